@@ -1,0 +1,104 @@
+"""Reading and writing the run directory: atomic, strict, and with errors that name the file.
+
+- Every write goes to a temporary file in the same directory, is synced, and is renamed over the target:
+  a reader or a crash sees the old content or the new one, never a torn one.
+- JSON is strict: a non-finite number is an error here; callers store it as a marked string (`number_to_json`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from seatrial.model.errors import UserError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` atomically, making the parent directory if it is absent."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` atomically; an OSError becomes a UserError that names the path."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise UserError(f"{path}: cannot write: {error.strerror or error}", "free space, or make the directory writable") from error
+
+
+def _sync_directory(path: Path) -> None:
+    """Make a rename durable; some filesystems refuse to sync a directory, which is no reason to fail."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def number_to_json(value: float) -> float | str:
+    """A number as strict JSON: NaN and infinities become marked strings."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a model or plain data as indented strict JSON."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_text(path: Path) -> str:
+    """Read UTF-8 text (undecodable bytes are kept visible), or raise a UserError that names the file."""
+    try:
+        return path.read_text(encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise UserError(f"{path}: cannot read: {error.strerror or error}", "check the path and its permissions") from error
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON, or raise a UserError with file, line and column."""
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        where = f"{path}:{error.lineno}:{error.colno}"
+        raise UserError(f"{where}: not valid JSON: {error.msg}", "the file is torn or was edited; restore it") from error
+
+
+def read_model(path: Path, kind: type[M]) -> M:
+    """Read a stored record and validate it; the error names the file and the key."""
+    data = read_json(path)
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "(top level)"
+        raise UserError(f"{path}: {key}: {first['msg']}", "the file was written by another version or edited") from error

@@ -1,0 +1,79 @@
+"""What the conductor needs to know of a loop. Each folder under `loops/` provides one object of this shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from seatrial.model.knowledge import Level, Milestone, Signature
+from seatrial.model.record import CheckResult, Finding, RepoState
+from seatrial.model.series import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One process of a level, run to its end before the next."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables set on top of the caller's environment."""
+    steps: int | None = None
+    """Training steps this phase is to reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What is fixed for a whole trial."""
+
+    run_dir: Path
+    python: Path
+    """Interpreter of the loop's environment."""
+    model: str
+    """A path, or the name of a model the loop makes itself."""
+    changes: tuple[RepoState, ...] = ()
+    arguments: tuple[str, ...] = ()
+    """Loop arguments passed on verbatim."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Loop options from the configuration."""
+
+    def import_path(self) -> tuple[str, ...]:
+        """Checkouts under test, in the order in which they shadow installed packages."""
+        return tuple(r.import_root for r in self.changes if r.import_root)
+
+
+class Loop(Protocol):
+    """An RL training framework that Seatrial drives from outside."""
+
+    name: str
+    title: str
+    default_model: str
+
+    def levels(self) -> tuple[Level, ...]:
+        """The coverage ladder, by number."""
+
+    def milestones(self) -> tuple[Milestone, ...]:
+        """In the order in which a healthy run reaches them."""
+
+    def signatures(self) -> tuple[Signature, ...]:
+        """Known failures of this loop; the general ones are added by triage."""
+
+    def lock(self) -> Path:
+        """The pinned requirements of the environment that `seatrial env build` makes."""
+
+    def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
+        """The processes of one level, writing below `directory`."""
+
+    def findings(self, context: Context) -> tuple[Finding, ...]:
+        """Preflight findings that only this loop can make."""
+
+    def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
+        """Metric files of a level directory, by tag prefix ("" for none)."""
+
+    def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
+        """What the probes proved: checks over facts that are not metrics (weights, imports, resumes)."""
+
+    def vacuous(self, level: Level, directory: Path, metrics: Metrics) -> str | None:
+        """Why this run could not have shown anything, or None."""

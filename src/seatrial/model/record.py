@@ -1,0 +1,251 @@
+"""What a trial plans, measures and concludes, as it is stored in the run directory.
+
+These types are the schema of trial.json, checks.json, result.json and report.json: unknown keys are refused,
+instances are frozen, and the JSON Schema that ships with Seatrial is generated from them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from seatrial.model.verdict import Boundary, Verdict
+
+SCHEMA_VERSION = 1
+
+
+class Record(BaseModel):
+    """Base of everything that is stored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CheckResult(Record):
+    """One assertion with what it measured."""
+
+    name: str
+    """The expression as written, or the name of a proof."""
+    kind: Literal["expression", "proof"] = "expression"
+    passed: bool
+    value: float | str | None = None
+    """The measured value; non-finite numbers are stored as the strings "NaN", "Infinity", "-Infinity"."""
+    threshold: str = ""
+    """What the value is compared with, for example `< 1.05`."""
+    steps: tuple[int, ...] = ()
+    """Steps whose points were used."""
+    missing: tuple[int, ...] = ()
+    """Steps that should have had a finite point and did not."""
+    message: str = ""
+    boundary: Boundary = Boundary.METRICS
+    """Where a miss of this check points to."""
+
+
+class Finding(Record):
+    """One result of the preflight."""
+
+    name: str
+    ok: bool
+    boundary: Boundary = Boundary.ENVIRONMENT
+    message: str
+    fix: str = ""
+    """The command or edit that fixes it."""
+
+
+class SubmoduleState(Record):
+    """One submodule of a repository under test."""
+
+    path: str
+    commit: str
+    state: Literal["clean", "uninitialised", "other-commit", "conflict"]
+
+
+class RepoState(Record):
+    """The exact state of one repository of the change."""
+
+    name: str
+    path: str
+    commit: str
+    branch: str | None
+    """None when HEAD is detached."""
+    dirty: tuple[str, ...] = ()
+    """Changed, staged and untracked paths, relative to the repository."""
+    submodules: tuple[SubmoduleState, ...] = ()
+    packages: tuple[str, ...] = ()
+    """Python packages that this checkout provides and whose import is proven."""
+    import_root: str | None = None
+    """The directory that goes first on the import path (the checkout itself or its src)."""
+    origin: str | None = None
+    patch: str | None = None
+    """Name of the file with the full patch beside this record; None when clean."""
+
+
+class ImportProof(Record):
+    """From which file one process kind imported one package."""
+
+    process: str
+    """The process kind: `driver`, `generator`, `rank1`, …"""
+    package: str
+    file: str | None
+    """The file that was imported; None when it cannot be imported."""
+    version: str | None = None
+    expected: str | None = None
+    """The checkout it must come from; None when the package is not under test."""
+    ok: bool
+    method: Literal["imported", "found"] = "imported"
+    """`imported`: read from the module after a real import; `found`: located without importing it."""
+
+
+class Cost(Record):
+    """What a level is expected to take."""
+
+    minutes: float
+    cpu_seconds: float = 0
+    gpus: int = 0
+    disk_mb: int = 0
+    memory_mb: int = 0
+
+
+class PlannedLevel(Record):
+    """One level of a plan and why it is in it."""
+
+    number: int
+    name: str
+    title: str
+    reasons: tuple[str, ...]
+    cost: Cost
+    skip: str | None = None
+    """Why the level will not be run, when that is known beforehand."""
+
+
+class Plan(Record):
+    """What would run and why."""
+
+    loop: str
+    levels: tuple[PlannedLevel, ...]
+    model: str
+    changes: tuple[RepoState, ...] = ()
+    unmatched: tuple[str, ...] = ()
+    """Changed paths that no level names; they fan out to the default levels."""
+    arguments: tuple[str, ...] = ()
+    """Loop arguments passed on verbatim."""
+
+
+class Diagnosis(Record):
+    """What triage concluded from a log."""
+
+    boundary: Boundary | None = None
+    verdict: Verdict | None = None
+    """The verdict that the log alone supports; None when it shows no failure."""
+    cause: str = ""
+    """The first cause: one line."""
+    file: str | None = None
+    line: int | None = None
+    """1-based line number of the decisive line, counting newline characters only."""
+    excerpt: tuple[str, ...] = ()
+    signature: str | None = None
+    """Id of the known failure that matched."""
+    advice: str = ""
+    milestone: str | None = None
+    """The last milestone reached."""
+    noise: tuple[str, ...] = ()
+    """Harmless lines worth mentioning."""
+
+
+class PhaseOutcome(Record):
+    """How one process of a level ended."""
+
+    name: str
+    exit_code: int | None
+    """None when it was ended by Seatrial."""
+    ended: Literal["exited", "deadline", "stalled", "interrupted", "lost"]
+    seconds: float
+    cpu_seconds: float = 0
+    signal: int | None = None
+
+
+class LevelResult(Record):
+    """The judged outcome of one level."""
+
+    number: int
+    name: str
+    title: str
+    verdict: Verdict
+    reason: str
+    """One sentence: why this verdict."""
+    boundary: Boundary | None = None
+    vacuous: bool = False
+    checks: tuple[CheckResult, ...] = ()
+    diagnosis: Diagnosis | None = None
+    phases: tuple[PhaseOutcome, ...] = ()
+    steps_reached: int | None = None
+    steps_expected: int | None = None
+    proves: str = ""
+    limitations: tuple[str, ...] = ()
+    follow_ups: tuple[str, ...] = ()
+    key_lines: tuple[str, ...] = ()
+    directory: str = ""
+    """Relative to the run directory."""
+    seconds: float = 0
+    cpu_seconds: float = 0
+
+
+class Deliverable(Record):
+    """One line of the summary: what was asked for and what proves it."""
+
+    name: str
+    verdict: Verdict | Literal["Not requested"]
+    proof: str
+
+
+class EnvironmentRecord(Record):
+    """The interpreter and packages that a loop runs in."""
+
+    python: str
+    """Path of the interpreter."""
+    python_version: str
+    packages: dict[str, str]
+    lock: str | None = None
+    """Hash of the lock file the environment was built from; None for a user's own environment."""
+    fingerprint: str
+    """Hash over interpreter version and packages; `resume` refuses another one."""
+    platform: str = ""
+    cpu_count: int = 0
+    gpus: tuple[str, ...] = ()
+
+
+class Trial(Record):
+    """trial.json: the plan, where it stands and what it concluded."""
+
+    schema_version: int = Field(default=SCHEMA_VERSION)
+    id: str
+    seatrial: str
+    created: str
+    """UTC, ISO 8601."""
+    plan: Plan
+    command: tuple[str, ...]
+    """How Seatrial was called, redacted."""
+    status: Literal["planned", "running", "done"]
+    ended: str | None = None
+    verdict: Verdict | None = None
+    reason: str = ""
+    findings: tuple[Finding, ...] = ()
+    imports: tuple[ImportProof, ...] = ()
+    environment: EnvironmentRecord | None = None
+    levels: tuple[LevelResult, ...] = ()
+
+
+class Report(Record):
+    """report.json: the trial with its deliverables, for machines."""
+
+    schema_version: int = Field(default=SCHEMA_VERSION)
+    result: Verdict
+    answer: str
+    """Did the requested deliverables pass? One sentence."""
+    requested_coverage: str
+    model: str
+    deliverables: tuple[Deliverable, ...]
+    evidence: tuple[str, ...]
+    limitations: tuple[str, ...]
+    follow_ups: tuple[str, ...]
+    trial: Trial

@@ -1,0 +1,76 @@
+"""Metric series, and the damage found while reading them.
+
+- `Series` holds the points of one metric, one value per step, sorted by step. NaN and infinities are kept.
+- `Damage` is something that a reader could not read. It is part of the result: a reader never drops bytes silently.
+- `Overlap` says that a step was written more than once (a resumed run); the last writer wins and the count is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+Scalar = float | int | str | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes or rows that could not be read: where, how many, and why."""
+
+    path: str
+    where: str
+    """Human-readable position, for example `offset 1024` or `line 17`."""
+    count: int
+    """How many records (or rows) are lost at least; 0 when unknown."""
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.where}: {self.what} ({self.count or 'unknown number of'} lost)"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Steps of one tag that were written more than once with different values."""
+
+    tag: str
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric over steps."""
+
+    tag: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def non_finite(self) -> tuple[int, ...]:
+        """Steps whose value is NaN or infinite."""
+        return tuple(s for s, v in zip(self.steps, self.values, strict=True) if not math.isfinite(v))
+
+    def get(self, step: int) -> float | None:
+        """The value at `step`, or None."""
+        try:
+            return self.values[self.steps.index(step)]
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Everything that readers found in the files of one run."""
+
+    series: dict[str, Series] = field(default_factory=dict)
+    scalars: dict[str, Scalar] = field(default_factory=dict)
+    """Top-level values without steps, as some metrics.json files hold."""
+    damage: tuple[Damage, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
+    sources: tuple[str, ...] = ()
+    """Files that were read."""
+
+    def last_step(self) -> int | None:
+        """The highest step of any series."""
+        return max((s.steps[-1] for s in self.series.values() if s.steps), default=None)
