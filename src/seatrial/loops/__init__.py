@@ -1,0 +1,29 @@
+"""The loops that Seatrial drives. Adding one is adding a folder here with a `loop.py` that defines `LOOP`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seatrial.model.loop import Loop
+
+HERE = Path(__file__).parent
+
+
+def names() -> tuple[str, ...]:
+    """All loops, by their names on the command line."""
+    return tuple(sorted(path.parent.name.replace("_", "-") for path in HERE.glob("*/loop.py")))
+
+
+def get_loop(name: str) -> Loop:
+    """The loop of this name; an unknown one is an error that lists the known ones."""
+    if name not in names():
+        from seatrial.model.errors import UserError
+
+        close = difflib.get_close_matches(name, names(), n=1)
+        raise UserError(f"unknown loop {name!r}; known: {', '.join(names())}", f"use {close[0] if close else names()[0]!r}")
+    loop: Loop = importlib.import_module(f"seatrial.loops.{name.replace('-', '_')}.loop").LOOP
+    return loop

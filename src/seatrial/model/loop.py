@@ -22,6 +22,8 @@ class Phase:
     """Variables set on top of the caller's environment."""
     steps: int | None = None
     """Training steps this phase is to reach."""
+    processes: tuple[str, ...] = ("driver",)
+    """Process kinds that must each prove their imports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +77,17 @@ class Loop(Protocol):
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
         """What the probes proved: checks over facts that are not metrics (weights, imports, resumes)."""
 
-    def vacuous(self, level: Level, directory: Path, metrics: Metrics) -> str | None:
+    def read_console(self, log: Path) -> Metrics:
+        """Metrics that the loop prints on its console: the source of last resort when a log is all there is."""
+
+    def steps_reached(self, metrics: Metrics) -> int | None:
+        """The step that every training run in these metrics reached."""
+
+    def vacuous(self, metrics: Metrics) -> str | None:
         """Why this run could not have shown anything, or None."""
+
+    def faults(self) -> dict[str, str]:
+        """Known bugs that can be injected, with what they do."""
+
+    def instruments(self) -> tuple[Path, ...]:
+        """Packages of this loop that run inside its interpreter and are staged into the run directory."""

@@ -1,0 +1,1 @@
+"""What a log tells: milestones reached, first cause, boundary, verdict, advice."""

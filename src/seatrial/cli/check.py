@@ -1,0 +1,68 @@
+"""`seatrial check`: checks over metrics that are already there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from seatrial.model.record import CheckResult
+    from seatrial.model.series import Metrics
+
+
+def check(
+    metrics: Annotated[Path, typer.Argument(help="A metrics file, or a directory to search for event files, JSONL and metrics.json.")],
+    expressions: Annotated[list[str], typer.Argument(help="""Checks, for example 'max(data["train/loss"]) < 1.05'.""")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Judge checks over metrics: exit 0 if all pass, 1 if one misses, 2 if one is not a check.
+
+    Metrics that are damaged cannot pass: torn lines and corrupt records are printed and count as a miss.
+    """
+    from seatrial.metrics.checks import evaluate, undamaged
+    from seatrial.metrics.grammar import parse
+    from seatrial.metrics.read import read_metrics
+    from seatrial.model.verdict import ExitCode
+
+    for expression in expressions:
+        parse(expression)  # a wrong expression is told before large files are read
+    found = read_metrics([metrics])
+    results = [evaluate(expression, found) for expression in expressions]
+    if found.damage:
+        results.append(undamaged(found))
+    if as_json:
+        _print_json(results, found)
+    else:
+        _print_table(results)
+    raise typer.Exit(ExitCode.PASS if all(result.passed for result in results) else ExitCode.FAIL)
+
+
+def _print_json(results: list[CheckResult], found: Metrics) -> None:
+    content = {
+        "passed": all(result.passed for result in results),
+        "checks": [result.model_dump(mode="json") for result in results],
+        "damage": [str(damage) for damage in found.damage],
+        "overlaps": {overlap.tag: overlap.steps for overlap in found.overlaps},
+        "sources": found.sources,
+    }
+    typer.echo(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _print_table(results: list[CheckResult]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="Checks")
+    for column in ("Status", "Check", "Value", "Message"):
+        table.add_column(column, overflow="fold")
+    for result in results:
+        status = Text("Pass", style="green") if result.passed else Text("Fail", style="bold red")
+        value = f"{result.value:.6g}" if isinstance(result.value, float) else str(result.value if result.value is not None else "-")
+        table.add_row(status, Text(result.name), Text(value), Text(result.message))
+    # A log file has no width; a narrow default would tear expressions apart.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)

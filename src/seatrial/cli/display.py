@@ -1,0 +1,97 @@
+"""Showing a trial as it runs: a live line on a terminal, plain lines in a pipe, JSON lines for machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+
+from seatrial.model.record import Record
+from seatrial.trial.progress import Ended, Event, Found, Judged, Planned, Running, Stage
+
+PLAIN_SECONDS = 10.0
+COLOURS = {"Pass": "green", "Fail": "red", "Blocked": "yellow", "Skipped": "cyan"}
+
+
+def running_text(event: Running) -> str:
+    """One line about a running level."""
+    parts = [f"level {event.level} {event.title}"]
+    if event.phase != "run":
+        parts.append(event.phase)
+    if event.step is not None:
+        parts.append(f"step {event.step}" + (f" of {event.steps}" if event.steps else ""))
+    if event.reward is not None:
+        parts.append(f"reward {event.reward:.3f}")
+    return " · ".join([*parts, f"{event.seconds:.0f} s"])
+
+
+class Text:
+    """For people. On a terminal the running level is one line that changes; elsewhere a line now and then."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.status: Status | None = self.console.status("") if self.console.is_terminal else None
+        self.said = 0.0
+        self.started = time.monotonic()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        if isinstance(event, Running):
+            self._running(event)
+            return
+        if self.status is not None and not isinstance(event, Stage):
+            self.status.stop()
+        if isinstance(event, Planned):
+            levels = ", ".join(f"{level.number} {level.title}" for level in event.plan.levels)
+            self.console.print(f"seatrial: levels {levels}\nseatrial: {event.directory}", markup=False)
+        elif isinstance(event, Stage):
+            self._stage(event)
+        elif isinstance(event, Found) and not event.finding.ok:
+            self.console.print(f"[yellow]blocked[/] {event.finding.name}: ", end="")
+            self.console.print(f"{event.finding.message}\n  fix: {event.finding.fix}", markup=False)
+        elif isinstance(event, Judged):
+            result = event.result
+            self.console.print(f"[bold {COLOURS[result.verdict]}]{result.verdict}[/] level {result.number} {result.title}: ", end="")
+            self.console.print(f"{result.reason} ({result.seconds:.0f} s)", markup=False)
+        elif isinstance(event, Ended):
+            self.said = 0.0
+
+    def _stage(self, event: Stage) -> None:
+        text = f"{event.name}{': ' + event.detail if event.detail else ''}"
+        if self.status is not None:
+            self.status.update(text)
+            self.status.start()
+        else:
+            self.console.print(f"seatrial: {text}", markup=False)
+
+    def _running(self, event: Running) -> None:
+        text = running_text(event)
+        if self.status is not None:
+            self.status.update(text)
+            self.status.start()
+        elif time.monotonic() - self.said > PLAIN_SECONDS:
+            self.said = time.monotonic()
+            self.console.print(f"seatrial: {text}", markup=False)
+
+
+class JsonLines:
+    """For machines: one object per event on standard output."""
+
+    def __call__(self, event: Event) -> None:
+        """Print one event."""
+        if isinstance(event, Running) and event.seconds % 5 > 0.6:
+            return
+        row = {"event": type(event).__name__.lower()} | {
+            field.name: _plain(getattr(event, field.name)) for field in dataclasses.fields(event)
+        }
+        sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, Record) else value

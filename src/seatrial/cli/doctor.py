@@ -1,0 +1,78 @@
+"""`seatrial doctor`: the preflight alone."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seatrial.cli import request
+
+if TYPE_CHECKING:
+    from seatrial.model.record import Finding
+
+
+def doctor(
+    loop: request.LoopName = None,
+    level: request.Levels = None,
+    model: request.Model = None,
+    change: request.Change = None,
+    python: request.Python = None,
+    settings: request.Set = None,
+    config: request.ConfigFile = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Is this machine ready for a trial? Each finding that is not ok has the command that fixes it. Runs no training."""
+    import json as encoder
+
+    from seatrial.launch.environments import Environments
+    from seatrial.model.errors import BlockedError
+    from seatrial.model.loop import Context
+    from seatrial.model.record import Finding
+    from seatrial.model.verdict import ExitCode
+    from seatrial.trial.interpreter import find_interpreter
+    from seatrial.trial.preflight import preflight
+
+    loaded = request.load_config(config, settings, loop, level, model, change, python=python)
+    asked = request.ask(loaded, auto=False)
+    own = Path(loaded.config.environment.python) if loaded.config.environment.python else None
+    findings: tuple[Finding, ...]
+    interpreter = None
+    try:
+        interpreter = find_interpreter(asked.loop, own, typer.echo, build=False)
+        findings = interpreter.findings if own else Environments().check(asked.loop.name, asked.loop.lock())
+    except BlockedError as error:
+        findings = (Finding(name="environment", ok=False, boundary=error.boundary, message=error.message, fix=error.fix),)
+    place = Path(loaded.config.run.trials).absolute()
+    while not place.is_dir():
+        place = place.parent
+    context = Context(
+        run_dir=place, python=interpreter.python if interpreter else Path("python3"), model=asked.plan.model, changes=asked.plan.changes
+    )
+    findings = (*findings, _writable(place))
+    if interpreter:
+        findings = (*findings, *preflight(asked.loop, asked.plan, context, os.environ))
+    if json:
+        typer.echo(encoder.dumps([finding.model_dump(mode="json") for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            typer.echo(
+                f"{'ok     ' if finding.ok else 'BLOCKED'} {finding.name}: {finding.message}"
+                + (f"\n        fix: {finding.fix}" if finding.fix else "")
+            )
+    raise typer.Exit(ExitCode.PASS if all(finding.ok for finding in findings) else ExitCode.BLOCKED)
+
+
+def _writable(place: Path) -> Finding:
+    """Run directories can be made there."""
+    from seatrial.model.record import Finding
+
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        return Finding(name="run directory", ok=False, message=f"{place}: {error.strerror}", fix="set run.trials to a writable directory")
+    return Finding(name="run directory", ok=True, message=f"{place} is writable")

@@ -1,0 +1,118 @@
+"""`seatrial env`: build, list, check and remove the environments that loops run in.
+
+- Output is a table on a terminal and plain tab-separated lines elsewhere; `--json` prints one JSON document.
+- `check` exits with 0 when the environment is ready and with 99 (Blocked) when it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Build, list, check and remove the environments that loops run in.", no_args_is_help=True)
+
+LoopName = Annotated[str, typer.Argument(metavar="LOOP", help="The loop whose environment is meant.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def build(
+    loop: LoopName,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the environment and its layer anew, even if they are complete.")] = False,
+    minutes: Annotated[float, typer.Option("--deadline", metavar="MINUTES", min=0.1, help="Give up after this many minutes.")] = 30,
+    as_json: Json = False,
+) -> None:
+    """Build the environment of a loop from its lock; does nothing when it is there already."""
+    from seatrial.launch.environments import Environments
+    from seatrial.launch.interrupt import Interruptible
+    from seatrial.loops import get_loop
+
+    lock = get_loop(loop).lock()
+    with Interruptible():
+        environment = Environments().build(loop, lock, lambda line: typer.echo(line, err=True), rebuild=rebuild, deadline_s=minutes * 60)
+    if as_json:
+        _print_json({"name": loop, "hash": environment.lock_hash, "path": str(environment.path), "python": str(environment.python)})
+    else:
+        typer.echo(f"{loop}: ready: {environment.python}")
+
+
+@app.command("list")
+def list_(as_json: Json = False) -> None:
+    """List every environment and layer in the cache, with its size and when it was last used."""
+    from seatrial.launch.environments import Environments
+
+    environments = Environments()
+    found = environments.list()
+    if as_json:
+        keys = ("name", "kind", "hash", "size_mb", "complete", "python_version", "built", "used")
+        _print_json([{**{key: getattr(entry, key) for key in keys}, "path": str(entry.path)} for entry in found])
+        return
+    rows = [
+        (
+            entry.name,
+            "layer" if entry.kind == "layers" else "environment",
+            entry.hash,
+            "complete" if entry.complete else "broken",
+            f"{entry.size_mb} MB",
+            entry.python_version or "-",
+            entry.built or "-",
+            entry.used or "-",
+        )
+        for entry in found
+    ]
+    _print_table(("name", "kind", "hash", "state", "size", "python", "built", "last used"), rows)
+    if not found:
+        typer.echo(f"{environments.root}: no environments", err=True)
+
+
+@app.command()
+def check(loop: LoopName, as_json: Json = False) -> None:
+    """Check that a loop's environment is there, complete, runs, and holds exactly the locked versions."""
+    from seatrial.launch.environments import Environments
+    from seatrial.loops import get_loop
+    from seatrial.model.verdict import ExitCode
+
+    findings = Environments().check(loop, get_loop(loop).lock())
+    if as_json:
+        _print_json([finding.model_dump(mode="json") for finding in findings])
+    else:
+        _print_table(("check", "", "what was found"), [(f.name, "ok" if f.ok else "not ok", f.message) for f in findings])
+        for finding in findings:
+            if not finding.ok:
+                typer.echo(f"fix: {finding.fix}")
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(ExitCode.BLOCKED)
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(metavar="LOOP", help="The environment to remove, as `seatrial env list` names it.")],
+) -> None:
+    """Remove every environment of a loop, and layers that no environment needs any more."""
+    from seatrial.launch.environments import Environments
+
+    for path in Environments().remove(name):
+        typer.echo(f"removed {path}")
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    if not sys.stdout.isatty():
+        for row in rows:
+            typer.echo("\t".join(row))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)

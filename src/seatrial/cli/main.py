@@ -1,0 +1,122 @@
+"""The command line: a table of commands that are imported only when they are called.
+
+Errors that a user can fix are printed without a traceback and end with exit code 2; a defect of Seatrial ends with 3.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Run levels of a loop on a change, to a verdict and a report."),
+    "plan": ("plan", "Say what would run, why, and what it would cost; runs nothing."),
+    "resume": ("resume", "Finish a trial that was killed, interrupted or blocked."),
+    "report": ("report", "Print the summary of a trial; rebuild its reports."),
+    "judge": ("judge", "Judge the files that any run left, without running anything."),
+    "doctor": ("doctor", "Preflight alone: is this machine ready for a trial?"),
+    "env": ("env", "Build, list, check and remove the environments of loops."),
+    "check": ("check", "Check expressions against metrics."),
+    "metrics": ("metrics", "Dump or show the metrics in a log directory."),
+    "config": ("config", "Show the configuration and where each value came from."),
+}
+
+PASS_ON = ("run", "plan", "doctor")
+"""Commands that pass what stands after `--` on to the loop."""
+
+
+class Lazy(TyperGroup):
+    """Lists commands from the table and imports one only when it is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Import the module of a command; help of the whole program needs none of them."""
+        if name not in COMMANDS:
+            return None
+        if ctx.resilient_parsing or getattr(self, "listing", False):
+            return TyperCommand(name=name, help=COMMANDS[name][1])
+        module = importlib.import_module(f"seatrial.cli.{COMMANDS[name][0]}")
+        app = getattr(module, "app", None)
+        if app is None:
+            app = typer.Typer(rich_markup_mode=None, add_completion=False)
+            app.command(name)(getattr(module, name))
+        found = typer.main.get_command(app)
+        found.name, found.help = name, found.help or COMMANDS[name][1]
+        return found
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands, from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+app = typer.Typer(cls=Lazy, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from seatrial import __version__
+
+        typer.echo(f"seatrial {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=False)
+def seatrial(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
+    """Seatrial proves that a change survives real RL post-training, and says where it breaks when it does not.
+
+    Start with `seatrial run`. Exit codes: 0 Pass, 1 Fail, 77 Skipped, 99 Blocked, 2 usage, 3 internal error, 130 interrupted.
+    """
+
+
+def split_arguments(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Loop arguments stand after `--` and are never read as ours."""
+    if words[:1] and words[0] in PASS_ON and "--" in words:
+        place = words.index("--")
+        return words[:place], tuple(words[place + 1 :])
+    return words, ()
+
+
+def run() -> None:
+    """Entry point."""
+    from seatrial.model.errors import BlockedError, UserError
+    from seatrial.model.verdict import ExitCode
+
+    words, passed_on = split_arguments(sys.argv[1:])
+    try:
+        app(words, obj=passed_on)
+    except UserError as error:
+        typer.echo(f"seatrial: {error.message}", err=True)
+        if error.fix:
+            typer.echo(f"  fix: {error.fix}", err=True)
+        sys.exit(ExitCode.USAGE)
+    except BlockedError as error:
+        typer.echo(f"seatrial: Blocked ({error.boundary}): {error.message}", err=True)
+        if error.fix:
+            typer.echo(f"  fix: {error.fix}", err=True)
+        sys.exit(ExitCode.BLOCKED)
+    except KeyboardInterrupt:
+        typer.echo("seatrial: interrupted", err=True)
+        sys.exit(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output went away; nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.INTERNAL)
+    except Exception as error:  # noqa: BLE001 - the last line of defence gives defects their own exit code
+        import traceback
+
+        traceback.print_exc()
+        typer.echo(f"seatrial: internal error: {error}\n  please report it with the lines above", err=True)
+        sys.exit(ExitCode.INTERNAL)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,108 @@
+"""From flags to a plan: shared by `run`, `plan` and `doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from seatrial.config import Loaded
+    from seatrial.model.loop import Loop
+    from seatrial.model.record import Plan
+    from seatrial.trial.plan import Diff
+
+LoopName = Annotated[str | None, typer.Argument(metavar="[LOOP]", help="The loop to drive; trl unless seatrial.toml says otherwise.")]
+Levels = Annotated[
+    str | None, typer.Option("--level", "--levels", "-l", help="Levels, such as 0,1,6 or 0-2 or all. Default: the loop's own.")
+]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="A local model directory. Default: a tiny model, made locally.")]
+Change = Annotated[
+    list[str] | None, typer.Option("--change", "-c", metavar="[NAME=]PATH", help="A checkout under test; repeat for several.")
+]
+Auto = Annotated[bool, typer.Option("--auto", help="Choose the levels from the diff of the changes.")]
+Base = Annotated[str | None, typer.Option("--base", help="Revision that the changes are compared with (for --auto).")]
+Python = Annotated[Path | None, typer.Option("--python", help="Interpreter of your own environment for the loop.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration value, such as limits.stall_minutes=2.")
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration file. Default: the nearest seatrial.toml.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the flags and the configuration ask for."""
+
+    loop: Loop
+    plan: Plan
+    diffs: tuple[Diff, ...]
+    loaded: Loaded
+
+
+def load_config(
+    file: Path | None,
+    settings: Sequence[str] | None,
+    loop: str | None = None,
+    levels: str | None = None,
+    model: str | None = None,
+    changes: Sequence[str] | None = None,
+    base: str | None = None,
+    python: Path | None = None,
+    arguments: Sequence[str] = (),
+) -> Loaded:
+    """The configuration with the flags on top."""
+    from seatrial.config import find_file, load
+    from seatrial.model.errors import UserError
+
+    if file is not None and not file.is_file():
+        raise UserError(f"{file}: no such configuration file", "name an existing file with --config, or leave it out")
+    flags = {
+        "run.loop": loop,
+        "run.levels": levels,
+        "run.model": model,
+        "run.arguments": list(arguments) or None,
+        "change.paths": list(changes) if changes else None,
+        "change.base": base,
+        "environment.python": str(python) if python else None,
+    }
+    return load(file or find_file(Path.cwd()), settings or (), flags)
+
+
+def ask(loaded: Loaded, auto: bool) -> Asked:
+    """Read the changes and choose the levels."""
+    from seatrial.evidence.changes import changed_lines, read_changes
+    from seatrial.evidence.repos import repo_states
+    from seatrial.loops import get_loop
+    from seatrial.model.errors import UserError
+    from seatrial.trial import plan as planning
+
+    config = loaded.config
+    loop = get_loop(config.run.loop)
+    states = repo_states([Path(text.partition("=")[2] or text) for text in config.change.paths])
+    states = tuple(
+        state.model_copy(update={"name": text.partition("=")[0]}) if "=" in text else state
+        for text, state in zip(config.change.paths, states, strict=True)
+    )
+    numbers = planning.parse_levels(config.run.levels, loop) if config.run.levels is not None else None
+    diffs: list[planning.Diff] = []
+    unmatched: tuple[str, ...] = ()
+    if auto:
+        if not states:
+            raise UserError("--auto needs a change to read", "name the checkout under test with --change PATH")
+        for state in states:
+            found = read_changes(Path(state.path), config.change.base)
+            paths = [name for item in found.paths for name in (item.path, item.old_path) if name]
+            lines = changed_lines(Path(state.path), config.change.base).lines
+            diffs.append(planning.Diff(state.name, f"{found.base[:12]}: {found.base_reason}", tuple(paths), lines))
+        levels, unmatched = planning.required(loop, diffs)
+        if numbers is not None:
+            extra = [level for level in planning.requested(loop, numbers) if level.number not in {item.number for item in levels}]
+            levels = tuple(sorted([*levels, *extra], key=lambda level: level.number))
+    else:
+        levels = planning.requested(loop, numbers)
+    model = str(Path(config.run.model).absolute()) if config.run.model and Path(config.run.model).exists() else config.run.model
+    plan = planning.make_plan(loop, levels, model, states, unmatched, tuple(config.run.arguments))
+    return Asked(loop, plan, tuple(diffs), loaded)

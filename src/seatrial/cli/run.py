@@ -1,0 +1,93 @@
+"""`seatrial run`: a trial from flags to a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seatrial.cli import request
+
+if TYPE_CHECKING:
+    from seatrial.model.record import Trial
+    from seatrial.trial.progress import Listener
+
+
+def run(
+    context: typer.Context,
+    loop: request.LoopName = None,
+    level: request.Levels = None,
+    model: request.Model = None,
+    change: request.Change = None,
+    auto: request.Auto = False,
+    base: request.Base = None,
+    python: request.Python = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory. Default: a new one below trials/.")] = None,
+    settings: request.Set = None,
+    config: request.ConfigFile = None,
+    fault: Annotated[str | None, typer.Option("--fault", help="Inject a known bug, to see the trial catch it; `list` names them.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per event, instead of text.")] = False,
+) -> None:
+    """Run levels of a loop on a change, to a verdict and a report.
+
+    Loop arguments stand after `--` and are passed on verbatim:
+    seatrial run trl --level 0 -- --learning_rate 1e-4
+    """
+    from seatrial.trial import conduct, rundir
+    from seatrial.trial.level import Limits
+
+    loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or ())
+    asked = request.ask(loaded, auto)
+    if fault is not None:
+        _require_fault(fault, asked.loop.faults())
+    settings_in_force = loaded.config
+    directory = rundir.named_directory(out) if out else rundir.new_directory(Path(settings_in_force.run.trials), asked.loop.name)
+    wanted = conduct.Request(
+        plan=asked.plan,
+        out=directory,
+        python=Path(settings_in_force.environment.python) if settings_in_force.environment.python else None,
+        limits=Limits(settings_in_force.limits.deadline_minutes, settings_in_force.limits.stall_minutes),
+        options={"fault": fault} if fault else {},
+        config={key: {"value": value, "origin": origin} for key, value, origin, _ in loaded.rows()},
+    )
+    close(conduct.start(wanted, listener(json)), directory, json)
+
+
+def listener(json: bool) -> Listener:
+    """How the trial is shown."""
+    from seatrial.cli import display
+
+    return display.JsonLines() if json else display.Text()
+
+
+def close(trial: Trial, directory: Path, json: bool) -> None:
+    """Print the summary, tell GitHub, and exit with the verdict."""
+    import os
+
+    from seatrial.files import read_model, read_text
+    from seatrial.model.record import Report
+    from seatrial.model.verdict import ExitCode, exit_code
+    from seatrial.report.github import publish
+
+    report = read_model(directory / "report.json", Report)
+    if not json:
+        typer.echo("\n" + read_text(directory / "summary.md"))
+        typer.echo(f"report: {directory / 'report.html'}")
+    for line in publish(report, os.environ):
+        typer.echo(line)
+    if trial.status == "running":
+        typer.echo(f"interrupted; finish it with: seatrial resume {directory}", err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    raise typer.Exit(exit_code(report.result))
+
+
+def _require_fault(fault: str, known: dict[str, str]) -> None:
+    """An unknown fault is an error; `list` prints the known ones."""
+    from seatrial.model.errors import UserError
+
+    if fault == "list":
+        typer.echo("\n".join(f"{name:20} {text}" for name, text in known.items()))
+        raise typer.Exit
+    if fault not in known:
+        raise UserError(f"unknown fault {fault!r}; known: {', '.join(known)}", "seatrial run --fault list")

@@ -1,0 +1,201 @@
+"""What a change touches: paths and lines between a base commit and the work tree.
+
+- The comparison starts at the merge base of the given base and HEAD and ends at the work tree, so uncommitted and
+  untracked work counts. Without a base one is chosen, and the reason is part of the answer.
+- A moved or dirty submodule is listed as its path and, where its old commit is known, with every changed path inside it.
+- Parsing is strict: output of git that cannot be read is an error, never an empty list. An empty list would plan nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from seatrial.evidence.git import DIFF, commit_of, fields, git, line, no_commits, text, top_level
+from seatrial.evidence.worktree import is_checkout, read_status, worktree
+from seatrial.model.errors import UserError
+
+PathStatus = Literal["A", "M", "D", "R", "T"]
+LINES_LIMIT = 16 * 1024 * 1024
+"""Bytes of diff that `changed_lines` reads at most."""
+
+_DEFAULTS = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
+_GITLINK = "160000"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedPath:
+    """One path that differs from the base."""
+
+    path: str
+    status: PathStatus
+    """Added (or untracked), modified, deleted, renamed, type changed."""
+    old_path: str | None = None
+    """Where a renamed file was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The paths of a change and what they were compared with."""
+
+    base: str
+    """The commit compared with; the empty tree when HEAD has no parent."""
+    base_reason: str
+    paths: tuple[ChangedPath, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedLines:
+    """The text of added and removed lines, without their mark."""
+
+    lines: tuple[str, ...]
+    complete: bool
+    """False when the diff is longer than the limit or files were too large to read: a word that is missing proves nothing."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One record of `git diff --raw`."""
+
+    change: ChangedPath
+    old_mode: str
+    old_commit: str
+    new_mode: str
+
+
+def read_changes(path: Path, base: str | None = None) -> Changes:
+    """Everything that differs between `base` (or a base chosen here) and the work tree of the checkout at `path`."""
+    root = top_level(path)
+    commit, reason = _base(root, base)
+    return Changes(base=commit, base_reason=reason, paths=tuple(_paths(root, commit)))
+
+
+def changed_paths(path: Path, base: str | None = None) -> tuple[ChangedPath, ...]:
+    """The paths of `read_changes`."""
+    return read_changes(path, base).paths
+
+
+def changed_lines(path: Path, base: str | None = None) -> ChangedLines:
+    """The added and removed lines of the change, for matching words; submodules included where their old commit is known."""
+    root = top_level(path)
+    commit, _ = _base(root, base)
+    lines: list[str] = []
+    left, complete = LINES_LIMIT, True
+    for piece, whole in _diffs(root, commit):
+        taken = piece[:left]
+        complete = complete and whole and len(taken) == len(piece)
+        left -= len(taken)
+        lines += _marked_lines(text(taken))
+    return ChangedLines(tuple(lines), complete)
+
+
+def _base(root: Path, base: str | None) -> tuple[str, str]:
+    """The commit to compare with, and why."""
+    head = commit_of(root, "HEAD")
+    if head is None:
+        raise no_commits(root)
+    if base is not None:
+        commit = commit_of(root, base)
+        if commit is None:
+            raise UserError(f"{root}: unknown base {base!r}", f"git -C {root} fetch origin, or name a commit or branch that exists")
+        fork = _merge_base(root, commit)
+        if fork is None:
+            message = f"{root}: base {base!r} and HEAD have no common commit"
+            raise UserError(message, f"fetch the whole history: git -C {root} fetch --unshallow origin")
+        return fork, f"the merge base of {base} and HEAD" if fork != commit else f"the given base {base}"
+    for candidate in _DEFAULTS:
+        commit = commit_of(root, candidate)
+        fork = _merge_base(root, commit) if commit else None
+        if fork and fork != head:
+            return fork, f"the merge base of {candidate} and HEAD"
+        if fork:
+            break  # HEAD is on the main branch
+    if read_status(root).dirty:
+        return head, "uncommitted work against HEAD"
+    parent = commit_of(root, "HEAD~1")
+    if parent:
+        return parent, "nothing is uncommitted and HEAD is on the main branch: the last commit"
+    return line(git(root, "hash-object", "-t", "tree", "--stdin")), "HEAD has no parent (first commit, or a shallow clone): every file"
+
+
+def _merge_base(root: Path, commit: str) -> str | None:
+    found = line(git(root, "merge-base", commit, "HEAD", ok=(0, 1)))
+    return found or None
+
+
+def _paths(root: Path, commit: str) -> Iterator[ChangedPath]:
+    entries, left_out = _raw(root, commit)
+    found = [entry.change for entry in entries] + [ChangedPath(path, "A") for path in left_out]
+    for submodule, old in _moved_submodules(root, entries):
+        for inner in _paths(root / submodule, old):
+            old_path = None if inner.old_path is None else f"{submodule}/{inner.old_path}"
+            found.append(ChangedPath(f"{submodule}/{inner.path}", inner.status, old_path))
+    yield from sorted(found, key=lambda change: change.path)
+
+
+def _raw(root: Path, commit: str) -> tuple[list[_Entry], tuple[str, ...]]:
+    """The records of the diff, and untracked paths that were not read."""
+    with worktree(root) as tree:
+        options = ("--raw", "-z", "-M", "--no-abbrev", "--ignore-submodules=none")
+        data = fields(git(root, *DIFF, *options, commit, "--", index=tree.index))
+    return list(_records(root, data)), tree.left_out
+
+
+def _records(root: Path, data: list[str]) -> Iterator[_Entry]:
+    """Parse `:<mode> <mode> <id> <id> <status>`, path, and for a rename the new path."""
+    rest = iter(data)
+    for head in rest:
+        columns = head.removeprefix(":").split(" ")
+        path = next(rest, "")
+        if not head.startswith(":") or len(columns) != 5 or not path:
+            raise _unparsable(root, head)
+        old_mode, new_mode, old_id, _, letter = columns
+        status: PathStatus | None = next((known for known in get_args(PathStatus) if letter[:1] == known), None)
+        if status is None or (len(letter) > 1) != (status == "R"):
+            raise _unparsable(root, head)
+        if status == "R":
+            new_path = next(rest, "")
+            if not new_path:
+                raise _unparsable(root, head)
+            yield _Entry(ChangedPath(new_path, status, path), old_mode, old_id, new_mode)
+        else:
+            yield _Entry(ChangedPath(path, status), old_mode, old_id, new_mode)
+
+
+def _moved_submodules(root: Path, entries: list[_Entry]) -> Iterator[tuple[str, str]]:
+    """Path and old commit of changed submodules whose insides can be compared."""
+    for entry in entries:
+        directory = root / entry.change.path
+        if entry.old_mode == entry.new_mode == _GITLINK and is_checkout(directory) and commit_of(directory, entry.old_commit):
+            yield entry.change.path, entry.old_commit
+
+
+def _diffs(root: Path, commit: str) -> Iterator[tuple[bytes, bool]]:
+    """The diff of the checkout and of its changed submodules, up to a little above the limit; and whether all was read."""
+    with worktree(root) as tree, tempfile.TemporaryFile() as sink:
+        options = ("--unified=0", "--no-renames", "--ignore-submodules=none")
+        git(root, *DIFF, *options, commit, "--", index=tree.index, into=sink)
+        sink.seek(0)
+        yield sink.read(LINES_LIMIT + 1), not tree.left_out
+    for submodule, old in _moved_submodules(root, _raw(root, commit)[0]):
+        yield from _diffs(root / submodule, old)
+
+
+def _marked_lines(diff: str) -> Iterator[str]:
+    """Added and removed lines; `---` and `+++` in front of the first hunk name files and are none."""
+    in_hunk = False
+    for row in diff.split("\n"):
+        if row.startswith(("diff --git ", "@@ ")):
+            in_hunk = row.startswith("@@ ")
+        elif in_hunk and row.startswith(("+", "-")):
+            yield row[1:]
+
+
+def _unparsable(root: Path, record: str) -> UserError:
+    return UserError(f"{root}: cannot parse what `git diff --raw` printed: {record!r}", "update git (2.30 or newer), or report this line")

@@ -1,0 +1,84 @@
+"""Import proofs: every process kind of a loop shows from which file it imported the packages under test.
+
+- Proofs are written by the probe `probes/provenance.py` inside each process, one JSON row per package.
+- `judge_imports` does not trust the rows' own judgement; it compares the files with the checkouts again.
+- What was not reported is a problem: silence proves nothing. A located but not imported package proves nothing either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from seatrial.files import read_text
+from seatrial.model.errors import UserError
+from seatrial.model.record import ImportProof, RepoState
+
+
+def read_imports(path: Path) -> tuple[ImportProof, ...]:
+    """The proofs in an imports.jsonl; none when no process got as far as writing it. A torn row is an error."""
+    if not path.exists():
+        return ()
+    rows = read_text(path).split("\n")
+    if rows[-1]:
+        raise _torn(path, len(rows), "the last row has no end")
+    proofs = []
+    for number, row in enumerate(rows[:-1], 1):
+        try:
+            proofs.append(ImportProof.model_validate(json.loads(row)))
+        except json.JSONDecodeError as error:
+            raise _torn(path, number, f"not valid JSON: {error.msg}") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise _torn(path, number, f"{'.'.join(map(str, first['loc'])) or 'row'}: {first['msg']}") from error
+    return tuple(proofs)
+
+
+def judge_imports(proofs: Sequence[ImportProof], repos: Sequence[RepoState], processes_expected: Iterable[str]) -> tuple[str, ...]:
+    """Why the imports are not proven, one sentence each; nothing when every process runs the checkouts under test."""
+    proofs = [proof for proof in proofs if proof.method == "imported"]
+    roots = {package: repo.import_root or repo.path for repo in repos for package in repo.packages}
+    problems: list[str] = []
+    for process in sorted({*processes_expected, *(proof.process for proof in proofs)}):
+        reported = [proof for proof in proofs if proof.process == process]
+        if not reported:
+            problems.append(f"{process}: never reported what it imported")
+            continue
+        problems += _judge_process(process, reported, roots)
+    return tuple(dict.fromkeys(problems))
+
+
+def comes_from(file: str, package: str, root: str) -> bool:
+    """Whether `file` is `package` as the checkout at `root` provides it, links resolved.
+
+    Lying somewhere below the checkout is not enough: an environment inside it holds installed copies.
+    """
+    real = Path(file).resolve()
+    for base in (Path(root), Path(root, "src")):
+        place = base.joinpath(*package.split(".")).resolve()
+        if real == place or place in real.parents or (real.parent == place.parent and real.name.startswith(f"{place.name}.")):
+            return True
+    return False
+
+
+def _judge_process(process: str, reported: list[ImportProof], roots: dict[str, str]) -> Iterator[str]:
+    for package in sorted(roots):
+        if not any(proof.package == package for proof in reported):
+            yield f"{process}: did not report {package}, which is under test"
+    for proof in reported:
+        expected = roots.get(proof.package, proof.expected)
+        if expected is None:
+            continue
+        if proof.file is None:
+            yield f"{process}: could not import {proof.package}, expected from {expected}"
+        elif not comes_from(proof.file, proof.package, expected):
+            yield f"{process}: imported {proof.package} from {proof.file}, expected from {expected}"
+        elif not proof.ok:
+            yield f"{process}: reported {proof.package} from {proof.file} as not proven"
+
+
+def _torn(path: Path, number: int, what: str) -> UserError:
+    return UserError(f"{path}:{number}: {what}", "the process was killed while it wrote; run the level again")

@@ -1,0 +1,65 @@
+"""One builder at a time in a cache, with a message while the others wait.
+
+- The lock is held by an open file: it goes when its process ends, however that ends.
+- The file says who holds it, so that a waiting person knows what they wait for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from seatrial.launch.interrupt import check_stop
+from seatrial.launch.linelog import stamp
+from seatrial.model.errors import BlockedError
+from seatrial.model.verdict import Boundary
+
+_POLL_S = 0.2
+_REMIND_S = 30.0
+
+
+@contextmanager
+def exclusive(path: Path, what: str, progress: Callable[[str], None], deadline_s: float) -> Iterator[None]:
+    """Hold the lock `path` for `what`; waits at most `deadline_s` and then raises a BlockedError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise _blocked(path, f"cannot write: {error.strerror or error}") from error
+    with handle:
+        began, reminded = time.monotonic(), float("-inf")
+        while not _try_lock(handle.fileno(), path):
+            now, holder = time.monotonic(), path.read_text(encoding="utf-8")
+            if now - began >= deadline_s:
+                message = f"waited {deadline_s:.0f} s for {holder or 'another build'}"
+                raise BlockedError(Boundary.ENVIRONMENT, message, "wait for it to end, or stop it")
+            # A holder writes its name right after it got the lock; until then there is nothing worth saying.
+            if holder and now - reminded >= _REMIND_S:
+                progress(f"waiting for {holder}")
+                reminded = now
+            check_stop()
+            time.sleep(_POLL_S)
+        handle.truncate(0)
+        handle.write(f"{what} (process {os.getpid()}, since {stamp().strip()})")
+        handle.flush()
+        yield
+
+
+def _try_lock(handle: int, path: Path) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise _blocked(path, f"cannot lock: {error.strerror or error}") from error
+    return True
+
+
+def _blocked(path: Path, message: str) -> BlockedError:
+    return BlockedError(
+        Boundary.ENVIRONMENT, f"{path}: {message}", "set SEATRIAL_CACHE to a directory on a local disk that you can write to"
+    )

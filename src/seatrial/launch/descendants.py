@@ -1,0 +1,251 @@
+"""Every process of a run: found wherever it hides, ended, and collected.
+
+- A run's processes are the child, its descendants, and orphans of theirs: Seatrial is a subreaper, so a process whose
+  parent ended becomes Seatrial's own child, even after setsid or a double fork.
+- Every process inherits `SEATRIAL_RUN=<run id>`; the marker tells the orphans of simultaneous runs apart, and finds what
+  a killed Seatrial left behind (`end_leftovers`).
+- Seatrial's other children are never touched: those that were there before the run, and those in Seatrial's session.
+- Without prctl (not Linux) only the marker finds orphans.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+from seatrial import files
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.record import Record
+from seatrial.model.verdict import Boundary
+
+MARKER = "SEATRIAL_RUN"
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_WAIT_S = 5.0
+_CLOCK_SLACK_S = 2.0
+"""Start times are computed from the boot time, which moves a little when the clock is set."""
+
+# Loaded before any fork: between fork and exec nothing may be imported or looked up.
+_prctl: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)
+
+_active: dict[int, str] = {}
+"""Direct children of the runs that this process has under way, with their run ids."""
+
+
+class PidFile(Record):
+    """What `end_leftovers` must know of a run whose Seatrial was killed."""
+
+    run_id: str
+    pid: int
+    started: float
+    owner: int
+    """The Seatrial process that runs it."""
+    owner_started: float
+
+
+def adopt_orphans() -> None:
+    """Make this process the new parent of orphaned descendants."""
+    if _prctl is not None:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent() -> Callable[[], None]:
+    """What the direct child does before exec: have the kernel kill it when Seatrial dies, however Seatrial dies."""
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        if _prctl is not None:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    return before_exec
+
+
+class Tree:
+    """The processes of one run, and what they cost."""
+
+    def __init__(self, child: int, run_id: str) -> None:
+        self.child = child
+        self.run_id = run_id
+        self.status: int | None = None
+        """Exit code of the child, negative for a signal; None while it runs."""
+        self.cpu_seconds = 0.0
+        """Of the child and of all descendants collected so far."""
+        self.peak_rss_mb = 0.0
+        self._others = {process.pid for process in _by_parent().get(os.getpid(), ())}
+        self._orphans: set[int] = set()
+        """Orphans known to be this run's: an ended process shows no marker any more, and keeps its pid until collected."""
+        _active[child] = run_id
+
+    def write_pid_file(self, path: Path) -> None:
+        """Leave on disk what a later Seatrial needs to end this run's processes."""
+        started, owner = psutil.Process(self.child).create_time(), psutil.Process()
+        record = PidFile(run_id=self.run_id, pid=self.child, started=started, owner=owner.pid, owner_started=owner.create_time())
+        files.write_json(path, record)
+
+    def exited(self) -> bool:
+        """Whether the child itself has ended; collects it if so."""
+        if self.status is None:
+            self.status = self._collect(self.child)
+        return self.status is not None
+
+    def live(self) -> tuple[psutil.Process, ...]:
+        """Every process of this run that is alive; ended ones that are ours to collect are collected."""
+        below = _by_parent()
+        mine: dict[int, psutil.Process] = {process.pid: process for process in _marked(self.run_id, 0)}
+        for process in below.get(os.getpid(), ()):
+            if self._claims(process):
+                mine.update((found.pid, found) for found in _with_descendants(process, below))
+        for pid in [pid for pid, process in mine.items() if not _is_alive(process)]:
+            del mine[pid]
+            if pid != self.child:
+                self._collect(pid)
+        self.exited()
+        return tuple(mine.values())
+
+    def end(self, grace_s: float, wait: Callable[[float], object]) -> tuple[int, ...]:
+        """End everything: SIGTERM, `grace_s`, SIGKILL. `wait(seconds)` is called meanwhile. Returns what survived."""
+        grace_ends = time.monotonic() + grace_s
+        if grace_s > 0:
+            for process in self.live():
+                _send(process, signal.SIGTERM)
+            while time.monotonic() < grace_ends and self.live():
+                wait(0.1)
+        gives_up = time.monotonic() + _KILL_WAIT_S
+        while (left := self.live()) and time.monotonic() < gives_up:
+            for process in left:
+                _send(process, signal.SIGKILL)
+            wait(0.02)
+        _active.pop(self.child, None)
+        return tuple(process.pid for process in left)
+
+    def _claims(self, process: psutil.Process) -> bool:
+        """Whether a direct child of Seatrial belongs to this run: the child itself, or an orphan it left."""
+        if process.pid == self.child or process.pid in self._orphans:
+            return True
+        if process.pid in _active:
+            return False
+        try:
+            if os.getsid(process.pid) == os.getsid(0):
+                return False
+        except ProcessLookupError:
+            return False
+        marker = _marker(process)
+        # An orphan that hides its marker belongs to the only run there is, or waits for the last one to end.
+        hidden = marker not in _active.values() and process.pid not in self._others and len(_active) == 1
+        if marker == self.run_id or hidden:
+            self._orphans.add(process.pid)
+        return process.pid in self._orphans
+
+    def _collect(self, pid: int) -> int | None:
+        """Reap one ended child of Seatrial and add up its cost; None when it runs or is not ours."""
+        try:
+            reaped, status, usage = os.wait4(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if not reaped:
+            return None
+        self._orphans.discard(pid)
+        self.cpu_seconds += usage.ru_utime + usage.ru_stime
+        self.peak_rss_mb = max(self.peak_rss_mb, usage.ru_maxrss / 1024)
+        return os.waitstatus_to_exitcode(status)
+
+
+def end_leftovers(pid_file: Path, grace_s: float = 5.0) -> int:
+    """End what the run of `pid_file` left behind after its Seatrial was killed; returns how many processes that were.
+
+    Only processes that carry the run's marker and started no earlier than its child are touched, with their descendants.
+    Raises a UserError when that Seatrial is still at work, and a BlockedError when something cannot be ended.
+    """
+    if not pid_file.exists():
+        return 0
+    record = files.read_model(pid_file, PidFile)
+    if record.owner != os.getpid() and _started_at(record.owner, record.owner_started):
+        raise UserError(f"{pid_file}: process {record.owner} is still running this", f"wait for it, or stop it: kill {record.owner}")
+    below = _by_parent()
+    found = {p.pid: p for top in _marked(record.run_id, record.started - _CLOCK_SLACK_S) for p in _with_descendants(top, below)}
+    for process in found.values():
+        _send(process, signal.SIGTERM)
+    left = psutil.wait_procs(list(found.values()), grace_s)[1]
+    for process in left:
+        _send(process, signal.SIGKILL)
+    left = [process for process in psutil.wait_procs(left, _KILL_WAIT_S)[1] if _is_alive(process)]
+    if left:
+        pids = " ".join(str(process.pid) for process in left)
+        raise BlockedError(Boundary.ENVIRONMENT, f"{pid_file}: processes of an earlier run cannot be ended: {pids}", f"sudo kill -9 {pids}")
+    pid_file.unlink(missing_ok=True)
+    return len(found)
+
+
+def _all() -> Iterable[psutil.Process]:
+    """Every process but this one. Not `process_iter`: its cache may hold a process whose pid was reused since."""
+    for pid in psutil.pids():
+        try:
+            if pid != os.getpid():
+                yield psutil.Process(pid)
+        except psutil.Error:
+            continue  # it ended meanwhile
+
+
+def _by_parent() -> dict[int, list[psutil.Process]]:
+    below: dict[int, list[psutil.Process]] = {}
+    for process in _all():
+        try:
+            below.setdefault(process.ppid(), []).append(process)
+        except psutil.Error:
+            continue  # it ended meanwhile
+    return below
+
+
+def _with_descendants(top: psutil.Process, below: dict[int, list[psutil.Process]]) -> Iterable[psutil.Process]:
+    waiting, seen = [top], set[int]()
+    while waiting:
+        process = waiting.pop()
+        if process.pid not in seen:
+            seen.add(process.pid)
+            yield process
+            waiting.extend(below.get(process.pid, ()))
+
+
+def _marked(run_id: str, since: float) -> Iterable[psutil.Process]:
+    for process in _all():
+        if _marker(process) == run_id and process.create_time() >= since:
+            yield process
+
+
+def _marker(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARKER)
+    except (psutil.Error, OSError):
+        return None  # ended, or somebody else's
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    try:
+        process.send_signal(number)
+    except psutil.Error:
+        pass  # ended meanwhile, or not ours to end: `live` tells
+
+
+def _started_at(pid: int, started: float) -> bool:
+    """Whether the process with this pid is alive and is the one that started then."""
+    try:
+        process = psutil.Process(pid)
+        return _is_alive(process) and abs(process.create_time() - started) <= _CLOCK_SLACK_S
+    except psutil.Error:
+        return False

@@ -1,0 +1,208 @@
+"""Making one venv from a lock, and reading back what is in it.
+
+- A venv holds what its lock pins and nothing else, not even pip: pip runs from outside (`pip --python`).
+- An environment is a full freeze and is installed without resolving; a layer is resolved, so that a package that needs
+  more on this machine (torch with CUDA) gets it.
+- An environment sees its layer through a `.pth` file that appends the layer's packages to the import path.
+- pip's output goes to `build.log` in the venv; a failure is a BlockedError with pip's own last error and that path.
+- Settings of the caller that would change what is installed (PYTHONPATH, PIP_CONSTRAINT, …) are not passed on;
+  indexes and proxies are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from seatrial import files
+from seatrial.launch.interrupt import check_stop
+from seatrial.launch.linelog import STAMP_LENGTH
+from seatrial.launch.locks import Lock, normalise, same_version
+from seatrial.launch.process import ProcessSpec, Tick, run
+from seatrial.model.errors import BlockedError
+from seatrial.model.verdict import Boundary
+
+BUILD_LOG = "build.log"
+
+_NOT_PASSED_ON = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PIP_CONSTRAINT",
+    "PIP_REQUIREMENT",
+    "PIP_NO_DEPS",
+    "PIP_TARGET",
+    "PIP_PREFIX",
+    "PIP_ROOT",
+    "PIP_USER",
+    "PIP_PYTHON",
+    "PIP_DRY_RUN",
+)
+_INSTALLED = """
+import importlib.metadata, json, platform
+found = [(d.metadata["Name"], d.version, str(d.locate_file(""))) for d in importlib.metadata.distributions()]
+print(json.dumps({"python": platform.python_version(), "packages": found}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What an interpreter can import, by its package metadata."""
+
+    python_version: str
+    packages: Mapping[str, tuple[str, ...]]
+    """All versions found, by normalised name: more than one means a torn installation."""
+
+    def differences(self, pins: Mapping[str, str]) -> list[str]:
+        """How this differs from `pins`, one sentence each."""
+        found = []
+        for name, pin in sorted(pins.items()):
+            versions = self.packages.get(name, ())
+            if not versions:
+                found.append(f"{name} {pin} is missing")
+            elif not all(same_version(pin, version) for version in versions):
+                found.append(f"{name} is {' and '.join(versions)} instead of {pin}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One build under way: where, from what, and whom to tell."""
+
+    name: str
+    """Of the environment or layer that is made."""
+    asked: str
+    """The environment that was asked for; the same as `name` unless this is its layer."""
+    directory: Path
+    lock: Lock
+    progress: Callable[[str], None]
+    stops: float
+    """`time.monotonic()` at which the build is given up."""
+
+    def make(self, layer: Path | None, resolve: bool) -> Installed:
+        """Make the venv in the empty `directory` and return what is in it, checked against the lock."""
+        python = find_python(self.lock.python)
+        self._step("creating", (python, "-m", "venv", "--without-pip", str(self.directory)))
+        if layer is not None:
+            files.write_text(
+                site_packages(self.directory, self.lock.python) / "seatrial-layer.pth", f"{site_packages(layer, self.lock.python)}\n"
+            )
+        inside = interpreter(self.directory)
+        if self.lock.pins:
+            options = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", *(() if resolve else ("--no-deps",)))
+            argv = (_python_with_pip(python), "-m", "pip", "--python", str(inside), "install", *options, "-r", str(self.lock.path))
+            self._step(f"installing {len(self.lock.pins)} packages", argv)
+        installed = read_installed(inside)
+        differences = installed.differences(self.lock.all_pins())
+        if differences:
+            raise self._blocked(f"pip succeeded, but {'; '.join(differences)}")
+        return installed
+
+    def _step(self, what: str, argv: tuple[str, ...]) -> None:
+        self.progress(f"{self.name}: {what}")
+        last = ""
+
+        def tell(tick: Tick) -> None:
+            nonlocal last
+            if tick.last_line != last:
+                last = tick.last_line
+                self.progress(f"{self.name}: {textwrap.shorten(last, 120, placeholder=' …')}")
+
+        left = max(0.0, self.stops - time.monotonic())
+        run_id = f"build-{self.directory.name}-{uuid.uuid4().hex[:12]}"
+        log = self.directory / BUILD_LOG
+        outcome = run(
+            ProcessSpec(argv=argv, env=_clean_env(), cwd=self.directory, log=log, run_id=run_id, deadline_s=left, stall_s=left), tell
+        )
+        if outcome.ended == "interrupted":
+            check_stop()
+        if outcome.ended != "exited":
+            raise self._blocked(f"{what} took too long and was ended")
+        if outcome.exit_code != 0:
+            raise self._blocked(f"{what} failed: {_last_error(log)}")
+
+    def _blocked(self, message: str) -> BlockedError:
+        log = self.directory / BUILD_LOG
+        fix = f"read {log}, remove the cause (network, package index, disk), then: seatrial env build {self.asked}"
+        return BlockedError(Boundary.ENVIRONMENT, f"building {self.name}: {message} (log: {log})", fix)
+
+
+def interpreter(directory: Path) -> Path:
+    """The Python of a venv."""
+    return directory / "bin" / "python"
+
+
+def site_packages(directory: Path, python: str) -> Path:
+    """Where a venv for Python `3.11` keeps its packages."""
+    return directory / "lib" / f"python{python}" / "site-packages"
+
+
+def find_python(version: str) -> str:
+    """An interpreter of `major.minor`: Seatrial's own if it fits, or the one on PATH; else a BlockedError."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    found = shutil.which(f"python{version}")
+    # A version manager's stand-in exists for every version and works for the activated ones only: try it.
+    if found and _output([found, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip() == version:
+        return found
+    fix = f"install Python {version} with its venv module, so that python{version} is on PATH"
+    raise BlockedError(Boundary.ENVIRONMENT, f"no working python{version} on PATH, and Seatrial runs on another version", fix)
+
+
+def read_installed(python: Path) -> Installed:
+    """Ask an interpreter what it has installed; a BlockedError when it does not run."""
+    text = _output([str(python), "-I", "-c", _INSTALLED])
+    try:
+        answer = json.loads(text)
+    except json.JSONDecodeError as error:
+        fix = "seatrial env check, or rebuild the environment"
+        raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {text.strip()[-300:] or 'no output'}", fix) from error
+    packages: dict[str, tuple[str, ...]] = {}
+    places: dict[str, str] = {}
+    for name, version, place in answer["packages"]:
+        key = normalise(str(name))
+        # The first place on the import path wins, as in an import: an environment may shadow what its layer brought along.
+        if places.setdefault(key, place) == place:
+            packages[key] = (*packages.get(key, ()), str(version))
+    return Installed(answer["python"], packages)
+
+
+def _output(argv: list[str]) -> str:
+    """What a short command prints; what it complains about when it fails."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=120, env=_clean_env(), stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout if done.returncode == 0 else done.stderr
+
+
+def _python_with_pip(python: str) -> str:
+    """Seatrial's interpreter or the environment's base, whichever has pip."""
+    if importlib.util.find_spec("pip") is not None:
+        return sys.executable
+    if _output([python, "-m", "pip", "--version"]).startswith("pip "):
+        return python
+    raise BlockedError(Boundary.ENVIRONMENT, f"neither {sys.executable} nor {python} has pip", f"{sys.executable} -m ensurepip")
+
+
+def _clean_env() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
+
+
+def _last_error(log: Path) -> str:
+    """The last line that pip marked as an error, or the last line at all."""
+    lines = [line[STAMP_LENGTH:].strip() for line in files.read_text(log).splitlines()]
+    lines = [line for line in lines if line]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    return (errors or lines or ["no output"])[-1]

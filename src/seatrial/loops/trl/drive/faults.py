@@ -1,0 +1,99 @@
+"""Known real-world bugs, injected on purpose. A trial that passes with one of them is broken.
+
+Each fault acts where the real bug acted: in the reward, the optimizer, the checkpoint, the refit, the ranks, the
+process. `skip-refit`, `flip-bit` and `swap-layers` act inside the generation process (see generator.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from seatrial.loops.trl.drive.fault_names import FAULTS
+
+
+class Saboteur(TrainerCallback):  # type: ignore[misc]
+    """Faults that act between steps."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.kept: dict[str, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Faults that act before the first step."""
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        if self.fault == "no-optimizer-step":
+            optimizer.step = lambda *_, **__: None
+        elif self.fault == "frozen-adapter":
+            self.kept = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Faults that act after a step."""
+        named = dict(kwargs["model"].named_parameters())
+        if self.fault == "frozen-adapter":
+            for name, value in self.kept.items():
+                named[name].data.copy_(value)
+        elif self.fault == "train-base":
+            next(value for name, value in named.items() if not value.requires_grad).data.view(-1)[0] += 1e-3
+        elif self.fault == "nan-weight" and state.global_step == 2:
+            next(iter(named.values())).data.view(-1)[0] = float("nan")
+        elif self.fault == "early-exit" and state.global_step == 2:
+            os._exit(0)
+        elif self.fault == "hang" and state.global_step == 2:
+            time.sleep(10**6)
+
+
+def reward(function: Any, fault: str | None) -> Any:
+    """The reward function, or a broken one of the same name."""
+    calls = 0
+
+    def broken(completion_ids: Any, **kwargs: Any) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if fault == "reward-raises" and calls == 3:
+            raise RuntimeError("reward backend unavailable")
+        return [0.5] * len(completion_ids) if fault == "constant-reward" else function(completion_ids, **kwargs)
+
+    broken.__name__ = function.__name__
+    return broken if fault in ("constant-reward", "reward-raises") else function
+
+
+def checkpoint(path: Path, fault: str | None) -> None:
+    """Damage a checkpoint the way a forgetful save does."""
+    for name in {"forget-optimizer": ["optimizer.pt"], "forget-rng": ["rng_state.pth"]}.get(fault or "", []):
+        (path / name).unlink()
+
+
+def trainer(built: Any, fault: str | None) -> None:
+    """Faults that act on the trainer object."""
+    if fault == "no-grad-sync":
+        built.accelerator.prepare = _without_ddp(built.accelerator)
+    elif fault == "blind":
+        inner = built.processing_class.image_processor.preprocess
+
+        def blank(images: Any, *args: Any, **kwargs: Any) -> Any:
+            made = inner(images, *args, **kwargs)
+            for index, value in enumerate(made["pixel_values"]):
+                made["pixel_values"][index] = value * 0
+            return made
+
+        built.processing_class.image_processor.preprocess = blank
+    if fault in FAULTS:
+        built.add_callback(Saboteur(fault))
+
+
+def _without_ddp(accelerator: Any) -> Any:
+    """`prepare` that leaves the model unwrapped, so that no gradient is exchanged."""
+    original = accelerator.prepare
+
+    def prepare(*objects: Any, **kwargs: Any) -> Any:
+        import torch
+
+        placement = [not isinstance(item, torch.nn.Module) for item in objects]
+        return original(*objects, device_placement=placement, **kwargs) if all(placement) else objects[0] if len(objects) == 1 else objects
+
+    return prepare

@@ -1,0 +1,88 @@
+"""Callbacks that write what a training run does: metrics as it goes, and the facts that proofs are made of.
+
+- `MetricsWriter` appends every logged row to metrics.jsonl, in full precision, as soon as it is logged.
+- `FactsWriter` fingerprints weights, optimizer, scheduler and random number generators at the start, at every
+  checkpoint step and at the end. A resumed run that equals the uninterrupted one does so in all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from seatrial.probes import facts, fingerprint
+
+
+def say(text: str) -> None:
+    """A milestone line for the log."""
+    print(f"seatrial: {text}", flush=True)
+
+
+def trainer_state(model: Any, optimizer: Any, scheduler: Any) -> dict[str, Any]:
+    """Fingerprints of all state that a checkpoint must carry."""
+    return {
+        "weights": fingerprint.model(model),
+        "optimizer": fingerprint.state(optimizer.state_dict()) if optimizer is not None else {},
+        "scheduler": fingerprint.state(scheduler.state_dict()) if scheduler is not None else {},
+        "generators": fingerprint.generators(),
+    }
+
+
+class MetricsWriter(TrainerCallback):  # type: ignore[misc]
+    """Appends one row per logged step."""
+
+    def __init__(self, path: Path, prefix: str = "train") -> None:
+        self.path, self.prefix = path, prefix
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say which step was done; the stall watch and the progress display read it."""
+        if state.is_world_process_zero:
+            say(f"step {state.global_step} of {state.max_steps}")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Write the row, except the summary that closes a run."""
+        if state.is_world_process_zero and logs and "train_runtime" not in logs:
+            facts.append(self.path, {"step": state.global_step} | {f"{self.prefix}/{key}": value for key, value in logs.items()})
+
+
+class FactsWriter(TrainerCallback):  # type: ignore[misc]
+    """Writes fingerprints at the start, at each save and at the end."""
+
+    def __init__(self, path: Path, process: str, save_steps: int | None = None) -> None:
+        self.path, self.process, self.save_steps = path, process, save_steps
+
+    def _write(self, when: str, step: int, kwargs: dict[str, Any]) -> None:
+        row = trainer_state(kwargs["model"], kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
+        facts.append(self.path, {"fact": "state", "when": when, "step": step, "process": self.process, **row})
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record what is trainable, and where the run starts."""
+        named = list(kwargs["model"].named_parameters())
+        trainable = [name for name, value in named if value.requires_grad]
+        row = {
+            "fact": "parameters",
+            "process": self.process,
+            "world_size": args.world_size,
+            "total": sum(value.numel() for _, value in named),
+            "trainable": sum(value.numel() for _, value in named if value.requires_grad),
+            "trainable_names": trainable,
+            "start_step": state.global_step,
+            "max_steps": state.max_steps,
+        }
+        facts.append(self.path, row)
+        self._write("start", state.global_step, kwargs)
+        if state.is_world_process_zero:
+            say(f"training starts at step {state.global_step} of {state.max_steps}")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record the state that the checkpoint of this step must restore."""
+        if self.save_steps and state.global_step % self.save_steps == 0 and state.global_step < state.max_steps:
+            self._write("checkpoint", state.global_step, kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record where the run ended."""
+        self._write("end", state.global_step, kwargs)
+        if state.is_world_process_zero:
+            say(f"training ended at step {state.global_step} of {state.max_steps}")

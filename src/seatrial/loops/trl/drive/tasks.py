@@ -1,0 +1,63 @@
+"""Prompts and rewards: dense, verifiable, learnable by a random model within a minute of CPU.
+
+The reward is the share of completion tokens whose id is even. Every vocabulary has such tokens and no model starts
+at an extreme, so rewards vary within a group from the first step, whatever model is given. The image task pays
+for even ids on dark images and for odd ids on bright ones, so a model that does not see the image cannot earn more
+than chance.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+WORDS = ("add", "take", "make", "find", "turn", "sort", "name", "pick")
+IMAGE_SIDE = 16
+
+
+def prompts(count: int, seed: int) -> list[str]:
+    """`count` distinct short prompts."""
+    draw = random.Random(seed)
+    made: dict[str, None] = {}
+    while len(made) < count:
+        made[f"{draw.choice(WORDS)} {draw.randrange(100)} and {draw.randrange(100)} = ?"] = None
+    return list(made)
+
+
+def even_share(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+    """Share of tokens with an even id; an empty completion earns 0."""
+    return [sum(token % 2 == 0 for token in ids) / len(ids) if len(ids) else 0.0 for ids in completion_ids]
+
+
+def image_share(completion_ids: Sequence[Sequence[int]], bright: Sequence[bool], **_: Any) -> list[float]:
+    """Even ids for dark images, odd ids for bright ones."""
+    shares = even_share(completion_ids)
+    return [1.0 - share if light and len(ids) else share for share, light, ids in zip(shares, bright, completion_ids, strict=True)]
+
+
+def text_dataset(count: int, seed: int) -> Any:
+    """The prompts as a dataset."""
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": prompts(count, seed)})
+
+
+def image(bright: bool, draw: random.Random) -> Any:
+    """A noisy dark or bright picture."""
+    from PIL import Image
+
+    low, high = (170, 255) if bright else (0, 85)
+    return Image.frombytes("RGB", (IMAGE_SIDE, IMAGE_SIDE), bytes(draw.randint(low, high) for _ in range(3 * IMAGE_SIDE**2)))
+
+
+def image_dataset(count: int, seed: int) -> Any:
+    """Prompts with one real image each, dark and bright in turn."""
+    from datasets import Dataset
+
+    draw = random.Random(seed)
+    rows = [
+        {"prompt": [{"role": "user", "content": text}], "image": image(index % 2 == 1, draw), "bright": index % 2 == 1}
+        for index, text in enumerate(prompts(count, seed))
+    ]
+    return Dataset.from_list(rows)

@@ -1,0 +1,128 @@
+"""One GRPO run with real TRL: build, train, and leave metrics and facts behind.
+
+    python -m seatrial.loops.trl.drive.train --out DIR --model MODEL [options] -- [TRL arguments]
+
+Everything after `--` is parsed by TRL itself into GRPOConfig. The last occurrence of an argument wins, so that
+what a user appends overrides what the level sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from seatrial.loops.trl.drive.imports import prove_imports
+
+MADE = {"tiny-dense": "dense", "tiny-moe": "moe", "tiny-vlm": "vlm"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The driver's own options."""
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--out", type=Path, required=True, help="directory of this run: metrics.jsonl, facts.jsonl, checkpoints")
+    made.add_argument("--imports", type=Path, required=True, help="file that import proofs are appended to")
+    made.add_argument("--model", required=True, help=f"a local model directory, or one of {', '.join(MADE)}")
+    made.add_argument("--models", type=Path, required=True, help="where locally made models are kept")
+    made.add_argument("--prompts", type=int, default=64)
+    made.add_argument("--images", action="store_true", help="the image task")
+    made.add_argument("--lora", action="store_true")
+    made.add_argument("--rollouts", choices=("trainer", "seeded", "generator"), default="trainer")
+    made.add_argument("--resume-from", type=Path)
+    made.add_argument("--under-test", action="append", default=[], metavar="PACKAGE=ROOT")
+    made.add_argument("--fault")
+    return made
+
+
+def process_name() -> str:
+    """`driver`, or the rank for the others."""
+    rank = int(os.environ.get("RANK", "0"))
+    return "driver" if rank == 0 else f"rank{rank}"
+
+
+def model_path(arguments: argparse.Namespace) -> str:
+    """The model directory, made first if it is one of ours."""
+    from seatrial.loops.trl.drive import models
+
+    if arguments.model in MADE:
+        return str(models.ensure(MADE[arguments.model], arguments.models / arguments.model))
+    return str(arguments.model)
+
+
+def config(out: Path, extra: list[str]) -> Any:
+    """TRL's own configuration from the command line; TRL reports unknown arguments itself."""
+    from transformers import HfArgumentParser
+    from trl import GRPOConfig
+
+    (made,) = HfArgumentParser((GRPOConfig,)).parse_args_into_dataclasses(["--output_dir", str(out), *extra])
+    return made
+
+
+def rollout_function(arguments: argparse.Namespace, settings: Any, model: str) -> Any:
+    """How completions are made: by the trainer itself, by the seeded sampler, or by a separate process."""
+    if arguments.rollouts == "trainer":
+        return None
+    if arguments.rollouts == "seeded":
+        from seatrial.loops.trl.drive.seeded import seeded_rollouts
+
+        return seeded_rollouts(settings.seed)
+    from seatrial.loops.trl.drive.refit import Generator, RefittedRollouts
+
+    passed = ["--model", model, "--facts", str(arguments.out / "facts.jsonl"), "--imports", str(arguments.imports)]
+    passed += [word for item in arguments.under_test for word in ("--under-test", item)]
+    passed += ["--fault", arguments.fault] if arguments.fault else []
+    return RefittedRollouts(Generator(passed), arguments.out / "facts.jsonl", arguments.out / "metrics.jsonl", settings.seed)
+
+
+def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: Any) -> Any:
+    """The trainer with its data, reward and callbacks."""
+    from trl import GRPOTrainer
+
+    from seatrial.loops.trl.drive import faults, record, tasks
+
+    kwargs: dict[str, Any] = {"rollout_func": rollouts} if rollouts else {}
+    if arguments.lora:
+        from peft import LoraConfig
+
+        kwargs["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    data = tasks.image_dataset if arguments.images else tasks.text_dataset
+    reward = faults.reward(tasks.image_share if arguments.images else tasks.even_share, arguments.fault)
+    trainer = GRPOTrainer(model=model, reward_funcs=reward, args=settings, train_dataset=data(arguments.prompts, settings.seed), **kwargs)
+    faults.trainer(trainer, arguments.fault)
+    saves = int(settings.save_steps) if settings.save_strategy == "steps" else None
+    trainer.add_callback(record.MetricsWriter(arguments.out / "metrics.jsonl"))
+    trainer.add_callback(record.FactsWriter(arguments.out / "facts.jsonl", process_name(), saves))
+    return trainer
+
+
+def main() -> None:
+    """Run one phase of a level."""
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    arguments = parser().parse_args(words[:split])
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    prove_imports(arguments.imports, process_name(), arguments.under_test)
+    from seatrial.loops.trl.drive import faults, images, record
+
+    settings = config(arguments.out, words[split + 1 :])
+    record.say("building the model")
+    model = model_path(arguments)
+    rollouts = rollout_function(arguments, settings, model)
+    try:
+        trainer = build(arguments, settings, model, rollouts)
+        record.say("trainer built")
+        if arguments.images:
+            images.control(trainer, arguments.out / "facts.jsonl")
+        if arguments.resume_from:
+            faults.checkpoint(arguments.resume_from, arguments.fault)
+        trainer.train(resume_from_checkpoint=str(arguments.resume_from) if arguments.resume_from else None)
+    finally:
+        if arguments.rollouts == "generator":
+            rollouts.generator.close()
+    record.say("run complete")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""What the facts of a level prove: pure functions from the files of a level directory to checks.
+
+Each proof has the value it measured, so that a reader can see that it could have failed. A fact that is missing is
+a missed proof, never an absent one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from seatrial.loops.facts import Facts, read_facts
+from seatrial.loops.trl.trajectory import same_trajectory, within_tolerance
+from seatrial.model.knowledge import Level
+from seatrial.model.record import CheckResult
+from seatrial.model.series import Metrics
+from seatrial.model.verdict import Boundary
+
+CHECKPOINT_FILES = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+IMAGE_EFFECT = 1e-6
+Hashes = Mapping[str, str]
+
+
+def proof(name: str, passed: bool, value: object, boundary: Boundary, threshold: str = "", message: str = "") -> CheckResult:
+    """One proof."""
+    text = value if isinstance(value, (float, str)) else str(value)
+    return CheckResult(name=name, kind="proof", passed=passed, value=text, threshold=threshold, message=message, boundary=boundary)
+
+
+def differing(left: Hashes, right: Hashes) -> list[str]:
+    """Names whose hashes differ, or that one side lacks."""
+    return [name for name in {**left, **right} if left.get(name) != right.get(name)]
+
+
+def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
+    """All proofs of a level."""
+    facts = {path.parent.name: read_facts(path) for path in sorted(directory.glob("*/facts.jsonl"))}
+    made: dict[str, Callable[[], Iterable[CheckResult]]] = {
+        "smoke": lambda: changed(facts.get("run"), Boundary.OPTIMIZER),
+        "lora-resume": lambda: [*lora(facts.get("full")), *resume(directory, facts.get("full"), facts.get("resumed"), metrics)],
+        "refit": lambda: [*changed(facts.get("run"), Boundary.OPTIMIZER), *refits(facts.get("run"), level.steps)],
+        "ranks": lambda: ranks(facts.get("one"), facts.get("two"), metrics),
+        "architectures": lambda: [*moe(facts.get("moe")), *vlm(facts.get("vlm"))],
+        "learning": lambda: arms(facts.get("run"), metrics),
+    }
+    whole = [proof("facts are whole", False, str(item), Boundary.METRICS) for each in facts.values() for item in each.damage]
+    return (*whole, *made[level.name]())
+
+
+def _states(facts: Facts | None, process: str = "driver") -> tuple[dict[str, Hashes], dict[str, Hashes]]:
+    """State at the start and at the end; empty when it was not recorded exactly once."""
+    start = facts.one("state", when="start", process=process) if facts else None
+    end = facts.one("state", when="end", process=process) if facts else None
+    return start or {}, end or {}
+
+
+def changed(facts: Facts | None, boundary: Boundary, words: tuple[str, ...] = (), what: str = "weights") -> list[CheckResult]:
+    """Parameters whose names hold one of the words (all, when none is given) really changed from start to end."""
+    start, end = _states(facts)
+    before = {name: value for name, value in start.get("weights", {}).items() if not words or any(word in name for word in words)}
+    moved = [name for name, value in before.items() if end.get("weights", {}).get(name) != value]
+    ok = bool(end) and bool(moved)
+    return [proof(f"{what} changed", ok, f"{len(moved)} of {len(before)} tensors", boundary, "at least one", "" if end else "no facts")]
+
+
+def lora(facts: Facts | None) -> list[CheckResult]:
+    """Adapters train, everything else is frozen."""
+    row = facts.one("parameters", process="driver") if facts else None
+    names = row["trainable_names"] if row else []
+    stray = [name for name in names if "lora_" not in name]
+    start, end = _states(facts)
+    base = {name: value for name, value in start.get("weights", {}).items() if "lora_" not in name}
+    moved = [name for name, value in base.items() if end.get("weights", {}).get(name) != value]
+    count = f"{row['trainable']} of {row['total']}" if row else "no facts"
+    return [
+        proof("trainable parameters", bool(row and row["trainable"]), count, Boundary.PEFT, "> 0"),
+        proof("only adapters train", bool(names) and not stray, f"{len(stray)} others", Boundary.PEFT, "0", ", ".join(stray[:3])),
+        *changed(facts, Boundary.PEFT, ("lora_",), "adapter weights"),
+        proof(
+            "base frozen",
+            bool(base) and bool(end) and not moved,
+            f"{len(moved)} of {len(base)} tensors moved",
+            Boundary.PEFT,
+            "0",
+            ", ".join(moved[:3]),
+        ),
+    ]
+
+
+def resume(directory: Path, full: Facts | None, resumed: Facts | None, metrics: Metrics) -> list[CheckResult]:
+    """The resumed run starts from the checkpoint and equals the uninterrupted run from there on, in everything."""
+    saved = full.of("state", when="checkpoint") if full else []
+    step = int(saved[0]["step"]) if saved else None
+    folder = directory / "full" / f"checkpoint-{step}"
+    absent = [name for name in CHECKPOINT_FILES if not (folder / name).is_file()]
+    row = resumed.one("parameters", process="driver") if resumed else None
+    begin = row["start_step"] if row else None
+    full_end, resumed_end = _states(full)[1], _states(resumed)[1]
+    resumed_start = _states(resumed)[0]
+    made = [
+        proof("checkpoint is complete", bool(saved) and not absent, f"checkpoint-{step}", Boundary.CHECKPOINT, "", ", ".join(absent)),
+        proof("resumed from the checkpoint", step is not None and begin == step, f"step {begin}", Boundary.CHECKPOINT, f"step {step}"),
+    ]
+    for part in ("weights", "optimizer", "scheduler"):
+        made.append(_equal(f"restored {part}", saved[0].get(part) if saved else None, resumed_start.get(part)))
+    made.append(same_trajectory(metrics, "full/", "resumed/", step))
+    for part in ("weights", "optimizer", "scheduler", "generators"):
+        made.append(_equal(f"final {part} of both runs", full_end.get(part), resumed_end.get(part)))
+    return made
+
+
+def _equal(name: str, left: Hashes | None, right: Hashes | None) -> CheckResult:
+    """Two sets of fingerprints are equal and not empty."""
+    if not left or not right:
+        return proof(f"{name}: bit-equal", False, "no facts", Boundary.CHECKPOINT)
+    wrong = differing(left, right)
+    value = f"{len(left) - len(wrong)} of {len(left)} equal"
+    return proof(f"{name}: bit-equal", not wrong, value, Boundary.CHECKPOINT, "all", ", ".join(wrong[:3]))
+
+
+def refits(facts: Facts | None, steps: int | None) -> list[CheckResult]:
+    """Every refit delivered every bit; the first changed nothing; each later one found the generator stale."""
+    rows = facts.of("refit") if facts else []
+    later = rows[1:]
+    wrong = [name for row in rows for name in row["wrong_names"]]
+    same = all(row["produced"] == row["consumed"] and row["names"] > 0 for row in rows)
+    noop = bool(rows) and rows[0]["stale_names"] == 0 and rows[0]["touched_names"] == 0
+    seen = [row for row in later if row["stale_names"] > 0 and row["stale_max_dlogp"] is not None]
+    other = facts.one("process", process="generator") if facts else None
+    names = rows[0]["names"] if rows else 0
+    return [
+        proof("generation runs in its own process", other is not None, f"pid {other['pid']}" if other else "no facts", Boundary.ROLLOUT),
+        proof("a refit before every generation", len(rows) >= max(2, steps or 2), f"{len(rows)} refits", Boundary.REFIT, f">= {steps}"),
+        proof(
+            "weights after each refit: bit-equal",
+            bool(rows) and same and not wrong,
+            f"{names} tensors x {len(rows)}",
+            Boundary.REFIT,
+            "all",
+            ", ".join(wrong[:3]),
+        ),
+        proof("first refit changes nothing", noop, f"{rows[0]['touched_names']} touched" if rows else "no facts", Boundary.REFIT, "0"),
+        proof(
+            "stale weights are detected each time",
+            bool(later) and len(seen) == len(later),
+            f"{len(seen)} of {len(later)}",
+            Boundary.REFIT,
+            "all",
+        ),
+    ]
+
+
+def ranks(one: Facts | None, two: Facts | None, metrics: Metrics) -> list[CheckResult]:
+    """Two ranks took part, hold identical weights, and followed the trajectory of one."""
+    first, second = _states(two)[1].get("weights", {}), _states(two, "rank1")[1].get("weights", {})
+    wrong = differing(first, second)
+    both = bool(first) and bool(second)
+    sizes = [row["world_size"] for row in two.of("parameters")] if two else []
+    value = f"{len(first) - len(wrong)} of {len(first)} equal" if both else "no facts of both ranks"
+    return [
+        *changed(one, Boundary.OPTIMIZER),
+        proof("two processes form one group", sizes == [2, 2], f"world sizes {sizes}", Boundary.DDP, "[2, 2]"),
+        proof("ranks end with the same weights: bit-equal", both and not wrong, value, Boundary.DDP, "all", ", ".join(wrong[:3])),
+        within_tolerance(metrics, "one/", "two/"),
+    ]
+
+
+def moe(facts: Facts | None) -> list[CheckResult]:
+    """Routers and experts learn."""
+    return [
+        *changed(facts, Boundary.PROVIDER, ("mlp.gate.", "router"), "MoE router weights"),
+        *changed(facts, Boundary.PROVIDER, ("experts",), "MoE expert weights"),
+    ]
+
+
+def vlm(facts: Facts | None) -> list[CheckResult]:
+    """Pictures reach the model, and the parts that read them learn."""
+    row = facts.one("images") if facts else None
+    effect, repeat = (row["other_picture_max_diff"], row["same_picture_max_diff"]) if row else (None, None)
+    seen = isinstance(effect, float) and isinstance(repeat, float) and effect > IMAGE_EFFECT and repeat < effect / 10
+    value = f"{effect:.3g} (same picture {repeat:.3g})" if isinstance(effect, float) and isinstance(repeat, float) else "no facts"
+    return [
+        proof("another picture changes the logits", seen, value, Boundary.DATA, f"> {IMAGE_EFFECT}"),
+        *changed(facts, Boundary.PROVIDER, ("vision_tower",), "vision tower weights"),
+        *changed(facts, Boundary.PROVIDER, ("multi_modal_projector",), "projector weights"),
+    ]
+
+
+def arms(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
+    """Each learning arm moved the weights, no control arm did, and every seed has both."""
+    learned, control = (facts.of("arm", arm="learn"), facts.of("arm", arm="control")) if facts else ([], [])
+    gains = metrics.series.get("signal/gain")
+    seeds = set(gains.steps) if gains else set()
+    paired = bool(seeds) and {row["seed"] for row in learned} == {row["seed"] for row in control} == seeds
+    return [
+        proof(
+            "every seed has a learning arm and a control",
+            paired,
+            f"{len(learned)} and {len(control)}",
+            Boundary.METRICS,
+            f"{len(seeds)} each",
+        ),
+        proof(
+            "learning arms changed the weights",
+            bool(learned) and all(row["changed"] for row in learned),
+            f"{sum(bool(r['changed']) for r in learned)} of {len(learned)}",
+            Boundary.OPTIMIZER,
+            "all",
+        ),
+        proof(
+            "control arms changed nothing",
+            bool(control) and not any(row["changed"] for row in control),
+            f"{sum(bool(r['changed']) for r in control)} of {len(control)}",
+            Boundary.OPTIMIZER,
+            "0",
+        ),
+    ]

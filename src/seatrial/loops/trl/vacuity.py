@@ -1,0 +1,25 @@
+"""Runs in which nothing could have been learned: they finished, and they show nothing.
+
+Only causes that lie outside the trained code count: no reward variance, or a learning rate of zero. Weights that do
+not move although there were advantages and a learning rate are a failure, not a vacuity.
+"""
+
+from __future__ import annotations
+
+from seatrial.model.series import Metrics
+
+
+def vacuous(metrics: Metrics) -> str | None:
+    """Why this run could not have shown anything, or None."""
+    for tag, series in sorted(metrics.series.items()):
+        run, _, name = tag.rpartition("/")
+        where = "" if run in ("train", "") else f" in {run}"
+        if not series.values:
+            continue
+        if name == "frac_reward_zero_std" and min(series.values) >= 1:
+            return f"vacuous: every group of completions earned the same reward at every step{where}, so all advantages are zero"
+        if name == "reward_std" and max(series.values) == 0:
+            return f"vacuous: the reward never varied{where}, so all advantages are zero"
+        if name == "learning_rate" and "control" not in run and max(series.values) == 0:
+            return f"vacuous: the learning rate was 0 at every step{where}, so no weight could change"
+    return None

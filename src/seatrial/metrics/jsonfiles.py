@@ -1,0 +1,186 @@
+"""Metrics in JSON: rows per step (JSONL or a list), the metrics.json schema, and a trainer's state.
+
+- A row is `{"step": 3, "data": {"loss": 0.5}}` or flat, `{"step": 3, "loss": 0.5}`.
+- metrics.json is `{tag: {"step": value}}`; values at the top level are scalars without steps.
+- trainer_state.json gives its `log_history`, with the tags that the same trainer writes to TensorBoard.
+- Each reader returns None when the file holds no metrics. A line that is torn, is no JSON or has no step, a value
+  that is no number where others of its tag are, and a key that occurs twice are `Damage` with their place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from seatrial.files import read_text
+from seatrial.metrics.points import Reading, number, step_number
+from seatrial.model.series import Damage
+
+_STEP_KEY = re.compile(r"-?[0-9]{1,18}")
+
+
+def read_jsonl(path: Path) -> Reading | None:
+    """Rows per step, one on each line. A file called metrics.jsonl holds metrics even if none can be read."""
+    rows = _Rows(str(path))
+    text = read_text(path)
+    lines = text.split("\n")
+    for index, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.add(f"line {index}", _load(line))
+        except (ValueError, RecursionError):
+            torn = index == len(lines)  # what is written completely ends with a newline
+            rows.damaged(f"line {index}", "the last line is torn" if torn else "not valid JSON")
+    return rows.reading() if rows.metrics_seen or path.name == "metrics.jsonl" else None
+
+
+def read_json_metrics(path: Path) -> Reading | None:
+    """The metrics.json schema, a list of rows, or a trainer's state, told apart by content."""
+    try:
+        content = _load(read_text(path))
+    except (ValueError, RecursionError) as error:
+        if path.name not in ("metrics.json", "trainer_state.json"):
+            return None
+        where = f"line {error.lineno} column {error.colno}" if isinstance(error, json.JSONDecodeError) else "the whole file"
+        return Reading(damage=[Damage(str(path), where, 0, "not valid JSON: torn, or still being written")])
+    duplicates = [Damage(str(path), f"key {key!r}", 1, "the key occurs twice") for key in content.duplicates]
+    reading = _reading(str(path), content.value)
+    if reading is not None:
+        reading.damage.extend(duplicates)
+    return reading
+
+
+def _reading(path: str, data: Any) -> Reading | None:
+    if isinstance(data, dict):
+        history = data.get("log_history")
+        return _trainer_state(path, history) if isinstance(history, list) else _tables(path, data)
+    if not isinstance(data, list):
+        return None
+    rows = _Rows(path)
+    for index, row in enumerate(data, start=1):
+        rows.add(f"row {index}", _Content(row, []))
+    return rows.reading() if rows.metrics_seen else None
+
+
+class _Content:
+    """Parsed JSON, and the keys that stood twice in one of its objects."""
+
+    def __init__(self, value: Any, duplicates: list[str]) -> None:
+        self.value = value
+        self.duplicates = duplicates
+
+
+def _load(text: str) -> _Content:
+    """Parse JSON. Python's parser would keep the last of two equal keys without a word."""
+    duplicates: list[str] = []
+
+    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        built = dict(pairs)
+        if len(built) < len(pairs):
+            keys = [key for key, _ in pairs]
+            duplicates.extend(sorted({key for key in keys if keys.count(key) > 1}))
+        return built
+
+    return _Content(json.loads(text, object_pairs_hook=build), duplicates)
+
+
+class _Rows:
+    """Collects rows per step."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.metrics_seen = False
+        self._reading = Reading()
+        self._texts: dict[str, list[str]] = {}
+
+    def damaged(self, where: str, what: str) -> None:
+        self._reading.damage.append(Damage(self.path, where, 1, what))
+
+    def add(self, where: str, content: _Content) -> None:
+        """One row."""
+        row = content.value
+        if not isinstance(row, dict):
+            self.damaged(where, "not an object")
+            return
+        for key in content.duplicates:
+            self.damaged(where, f"the key {key!r} occurs twice")
+        step = step_number(row.get("step"))
+        if step is None:
+            self.damaged(where, "no step" if "step" not in row else f"the step {row['step']!r} is not a whole number")
+            return
+        values = {key: value for key, value in row.items() if key != "step"}
+        data = values.get("data")
+        if isinstance(data, dict):
+            values = {**{key: value for key, value in values.items() if key != "data"}, **data}
+            self.metrics_seen = True
+        elif values and all(number(value) is not None for value in values.values()):
+            self.metrics_seen = True  # a row with text among its values may as well be a rollout
+        self.take(where, step, values.items())
+
+    def take(self, where: str, step: int, values: Iterable[tuple[str, object]]) -> None:
+        """The values of one row."""
+        for tag, value in values:
+            converted = number(value)
+            if converted is None:
+                self._texts.setdefault(tag, []).append(where)
+            else:
+                self._reading.add(tag, step, converted)
+
+    def reading(self) -> Reading:
+        """Everything read. Text is no metric, unless its tag has numbers elsewhere: then a value was lost."""
+        for tag, places in self._texts.items():
+            if tag in self._reading.points:
+                damage = Damage(self.path, places[0], len(places), f"the value of {tag!r} is not a number")
+                self._reading.damage.append(damage)
+        return self._reading
+
+
+def _trainer_state(path: str, history: list[Any]) -> Reading:
+    rows = _Rows(path)
+    for index, row in enumerate(history, start=1):
+        where = f"log_history row {index}"
+        step = step_number(row.get("step")) if isinstance(row, dict) else None
+        if step is None:
+            rows.damaged(where, "no step")
+            continue
+        rows.take(where, step, ((_trainer_tag(key), value) for key, value in row.items() if key != "step"))
+    return rows.reading()
+
+
+def _trainer_tag(key: str) -> str:
+    """The tag under which the trainer logs this key to TensorBoard."""
+    for split in ("eval", "test"):
+        if key.startswith(f"{split}_"):
+            return f"{split}/{key.removeprefix(f'{split}_')}"
+    return f"train/{key}"
+
+
+def _tables(path: str, data: dict[str, Any]) -> Reading | None:
+    """The metrics.json schema. Objects without a single step, and lists, are something else and no metrics."""
+    reading = Reading()
+    for tag, table in data.items():
+        if isinstance(table, dict):
+            if not table or any(_STEP_KEY.fullmatch(step) for step in table):
+                _table(path, tag, table, reading)
+        elif not isinstance(table, list):
+            converted = number(table)
+            # null stays null and numbers stay as they are; only the marked strings become numbers again.
+            reading.scalars[tag] = converted if isinstance(table, str) and converted is not None else table
+    return reading if reading.points or reading.scalars or reading.damage else None
+
+
+def _table(path: str, tag: str, table: dict[str, Any], reading: Reading) -> None:
+    """One series of the metrics.json schema; an empty one is kept as such."""
+    reading.series(tag)
+    for step, value in table.items():
+        converted = number(value)
+        if not _STEP_KEY.fullmatch(step):
+            reading.damage.append(Damage(path, f"{tag}[{step!r}]", 1, "the step is not a whole number"))
+        elif converted is None:
+            reading.damage.append(Damage(path, f"{tag}[{step!r}]", 1, f"the value {value!r} is not a number"))
+        else:
+            reading.add(tag, int(step), converted)

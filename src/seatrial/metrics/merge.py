@@ -1,0 +1,96 @@
+"""Readings of several files into one `Metrics`.
+
+- Files are added in the order in which they were written: the last writer of a step wins.
+- A step that was written twice with different values is an `Overlap`. The same number as float and as double (event
+  files hold floats) is no difference; the more precise one is kept.
+- A tag is a series or a scalar: series and scalars share the name space of the check language.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from seatrial.metrics.points import Points, Reading
+from seatrial.model.series import Damage, Metrics, Overlap, Scalar, Series
+
+
+class Merger:
+    """Collects readings; `metrics` gives the result."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._series: dict[str, dict[int, float]] = {}
+        self._scalars: dict[str, Scalar] = {}
+        self._overlaps: dict[str, set[int]] = {}
+        self._damage: list[Damage] = []
+        self._sources: list[str] = []
+
+    def add(self, reading: Reading, source: str) -> None:
+        """Add one file behind those added before."""
+        self._sources.append(source)
+        self._damage.extend(reading.damage)
+        for name, points in reading.points.items():
+            self._add_points(self._prefix + name, points)
+        for name, value in reading.scalars.items():
+            tag = self._prefix + name
+            if tag in self._scalars and not _same_scalar(self._scalars[tag], value):
+                self._overlaps.setdefault(tag, set())
+            self._scalars[tag] = value
+
+    def _add_points(self, tag: str, points: Points) -> None:
+        table = self._series.get(tag)
+        if table is None:
+            table = self._series[tag] = dict(zip(points.steps, points.values, strict=True))
+            if len(table) == len(points.steps):
+                return
+            table.clear()  # a step occurs twice in the file: go through it point by point
+        for step, value in zip(points.steps, points.values, strict=True):
+            known = table.get(step)
+            if known is None:
+                table[step] = value
+            elif not same(known, value):
+                self._overlaps.setdefault(tag, set()).add(step)
+                table[step] = value
+            elif known == as_float32(known):
+                table[step] = value
+
+    def metrics(self) -> Metrics:
+        """Everything added so far."""
+        for tag in self._scalars.keys() & self._series.keys():
+            what = "one file gives a single value and another a series; only the series is kept"
+            self._damage.append(Damage(", ".join(self._sources), f"tag {tag!r}", 1, what))
+            del self._scalars[tag]
+        return Metrics(
+            series={tag: _series(tag, table) for tag, table in self._series.items()},
+            scalars=self._scalars,
+            damage=tuple(self._damage),
+            overlaps=tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(self._overlaps.items())),
+            sources=tuple(self._sources),
+        )
+
+
+def _series(tag: str, table: dict[int, float]) -> Series:
+    steps = sorted(table)
+    return Series(tag, tuple(steps), tuple([table[step] for step in steps]))
+
+
+def same(one: float, other: float) -> bool:
+    """Whether two values are one number, exactly or after rounding one of them to a 32-bit float."""
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return True
+    return as_float32(one) == other or one == as_float32(other)
+
+
+def as_float32(value: float) -> float:
+    """`value` as a 32-bit float holds it; beyond its range that is infinite."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _same_scalar(one: Scalar, other: Scalar) -> bool:
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return same(float(one), float(other))
+    return one == other

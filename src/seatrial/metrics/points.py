@@ -1,0 +1,64 @@
+"""What a reader found in one file, before files are merged.
+
+- Points stand in the order in which they were written; a step may occur more than once.
+- `number` is the one place that says what counts as a value: NaN and infinities are kept, and null is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from seatrial.model.series import Damage, Scalar
+
+_MARKED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass(slots=True)
+class Points:
+    """The points of one tag as written."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Reading:
+    """The content of one metrics file."""
+
+    points: dict[str, Points] = field(default_factory=dict)
+    scalars: dict[str, Scalar] = field(default_factory=dict)
+    damage: list[Damage] = field(default_factory=list)
+
+    def series(self, tag: str) -> Points:
+        """The points of one tag, made empty if it is new."""
+        return self.points.setdefault(tag, Points())
+
+    def add(self, tag: str, step: int, value: float) -> None:
+        """Append one point."""
+        points = self.series(tag)
+        points.steps.append(step)
+        points.values.append(value)
+
+
+def number(value: object) -> float | None:
+    """A JSON value as number: null and the marked strings are non-finite numbers; None for text, lists and objects."""
+    if value is None:
+        return math.nan
+    if isinstance(value, str):
+        return _MARKED.get(value)
+    if isinstance(value, int | float):
+        try:
+            return float(value)
+        except OverflowError:  # an integer beyond the range of a double
+            return math.inf if value > 0 else -math.inf
+    return None
+
+
+def step_number(value: object) -> int | None:
+    """A JSON value as step: whole numbers only."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) else None

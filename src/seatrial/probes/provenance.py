@@ -1,0 +1,157 @@
+"""Where a process really imports its packages from. Runs inside a loop's interpreter.
+
+- Standard library only, Python 3.9 or newer, no other module of Seatrial: it is used from a directory on PYTHONPATH
+  (`import provenance`) or as a script (`python provenance.py --found torch megatron.bridge`).
+- A row has the fields of an import proof: process, package, file, version, expected, ok, method.
+- `imported` really imports; `found` locates without running any code of the package or of its parents.
+- A package under test is right only at its own place in the checkout: a copy in an environment that happens to lie
+  inside the checkout is a mismatch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def imported(packages: Iterable[str], process: str, expected: Mapping[str, str] | None = None) -> list[Row]:
+    """Import each package and say from which file; one that cannot be imported has none."""
+    rows = []
+    for package in packages:
+        root = (expected or {}).get(package)
+        try:
+            module = importlib.import_module(package)
+        except Exception:  # noqa: BLE001 - a package may raise anything while it is imported; the log shows what
+            traceback.print_exc()
+            rows.append(_row(process, package, None, None, root, "imported"))
+            continue
+        rows.append(_row(process, package, _file_of(module), _version(module, package, root), root, "imported"))
+    return rows
+
+
+def found(packages: Iterable[str], process: str) -> list[Row]:
+    """Locate each package without importing it."""
+    return [_row(process, package, _locate(package), None, None, "found") for package in packages]
+
+
+def report(path: str, process: str, packages: Iterable[str], expected: Mapping[str, str]) -> list[Row]:
+    """Import the packages and append their rows to the file at `path`, in one write; returns the rows.
+
+    `expected` names the checkout of each package under test.
+    """
+    rows = imported(packages, process, expected)
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode("utf-8")
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        written = os.write(handle, data)
+    finally:
+        os.close(handle)
+    if written != len(data):
+        raise OSError(f"{path}: wrote {written} of {len(data)} bytes")
+    return rows
+
+
+def verify(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What is wrong with the rows, one sentence each: packages under test that come from elsewhere or not at all."""
+    problems = []
+    for row in rows:
+        where, root = row["file"], row["expected"]
+        if root is None:
+            continue
+        if where is None:
+            problems.append(f"{row['process']}: could not import {row['package']}, expected from {root}")
+        elif not comes_from(where, row["package"], root):
+            problems.append(f"{row['process']}: imported {row['package']} from {where}, expected from {root}")
+    return problems
+
+
+def comes_from(file: str, package: str, root: str) -> bool:
+    """Whether `file` is `package` at its place in the checkout at `root` (or its src), links resolved."""
+    real = str(Path(file).resolve())
+    for base in (Path(root), Path(root, "src")):
+        place = str(base.joinpath(*package.split(".")).resolve())
+        if real == place or real.startswith((place + os.sep, place + ".")):
+            return True
+    return False
+
+
+def _row(process: str, package: str, file: str | None, version: str | None, expected: str | None, method: str) -> Row:
+    ok = file is not None and (expected is None or comes_from(file, package, expected))
+    return {"process": process, "package": package, "file": file, "version": version, "expected": expected, "ok": ok, "method": method}
+
+
+def _file_of(module: ModuleType) -> str | None:
+    """The file of a module; for a namespace package the first directory, where its parts are looked up first."""
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return str(Path(file).absolute()) if file else None
+
+
+def _version(module: ModuleType, package: str, expected: str | None) -> str | None:
+    """The version that the module states; installed metadata only for what is not under test, since it describes another copy."""
+    stated = getattr(module, "__version__", None)
+    if isinstance(stated, str):
+        return stated
+    if expected is not None:
+        return None
+    import importlib.metadata  # 50 ms, needed only here
+
+    try:
+        return importlib.metadata.version(package.replace(".", "-"))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _locate(package: str) -> str | None:
+    """The file that an import of `package` would load; parents are searched, not imported."""
+    directories: list[str] | None = None
+    name = ""
+    for part in package.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = _spec(name, directories)
+        if spec is None:
+            return None
+        if name == package and spec.has_location:
+            return str(Path(spec.origin).absolute())
+        if directories is not None and not spec.has_location:
+            # A nested namespace computes its directories from its imported parent, which is not there.
+            directories = [str(Path(parent, part)) for parent in directories if Path(parent, part).is_dir()]
+        else:
+            directories = list(spec.submodule_search_locations or ())
+        if not directories:
+            return None
+    return str(Path(directories[0]).absolute()) if directories else None
+
+
+def _spec(name: str, path: list[str] | None) -> Any:
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = find(name, path) if find else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def main() -> int:
+    """`--found PACKAGE…`: print the rows as JSON."""
+    parser = argparse.ArgumentParser(description="Show from which files packages would be imported here.")
+    parser.add_argument("--found", nargs="+", required=True, metavar="PACKAGE", help="packages to locate without importing them")
+    arguments = parser.parse_args()
+    here = Path(__file__).absolute().parent
+    # The directory of a script comes first on the path; the probes in it are no packages of the loop.
+    sys.path[:] = [entry for entry in sys.path if Path(entry).absolute() != here]
+    print(json.dumps(found(arguments.found, "driver")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""The deliverables of a report, in the order of the fixed summary format.
+
+- Change-side checks, local import, the loop's policy run (level 0), every further requested level, the levels that
+  were not requested, metrics and log capture.
+- Each is Pass, Fail, Blocked, Skipped or Not requested, with its proof.
+- A Pass needs positive proof: an import that no process reported, or a log that is not on disk, is never a Pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from seatrial.model.knowledge import Level
+from seatrial.model.record import CheckResult, Deliverable, ImportProof, LevelResult, RepoState, Trial
+from seatrial.model.verdict import Verdict, worst
+from seatrial.report.outcome import NOT_EVIDENCE, Outcome, ran
+from seatrial.report.text import number
+
+NOT_REQUESTED: Literal["Not requested"] = "Not requested"
+LOG = "run.log"
+METRICS = "metrics.jsonl"
+_SHOWN_CHECKS = 4
+
+
+def deliverables(
+    trial: Trial, loop_title: str, run_dir: Path, ladder: Sequence[Level], levels: Sequence[Outcome]
+) -> tuple[Deliverable, ...]:
+    """Every deliverable of the trial; `levels` are its outcomes, `ladder` all levels of the loop."""
+    lines = [_change_side(), _local_import(trial, loop_title), *_policy_run(loop_title, levels)]
+    lines += [_level(f"Requested variants, {outcome.label}", outcome) for outcome in levels if outcome.number != 0]
+    others = [level for level in ladder if (level.number, level.name) not in {(o.number, o.name) for o in levels}]
+    if others:
+        names = "; ".join(f"level {level.number} ({level.title})" for level in others)
+        lines.append(Deliverable(name="Requested variants, other levels", verdict=NOT_REQUESTED, proof=f"not in the plan: {names}"))
+    lines.append(_capture(run_dir, ladder, levels))
+    return tuple(lines)
+
+
+def requested(lines: Sequence[Deliverable]) -> list[tuple[Deliverable, Verdict]]:
+    """The deliverables that were asked for, with their verdicts."""
+    return [(line, line.verdict) for line in lines if isinstance(line.verdict, Verdict)]
+
+
+def level_directory(outcome: Outcome) -> str:
+    """The level's directory, relative to the run directory."""
+    return (outcome.result.directory if outcome.result else "") or f"levels/{outcome.key}"
+
+
+def check_words(check: CheckResult) -> str:
+    """One check with what it measured: `mean(data["train/loss"]) < 1.05 (measured 0.3)`."""
+    wanted = f", wanted {check.threshold}" if check.threshold and check.threshold not in check.name else ""
+    return f"{check.name} (measured {number(check.value)}{wanted})"
+
+
+def _change_side() -> Deliverable:
+    proof = "a trial runs the loop, not the change's own tests; run those in its repository"
+    return Deliverable(name="Change-side checks", verdict=NOT_REQUESTED, proof=proof)
+
+
+def _local_import(trial: Trial, loop_title: str) -> Deliverable:
+    name = f"Local import in {loop_title}"
+    if not trial.plan.changes:
+        return Deliverable(name=name, verdict=NOT_REQUESTED, proof="no change was given; the environment's own packages were used")
+    proofs = [proof for proof in trial.imports if proof.expected is not None]
+    wrong = [proof for proof in proofs if not proof.ok]
+    if wrong:
+        broken = all(proof.file is None for proof in wrong) and trial.verdict is not Verdict.BLOCKED
+        verdict = Verdict.FAIL if broken else Verdict.BLOCKED
+        words = "; ".join(_import_words(proof) for proof in wrong)
+        return Deliverable(name=name, verdict=verdict, proof=words + ("" if broken else f"; {NOT_EVIDENCE}, nor for it"))
+    unproven = [words for repo in trial.plan.changes for words in _unproven(repo, proofs)]
+    if unproven:
+        return Deliverable(name=name, verdict=Verdict.BLOCKED, proof=f"{'; '.join(unproven)}; {NOT_EVIDENCE}, nor for it")
+    return Deliverable(name=name, verdict=Verdict.PASS, proof="; ".join(_import_words(proof) for proof in proofs))
+
+
+def _import_words(proof: ImportProof) -> str:
+    where = f"{proof.process}: {proof.package} from {proof.file}" if proof.file else f"{proof.process}: {proof.package} cannot be imported"
+    if not proof.ok:
+        return f"{where}, expected from {proof.expected}"
+    return where + (" (found, not imported)" if proof.method == "found" else "")
+
+
+def _unproven(repo: RepoState, proofs: Sequence[ImportProof]) -> list[str]:
+    if not repo.packages:
+        return [f"{repo.name} provides no Python package, so nothing proves that the loop used it"]
+    seen = {proof.package for proof in proofs}
+    return [f"no process reported from where it imported {package}" for package in repo.packages if package not in seen]
+
+
+def _policy_run(loop_title: str, levels: Sequence[Outcome]) -> list[Deliverable]:
+    name = f"{loop_title} policy run"
+    zero = [_level(name, outcome) for outcome in levels if outcome.number == 0]
+    return zero or [Deliverable(name=name, verdict=NOT_REQUESTED, proof="level 0 is not in the plan")]
+
+
+def _level(name: str, outcome: Outcome) -> Deliverable:
+    parts = [f"{outcome.title}: {outcome.reason}" if outcome.number == 0 else outcome.reason]
+    if outcome.result is not None:
+        parts += _measured(outcome.result)
+    if outcome.verdict is Verdict.BLOCKED:
+        parts.append(NOT_EVIDENCE)
+    return Deliverable(name=name, verdict=outcome.verdict, proof="; ".join(part.rstrip(".") for part in parts))
+
+
+def _measured(result: LevelResult) -> list[str]:
+    """Step and check counts, with the first values: misses before hits."""
+    parts = []
+    if result.steps_expected is not None:
+        parts.append(f"{result.steps_reached or 0}/{result.steps_expected} steps")
+    if result.checks:
+        met = sum(check.passed for check in result.checks)
+        order = sorted(result.checks, key=lambda check: check.passed)
+        values = ", ".join(check_words(check) for check in order[:_SHOWN_CHECKS])
+        more = f", and {len(order) - _SHOWN_CHECKS} more" if len(order) > _SHOWN_CHECKS else ""
+        parts.append(f"{met}/{len(result.checks)} checks met: {values}{more}")
+    return parts
+
+
+def _capture(run_dir: Path, ladder: Sequence[Level], levels: Sequence[Outcome]) -> Deliverable:
+    name = "Metrics and log capture"
+    started = [(outcome, outcome.result) for outcome in levels if outcome.result is not None and ran(outcome.result)]
+    if not started:
+        blocked = any(outcome.verdict is Verdict.BLOCKED for outcome in levels)
+        return Deliverable(name=name, verdict=Verdict.BLOCKED if blocked else Verdict.SKIPPED, proof="no level was started")
+    specs = {(level.number, level.name): len(level.checks) for level in ladder}
+    verdicts, words = [], []
+    for outcome, result in started:
+        gaps = _gaps(run_dir / level_directory(outcome), result, specs.get((outcome.number, outcome.name), 0))
+        # What a Blocked level could not write is part of its block; anywhere else missing evidence cannot exclude the change.
+        verdicts.append(Verdict.PASS if not gaps else Verdict.BLOCKED if outcome.verdict is Verdict.BLOCKED else Verdict.FAIL)
+        files = f"{level_directory(outcome)}/{LOG} and {METRICS}"
+        words.append(f"{files}: {', '.join(gaps)}" if gaps else f"{files}, {len(result.checks)} checks evaluated")
+    return Deliverable(name=name, verdict=worst(verdicts), proof="; ".join(words))
+
+
+def _gaps(directory: Path, result: LevelResult, specs: int) -> list[str]:
+    gaps = [f"{name} is {state}" for name in (LOG, METRICS) if (state := _file_state(directory / name))]
+    evaluated = sum(check.kind == "expression" for check in result.checks)
+    if not result.checks:
+        gaps.append("no check was evaluated")
+    elif evaluated < specs:
+        gaps.append(f"{evaluated} of {specs} checks of the level were evaluated")
+    return gaps
+
+
+def _file_state(path: Path) -> str:
+    """What is wrong with an evidence file; empty when it is there and has content."""
+    if not path.is_file():
+        return "missing"
+    return "" if path.stat().st_size else "empty"

@@ -1,0 +1,137 @@
+"""Evidence, limitations and follow-ups of a report, one text per bullet.
+
+- Evidence names every repository's exact state, the command, the environment, the decisive lines and the times.
+- Limitations say what a reader must not conclude; equal ones of several levels become one.
+- Follow-ups say what to do next; every level that is not a Pass has at least one.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from seatrial.model.record import EnvironmentRecord, LevelResult, RepoState, Trial
+from seatrial.model.verdict import Verdict
+from seatrial.report.deliverables import LOG, level_directory
+from seatrial.report.outcome import Outcome, stoppers
+from seatrial.report.text import unique
+
+_KEY_PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets", "vllm", "sglang", "ray", "megatron-core", "deepspeed", "numpy")
+_SHOWN_PATHS = 20
+
+
+def evidence(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
+    """What was run, on what, and what it said."""
+    lines = [_repository(repo) for repo in trial.plan.changes] or ["Change: none; the packages of the environment were used"]
+    lines.append(f"Command: {shlex.join(trial.command)}")
+    if trial.plan.arguments:
+        lines.append(f"Loop arguments: {shlex.join(trial.plan.arguments)}")
+    lines.append(_environment(trial))
+    lines += [f"Preflight: {finding.name}: {finding.message}" for finding in trial.findings if not finding.ok]
+    for outcome in levels:
+        if outcome.result is not None:
+            lines.append(f"Key lines of level {outcome.number}: {'; '.join(_key_lines(outcome.result)) or 'none'}")
+    lines.append(_time(trial, levels))
+    return unique(lines)
+
+
+def limitations(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
+    """What must not be concluded, from the levels first and then from where they ran."""
+    lines = _by_level((o.number, text) for o in levels if o.result for text in o.result.limitations)
+    noise = [(o.number, text) for o in levels if o.result and o.result.diagnosis for text in o.result.diagnosis.noise]
+    lines += _by_level((level, f"residual log noise: {text}") for level, text in noise)
+    if trial.plan.unmatched:
+        lines.append(f"no level names these changed paths, the default levels stand in for them: {_some(trial.plan.unmatched)}")
+    found = {(proof.package, proof.process) for proof in trial.imports if proof.expected and proof.method == "found"}
+    lines += [f"{package} was located in {process}, not proven by a real import" for package, process in sorted(found)]
+    for repo in trial.plan.changes:
+        states = [f"{module.path} {module.state}" for module in repo.submodules if module.state != "clean"]
+        if states:
+            lines.append(f"submodules of {repo.name} are not at the recorded commit: {', '.join(states)}")
+        if repo.dirty and repo.patch is None:
+            lines.append(f"{repo.name} has changes that no commit holds, and no patch of them was kept")
+    lines += _environment_limits(trial.environment)
+    return unique(lines)
+
+
+def follow_ups(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
+    """What to do next; empty when there is nothing."""
+    lines = [f"fix {finding.name}: {finding.fix}" for finding in trial.findings if not finding.ok and finding.fix]
+    lines += _by_level((o.number, text) for o in levels if o.result for text in o.result.follow_ups)
+    lines += [
+        f"level {o.number}: {o.result.diagnosis.advice}" for o in levels if o.result and o.result.diagnosis and o.result.diagnosis.advice
+    ]
+    waiting = bool(stoppers(trial))
+    for outcome in levels:
+        told = outcome.result is not None and (outcome.result.follow_ups or (outcome.result.diagnosis and outcome.result.diagnosis.advice))
+        if outcome.verdict is Verdict.SKIPPED and trial.status == "done":
+            lines.append(f"run level {outcome.number} ({outcome.title}): {outcome.reason}")
+        elif outcome.verdict in (Verdict.FAIL, Verdict.BLOCKED) and not told and not waiting:
+            lines.append(f"level {outcome.number}: find the cause in {level_directory(outcome)}/{LOG}, then run the level again")
+    if waiting:
+        lines.append("run the trial again once the preflight passes")
+    elif trial.status != "done":
+        lines.append("resume the trial, or run it again")
+    return unique(lines)
+
+
+def _repository(repo: RepoState) -> str:
+    state = "clean" if not repo.dirty else f"dirty: {_some(repo.dirty)}" + (f" (patch: {repo.patch})" if repo.patch else "")
+    modules = ", ".join(f"{module.path} at {module.commit}" for module in repo.submodules)
+    where = repo.branch or "detached HEAD"
+    return f"{repo.name} repo: {repo.commit} ({where}), {state}" + (f"; submodules: {modules}" if modules else "")
+
+
+def _environment(trial: Trial) -> str:
+    environment = trial.environment
+    if environment is None:
+        return "Environment: not recorded, the trial stopped before it was read"
+    names = [name for name in (trial.plan.loop, *_KEY_PACKAGES) if name in environment.packages]
+    packages = ", ".join(f"{name} {environment.packages[name]}" for name in dict.fromkeys(names)) or "none of the usual packages"
+    origin = f"lock {environment.lock}" if environment.lock else "not from a lock"
+    devices = ", ".join(environment.gpus) or "no GPU"
+    machine = f"{environment.platform}, {environment.cpu_count} CPUs, {devices}".lstrip(", ")
+    return (
+        f"Environment: Python {environment.python_version} ({environment.python}), fingerprint {environment.fingerprint}, {origin}; "
+        f"{packages}, {len(environment.packages)} packages in all; {machine}"
+    )
+
+
+def _environment_limits(environment: EnvironmentRecord | None) -> list[str]:
+    if environment is None:
+        return ["the environment was not recorded"]
+    lines = [] if environment.lock else ["the environment was not built from a lock; another machine may hold other packages"]
+    return lines if environment.gpus else [*lines, "no GPU was used; nothing here covers GPU kernels, memory or communication"]
+
+
+def _key_lines(result: LevelResult) -> list[str]:
+    lines = list(result.key_lines)
+    if result.diagnosis is not None and result.diagnosis.cause:
+        diagnosis = result.diagnosis
+        where = ":".join(str(part) for part in (diagnosis.file, diagnosis.line) if part is not None)
+        lines.insert(0, f"first error: {diagnosis.cause}" + (f" ({where})" if where else ""))
+    if result.steps_expected is not None:
+        lines.append(f"{result.steps_reached or 0}/{result.steps_expected} steps completed")
+    if result.checks:
+        lines.append(f"{sum(check.passed for check in result.checks)}/{len(result.checks)} checks met")
+    return lines
+
+
+def _time(trial: Trial, levels: Sequence[Outcome]) -> str:
+    spans = [
+        f"level {o.number} {o.result.seconds:.0f} s ({o.result.cpu_seconds:.0f} CPU s)" for o in levels if o.result and o.result.seconds
+    ]
+    return f"Time: {trial.created} to {trial.ended or 'not ended'}" + (f"; {', '.join(spans)}" if spans else "")
+
+
+def _by_level(texts: Iterable[tuple[int, str]]) -> list[str]:
+    """`level 0, 1: text`, each text once with the levels that said it."""
+    levels: dict[str, list[int]] = {}
+    for level, text in texts:
+        levels.setdefault(text, []).append(level)
+    return [f"level {', '.join(map(str, dict.fromkeys(numbers)))}: {text}" for text, numbers in levels.items() if text.strip()]
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f", and {len(paths) - _SHOWN_PATHS} more" if len(paths) > _SHOWN_PATHS else ""
+    return ", ".join(paths[:_SHOWN_PATHS]) + more

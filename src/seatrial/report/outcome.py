@@ -1,0 +1,95 @@
+"""What every requested level came to, including those that left no result.
+
+- Each planned level gets an outcome; so does a result that no plan names. Nothing requested is left unmentioned.
+- A recorded Pass is believed only if the record itself supports it: a missed check, an unreached step or a vacuous
+  run takes it back, with the reason. This repeats the judge on purpose: a report must not be better than its evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seatrial.model.record import Finding, LevelResult, PlannedLevel, Trial
+from seatrial.model.verdict import Boundary, Verdict
+
+NOT_EVIDENCE = "this is not evidence against the change"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One level of a report: its verdict, why, and the stored result if there is one."""
+
+    number: int
+    name: str
+    title: str
+    verdict: Verdict
+    reason: str
+    boundary: Boundary | None = None
+    result: LevelResult | None = None
+
+    @property
+    def key(self) -> str:
+        """Names the level within a trial: `0-smoke`, as its directory does."""
+        return f"{self.number}-{self.name}"
+
+    @property
+    def label(self) -> str:
+        """`level 0 (GRPO smoke)`."""
+        return f"level {self.number} ({self.title})"
+
+
+def outcomes(trial: Trial) -> tuple[Outcome, ...]:
+    """The outcome of every requested level, in the plan's order, then of results outside the plan."""
+    found: list[Outcome] = []
+    planned = {(level.number, level.name) for level in trial.plan.levels}
+    for level in trial.plan.levels:
+        results = [result for result in trial.levels if (result.number, result.name) == (level.number, level.name)]
+        found.extend(_judged(result) for result in results)
+        if not results:
+            found.append(_without_result(trial, level))
+    found.extend(_judged(result) for result in trial.levels if (result.number, result.name) not in planned)
+    return tuple(found)
+
+
+def ran(result: LevelResult) -> bool:
+    """Whether a process of the level was started. A Pass or Fail claims that one was."""
+    return bool(result.phases) or result.verdict in (Verdict.PASS, Verdict.FAIL)
+
+
+def stoppers(trial: Trial) -> tuple[Finding, ...]:
+    """Failed preflight findings, when they kept every level from running."""
+    if any(ran(result) for result in trial.levels):
+        return ()
+    return tuple(finding for finding in trial.findings if not finding.ok)
+
+
+def _judged(result: LevelResult) -> Outcome:
+    verdict, reason, boundary = result.verdict, result.reason, result.boundary
+    if verdict is Verdict.PASS:
+        missed = next((check for check in result.checks if not check.passed), None)
+        reached, expected = result.steps_reached, result.steps_expected
+        if missed is not None:
+            verdict, boundary = Verdict.FAIL, missed.boundary
+            reason = f"recorded as Pass, but this check was missed: {missed.name}"
+        elif expected is not None and (reached is None or reached < expected):
+            verdict, boundary = Verdict.FAIL, boundary or Boundary.METRICS
+            reason = f"recorded as Pass, but it reached {'no step' if reached is None else f'step {reached}'} of {expected}"
+        elif result.vacuous:
+            verdict = Verdict.BLOCKED
+            reason = "recorded as Pass, but the run was vacuous: it could not have shown anything"
+    return Outcome(result.number, result.name, result.title, verdict, reason, boundary, result)
+
+
+def _without_result(trial: Trial, level: PlannedLevel) -> Outcome:
+    blocked = stoppers(trial)
+    verdict, boundary = Verdict.SKIPPED, None
+    if level.skip:
+        reason = level.skip
+    elif blocked:
+        verdict, boundary = Verdict.BLOCKED, blocked[0].boundary
+        reason = f"not started, the preflight stopped it: {blocked[0].name}: {blocked[0].message}"
+    elif trial.status != "done":
+        reason = f"not run: the trial has not finished (status: {trial.status})"
+    else:
+        reason = "not run: the trial recorded no result for it"
+    return Outcome(level.number, level.name, level.title, verdict, reason, boundary)

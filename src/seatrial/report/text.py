@@ -1,0 +1,52 @@
+"""Turning recorded values into text that is safe to show.
+
+- Control and bidirectional-override characters are made visible (`\\x1b`), never dropped: a log line must not be able
+  to recolour a terminal, reorder a sentence or make XML invalid. Colour codes alone are removed; they carry no fact.
+- `one_line` keeps a recorded text from adding lines of its own to a report with a fixed format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]")
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def visible(text: str) -> str:
+    """`text` with colour codes removed and every other invisible character written out; keeps tabs and newlines."""
+    return _HIDDEN.sub(_escape, _COLOUR.sub("", text.replace("\r\n", "\n")))
+
+
+def one_line(text: str) -> str:
+    """`text` on one line, with single spaces."""
+    return visible(" ".join(text.split()))
+
+
+def number(value: float | str | None) -> str:
+    """A measured value for people: six significant digits; strings (such as "NaN") as they are."""
+    if value is None:
+        return "no value"
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def ranges(steps: Sequence[int]) -> str:
+    """Steps as ranges: 1, 2, 3, 7 becomes `1-3, 7`."""
+    parts: list[list[int]] = []
+    for step in sorted(set(steps)):
+        if parts and step == parts[-1][1] + 1:
+            parts[-1][1] = step
+        else:
+            parts.append([step, step])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def unique(texts: Iterable[str]) -> tuple[str, ...]:
+    """The non-empty texts in their first order, each once."""
+    return tuple(dict.fromkeys(text for text in texts if text.strip()))

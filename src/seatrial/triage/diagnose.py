@@ -1,0 +1,201 @@
+"""From a log alone: how far the run got, the first cause, its boundary, the verdict it supports and what to do.
+
+- A known failure decides where its pattern matches the first cause, or anywhere if it is marked silent; of two, Fail
+  beats Blocked, then the earlier line.
+- An unknown failure sits where the last milestone before it says. Before any milestone it is Blocked at environment.
+- A kill from outside is named as such; boundary and verdict are those of the last milestone.
+- Milestones are given in the order in which a loop reaches them; the last one says that the work is done.
+- A log that shows no failure has no verdict: triage never says Pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seatrial.model.knowledge import Milestone, Signature
+from seatrial.model.record import Diagnosis
+from seatrial.model.verdict import Boundary, Verdict
+from seatrial.triage.cause import Cause, Progress, find_cause, independent, survived
+from seatrial.triage.chain import Chain, ChainReader, How
+from seatrial.triage.log import Line, Log, read_log
+from seatrial.triage.signatures import GENERAL, Hit, Scan, first_match, load_signatures
+
+_TAIL = 8  # last lines searched for a known failure when nothing was raised; further up it may be a mere mention
+_WINDOW = 200  # lines before a report of another process's death that may hold its cause
+_CLIP = 400
+_NOISE = 20
+_STAGES: tuple[tuple[str, Boundary], ...] = (
+    (r"checkpoint|resume", Boundary.CHECKPOINT),
+    (r"refit|reload|weight.?sync|update_weights", Boundary.REFIT),
+    (r"optim|adam|train step", Boundary.OPTIMIZER),
+    (r"lora|peft|adapter", Boundary.PEFT),
+    (r"\bddp|fsdp|data.?parallel|distributed", Boundary.DDP),
+    (r"reward", Boundary.REWARD),
+    (r"rollout|generat|sampling", Boundary.ROLLOUT),
+    (r"dataset|tokenizer|\bdata\b", Boundary.DATA),
+    (r"metric|loss", Boundary.METRICS),
+)
+"""Words in the name of a failed stage, for logs of runners that no milestones are known of; else the provider."""
+
+_KILL_ADVICE = (
+    "The run was ended from outside (a signal or Ctrl-C), not by an exception. Nothing in the log says why: look for a deadline, "
+    "a stall watch or a scheduler; if it had stopped writing long before, it hung after the last milestone."
+)
+_UNKNOWN_ADVICE = "No known failure matches. Read the excerpt; if the cause is understood, add a signature (docs/triage.md)."
+
+
+def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[Signature]) -> Diagnosis:
+    """Triage one log. `signatures` are the loop's own; the general ones are always added after them."""
+    known = (*signatures, *load_signatures(GENERAL))
+    log = read_log(path)
+    scan, reader, tail = Scan(milestones, known), ChainReader(), deque[Line](maxlen=_TAIL)
+    for line in log:
+        scan.feed(line)
+        reader.feed(line)
+        if line.body.strip():
+            tail.append(line)
+    scan.finish()
+    harmless = [s for s in known if s.harmless and scan.counts(s)]
+    chains = reader.finish()
+    triage = _Triage(log, milestones, scan, Progress(scan.reached), [s for s in known if not s.harmless and scan.counts(s)])
+    for chain in chains:
+        stopped = chain.how is How.KILLED and triage.finished()  # servers are stopped by a signal when the work is done
+        if stopped or any(first_match(s, _lines(chain)) for s in harmless):
+            chain.how = How.NOTED
+    found = [*triage.silent(), *(triage.failure(chains) or triage.ending(tail, chains))]
+    decisive = min(found, key=lambda d: (d.verdict is not Verdict.FAIL, d.line or 0), default=Diagnosis())
+    last = triage.progress.last()
+    noise = _noise(scan, harmless, [chain for chain in chains if survived(chain, triage.progress)])
+    return decisive.model_copy(update={"file": str(path), "milestone": last.id if last else None, "noise": noise})
+
+
+@dataclass(frozen=True, slots=True)
+class _Triage:
+    """What was read of a log, and the questions put to it."""
+
+    log: Log
+    milestones: Sequence[Milestone]
+    scan: Scan
+    progress: Progress
+    known: Sequence[Signature]
+    """Signatures that count for this log, without the harmless ones."""
+
+    def finished(self) -> bool:
+        """Whether the last milestone of the loop is the last one reached."""
+        last = self.progress.last()
+        return last is not None and last.id == self.milestones[-1].id
+
+    def silent(self) -> Iterator[Diagnosis]:
+        """Known failures that count wherever they occur."""
+        for signature in self.known:
+            if signature.silent and signature.pattern in self.scan.hits:
+                yield _known(signature, self.scan.hits[signature.pattern], ())
+
+    def failure(self, chains: Sequence[Chain]) -> list[Diagnosis]:
+        """The failure that ended the run, if there is one."""
+        cause = find_cause(chains, self.progress)
+        if cause is None:
+            return []
+        if cause.chain.how is not How.TEST:
+            return [self._explain(cause)]
+        explained = [self._explain(each) for each in independent(chains)]
+        return [next((d for d in explained if d.verdict is Verdict.FAIL), explained[0])]
+
+    def ending(self, tail: Sequence[Line], chains: Sequence[Chain]) -> list[Diagnosis]:
+        """A known failure in the last lines of a run that raised nothing and did not finish."""
+        if self.finished():
+            return []
+        last = self.progress.last()
+        first = max(last.line if last else 0, *(chain.end for chain in chains), 0) + 1  # what was survived is no cause
+        found = self._match([Hit(line.number, line.body) for line in tail if line.number >= first])
+        return [_known(*found, ())] if found else []
+
+    def _match(self, hits: Sequence[Hit]) -> tuple[Signature, Hit] | None:
+        """The first signature that matches one of the lines."""
+        return next(((s, hit) for s in self.known if (hit := first_match(s, hits))), None)
+
+    def _explain(self, cause: Cause) -> Diagnosis:
+        chain, raised = cause
+        own = [Hit(raised.line, f"{raised.name}: {raised.message}"), *(Hit(*line) for line in raised.lines)]
+        excerpt = (*raised.tail, *(text for _, text in raised.lines[:6]))
+        found = self._match(own)
+        if found is None and raised.carrier:
+            # It only says that something else died: what stands above it may say why.
+            reached = self.progress.before(chain.start)
+            first = max(reached.line if reached else 0, chain.start - _WINDOW)
+            found = self._match([Hit(line.number, line.body) for line in self.log.between(first, chain.end)])
+        if found is not None:
+            return _known(*found, excerpt)
+        line, text = _decisive(cause)
+        boundary, verdict = self._place(cause)
+        advice = _KILL_ADVICE if chain.how is How.KILLED else _UNKNOWN_ADVICE
+        return Diagnosis(boundary=boundary, verdict=verdict, cause=_clip(text), line=line, excerpt=_clipped(excerpt), advice=advice)
+
+    def _place(self, cause: Cause) -> tuple[Boundary, Verdict]:
+        """Where an unknown failure sits."""
+        chain, raised = cause
+        reached = self.progress.before(raised.line, inclusive=True)
+        if reached is not None:
+            milestone = next(m for m in self.milestones if m.id == reached.id)
+            return milestone.boundary, milestone.verdict
+        match chain.how:
+            case How.REPORT:
+                stage = raised.lines[0][1].partition(raised.name)[0] or raised.message
+                return next((b for words, b in _STAGES if re.search(words, stage, re.IGNORECASE)), Boundary.PROVIDER), Verdict.FAIL
+            case How.TEST:
+                return Boundary.PROVIDER, Verdict.FAIL
+            case How.KILLED:
+                return Boundary.CLUSTER, Verdict.BLOCKED
+            case _:
+                return Boundary.ENVIRONMENT, Verdict.BLOCKED
+
+
+def _known(signature: Signature, hit: Hit, excerpt: Sequence[str]) -> Diagnosis:
+    return Diagnosis(
+        boundary=signature.boundary,
+        verdict=signature.verdict,
+        cause=_clip(hit.text),
+        line=hit.line,
+        excerpt=_clipped(excerpt or (hit.text,)),
+        signature=signature.id,
+        advice=signature.advice,
+    )
+
+
+def _decisive(cause: Cause) -> tuple[int, str]:
+    """The line that says most. A validation error's first line only counts the errors; the next name them."""
+    chain, raised = cause
+    if re.match(r"\d+ validation errors? for", raised.message):
+        detail = next(((number, text.strip()) for number, text in raised.lines if "[type=" in text), None)
+        if detail:
+            return detail[0], f"{raised.name}: {detail[1]}"
+    if chain.how in (How.REPORT, How.KILLED) or raised.name == "crash":
+        return raised.line, raised.lines[0][1]
+    return raised.line, f"{raised.name}: {raised.message}" if raised.message else raised.name
+
+
+def _lines(chain: Chain) -> list[Hit]:
+    """The lines of a chain that a harmless signature may match: what introduces it, and its exceptions."""
+    return [Hit(chain.start, chain.lead), *(Hit(*line) for raised in chain.raised for line in raised.lines)]
+
+
+def _noise(scan: Scan, harmless: Sequence[Signature], survivors: Sequence[Chain]) -> tuple[str, ...]:
+    """Harmless lines and survived exceptions, each once, in the order of the log."""
+    seen = {_clip(hit.text): hit.line for s in harmless if (hit := scan.hits.get(s.pattern))}
+    for chain in survivors:
+        seen.setdefault(_clip(f"survived {chain.first.name}: {chain.first.message}"), chain.first.line)
+    ordered = sorted(seen.items(), key=lambda item: item[1])
+    return tuple(f"line {line}: {text}" for text, line in ordered[:_NOISE])
+
+
+def _clip(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= _CLIP else text[: _CLIP - 1] + "…"
+
+
+def _clipped(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(text if len(text) <= _CLIP else text[: _CLIP - 1] + "…" for text in texts)

@@ -1,0 +1,159 @@
+"""Signatures of known failures: read from TOML, matched in a log.
+
+- A file holds `[[signature]]` tables with the keys of `model.knowledge.Signature`; a wrong key, a missing boundary, a
+  repeated id or a bad pattern is a UserError that names file and entry: no rule silently never applies.
+- Patterns are searched line by line, with and without the process prefix, so that `^` means the start of either.
+- `Scan` takes the log once, in blocks: the search of a block is only a filter, the line decides.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from seatrial.files import read_text
+from seatrial.model.errors import UserError
+from seatrial.model.knowledge import Milestone, Signature
+from seatrial.model.verdict import Verdict
+from seatrial.triage.cause import Reached
+from seatrial.triage.log import Line
+
+GENERAL = Path(__file__).with_name("signatures.toml")
+"""Failures that any loop may meet; always part of a diagnosis."""
+_BLOCK = 2000
+
+
+class Hit(NamedTuple):
+    """A line that a pattern matched."""
+
+    line: int
+    text: str
+
+
+def load_signatures(path: Path) -> tuple[Signature, ...]:
+    """Read a signatures.toml."""
+    try:
+        data = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not valid TOML: {error}", "correct the file at that place") from error
+    unknown = sorted(set(data) - {"signature"})
+    if unknown or not isinstance(data.get("signature", []), list):
+        raise UserError(f"{path}: unknown key {', '.join(unknown) or 'signature'}", "write every entry as a [[signature]] table")
+    signatures: dict[str, Signature] = {}
+    for index, entry in enumerate(data.get("signature", []), 1):
+        where = f"{path}: signature {index} ({entry.get('id', 'no id') if isinstance(entry, dict) else 'not a table'})"
+        signature = _signature(where, entry)
+        if signature.id in signatures:
+            raise UserError(f"{where}: id is used twice", "give every signature its own id")
+        signatures[signature.id] = signature
+    return tuple(signatures.values())
+
+
+def _signature(where: str, entry: Any) -> Signature:
+    try:
+        signature = Signature.model_validate(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "(entry)"
+        allowed = ", ".join(Signature.model_fields)
+        raise UserError(f"{where}: {key}: {first['msg']}", f"allowed keys: {allowed}") from error
+    for pattern in (signature.pattern, *signature.also, *signature.unless):
+        compile_pattern(where, pattern)
+    if signature.harmless and signature.silent:
+        raise UserError(f"{where}: harmless and silent exclude each other", "remove one of them")
+    if not signature.harmless and signature.boundary is None:
+        raise UserError(f"{where}: boundary: missing", "name the boundary, or set harmless = true")
+    if signature.verdict not in (Verdict.FAIL, Verdict.BLOCKED):
+        raise UserError(f"{where}: verdict: {signature.verdict} is not supported by a failure", "use Fail or Blocked")
+    return signature
+
+
+def compile_pattern(where: str, pattern: str) -> re.Pattern[str]:
+    """Compile a pattern so that `^` and `$` mean a line; a bad one is a UserError that names `where`."""
+    if not pattern or r"\A" in pattern or r"\Z" in pattern:
+        raise UserError(f"{where}: pattern {pattern!r} can never match a line", "write a pattern, with ^ and $ for a line's start and end")
+    try:
+        return re.compile(pattern, re.MULTILINE)
+    except re.error as error:
+        raise UserError(f"{where}: pattern {pattern!r}: {error}", "correct the regular expression") from error
+
+
+class Scan:
+    """One pass over a log: every match of the milestones, and the first match of each signature's patterns."""
+
+    def __init__(self, milestones: Sequence[Milestone], signatures: Sequence[Signature]) -> None:
+        self.reached: list[Reached] = []
+        self.hits: dict[str, Hit] = {}
+        """First match by pattern."""
+        self._milestones = [(m.id, compile_pattern(f"milestone {m.id}", m.pattern)) for m in milestones]
+        self._wanted = {
+            pattern: compile_pattern(f"signature {s.id}", pattern)
+            for s in signatures
+            for pattern in ((s.pattern,) if s.silent or s.harmless else ()) + s.also + s.unless
+        }
+        self._lines: list[Line] = []
+
+    def feed(self, line: Line) -> None:
+        """Take the next line of the log."""
+        self._lines.append(line)
+        if len(self._lines) >= _BLOCK:
+            self.finish()
+
+    def finish(self) -> None:
+        """Search what was fed since the last search; call it once after the last line."""
+        if not self._lines:
+            return
+        block = _Block(self._lines)
+        self._lines = []
+        found = [(line.number, order, line.process, name) for order, (name, p) in enumerate(self._milestones) for line in block.matches(p)]
+        self.reached.extend(Reached(number, process, name) for number, _, process, name in sorted(set(found)))
+        for pattern, compiled in list(self._wanted.items()):
+            if (line := next(block.matches(compiled), None)) is not None:
+                self.hits[pattern] = Hit(line.number, line.text)
+                del self._wanted[pattern]
+
+    def counts(self, signature: Signature) -> bool:
+        """Whether the rest of the log lets the signature count: every `also` occurs and no `unless` does."""
+        return all(p in self.hits for p in signature.also) and not any(p in self.hits for p in signature.unless)
+
+
+class _Block:
+    """Consecutive lines joined for fast searching."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self._lines: list[Line] = []
+        self._ends: list[int] = []
+        texts: list[str] = []
+        end = 0
+        for line in lines:
+            for text in (line.text, line.body) if line.process else (line.text,):
+                texts.append(text)
+                self._lines.append(line)
+                end += len(text) + 1
+                self._ends.append(end)
+        self._texts = texts
+        self._joined = "\n".join(texts)
+
+    def matches(self, pattern: re.Pattern[str]) -> Iterator[Line]:
+        """Lines that the pattern matches, in order. A match across lines is none."""
+        position = 0
+        index = 0
+        while (match := pattern.search(self._joined, position)) is not None:
+            while self._ends[index] <= match.start():
+                index += 1
+            if pattern.search(self._texts[index]):
+                yield self._lines[index]
+            position = self._ends[index]
+            if position > len(self._joined):
+                return
+
+
+def first_match(signature: Signature, texts: Iterable[Hit]) -> Hit | None:
+    """The first of the given lines that the signature's pattern matches."""
+    pattern = compile_pattern(f"signature {signature.id}", signature.pattern)
+    return next((hit for hit in texts if pattern.search(hit.text)), None)

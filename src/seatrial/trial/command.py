@@ -1,0 +1,52 @@
+"""command.sh: the exact processes of a level as a script that a person can read and run.
+
+The level directory is replaced by `$OUT`, a fresh directory by default, so that running the script again never
+touches the evidence.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from seatrial.model.loop import Phase
+
+HEADER = """#!/usr/bin/env bash
+# {title}
+# Runs as it stands. Output goes to $OUT (a new temporary directory unless you set it), never into the evidence.
+set -euo pipefail
+OUT="${{OUT:-$(mktemp -d)}}"
+echo "writing to $OUT" >&2
+unset {unset}
+"""
+
+
+def quoted(word: str, directory: Path) -> str:
+    """One shell word, with the level directory as $OUT."""
+    place = str(directory)
+    if place not in word:
+        return shlex.quote(word)
+    return '"$OUT"'.join(shlex.quote(part) if part else "" for part in word.split(place))
+
+
+def command_script(title: str, phases: Sequence[Phase], directory: Path, environment: Mapping[str, str], unset: Sequence[str]) -> str:
+    """The script of a level."""
+    lines = [HEADER.format(title=title, unset=" ".join(unset))]
+    lines += [f"export {key}={quoted(value, directory)}" for key, value in sorted(environment.items())]
+    for phase in phases:
+        lines.append(f"\n# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""))
+        lines += [f"export {key}={quoted(value, directory)}" for key, value in sorted(phase.env.items())]
+        lines.append(" \\\n  ".join(_grouped([quoted(word, directory) for word in phase.argv])))
+    return "\n".join(lines) + "\n"
+
+
+def _grouped(words: Sequence[str]) -> list[str]:
+    """Options and their values on one line each."""
+    groups: list[str] = []
+    for word in words:
+        if groups and not word.startswith("-"):
+            groups[-1] += f" {word}"
+        else:
+            groups.append(word)
+    return groups

@@ -1,0 +1,265 @@
+"""The conductor: plan, evidence, preflight, levels, verdict, reports. Everything goes through the run directory.
+
+- Evidence is stored before the first process starts.
+- A level is stored as soon as it is judged; a killed trial loses at most the level that was running.
+- `resume` refuses another environment or another state of the change: the levels of one trial share both.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import seatrial
+from seatrial.evidence.environment import compare, environment_record
+from seatrial.evidence.redact import Redactor
+from seatrial.evidence.repos import repo_state, write_repos
+from seatrial.files import read_json, write_json, write_text
+from seatrial.launch.interrupt import Interruptible
+from seatrial.launch.process import end_leftovers
+from seatrial.loops import get_loop
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.knowledge import Level
+from seatrial.model.loop import Context, Loop
+from seatrial.model.record import EnvironmentRecord, Finding, ImportProof, LevelResult, Plan, PlannedLevel, RepoState, Trial
+from seatrial.model.series import Metrics
+from seatrial.model.verdict import Boundary, Verdict, worst
+from seatrial.report.write import write_reports
+from seatrial.trial import rundir
+from seatrial.trial.command import command_script
+from seatrial.trial.inject import stage
+from seatrial.trial.interpreter import Interpreter, find_interpreter
+from seatrial.trial.level import Bench, Limits, judge_level, level_imports, read_level_metrics, run_level
+from seatrial.trial.preflight import IGNORED, LAUNCHER, preflight
+from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, Stage
+
+FINAL = (Verdict.PASS, Verdict.FAIL)
+"""Verdicts that `resume` keeps. What was Blocked or cut short is run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asked for."""
+
+    plan: Plan
+    out: Path
+    """The run directory, already made."""
+    python: Path | None = None
+    """A user's own interpreter for the loop; None takes the environment that Seatrial builds."""
+    limits: Limits = field(default_factory=Limits)
+    options: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
+    """The configuration in force, for the evidence."""
+
+
+def start(request: Request, listener: Listener) -> Trial:
+    """Run a new trial to its verdict."""
+    redactor = Redactor(os.environ)
+    with rundir.locked(request.out):
+        trial = Trial(
+            id=request.out.name,
+            seatrial=seatrial.__version__,
+            created=rundir.now(),
+            plan=request.plan,
+            command=tuple(redactor.value(sys.argv)),
+            status="planned",
+        )
+        write_json(request.out / "evidence" / "config.json", redactor.value(dict(request.config)))
+        rundir.save(request.out, trial)
+        listener(Planned(str(request.out), request.plan))
+        return _Conductor(request, listener, redactor).conduct(trial)
+
+
+def resume(path: Path, listener: Listener) -> Trial:
+    """Finish a trial that was killed, interrupted or blocked."""
+    path = path.absolute()
+    trial = rundir.load(path)
+    stored = read_json(path / "evidence" / "request.json")
+    limits = Limits(**stored["limits"])
+    python = Path(stored["python"]) if stored["python"] else None
+    request = Request(plan=trial.plan, out=path, python=python, limits=limits, options=stored["options"])
+    with rundir.locked(path):
+        for pids in path.glob("levels/**/*.pids"):
+            end_leftovers(pids)
+        _refuse_other_change(trial.plan.changes, path)
+        listener(Planned(str(path), trial.plan))
+        return _Conductor(request, listener, Redactor(os.environ)).conduct(trial)
+
+
+def _refuse_other_change(recorded: Sequence[RepoState], path: Path) -> None:
+    """The change must be what the stored levels ran with."""
+    for old in recorded:
+        new = repo_state(Path(old.path), old.name)
+        for what, before, after in (("commit", old.commit, new.commit), ("changed files", old.dirty, new.dirty)):
+            if before != after:
+                raise UserError(
+                    f"{old.path}: {what} differ from the trial's: {before or 'none'} then, {after or 'none'} now",
+                    f"restore that state (see {path / 'evidence'}), or start a new trial",
+                )
+
+
+class _Conductor:
+    """One pass over the levels of a trial."""
+
+    def __init__(self, request: Request, listener: Listener, redactor: Redactor) -> None:
+        self.request, self.listener, self.redactor = request, listener, redactor
+        self.loop: Loop = get_loop(request.plan.loop)
+        self.levels = {level.number: level for level in self.loop.levels()}
+
+    def conduct(self, trial: Trial) -> Trial:
+        """From a stored plan to a stored verdict; interruption and blocks end in a judged directory too."""
+        path = self.request.out
+        with Interruptible() as stop:
+            try:
+                trial, bench = self._prepare(trial)
+            except BlockedError as error:
+                finding = Finding(name="environment", ok=False, boundary=error.boundary, message=error.message, fix=error.fix)
+                self.listener(Found(finding))
+                trial = trial.model_copy(update={"findings": (*trial.findings, finding)})
+                return self._finish(trial, self._blocked(trial, finding))
+            bad = next((finding for finding in trial.findings if not finding.ok), None)
+            if bad:
+                return self._finish(trial, self._blocked(trial, bad))
+            trial = trial.model_copy(update={"status": "running"})
+            rundir.save(path, trial)
+            results: list[LevelResult] = []
+            for planned in trial.plan.levels:
+                if stop.signal is not None:
+                    results.append(self._not_run(planned, Verdict.BLOCKED, "interrupted before this level ran", Boundary.ENVIRONMENT))
+                    continue
+                result = self._level(trial, bench, planned, results)
+                results.append(result)
+                trial = trial.model_copy(update={"levels": tuple(results), "imports": self._imports(trial.plan)})
+                rundir.save(path, trial)
+                self.listener(Judged(result))
+            return self._finish(trial, tuple(results), interrupted=stop.signal is not None)
+
+    def _prepare(self, trial: Trial) -> tuple[Trial, Bench]:
+        """Evidence and preflight: everything that is known before the first process of the loop starts."""
+        path, plan = self.request.out, trial.plan
+        self.listener(Stage("evidence", "repositories, environment, commands"))
+        changes = write_repos(plan.changes, path / "evidence", self.redactor)
+        plan = plan.model_copy(update={"changes": changes})
+        self._store_request()
+        interpreter = find_interpreter(self.loop, self.request.python, lambda text: self.listener(Stage("environment", text)))
+        environment = environment_record(interpreter.python, interpreter.lock)
+        _refuse_other_environment(trial.environment, environment)
+        write_json(path / "evidence" / "environment.json", environment)
+        bench = self._bench(plan, interpreter)
+        self._write_commands(bench, plan)
+        self.listener(Stage("preflight"))
+        findings = (*interpreter.findings, *preflight(self.loop, plan, bench.context, os.environ))
+        for finding in findings:
+            self.listener(Found(finding))
+        return trial.model_copy(update={"plan": plan, "environment": environment, "findings": findings}), bench
+
+    def _store_request(self) -> None:
+        """What `resume` needs and no other file holds."""
+        request = self.request
+        limits = {"deadline_minutes": request.limits.deadline_minutes, "stall_minutes": request.limits.stall_minutes}
+        python = str(request.python) if request.python else None
+        write_json(request.out / "evidence" / "request.json", {"python": python, "limits": limits, "options": dict(request.options)})
+
+    def _bench(self, plan: Plan, interpreter: Interpreter) -> Bench:
+        context = Context(
+            run_dir=self.request.out,
+            python=interpreter.python,
+            model=plan.model,
+            changes=plan.changes,
+            arguments=plan.arguments,
+            options=self.request.options,
+        )
+        instruments = stage(self.loop, self.request.out)
+        return Bench(self.loop, context, instruments, dict(os.environ), self.redactor, self.request.limits, self.listener)
+
+    def _write_commands(self, bench: Bench, plan: Plan) -> None:
+        """command.sh of every level, before anything runs."""
+        for planned in plan.levels:
+            if planned.skip:
+                continue
+            level, directory = self.levels[planned.number], rundir.level_directory(self.request.out, planned)
+            phases = self.loop.phases(level, bench.context, directory)
+            environment = {"PYTHONPATH": os.pathsep.join(bench.import_path())}
+            script = command_script(f"level {level.number}: {level.title}", phases, directory, environment, (*IGNORED, *LAUNCHER))
+            write_text(directory / "command.sh", self.redactor.text(script))
+
+    def _level(self, trial: Trial, bench: Bench, planned: PlannedLevel, earlier: Sequence[LevelResult]) -> LevelResult:
+        """Run one level, unless it is final already, cannot run, or an earlier one made all evidence worthless."""
+        kept = next((result for result in trial.levels if result.number == planned.number and result.verdict in FINAL), None)
+        if kept:
+            return kept
+        if planned.skip:
+            return self._not_run(planned, Verdict.SKIPPED, planned.skip)
+        wrong = next((r for r in earlier if r.verdict is Verdict.BLOCKED and r.reason.startswith("wrong import")), None)
+        if wrong:
+            return self._not_run(planned, Verdict.BLOCKED, f"not run: level {wrong.number} found a {wrong.reason}", Boundary.ENVIRONMENT)
+        level: Level = self.levels[planned.number]
+        directory = rundir.level_directory(self.request.out, planned)
+        try:
+            outcomes = run_level(bench, level, directory)
+        except BlockedError as error:
+            return self._not_run(planned, Verdict.BLOCKED, error.message, error.boundary)
+        return judge_level(bench, level, directory, outcomes)
+
+    def _not_run(self, planned: PlannedLevel, verdict: Verdict, reason: str, boundary: Boundary | None = None) -> LevelResult:
+        """The result of a level of which no process ran."""
+        return LevelResult(
+            number=planned.number,
+            name=planned.name,
+            title=planned.title,
+            verdict=verdict,
+            reason=reason,
+            boundary=boundary,
+            proves=self.levels[planned.number].proves,
+        )
+
+    def _blocked(self, trial: Trial, finding: Finding) -> tuple[LevelResult, ...]:
+        """Every level that has no final result yet, blocked by what the preflight found."""
+        kept = {result.number: result for result in trial.levels if result.verdict in FINAL}
+        reason = f"preflight: {finding.name}: {finding.message}"
+        blocked = [self._not_run(planned, Verdict.BLOCKED, reason, finding.boundary) for planned in trial.plan.levels]
+        follow = (finding.fix,) if finding.fix else ()
+        return tuple(kept.get(result.number, result.model_copy(update={"follow_ups": follow})) for result in blocked)
+
+    def _imports(self, plan: Plan) -> tuple[ImportProof, ...]:
+        """Import proofs of all levels, each once."""
+        seen: dict[str, ImportProof] = {}
+        for planned in plan.levels:
+            for item in level_imports(rundir.level_directory(self.request.out, planned)):
+                seen.setdefault(item.model_dump_json(), item)
+        return tuple(seen.values())
+
+    def _finish(self, trial: Trial, results: tuple[LevelResult, ...], interrupted: bool = False) -> Trial:
+        """The verdict of the trial, and every report."""
+        path = self.request.out
+        verdict = worst(result.verdict for result in results)
+        decisive = next((result for result in results if result.verdict is verdict), None)
+        reason = (
+            f"level {decisive.number}: {decisive.reason}" if decisive and verdict is not Verdict.PASS else "every requested level passed"
+        )
+        status = "running" if interrupted else "done"
+        trial = trial.model_copy(update={"levels": results, "verdict": verdict, "reason": reason, "status": status, "ended": rundir.now()})
+        write_json(path / "evidence" / "imports.json", [item.model_dump(mode="json") for item in trial.imports])
+        rundir.save(path, trial)
+        self.listener(Stage("report"))
+        write_reports(path, trial, self.loop.title, self.loop.levels(), self._metrics(trial))
+        self.listener(Ended(trial, str(path)))
+        return trial
+
+    def _metrics(self, trial: Trial) -> dict[str, Metrics]:
+        """Metrics by the name of the level directory."""
+        ran = [Path(result.directory) for result in trial.levels if result.directory]
+        return {place.name: read_level_metrics(self.loop, self.request.out / place) for place in ran}
+
+
+def _refuse_other_environment(old: EnvironmentRecord | None, new: EnvironmentRecord) -> None:
+    """A resumed trial must run in the environment it began in."""
+    if old is None or old.fingerprint == new.fingerprint:
+        return
+    differences = "; ".join(compare(old, new)[:5])
+    raise UserError(
+        f"the loop's environment is not the one this trial began in: {differences}", "rebuild that environment, or start a new trial"
+    )

@@ -1,0 +1,44 @@
+"""Which Python a loop runs in: a user's own, or the environment that Seatrial built from the loop's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from seatrial.launch.environments import Environments
+from seatrial.model.errors import BlockedError
+from seatrial.model.loop import Loop
+from seatrial.model.record import Finding
+from seatrial.model.verdict import Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """An interpreter, the lock it was built from, and what was found about it."""
+
+    python: Path
+    lock: str | None
+    findings: tuple[Finding, ...]
+
+
+def find_interpreter(loop: Loop, own: Path | None, progress: Callable[[str], None], build: bool = True) -> Interpreter:
+    """The interpreter for a trial; the environment is built first if it is absent and `build` is set."""
+    if own is not None:
+        if not own.is_file():
+            raise BlockedError(
+                Boundary.ENVIRONMENT, f"{own}: no such interpreter", "name the Python of the loop's environment with --python"
+            )
+        return Interpreter(
+            own.absolute(), None, (Finding(name="environment", ok=True, message=f"{own}: the user's own, not built by Seatrial"),)
+        )
+    cache = Environments()
+    digest = cache.lock_hash(loop.lock())
+    found = cache.find(loop.name, loop.lock())
+    if found is None and not build:
+        raise BlockedError(Boundary.ENVIRONMENT, f"the environment of {loop.title} is not built", f"seatrial env build {loop.name}")
+    if found is None:
+        progress(f"building the environment of {loop.title}, once: this takes minutes")
+        found = cache.build(loop.name, loop.lock(), progress)
+    note = Finding(name="environment", ok=True, message=f"{found.path}: built from lock {digest[:12]}")
+    return Interpreter(found.python, digest, (note,))

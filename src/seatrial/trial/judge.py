@@ -1,0 +1,159 @@
+"""From evidence to a verdict: a pure function, the same for a trial, a resume and `seatrial judge`.
+
+The order is the promise. First what makes any evidence worthless (wrong imports), then what ended the run early, then
+steps that were not reached, damaged or non-finite metrics, vacuity, missed checks. Pass is what is left, and only if
+something was asserted. An exit code of 0 proves nothing by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seatrial.model.knowledge import Milestone
+from seatrial.model.record import CheckResult, Diagnosis, PhaseOutcome
+from seatrial.model.series import Metrics
+from seatrial.model.verdict import Boundary, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict with its reason."""
+
+    verdict: Verdict
+    reason: str
+    boundary: Boundary | None = None
+    vacuous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that a level left behind."""
+
+    metrics: Metrics
+    checks: tuple[CheckResult, ...] = ()
+    diagnosis: Diagnosis | None = None
+    phases: tuple[PhaseOutcome, ...] = ()
+    wrong_imports: tuple[str, ...] = ()
+    steps_expected: int | None = None
+    steps_reached: int | None = None
+    vacuous: str | None = None
+    change_roots: tuple[str, ...] = ()
+    """Checkouts under test: an exception raised in their files is never beside the change."""
+
+
+def judge(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement:
+    """The verdict, by the first rule that applies."""
+    for rule in (_imports, _ended, _crashed, _silent, _steps, _damage, _non_finite, _vacuous, _checks):
+        found = rule(evidence, milestones)
+        if found:
+            return found
+    if not evidence.checks:
+        return Judgement(Verdict.BLOCKED, "vacuous: nothing was asserted, so nothing could have failed", Boundary.METRICS, vacuous=True)
+    return Judgement(Verdict.PASS, f"{len(evidence.checks)} checks met{_of_steps(evidence)}")
+
+
+def _of_steps(evidence: Evidence) -> str:
+    if evidence.steps_reached is None:
+        return ""
+    known = f" of {evidence.steps_expected}" if evidence.steps_expected is not None else ""
+    return f", {evidence.steps_reached}{known} steps reached"
+
+
+def _imports(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
+    if not evidence.wrong_imports:
+        return None
+    return Judgement(Verdict.BLOCKED, f"wrong import: {evidence.wrong_imports[0]}; nothing after it is evidence", Boundary.ENVIRONMENT)
+
+
+def _place(evidence: Evidence, milestones: Sequence[Milestone]) -> tuple[Boundary, Verdict, str]:
+    """Where the run stood when it ended: by the last milestone it reached."""
+    reached = evidence.diagnosis.milestone if evidence.diagnosis else None
+    for milestone in milestones:
+        if milestone.id == reached:
+            return milestone.boundary, milestone.verdict, f"after the milestone {milestone.id!r}"
+    return Boundary.ENVIRONMENT, Verdict.BLOCKED, "before any milestone"
+
+
+def _ended(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement | None:
+    """Seatrial itself ended the run: interrupted, past its deadline, or stalled."""
+    for phase in evidence.phases:
+        if phase.ended in ("interrupted", "lost"):
+            what = "interrupted by a signal" if phase.ended == "interrupted" else "Seatrial was killed while it ran"
+            return Judgement(Verdict.BLOCKED, f"{phase.name}: {what} after {phase.seconds:.0f} s", Boundary.ENVIRONMENT)
+        if phase.ended in ("deadline", "stalled"):
+            boundary, verdict, where = _place(evidence, milestones)
+            what = "did not end before its deadline" if phase.ended == "deadline" else "stalled: no log line and no metric"
+            return Judgement(verdict, f"{phase.name}: {what} ({phase.seconds:.0f} s), {where}", boundary)
+    return None
+
+
+def _crashed(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement | None:
+    """A process exited with another code than 0, or the log shows an exception that ended it."""
+    failed = next((phase for phase in evidence.phases if phase.exit_code != 0), None)
+    found = evidence.diagnosis
+    caused = found is not None and found.verdict is not None
+    if failed is None and not (caused and not evidence.phases):
+        return None
+    how = f"{failed.name}: exit code {failed.exit_code}" if failed else "the log ends in an error"
+    if found is not None and found.verdict is not None:
+        verdict, boundary = found.verdict, found.boundary or Boundary.ENVIRONMENT
+        if verdict is Verdict.BLOCKED and _in_change(found, evidence.change_roots):
+            verdict, boundary = Verdict.FAIL, Boundary.PROVIDER
+        return Judgement(verdict, f"{how}: {found.cause}", boundary)
+    boundary, verdict, where = _place(evidence, milestones)
+    return Judgement(verdict, f"{how}, {where}, without an exception in the log", boundary)
+
+
+def _in_change(found: Diagnosis, roots: Sequence[str]) -> bool:
+    """Whether the decisive lines name a file of a checkout under test."""
+    return any(f'File "{root}/' in line for root in roots for line in found.excerpt)
+
+
+def _silent(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
+    """A failure that leaves the exit code at 0."""
+    found = evidence.diagnosis
+    if found is None or found.verdict is None:
+        return None
+    return Judgement(found.verdict, f"exit code 0, yet: {found.cause}", found.boundary)
+
+
+def _steps(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
+    expected, reached = evidence.steps_expected, evidence.steps_reached
+    if reached is None:
+        return Judgement(Verdict.FAIL, "no training step is shown by any metric or log line", Boundary.METRICS)
+    if expected is not None and reached < expected:
+        return Judgement(Verdict.FAIL, f"reached step {reached} of {expected}", Boundary.METRICS)
+    return None
+
+
+def _damage(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
+    if not evidence.metrics.damage:
+        return None
+    return Judgement(Verdict.FAIL, f"metrics are damaged: {evidence.metrics.damage[0]}", Boundary.METRICS)
+
+
+def _non_finite(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
+    for tag, series in sorted(evidence.metrics.series.items()):
+        steps = series.non_finite()
+        if steps:
+            shown = ", ".join(map(str, steps[:5])) + (" …" if len(steps) > 5 else "")
+            return Judgement(Verdict.FAIL, f"{tag} is not finite at step {shown}", Boundary.METRICS)
+    return None
+
+
+def _vacuous(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
+    if not evidence.vacuous:
+        return None
+    return Judgement(Verdict.BLOCKED, evidence.vacuous, Boundary.REWARD, vacuous=True)
+
+
+def _checks(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
+    missed = [check for check in evidence.checks if not check.passed]
+    if not missed:
+        return None
+    first = missed[0]
+    detail = f" (measured {first.value})" if first.value is not None else ""
+    note = f": {first.message}" if first.message else ""
+    more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
+    return Judgement(Verdict.FAIL, f"missed: {first.name}{detail}{note}{more}", first.boundary)

@@ -1,0 +1,123 @@
+"""Choosing levels: asked for by number, or required by the diff.
+
+- Each level that is chosen carries the reason.
+- A changed path that no level names, and a diff that is empty, fan out to the default levels: never to none.
+- Level 0 always comes first: what fails there makes every later level hard to read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from seatrial.model.errors import UserError
+from seatrial.model.knowledge import Level
+from seatrial.model.loop import Loop
+from seatrial.model.record import Plan, PlannedLevel, RepoState
+from seatrial.trial.globs import matches
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What changed in one repository."""
+
+    repo: str
+    base: str
+    paths: tuple[str, ...]
+    lines: tuple[str, ...] = ()
+    """Added and removed lines, for words."""
+
+
+def parse_levels(text: str, loop: Loop) -> tuple[int, ...]:
+    """`0,1,4-6` or `all` as level numbers of this loop; an unknown one is an error that lists the known ones."""
+    known = [level.number for level in loop.levels()]
+    if text.strip() == "all":
+        return tuple(known)
+    chosen: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if not found:
+            raise UserError(f"--level {text!r}: {part!r} is not a level", "use numbers such as 0,1,6, a range such as 0-2, or all")
+        first, last = int(found[1]), int(found[2] or found[1])
+        chosen += range(first, last + 1) if first <= last else []
+        if first > last:
+            raise UserError(f"--level {text!r}: {part.strip()!r} runs backwards", f"use {last}-{first}")
+    for number in chosen:
+        if number not in known:
+            listed = "; ".join(f"{level.number} {level.title}" for level in loop.levels())
+            raise UserError(f"unknown level {number}: {loop.title} has {listed}", f"choose from {', '.join(map(str, known))}")
+    return tuple(dict.fromkeys(chosen))
+
+
+def requested(loop: Loop, numbers: Sequence[int] | None) -> tuple[PlannedLevel, ...]:
+    """The levels that were asked for, or the defaults."""
+    if numbers is None:
+        return tuple(_planned(level, ("default level",)) for level in loop.levels() if level.default)
+    return tuple(_planned(level, ("requested",)) for level in loop.levels() if level.number in numbers)
+
+
+def required(loop: Loop, diffs: Sequence[Diff]) -> tuple[tuple[PlannedLevel, ...], tuple[str, ...]]:
+    """The levels that the diff requires, each with its reasons, and the paths that no level names."""
+    reasons: dict[int, list[str]] = {}
+    unmatched: list[str] = []
+    for diff in diffs:
+        for path in diff.paths:
+            found = {level.number: glob for level in loop.levels() for glob in level.required_when if matches(path, glob)}
+            for number, glob in found.items():
+                reasons.setdefault(number, []).append(f"{diff.repo}: {path} matches {glob}")
+            if not found:
+                unmatched.append(f"{diff.repo}: {path}")
+        for number, word in _words(loop.levels(), diff.lines):
+            reasons.setdefault(number, []).append(f"{diff.repo}: changed lines say {word!r}")
+    if unmatched or not reasons:
+        why = f"{len(unmatched)} changed paths match no level ({unmatched[0]})" if unmatched else "no changed path was found"
+        for level in loop.levels():
+            if level.default:
+                reasons.setdefault(level.number, []).append(f"default level: {why}")
+    first = loop.levels()[0]
+    reasons.setdefault(first.number, []).append("the smoke comes first")
+    chosen = tuple(_planned(level, _few(reasons[level.number])) for level in loop.levels() if level.number in reasons)
+    return chosen, tuple(unmatched)
+
+
+def _words(levels: Iterable[Level], lines: Sequence[str]) -> Iterable[tuple[int, str]]:
+    """Words of levels that occur in changed lines, each once."""
+    text = "\n".join(lines)
+    for level in levels:
+        for word in level.words:
+            if re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}", text, re.IGNORECASE):
+                yield level.number, word
+
+
+def _few(reasons: Sequence[str], most: int = 4) -> tuple[str, ...]:
+    """The first reasons, and how many more there are."""
+    return (*reasons[:most], f"and {len(reasons) - most} more") if len(reasons) > most else tuple(reasons)
+
+
+def _planned(level: Level, reasons: tuple[str, ...]) -> PlannedLevel:
+    return PlannedLevel(number=level.number, name=level.name, title=level.title, reasons=reasons, cost=level.cost, skip=level.skip)
+
+
+def make_plan(
+    loop: Loop,
+    levels: tuple[PlannedLevel, ...],
+    model: str | None,
+    changes: tuple[RepoState, ...] = (),
+    unmatched: tuple[str, ...] = (),
+    arguments: tuple[str, ...] = (),
+) -> Plan:
+    """The plan of a trial."""
+    return Plan(loop=loop.name, levels=levels, model=model or loop.default_model, changes=changes, unmatched=unmatched, arguments=arguments)
+
+
+def totals(plan: Plan) -> Mapping[str, float]:
+    """What the whole plan costs: minutes and CPU add up, disk adds up, GPUs and memory are the largest."""
+    costs = [level.cost for level in plan.levels if not level.skip]
+    return {
+        "minutes": sum(cost.minutes for cost in costs),
+        "cpu_seconds": sum(cost.cpu_seconds for cost in costs),
+        "disk_mb": sum(cost.disk_mb for cost in costs),
+        "gpus": max((cost.gpus for cost in costs), default=0),
+        "memory_mb": max((cost.memory_mb for cost in costs), default=0),
+    }

@@ -1,0 +1,90 @@
+"""The run directory: where everything of a trial lives, and who may write to it.
+
+- One writer at a time: the lock is held by the process that runs or resumes the trial, and goes with it.
+- Everything that resume, report and judge need is read from here, nothing from memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from seatrial.files import read_model, write_json
+from seatrial.model.errors import UserError
+from seatrial.model.record import PlannedLevel, Trial
+
+
+def now() -> str:
+    """The time as it is stored: UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def new_directory(root: Path, loop: str) -> Path:
+    """Make `<root>/<time>-<loop>-<short id>`."""
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{loop}-{secrets.token_hex(2)}"
+    path = (root / name).absolute()
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot make the run directory: {error.strerror or error}", "choose a writable place with --out"
+        ) from error
+    return path
+
+
+def named_directory(path: Path) -> Path:
+    """Make a run directory at a place that the user named; one that holds a trial already is refused."""
+    if (path / "trial.json").exists():
+        raise UserError(f"{path}: holds a trial already", f"seatrial resume {path}, or name another directory with --out")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot make the run directory: {error.strerror or error}", "choose a writable place with --out"
+        ) from error
+    return path.absolute()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the directory for this process; a second trial in it is refused with the process that has it."""
+    try:
+        handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"{path}: cannot write there: {error.strerror or error}", "make the directory writable") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(handle, 64).decode(errors="replace").strip()
+            raise UserError(
+                f"{path}: another seatrial (process {holder or 'unknown'}) works in this directory",
+                "wait for it, or name another with --out",
+            ) from error
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        os.close(handle)
+
+
+def load(path: Path) -> Trial:
+    """The trial of a run directory."""
+    if not (path / "trial.json").is_file():
+        raise UserError(f"{path}: no trial.json there, so it is not a run directory", "name a directory that `seatrial run` made")
+    return read_model(path / "trial.json", Trial)
+
+
+def save(path: Path, trial: Trial) -> None:
+    """Store the trial."""
+    write_json(path / "trial.json", trial)
+
+
+def level_directory(path: Path, level: PlannedLevel) -> Path:
+    """Where one level lives."""
+    return path / "levels" / f"{level.number}-{level.name}"

@@ -1,0 +1,142 @@
+"""Nothing of a run survives: daemons, orphans, and what a killed Seatrial left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from seatrial import files
+from seatrial.launch.descendants import PidFile
+from seatrial.launch.process import end_leftovers, pid_file, run
+from seatrial.model.errors import UserError
+
+from .children import DAEMON, gone, lines, spec, wait_for
+
+
+@pytest.mark.parametrize("before", ["pass", "import signal; signal.signal(15, signal.SIG_IGN)", "os.environ.clear()"])
+def test_a_daemon_that_outlives_the_child_is_ended(tmp_path: Path, before: str) -> None:
+    outcome = run(spec(tmp_path, DAEMON.format(before=before, after="print('done')"), grace_s=0.3))
+    assert (outcome.ended, outcome.exit_code) == ("exited", 0)
+    daemon = int((tmp_path / "daemon").read_text())
+    assert gone(daemon)
+    assert lines(tmp_path)[0] == "done"
+    assert f"left processes behind, which are ended now: {daemon} python" in lines(tmp_path)[1]
+    assert outcome.seconds < 10
+
+
+def test_an_orphan_without_marker_is_ended(tmp_path: Path) -> None:
+    hidden = "os.execve('/bin/sh', ['sh', '-c', 'echo $$ > daemon; exec sleep 60'], {})"
+    run(spec(tmp_path, DAEMON.format(before=hidden, after="")))
+    assert gone(int((tmp_path / "daemon").read_text()))
+
+
+def test_a_daemon_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    outcome = run(spec(tmp_path, DAEMON.format(before="pass", after="time.sleep(60)"), deadline_s=0.5, grace_s=0.5))
+    assert outcome.ended == "deadline"
+    assert gone(int((tmp_path / "daemon").read_text()))
+
+
+def test_cpu_of_a_daemon_counts(tmp_path: Path) -> None:
+    outcome = run(spec(tmp_path, DAEMON.format(before="\n        while time.process_time() < 0.3: pass", after="")))
+    assert outcome.cpu_seconds >= 0.3
+
+
+def test_other_children_of_seatrial_are_left_alone(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        short = subprocess.Popen(["sh", "-c", "exit 7"])
+        run(spec(tmp_path, DAEMON.format(before="pass", after="")))
+        assert other.poll() is None
+        assert short.wait() == 7
+        other.kill()
+
+
+def test_two_runs_at_once_keep_apart(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    outcomes = []
+    longer = threading.Thread(
+        target=lambda: outcomes.append(run(spec(tmp_path / "a", DAEMON.format(before="pass", after="time.sleep(0.7)"))))
+    )
+    longer.start()
+    first = int(wait_for(tmp_path / "a" / "daemon"))
+    run(spec(tmp_path / "b", DAEMON.format(before="pass", after="")))
+    assert gone(int((tmp_path / "b" / "daemon").read_text()))
+    assert psutil.pid_exists(first)
+    longer.join()
+    assert outcomes[0].exit_code == 0
+    assert gone(first)
+
+
+SEATRIAL = """
+import sys
+from pathlib import Path
+from seatrial.launch.process import run
+sys.path.insert(0, sys.argv[3])
+from children import DAEMON, spec
+run(spec(Path(sys.argv[1]), DAEMON.format(before="pass", after="print(os.getpid(), flush=True); time.sleep(60)"), run_id=sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """The directory of a run whose Seatrial was killed with SIGKILL while a daemon of it was running."""
+    argv = [sys.executable, "-c", SEATRIAL, str(tmp_path), f"killed-{tmp_path}", str(Path(__file__).parent)]
+    with subprocess.Popen(argv) as seatrial:
+        wait_for(tmp_path / "run.log")
+        seatrial.kill()
+    return tmp_path
+
+
+def test_a_killed_seatrial_takes_its_child_along_and_leftovers_are_ended(killed: Path) -> None:
+    child, daemon = int(lines(killed)[0]), int((killed / "daemon").read_text())
+    stops = time.monotonic() + 5
+    while not gone(child) and time.monotonic() < stops and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert psutil.Process(daemon).is_running()
+    record = pid_file(killed / "run.log")
+    assert end_leftovers(record) == 1
+    assert gone(daemon) or psutil.Process(daemon).status() == psutil.STATUS_ZOMBIE
+    assert not record.exists()
+    assert end_leftovers(record) == 0
+
+
+def test_leftovers_of_a_later_start_or_another_run_are_left_alone(killed: Path) -> None:
+    record, daemon = pid_file(killed / "run.log"), psutil.Process(int((killed / "daemon").read_text()))
+    written = files.read_model(record, PidFile)
+    files.write_json(record, written.model_copy(update={"run_id": "another"}))
+    assert end_leftovers(record) == 0
+    files.write_json(record, written.model_copy(update={"started": time.time() + 3600}))
+    assert end_leftovers(record) == 0
+    assert daemon.is_running()
+    daemon.kill()
+
+
+def test_a_run_that_is_still_under_way_is_not_ended(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        record = PidFile(run_id="x", pid=1, started=0, owner=other.pid, owner_started=psutil.Process(other.pid).create_time())
+        files.write_json(tmp_path / "run.log.pids", record)
+        with pytest.raises(UserError, match=f"process {other.pid} is still running this"):
+            end_leftovers(tmp_path / "run.log.pids")
+        other.send_signal(signal.SIGKILL)
+    assert end_leftovers(tmp_path / "run.log.pids") == 0
+
+
+def test_the_pid_file_names_the_child(tmp_path: Path) -> None:
+    seen: list[PidFile] = []
+    run(spec(tmp_path, "sleep", "0.3"), lambda _: seen.append(files.read_model(tmp_path / "run.log.pids", PidFile)))
+    assert seen[0].owner == os.getpid()
+    assert abs(seen[0].started - time.time()) < 60
+
+
+def test_a_torn_pid_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "run.log.pids").write_text("{")
+    with pytest.raises(UserError, match=r"run\.log\.pids"):
+        end_leftovers(tmp_path / "run.log.pids")
