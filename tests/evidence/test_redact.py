@@ -84,6 +84,7 @@ SECRETS = [
     ("(Worker pid=7) ü password=hunter2 é", "hunter2"),
     ("İİİ password=hunter2", "hunter2"),
     ("-----BEGIN RSA PRIVATE KEY-----\\nMIIEow\\n-----END RSA PRIVATE KEY-----", "MIIEow"),
+    ("-----BEGIN PRIVATE KEY-----\\nMII\\n-----END PRIVATE KEY----- password=hunter2", "hunter2"),
 ]
 
 LEFT_ALONE = [
@@ -115,6 +116,7 @@ LEFT_ALONE = [
     "api_key=api_key token=token password=self.password",
     "token = os.environ['SOMETHING'] secret = get_secret()",
     "use_auth_token=True token=False",
+    "api_key={api_key} password=%(password)s secret=$(cat file) passwords=[]",
     "api_key='***' token=<your token>",
     "Invalid token: 42. Next token: 1234",
     "image_token=151655 video_token_id: 151656 decoder_start_token=0",
@@ -183,6 +185,8 @@ def test_values_of_the_environment_go_wherever_they_stand(tmp_path: Path) -> Non
             "REWARD_KEY": "accuracy_reward",
             "OPENAI_API_KEY": "true",
             "X_SECRET": "1",
+            "DB_PASSWORD": "$ecret123",
+            "GCP_CREDENTIALS": '{"type": "service_account", "id": "x"}',
             "DEPLOY_KEY": "line-one-of-it\nline-two-of-it",
         }
     )
@@ -191,6 +195,8 @@ def test_values_of_the_environment_go_wherever_they_stand(tmp_path: Path) -> Non
     assert redactor.text('p"a s/s') == "[redacted:MY_PASSWORD]"
     assert redactor.text(json.dumps('p"a s/s')) == '"[redacted:MY_PASSWORD]"'
     assert redactor.text("p%22a%20s%2Fs") == "[redacted:MY_PASSWORD]"
+    assert redactor.text("uses $ecret123") == "uses [redacted:DB_PASSWORD]"
+    assert redactor.text('{"type": "service_account", "id": "x"}') == "[redacted:GCP_CREDENTIALS]"
     assert redactor.text("> line-two-of-it") == "> [redacted:DEPLOY_KEY]"
     untouched = f"/tmp/agent.1 {existing} disabled 10000000 8192000 accuracy_reward true 1"
     assert redactor.text(untouched) == untouched
@@ -218,13 +224,20 @@ def test_values_keep_their_shape() -> None:
 
 
 def test_the_value_behind_a_flag_goes_from_an_argument_list() -> None:
-    assert PLAIN.value(("run", "--api-key", "sesame42", "--max-tokens", "512")) == (
+    arguments = ("run", "--api-key", "sesame42", "--max-tokens", "512", "--token", "short1", "--password", "--verbose", 3)
+    redacted = (
         "run",
         "--api-key",
         "[redacted:api-key]",
         "--max-tokens",
         "512",
+        "--token",
+        "[redacted:access-token]",
+        "--password",
+        "--verbose",
+        3,
     )
+    assert PLAIN.value(arguments) == redacted
 
 
 KEY = ["-----BEGIN PRIVATE KEY-----", "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC" * 2, "Zm9vYmFy", "-----END PRIVATE KEY-----"]

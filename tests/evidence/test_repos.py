@@ -251,6 +251,21 @@ def test_submodules(make_repo: MakeRepo, tmp_path: Path) -> None:
     assert [(entry.commit, entry.state) for entry in repo_state(root).submodules] == [(recorded, "uninitialised")]
 
 
+def test_a_moved_and_dirty_submodule_is_restored_at_its_commit(make_repo: MakeRepo, tmp_path: Path) -> None:
+    root = _with_submodule(make_repo)
+    path = "3rdparty/inner lib (x)"
+    other = commit(root / path, {"f.py": "2\n"})
+    run_git(root / path, "push", "-q", "origin", "HEAD:refs/heads/side")
+    put(root / path, {"f.py": "3\n"})
+    write_repos([repo_state(root)], tmp_path / "evidence", PLAIN)
+    clone = tmp_path / "clone"
+    run_git(tmp_path, "clone", "-q", "--recurse-submodules", str(root), str(clone))
+    run_git(clone / path, "fetch", "-q", "origin", "side")
+    run_git(clone / path, "checkout", "-q", other)
+    run_git(clone, "apply", str(tmp_path / "evidence/repo.patch"))
+    assert tree(clone) == tree(root)
+
+
 def test_a_gitlink_without_gitmodules_is_a_submodule(make_repo: MakeRepo) -> None:
     root = make_repo()
     inner = make_repo("repo/vendored")

@@ -67,7 +67,7 @@ def test_from_nothing_to_removed(lock: Path, tmp_path: Path) -> None:
     assert good.exit_code == 0
     assert all(finding["ok"] for finding in json.loads(good.stdout))
 
-    assert call("list").stdout.startswith(f"loop\tenvironment\t{environment['hash'][:12]}\tcomplete\t")
+    assert call("list").stdout.startswith(f"loop\tenv\t{environment['hash'][:12]}\tcomplete\t")
     (entry,) = json.loads(call("list", "--json").stdout)
     assert entry["complete"] is True
     assert entry["path"] == environment["path"]

@@ -53,7 +53,7 @@ def test_prefix_and_several_paths(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_the_last_writer_wins(tmp_path: Path) -> None:
-    write_series(tmp_path / "events.out.tfevents.900.host.7.0", "loss", {step: 1.0 for step in range(1, 6)})
+    write_series(tmp_path / "events.out.tfevents.900.host.7.0", "loss", dict.fromkeys(range(1, 6), 1.0))
     write_series(tmp_path / "events.out.tfevents.1000.host.3.0", "loss", {4: 1.0, 5: 2.0, 6: 2.0})
     os.utime(tmp_path / "events.out.tfevents.900.host.7.0")  # copied later: the name counts, not the file's time
     metrics = read_metrics([tmp_path])

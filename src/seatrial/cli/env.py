@@ -54,13 +54,13 @@ def list_(as_json: Json = False) -> None:
     rows = [
         (
             entry.name,
-            "layer" if entry.kind == "layers" else "environment",
+            "layer" if entry.kind == "layers" else "env",
             entry.hash,
             "complete" if entry.complete else "broken",
             f"{entry.size_mb} MB",
             entry.python_version or "-",
-            entry.built or "-",
-            entry.used or "-",
+            (entry.built or "-")[:10],
+            (entry.used or "-")[:10],
         )
         for entry in found
     ]
@@ -112,7 +112,9 @@ def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(*head)
+    table = Table(box=None, pad_edge=False)
+    for title in head:
+        table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
     Console().print(table)

@@ -105,8 +105,7 @@ def top_level(path: Path) -> Path:
 def commit_of(repo: Path, revision: str) -> str | None:
     """The commit that `revision` names here, or None when it is unknown."""
     data = git(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", ok=(0, 1, 128))
-    # With --end-of-options old versions echo the option itself; the commit is the last line.
-    found = line(data).rpartition("\n")[2]
+    found = line(data)
     return found if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", found) else None
 
 

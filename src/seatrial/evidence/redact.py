@@ -62,10 +62,11 @@ _VALUE = re.compile(
     r"|[\"']?(?P<bare>[^\s\"'&;,)}\]<>][^\s\"'&;,)}<>]*)"
 )
 _SCHEME = re.compile(r"(?i)(?:\\*[\"'])?(?P<scheme>basic|bearer|token|digest|negotiate|apikey|aws4-hmac-sha256)\s+(?P<rest>[^\n\"'\\]+)")
-_HARMLESS = re.compile(
-    r"(?i)[-+.\d]*(?:e[-+]?\d+)?|none|null|nil|true|false|undefined|str|string|bytes|int|optional|required|empty|\*+|x+|\.\.\.|"
-    r"<.*>|\$.*|%.*|\{.*|\[.*|\(.*|[a-z_][\w.]*[(\[].*"
+_PLAIN = re.compile(
+    r"(?i)[-+.\d]*(?:e[-+]?\d+)?|none|null|nil|true|false|undefined|str|string|bytes|optional|required|empty|disabled|enabled"
 )
+# Text shows how a value is found more often than the value: placeholders, variables, templates, calls.
+_PLACEHOLDER = re.compile(r"(?i)\*+|x+|\.\.\.|<.*>|\$\{?\w*\}?|\$\(.*|%[\w().-]*|\{+[\w.!:]*\}*|\[redacted.*|\[\w*\]?|[a-z_][\w.]*[(\[].*")
 _KEY_BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 _KEY_END = re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY-----")
 _KEY_BODY = re.compile(r"(?:^|[\s+\-|])(?:[A-Za-z0-9+/]{4})*[A-Za-z0-9+/]{2}[A-Za-z0-9+/=]{2}$|^$|^[A-Za-z-]+: \S+$")
@@ -109,21 +110,21 @@ class Redactor:
         if "://" in text and "@" in text:
             text = _URL.sub(_without_credentials, text)
         lowered = text.lower() if text.isascii() else text.translate(_ASCII_LOWER)
-        if any(literal in lowered for literal in _STEM_LITERALS):
-            text = _assignments(text, lowered, program)
+        for literal in _STEM_LITERALS:
+            if literal in lowered:
+                return _assignments(text, lowered, program)
         return text
 
     def _value(self, value: Any, name: str) -> Any:
         says = says_secret(name) if name else Says.NOTHING
         if isinstance(value, str):
-            if _value_is_secret(value, name, says):
+            if _value_is_secret(value, name, says) and not value.startswith("--"):
                 return f"[redacted:{name}]"
             return self.text(value)
         if isinstance(value, Mapping):
             return {key: self._value(entry, key if isinstance(key, str) else "") for key, entry in value.items()}
         if isinstance(value, list | tuple):
-            flags = ["", *(entry if isinstance(entry, str) and entry.startswith("--") else "" for entry in value)]
-            items = [self._value(entry, flag.lstrip("-") or name) for entry, flag in zip(value, flags, strict=False)]
+            items = [self._value(entry, _flag(before) or name) for before, entry in zip(("", *value), value, strict=False)]
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, int) and not isinstance(value, bool) and says_password(name):
             return f"[redacted:{name}]"
@@ -141,17 +142,16 @@ class RedactingLines:
     def line(self, line: str) -> str:
         """One line, with or without its newline, without secrets."""
         if self._inside:
-            content = line.strip()
             if _KEY_END.search(line):
                 self._inside = False
-            elif not _KEY_BODY.search(content):
+            elif not _KEY_BODY.search(line.strip()[-_LONGEST_NAME:]):
                 # Not key material: the block was torn, and the log must not vanish behind it.
                 self._inside = False
                 return self.line(line)
             return "[redacted:private-key]" + line[len(line.rstrip("\r\n")) :]
         if "PRIVATE KEY-----" in line and (begin := _KEY_BEGIN.search(line)):
             end = _KEY_END.search(line, begin.end())
-            rest = line[end.end() :] if end else line[len(line.rstrip("\r\n")) :]
+            rest = self.line(line[end.end() :]) if end else line[len(line.rstrip("\r\n")) :]
             # A mention in a sentence opens nothing; the marker of a block ends its line, or the block follows in it.
             body = line[begin.end() : end.start() if end else None].rstrip("\r\n")
             self._inside = end is None and not body.strip()
@@ -160,9 +160,15 @@ class RedactingLines:
         return self._redactor.piece(line, program=self._program)
 
 
+def _flag(argument: Any) -> str:
+    """The name of a `--flag` in an argument list, whose value follows; a bare `--token` is an access token."""
+    name = argument.lstrip("-") if isinstance(argument, str) and argument.startswith("--") else ""
+    return "access-token" if name == "token" else name
+
+
 def _is_secret(name: str, value: str) -> bool:
     """Whether the exact value of this environment variable is to be replaced wherever it occurs."""
-    if len(value) < MINIMUM_LENGTH or (_HARMLESS.fullmatch(value) and not says_password(name)):
+    if len(value) < MINIMUM_LENGTH or (_PLAIN.fullmatch(value) and not says_password(name)):
         return False
     says = says_secret(name)
     if says is Says.NOTHING or (says is Says.WEAK and not looks_random(value)):
@@ -184,7 +190,7 @@ def _value_is_secret(value: str, name: str, says: Says) -> bool:
         return looks_random(value)
     if len(value) < 4 or value.removeprefix("self.").lower() == name.lower():
         return False
-    return says_password(name) if value.isdigit() else not _HARMLESS.fullmatch(value)
+    return says_password(name) if value.isdigit() else not (_PLAIN.fullmatch(value) or _PLACEHOLDER.fullmatch(value))
 
 
 def _without_credentials(match: re.Match[str]) -> str:

@@ -171,7 +171,8 @@ def end_leftovers(pid_file: Path, grace_s: float = 5.0) -> int:
     if record.owner != os.getpid() and _started_at(record.owner, record.owner_started):
         raise UserError(f"{pid_file}: process {record.owner} is still running this", f"wait for it, or stop it: kill {record.owner}")
     below = _by_parent()
-    found = {p.pid: p for top in _marked(record.run_id, record.started - _CLOCK_SLACK_S) for p in _with_descendants(top, below)}
+    marked = _marked(record.run_id, record.started - _CLOCK_SLACK_S)
+    found = {process.pid: process for top in marked for process in _with_descendants(top, below) if _is_alive(process)}
     for process in found.values():
         _send(process, signal.SIGTERM)
     left = psutil.wait_procs(list(found.values()), grace_s)[1]

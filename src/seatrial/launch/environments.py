@@ -197,7 +197,7 @@ class Environments:
             name=build.name,
             lock_hash=build.lock.hash(),
             python_version=installed.python_version,
-            built=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            built=_utc(datetime.now(UTC)),
             size_mb=_size_mb(path),
             layer=layer.name if layer else None,
             packages={name: versions[0] for name, versions in sorted(installed.packages.items())},
@@ -232,7 +232,7 @@ class Environments:
         name, _, short = path.name.rpartition("-")
         record = _record(path)
         used = path / _USED
-        when = datetime.fromtimestamp(used.stat().st_mtime, UTC).isoformat(timespec="seconds") if used.exists() else None
+        when = _utc(datetime.fromtimestamp(used.stat().st_mtime, UTC)) if used.exists() else None
         if record is None:
             return Listed(name, kind, short, path, _size_mb(path), complete=False, used=when)
         whole = record.layer is None or _record(self.root / "layers" / record.layer) is not None
@@ -270,8 +270,13 @@ def _refuse_if_used(paths: Iterable[Path]) -> None:
             raise UserError(f"process {process.pid} runs in {argv[0]}", f"wait for it, or stop it: kill {process.pid}")
 
 
+def _utc(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
 def _size_mb(path: Path) -> int:
-    return sum(found.lstat().st_size for found in _files(path)) // _MB
+    """Disk space that a directory takes."""
+    return sum(found.lstat().st_blocks * 512 for found in _files(path)) // _MB
 
 
 def _files(path: Path) -> Iterator[Path]:

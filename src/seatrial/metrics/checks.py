@@ -120,6 +120,8 @@ class _Evaluation:
     def membership(self, node: ast.Compare) -> _Outcome:
         """`"3" in data["tag"]`."""
         series = self.series(_key(node.comparators[0]))
+        if not series.steps:
+            raise Miss(f"{series.tag} has no points")
         step, wanted = _step(_text(node.left)), isinstance(node.ops[0], ast.In)
         present = step in series.steps
         if present:

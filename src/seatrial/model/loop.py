@@ -83,6 +83,9 @@ class Loop(Protocol):
     def steps_reached(self, metrics: Metrics) -> int | None:
         """The step that every training run in these metrics reached."""
 
+    def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
+        """How many steps the run was to take, if its own files say so."""
+
     def vacuous(self, metrics: Metrics) -> str | None:
         """Why this run could not have shown anything, or None."""
 

@@ -114,21 +114,27 @@ def _version(module: ModuleType, package: str, expected: str | None) -> str | No
 def _locate(package: str) -> str | None:
     """The file that an import of `package` would load; parents are searched, not imported."""
     directories: list[str] | None = None
+    stand_ins: list[str] = []
     name = ""
-    for part in package.split("."):
-        name = f"{name}.{part}" if name else part
-        spec = _spec(name, directories)
-        if spec is None:
-            return None
-        if name == package and spec.has_location:
-            return str(Path(spec.origin).absolute())
-        if directories is not None and not spec.has_location:
-            # A nested namespace computes its directories from its imported parent, which is not there.
-            directories = [str(Path(parent, part)) for parent in directories if Path(parent, part).is_dir()]
-        else:
+    try:
+        for part in package.split("."):
+            name = f"{name}.{part}" if name else part
+            spec = _spec(name, directories)
+            if spec is None:
+                return None
+            if name == package and spec.has_location:
+                return str(Path(spec.origin).absolute())
             directories = list(spec.submodule_search_locations or ())
-        if not directories:
-            return None
+            if not directories:
+                return None
+            if name not in sys.modules:
+                # The finders ask an imported parent where it is; an empty module answers without running its code.
+                sys.modules[name] = ModuleType(name)
+                sys.modules[name].__path__ = directories
+                stand_ins.append(name)
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
     return str(Path(directories[0]).absolute()) if directories else None
 
 

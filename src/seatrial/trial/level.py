@@ -24,6 +24,7 @@ from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Loop, Phase
 from seatrial.model.record import CheckResult, Diagnosis, ImportProof, LevelResult, PhaseOutcome
 from seatrial.model.series import Damage, Metrics, Overlap, Series
+from seatrial.model.verdict import Verdict
 from seatrial.triage.diagnose import diagnose
 from seatrial.trial.follow import Follower
 from seatrial.trial.judge import Evidence, judge
@@ -210,7 +211,7 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
         name=level.name,
         title=level.title,
         verdict=judgement.verdict,
-        reason=bench.redactor.text(judgement.reason),
+        reason=level.proves if judgement.verdict is Verdict.PASS else bench.redactor.text(judgement.reason),
         boundary=judgement.boundary,
         vacuous=judgement.vacuous,
         checks=checks,

@@ -1,19 +1,21 @@
 """Metrics from the rows that Trainer prints on the console: one dict per logged step.
 
-The console does not print the step; rows are counted from 1 (or from the step after which a resumed run goes on
-when a `step k of n` line of the driver or a `STEP k` line stands before the row). Values are rounded by Trainer to
-four digits, so this is the reader of last resort.
+The console does not print the step. A `step k of n` line of the driver or a `STEP k` line before a row says it;
+otherwise rows are counted, and the speed that Trainer prints at the end tells how many steps lie between two rows.
+Values are rounded by Trainer to four digits, so this is the reader of last resort.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
 from seatrial.files import read_text
 from seatrial.model.series import Damage, Metrics, Series
 
+SPEED = re.compile(r"'train_runtime': '?([0-9.e+-]+).*'train_steps_per_second': '?([0-9.e+-]+)")
 ROW = re.compile(r"\{'(?:loss|reward|num_tokens)': .*\}")
 STEP = re.compile(r"(?:\bSTEP|seatrial: step) (\d+)\b")
 
@@ -29,12 +31,15 @@ def read_console(log: Path) -> Metrics:
     """Collect the rows; one that cannot be read is damage, not silence."""
     points: dict[str, dict[int, float]] = {}
     damage: list[Damage] = []
-    step = 0
+    step = stride = 0
     announced: int | None = None
     for number, line in enumerate(read_text(log).split("\n"), 1):
         said = STEP.search(line)
         if said:
             announced = int(said[1])
+        speed = SPEED.search(line)
+        if speed and step and announced is None:
+            stride = max(1, round(float(speed[1]) * float(speed[2]) / step))
         found = ROW.search(line)
         if not found:
             continue
@@ -45,5 +50,18 @@ def read_console(log: Path) -> Metrics:
                 points.setdefault(f"train/{key}", {})[step] = _number(value)
         except (ValueError, SyntaxError, AttributeError) as error:
             damage.append(Damage(str(log), f"line {number}", 1, f"not a row of metrics: {error}"))
-    series = {tag: Series(tag, tuple(values), tuple(values.values())) for tag, values in points.items()}
+    series = {tag: Series(tag, tuple(s * (stride or 1) for s in values), tuple(values.values())) for tag, values in points.items()}
     return Metrics(series=series, damage=tuple(damage), sources=(str(log),) if series else ())
+
+
+def steps_planned(paths: tuple[Path, ...]) -> int | None:
+    """The largest max_steps of the trainer_state.json files among or below `paths`."""
+    files = [file for path in paths for file in (path.rglob("trainer_state.json") if path.is_dir() else [path])]
+    planned = []
+    for file in files:
+        if file.name == "trainer_state.json":
+            try:
+                planned.append(int(json.loads(read_text(file))["max_steps"]))
+            except (ValueError, KeyError, TypeError):
+                continue  # the metrics reader reports a torn file; here it only says nothing about the plan
+    return max(planned, default=None)

@@ -121,6 +121,10 @@ class Trl:
         losses = [series for tag, series in metrics.series.items() if tag.rpartition("/")[2] == "loss" and series.steps]
         return min((series.steps[-1] for series in losses), default=metrics.last_step())
 
+    def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
+        """max_steps of the trainer_state.json files."""
+        return console.steps_planned(paths)
+
     def vacuous(self, metrics: Metrics) -> str | None:
         """No reward variance, or a learning rate of zero."""
         return vacuity.vacuous(metrics)

@@ -1,0 +1,47 @@
+"""`seatrial judge`: a verdict on files that any run left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def judge(
+    loop: Annotated[str, typer.Argument(help="The loop that wrote the files.")],
+    log: Annotated[Path, typer.Option("--log", help="The log of the run.")],
+    metrics: Annotated[list[Path] | None, typer.Option("--metrics", help="Metrics: a file or a directory; repeat for several.")] = None,
+    level: Annotated[int | None, typer.Option("--level", "-l", help="Judge against the checks of this level.")] = None,
+    expect_steps: Annotated[int | None, typer.Option("--expect-steps", min=1, help="Training steps the run was to take.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Judge the files that any run left, without running anything. The exit code is the verdict's."""
+    from seatrial.loops import get_loop
+    from seatrial.model.errors import UserError
+    from seatrial.model.verdict import exit_code
+    from seatrial.trial.files_judge import judge_files
+    from seatrial.trial.plan import parse_levels
+
+    known = get_loop(loop)
+    if not log.is_file():
+        raise UserError(f"{log}: no such log file", "name the file that holds the output of the run")
+    chosen = None
+    if level is not None:
+        (number,) = parse_levels(str(level), known)
+        chosen = next(item for item in known.levels() if item.number == number)
+    result = judge_files(known, log, metrics or [], chosen, expect_steps)
+    if json:
+        typer.echo(result.model_dump_json(indent=2))
+        raise typer.Exit(exit_code(result.verdict))
+    where = f"{result.file}:{result.line}" if result.line else (result.file or "none")
+    of = f" of {result.steps_expected}" if result.steps_expected is not None else ""
+    typer.echo(f"verdict:   {result.verdict}\nboundary:  {result.boundary or 'none'}\nreason:    {result.reason}")
+    typer.echo(f"decisive:  {where}\n           {result.text}")
+    typer.echo(f"steps:     {result.steps_reached if result.steps_reached is not None else 'none'}{of}")
+    typer.echo(f"milestone: {result.milestone or 'none'}")
+    if result.advice:
+        typer.echo(f"advice:    {result.advice}")
+    for text in result.limitations:
+        typer.echo(f"note:      {text}")
+    raise typer.Exit(exit_code(result.verdict))

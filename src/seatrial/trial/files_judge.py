@@ -1,0 +1,129 @@
+"""Judging files that any run left: a log, and metrics where there are some. Nothing is run.
+
+What only probes can show (weights, resumes, refits) cannot be judged from such files. A level that rests on it is
+therefore never Pass here; without a level, Pass means what the reason says: the run completed, soundly and not vacuously.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from seatrial.files import number_to_json
+from seatrial.metrics.checks import evaluate
+from seatrial.metrics.read import read_metrics
+from seatrial.model.knowledge import Level, Milestone
+from seatrial.model.loop import Loop
+from seatrial.model.record import CheckResult, Diagnosis, Record
+from seatrial.model.series import Metrics
+from seatrial.model.verdict import Boundary, Verdict
+from seatrial.triage.diagnose import diagnose
+from seatrial.triage.log import read_log
+from seatrial.trial.judge import Evidence, Judgement, judge
+
+
+class FileVerdict(Record):
+    """What `seatrial judge` prints."""
+
+    verdict: Verdict
+    boundary: Boundary | None
+    file: str | None
+    line: int | None
+    """The decisive line, counting newline characters only."""
+    text: str
+    steps_reached: int | None
+    steps_expected: int | None
+    reason: str
+    milestone: str | None
+    signature: str | None
+    advice: str
+    checks: tuple[CheckResult, ...]
+    limitations: tuple[str, ...]
+
+
+def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Level | None, expected: int | None) -> FileVerdict:
+    """The verdict on a log and its metrics."""
+    diagnosis = diagnose(log, loop.milestones(), loop.signatures())
+    metrics = read_metrics(metric_paths) if metric_paths else loop.read_console(log)
+    planned = expected if expected is not None else loop.steps_planned(tuple(metric_paths))
+    done = loop.milestones()[-1]
+    completed = diagnosis.milestone == done.id
+    evidence = Evidence(
+        metrics=metrics,
+        checks=(_completed(done, completed), *_checks(level, metrics)),
+        diagnosis=diagnosis,
+        steps_expected=planned,
+        steps_reached=loop.steps_reached(metrics),
+        vacuous=loop.vacuous(metrics),
+    )
+    judgement = judge(evidence, loop.milestones())
+    if judgement.verdict is Verdict.PASS and level is not None and level.number != 0:
+        reason = f"inconclusive: what level {level.number} proves cannot be seen in a log and metrics; run `seatrial run {loop.name} --level {level.number}`"
+        judgement = Judgement(Verdict.BLOCKED, reason, Boundary.METRICS, vacuous=True)
+    return _result(judgement, evidence, diagnosis, log, done, _limitations(level, metric_paths, planned))
+
+
+def _completed(done: Milestone, reached: bool) -> CheckResult:
+    """The log shows that the work was done."""
+    message = "" if reached else "the log does not show the end of the run"
+    return CheckResult(name=f"milestone {done.id!r} reached", kind="proof", passed=reached, message=message, boundary=Boundary.METRICS)
+
+
+def _checks(level: Level | None, metrics: Metrics) -> tuple[CheckResult, ...]:
+    """A gradient that is not zero, and the checks of the level whose metrics are there."""
+    made = []
+    norms = [series for tag, series in metrics.series.items() if tag.endswith("/grad_norm")]
+    if norms:
+        largest = max((value for series in norms for value in series.values), default=0.0)
+        text = number_to_json(largest)
+        made.append(
+            CheckResult(name="some gradient is not zero", kind="proof", passed=largest > 0, value=text, boundary=Boundary.OPTIMIZER)
+        )
+    for spec in level.checks if level else ():
+        if all(tag in metrics.series for tag in re.findall(r'data\["([^"]+)"\]', spec.expr)):
+            made.append(evaluate(spec.expr, metrics, spec.boundary))
+    return tuple(made)
+
+
+def _limitations(level: Level | None, metric_paths: Sequence[Path], planned: int | None) -> tuple[str, ...]:
+    made = ["judged from files alone: imports, weights and exit codes were not seen"]
+    if not metric_paths:
+        made.append("metrics were read from the console, rounded as printed there")
+    if planned is None:
+        made.append("the number of steps the run was to take is not known; give --expect-steps")
+    made += level.claims_not if level else ()
+    return tuple(made)
+
+
+def _decisive(diagnosis: Diagnosis, log: Path, done: Milestone, passed: bool) -> tuple[str | None, int | None, str]:
+    """The line that decided: the first cause; for a Pass, the line that shows completion; else the last line of all."""
+    if diagnosis.line is not None and diagnosis.verdict is not None:
+        return diagnosis.file, diagnosis.line, diagnosis.cause
+    last: tuple[int, str] | None = None
+    pattern = re.compile(done.pattern)
+    for line in read_log(log):
+        if line.text.strip() and (not passed or pattern.search(line.text)):
+            last = (line.number, line.text.strip())
+    return (str(log), last[0], last[1][:300]) if last else (str(log), None, "")
+
+
+def _result(
+    judgement: Judgement, evidence: Evidence, diagnosis: Diagnosis, log: Path, done: Milestone, limitations: tuple[str, ...]
+) -> FileVerdict:
+    file, line, text = _decisive(diagnosis, log, done, judgement.verdict is Verdict.PASS)
+    return FileVerdict(
+        verdict=judgement.verdict,
+        boundary=judgement.boundary,
+        file=file,
+        line=line,
+        text=text,
+        steps_reached=evidence.steps_reached,
+        steps_expected=evidence.steps_expected,
+        reason=judgement.reason,
+        milestone=diagnosis.milestone,
+        signature=diagnosis.signature,
+        advice=diagnosis.advice,
+        checks=evidence.checks,
+        limitations=limitations,
+    )
