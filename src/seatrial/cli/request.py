@@ -95,8 +95,9 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
         for state in states:
             found = read_changes(Path(state.path), config.change.base)
             paths = [name for item in found.paths for name in (item.path, item.old_path) if name]
-            lines = changed_lines(Path(state.path), config.change.base).lines
-            diffs.append(planning.Diff(state.name, f"{found.base[:12]}: {found.base_reason}", tuple(paths), lines))
+            lines = changed_lines(Path(state.path), config.change.base)
+            base = f"{found.base[:12]}: {found.base_reason}"
+            diffs.append(planning.Diff(state.name, base, tuple(paths), lines.lines, lines.complete))
         levels, unmatched = planning.required(loop, diffs)
         if numbers is not None:
             extra = [level for level in planning.requested(loop, numbers) if level.number not in {item.number for item in levels}]

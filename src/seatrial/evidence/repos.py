@@ -81,6 +81,18 @@ def write_repos(states: Sequence[RepoState], evidence_dir: Path, redactor: Redac
     return tuple(written)
 
 
+def differs(recorded: RepoState, evidence_dir: Path, redactor: Redactor) -> str | None:
+    """How the checkout differs now from what `write_repos` recorded; None when it is the same to the byte."""
+    root = Path(recorded.path)
+    state = repo_state(root, recorded.name)
+    for what in ("commit", "submodules", "dirty"):
+        if getattr(state, what) != getattr(recorded, what):
+            return f"another {what}" if what == "commit" else f"other {what} files" if what == "dirty" else f"other {what}"
+    if recorded.patch and make_patch(root, redactor) != (evidence_dir / recorded.patch).read_bytes():
+        return "other contents of changed files"
+    return None
+
+
 def _submodules(root: Path, prefix: str) -> Iterator[SubmoduleState]:
     """Every submodule with the commit that is checked out (the recorded one when it is not initialised)."""
     for link in gitlinks(root):

@@ -16,7 +16,7 @@ from pathlib import Path
 import seatrial
 from seatrial.evidence.environment import compare, environment_record
 from seatrial.evidence.redact import Redactor
-from seatrial.evidence.repos import repo_state, write_repos
+from seatrial.evidence.repos import differs, write_repos
 from seatrial.files import read_json, write_json, write_text
 from seatrial.launch.interrupt import Interruptible
 from seatrial.launch.process import end_leftovers
@@ -84,21 +84,20 @@ def resume(path: Path, listener: Listener) -> Trial:
     with rundir.locked(path):
         for pids in path.glob("levels/**/*.pids"):
             end_leftovers(pids)
-        _refuse_other_change(trial.plan.changes, path)
+        _refuse_other_change(trial.plan.changes, path, Redactor(os.environ))
         listener(Planned(str(path), trial.plan))
         return _Conductor(request, listener, Redactor(os.environ)).conduct(trial)
 
 
-def _refuse_other_change(recorded: Sequence[RepoState], path: Path) -> None:
+def _refuse_other_change(recorded: Sequence[RepoState], path: Path, redactor: Redactor) -> None:
     """The change must be what the stored levels ran with."""
-    for old in recorded:
-        new = repo_state(Path(old.path), old.name)
-        for what, before, after in (("commit", old.commit, new.commit), ("changed files", old.dirty, new.dirty)):
-            if before != after:
-                raise UserError(
-                    f"{old.path}: {what} differ from the trial's: {before or 'none'} then, {after or 'none'} now",
-                    f"restore that state (see {path / 'evidence'}), or start a new trial",
-                )
+    for repo in recorded:
+        what = differs(repo, path / "evidence", redactor)
+        if what:
+            raise UserError(
+                f"{repo.path}: {what} since this trial began",
+                f"restore that state (see {path / 'evidence'}), or start a new trial",
+            )
 
 
 class _Conductor:
@@ -135,6 +134,7 @@ class _Conductor:
                 trial = trial.model_copy(update={"levels": tuple(results), "imports": self._imports(trial.plan)})
                 rundir.save(path, trial)
                 self.listener(Judged(result))
+            results = self._unless_moved(trial.plan, results)
             return self._finish(trial, tuple(results), interrupted=stop.signal is not None)
 
     def _prepare(self, trial: Trial) -> tuple[Trial, Bench]:
@@ -203,6 +203,18 @@ class _Conductor:
         except BlockedError as error:
             return self._not_run(planned, Verdict.BLOCKED, error.message, error.boundary)
         return judge_level(bench, level, directory, outcomes)
+
+    def _unless_moved(self, plan: Plan, results: list[LevelResult]) -> list[LevelResult]:
+        """A checkout that was edited while the trial ran makes every Pass worthless: nobody knows what was tested."""
+        moved = [repo for repo in plan.changes if differs(repo, self.request.out / "evidence", self.redactor)]
+        if not moved:
+            return results
+        update = {
+            "verdict": Verdict.BLOCKED,
+            "boundary": Boundary.ENVIRONMENT,
+            "reason": f"{moved[0].path} was changed while the trial ran, so what ran is not what was recorded",
+        }
+        return [result.model_copy(update=update) if result.verdict is Verdict.PASS else result for result in results]
 
     def _not_run(self, planned: PlannedLevel, verdict: Verdict, reason: str, boundary: Boundary | None = None) -> LevelResult:
         """The result of a level of which no process ran."""

@@ -59,7 +59,8 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
     )
     judgement = judge(evidence, loop.milestones())
     if judgement.verdict is Verdict.PASS and level is not None and level.number != 0:
-        reason = f"inconclusive: what level {level.number} proves cannot be seen in a log and metrics; run `seatrial run {loop.name} --level {level.number}`"
+        command = f"seatrial run {loop.name} --level {level.number}"
+        reason = f"inconclusive: what level {level.number} proves cannot be seen in a log and metrics; run `{command}`"
         judgement = Judgement(Verdict.BLOCKED, reason, Boundary.METRICS, vacuous=True)
     return _result(judgement, evidence, diagnosis, log, done, _limitations(level, metric_paths, planned))
 

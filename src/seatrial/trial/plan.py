@@ -27,6 +27,8 @@ class Diff:
     paths: tuple[str, ...]
     lines: tuple[str, ...] = ()
     """Added and removed lines, for words."""
+    complete: bool = True
+    """False when the diff was too large to be read whole: a word that is missing then proves nothing."""
 
 
 def parse_levels(text: str, loop: Loop) -> tuple[int, ...]:
@@ -68,6 +70,8 @@ def required(loop: Loop, diffs: Sequence[Diff]) -> tuple[tuple[PlannedLevel, ...
                 reasons.setdefault(number, []).append(f"{diff.repo}: {path} matches {glob}")
             if not found:
                 unmatched.append(f"{diff.repo}: {path}")
+        if not diff.complete:
+            unmatched.append(f"{diff.repo}: lines beyond what is read of a diff")
         for number, word in _words(loop.levels(), diff.lines):
             reasons.setdefault(number, []).append(f"{diff.repo}: changed lines say {word!r}")
     if unmatched or not reasons:

@@ -84,4 +84,5 @@ def variables(environ: Mapping[str, str]) -> tuple[Finding, ...]:
 def child_environment(environ: Mapping[str, str], import_path: Sequence[str], extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of a loop's process: the caller's, without what would mislead it, with our import path."""
     kept = {key: value for key, value in environ.items() if key not in IGNORED and key not in LAUNCHER}
-    return {**kept, **extra, "PYTHONPATH": os.pathsep.join(import_path)}
+    # Without bytecode files a checkout under test stays as it was recorded.
+    return {**kept, **extra, "PYTHONPATH": os.pathsep.join(import_path), "PYTHONDONTWRITEBYTECODE": "1"}

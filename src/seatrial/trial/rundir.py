@@ -41,13 +41,19 @@ def named_directory(path: Path) -> Path:
     """Make a run directory at a place that the user named; one that holds a trial already is refused."""
     if (path / "trial.json").exists():
         raise UserError(f"{path}: holds a trial already", f"seatrial resume {path}, or name another directory with --out")
+    return _make(path.absolute())
+
+
+def _make(path: Path) -> Path:
+    """Make the directory; git ignores it, since it may lie in a checkout under test, which must not look changed."""
     try:
         path.mkdir(parents=True, exist_ok=True)
+        (path / ".gitignore").write_text("*\n", encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"{path}: cannot make the run directory: {error.strerror or error}", "choose a writable place with --out"
         ) from error
-    return path.absolute()
+    return path
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
@@ -28,6 +27,8 @@ class Saboteur(TrainerCallback):  # type: ignore[misc]
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         if self.fault == "no-optimizer-step":
             optimizer.step = lambda *_, **__: None
+        elif self.fault == "forget-optimizer" and state.global_step:
+            optimizer.optimizer.state.clear()
         elif self.fault == "frozen-adapter":
             self.kept = {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
 
@@ -62,17 +63,13 @@ def reward(function: Any, fault: str | None) -> Any:
     return broken if fault in ("constant-reward", "reward-raises") else function
 
 
-def checkpoint(path: Path, fault: str | None) -> None:
-    """Damage a checkpoint the way a forgetful save does."""
-    for name in {"forget-optimizer": ["optimizer.pt"], "forget-rng": ["rng_state.pth"]}.get(fault or "", []):
-        (path / name).unlink()
-
-
 def trainer(built: Any, fault: str | None) -> None:
     """Faults that act on the trainer object."""
     if fault == "no-grad-sync":
         built.accelerator.prepare = _without_ddp(built.accelerator)
-    elif fault == "blind":
+    elif fault == "forget-rng":
+        built._load_rng_state = lambda *_: None
+    elif fault == "blind" and hasattr(built.processing_class, "image_processor"):
         inner = built.processing_class.image_processor.preprocess
 
         def blank(images: Any, *args: Any, **kwargs: Any) -> Any:

@@ -104,7 +104,7 @@ def main() -> None:
     arguments = parser().parse_args(words[:split])
     arguments.out.mkdir(parents=True, exist_ok=True)
     prove_imports(arguments.imports, process_name(), arguments.under_test)
-    from seatrial.loops.trl.drive import faults, images, record
+    from seatrial.loops.trl.drive import images, record
 
     settings = config(arguments.out, words[split + 1 :])
     record.say("building the model")
@@ -115,8 +115,6 @@ def main() -> None:
         record.say("trainer built")
         if arguments.images:
             images.control(trainer, arguments.out / "facts.jsonl")
-        if arguments.resume_from:
-            faults.checkpoint(arguments.resume_from, arguments.fault)
         trainer.train(resume_from_checkpoint=str(arguments.resume_from) if arguments.resume_from else None)
     finally:
         if arguments.rollouts == "generator":
