@@ -1,7 +1,7 @@
 """command.sh: the exact processes of a level as a script that a person can read and run.
 
 The level directory is replaced by `$OUT`, a fresh directory by default, so that running the script again never
-touches the evidence.
+touches the evidence. The script works in `$OUT` too: Python would import from wherever it was called.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from seatrial.model.loop import Phase
 
 HEADER = """#!/usr/bin/env bash
 # {title}
-# Runs as it stands. Output goes to $OUT (a new temporary directory unless you set it), never into the evidence.
+# Runs as it stands, from anywhere. Output goes to $OUT (a new temporary directory unless you set it), never into the evidence.
 set -euo pipefail
 OUT="${{OUT:-$(mktemp -d)}}"
+mkdir -p -- "$OUT"
+cd -- "$OUT"
+OUT="$PWD"
 echo "writing to $OUT" >&2
 unset {unset}
 """

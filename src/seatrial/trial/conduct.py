@@ -33,7 +33,7 @@ from seatrial.trial.command import command_script
 from seatrial.trial.inject import stage
 from seatrial.trial.interpreter import Interpreter, find_interpreter
 from seatrial.trial.level import Bench, Limits, judge_level, level_imports, read_level_metrics, run_level
-from seatrial.trial.preflight import IGNORED, LAUNCHER, preflight
+from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment, preflight
 from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, Stage
 
 FINAL = (Verdict.PASS, Verdict.FAIL)
@@ -182,7 +182,7 @@ class _Conductor:
                 continue
             level, directory = self.levels[planned.number], rundir.level_directory(self.request.out, planned)
             phases = self.loop.phases(level, bench.context, directory)
-            environment = {"PYTHONPATH": os.pathsep.join(bench.import_path())}
+            environment = child_environment({}, bench.import_path(), {})
             script = command_script(f"level {level.number}: {level.title}", phases, directory, environment, (*IGNORED, *LAUNCHER))
             write_text(directory / "command.sh", self.redactor.text(script))
 

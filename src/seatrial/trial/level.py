@@ -17,10 +17,10 @@ from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.evidence.redact import Redactor
 from seatrial.files import number_to_json, write_json, write_text
 from seatrial.launch.process import ProcessSpec, Tick, run
-from seatrial.metrics.checks import evaluate
+from seatrial.metrics.checks import evaluate, undamaged
 from seatrial.metrics.read import read_metrics
 from seatrial.model.errors import UserError
-from seatrial.model.knowledge import Level
+from seatrial.model.knowledge import CheckSpec, Level
 from seatrial.model.loop import Context, Loop, Phase
 from seatrial.model.record import CheckResult, Diagnosis, ImportProof, LevelResult, PhaseOutcome
 from seatrial.model.series import Damage, Metrics, Overlap, Series
@@ -191,8 +191,7 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
     )
     checks: tuple[CheckResult, ...] = ()
     if complete:
-        expressions = tuple(evaluate(spec.expr, metrics, spec.boundary) for spec in level.checks)
-        checks = (*loop.proofs(level, directory, metrics), *expressions)
+        checks = (*_sound(metrics), *loop.proofs(level, directory, metrics), *(_expression(spec, metrics) for spec in level.checks))
     expected = min((phase.steps for phase in phases if phase.steps is not None), default=None)
     evidence = Evidence(
         metrics=metrics,
@@ -231,6 +230,27 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
     write_json(directory / "checks.json", [check.model_dump(mode="json") for check in checks])
     write_json(directory / "result.json", result)
     return result
+
+
+def _sound(metrics: Metrics) -> tuple[CheckResult, ...]:
+    """Metrics are whole and finite. The judge asserts both on its own; here a reader sees that they were measured."""
+    wrong = [tag for tag, series in metrics.series.items() if series.non_finite()]
+    points = sum(len(series) for series in metrics.series.values())
+    finite = CheckResult(
+        name="every metric is finite",
+        kind="proof",
+        passed=bool(points) and not wrong,
+        value=f"{len(metrics.series) - len(wrong)} of {len(metrics.series)} series, {points} points",
+        threshold="all",
+        message=", ".join(wrong[:3]),
+    )
+    return undamaged(metrics), finite
+
+
+def _expression(spec: CheckSpec, metrics: Metrics) -> CheckResult:
+    """Evaluate a check; one that is met says why it is there."""
+    result = evaluate(spec.expr, metrics, spec.boundary)
+    return result if result.message else result.model_copy(update={"message": spec.why})
 
 
 def _key_lines(diagnosis: Diagnosis | None) -> tuple[str, ...]:

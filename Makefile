@@ -1,0 +1,47 @@
+# Two commands: `make trial` and `make test`. Everything they need is set up first; environments are cached outside the checkout.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help setup trial check test bench lint clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: $(VENV)/.core ## Make .venv with the light core (.venv/bin/seatrial)
+
+$(VENV)/.core: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Seatrial needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) install --editable '.[dev]'
+	@touch $@
+
+trial: setup ## Run the default trial: real GRPO training to a verdict and a report
+	$(BIN)/seatrial run
+
+lint: $(VENV)/.dev ## Ruff and mypy (strict)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint ## Lint and the quick tests (under two minutes)
+	$(BIN)/pytest -m "not real" -n 2 --dist loadfile -q
+
+test: lint ## Every test, also those that drive a real loop
+	@sh scripts/chromium.sh
+	$(BIN)/seatrial env build trl
+	$(BIN)/pytest -n 2 --dist loadfile -q
+
+bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, and the ratio
+	$(BIN)/seatrial env build trl
+	$(BIN)/python bench/startup.py
+	$(BIN)/python bench/event_reader.py --peer-python "$$($(BIN)/python bench/peer.py)"
+	$(BIN)/python bench/overhead.py
+
+clean: ## Remove .venv and caches of this checkout (not the environments)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build

@@ -1,0 +1,77 @@
+"""One short real GRPO run for the samples below `made/`; see README.md for the calls. Runs in the loop's own environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from seatrial.loops.trl.drive import models, tasks
+from transformers import HfArgumentParser, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+
+class At(TrainerCallback):  # type: ignore[misc]
+    """Sends this process a signal after a step."""
+
+    def __init__(self, step: int, number: int) -> None:
+        self.step, self.number = step, number
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def reward(kind: str | None) -> Any:
+    """The usual reward, or one that is broken in the named way."""
+    calls = 0
+
+    def even_share(completion_ids: Any, **kwargs: Any) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if kind == "raises" and calls == 3 and int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:
+            raise RuntimeError("answer checker is not reachable")
+        if kind == "nan" and calls >= 3:
+            return [float("nan")] * len(completion_ids)
+        if kind == "constant":
+            return [1.0] * len(completion_ids)
+        return tasks.even_share(completion_ids, **kwargs)
+
+    return even_share
+
+
+def main() -> None:
+    """Parse, build, train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--reward", choices=("raises", "nan", "constant"))
+    parser.add_argument("--signal", metavar="STEP:NAME")
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--evaluate", action="store_true")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--column", default="prompt")
+    ours, words = parser.parse_known_args()
+    model = models.ensure("dense", ours.out.parent / "model")
+    common = ["--per_device_train_batch_size", "16", "--num_generations", "8", "--max_completion_length", "8", "--learning_rate", "1e-3"]
+    common += ["--report_to", "none", "--bf16", "false", "--gradient_checkpointing", "false", "--save_strategy", "no"]
+    (settings,) = HfArgumentParser((GRPOConfig,)).parse_args_into_dataclasses(["--output_dir", str(ours.out), *common, *words])
+    extra: dict[str, Any] = {"eval_dataset": tasks.text_dataset(8, 7)} if ours.evaluate else {}
+    if ours.lora:
+        from peft import LoraConfig
+
+        extra["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    data = tasks.text_dataset(64, 1)
+    if ours.column != "prompt":
+        data = data.rename_column("prompt", ours.column)
+    trainer = GRPOTrainer(model=str(model), reward_funcs=reward(ours.reward), args=settings, train_dataset=data, **extra)
+    if ours.signal:
+        step, _, name = ours.signal.partition(":")
+        trainer.add_callback(At(int(step), getattr(signal, name)))
+    trainer.train(resume_from_checkpoint=True if ours.resume else None)
+    trainer.save_state()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""One trial of every level, as a user runs it, and everything it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from seatrial.files import read_json, read_model, read_text
+from seatrial.launch.environments import Environment
+from seatrial.loops.trl.loop import LOOP
+from seatrial.metrics.read import read_metrics
+from seatrial.model.record import EnvironmentRecord, LevelResult, Report
+from seatrial.model.verdict import ExitCode, Verdict, worst
+from seatrial.report import schema
+
+from .drive import Ran, call, environ, hashes, run
+
+pytestmark = pytest.mark.real
+
+LEVELS = {level.number: level for level in LOOP.levels()}
+RUN = [number for number, level in LEVELS.items() if not level.skip]
+NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
+PROOFS: dict[int, dict[str, str]] = {
+    0: {"weights changed": r"2\d of 29 tensors"},
+    1: {
+        "trainable parameters": r"27648 of \d{6}",
+        "only adapters train": "0 others",
+        "adapter weights changed": r"28 of 28 tensors",
+        "base frozen": r"0 of 29 tensors moved",
+        "checkpoint is complete": "checkpoint-5",
+        "resumed from the checkpoint": "step 5",
+        "restored weights: bit-equal": r"57 of 57 equal",
+        "restored optimizer: bit-equal": r"138 of 138 equal",
+        "restored scheduler: bit-equal": r"(\d+) of \1 equal",
+        "trajectory after the resume: bit-equal": r"(\d\d) of \1 metrics x 5 steps equal",
+        "final weights of both runs: bit-equal": r"57 of 57 equal",
+        "final optimizer of both runs: bit-equal": r"138 of 138 equal",
+        "final scheduler of both runs: bit-equal": r"(\d+) of \1 equal",
+        "final generators of both runs: bit-equal": r"(\d+) of \1 equal",
+    },
+    2: {
+        "weights changed": r"2\d of 29 tensors",
+        "generation runs in its own process": r"pid \d+",
+        "a refit before every generation": "6 refits",
+        "weights after each refit: bit-equal": r"26 tensors x 6",
+        "first refit changes nothing": "0 touched",
+        "stale weights are detected each time": "5 of 5",
+    },
+    4: {
+        "weights changed": r"2\d of 29 tensors",
+        "two processes form one group": r"world sizes \[2, 2\]",
+        "ranks end with the same weights: bit-equal": r"29 of 29 equal",
+        "trajectory of two ranks against one": rf"{NUMBER} % of the tolerance.*",
+    },
+    5: {
+        "MoE router weights changed": r"2 of 2 tensors",
+        "MoE expert weights changed": r"4 of 4 tensors",
+        "another picture changes the logits": rf"0\.\d+ \(same picture {NUMBER}\)",
+        "vision tower weights changed": r"\d+ of 24 tensors",
+        "projector weights changed": r"4 of 4 tensors",
+    },
+    6: {
+        "every seed has a learning arm and a control": "5 and 5",
+        "learning arms changed the weights": "5 of 5",
+        "control arms changed nothing": "0 of 5",
+    },
+}
+PROCESSES = {0: {"driver"}, 1: {"driver"}, 2: {"driver", "generator"}, 4: {"driver", "rank1"}, 5: {"driver"}, 6: {"driver"}}
+STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
+
+
+class _Targets(HTMLParser):
+    """Collects what the attributes of a page point to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value or "" for name, value in attrs if name in ("src", "href", "action", "data", "poster", "srcset")]
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The one trial that this module looks at."""
+    return run(tmp_path_factory.mktemp("levels"), "trl", "--level", "all", name="every lével")
+
+
+def test_skipped_level_keeps_the_trial_from_being_a_pass(everything: Ran) -> None:
+    assert everything.code == ExitCode.SKIPPED, everything.output
+    trial = everything.trial
+    assert (trial.status, trial.verdict) == ("done", Verdict.SKIPPED)
+    assert [level.number for level in trial.levels] == sorted(LEVELS)
+    assert {level.number for level in trial.levels if level.verdict is Verdict.SKIPPED} == {3}
+    assert everything.level(3).reason == LEVELS[3].skip
+    assert not everything.level(3).phases
+    assert LEVELS[3].skip in trial.reason
+
+
+@pytest.mark.parametrize("number", RUN)
+def test_level_passes_and_says_what_it_proved(everything: Ran, number: int) -> None:
+    result = everything.level(number)
+    assert result.verdict is Verdict.PASS, result.reason
+    assert (result.boundary, result.vacuous, result.reason) == (None, False, LEVELS[number].proves)
+    assert result.steps_reached == result.steps_expected == LEVELS[number].steps
+    assert set(LEVELS[number].claims_not) <= set(result.limitations)
+    assert [(phase.ended, phase.exit_code) for phase in result.phases] == [("exited", 0)] * len(result.phases)
+    assert 1 < result.cpu_seconds < 300
+
+
+@pytest.mark.parametrize("number", RUN)
+def test_proofs_by_name_and_value(everything: Ran, number: int) -> None:
+    proofs = {check.name: check for check in everything.level(number).checks if check.kind == "proof"}
+    assert proofs.keys() == PROOFS[number].keys()
+    for name, pattern in PROOFS[number].items():
+        assert proofs[name].passed
+        assert re.fullmatch(pattern, str(proofs[name].value)), f"{name}: {proofs[name].value}"
+
+
+@pytest.mark.parametrize("number", RUN)
+def test_every_check_of_the_ladder_was_evaluated(everything: Ran, number: int) -> None:
+    checks = [check for check in everything.level(number).checks if check.kind == "expression"]
+    assert [check.name for check in checks] == [spec.expr for spec in LEVELS[number].checks]
+    for check in checks:
+        assert check.passed
+        assert isinstance(check.value, float)
+        assert math.isfinite(check.value)
+        assert check.steps
+        assert not check.missing
+
+
+def test_tolerances_are_far_from_what_was_measured(everything: Ran) -> None:
+    """A proof that only just holds here would be a coin toss on another machine."""
+    ranks = next(check for check in everything.level(4).checks if check.name.startswith("trajectory"))
+    assert float(str(ranks.value).split(" ")[0]) < 20
+    values = {check.name: check.value for check in everything.level(6).checks}
+    assert float(str(values['t_pvalue(data["signal/gain_over_control"]) < 0.01'])) < 1e-3
+    assert float(str(values['mean(data["signal/gain_over_control"]) > 0'])) > 0.1
+
+
+def test_default_levels_of_this_trial_are_a_pass(everything: Ran, tmp_path: Path) -> None:
+    """What `seatrial run` without a level does is part of this trial: the same levels, all passed."""
+    done = call(tmp_path, "plan", "--json")
+    planned = [level["number"] for level in json.loads(done.stdout)["levels"]]
+    assert planned == [0, 1, 6]
+    assert worst(everything.level(number).verdict for number in planned) is Verdict.PASS
+
+
+def test_records_follow_the_shipped_schemas(everything: Ran) -> None:
+    for name in ("trial", "report"):
+        shipped = read_json(schema.DIRECTORY / f"{name}.schema.json")
+        jsonschema.Draft202012Validator.check_schema(shipped)
+        jsonschema.validate(read_json(everything.directory / f"{name}.json"), shipped, jsonschema.Draft202012Validator)
+
+
+def test_evidence(everything: Ran, environment: Environment) -> None:
+    place = everything.directory / "evidence"
+    recorded = read_model(place / "environment.json", EnvironmentRecord)
+    assert recorded == everything.trial.environment
+    assert recorded.lock == environment.lock_hash
+    assert Path(recorded.python).is_relative_to(environment.path)
+    assert {"trl", "torch", "transformers", "peft", "accelerate", "datasets"} <= recorded.packages.keys()
+    assert read_json(place / "repos.json") == []
+    assert read_json(place / "config.json")["run.levels"] == {"value": "all", "origin": "command line"}
+    proofs = read_json(place / "imports.json")
+    assert proofs == [item.model_dump(mode="json") for item in everything.trial.imports]
+    assert {proof["process"] for proof in proofs} == {"driver", "generator", "rank1"}
+    assert all(proof["ok"] and proof["method"] == "imported" for proof in proofs)
+    assert {proof["package"] for proof in proofs if proof["process"] == "generator"} >= {"trl", "torch", "transformers"}
+
+
+@pytest.mark.parametrize("number", RUN)
+def test_files_of_a_level(everything: Ran, number: int) -> None:
+    place, result = everything.place(number), everything.level(number)
+    assert result.directory == f"levels/{place.name}" == f"levels/{number}-{LEVELS[number].name}"
+    assert read_model(place / "result.json", LevelResult) == result
+    assert read_json(place / "checks.json") == [check.model_dump(mode="json") for check in result.checks]
+    processes = {json.loads(line)["process"] for line in read_text(place / "imports.jsonl").splitlines()}
+    assert processes == PROCESSES[number]
+    assert not list(place.rglob("*.pids")), "a run that ended leaves no pid file"
+
+
+@pytest.mark.parametrize("number", RUN)
+def test_metrics_are_strict_json_by_step(everything: Ran, number: int) -> None:
+    path = everything.place(number) / "metrics.jsonl"
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in read_text(path).splitlines()]
+    steps = [row["step"] for row in rows]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) == LEVELS[number].steps
+    found = read_metrics([path])
+    assert not found.damage
+    assert not found.overlaps
+    assert not any(series.non_finite() for series in found.series.values())
+
+
+@pytest.mark.parametrize("number", RUN)
+def test_log_lines_have_times(everything: Ran, number: int) -> None:
+    lines = (everything.place(number) / "run.log").read_bytes().decode().rstrip("\n").split("\n")  # a progress bar's \\r ends no line
+    phases = [phase.name for phase in everything.level(number).phases]
+    headings = [line for line in lines if line.startswith("===== ")]
+    assert headings == ([f"===== {name} =====" for name in phases] if len(phases) > 1 else [])
+    bare = [line for line in lines if line not in headings and not STAMP.match(line)]
+    assert not bare
+    assert any("seatrial: imports proven in driver" in line for line in lines)
+
+
+def test_summary_answers_in_its_first_line(everything: Ran) -> None:
+    text = read_text(everything.directory / "summary.md")
+    assert text.startswith(f"Result: Skipped - level 3: {LEVELS[3].skip}")
+    headings = [line for line in text.split("\n") if re.fullmatch(r"[A-Z][\w-]+:", line)]
+    assert headings == ["Deliverables:", "Evidence:", "Limitations:", "Follow-ups:"]
+    assert f"\nResult: {Verdict.PASS}" not in text
+    assert text in everything.output, "the command prints the summary as it is stored"
+
+
+def test_report_names_every_level_as_a_deliverable(everything: Ran) -> None:
+    report = read_model(everything.directory / "report.json", Report)
+    assert report.result is Verdict.SKIPPED
+    assert report.trial == everything.trial
+    verdicts = {deliverable.name: deliverable.verdict for deliverable in report.deliverables}
+    for number in sorted(LEVELS):
+        named = [verdict for name, verdict in verdicts.items() if f"level {number} " in name or (number == 0 and "policy run" in name)]
+        assert named == [everything.level(number).verdict]
+
+
+def test_junit(everything: Ran) -> None:
+    root = ElementTree.fromstring(read_text(everything.directory / "junit.xml"))
+    cases = root.findall(".//testcase")
+    checks = sum(len(level.checks) for level in everything.trial.levels)
+    assert int(root.attrib["tests"]) == len(cases) == len(LEVELS) + checks
+    assert (root.attrib["failures"], root.attrib["errors"], root.attrib["skipped"]) == ("0", "0", "1")
+    assert len(root.findall(".//testcase/skipped")) == 1
+
+
+def test_html_loads_nothing_from_elsewhere(everything: Ran) -> None:
+    text = read_text(everything.directory / "report.html")
+    assert "default-src 'none'" in text
+    page = _Targets()
+    page.feed(text)
+    assert page.found
+    assert all(target.startswith("#") for target in page.found)
+    assert not re.findall(r"url\(\s*['\"]?(?!data:)|@import", text)
+    # The licence of the plot library names its home; that is a comment.
+    assert set(re.findall(r"https?://[^\s\"'<>)]+", text)) <= {"https://github.com/leeoniya/uPlot"}
+
+
+def test_report_command_gives_the_same_summary(everything: Ran, tmp_path: Path) -> None:
+    before = read_text(everything.directory / "summary.md")
+    done = call(tmp_path, "report", everything.directory)
+    assert done.returncode == ExitCode.SKIPPED
+    assert done.stdout == before == read_text(everything.directory / "summary.md")
+
+
+def test_judge_agrees_from_the_files_alone(everything: Ran, tmp_path: Path) -> None:
+    place = everything.place(0)
+    words = ("judge", "trl", "--log", place / "run.log", "--metrics", place / "metrics.jsonl", "--json")
+    done = call(tmp_path, *words, "--level", "0", "--expect-steps", "8")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["verdict"], found["steps_reached"]) == (ExitCode.PASS, "Pass", 8)
+    done = call(tmp_path, *words, "--level", "0", "--expect-steps", "9")
+    assert (done.returncode, json.loads(done.stdout)["reason"]) == (ExitCode.FAIL, "reached step 8 of 9")
+
+
+def test_judge_never_passes_a_level_that_rests_on_probes(everything: Ran, tmp_path: Path) -> None:
+    place = everything.place(1)
+    done = call(tmp_path, "judge", "trl", "--log", place / "run.log", "--metrics", place / "metrics.jsonl", "--level", "1", "--json")
+    assert done.returncode == ExitCode.BLOCKED, done.stdout
+    assert "seatrial run trl --level 1" in json.loads(done.stdout)["reason"]
+
+
+@pytest.mark.parametrize("number", RUN)
+def test_command_scripts_are_valid_shell(everything: Ran, number: int) -> None:
+    subprocess.run(["bash", "-n", everything.place(number) / "command.sh"], check=True)
+
+
+def test_command_script_runs_as_it_stands_and_leaves_the_evidence_alone(everything: Ran, tmp_path: Path) -> None:
+    """From a directory with a package of the loop's name in it, which must not be what runs."""
+    decoy = tmp_path / "trl"
+    decoy.mkdir()
+    (decoy / "__init__.py").write_text("raise RuntimeError('imported from where the script was called')\n", encoding="utf-8")
+    before, out = hashes(everything.directory), tmp_path / "again ünd again"
+    script = everything.place(0) / "command.sh"
+    done = subprocess.run(
+        ["bash", script], cwd=tmp_path, env={**environ(), "OUT": str(out)}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert hashes(everything.directory) == before
+    again, first = (read_metrics([place / "run" / "metrics.jsonl"]) for place in (out, everything.place(0)))
+    assert again.series["train/loss"] == first.series["train/loss"], "the script is the run: the same losses, bit for bit"
