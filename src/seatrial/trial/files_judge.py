@@ -18,9 +18,12 @@ from seatrial.model.loop import Loop
 from seatrial.model.record import CheckResult, Diagnosis, Record
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary, Verdict
-from seatrial.triage.diagnose import diagnose
 from seatrial.triage.log import read_log
+from seatrial.trial.diagnosis import read_diagnosis
 from seatrial.trial.judge import Evidence, Judgement, judge
+
+NOT_FINITE = re.compile(r"""['"]: ['"]?(?:-?(?:nan|inf(?:inity)?)|none|null)['"]?[,}]""", re.IGNORECASE)
+"""A value in a printed row of metrics."""
 
 
 class FileVerdict(Record):
@@ -44,9 +47,9 @@ class FileVerdict(Record):
 
 def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Level | None, expected: int | None) -> FileVerdict:
     """The verdict on a log and its metrics."""
-    diagnosis = diagnose(log, loop.milestones(), loop.signatures())
+    diagnosis = read_diagnosis(loop, log)
     metrics = read_metrics(metric_paths) if metric_paths else loop.read_console(log)
-    planned = expected if expected is not None else loop.steps_planned(tuple(metric_paths))
+    planned = expected if expected is not None else loop.steps_planned((*metric_paths, log))
     done = loop.milestones()[-1]
     completed = diagnosis.milestone == done.id
     evidence = Evidence(
@@ -58,10 +61,9 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
         vacuous=loop.vacuous(metrics),
     )
     judgement = judge(evidence, loop.milestones())
-    if judgement.verdict is Verdict.PASS and level is not None and level.number != 0:
-        command = f"seatrial run {loop.name} --level {level.number}"
-        reason = f"inconclusive: what level {level.number} proves cannot be seen in a log and metrics; run `{command}`"
-        judgement = Judgement(Verdict.BLOCKED, reason, Boundary.METRICS, vacuous=True)
+    missing = _unseen(loop, level, metrics)
+    if judgement.verdict is Verdict.PASS and missing:
+        judgement = Judgement(Verdict.BLOCKED, f"inconclusive: {missing}", Boundary.METRICS, vacuous=True)
     return _result(judgement, evidence, diagnosis, log, done, _limitations(level, metric_paths, planned))
 
 
@@ -74,7 +76,7 @@ def _completed(done: Milestone, reached: bool) -> CheckResult:
 def _checks(level: Level | None, metrics: Metrics) -> tuple[CheckResult, ...]:
     """A gradient that is not zero, and the checks of the level whose metrics are there."""
     made = []
-    norms = [series for tag, series in metrics.series.items() if tag.endswith("/grad_norm")]
+    norms = [series for tag, series in metrics.series.items() if _is_gradient(tag)]
     if norms:
         largest = max((value for series in norms for value in series.values), default=0.0)
         text = number_to_json(largest)
@@ -85,6 +87,20 @@ def _checks(level: Level | None, metrics: Metrics) -> tuple[CheckResult, ...]:
         if all(tag in metrics.series for tag in re.findall(r'data\["([^"]+)"\]', spec.expr)):
             made.append(evaluate(spec.expr, metrics, spec.boundary))
     return tuple(made)
+
+
+def _unseen(loop: Loop, level: Level | None, metrics: Metrics) -> str | None:
+    """What a Pass would claim and these files cannot show."""
+    if level is not None and level.number != 0:
+        command = f"seatrial run {loop.name} --level {level.number}"
+        return f"what level {level.number} proves cannot be seen in a log and metrics; run `{command}`"
+    if not any(_is_gradient(tag) for tag in metrics.series):
+        return "no gradient norm was logged, so nothing shows that anything was trained"
+    return None
+
+
+def _is_gradient(tag: str) -> bool:
+    return tag.rpartition("/")[2] == "grad_norm"
 
 
 def _limitations(level: Level | None, metric_paths: Sequence[Path], planned: int | None) -> tuple[str, ...]:
@@ -98,12 +114,15 @@ def _limitations(level: Level | None, metric_paths: Sequence[Path], planned: int
 
 
 def _decisive(diagnosis: Diagnosis, log: Path, done: Milestone, passed: bool) -> tuple[str | None, int | None, str]:
-    """The line that decided: the first cause; for a Pass, the line that shows completion; else the last line of all."""
+    """The line that decided: the first cause; for a Pass, the line that shows completion; else the first row with a
+    value that is not finite; else the last line of all."""
     if diagnosis.line is not None and diagnosis.verdict is not None:
         return diagnosis.file, diagnosis.line, diagnosis.cause
     last: tuple[int, str] | None = None
     pattern = re.compile(done.pattern)
     for line in read_log(log):
+        if not passed and NOT_FINITE.search(line.text):
+            return str(log), line.number, line.text.strip()[:300]
         if line.text.strip() and (not passed or pattern.search(line.text)):
             last = (line.number, line.text.strip())
     return (str(log), last[0], last[1][:300]) if last else (str(log), None, "")

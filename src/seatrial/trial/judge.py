@@ -95,7 +95,7 @@ def _crashed(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement |
     caused = found is not None and found.verdict is not None
     if failed is None and not (caused and not evidence.phases):
         return None
-    how = f"{failed.name}: exit code {failed.exit_code}" if failed else "the log ends in an error"
+    how = f"{failed.name}: exit code {failed.exit_code}" if failed else "the log shows a failure"
     if found is not None and found.verdict is not None:
         verdict, boundary = found.verdict, found.boundary or Boundary.ENVIRONMENT
         if verdict is Verdict.BLOCKED and _in_change(found, evidence.change_roots):
@@ -118,8 +118,11 @@ def _silent(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
     return Judgement(found.verdict, f"exit code 0, yet: {found.cause}", found.boundary)
 
 
-def _steps(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
+def _steps(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement | None:
     expected, reached = evidence.steps_expected, evidence.steps_reached
+    if reached is None and not evidence.phases:  # files of a run whose exit code nobody knows: it stopped where its log stops
+        boundary, verdict, where = _place(evidence, milestones)
+        return Judgement(verdict, f"no training step is shown by any metric or log line; the log stops {where}", boundary)
     if reached is None:
         return Judgement(Verdict.FAIL, "no training step is shown by any metric or log line", Boundary.METRICS)
     if expected is not None and reached < expected:

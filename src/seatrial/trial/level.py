@@ -25,7 +25,7 @@ from seatrial.model.loop import Context, Loop, Phase
 from seatrial.model.record import CheckResult, Diagnosis, ImportProof, LevelResult, PhaseOutcome
 from seatrial.model.series import Damage, Metrics, Overlap, Series
 from seatrial.model.verdict import Verdict
-from seatrial.triage.diagnose import diagnose
+from seatrial.trial.diagnosis import read_diagnosis
 from seatrial.trial.follow import Follower
 from seatrial.trial.judge import Evidence, judge
 from seatrial.trial.preflight import child_environment
@@ -173,7 +173,7 @@ def _diagnose(bench: Bench, directory: Path, phases: Sequence[Phase], outcomes: 
         log = phase_log(directory, phases, phase)
         if not log.is_file():
             continue
-        found = diagnose(log, bench.loop.milestones(), bench.loop.signatures())
+        found = read_diagnosis(bench.loop, log)
         if found.verdict is not None:
             return found
     return found
@@ -191,7 +191,7 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
     )
     checks: tuple[CheckResult, ...] = ()
     if complete:
-        checks = (*_sound(metrics), *loop.proofs(level, directory, metrics), *(_expression(spec, metrics) for spec in level.checks))
+        checks = (*loop.proofs(level, directory, metrics), *(_expression(spec, metrics) for spec in level.checks), *_sound(metrics))
     expected = min((phase.steps for phase in phases if phase.steps is not None), default=None)
     evidence = Evidence(
         metrics=metrics,

@@ -27,14 +27,7 @@ def now() -> str:
 def new_directory(root: Path, loop: str) -> Path:
     """Make `<root>/<time>-<loop>-<short id>`."""
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{loop}-{secrets.token_hex(2)}"
-    path = (root / name).absolute()
-    try:
-        path.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot make the run directory: {error.strerror or error}", "choose a writable place with --out"
-        ) from error
-    return path
+    return _make((root / name).absolute())
 
 
 def named_directory(path: Path) -> Path:
@@ -48,7 +41,8 @@ def _make(path: Path) -> Path:
     """Make the directory; git ignores it, since it may lie in a checkout under test, which must not look changed."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / ".gitignore").write_text("*\n", encoding="utf-8")
+        if not (path / ".gitignore").exists():  # a directory that was there already keeps its own
+            (path / ".gitignore").write_text("*\n", encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"{path}: cannot make the run directory: {error.strerror or error}", "choose a writable place with --out"

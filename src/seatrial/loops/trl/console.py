@@ -1,8 +1,10 @@
-"""Metrics from the rows that Trainer prints on the console: one dict per logged step.
+"""Metrics from the rows that Trainer prints on the console: one dict per logged step, rounded to four digits.
 
-The console does not print the step. A `step k of n` line of the driver or a `STEP k` line before a row says it;
-otherwise rows are counted, and the speed that Trainer prints at the end tells how many steps lie between two rows.
-Values are rounded by Trainer to four digits, so this is the reader of last resort.
+- The console does not print the step. A `STEP k` or `seatrial: step k of n` line before a row says it. Otherwise the
+  closing row says how many steps the run took, the progress bar or the epochs say where it stood at the end, and the
+  rows lie evenly between: the last step is right, the others may be off by less than the distance of two rows.
+- A value that is printed as nan, inf or None (a NaN that Trainer replaced) is not finite. A row that cannot be read is damage.
+- This is the reader of last resort: files have every digit and every step.
 """
 
 from __future__ import annotations
@@ -10,52 +12,149 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from seatrial.files import read_text
 from seatrial.model.series import Damage, Metrics, Series
 
-SPEED = re.compile(r"'train_runtime': '?([0-9.e+-]+).*'train_steps_per_second': '?([0-9.e+-]+)")
-ROW = re.compile(r"\{'(?:loss|reward|num_tokens)': .*\}")
-STEP = re.compile(r"(?:\bSTEP|seatrial: step) (\d+)\b")
+ROW = re.compile(r"""\{['"](loss|reward|num_tokens|train_runtime|eval_\w+)['"]: .*\}""")
+STEP = re.compile(r"(?:\bSTEP|seatrial: step) (\d+)\b(?: of (\d+))?")
+BAR = re.compile(r"\s*\d+%\|[^|]*\|\s*(\d+)/(\d+) \[")
+"""Trainer's progress bar has no title; those of loading, saving and mapping have one."""
+BARE = re.compile(r"(?<=: )(?:-?(?:nan|inf|NaN|Infinity)|null)(?=[,}])")
+NUMPY = re.compile(r"np\.float\d+\(([^()]*)\)")
+ROUNDED = 0.0005
+"""Half of the last digit of Trainer's steps per second."""
+Values = dict[str, float]
+
+
+@dataclass(slots=True)
+class _Row:
+    """One printed row."""
+
+    kind: str
+    values: Values
+    step: int | None
+    """As announced, or as found later."""
+
+
+@dataclass(slots=True)
+class _Console:
+    """What was read from a log."""
+
+    rows: list[_Row] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+    announced: int | None = None
+    planned: int | None = None
+    bar: int | None = None
+    """The last position of Trainer's progress bar: the untitled one before the first row, and those with its total."""
+
+
+def read_console(log: Path) -> Metrics:
+    """Collect the rows; one that cannot be read is damage, not silence."""
+    found = _read(log)
+    if found.announced is None:
+        _spread(found)
+    points: dict[str, dict[int, float]] = {}
+    step = 0
+    for row in found.rows:
+        step = step + (row.kind == "train") if row.step is None else row.step
+        for key, value in row.values.items():
+            tag = f"eval/{key.removeprefix('eval_')}" if row.kind == "eval" else f"train/{key}"
+            points.setdefault(tag, {})[step] = value
+    series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in points.items()}
+    return Metrics(series=series, damage=tuple(found.damage), sources=(str(log),) if series else ())
+
+
+def _read(log: Path) -> _Console:
+    found = _Console()
+    fresh = False
+    bar = None
+    for number, line in enumerate(read_text(log).split("\n"), 1):
+        for segment in line.split("\r"):
+            if said := STEP.search(segment):
+                found.announced, fresh = int(said[1]), True
+                found.planned = int(said[2]) if said[2] else found.planned
+            bar = BAR.match(segment) or bar
+            if shown := ROW.search(segment):
+                found.rows.append(_row(log, number, shown, found, fresh))
+                fresh = False
+            if bar and found.rows and found.planned in (None, int(bar[2])):
+                found.bar, found.planned = int(bar[1]), int(bar[2])
+    return found
+
+
+def _row(log: Path, number: int, shown: re.Match[str], found: _Console, fresh: bool) -> _Row:
+    """The row that a line shows, with the step that was announced for it."""
+    kind = "end" if shown[1] == "train_runtime" else "eval" if shown[1].startswith("eval_") else "train"
+    values: Values = {}
+    try:
+        values = _values(shown[0])
+    except (ValueError, SyntaxError) as error:
+        found.damage.append(Damage(str(log), f"line {number}", 1, f"not a row of metrics: {error}"))
+    return _Row(kind, values, found.announced if fresh or kind == "end" else None)
+
+
+def _values(text: str) -> Values:
+    """The numbers of a row; raises ValueError or SyntaxError where something else stands."""
+    row: Any = ast.literal_eval(NUMPY.sub(r"\1", BARE.sub(lambda word: repr(word[0].replace("null", "nan")), text)))
+    if not isinstance(row, dict):
+        raise ValueError("not a dict")
+    return {str(key): _number(value) for key, value in row.items()}
 
 
 def _number(value: object) -> float:
-    """A printed value as a number; raises ValueError when it is none."""
+    if value is None:
+        return float("nan")
     if isinstance(value, (int, float, str)):
         return float(value)
     raise ValueError(f"not a number: {value!r}")
 
 
-def read_console(log: Path) -> Metrics:
-    """Collect the rows; one that cannot be read is damage, not silence."""
-    points: dict[str, dict[int, float]] = {}
-    damage: list[Damage] = []
-    step = stride = 0
-    announced: int | None = None
-    for number, line in enumerate(read_text(log).split("\n"), 1):
-        said = STEP.search(line)
-        if said:
-            announced = int(said[1])
-        speed = SPEED.search(line)
-        if speed and step and announced is None:
-            stride = max(1, round(float(speed[1]) * float(speed[2]) / step))
-        found = ROW.search(line)
-        if not found:
-            continue
-        step = announced if announced is not None and announced > step else step + 1
-        try:
-            row = ast.literal_eval(found[0])
-            for key, value in row.items():
-                points.setdefault(f"train/{key}", {})[step] = _number(value)
-        except (ValueError, SyntaxError, AttributeError) as error:
-            damage.append(Damage(str(log), f"line {number}", 1, f"not a row of metrics: {error}"))
-    series = {tag: Series(tag, tuple(s * (stride or 1) for s in values), tuple(values.values())) for tag, values in points.items()}
-    return Metrics(series=series, damage=tuple(damage), sources=(str(log),) if series else ())
+def _spread(found: _Console) -> None:
+    """Find the steps of rows that nothing announced."""
+    logged = [row for row in found.rows if row.kind == "train"]
+    closing = next((row for row in reversed(found.rows) if row.kind == "end"), None)
+    taken = _taken(closing.values, len(logged)) if closing else None
+    end = found.bar or _end_by_epochs([*logged, *([closing] if closing else [])], taken) or taken
+    if end is None:
+        return
+    before = max(0, end - taken) if taken else 0
+    distance = max(1, (end - before) // max(1, len(logged)))
+    for index, row in enumerate(logged, 1):
+        row.step = min(end, before + index * distance)
+    if closing is not None:
+        closing.step = end
+
+
+def _taken(closing: Values, rows: int) -> int | None:
+    """How many steps the run took, from its time and speed; None where the rounded speed does not tell."""
+    seconds, speed = closing.get("train_runtime", 0.0), closing.get("train_steps_per_second", 0.0)
+    if not (seconds > 0 and speed > 0):
+        return None
+    if seconds * ROUNDED < 0.5:
+        return round(seconds * speed)
+    # A long run: the distance of two rows is a whole number, too.
+    return rows * round(seconds * speed / rows) if rows and seconds * ROUNDED < 0.5 * rows else None
+
+
+def _end_by_epochs(rows: Iterable[_Row], taken: int | None) -> int | None:
+    """The last step of a run that may have been resumed: epochs count from its very start."""
+    epochs = [row.values["epoch"] for row in rows if row.values.get("epoch")]
+    if taken is None or len(epochs) < 3 or epochs[-2] <= epochs[0]:
+        return None
+    logged = epochs[:-1]
+    per_step = (logged[-1] - logged[0]) / (len(logged) - 1) / max(1, taken // len(logged))
+    end = epochs[-1] / per_step
+    unsure = end * epochs[-1] * 1e-3 / (logged[-1] - logged[0])  # epochs have four digits
+    return round(end) if unsure < 0.5 and end > taken else None
 
 
 def steps_planned(paths: tuple[Path, ...]) -> int | None:
-    """The largest max_steps of the trainer_state.json files among or below `paths`."""
+    """The largest max_steps of the trainer_state.json files among or below `paths`; else what a log among them says."""
     files = [file for path in paths for file in (path.rglob("trainer_state.json") if path.is_dir() else [path])]
     planned = []
     for file in files:
@@ -64,4 +163,5 @@ def steps_planned(paths: tuple[Path, ...]) -> int | None:
                 planned.append(int(json.loads(read_text(file))["max_steps"]))
             except (ValueError, KeyError, TypeError):
                 continue  # the metrics reader reports a torn file; here it only says nothing about the plan
-    return max(planned, default=None)
+    logs = [file for file in files if not planned and file.suffix in (".log", ".txt", ".out", "")]
+    return max([*planned, *(said for log in logs if (said := _read(log).planned) is not None)], default=None)

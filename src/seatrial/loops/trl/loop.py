@@ -17,7 +17,6 @@ from seatrial.model.verdict import Boundary
 
 HERE = Path(__file__).parent
 SEED = "42"
-SAVE_STEPS = 5
 SEEDS = 5
 COMMON = (
     *("--per_device_train_batch_size", "64", "--num_generations", "8", "--max_completion_length", "8"),
@@ -72,8 +71,9 @@ class Trl:
                 return (make.train("run", (), REFERENCE),)
             case "lora-resume":
                 schedule = ("--learning_rate", "1e-2", "--lr_scheduler_type", "linear")
-                saving = (*REFERENCE, *schedule, "--save_strategy", "steps", "--save_steps", str(SAVE_STEPS))
-                checkpoint = directory / "full" / f"checkpoint-{SAVE_STEPS}"
+                middle = str(max(1, (make.steps() or 2) // 2))
+                saving = (*REFERENCE, *schedule, "--save_strategy", "steps", "--save_steps", middle)
+                checkpoint = directory / "full" / f"checkpoint-{middle}"
                 return (
                     make.train("full", ("--lora",), saving),
                     make.train("resumed", ("--lora", "--resume-from", str(checkpoint)), saving),
@@ -117,12 +117,19 @@ class Trl:
         return proofs.prove(level, directory, metrics)
 
     def steps_reached(self, metrics: Metrics) -> int | None:
-        """The least last step of all losses: a level with several runs is done when each of them is."""
-        losses = [series for tag, series in metrics.series.items() if tag.rpartition("/")[2] == "loss" and series.steps]
-        return min((series.steps[-1] for series in losses), default=metrics.last_step())
+        """The least last step of all training runs: a level with several is done when each of them is.
+
+        The row that closes a run counts as a loss does: losses may be logged less often than at every step.
+        """
+        runs: dict[str, int] = {}
+        for tag, series in metrics.series.items():
+            run, _, name = tag.rpartition("/")
+            if name in ("loss", "train_runtime") and not vacuity.is_evaluation(run) and series.steps:
+                runs[run] = max(runs.get(run, 0), series.steps[-1])
+        return min(runs.values(), default=metrics.last_step())
 
     def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
-        """max_steps of the trainer_state.json files."""
+        """max_steps of the trainer_state.json files, or what the log says."""
         return console.steps_planned(paths)
 
     def vacuous(self, metrics: Metrics) -> str | None:

@@ -38,7 +38,7 @@ def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult,
     made: dict[str, Callable[[], Iterable[CheckResult]]] = {
         "smoke": lambda: changed(facts.get("run"), Boundary.OPTIMIZER),
         "lora-resume": lambda: [*lora(facts.get("full")), *resume(directory, facts.get("full"), facts.get("resumed"), metrics)],
-        "refit": lambda: [*changed(facts.get("run"), Boundary.OPTIMIZER), *refits(facts.get("run"), level.steps)],
+        "refit": lambda: [*changed(facts.get("run"), Boundary.OPTIMIZER), *refits(facts.get("run"))],
         "ranks": lambda: ranks(facts.get("one"), facts.get("two"), metrics),
         "architectures": lambda: [*moe(facts.get("moe")), *vlm(facts.get("vlm"))],
         "learning": lambda: arms(facts.get("run"), metrics),
@@ -118,7 +118,7 @@ def _equal(name: str, left: Hashes | None, right: Hashes | None) -> CheckResult:
     return proof(f"{name}: bit-equal", not wrong, value, Boundary.CHECKPOINT, "all", ", ".join(wrong[:3]))
 
 
-def refits(facts: Facts | None, steps: int | None) -> list[CheckResult]:
+def refits(facts: Facts | None) -> list[CheckResult]:
     """Every refit delivered every bit; the first changed nothing; each later one found the generator stale."""
     rows = facts.of("refit") if facts else []
     later = rows[1:]
@@ -128,9 +128,16 @@ def refits(facts: Facts | None, steps: int | None) -> list[CheckResult]:
     seen = [row for row in later if row["stale_names"] > 0 and row["stale_max_dlogp"] is not None]
     other = facts.one("process", process="generator") if facts else None
     names = rows[0]["names"] if rows else 0
+    run = facts.one("parameters", process="driver") if facts else None
+    steps = max(2, run["max_steps"]) if run else 2
     return [
-        proof("generation runs in its own process", other is not None, f"pid {other['pid']}" if other else "no facts", Boundary.ROLLOUT),
-        proof("a refit before every generation", len(rows) >= max(2, steps or 2), f"{len(rows)} refits", Boundary.REFIT, f">= {steps}"),
+        proof(
+            "generation runs in its own process",
+            other is not None,
+            f"pid {other['pid']} on {other['device']}" if other else "no facts",
+            Boundary.ROLLOUT,
+        ),
+        proof("a refit before every generation", len(rows) >= steps, f"{len(rows)} refits", Boundary.REFIT, f">= {steps}"),
         proof(
             "weights after each refit: bit-equal",
             bool(rows) and same and not wrong,

@@ -9,12 +9,17 @@ from __future__ import annotations
 from seatrial.model.series import Metrics
 
 
+def is_evaluation(run: str) -> bool:
+    """Whether a run's metrics come from evaluation: they say nothing about training."""
+    return run.rpartition("/")[2] in ("eval", "test")
+
+
 def vacuous(metrics: Metrics) -> str | None:
     """Why this run could not have shown anything, or None."""
     for tag, series in sorted(metrics.series.items()):
         run, _, name = tag.rpartition("/")
         where = "" if run in ("train", "") else f" in {run}"
-        if not series.values:
+        if not series.values or is_evaluation(run):
             continue
         if name == "frac_reward_zero_std" and min(series.values) >= 1:
             return f"vacuous: every group of completions earned the same reward at every step{where}, so all advantages are zero"

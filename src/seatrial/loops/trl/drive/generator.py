@@ -89,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", required=True)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--device", required=True)
     parser.add_argument("--facts", type=Path, required=True)
     parser.add_argument("--imports", type=Path, required=True)
     parser.add_argument("--under-test", action="append", default=[])
@@ -97,8 +98,10 @@ def main() -> None:
     prove_imports(arguments.imports, "generator", arguments.under_test)
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, local_files_only=True).eval()
-    facts.append(arguments.facts, {"fact": "process", "process": "generator", "pid": os.getpid(), "parent": os.getppid()})
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, local_files_only=True)
+    model.to(arguments.device).eval()
+    row = {"fact": "process", "process": "generator", "pid": os.getpid(), "parent": os.getppid(), "device": str(model.device)}
+    facts.append(arguments.facts, row)
     with Client(arguments.socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["SEATRIAL_SOCKET_KEY"])) as connection:
         serve(connection, model, arguments.fault)
 

@@ -65,6 +65,7 @@ class FactsWriter(TrainerCallback):  # type: ignore[misc]
             "fact": "parameters",
             "process": self.process,
             "world_size": args.world_size,
+            "device": str(args.device),
             "total": sum(value.numel() for _, value in named),
             "trainable": sum(value.numel() for _, value in named if value.requires_grad),
             "trainable_names": trainable,

@@ -70,7 +70,16 @@ def rollout_function(arguments: argparse.Namespace, settings: Any, model: str) -
         return seeded_rollouts(settings.seed)
     from seatrial.loops.trl.drive.refit import Generator, RefittedRollouts
 
-    passed = ["--model", model, "--facts", str(arguments.out / "facts.jsonl"), "--imports", str(arguments.imports)]
+    passed = [
+        "--model",
+        model,
+        "--device",
+        str(settings.device),
+        "--facts",
+        str(arguments.out / "facts.jsonl"),
+        "--imports",
+        str(arguments.imports),
+    ]
     passed += [word for item in arguments.under_test for word in ("--under-test", item)]
     passed += ["--fault", arguments.fault] if arguments.fault else []
     return RefittedRollouts(Generator(passed), arguments.out / "facts.jsonl", arguments.out / "metrics.jsonl", settings.seed)
