@@ -128,6 +128,10 @@ def _from_file(file: Path) -> Iterator[tuple[str, Any]]:
     for section, content in data.items():
         if not isinstance(content, dict):
             raise UserError(f"{file}: {section}: values stand in sections", f"write [run], then {section} = … below it")
+        if section not in Config.model_fields:
+            close = difflib.get_close_matches(section, Config.model_fields, n=1)
+            fix = f"did you mean [{close[0]}]?" if close else f"known sections: {', '.join(Config.model_fields)}"
+            raise UserError(f"{file}: unknown section [{section}]", fix)
         for key, value in content.items():
             _require_known(f"{section}.{key}", str(file))
             yield f"{section}.{key}", value

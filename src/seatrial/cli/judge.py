@@ -10,7 +10,7 @@ import typer
 
 def judge(
     loop: Annotated[str, typer.Argument(help="The loop that wrote the files.")],
-    log: Annotated[Path, typer.Option("--log", help="The log of the run.")],
+    logs: Annotated[list[Path], typer.Option("--log", help="The log of the run.")],
     metrics: Annotated[list[Path] | None, typer.Option("--metrics", help="Metrics: a file or a directory; repeat for several.")] = None,
     level: Annotated[int | None, typer.Option("--level", "-l", help="Judge against the checks of this level.")] = None,
     expect_steps: Annotated[int | None, typer.Option("--expect-steps", min=1, help="Training steps the run was to take.")] = None,
@@ -24,6 +24,9 @@ def judge(
     from seatrial.trial.plan import parse_levels
 
     known = get_loop(loop)
+    if len(logs) != 1:
+        raise UserError(f"--log is given {len(logs)} times", "judge one run at a time: name its log once")
+    (log,) = logs
     if not log.is_file():
         raise UserError(f"{log}: no such log file", "name the file that holds the output of the run")
     chosen = None

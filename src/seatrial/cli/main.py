@@ -106,10 +106,12 @@ def run() -> None:
     except KeyboardInterrupt:
         typer.echo("seatrial: interrupted", err=True)
         sys.exit(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output went away; nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.INTERNAL)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            # The reader of our output went away; nothing more can be said, and 1 would read as Fail.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(ExitCode.INTERNAL)
+        raise
     except Exception as error:  # noqa: BLE001 - the last line of defence gives defects their own exit code
         import traceback
 

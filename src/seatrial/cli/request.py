@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from seatrial.model.record import Plan
     from seatrial.trial.plan import Diff
 
-LoopName = Annotated[str | None, typer.Argument(metavar="[LOOP]", help="The loop to drive; trl unless seatrial.toml says otherwise.")]
+LoopName = Annotated[str | None, typer.Argument(metavar="LOOP", help="The loop to drive; trl unless seatrial.toml says otherwise.")]
 Levels = Annotated[
     str | None, typer.Option("--level", "--levels", "-l", help="Levels, such as 0,1,6 or 0-2 or all. Default: the loop's own.")
 ]
@@ -71,21 +71,25 @@ def load_config(
     return load(file or find_file(Path.cwd()), settings or (), flags)
 
 
+def _named(text: str) -> tuple[str, Path]:
+    """`NAME=PATH` or a path, which may hold a `=` itself."""
+    name, separator, path = text.partition("=")
+    return (name, Path(path)) if separator and not Path(text).exists() else ("", Path(text))
+
+
 def ask(loaded: Loaded, auto: bool) -> Asked:
     """Read the changes and choose the levels."""
     from seatrial.evidence.changes import changed_lines, read_changes
-    from seatrial.evidence.repos import repo_states
+    from seatrial.evidence.repos import repo_state, repo_states
     from seatrial.loops import get_loop
     from seatrial.model.errors import UserError
     from seatrial.trial import plan as planning
 
     config = loaded.config
     loop = get_loop(config.run.loop)
-    states = repo_states([Path(text.partition("=")[2] or text) for text in config.change.paths])
-    states = tuple(
-        state.model_copy(update={"name": text.partition("=")[0]}) if "=" in text else state
-        for text, state in zip(config.change.paths, states, strict=True)
-    )
+    named = [_named(text) for text in config.change.paths]
+    states = repo_states([path for _, path in named])
+    states = tuple(repo_state(Path(state.path), name) if name else state for (name, _), state in zip(named, states, strict=True))
     numbers = planning.parse_levels(config.run.levels, loop) if config.run.levels is not None else None
     diffs: list[planning.Diff] = []
     unmatched: tuple[str, ...] = ()

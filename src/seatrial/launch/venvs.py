@@ -113,7 +113,7 @@ class Build:
 
         def tell(tick: Tick) -> None:
             nonlocal last
-            if tick.last_line != last:
+            if tick.last_line != last and not tick.last_line.startswith("WARNING: "):
                 last = tick.last_line
                 self.progress(f"{self.name}: {textwrap.shorten(last, 120, placeholder=' …')}")
 

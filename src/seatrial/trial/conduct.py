@@ -63,13 +63,13 @@ def start(request: Request, listener: Listener) -> Trial:
             id=request.out.name,
             seatrial=seatrial.__version__,
             created=rundir.now(),
-            plan=request.plan,
+            plan=request.plan.model_copy(update={"arguments": redactor.value(request.plan.arguments)}),
             command=tuple(redactor.value(sys.argv)),
             status="planned",
         )
         write_json(request.out / "evidence" / "config.json", redactor.value(dict(request.config)))
         rundir.save(request.out, trial)
-        listener(Planned(str(request.out), request.plan))
+        listener(Planned(str(request.out), trial.plan))
         return _Conductor(request, listener, redactor).conduct(trial)
 
 
@@ -77,6 +77,9 @@ def resume(path: Path, listener: Listener) -> Trial:
     """Finish a trial that was killed, interrupted or blocked."""
     path = path.absolute()
     trial = rundir.load(path)
+    hidden = next((word for word in trial.plan.arguments if "[redacted:" in word), None)
+    if hidden:
+        raise UserError(f"{path}: a loop argument is a secret that was not stored: {hidden}", "start a new trial with `seatrial run`")
     stored = read_json(path / "evidence" / "request.json")
     limits = Limits(**stored["limits"])
     python = Path(stored["python"]) if stored["python"] else None
@@ -124,14 +127,16 @@ class _Conductor:
                 return self._finish(trial, self._blocked(trial, bad))
             trial = trial.model_copy(update={"status": "running"})
             rundir.save(path, trial)
+            kept = {result.number: result for result in trial.levels if result.verdict in FINAL}
             results: list[LevelResult] = []
             for planned in trial.plan.levels:
                 if stop.signal is not None:
-                    results.append(self._not_run(planned, Verdict.BLOCKED, "interrupted before this level ran", Boundary.ENVIRONMENT))
+                    not_run = self._not_run(planned, Verdict.BLOCKED, "interrupted before this level ran", Boundary.ENVIRONMENT)
+                    results.append(kept.get(planned.number, not_run))
                     continue
-                result = self._level(trial, bench, planned, results)
+                result = kept.pop(planned.number, None) or self._level(bench, planned, results)
                 results.append(result)
-                trial = trial.model_copy(update={"levels": tuple(results), "imports": self._imports(trial.plan)})
+                trial = trial.model_copy(update={"levels": (*results, *kept.values()), "imports": self._imports(trial.plan)})
                 rundir.save(path, trial)
                 self.listener(Judged(result))
             results = self._unless_moved(trial.plan, results)
@@ -140,10 +145,10 @@ class _Conductor:
     def _prepare(self, trial: Trial) -> tuple[Trial, Bench]:
         """Evidence and preflight: everything that is known before the first process of the loop starts."""
         path, plan = self.request.out, trial.plan
+        self._store_request()
         self.listener(Stage("evidence", "repositories, environment, commands"))
         changes = write_repos(plan.changes, path / "evidence", self.redactor)
         plan = plan.model_copy(update={"changes": changes})
-        self._store_request()
         interpreter = find_interpreter(self.loop, self.request.python, lambda text: self.listener(Stage("environment", text)))
         environment = environment_record(interpreter.python, interpreter.lock)
         _refuse_other_environment(trial.environment, environment)
@@ -169,7 +174,7 @@ class _Conductor:
             python=interpreter.python,
             model=plan.model,
             changes=plan.changes,
-            arguments=plan.arguments,
+            arguments=self.request.plan.arguments,  # those of the trial are redacted
             options=self.request.options,
         )
         instruments = stage(self.loop, self.request.out)
@@ -186,11 +191,8 @@ class _Conductor:
             script = command_script(f"level {level.number}: {level.title}", phases, directory, environment, (*IGNORED, *LAUNCHER))
             write_text(directory / "command.sh", self.redactor.text(script))
 
-    def _level(self, trial: Trial, bench: Bench, planned: PlannedLevel, earlier: Sequence[LevelResult]) -> LevelResult:
-        """Run one level, unless it is final already, cannot run, or an earlier one made all evidence worthless."""
-        kept = next((result for result in trial.levels if result.number == planned.number and result.verdict in FINAL), None)
-        if kept:
-            return kept
+    def _level(self, bench: Bench, planned: PlannedLevel, earlier: Sequence[LevelResult]) -> LevelResult:
+        """Run one level, unless it cannot run, or an earlier one made all evidence worthless."""
         if planned.skip:
             return self._not_run(planned, Verdict.SKIPPED, planned.skip)
         wrong = next((r for r in earlier if r.verdict is Verdict.BLOCKED and r.reason.startswith("wrong import")), None)
@@ -206,7 +208,7 @@ class _Conductor:
 
     def _unless_moved(self, plan: Plan, results: list[LevelResult]) -> list[LevelResult]:
         """A checkout that was edited while the trial ran makes every Pass worthless: nobody knows what was tested."""
-        moved = [repo for repo in plan.changes if differs(repo, self.request.out / "evidence", self.redactor)]
+        moved = [repo for repo in plan.changes if self._moved(repo)]
         if not moved:
             return results
         update = {
@@ -215,6 +217,13 @@ class _Conductor:
             "reason": f"{moved[0].path} was changed while the trial ran, so what ran is not what was recorded",
         }
         return [result.model_copy(update=update) if result.verdict is Verdict.PASS else result for result in results]
+
+    def _moved(self, repo: RepoState) -> bool:
+        """Whether a checkout is not what it was, or not there any more."""
+        try:
+            return differs(repo, self.request.out / "evidence", self.redactor) is not None
+        except UserError:
+            return True
 
     def _not_run(self, planned: PlannedLevel, verdict: Verdict, reason: str, boundary: Boundary | None = None) -> LevelResult:
         """The result of a level of which no process ran."""

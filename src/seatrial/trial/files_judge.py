@@ -13,7 +13,7 @@ from pathlib import Path
 from seatrial.files import number_to_json
 from seatrial.metrics.checks import evaluate
 from seatrial.metrics.read import read_metrics
-from seatrial.model.knowledge import Level, Milestone
+from seatrial.model.knowledge import CheckSpec, Level, Milestone
 from seatrial.model.loop import Loop
 from seatrial.model.record import CheckResult, Diagnosis, Record
 from seatrial.model.series import Metrics
@@ -64,7 +64,7 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
     missing = _unseen(loop, level, metrics)
     if judgement.verdict is Verdict.PASS and missing:
         judgement = Judgement(Verdict.BLOCKED, f"inconclusive: {missing}", Boundary.METRICS, vacuous=True)
-    return _result(judgement, evidence, diagnosis, log, done, _limitations(level, metric_paths, planned))
+    return _result(judgement, evidence, diagnosis, log, done, _limitations(level, metrics, not metric_paths, planned))
 
 
 def _completed(done: Milestone, reached: bool) -> CheckResult:
@@ -83,10 +83,13 @@ def _checks(level: Level | None, metrics: Metrics) -> tuple[CheckResult, ...]:
         made.append(
             CheckResult(name="some gradient is not zero", kind="proof", passed=largest > 0, value=text, boundary=Boundary.OPTIMIZER)
         )
-    for spec in level.checks if level else ():
-        if all(tag in metrics.series for tag in re.findall(r'data\["([^"]+)"\]', spec.expr)):
-            made.append(evaluate(spec.expr, metrics, spec.boundary))
+    made += [evaluate(spec.expr, metrics, spec.boundary) for spec in (level.checks if level else ()) if not _absent(spec, metrics)]
     return tuple(made)
+
+
+def _absent(spec: CheckSpec, metrics: Metrics) -> list[str]:
+    """Metrics that a check of a level needs and the files do not hold: the run may have been another than the level's."""
+    return [tag for tag in re.findall(r'data\["([^"]+)"\]', spec.expr) if tag not in metrics.series]
 
 
 def _unseen(loop: Loop, level: Level | None, metrics: Metrics) -> str | None:
@@ -103,12 +106,15 @@ def _is_gradient(tag: str) -> bool:
     return tag.rpartition("/")[2] == "grad_norm"
 
 
-def _limitations(level: Level | None, metric_paths: Sequence[Path], planned: int | None) -> tuple[str, ...]:
+def _limitations(level: Level | None, metrics: Metrics, from_console: bool, planned: int | None) -> tuple[str, ...]:
     made = ["judged from files alone: imports, weights and exit codes were not seen"]
-    if not metric_paths:
+    if from_console:
         made.append("metrics were read from the console, rounded as printed there")
     if planned is None:
         made.append("the number of steps the run was to take is not known; give --expect-steps")
+    for spec in level.checks if level else ():
+        if absent := _absent(spec, metrics):
+            made.append(f"not checked, since {absent[0]} was not logged: {spec.expr}")
     made += level.claims_not if level else ()
     return tuple(made)
 

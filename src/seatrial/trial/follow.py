@@ -25,9 +25,11 @@ def newest(path: Path) -> tuple[int | None, float | None]:
             values = json.loads(row)
         except ValueError:
             break  # the first row may be cut: nothing newer was found
+        if not isinstance(values, dict):
+            break
         for tag, value in values.items():
             if tag.endswith("/reward") and isinstance(value, (int, float)):
-                return values["step"], float(value)
+                return values.get("step"), float(value)
     return None, None
 
 

@@ -31,6 +31,8 @@ from seatrial.trial.judge import Evidence, judge
 from seatrial.trial.preflight import child_environment
 from seatrial.trial.progress import Listener
 
+IMPORTS = "imports.jsonl"
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -161,9 +163,20 @@ def write_level_metrics(metrics: Metrics, path: Path) -> None:
 
 
 def level_imports(directory: Path) -> tuple[ImportProof, ...]:
-    """What the processes of a level imported from where."""
-    path = directory / "imports.jsonl"
-    return read_imports(path) if path.is_file() else ()
+    """What the processes of a level imported from where; nothing when the file is torn, which is judged with the level."""
+    try:
+        return read_imports(directory / IMPORTS)
+    except UserError:
+        return ()
+
+
+def _wrong_imports(bench: Bench, directory: Path, phases: Sequence[Phase], complete: bool) -> tuple[str, ...]:
+    """Why the imports are not proven; of a level that did not end well, only what was reported counts."""
+    expected = sorted({process for phase in phases for process in phase.processes}) if complete else ()
+    try:
+        return judge_imports(read_imports(directory / IMPORTS), bench.context.changes, expected)
+    except UserError as error:
+        return (error.message,)
 
 
 def _diagnose(bench: Bench, directory: Path, phases: Sequence[Phase], outcomes: Sequence[PhaseOutcome]) -> Diagnosis | None:
@@ -186,9 +199,6 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
     metrics = read_level_metrics(loop, directory)
     diagnosis = _diagnose(bench, directory, phases, outcomes)
     complete = len(outcomes) == len(phases) and all(o.ended == "exited" and o.exit_code == 0 for o in outcomes)
-    wrong = judge_imports(
-        level_imports(directory), bench.context.changes, sorted({p for phase in phases for p in phase.processes}) if complete else ()
-    )
     checks: tuple[CheckResult, ...] = ()
     if complete:
         checks = (*loop.proofs(level, directory, metrics), *(_expression(spec, metrics) for spec in level.checks), *_sound(metrics))
@@ -198,7 +208,7 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
         checks=checks,
         diagnosis=diagnosis,
         phases=tuple(outcomes),
-        wrong_imports=wrong,
+        wrong_imports=_wrong_imports(bench, directory, phases, complete),
         steps_expected=expected,
         steps_reached=loop.steps_reached(metrics),
         vacuous=loop.vacuous(metrics) if complete else None,
@@ -266,7 +276,7 @@ def _limitations(bench: Bench, level: Level) -> tuple[str, ...]:
     if context.model == bench.loop.default_model:
         made.append("a tiny model with random weights, made locally: no pretrained weights were tested")
     if context.arguments:
-        made.append(f"loop arguments override the level's own settings: {' '.join(context.arguments)}")
+        made.append(f"loop arguments override the level's own settings: {' '.join(bench.redactor.value(context.arguments))}")
     if context.options.get("fault"):
         made.append(f"a fault was injected on purpose: {context.options['fault']}")
     return tuple(made)

@@ -14,14 +14,18 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class At(TrainerCallback):  # type: ignore[misc]
-    """Sends this process a signal after a step."""
+    """After a step, sends this process a signal, or asks the trainer to stop."""
 
-    def __init__(self, step: int, number: int) -> None:
-        self.step, self.number = step, number
+    def __init__(self, step: int, what: str) -> None:
+        self.step, self.what = step, what
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            os.kill(os.getpid(), self.number)
+        if state.global_step != self.step:
+            return
+        if self.what == "STOP":
+            control.should_training_stop = True
+        else:
+            os.kill(os.getpid(), getattr(signal, self.what))
 
 
 def reward(kind: str | None) -> Any:
@@ -47,7 +51,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--reward", choices=("raises", "nan", "constant"))
-    parser.add_argument("--signal", metavar="STEP:NAME")
+    parser.add_argument("--at", metavar="STEP:SIGNAL", help="or STEP:STOP")
+    parser.add_argument("--crash-after", action="store_true", help="raise once training is done")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--resume", action="store_true")
@@ -66,10 +71,13 @@ def main() -> None:
     if ours.column != "prompt":
         data = data.rename_column("prompt", ours.column)
     trainer = GRPOTrainer(model=str(model), reward_funcs=reward(ours.reward), args=settings, train_dataset=data, **extra)
-    if ours.signal:
-        step, _, name = ours.signal.partition(":")
-        trainer.add_callback(At(int(step), getattr(signal, name)))
+    if ours.at:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+        step, _, name = ours.at.partition(":")
+        trainer.add_callback(At(int(step), name))
     trainer.train(resume_from_checkpoint=True if ours.resume else None)
+    if ours.crash_after:
+        raise RuntimeError("export of the final model failed")
     trainer.save_state()
 
 

@@ -1,0 +1,116 @@
+"""Every fault that can be injected is caught at the level that claims to catch it, at the right boundary.
+
+A trial that passes with a fault in it is broken; so is one that blames something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from seatrial.loops.trl.drive.fault_names import FAULTS
+from seatrial.model.verdict import Boundary, Verdict, exit_code
+
+from .drive import Ran, call, processes_of, run
+
+pytestmark = pytest.mark.real
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """How a fault must come out."""
+
+    fault: str
+    level: int
+    boundary: Boundary
+    reason: str
+    """Part of the reason."""
+    verdict: Verdict = Verdict.FAIL
+    missed: tuple[str, ...] = ()
+    """Checks that must be among those missed."""
+    words: tuple[str, ...] = ()
+
+
+TABLE = (
+    Caught("constant-reward", 0, Boundary.REWARD, "vacuous: every group", Verdict.BLOCKED),
+    Caught("reward-raises", 0, Boundary.REWARD, "RuntimeError: reward backend unavailable"),
+    Caught("no-optimizer-step", 0, Boundary.OPTIMIZER, "missed: weights changed (measured 0 of 29 tensors)", missed=("weights changed",)),
+    Caught("nan-weight", 0, Boundary.OPTIMIZER, "probability tensor contains either `inf`, `nan`"),
+    Caught("early-exit", 0, Boundary.METRICS, "reached step 1 of 8"),
+    # Longer than the silence while the loop is imported, also on a busy machine.
+    Caught("hang", 0, Boundary.OPTIMIZER, "stalled: no log line and no metric", words=("--set", "limits.stall_minutes=0.3")),
+    Caught("train-base", 1, Boundary.PEFT, "missed: base frozen", missed=("base frozen",)),
+    Caught("frozen-adapter", 1, Boundary.PEFT, "missed: adapter weights changed", missed=("adapter weights changed",)),
+    Caught("forget-optimizer", 1, Boundary.CHECKPOINT, "missed: restored optimizer", missed=("restored optimizer: bit-equal",)),
+    Caught(
+        "forget-rng",
+        1,
+        Boundary.CHECKPOINT,
+        "missed: trajectory after the resume",
+        missed=("trajectory after the resume: bit-equal", "final generators of both runs: bit-equal"),
+    ),
+    Caught(
+        "skip-refit",
+        2,
+        Boundary.REFIT,
+        "missed: weights after each refit",
+        missed=("weights after each refit: bit-equal", 'max(data["refit/fresh_max_dlogp"]) < 0.0001'),
+    ),
+    Caught("flip-bit", 2, Boundary.REFIT, "model.embed_tokens.weight", missed=("weights after each refit: bit-equal",)),
+    Caught("swap-layers", 2, Boundary.REFIT, "input_layernorm.weight", missed=("weights after each refit: bit-equal",)),
+    Caught(
+        "no-grad-sync", 4, Boundary.DDP, "missed: ranks end with the same weights", missed=("ranks end with the same weights: bit-equal",)
+    ),
+    Caught("blind", 5, Boundary.DATA, "missed: another picture changes the logits", missed=("another picture changes the logits",)),
+)
+
+
+def test_the_table_covers_every_fault() -> None:
+    assert sorted(row.fault for row in TABLE) == sorted(FAULTS)
+    assert all(row.verdict is not Verdict.PASS for row in TABLE)
+
+
+@pytest.mark.parametrize("expected", TABLE, ids=lambda row: row.fault)
+def test_fault_is_caught(expected: Caught, tmp_path: Path) -> None:
+    done = run(tmp_path, "trl", "--level", str(expected.level), "--fault", expected.fault, *expected.words, name=f"with {expected.fault}")
+    result = done.level(expected.level)
+    assert (result.verdict, result.boundary) == (expected.verdict, expected.boundary), result.reason
+    assert expected.reason in result.reason
+    assert done.code == exit_code(expected.verdict)
+    assert result.vacuous == (expected.verdict is Verdict.BLOCKED)
+    assert set(expected.missed) <= {check.name for check in result.checks if not check.passed}
+    assert f"a fault was injected on purpose: {expected.fault}" in result.limitations
+    assert (done.directory / "summary.md").read_text(encoding="utf-8").startswith(f"Result: {expected.verdict} - ")
+    if expected.fault in SPECIAL:
+        SPECIAL[expected.fault](done)
+
+
+def _exits_with_zero(done: Ran) -> None:
+    """An exit code of 0 proves nothing by itself."""
+    assert [(phase.ended, phase.exit_code) for phase in done.level(0).phases] == [("exited", 0)]
+
+
+def _ended_with_its_stacks(done: Ran) -> None:
+    """A process that hangs is ended, and its log says where it stood."""
+    assert [phase.ended for phase in done.level(0).phases] == ["stalled"]
+    assert "[seatrial] no output and no change" in done.log(0)
+    assert "on_step_end" in done.log(0) or "[seatrial] no stacks: py-spy" in done.log(0), "where it hangs, or why that is not known"
+    assert processes_of(done.directory) == []
+
+
+def _one_bit(done: Ran) -> None:
+    """Log-probabilities do not show a single bit; the fingerprints do."""
+    missed = {check.name for check in done.level(2).checks if not check.passed}
+    assert not any("dlogp" in name for name in missed)
+
+
+SPECIAL = {"early-exit": _exits_with_zero, "hang": _ended_with_its_stacks, "flip-bit": _one_bit}
+
+
+def test_unknown_fault_is_refused(tmp_path: Path) -> None:
+    done = call(tmp_path, "run", "--level", "0", "--fault", "no-such-fault")
+    assert done.returncode == 2
+    assert "constant-reward" in done.stdout
+    assert not list(tmp_path.iterdir()), "nothing was made"
