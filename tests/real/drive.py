@@ -1,7 +1,8 @@
 """Driving the installed command as a user does: a subprocess, a run directory, an exit code.
 
 - Nothing is imported from the loop; what a test knows it reads from the run directory.
-- `GITHUB_*` is kept from the child: a test must not write into the summary of the job that runs it.
+- `GITHUB_*` is kept from the child: a test must not write into the summary of the job that runs it. So is `PYTHON*`:
+  a caller who switches bytecode files off would hide that a trial leaves them in a checkout or in the evidence.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ MINUTES = 5
 
 
 def environ() -> dict[str, str]:
-    """The caller's environment without what would make Seatrial report to GitHub."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("GITHUB_")}
+    """The caller's environment without what would make Seatrial report to GitHub, or Python behave in another way."""
+    return {key: value for key, value in os.environ.items() if not key.startswith(("GITHUB_", "PYTHON"))}
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,18 +134,19 @@ def test_silent_loss_of_the_gradient_is_a_fail(upstream: Path, tmp_path: Path, o
     assert result.steps_reached == result.steps_expected
     assert (done.code, result.verdict, result.boundary) == (ExitCode.FAIL, Verdict.FAIL, Boundary.OPTIMIZER), result.reason
     missed = {check.name for check in result.checks if not check.passed}
-    assert {"weights changed", 'max(data["train/grad_norm"]) > 0'} <= missed
+    assert {"trained weights changed", 'max(data["train/grad_norm"]) > 0'} <= missed
 
 
 def test_inverted_advantage_fails_the_learning_signal(upstream: Path, tmp_path: Path) -> None:
-    """Weights move, so a smoke cannot see it; the reward falls. The diff requires the level that sees it."""
+    """Weights move and losses look normal, yet the reward falls: seen by what was measured, and step by step by the witness."""
     root = checkout(upstream, tmp_path)
     edit(root, TRAINER, BASELINE, "            advantages = mean_grouped_rewards - rewards\n")
     plan = Plan.model_validate_json(call(tmp_path, "plan", "--auto", "--change", root, "--json").stdout)
     assert 6 in [level.number for level in plan.levels]
-    done = run(tmp_path, "trl", "--level", "6", "--change", root)
+    done = run(tmp_path, "trl", "--level", "0,6", "--change", root)
     result = done.level(6)
     assert (done.code, result.verdict) == (ExitCode.FAIL, Verdict.FAIL), result.reason
+    assert done.level(0).verdict is Verdict.FAIL, done.level(0).reason
     missed = {check.name for check in result.checks if not check.passed}
     assert {'mean(data["signal/gain"]) > 0', 'mean(data["signal/gain_over_control"]) > 0'} <= missed
 

@@ -36,7 +36,9 @@ class Caught:
 TABLE = (
     Caught("constant-reward", 0, Boundary.REWARD, "vacuous: every group", Verdict.BLOCKED),
     Caught("reward-raises", 0, Boundary.REWARD, "RuntimeError: reward backend unavailable"),
-    Caught("no-optimizer-step", 0, Boundary.OPTIMIZER, "missed: weights changed (measured 0 of 29 tensors)", missed=("weights changed",)),
+    Caught(
+        "no-optimizer-step", 0, Boundary.OPTIMIZER, "missed: trained weights changed (measured 0 of 26", missed=("trained weights changed",)
+    ),
     Caught("nan-weight", 0, Boundary.OPTIMIZER, "probability tensor contains either `inf`, `nan`"),
     Caught("early-exit", 0, Boundary.METRICS, "reached step 1 of 8"),
     # Longer than the silence while the loop is imported, also on a busy machine.

@@ -11,8 +11,9 @@ import typer
 
 if TYPE_CHECKING:
     from seatrial.config import Loaded
+    from seatrial.evidence.changes import Changes
     from seatrial.model.loop import Loop
-    from seatrial.model.record import Plan
+    from seatrial.model.record import Plan, RepoState
     from seatrial.trial.plan import Diff
 
 LoopName = Annotated[str | None, typer.Argument(metavar="LOOP", help="The loop to drive; trl unless seatrial.toml says otherwise.")]
@@ -90,14 +91,15 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
     named = [_named(text) for text in config.change.paths]
     states = repo_states([path for _, path in named])
     states = tuple(repo_state(Path(state.path), name) if name else state for (name, _), state in zip(named, states, strict=True))
+    changes = [read_changes(Path(state.path), config.change.base) for state in states]
+    states = tuple(state.model_copy(update={"changed": _existing(state, found)}) for state, found in zip(states, changes, strict=True))
     numbers = planning.parse_levels(config.run.levels, loop) if config.run.levels is not None else None
     diffs: list[planning.Diff] = []
     unmatched: tuple[str, ...] = ()
     if auto:
         if not states:
             raise UserError("--auto needs a change to read", "name the checkout under test with --change PATH")
-        for state in states:
-            found = read_changes(Path(state.path), config.change.base)
+        for state, found in zip(states, changes, strict=True):
             paths = [name for item in found.paths for name in (item.path, item.old_path) if name]
             lines = changed_lines(Path(state.path), config.change.base)
             base = f"{found.base[:12]}: {found.base_reason}"
@@ -111,3 +113,10 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
     model = str(Path(config.run.model).absolute()) if config.run.model and Path(config.run.model).exists() else config.run.model
     plan = planning.make_plan(loop, levels, model, states, unmatched, tuple(config.run.arguments))
     return Asked(loop, plan, tuple(diffs), loaded)
+
+
+def _existing(state: RepoState, found: Changes) -> tuple[str, ...]:
+    """The files of a change that are there to be loaded; none when its base is a guess."""
+    if found.is_guess():
+        return ()
+    return tuple(item.path for item in found.paths if Path(state.path, item.path).is_file())

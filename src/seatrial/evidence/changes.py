@@ -22,6 +22,8 @@ PathStatus = Literal["A", "M", "D", "R", "T"]
 LINES_LIMIT = 16 * 1024 * 1024
 """Bytes of diff that `changed_lines` reads at most."""
 
+LAST_COMMIT = "nothing is uncommitted and HEAD is on the main branch: the last commit"
+EVERY_FILE = "HEAD has no parent (first commit, or a shallow clone): every file"
 _DEFAULTS = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
 _GITLINK = "160000"
 
@@ -45,6 +47,10 @@ class Changes:
     """The commit compared with; the empty tree when HEAD has no parent."""
     base_reason: str
     paths: tuple[ChangedPath, ...]
+
+    def is_guess(self) -> bool:
+        """Whether the base is only the best that could be found: good for choosing levels, not for saying what the change is."""
+        return self.base_reason in (LAST_COMMIT, EVERY_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +126,8 @@ def _base(root: Path, base: str | None) -> tuple[str, str]:
         return head, "uncommitted work against HEAD"
     parent = commit_of(root, "HEAD~1")
     if parent:
-        return parent, "nothing is uncommitted and HEAD is on the main branch: the last commit"
-    return line(git(root, "hash-object", "-t", "tree", "--stdin")), "HEAD has no parent (first commit, or a shallow clone): every file"
+        return parent, LAST_COMMIT
+    return line(git(root, "hash-object", "-t", "tree", "--stdin")), EVERY_FILE
 
 
 def _merge_base(root: Path, commit: str) -> str | None:

@@ -2,7 +2,8 @@
 
 - Proofs are written by the probe `probes/provenance.py` inside each process, one JSON row per package.
 - `judge_imports` does not trust the rows' own judgement; it compares the files with the checkouts again.
-- What was not reported is a problem: silence proves nothing. A located but not imported package proves nothing either.
+- What was not reported is a problem: silence proves nothing. A process may report where a package that it does not use
+  would come from; but some process must really have imported one of the packages of each checkout.
 """
 
 from __future__ import annotations
@@ -38,16 +39,23 @@ def read_imports(path: Path) -> tuple[ImportProof, ...]:
 
 
 def judge_imports(proofs: Sequence[ImportProof], repos: Sequence[RepoState], processes_expected: Iterable[str]) -> tuple[str, ...]:
-    """Why the imports are not proven, one sentence each; nothing when every process runs the checkouts under test."""
-    proofs = [proof for proof in proofs if proof.method == "imported"]
+    """Why the imports are not proven, one sentence each; nothing when every process runs the checkouts under test.
+
+    Without expected processes (a run that broke off), only what was reported is judged.
+    """
+    expected = tuple(processes_expected)
     roots = {package: repo.import_root or repo.path for repo in repos for package in repo.packages}
     problems: list[str] = []
-    for process in sorted({*processes_expected, *(proof.process for proof in proofs)}):
+    for process in sorted({*expected, *(proof.process for proof in proofs)}):
         reported = [proof for proof in proofs if proof.process == process]
         if not reported:
             problems.append(f"{process}: never reported what it imported")
             continue
         problems += _judge_process(process, reported, roots)
+    imported = {proof.package for proof in proofs if proof.method == "imported"}
+    for repo in repos if expected else ():
+        if repo.packages and not imported.intersection(repo.packages):
+            problems.append(f"no process imported {' or '.join(repo.packages)}: the loop does not use {repo.name}")
     return tuple(dict.fromkeys(problems))
 
 
@@ -75,7 +83,8 @@ def _judge_process(process: str, reported: list[ImportProof], roots: dict[str, s
         if proof.file is None:
             yield f"{process}: could not import {proof.package}, expected from {expected}"
         elif not comes_from(proof.file, proof.package, expected):
-            yield f"{process}: imported {proof.package} from {proof.file}, expected from {expected}"
+            verb = "imported" if proof.method == "imported" else "would import"
+            yield f"{process}: {verb} {proof.package} from {proof.file}, expected from {expected}"
         elif not proof.ok:
             yield f"{process}: reported {proof.package} from {proof.file} as not proven"
 

@@ -21,10 +21,11 @@ def read_tables(path: Path, table: str, kind: type[R]) -> tuple[R, ...]:
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path}: {error}", "correct the file") from error
     unknown = sorted(set(data) - {table})
-    if unknown:
-        raise UserError(f"{path}: unknown key {unknown[0]!r}; only [[{table}]] entries are read", f"use [[{table}]]")
+    found = data.get(table, [])
+    if unknown or not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise UserError(f"{path}: unknown key {(unknown or [table])[0]!r}; only [[{table}]] entries are read", f"use [[{table}]]")
     entries = []
-    for index, entry in enumerate(data.get(table, []), 1):
+    for index, entry in enumerate(found, 1):
         try:
             entries.append(kind.model_validate(entry))
         except ValidationError as error:

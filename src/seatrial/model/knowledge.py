@@ -18,6 +18,8 @@ class CheckSpec(Record):
     expr: str
     why: str
     boundary: Boundary = Boundary.METRICS
+    driver: bool = False
+    """Rests on what Seatrial's own driver sets up or measures: files of other runs need not hold its metrics."""
 
 
 class Level(Record):

@@ -71,6 +71,8 @@ class RepoState(Record):
     dirty: tuple[str, ...] = ()
     """Changed, staged and untracked paths, relative to the repository."""
     submodules: tuple[SubmoduleState, ...] = ()
+    changed: tuple[str, ...] = ()
+    """Files that differ from the base of the change and still exist; none when no base is known."""
     packages: tuple[str, ...] = ()
     """Python packages that this checkout provides and whose import is proven."""
     import_root: str | None = None

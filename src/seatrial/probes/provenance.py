@@ -49,7 +49,26 @@ def report(path: str, process: str, packages: Iterable[str], expected: Mapping[s
 
     `expected` names the checkout of each package under test.
     """
-    rows = imported(packages, process, expected)
+    return _append(path, imported(packages, process, expected))
+
+
+def locate(path: str, process: str, packages: Iterable[str], expected: Mapping[str, str]) -> list[Row]:
+    """Like `report`, for packages that this process does not import itself: where they would come from."""
+    return _append(path, [_row(process, name, _locate(name), None, expected.get(name), "found") for name in packages])
+
+
+def loaded(path: str, process: str, roots: Iterable[str]) -> None:
+    """Append which files below each root this process has loaded so far; call it at the end."""
+    files = [Path(file).resolve() for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+    rows = []
+    for root in roots:
+        base = Path(root).resolve()
+        below = sorted({str(file.relative_to(base)) for file in files if base in file.parents})
+        rows.append({"process": process, "root": root, "files": below})
+    _append(path, rows)
+
+
+def _append(path: str, rows: list[Row]) -> list[Row]:
     data = "".join(json.dumps(row) + "\n" for row in rows).encode("utf-8")
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:

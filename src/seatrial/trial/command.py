@@ -6,6 +6,7 @@ touches the evidence. The script works in `$OUT` too: Python would import from w
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,10 +28,10 @@ unset {unset}
 
 def quoted(word: str, directory: Path) -> str:
     """One shell word, with the level directory as $OUT."""
-    place = str(directory)
-    if place not in word:
+    parts = re.split(re.escape(str(directory)) + r"(?![\w.-])", word)
+    if len(parts) == 1:
         return shlex.quote(word)
-    return '"$OUT"'.join(shlex.quote(part) if part else "" for part in word.split(place))
+    return '"$OUT"'.join(shlex.quote(part) if part else "" for part in parts)
 
 
 def command_script(title: str, phases: Sequence[Phase], directory: Path, environment: Mapping[str, str], unset: Sequence[str]) -> str:

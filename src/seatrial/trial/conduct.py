@@ -17,6 +17,7 @@ import seatrial
 from seatrial.evidence.environment import compare, environment_record
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import differs, write_repos
+from seatrial.evidence.use import not_loaded, read_loaded, unused
 from seatrial.files import read_json, write_json, write_text
 from seatrial.launch.interrupt import Interruptible
 from seatrial.launch.process import end_leftovers
@@ -57,7 +58,7 @@ class Request:
 
 def start(request: Request, listener: Listener) -> Trial:
     """Run a new trial to its verdict."""
-    redactor = Redactor(os.environ)
+    redactor = Redactor({**_as_variables(request.plan.arguments), **os.environ})
     with rundir.locked(request.out):
         trial = Trial(
             id=request.out.name,
@@ -71,6 +72,16 @@ def start(request: Request, listener: Listener) -> Trial:
         rundir.save(request.out, trial)
         listener(Planned(str(request.out), trial.plan))
         return _Conductor(request, listener, redactor).conduct(trial)
+
+
+def _as_variables(arguments: Sequence[str]) -> dict[str, str]:
+    """Loop arguments by name, `--name value` and `--name=value`: a secret among them is one wherever it is printed."""
+    found = {}
+    for word, following in zip(arguments, (*arguments[1:], ""), strict=False):
+        name, separator, value = word.partition("=")
+        if name.startswith("--"):
+            found[name.lstrip("-")] = value if separator else following
+    return found
 
 
 def resume(path: Path, listener: Listener) -> Trial:
@@ -139,7 +150,7 @@ class _Conductor:
                 trial = trial.model_copy(update={"levels": (*results, *kept.values()), "imports": self._imports(trial.plan)})
                 rundir.save(path, trial)
                 self.listener(Judged(result))
-            results = self._unless_moved(trial.plan, results)
+            results = self._unless_unused(trial.plan, self._unless_moved(trial.plan, results))
             return self._finish(trial, tuple(results), interrupted=stop.signal is not None)
 
     def _prepare(self, trial: Trial) -> tuple[Trial, Bench]:
@@ -205,6 +216,18 @@ class _Conductor:
         except BlockedError as error:
             return self._not_run(planned, Verdict.BLOCKED, error.message, error.boundary)
         return judge_level(bench, level, directory, outcomes)
+
+    def _unless_unused(self, plan: Plan, results: list[LevelResult]) -> list[LevelResult]:
+        """A change of which no process loaded a file was not tested; files that nothing loaded are a limitation."""
+        if not plan.changes or not any(result.verdict is Verdict.PASS for result in results):
+            return results
+        loaded = read_loaded(sorted(self.request.out.glob("levels/*/loaded.jsonl")))
+        problem = next((text for repo in plan.changes if (text := unused(repo, loaded))), None)
+        if problem:
+            update = {"verdict": Verdict.BLOCKED, "boundary": Boundary.CONFIG, "reason": f"vacuous: {problem}", "vacuous": True}
+            return [result.model_copy(update=update) if result.verdict is Verdict.PASS else result for result in results]
+        left = tuple(text for repo in plan.changes if (text := not_loaded(repo, loaded)))
+        return [result.model_copy(update={"limitations": (*result.limitations, *left)}) if result.phases else result for result in results]
 
     def _unless_moved(self, plan: Plan, results: list[LevelResult]) -> list[LevelResult]:
         """A checkout that was edited while the trial ran makes every Pass worthless: nobody knows what was tested."""

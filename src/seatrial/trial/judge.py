@@ -120,14 +120,21 @@ def _silent(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
 
 def _steps(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement | None:
     expected, reached = evidence.steps_expected, evidence.steps_reached
-    if reached is None and not evidence.phases:  # files of a run whose exit code nobody knows: it stopped where its log stops
-        boundary, verdict, where = _place(evidence, milestones)
-        return Judgement(verdict, f"no training step is shown by any metric or log line; the log stops {where}", boundary)
-    if reached is None:
-        return Judgement(Verdict.FAIL, "no training step is shown by any metric or log line", Boundary.METRICS)
-    if expected is not None and reached < expected:
+    if reached is None and not evidence.metrics.damage:  # damage explains it, and is the next rule
+        return _no_step(evidence, milestones)
+    if expected is not None and reached is not None and reached < expected:
         return Judgement(Verdict.FAIL, f"reached step {reached} of {expected}", Boundary.METRICS)
     return None
+
+
+def _no_step(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement:
+    """Nothing shows a training step. Of a run whose exit code nobody knows, the log says where it stopped."""
+    reason = "no training step is shown by any metric or log line"
+    last = evidence.diagnosis.milestone if evidence.diagnosis else None
+    if evidence.phases or last == milestones[-1].id:
+        return Judgement(Verdict.FAIL, reason, Boundary.METRICS)
+    boundary, verdict, where = _place(evidence, milestones)
+    return Judgement(verdict, f"{reason}; the log stops {where}", boundary)
 
 
 def _damage(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:

@@ -8,9 +8,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.trl.drive import models, tasks
 from transformers import HfArgumentParser, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+
+from seatrial.loops.trl.drive import models, tasks
 
 
 class At(TrainerCallback):  # type: ignore[misc]

@@ -20,7 +20,8 @@ from typing import Any
 from seatrial.files import read_text
 from seatrial.model.series import Damage, Metrics, Series
 
-ROW = re.compile(r"""\{['"](loss|reward|num_tokens|train_runtime|eval_\w+)['"]: .*\}""")
+ROW = re.compile(r"""\{['"](loss|reward|num_tokens|train_runtime|eval_\w+)['"]: [^{}]*\}?""")
+"""A row, or the beginning of a torn one."""
 STEP = re.compile(r"(?:\bSTEP|seatrial: step) (\d+)\b(?: of (\d+))?")
 BAR = re.compile(r"\s*\d+%\|[^|]*\|\s*(\d+)/(\d+) \[")
 """Trainer's progress bar has no title; those of loading, saving and mapping have one."""
@@ -100,7 +101,8 @@ def _row(log: Path, number: int, shown: re.Match[str], found: _Console, fresh: b
 
 def _values(text: str) -> Values:
     """The numbers of a row; raises ValueError or SyntaxError where something else stands."""
-    row: Any = ast.literal_eval(NUMPY.sub(r"\1", BARE.sub(lambda word: repr(word[0].replace("null", "nan")), text)))
+    plain = BARE.sub(lambda word: repr(word[0].replace("null", "nan")), NUMPY.sub(r"\1", text))
+    row: Any = ast.literal_eval(plain)
     if not isinstance(row, dict):
         raise ValueError("not a dict")
     return {str(key): _number(value) for key, value in row.items()}

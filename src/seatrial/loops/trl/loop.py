@@ -22,7 +22,7 @@ COMMON = (
     *("--per_device_train_batch_size", "64", "--num_generations", "8", "--max_completion_length", "8"),
     *("--learning_rate", "1e-3", "--lr_scheduler_type", "constant", "--logging_steps", "1", "--save_strategy", "no"),
     *("--report_to", "none", "--bf16", "false", "--gradient_checkpointing", "false", "--disable_tqdm", "true"),
-    *("--dataloader_pin_memory", "false", "--seed", SEED),
+    *("--dataloader_pin_memory", "false", "--seed", SEED, "--logging_nan_inf_filter", "false"),
 )
 REFERENCE = ("--beta", "0.04")
 
@@ -148,9 +148,9 @@ class _Maker:
         given = self.context.arguments
         for index in range(len(given) - 1, -1, -1):
             key, _, value = given[index].partition("=")
-            if key == "--max_steps":
+            if key in ("--max_steps", "--max-steps"):  # TRL's parser takes both
                 text = value or (given[index + 1] if index + 1 < len(given) else "")
-                return int(text) if text.isdigit() else self.level.steps
+                return int(text) if text.isdecimal() and text.isascii() else self.level.steps
         return self.level.steps
 
     def train(
@@ -167,7 +167,7 @@ class _Maker:
         start = [str(context.python), "-m"]
         if ranks > 1:
             start += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
-        fixed = ["--out", str(self.directory / name), "--imports", str(self.directory / "imports.jsonl")]
+        fixed = ["--out", str(self.directory / name), "--imports", str(self.directory)]
         fixed += ["--model", model or context.model, "--models", str(context.run_dir / "models")]
         fixed += [word for repo in context.changes for pkg in repo.packages for word in ("--under-test", f"{pkg}={repo.import_root}")]
         fixed += ["--fault", str(context.options["fault"])] if context.options.get("fault") else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.trl.trajectory import same_trajectory, within_tolerance
@@ -35,32 +36,106 @@ def differing(left: Hashes, right: Hashes) -> list[str]:
 def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
     """All proofs of a level."""
     facts = {path.parent.name: read_facts(path) for path in sorted(directory.glob("*/facts.jsonl"))}
+    run = facts.get("run")
     made: dict[str, Callable[[], Iterable[CheckResult]]] = {
-        "smoke": lambda: changed(facts.get("run"), Boundary.OPTIMIZER),
-        "lora-resume": lambda: [*lora(facts.get("full")), *resume(directory, facts.get("full"), facts.get("resumed"), metrics)],
-        "refit": lambda: [*changed(facts.get("run"), Boundary.OPTIMIZER), *refits(facts.get("run"))],
-        "ranks": lambda: ranks(facts.get("one"), facts.get("two"), metrics),
-        "architectures": lambda: [*moe(facts.get("moe")), *vlm(facts.get("vlm"))],
-        "learning": lambda: arms(facts.get("run"), metrics),
+        "smoke": lambda: trained(run, metrics, ""),
+        "lora-resume": lambda: [
+            *lora(facts.get("full")),
+            *trained(facts.get("full"), metrics, "full/", lora=True),
+            *resume(directory, facts.get("full"), facts.get("resumed"), metrics),
+        ],
+        "refit": lambda: [*trained(run, metrics, ""), *refits(run)],
+        "ranks": lambda: [*trained(facts.get("one"), metrics, "one/"), *ranks(facts.get("two"), metrics)],
+        "architectures": lambda: [
+            *moe(facts.get("moe")),
+            *trained(facts.get("moe"), metrics, "moe/"),
+            *vlm(facts.get("vlm")),
+            *trained(facts.get("vlm"), metrics, "vlm/"),
+        ],
+        "learning": lambda: arms(run, metrics),
     }
     whole = [proof("facts are whole", False, str(item), Boundary.METRICS) for each in facts.values() for item in each.damage]
     return (*whole, *made[level.name]())
 
 
-def _states(facts: Facts | None, process: str = "driver") -> tuple[dict[str, Hashes], dict[str, Hashes]]:
+def _states(facts: Facts | None, process: str = "driver") -> tuple[dict[str, Any], dict[str, Any]]:
     """State at the start and at the end; empty when it was not recorded exactly once."""
     start = facts.one("state", when="start", process=process) if facts else None
     end = facts.one("state", when="end", process=process) if facts else None
     return start or {}, end or {}
 
 
-def changed(facts: Facts | None, boundary: Boundary, words: tuple[str, ...] = (), what: str = "weights") -> list[CheckResult]:
-    """Parameters whose names hold one of the words (all, when none is given) really changed from start to end."""
+def _moved(facts: Facts | None) -> set[str] | None:
+    """Names whose hash differs between start and end; None without facts of both."""
     start, end = _states(facts)
-    before = {name: value for name, value in start.get("weights", {}).items() if not words or any(word in name for word in words)}
-    moved = [name for name, value in before.items() if end.get("weights", {}).get(name) != value]
-    ok = bool(end) and bool(moved)
-    return [proof(f"{what} changed", ok, f"{len(moved)} of {len(before)} tensors", boundary, "at least one", "" if end else "no facts")]
+    if not start or not end:
+        return None
+    return set(differing(start["weights"], end["weights"]))
+
+
+def changed(facts: Facts | None, words: tuple[str, ...], what: str, boundary: Boundary) -> CheckResult:
+    """Every trained parameter whose name holds one of the words changed, unless it never had a gradient."""
+    run, gradients = (facts.one("parameters", process="driver"), facts.one("gradients", process="driver")) if facts else (None, None)
+    moved = _moved(facts)
+    if not run or not gradients or moved is None:
+        return proof(f"{what} changed", False, "no facts", boundary)
+    names = [name for name in run["trainable_names"] if any(word in name for word in words) or not words]
+    idle = set(gradients["never"])
+    stuck = [name for name in names if name not in moved and name not in idle]
+    count = sum(name in moved for name in names)
+    return proof(f"{what} changed", bool(count) and not stuck, f"{count} of {len(names)} tensors", boundary, "all", ", ".join(stuck[:3]))
+
+
+def trained(facts: Facts | None, metrics: Metrics, prefix: str, lora: bool = False) -> list[CheckResult]:
+    """One training run did all it was to do: every parameter, every step, every update."""
+    run, gradients = (facts.one("parameters", process="driver"), facts.one("gradients", process="driver")) if facts else (None, None)
+    where = f" ({prefix.rstrip('/')})" if prefix else ""
+    if not run or not gradients:
+        return [proof(f"training facts{where}", False, "no facts", Boundary.METRICS)]
+    idle = [name for name in gradients["never"] if "post_layernorm" not in name]  # LLaVA reads the layer before it
+    everywhere = bool(gradients["seen"]) and not (idle and run["made"])
+    made = [
+        changed(facts, (), f"trained weights{where}", Boundary.OPTIMIZER),
+        proof(f"gradients reach every tensor{where}", everywhere, f"{len(idle)} without", Boundary.OPTIMIZER, "0", ", ".join(idle[:3])),
+        *steps(facts, metrics, prefix, where, run["start_step"], run["max_steps"]),
+    ]
+    if not lora:
+        frozen = run["total"] - run["trainable"]
+        made.append(proof(f"no parameter is frozen{where}", frozen == 0, f"{frozen} of {run['total']}", Boundary.OPTIMIZER, "0"))
+    return made
+
+
+def steps(facts: Facts | None, metrics: Metrics, prefix: str, where: str, start: int, last: int) -> list[CheckResult]:
+    """Every step was logged, updated the weights once, and had a gradient wherever there was something to learn."""
+    wanted = set(range(start + 1, last + 1))
+    loss = metrics.series.get(f"{prefix}train/loss")
+    logged = set(loss.steps) if loss else set()
+    updates = _states(facts)[1].get("updates")
+    norm, flat = metrics.series.get(f"{prefix}train/grad_norm"), metrics.series.get(f"{prefix}train/frac_reward_zero_std")
+    level = dict(zip(flat.steps, flat.values, strict=True)) if flat else {}
+    zero = [s for s, v in zip(norm.steps, norm.values, strict=True) if v == 0 and level.get(s, 0) < 1] if norm else []
+    missing = sorted(wanted - logged)
+    return [
+        CheckResult(
+            name=f"every step was logged{where}",
+            kind="proof",
+            passed=bool(wanted) and logged == wanted,
+            value=f"{len(wanted & logged)} of {len(wanted)}",
+            threshold="all",
+            steps=tuple(sorted(logged)),
+            missing=tuple(missing),
+        ),
+        # An optimizer that keeps no count (plain SGD) cannot be asked.
+        proof(f"optimizer updates{where}", updates in (None, [last, last]), f"{updates or 'not counted'}", Boundary.OPTIMIZER, f"{last}"),
+        proof(
+            f"a gradient at every step{where}",
+            norm is not None and not zero,
+            f"{len(zero)} without",
+            Boundary.OPTIMIZER,
+            "0",
+            f"{zero[:3] or ''}",
+        ),
+    ]
 
 
 def lora(facts: Facts | None) -> list[CheckResult]:
@@ -75,7 +150,7 @@ def lora(facts: Facts | None) -> list[CheckResult]:
     return [
         proof("trainable parameters", bool(row and row["trainable"]), count, Boundary.PEFT, "> 0"),
         proof("only adapters train", bool(names) and not stray, f"{len(stray)} others", Boundary.PEFT, "0", ", ".join(stray[:3])),
-        *changed(facts, Boundary.PEFT, ("lora_",), "adapter weights"),
+        changed(facts, ("lora_",), "adapter weights", Boundary.PEFT),
         proof(
             "base frozen",
             bool(base) and bool(end) and not moved,
@@ -137,7 +212,7 @@ def refits(facts: Facts | None) -> list[CheckResult]:
             f"pid {other['pid']} on {other['device']}" if other else "no facts",
             Boundary.ROLLOUT,
         ),
-        proof("a refit before every generation", len(rows) >= steps, f"{len(rows)} refits", Boundary.REFIT, f">= {steps}"),
+        proof("a refit before every generation", bool(run) and len(rows) >= steps, f"{len(rows)} refits", Boundary.REFIT, f">= {steps}"),
         proof(
             "weights after each refit: bit-equal",
             bool(rows) and same and not wrong,
@@ -157,7 +232,7 @@ def refits(facts: Facts | None) -> list[CheckResult]:
     ]
 
 
-def ranks(one: Facts | None, two: Facts | None, metrics: Metrics) -> list[CheckResult]:
+def ranks(two: Facts | None, metrics: Metrics) -> list[CheckResult]:
     """Two ranks took part, hold identical weights, and followed the trajectory of one."""
     first, second = _states(two)[1].get("weights", {}), _states(two, "rank1")[1].get("weights", {})
     wrong = differing(first, second)
@@ -165,7 +240,6 @@ def ranks(one: Facts | None, two: Facts | None, metrics: Metrics) -> list[CheckR
     sizes = [row["world_size"] for row in two.of("parameters")] if two else []
     value = f"{len(first) - len(wrong)} of {len(first)} equal" if both else "no facts of both ranks"
     return [
-        *changed(one, Boundary.OPTIMIZER),
         proof("two processes form one group", sizes == [2, 2], f"world sizes {sizes}", Boundary.DDP, "[2, 2]"),
         proof("ranks end with the same weights: bit-equal", both and not wrong, value, Boundary.DDP, "all", ", ".join(wrong[:3])),
         within_tolerance(metrics, "one/", "two/"),
@@ -175,8 +249,8 @@ def ranks(one: Facts | None, two: Facts | None, metrics: Metrics) -> list[CheckR
 def moe(facts: Facts | None) -> list[CheckResult]:
     """Routers and experts learn."""
     return [
-        *changed(facts, Boundary.PROVIDER, ("mlp.gate.", "router"), "MoE router weights"),
-        *changed(facts, Boundary.PROVIDER, ("experts",), "MoE expert weights"),
+        changed(facts, ("mlp.gate.", "router"), "MoE router weights", Boundary.PROVIDER),
+        changed(facts, ("experts",), "MoE expert weights", Boundary.PROVIDER),
     ]
 
 
@@ -188,17 +262,20 @@ def vlm(facts: Facts | None) -> list[CheckResult]:
     value = f"{effect:.3g} (same picture {repeat:.3g})" if isinstance(effect, float) and isinstance(repeat, float) else "no facts"
     return [
         proof("another picture changes the logits", seen, value, Boundary.DATA, f"> {IMAGE_EFFECT}"),
-        *changed(facts, Boundary.PROVIDER, ("vision_tower",), "vision tower weights"),
-        *changed(facts, Boundary.PROVIDER, ("multi_modal_projector",), "projector weights"),
+        changed(facts, ("vision_tower",), "vision tower weights", Boundary.PROVIDER),
+        changed(facts, ("multi_modal_projector",), "projector weights", Boundary.PROVIDER),
     ]
 
 
 def arms(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
-    """Each learning arm moved the weights, no control arm did, and every seed has both."""
+    """Each learning arm moved the weights at every step, no control arm did, and every seed has both."""
     learned, control = (facts.of("arm", arm="learn"), facts.of("arm", arm="control")) if facts else ([], [])
     gains = metrics.series.get("signal/gain")
     seeds = set(gains.steps) if gains else set()
     paired = bool(seeds) and {row["seed"] for row in learned} == {row["seed"] for row in control} == seeds
+    moved, idle = sum(bool(row["changed"]) for row in learned), sum(bool(row["changed"]) for row in control)
+    short = [row for row in (*learned, *control) if not _whole_arm(row, metrics)]
+    count = len(learned) + len(control)
     return [
         proof(
             "every seed has a learning arm and a control",
@@ -209,16 +286,20 @@ def arms(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
         ),
         proof(
             "learning arms changed the weights",
-            bool(learned) and all(row["changed"] for row in learned),
-            f"{sum(bool(r['changed']) for r in learned)} of {len(learned)}",
+            bool(learned) and moved == len(learned),
+            f"{moved} of {len(learned)}",
             Boundary.OPTIMIZER,
             "all",
         ),
+        proof("control arms changed nothing", bool(control) and not idle, f"{idle} of {len(control)}", Boundary.OPTIMIZER, "0"),
         proof(
-            "control arms changed nothing",
-            bool(control) and not any(row["changed"] for row in control),
-            f"{sum(bool(r['changed']) for r in control)} of {len(control)}",
-            Boundary.OPTIMIZER,
-            "0",
+            "every arm made and logged every step", bool(count) and not short, f"{count - len(short)} of {count}", Boundary.OPTIMIZER, "all"
         ),
     ]
+
+
+def _whole_arm(row: Mapping[str, Any], metrics: Metrics) -> bool:
+    """An arm logged each of its steps and updated the weights at each of them."""
+    loss = metrics.series.get(f"{row['arm']}/{row['seed']}/loss")
+    last = row["max_steps"]
+    return loss is not None and loss.steps == tuple(range(1, last + 1)) and row["updates"] in (None, [last, last])

@@ -27,6 +27,9 @@ class Saboteur(TrainerCallback):  # type: ignore[misc]
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         if self.fault == "no-optimizer-step":
             optimizer.step = lambda *_, **__: None
+        elif self.fault == "skip-update":
+            step = optimizer.step
+            optimizer.step = lambda *args, **kw: step(*args, **kw) if state.global_step % 2 else None
         elif self.fault == "forget-optimizer" and state.global_step:
             optimizer.optimizer.state.clear()
         elif self.fault == "frozen-adapter":
@@ -69,18 +72,53 @@ def trainer(built: Any, fault: str | None) -> None:
         built.accelerator.prepare = _without_ddp(built.accelerator)
     elif fault == "forget-rng":
         built._load_rng_state = lambda *_: None
+    elif fault == "nan-loss":
+        inner = built.training_step
+        built.training_step = lambda *args, **kw: inner(*args, **kw) + (float("nan") if built.state.global_step == 2 else 0.0)
+    elif fault == "frozen-layer":
+        built.model.model.layers[0].requires_grad_(False)
+    elif fault == "wrong-reference":
+        for value in built.ref_model.parameters():
+            value.data *= 1.5
+    elif fault == "half-advantages":
+        built._generate_and_score_completions = _half(built._generate_and_score_completions)
+    elif fault in ("wrong-mask", "blind-generation", "swapped-pictures"):
+        built.model.generate = _misled(built.model.generate, fault)
     elif fault == "blind" and hasattr(built.processing_class, "image_processor"):
-        inner = built.processing_class.image_processor.preprocess
-
-        def blank(images: Any, *args: Any, **kwargs: Any) -> Any:
-            made = inner(images, *args, **kwargs)
-            for index, value in enumerate(made["pixel_values"]):
-                made["pixel_values"][index] = value * 0
-            return made
-
-        built.processing_class.image_processor.preprocess = blank
+        built.processing_class.image_processor.preprocess = _blank(built.processing_class.image_processor.preprocess)
     if fault in FAULTS:
         built.add_callback(Saboteur(fault))
+
+
+def _half(score: Any) -> Any:
+    def scored(inputs: Any) -> Any:
+        output = score(inputs)
+        output["advantages"][: len(output["advantages"]) // 2] = 0
+        return output
+
+    return scored
+
+
+def _misled(generate: Any, fault: str) -> Any:
+    def generated(**kwargs: Any) -> Any:
+        if fault == "wrong-mask":
+            kwargs["attention_mask"] = kwargs["attention_mask"] * 0 + 1
+        elif "pixel_values" in kwargs:
+            pictures = kwargs["pixel_values"]
+            kwargs["pixel_values"] = pictures * 0 if fault == "blind-generation" else pictures.roll(len(pictures) // 2 + 4, 0)
+        return generate(**kwargs)
+
+    return generated
+
+
+def _blank(preprocess: Any) -> Any:
+    def blank(images: Any, *args: Any, **kwargs: Any) -> Any:
+        made = preprocess(images, *args, **kwargs)
+        for index, value in enumerate(made["pixel_values"]):
+            made["pixel_values"][index] = value * 0
+        return made
+
+    return blank
 
 
 def _without_ddp(accelerator: Any) -> Any:

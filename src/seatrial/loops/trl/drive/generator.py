@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from seatrial.loops.trl.drive import sampler
-from seatrial.loops.trl.drive.imports import prove_imports
+from seatrial.loops.trl.drive.imports import GENERATOR, Imports
 from seatrial.probes import facts, fingerprint
 
 
@@ -95,7 +95,8 @@ def main() -> None:
     parser.add_argument("--under-test", action="append", default=[])
     parser.add_argument("--fault")
     arguments = parser.parse_args()
-    prove_imports(arguments.imports, "generator", arguments.under_test)
+    imports = Imports(arguments.imports, "generator", arguments.under_test)
+    imports.prove(GENERATOR)
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, local_files_only=True)
@@ -104,6 +105,7 @@ def main() -> None:
     facts.append(arguments.facts, row)
     with Client(arguments.socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["SEATRIAL_SOCKET_KEY"])) as connection:
         serve(connection, model, arguments.fault)
+    imports.close(GENERATOR)
 
 
 if __name__ == "__main__":

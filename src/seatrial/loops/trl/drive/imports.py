@@ -1,4 +1,9 @@
-"""Every process of the loop proves where its packages come from before it does anything else."""
+"""Every process of the loop proves where its packages come from: before it does anything else, and again at its end.
+
+A package under test that the loop does not import itself is located at the start (a wrong place ends the process) and
+reported at the end if something imported it meanwhile. It is never imported just to be reported: that would make a
+change look used which the loop never touches.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +14,40 @@ from pathlib import Path
 
 from seatrial.probes import provenance
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+TRAINER = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+GENERATOR = ("torch", "transformers")
 WRONG_IMPORT = 90
 """Exit code of a process that found a package under test in another place than its checkout."""
 
 
-def prove_imports(path: Path, process: str, under_test: Sequence[str]) -> None:
-    """Record the import of every package; end the process when one under test comes from elsewhere."""
-    expected = dict(item.split("=", 1) for item in under_test)
-    packages = [*PACKAGES, *(name for name in expected if name not in PACKAGES)]
-    for name in expected:
-        # A package under test that breaks on import must show its traceback: that is the change, not its surroundings.
-        if importlib.util.find_spec(name) is not None:
-            importlib.import_module(name)
-    rows = provenance.report(str(path), process, packages, expected)
-    problems = provenance.verify(rows)
-    for problem in problems:
-        print(f"seatrial: wrong import in {process}: {problem}", flush=True)
-    if problems:
-        sys.exit(WRONG_IMPORT)
-    print(f"seatrial: imports proven in {process}", flush=True)
+class Imports:
+    """The import proofs of one process."""
+
+    def __init__(self, directory: Path, process: str, under_test: Sequence[str]) -> None:
+        self.path, self.process = directory / "imports.jsonl", process
+        self.loaded = directory / "loaded.jsonl"
+        self.expected = dict(item.split("=", 1) for item in under_test)
+
+    def prove(self, packages: Sequence[str]) -> None:
+        """Import the loop's own packages and locate the others; end the process when one under test is elsewhere."""
+        for name in self.expected:
+            # A package under test that breaks on import must show its traceback: that is the change, not its surroundings.
+            if name in packages and importlib.util.find_spec(name) is not None:
+                importlib.import_module(name)
+        rows = provenance.report(str(self.path), self.process, packages, self.expected)
+        rows += provenance.locate(str(self.path), self.process, self._others(packages), self.expected)
+        problems = provenance.verify(rows)
+        for problem in problems:
+            print(f"seatrial: wrong import in {self.process}: {problem}", flush=True)
+        if problems:
+            sys.exit(WRONG_IMPORT)
+        print(f"seatrial: imports proven in {self.process}", flush=True)
+
+    def close(self, packages: Sequence[str]) -> None:
+        """Report what was imported since, and which files of the checkouts were loaded."""
+        since = [name for name in self._others(packages) if name in sys.modules]
+        provenance.report(str(self.path), self.process, since, self.expected)
+        provenance.loaded(str(self.loaded), self.process, sorted(set(self.expected.values())))
+
+    def _others(self, packages: Sequence[str]) -> list[str]:
+        return [name for name in self.expected if name not in packages]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.loops.trl.drive import train
-from seatrial.loops.trl.drive.imports import prove_imports
+from seatrial.loops.trl.drive.imports import TRAINER, Imports
 
 WINDOW = 4
 
@@ -33,7 +33,7 @@ def arm(arguments: Any, words: list[str], name: str, seed: int) -> list[float]:
     out: Path = arguments.out
     rate = ["--learning_rate", "0.0"] if name == "control" else []
     settings = train.config(out / name / str(seed), [*words, "--seed", str(seed), *rate])
-    trainer = train.build(arguments, settings, train.model_path(arguments), None)
+    trainer = train.build(arguments, settings, train.model_path(arguments), None, watched=False)
     trainer.pop_callback(record.MetricsWriter)
     trainer.pop_callback(record.FactsWriter)
     trainer.add_callback(record.MetricsWriter(out / "metrics.jsonl", f"{name}/{seed}"))
@@ -42,6 +42,7 @@ def arm(arguments: Any, words: list[str], name: str, seed: int) -> list[float]:
     trainer.train()
     after = fingerprint.model(trainer.model)
     row = {"fact": "arm", "arm": name, "seed": seed, "names": len(before), "changed": len(fingerprint.differing(before, after))}
+    row |= {"max_steps": trainer.state.max_steps, "updates": record.updates(trainer.optimizer)}
     facts.append(out / "facts.jsonl", row)
     return [row["reward"] for row in trainer.state.log_history if "reward" in row]
 
@@ -54,7 +55,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args(words[:split])
     arguments.out.mkdir(parents=True, exist_ok=True)
-    prove_imports(arguments.imports, train.process_name(), arguments.under_test)
+    imports = Imports(arguments.imports, train.process_name(), arguments.under_test)
+    imports.prove(TRAINER)
     from seatrial.loops.trl.drive import record
     from seatrial.probes import facts
 
@@ -64,6 +66,7 @@ def main() -> None:
         row = {"step": index, "signal/gain": learned, "signal/control_gain": idle, "signal/gain_over_control": learned - idle}
         facts.append(arguments.out / "metrics.jsonl", row)
         record.say(f"seed {index} of {arguments.seeds}: gain {learned:.3f}, control {idle:.3f}")
+    imports.close(TRAINER)
     record.say("run complete")
 
 

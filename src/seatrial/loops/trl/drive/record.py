@@ -25,9 +25,17 @@ def trainer_state(model: Any, optimizer: Any, scheduler: Any) -> dict[str, Any]:
     return {
         "weights": fingerprint.model(model),
         "optimizer": fingerprint.state(optimizer.state_dict()) if optimizer is not None else {},
+        "updates": updates(optimizer),
         "scheduler": fingerprint.state(scheduler.state_dict()) if scheduler is not None else {},
         "generators": fingerprint.generators(),
     }
+
+
+def updates(optimizer: Any) -> list[int] | None:
+    """The least and largest count of updates that the optimizer itself keeps per parameter; None if it keeps none."""
+    kept = optimizer.state_dict()["state"].values() if optimizer is not None else ()
+    counts = [int(entry["step"]) for entry in kept if isinstance(entry, dict) and "step" in entry]
+    return [min(counts), max(counts)] if counts else None
 
 
 class MetricsWriter(TrainerCallback):  # type: ignore[misc]
@@ -50,8 +58,9 @@ class MetricsWriter(TrainerCallback):  # type: ignore[misc]
 class FactsWriter(TrainerCallback):  # type: ignore[misc]
     """Writes fingerprints at the start, at each save and at the end."""
 
-    def __init__(self, path: Path, process: str, save_steps: int | None = None) -> None:
-        self.path, self.process, self.save_steps = path, process, save_steps
+    def __init__(self, path: Path, process: str, save_steps: int | None = None, made: bool = False) -> None:
+        self.path, self.process, self.save_steps, self.made = path, process, save_steps, made
+        self.without_gradient: set[str] | None = None
 
     def _write(self, when: str, step: int, kwargs: dict[str, Any]) -> None:
         row = trainer_state(kwargs["model"], kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
@@ -66,6 +75,7 @@ class FactsWriter(TrainerCallback):  # type: ignore[misc]
             "process": self.process,
             "world_size": args.world_size,
             "device": str(args.device),
+            "made": self.made,
             "total": sum(value.numel() for _, value in named),
             "trainable": sum(value.numel() for _, value in named if value.requires_grad),
             "trainable_names": trainable,
@@ -77,13 +87,21 @@ class FactsWriter(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             say(f"training starts at step {state.global_step} of {state.max_steps}")
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note which parameters have had a gradient so far."""
+        named = {name: value for name, value in kwargs["model"].named_parameters() if value.requires_grad}
+        left = set(named) if self.without_gradient is None else self.without_gradient
+        self.without_gradient = {name for name in left if named[name].grad is None or not bool(named[name].grad.any())}
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the state that the checkpoint of this step must restore."""
         if self.save_steps and state.global_step % self.save_steps == 0 and state.global_step < state.max_steps:
             self._write("checkpoint", state.global_step, kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record where the run ended."""
+        """Record where the run ended, and what never had a gradient."""
         self._write("end", state.global_step, kwargs)
+        row = {"fact": "gradients", "process": self.process, "never": sorted(self.without_gradient or ())}
+        facts.append(self.path, row | {"seen": self.without_gradient is not None})
         if state.is_world_process_zero:
             say(f"training ended at step {state.global_step} of {state.max_steps}")

@@ -25,13 +25,13 @@ def seeds(prompts: Sequence[str], step: int, seed: int) -> list[int]:
     return made
 
 
-def _forward(model: Any, rows: Sequence[Sequence[int]], pad: int) -> Any:
-    """Logits of left-padded rows, with positions counted from each row's first token."""
+def _forward(model: Any, rows: Sequence[Sequence[int]], pad: int, **extra: Any) -> Any:
+    """Logits of left-padded rows, with positions counted from each row's first token, without a cache."""
     width = max(len(row) for row in rows)
     ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=model.device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=model.device)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    return model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+    return model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, **extra).logits
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -56,10 +56,12 @@ def sample(
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def logprobs_of(model: Any, prompt_ids: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad: int) -> list[list[float]]:
+def logprobs_of(
+    model: Any, prompt_ids: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad: int, **extra: Any
+) -> list[list[float]]:
     """Log-probabilities of given completions under `model`."""
     rows = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completions, strict=True)]
-    table = torch.log_softmax(_forward(model, rows, pad).float(), -1)
+    table = torch.log_softmax(_forward(model, rows, pad, **extra).float(), -1)
     result = []
     for row, completion in enumerate(completions):
         length = len(completion)

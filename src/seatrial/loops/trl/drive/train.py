@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.trl.drive.imports import prove_imports
+from seatrial.loops.trl.drive.imports import TRAINER, Imports
 
 MADE = {"tiny-dense": "dense", "tiny-moe": "moe", "tiny-vlm": "vlm"}
 
@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     """The driver's own options."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--out", type=Path, required=True, help="directory of this run: metrics.jsonl, facts.jsonl, checkpoints")
-    made.add_argument("--imports", type=Path, required=True, help="file that import proofs are appended to")
+    made.add_argument("--imports", type=Path, required=True, help="directory that import proofs are written to")
     made.add_argument("--model", required=True, help=f"a local model directory, or one of {', '.join(MADE)}")
     made.add_argument("--models", type=Path, required=True, help="where locally made models are kept")
     made.add_argument("--prompts", type=int, default=64)
@@ -57,6 +57,8 @@ def config(out: Path, extra: list[str]) -> Any:
     from trl import GRPOConfig
 
     (made,) = HfArgumentParser((GRPOConfig,)).parse_args_into_dataclasses(["--output_dir", str(out), *extra])
+    # Trainer stores its arguments in every checkpoint; a token must not be among them.
+    made.hub_token, made.push_to_hub = None, False
     return made
 
 
@@ -85,11 +87,11 @@ def rollout_function(arguments: argparse.Namespace, settings: Any, model: str) -
     return RefittedRollouts(Generator(passed), arguments.out / "facts.jsonl", arguments.out / "metrics.jsonl", settings.seed)
 
 
-def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: Any) -> Any:
-    """The trainer with its data, reward and callbacks."""
+def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: Any, watched: bool = True) -> Any:
+    """The trainer with its data, reward, callbacks and, when watched, the witness."""
     from trl import GRPOTrainer
 
-    from seatrial.loops.trl.drive import faults, record, tasks
+    from seatrial.loops.trl.drive import faults, record, tasks, witness
 
     kwargs: dict[str, Any] = {"rollout_func": rollouts} if rollouts else {}
     if arguments.lora:
@@ -97,12 +99,15 @@ def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: An
 
         kwargs["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     data = tasks.image_dataset if arguments.images else tasks.text_dataset
-    reward = faults.reward(tasks.image_share if arguments.images else tasks.even_share, arguments.fault)
+    watch = witness.Witness(arguments.out / "metrics.jsonl", arguments.images)
+    reward = watch.reward(faults.reward(tasks.image_share if arguments.images else tasks.even_share, arguments.fault))
     trainer = GRPOTrainer(model=model, reward_funcs=reward, args=settings, train_dataset=data(arguments.prompts, settings.seed), **kwargs)
     faults.trainer(trainer, arguments.fault)
+    if watched:
+        watch.attach(trainer)
     saves = int(settings.save_steps) if settings.save_strategy == "steps" else None
     trainer.add_callback(record.MetricsWriter(arguments.out / "metrics.jsonl"))
-    trainer.add_callback(record.FactsWriter(arguments.out / "facts.jsonl", process_name(), saves))
+    trainer.add_callback(record.FactsWriter(arguments.out / "facts.jsonl", process_name(), saves, arguments.model in MADE))
     return trainer
 
 
@@ -112,7 +117,8 @@ def main() -> None:
     split = words.index("--") if "--" in words else len(words)
     arguments = parser().parse_args(words[:split])
     arguments.out.mkdir(parents=True, exist_ok=True)
-    prove_imports(arguments.imports, process_name(), arguments.under_test)
+    imports = Imports(arguments.imports, process_name(), arguments.under_test)
+    imports.prove(TRAINER)
     from seatrial.loops.trl.drive import images, record
 
     settings = config(arguments.out, words[split + 1 :])
@@ -128,6 +134,7 @@ def main() -> None:
     finally:
         if arguments.rollouts == "generator":
             rollouts.generator.close()
+    imports.close(TRAINER)
     record.say("run complete")
 
 

@@ -1,0 +1,123 @@
+"""Watching the trainer's own rollouts: what it generates with, what it learns from, what its images are.
+
+Training metrics look normal when any of this is wrong, so each is measured where it happens, at every step:
+- decoding: log-probabilities of the sampled tokens, as the cached decoding with the trainer's own attention mask gave
+  them, against one forward pass without a cache and with a mask of our own;
+- advantages: each must have the sign of its reward's distance from the mean of its group;
+- images: the picture that generation and loss get for a row must be that row's picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seatrial.loops.trl.drive import sampler
+from seatrial.probes import facts
+
+ROWS = 8
+EPSILON = 1e-6
+
+
+class Witness:
+    """Attached to one trainer; writes one row per step and observation."""
+
+    def __init__(self, metrics: Path, images: bool) -> None:
+        self.metrics, self.images = metrics, images
+        self.rewards: list[float] = []
+        self.pictures: list[float] = []
+        self.trainer: Any = None
+
+    def reward(self, function: Any) -> Any:
+        """The reward function, with its answers remembered and its pictures compared."""
+
+        def observed(*args: Any, **kwargs: Any) -> list[float]:
+            self.rewards = [float(value) for value in function(*args, **kwargs)]
+            if self.images and self.trainer is not None:
+                flags = kwargs["bright"]
+                wrong = sum((mean > 0) != bool(flag) for mean, flag in zip(self.pictures, flags, strict=False))
+                self._write("wrong_pictures", wrong + abs(len(self.pictures) - len(flags)))
+            return self.rewards
+
+        observed.__name__ = function.__name__
+        return observed
+
+    def attach(self, trainer: Any) -> None:
+        """Put the observations around the trainer's own methods."""
+        self.trainer = trainer
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        generate, score = model.generate, trainer._generate_and_score_completions
+
+        def observed_generate(**kwargs: Any) -> Any:
+            made = generate(**kwargs, output_logits=True, return_dict_in_generate=True)
+            self._decoding(model, kwargs, made)
+            return made.sequences
+
+        def observed_score(inputs: Any) -> Any:
+            output = score(inputs)
+            self._advantages(output["advantages"].tolist(), trainer.num_generations)
+            return output
+
+        if trainer.rollout_func is None:
+            model.generate = observed_generate
+        trainer._generate_and_score_completions = observed_score
+        if self.images:
+            model.register_forward_pre_hook(self._loss_pictures, with_kwargs=True)
+
+    def _write(self, name: str, value: float) -> None:
+        facts.append(self.metrics, {"step": self.trainer.state.global_step + 1, f"rollout/{name}": value})
+
+    def _decoding(self, model: Any, given: dict[str, Any], made: Any) -> None:
+        tokenizer = self.trainer._tokenizer
+        ids, width = given["input_ids"], given["input_ids"].shape[1]
+        if "pixel_values" in given:
+            self.pictures = given["pixel_values"].float().flatten(1).mean(1).tolist()
+        chosen = list(range(0, len(ids), max(1, len(ids) // ROWS)))
+        prompts = [_unpadded(ids[row].tolist(), tokenizer.pad_token_id) for row in chosen]
+        completions = [_until(made.sequences[row, width:].tolist(), tokenizer.eos_token_id) for row in chosen]
+        extra = {key: value[chosen] for key, value in given.items() if key == "pixel_values"}
+        training = model.training
+        model.eval()
+        own = sampler.logprobs_of(model, prompts, completions, tokenizer.pad_token_id, **extra)
+        model.train(training)
+        table = [torch.log_softmax(step[chosen].float(), -1) for step in made.logits]
+        gaps = [
+            abs(float(table[place][row, token]) - own[row][place])
+            for row, completion in enumerate(completions)
+            for place, token in enumerate(completion)
+        ]
+        self._write("decode_max_dlogp", max(gaps) if gaps and all(math.isfinite(gap) for gap in gaps) else math.nan)
+
+    def _advantages(self, advantages: Sequence[float], group: int) -> None:
+        rewards = self.rewards
+        wrong = abs(len(rewards) - len(advantages))
+        for start in range(0, len(rewards) - group + 1, group):
+            mean = sum(rewards[start : start + group]) / group
+            for reward, advantage in zip(rewards[start : start + group], advantages[start : start + group], strict=False):
+                distance = reward - mean
+                if not math.isfinite(advantage) or (abs(distance) > EPSILON and advantage * distance <= 0):
+                    wrong += 1
+        self._write("wrong_advantages", wrong)
+
+    def _loss_pictures(self, _: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Before a forward pass with gradients: the same pictures as in generation, in whatever order."""
+        if torch.is_grad_enabled() and kwargs.get("pixel_values") is not None:
+            got = sorted(kwargs["pixel_values"].float().flatten(1).mean(1).tolist())
+            expected = sorted(self.pictures)
+            apart = sum(abs(one - two) > EPSILON for one, two in zip(got, expected, strict=False))
+            self._write("wrong_loss_pictures", apart + abs(len(got) - len(expected)))
+
+
+def _unpadded(ids: list[int], pad: int) -> list[int]:
+    """Without the padding on the left."""
+    start = next((place for place, token in enumerate(ids) if token != pad), len(ids))
+    return ids[start:]
+
+
+def _until(ids: list[int], end: int) -> list[int]:
+    """Up to and with the end token."""
+    return ids[: ids.index(end) + 1] if end in ids else ids

@@ -1,0 +1,46 @@
+"""Calling the installed command as a user does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from seatrial.cli import main
+
+SEATRIAL = Path(sys.executable).with_name("seatrial")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def seatrial(*arguments: str | Path, cwd: Path | None = None, **variables: str) -> Answer:
+    """Run the command; GitHub's variables are kept from it."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("GITHUB_", "GIT_"))} | variables
+    words = [str(SEATRIAL), *map(str, arguments)]
+    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def inside(*arguments: str | Path) -> Answer:
+    """The same in this process, where nothing but its answer matters: a fifth of a second saved."""
+    out, err, code = io.StringIO(), io.StringIO(), None
+    words = ["seatrial", *map(str, arguments)]
+    with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main.run()
+        except SystemExit as end:
+            code = end.code
+    assert isinstance(code, int)
+    return Answer(code, out.getvalue(), err.getvalue())

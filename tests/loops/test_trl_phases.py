@@ -1,0 +1,137 @@
+"""The processes of every level of the embedded loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seatrial.loops import get_loop
+from seatrial.model.knowledge import Level
+from seatrial.model.loop import Context, Phase
+from seatrial.model.record import RepoState
+from seatrial.model.series import Metrics, Series
+
+TRL = get_loop("trl")
+RUN = Path("/runs/a b")
+CHANGE = RepoState(name="c", path="/c", commit="0", branch=None, packages=("peft", "trl"), import_root="/c/src")
+RUNNABLE = [level for level in TRL.levels() if not level.skip]
+
+
+def phases(level: Level, **changes: object) -> tuple[Phase, ...]:
+    context = Context(run_dir=RUN, python=Path("/env/bin/python"), model="tiny-dense", **changes)  # type: ignore[arg-type]
+    return TRL.phases(level, context, RUN / "levels" / f"{level.number}-{level.name}")
+
+
+def value(phase: Phase, option: str) -> str:
+    """The last value of an option: the one that counts."""
+    return phase.argv[len(phase.argv) - 1 - phase.argv[::-1].index(option) + 1]
+
+
+@pytest.mark.parametrize("level", RUNNABLE, ids=lambda level: level.name)
+def test_every_level_has_complete_commands(level: Level) -> None:
+    for phase in phases(level):
+        assert phase.argv[:2] == ("/env/bin/python", "-m")
+        assert value(phase, "--max_steps") == str(level.steps)
+        assert phase.steps == level.steps
+        assert value(phase, "--out").startswith(f"{RUN}/levels/{level.number}-{level.name}/{phase.name}")
+        assert value(phase, "--imports").startswith(f"{RUN}/levels/{level.number}-{level.name}")
+        assert phase.argv.count("--") == 1
+        assert phase.env["HF_HUB_OFFLINE"] == "1"
+        assert phase.processes[0] == "driver"
+    assert len({phase.name for phase in phases(level)}) == len(phases(level))
+
+
+def test_a_level_that_cannot_run_has_no_phases() -> None:
+    skipped = next(level for level in TRL.levels() if level.skip)
+    with pytest.raises(AssertionError):
+        phases(skipped)
+
+
+@pytest.mark.parametrize("level", RUNNABLE, ids=lambda level: level.name)
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        (("--max_steps", "3"), 3),
+        (("--max_steps=4",), 4),
+        (("--max-steps", "5"), 5),
+        (("--max_steps", "3", "--beta", "0", "--max_steps", "7"), 7),
+    ],
+)
+def test_the_users_steps_are_what_must_be_reached(level: Level, arguments: tuple[str, ...], steps: int) -> None:
+    for phase in phases(level, arguments=arguments):
+        assert phase.steps == steps
+        assert phase.argv[-len(arguments) :] == arguments  # last, so that they win
+
+
+@pytest.mark.parametrize("arguments", [("--max_steps",), ("--max_steps", "many"), ("--beta", "0")])
+def test_steps_that_cannot_be_read_leave_the_levels_own(arguments: tuple[str, ...]) -> None:
+    assert [phase.steps for phase in phases(TRL.levels()[0], arguments=arguments)] == [TRL.levels()[0].steps]
+
+
+def test_packages_under_test_and_faults_reach_every_process() -> None:
+    for level in RUNNABLE:
+        for phase in phases(level, changes=(CHANGE,), options={"fault": "hang"}):
+            ours = phase.argv[: phase.argv.index("--")]
+            assert [ours[i + 1] for i, word in enumerate(ours) if word == "--under-test"] == ["peft=/c/src", "trl=/c/src"]
+            assert value(phase, "--fault") == "hang"
+
+
+def test_every_process_kind_must_prove_its_imports() -> None:
+    kinds = {level.name: [phase.processes for phase in phases(level)] for level in RUNNABLE}
+    assert kinds["refit"] == [("driver", "generator")]
+    assert kinds["ranks"] == [("driver",), ("driver", "rank1")]
+    assert kinds["smoke"] == [("driver",)]
+
+
+def test_a_resume_starts_from_the_middle_of_the_full_run() -> None:
+    level = next(level for level in TRL.levels() if level.name == "lora-resume")
+    full, resumed = phases(level, arguments=("--max_steps", "6"))
+    assert value(resumed, "--resume-from") == f"{value(full, '--out')}/checkpoint-{value(full, '--save_steps')}"
+    assert int(value(full, "--save_steps")) == 3
+
+
+def test_two_ranks_share_what_one_has() -> None:
+    level = next(level for level in TRL.levels() if level.name == "ranks")
+    one, two = phases(level)
+    assert 2 * int(value(two, "--per_device_train_batch_size")) == int(value(one, "--per_device_train_batch_size"))
+    assert value(two, "--nproc-per-node") == "2"
+
+
+def test_a_given_model_must_be_known_or_a_directory(tmp_path: Path) -> None:
+    def finding(model: str) -> tuple[bool, str]:
+        (found,) = TRL.findings(Context(run_dir=tmp_path, python=Path("/no/python"), model=model))
+        assert found.ok or found.fix
+        return found.ok, found.message
+
+    assert finding("tiny-dense") == (True, "tiny-dense is made locally")
+    assert finding("tiny-huge")[0] is False
+    assert "no such model directory" in finding(str(tmp_path / "none"))[1]
+    model = tmp_path / "model"
+    model.mkdir()
+    for name, missing in (("config.json", "config.json"), ("a.safetensors", "no weights"), ("tokenizer.json", "no tokenizer")):
+        assert missing in finding(str(model))[1]
+        (model / name).touch()
+    assert "the tokenizer could not be loaded" in finding(str(model))[1]  # there is no such interpreter
+
+
+def metrics(**steps: tuple[int, ...]) -> Metrics:
+    tags = {tag.replace("__", "/"): values for tag, values in steps.items()}
+    return Metrics(series={tag: Series(tag, values, tuple(map(float, values))) for tag, values in tags.items()})
+
+
+def test_steps_are_reached_when_every_run_reached_them() -> None:
+    assert TRL.steps_reached(Metrics()) is None
+    assert TRL.steps_reached(metrics(full__train__loss=(1, 10), resumed__train__loss=(6, 8))) == 8
+    assert TRL.steps_reached(metrics(train__loss=(3, 6, 9), train__train_runtime=(11,))) == 11
+    assert TRL.steps_reached(metrics(train__loss=(10, 20), eval__loss=(8, 16))) == 20
+    assert TRL.steps_reached(metrics(refit__x=(4,))) == 4
+
+
+def test_metric_files_are_told_apart_by_their_phase(tmp_path: Path) -> None:
+    for name in ("run", "full", "attempts"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    (tmp_path / "full" / "metrics.jsonl").touch()
+    (tmp_path / "metrics.jsonl").touch()
+    assert set(TRL.metric_files(tmp_path)) == {"", "full/"}

@@ -1,0 +1,300 @@
+"""Proofs from synthetic facts: all of them met, then each fact taken away, doubled or falsified in turn."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.loops import get_loop
+from seatrial.loops.trl import proofs
+from seatrial.model.record import CheckResult
+from seatrial.model.series import Metrics, Series
+
+LEVELS = {level.name: level for level in get_loop("trl").levels()}
+Row = dict[str, Any]
+World = dict[str, list[Row]]
+"""Facts by phase."""
+
+
+LAST = 3
+
+
+def state(when: str, step: int, weights: dict[str, str], process: str = "driver") -> Row:
+    row: Row = {"fact": "state", "when": when, "step": step, "process": process, "weights": weights, "updates": [step, step]}
+    return row | {part: {"a": f"{part}{step}"} for part in ("optimizer", "scheduler", "generators")}
+
+
+def parameters(names: list[str], process: str = "driver", **changes: Any) -> Row:
+    row: Row = {"fact": "parameters", "process": process, "world_size": 1, "made": True, "total": 9, "trainable": 9}
+    return row | {"trainable_names": names, "start_step": 0, "max_steps": LAST, "device": "cpu"} | changes
+
+
+def gradients(never: tuple[str, ...] = ()) -> Row:
+    return {"fact": "gradients", "process": "driver", "never": list(never), "seen": True}
+
+
+def run(*names: str, **changes: Any) -> list[Row]:
+    """A run in which every parameter learned."""
+    begin, end = dict.fromkeys(names, "0"), dict.fromkeys(names, "1")
+    return [parameters(list(names), **changes), state("start", 0, begin), gradients(), state("end", LAST, end)]
+
+
+def refit(stale: int, dlogp: float | None) -> Row:
+    row: Row = {"fact": "refit", "names": 2, "produced": "x", "consumed": "x", "wrong_names": []}
+    return row | {"stale_names": stale, "touched_names": stale, "stale_max_dlogp": dlogp}
+
+
+def logged(*prefixes: str, first: int = 1, last: int = LAST) -> dict[str, Series]:
+    """What a run logs at every step."""
+    names = ("loss", "reward", "reward_std", "grad_norm", "entropy", "completions/mean_length")
+    steps = tuple(range(first, last + 1))
+    values = tuple(1 / step for step in steps)
+    return {f"{prefix}train/{name}": Series(f"{prefix}train/{name}", steps, values) for prefix in prefixes for name in names}
+
+
+def arm(name: str, seed: int, changed: int) -> Row:
+    return {"fact": "arm", "arm": name, "seed": seed, "changed": changed, "max_steps": LAST, "updates": [LAST, LAST]}
+
+
+ARMS = [arm(name, seed, changed) for seed in (1, 2) for name, changed in (("learn", 5), ("control", 0))]
+ARM_LOSSES = {f"{row['arm']}/{row['seed']}/loss": Series("", (1, 2, 3), (0.1, 0.2, 0.3)) for row in ARMS}
+BASE, HALF = {"base": "b"}, {"base": "b", "w.lora_A": "h"}
+ADAPTER: Row = {"trainable": 1, "max_steps": 6}
+WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
+    "smoke": ({"run": run("w", "v")}, logged("")),
+    "lora-resume": (
+        {
+            "full": [
+                parameters(["w.lora_A"], **ADAPTER),
+                state("start", 0, BASE | {"w.lora_A": "0"}),
+                state("checkpoint", 3, HALF),
+                gradients(),
+                state("end", 6, BASE | {"w.lora_A": "1"}),
+            ],
+            "resumed": [
+                parameters(["w.lora_A"], **ADAPTER | {"start_step": 3}),
+                state("start", 3, HALF),
+                state("end", 6, BASE | {"w.lora_A": "1"}),
+            ],
+        },
+        logged("full/", last=6) | logged("resumed/", first=4, last=6),
+    ),
+    "refit": (
+        {
+            "run": [
+                {"fact": "process", "process": "generator", "pid": 7, "device": "cpu"},
+                *run("w"),
+                refit(0, None),
+                refit(2, 0.5),
+                refit(2, 0.4),
+            ]
+        },
+        logged(""),
+    ),
+    "ranks": (
+        {
+            "one": run("w"),
+            "two": [
+                parameters(["w"], world_size=2),
+                parameters(["w"], "rank1", world_size=2),
+                state("end", LAST, {"w": "1"}),
+                state("end", LAST, {"w": "1"}, "rank1"),
+            ],
+        },
+        logged("one/", "two/"),
+    ),
+    "architectures": (
+        {
+            "moe": run("mlp.gate.w", "mlp.experts.w"),
+            "vlm": [
+                {"fact": "images", "other_picture_max_diff": 0.5, "same_picture_max_diff": 0.0},
+                *run("vision_tower.w", "multi_modal_projector.w"),
+            ],
+        },
+        logged("moe/", "vlm/"),
+    ),
+    "learning": ({"run": ARMS}, ARM_LOSSES | {"signal/gain": Series("signal/gain", (1, 2), (0.1, 0.2))}),
+}
+CHECKPOINT = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+
+
+def prove(directory: Path, name: str, world: World, series: dict[str, Series]) -> tuple[CheckResult, ...]:
+    for phase, rows in world.items():
+        (directory / phase).mkdir(exist_ok=True)
+        (directory / phase / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for file in CHECKPOINT if name == "lora-resume" else ():
+        (directory / "full" / "checkpoint-3").mkdir(exist_ok=True)
+        (directory / "full" / "checkpoint-3" / file).touch()
+    return proofs.prove(LEVELS[name], directory, Metrics(series=series))
+
+
+def missed(made: tuple[CheckResult, ...]) -> list[str]:
+    return [check.name for check in made if not check.passed]
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_whole_facts_prove_the_level(tmp_path: Path, name: str) -> None:
+    made = prove(tmp_path, name, *WORLDS[name])
+    assert missed(made) == []
+    assert made
+    assert all(check.kind == "proof" and check.value is not None for check in made)
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_without_facts_every_proof_is_missed(tmp_path: Path, name: str) -> None:
+    for series in ({}, WORLDS[name][1]):
+        made = proofs.prove(LEVELS[name], tmp_path, Metrics(series=series))
+        met = [check.name for check in made if check.passed]
+        assert made
+        assert [text for text in met if not text.startswith("trajectory")] == []  # which is made of metrics alone
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_without_metrics_no_level_is_proven(tmp_path: Path, name: str) -> None:
+    assert missed(prove(tmp_path, name, WORLDS[name][0], {}))
+
+
+ROWS = [(name, phase, index) for name, (world, _) in WORLDS.items() for phase, rows in world.items() for index in range(len(rows))]
+
+
+@pytest.mark.parametrize(("name", "phase", "index"), ROWS)
+def test_each_fact_is_needed(tmp_path: Path, name: str, phase: str, index: int) -> None:
+    world, series = copy.deepcopy(WORLDS[name])
+    del world[phase][index]
+    assert missed(prove(tmp_path, name, world, series))
+
+
+def kind(row: Row) -> str:
+    return str(row.get("when", row["fact"]))
+
+
+SINGLE = [place for place in ROWS if kind(WORLDS[place[0]][0][place[1]][place[2]]) not in ("refit", "arm", "checkpoint")]
+"""Facts of which a run has one."""
+
+
+@pytest.mark.parametrize(("name", "phase", "index"), SINGLE)
+def test_a_fact_that_was_written_twice_proves_nothing(tmp_path: Path, name: str, phase: str, index: int) -> None:
+    world, series = copy.deepcopy(WORLDS[name])
+    world[phase].append(world[phase][index])
+    assert missed(prove(tmp_path, name, world, series))
+
+
+@pytest.mark.parametrize(("name", "phase"), [(name, phase) for name, (world, _) in WORLDS.items() for phase in world])
+def test_a_torn_row_is_a_missed_proof(tmp_path: Path, name: str, phase: str) -> None:
+    prove(tmp_path, name, *WORLDS[name])
+    with (tmp_path / phase / "facts.jsonl").open("a") as stream:
+        stream.write('{"fact": "state", "wei')
+    made = proofs.prove(LEVELS[name], tmp_path, Metrics(series=WORLDS[name][1]))
+    assert "facts are whole" in missed(made)
+
+
+def change(phase: str, fact: str, index: int = 0, **changes: Any) -> Callable[[World], None]:
+    """Changes the fields of one of the facts of a kind."""
+
+    def apply(world: World) -> None:
+        [row for row in world[phase] if kind(row) == fact][index].update(changes)
+
+    return apply
+
+
+FALSE: list[tuple[str, str, Callable[[World], None]]] = [
+    ("smoke", "trained weights changed", change("run", "end", weights={"w": "1", "v": "0"})),
+    ("smoke", "trained weights changed", change("run", "end", weights={"w": "0", "v": "0"})),
+    ("smoke", "trained weights changed", change("run", "parameters", trainable_names=[])),
+    ("smoke", "gradients reach every tensor", change("run", "gradients", never=["v"])),
+    ("smoke", "gradients reach every tensor", change("run", "gradients", seen=False)),
+    ("smoke", "optimizer updates", change("run", "end", updates=[2, 3])),
+    ("smoke", "optimizer updates", change("run", "end", updates=[0, 0])),
+    ("smoke", "every step was logged", change("run", "parameters", max_steps=4)),
+    ("smoke", "no parameter is frozen", change("run", "parameters", trainable=8)),
+    ("lora-resume", "trainable parameters", change("full", "parameters", trainable=0)),
+    ("lora-resume", "only adapters train", change("full", "parameters", trainable_names=["w.lora_A", "base"])),
+    ("lora-resume", "only adapters train", change("full", "parameters", trainable_names=[])),
+    ("lora-resume", "adapter weights changed", change("full", "end", weights=BASE | {"w.lora_A": "0"})),
+    ("lora-resume", "base frozen", change("full", "end", weights={"base": "other", "w.lora_A": "1"})),
+    ("lora-resume", "base frozen", change("full", "end", weights={"w.lora_A": "1"})),
+    ("lora-resume", "resumed from the checkpoint", change("resumed", "parameters", start_step=0)),
+    ("lora-resume", "restored weights: bit-equal", change("resumed", "start", weights=BASE | {"w.lora_A": "0"})),
+    ("lora-resume", "restored optimizer: bit-equal", change("resumed", "start", optimizer={})),
+    ("lora-resume", "restored scheduler: bit-equal", change("resumed", "start", scheduler={"a": "x"})),
+    ("lora-resume", "final weights of both runs: bit-equal", change("resumed", "end", weights=BASE | {"w.lora_A": "0"})),
+    ("lora-resume", "final optimizer of both runs: bit-equal", change("resumed", "end", optimizer={"a": "optimizer6", "b": "1"})),
+    ("lora-resume", "final generators of both runs: bit-equal", change("resumed", "end", generators={"a": "x"})),
+    ("refit", "a refit before every generation", change("run", "parameters", max_steps=4)),
+    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, wrong_names=["w"])),
+    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, consumed="y")),
+    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, names=0)),
+    ("refit", "first refit changes nothing", change("run", "refit", 0, touched_names=1)),
+    ("refit", "first refit changes nothing", change("run", "refit", 0, stale_names=1)),
+    ("refit", "stale weights are detected each time", change("run", "refit", 2, stale_names=0)),
+    ("refit", "stale weights are detected each time", change("run", "refit", 2, stale_max_dlogp=None)),
+    ("ranks", "two processes form one group", change("two", "parameters", world_size=1)),
+    ("ranks", "ranks end with the same weights: bit-equal", change("two", "end", 1, weights={"w": "2"})),
+    ("ranks", "ranks end with the same weights: bit-equal", change("two", "end", 1, weights={"w": "1", "x": "1"})),
+    ("architectures", "MoE router weights changed", change("moe", "end", weights={"mlp.gate.w": "0", "mlp.experts.w": "1"})),
+    ("architectures", "MoE expert weights changed", change("moe", "end", weights={"mlp.gate.w": "1", "mlp.experts.w": "0"})),
+    ("architectures", "another picture changes the logits", change("vlm", "images", other_picture_max_diff=0.0)),
+    ("architectures", "another picture changes the logits", change("vlm", "images", other_picture_max_diff="NaN")),
+    ("architectures", "another picture changes the logits", change("vlm", "images", same_picture_max_diff=0.4)),
+    (
+        "architectures",
+        "vision tower weights changed",
+        change("vlm", "start", weights={"vision_tower.w": "1", "multi_modal_projector.w": "0"}),
+    ),
+    ("learning", "learning arms changed the weights", change("run", "arm", 2, changed=0)),
+    ("learning", "control arms changed nothing", change("run", "arm", 1, changed=1)),
+    ("learning", "every seed has a learning arm and a control", change("run", "arm", 2, seed=3)),
+    ("learning", "every arm made and logged every step", change("run", "arm", 2, updates=[0, 3])),
+    ("learning", "every arm made and logged every step", change("run", "arm", 2, max_steps=4)),
+]
+
+
+@pytest.mark.parametrize(("name", "proof", "falsify"), FALSE)
+def test_a_false_fact_is_seen(tmp_path: Path, name: str, proof: str, falsify: Callable[[World], None]) -> None:
+    world, series = copy.deepcopy(WORLDS[name])
+    falsify(world)
+    assert proof in missed(prove(tmp_path, name, world, series))
+
+
+def test_a_step_that_was_not_logged_or_had_no_gradient_is_seen(tmp_path: Path) -> None:
+    world, series = copy.deepcopy(WORLDS["smoke"])
+    series["train/loss"] = Series("train/loss", (1, 3), (0.1, 0.2))
+    made = prove(tmp_path, "smoke", world, series)
+    assert missed(made) == ["every step was logged"]
+    assert next(check.missing for check in made if not check.passed) == (2,)
+    series = WORLDS["smoke"][1] | {"train/grad_norm": Series("train/grad_norm", (1, 2, 3), (0.1, 0.0, 0.1))}
+    assert missed(prove(tmp_path, "smoke", world, series)) == ["a gradient at every step"]
+    series["train/frac_reward_zero_std"] = Series("", (1, 2, 3), (0.0, 1.0, 0.0))
+    assert missed(prove(tmp_path, "smoke", world, series)) == []  # nothing was to be learned from that batch
+
+
+def test_a_trajectory_that_differs_is_seen(tmp_path: Path) -> None:
+    world, series = copy.deepcopy(WORLDS["lora-resume"])
+    series["resumed/train/loss"] = Series("", (4, 5, 6), (1 / 4, 1 / 5, math.nextafter(1 / 6, 1)))
+    assert missed(prove(tmp_path, "lora-resume", world, series)) == ["trajectory after the resume: bit-equal"]
+
+
+@pytest.mark.parametrize("file", CHECKPOINT)
+def test_a_checkpoint_without_one_of_its_files_is_incomplete(tmp_path: Path, file: str) -> None:
+    prove(tmp_path, "lora-resume", *WORLDS["lora-resume"])
+    (tmp_path / "full" / "checkpoint-3" / file).unlink()
+    made = proofs.prove(LEVELS["lora-resume"], tmp_path, Metrics(series=WORLDS["lora-resume"][1]))
+    assert missed(made) == ["checkpoint is complete"]
+    assert next(check.message for check in made if not check.passed) == file
+
+
+def test_seeds_without_a_gain_are_missed(tmp_path: Path) -> None:
+    world, series = WORLDS["learning"]
+    fewer = series | {"signal/gain": Series("signal/gain", (1,), (0.1,))}
+    assert missed(prove(tmp_path, "learning", world, fewer)) == ["every seed has a learning arm and a control"]
+
+
+def test_differing_names_both_sides() -> None:
+    assert proofs.differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
+    assert proofs.differing({"a": "1"}, {"a": "1"}) == []

@@ -1,0 +1,168 @@
+"""The house rules of DESIGN as a test: who may import whom, who may print, and where the name of a loop may stand."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import seatrial
+from seatrial import loops
+
+ROOT = Path(seatrial.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+LOOPS = tuple(name.replace("-", "_") for name in loops.names())
+THIRD_PARTY = {"typer", "pydantic", "pydantic_core", "rich", "jinja2", "markupsafe", "psutil"}
+LOOP_LIBRARIES = {"torch", "transformers", "trl", "peft", "datasets", "tokenizers", "safetensors", "accelerate", "PIL", "numpy"}
+ALLOWED = {
+    "model": {"model"},
+    "files": {"model"},
+    "config": {"model"},
+    "metrics": {"model", "files", "metrics"},
+    "triage": {"model", "files", "triage"},
+    "evidence": {"model", "files", "evidence"},
+    "launch": {"model", "files", "launch"},
+    "report": {"model", "files", "report"},
+    "loops": {"model", "files", "loops"},
+    "probes": {"probes"},
+    "trial": {"model", "files", "metrics", "triage", "evidence", "launch", "report", "loops", "trial"},
+    "cli": {"model", "files", "config", "metrics", "triage", "evidence", "launch", "report", "loops", "trial", "cli"},
+    "__init__": set[str](),
+}
+"""What each room may use of the others."""
+MAY_SAY = ("cli/", "probes/", "config.py")
+"""Where the name of a loop may stand besides its own folder."""
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports, anywhere in it; `from a import b` gives `a.b`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(name: str) -> str:
+    """`seatrial.metrics.read.x` lives in `metrics`."""
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+def place(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def is_driver(path: Path) -> bool:
+    return re.match(r"loops/\w+/drive/", place(path)) is not None
+
+
+def foreign(path: Path) -> set[str]:
+    """Top-level packages that are neither ours nor the standard library's."""
+    tops = {name.partition(".")[0] for name in imported(path)}
+    return tops - set(sys.stdlib_module_names) - {"seatrial"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_a_room_uses_only_what_it_may(path: Path) -> None:
+    own = room("seatrial." + place(path).removesuffix(".py").replace("/", "."))
+    ours = {name for name in imported(path) if name.startswith("seatrial.")}
+    if is_driver(path):
+        loop = path.relative_to(ROOT).parts[1]
+        wrong = {name for name in ours if not name.startswith(("seatrial.probes.", f"seatrial.loops.{loop}.drive."))}
+        assert not wrong - {"seatrial.probes"}, f"a driver runs in the loop's interpreter and must not import {wrong}"
+        assert foreign(path) <= LOOP_LIBRARIES
+        return
+    used = {room(name) for name in ours if name != "seatrial.__version__"}
+    assert used <= ALLOWED[own], f"{place(path)} in {own} imports {sorted(used - ALLOWED[own])}"
+    assert foreign(path) <= (LOOP_LIBRARIES if own == "probes" else THIRD_PARTY)
+
+
+def test_probes_import_a_loops_libraries_only_when_they_are_used() -> None:
+    for path in (ROOT / "probes").glob("*.py"):
+        top = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = {alias.name if isinstance(node, ast.Import) else node.module for node in top for alias in node.names}
+        assert {str(name).partition(".")[0] for name in names} <= {*sys.stdlib_module_names, "seatrial"}, path
+
+
+def test_no_loop_knows_another() -> None:
+    for loop in LOOPS:
+        for path in (ROOT / "loops" / loop).rglob("*.py"):
+            others = {name for name in imported(path) for other in LOOPS if other != loop and name.startswith(f"seatrial.loops.{other}")}
+            assert not others, path
+
+
+def test_every_room_is_in_the_table() -> None:
+    found = {path.stem if path.suffix == ".py" else path.name for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert found - {"__pycache__"} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_only_commands_and_what_runs_inside_a_loop_may_print(path: Path) -> None:
+    if place(path).startswith(("cli/", "probes/")) or is_driver(path):
+        return
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    assert not [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_no_eval_no_shell_no_bare_except(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            assert not (isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec")), f"{path}:{node.lineno}"
+            assert not any(word.arg == "shell" for word in node.keywords), f"{path}:{node.lineno}"
+        assert not (isinstance(node, ast.ExceptHandler) and node.type is None), f"{path}:{node.lineno}"
+
+
+def named_loops(path: Path) -> list[str]:
+    """Lines of code, comments and text that name a loop as a word."""
+    words = "|".join({*(loop.replace("_", "[-_]") for loop in LOOPS), "trl", "verl", "nemo[-_ ]rl"})
+    pattern = re.compile(rf"(?<![A-Za-z])(?:{words})(?![A-Za-z])", re.IGNORECASE)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [f"{path}:{number}: {line.strip()}" for number, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
+
+
+def test_a_loop_is_named_only_in_its_own_folder_and_on_the_command_line() -> None:
+    texts = [path for suffix in ("py", "toml", "lock", "j2") for path in ROOT.rglob(f"*.{suffix}")]
+    outside = [path for path in texts if not place(path).startswith((*MAY_SAY, *(f"loops/{loop}/" for loop in LOOPS)))]
+    assert [line for path in outside for line in named_loops(path)] == []
+
+
+def test_the_configuration_names_a_loop_only_as_its_default() -> None:
+    assert [line.partition(": ")[2] for line in named_loops(ROOT / "config.py")] == [
+        'loop: str = Field(default="trl", description="the loop")'
+    ]
+
+
+@pytest.mark.parametrize("heavy", ["pydantic", "typer", "rich", "jinja2", "psutil", "torch"])
+def test_the_package_alone_is_light(heavy: str) -> None:
+    code = f"import sys, seatrial; sys.exit({heavy!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_probes_and_drivers_compile_for_the_oldest_python_of_a_loop() -> None:
+    for path in [*(ROOT / "probes").glob("*.py"), *ROOT.glob("loops/*/drive/*.py")]:
+        with tokenize.open(path) as source:
+            ast.parse(source.read(), feature_version=(3, 10))
+
+
+def test_every_module_states_its_contract() -> None:
+    silent = [place(path) for path in FILES if path.stat().st_size and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+    assert silent == []
+
+
+def test_the_rules_see_a_violation(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text(
+        "from seatrial.cli import main\nimport torch, numpy.linalg\n\n\ndef f() -> None:\n    import seatrial.trial.plan\n# verl\n"
+    )
+    assert set(imported(bad)) == {"seatrial.cli.main", "torch", "numpy.linalg", "seatrial.trial.plan"}
+    assert foreign(bad) == {"torch", "numpy"}
+    assert {room(name) for name in imported(bad) if name.startswith("seatrial.")} == {"cli", "trial"}
+    assert len(named_loops(bad)) == 1

@@ -1,0 +1,104 @@
+"""A loop for tests: its processes are one small Python script, so that a whole trial takes a second.
+
+`words` say what goes wrong in which level (see fake_process.py); everything else is as in a real loop: milestones in
+the log, metrics.jsonl, imports.jsonl, proofs from facts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
+from seatrial.model.loop import Context, Phase
+from seatrial.model.record import CheckResult, Cost, Finding
+from seatrial.model.series import Metrics
+from seatrial.model.verdict import Boundary, Verdict
+
+from .fake_process import STEPS
+
+PROCESS = Path(__file__).with_name("fake_process.py")
+LEVELS = tuple(
+    Level(
+        number=number,
+        name=name,
+        title=f"Fake {name}",
+        default=number < 2,
+        required_when=(f"**/{name}*",),
+        words=(f"word_{name}",),
+        proves=f"{name} works",
+        claims_not=("a fake",),
+        steps=STEPS,
+        deadline_minutes=2,
+        stall_minutes=1,
+        cost=Cost(minutes=0.1, disk_mb=1, memory_mb=1),
+        checks=(CheckSpec(expr='max(data["train/loss"]) > 0', why="a loss"), CheckSpec(expr='len(data["train/loss"]) >= 3', why="rows")),
+        skip="not part of this release" if name == "later" else None,
+    )
+    for number, name in enumerate(("smoke", "second", "third", "later"))
+)
+
+
+class FakeLoop:
+    """See `seatrial.model.loop.Loop`."""
+
+    name = "fake"
+    title = "Fake"
+    default_model = "tiny"
+
+    def __init__(self, words: Mapping[int, str] | None = None, finding: Finding | None = None) -> None:
+        self.words, self.finding = dict(words or {}), finding
+
+    def levels(self) -> tuple[Level, ...]:
+        return LEVELS
+
+    def milestones(self) -> tuple[Milestone, ...]:
+        return (
+            Milestone(id="imports", pattern="^fake: imports", boundary=Boundary.CONFIG, verdict=Verdict.BLOCKED),
+            Milestone(id="model", pattern="^fake: model", boundary=Boundary.PROVIDER),
+            Milestone(id="step", pattern=r"^fake: step \d", boundary=Boundary.OPTIMIZER),
+            Milestone(id="done", pattern="^fake: done", boundary=Boundary.CHECKPOINT),
+        )
+
+    def signatures(self) -> tuple[Signature, ...]:
+        return ()
+
+    def lock(self) -> Path:
+        return PROCESS.with_name("environment.lock")
+
+    def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
+        under_test = next((f"{repo.packages[0]}={repo.import_root}" for repo in context.changes if repo.packages), "")
+        word = str(self.words.get(level.number, "fine"))
+        argv = (str(context.python), str(PROCESS), str(directory / "run"), word, under_test, *context.arguments)
+        return (Phase(name="run", argv=argv, env={"FAKE_LEVEL": str(level.number)}, steps=STEPS),)
+
+    def findings(self, context: Context) -> tuple[Finding, ...]:
+        return (self.finding,) if self.finding else ()
+
+    def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
+        return {"": (directory / "run" / "metrics.jsonl",)} if (directory / "run" / "metrics.jsonl").exists() else {}
+
+    def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
+        path = directory / "run" / "facts.jsonl"
+        moved = json.loads(path.read_text())["moved"] if path.exists() else False
+        return (CheckResult(name="weights changed", kind="proof", passed=moved, boundary=Boundary.OPTIMIZER),)
+
+    def read_console(self, log: Path) -> Metrics:
+        return Metrics()
+
+    def steps_reached(self, metrics: Metrics) -> int | None:
+        return metrics.last_step()
+
+    def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
+        return None
+
+    def vacuous(self, metrics: Metrics) -> str | None:
+        rewards = metrics.series.get("train/reward")
+        return "vacuous: the reward never varied" if rewards and len(set(rewards.values)) == 1 else None
+
+    def faults(self) -> dict[str, str]:
+        return {"crash": "raises"}
+
+    def instruments(self) -> tuple[Path, ...]:
+        return ()

@@ -1,0 +1,78 @@
+"""The process of the fake loop: `fake_process.py OUT WORD PACKAGE=ROOT [ARGUMENT …]`. The word says what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+STEPS = 3
+
+
+def say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - it is the log of the loop
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as stream:
+        stream.write(text)
+
+
+def prove_imports(path: Path, word: str, package: str, root: str) -> None:
+    """What the probe of a real loop writes."""
+    row = {"process": "driver", "package": "json", "file": json.__file__, "version": None, "expected": None, "ok": True}
+    rows = [row | {"method": "imported"}]
+    if package:
+        place = "/somewhere/else" if word == "wrong-import" else root
+        rows.append(rows[0] | {"package": package, "file": f"{place}/{package}/__init__.py", "expected": root})
+    append(path, "".join(json.dumps(item) + ("" if word == "torn-imports" else "\n") for item in rows))
+
+
+def wait(out: Path, seconds: float) -> None:
+    """Do nothing until a test says go."""
+    (out / "waiting").touch()
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends and not (out / "go").exists():
+        time.sleep(0.02)
+
+
+def train(out: Path, word: str, root: str) -> None:
+    for step in range(1, STEPS + 1):
+        reward = 0.0 if word == "flat" else step
+        row = {"step": step, "train/loss": "NaN" if word == "nan" and step == 2 else 1 / step, "train/reward": reward}
+        append(out / "metrics.jsonl", json.dumps(row) + "\n")
+        say(f"fake: step {step}")
+        if word == "short" and step == 2:
+            sys.exit(0)
+        if word == "edit" and root:
+            Path(root, "edited.py").write_text("x = 1\n")
+        if word == "hang" and step == 2:
+            wait(out, 60)
+    if word == "torn":
+        append(out / "metrics.jsonl", '{"step": 4, "train/lo')
+
+
+def main() -> None:
+    out, word = Path(sys.argv[1]), sys.argv[2]
+    out.mkdir(parents=True, exist_ok=True)
+    package, _, root = sys.argv[3].partition("=")
+    say(f"fake: imports, called with {sys.argv[4:]}")
+    if word != "no-imports":
+        prove_imports(out.parent / "imports.jsonl", word, package, root)
+    say("fake: model")
+    if word == "secret":
+        say(f"the token is {os.environ['HF_TOKEN']} and https://user:{os.environ['PLANTED_PASSWORD']}@example.org")
+        append(out / "facts.jsonl", json.dumps({"fact": "state", "moved": True}) + "\n")
+    if word in ("crash", "secret"):
+        raise RuntimeError(f"the model is broken {os.environ.get('HF_TOKEN', '')}")
+    train(out, word, root)
+    if word != "no-facts":
+        append(out / "facts.jsonl", json.dumps({"fact": "state", "moved": word != "stuck"}) + "\n")
+    say("fake: done")
+    sys.exit(3 if word == "late" else 0)
+
+
+if __name__ == "__main__":
+    main()
