@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -16,7 +17,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from seatrial.model.errors import UserError
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.verdict import Boundary
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -27,7 +29,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` atomically; an OSError becomes a UserError that names the path."""
+    """Write `data` atomically; an OSError becomes an error that names the path (see `write_error`)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -43,7 +45,15 @@ def write_bytes(path: Path, data: bytes) -> None:
             raise
         _sync_directory(path.parent)
     except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror or error}", "free space, or make the directory writable") from error
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> UserError | BlockedError:
+    """What a failed write means: a full disk blocks a trial; anything else is a wrong place."""
+    message = f"{path}: cannot write: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return BlockedError(Boundary.ENVIRONMENT, message, f"free space on the disk of {path.parent}, then resume or start again")
+    return UserError(message, "make the directory writable, or choose another place")
 
 
 def _sync_directory(path: Path) -> None:

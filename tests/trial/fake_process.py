@@ -70,6 +70,10 @@ def main() -> None:
     train(out, word, root)
     if word != "no-facts":
         append(out / "facts.jsonl", json.dumps({"fact": "state", "moved": word != "stuck"}) + "\n")
+    if root and word != "unloaded":
+        files = ["pkg/__init__.py", "pkg/smoke.py"] if word != "half" else ["pkg/__init__.py"]
+        row = json.dumps({"process": "driver", "root": root, "files": files})
+        append(out.parent / "loaded.jsonl", row[: -9 if word == "torn-loaded" else None] + "\n")
     say("fake: done")
     sys.exit(3 if word == "late" else 0)
 

@@ -168,7 +168,23 @@ def test_a_checkout_that_is_edited_while_the_trial_runs_blocks_its_pass(bench: B
     trial = bench.start(0, 1)
     assert result(trial, 0).verdict is Verdict.BLOCKED
     assert "was changed while the trial ran" in result(trial, 0).reason
+    assert read_model(bench.level(0) / "result.json", LevelResult) == result(trial, 0)  # no file goes on saying Pass
     assert result(trial, 1).verdict is Verdict.FAIL  # a failure is not excused by it
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [("unloaded", "no process of the loop loaded any file of my_checkout_ü"), ("torn-loaded", "loaded.jsonl:1: not a row of loaded files")],
+)
+def test_a_change_that_was_not_loaded_was_not_tested(bench: Bench, repo: Path, word: str, reason: str) -> None:
+    bench.words, bench.changes = {0: word}, (repo,)
+    trial = bench.start(0)
+    level = result(trial, 0)
+    assert (trial.verdict, level.verdict, level.boundary, level.vacuous) == (Verdict.BLOCKED, Verdict.BLOCKED, Boundary.CONFIG, True)
+    assert reason in level.reason
+    assert read_model(bench.level(0) / "result.json", LevelResult) == level
+    bench.words = {}
+    assert bench.resume().verdict is Verdict.PASS
 
 
 def test_a_checkout_that_vanishes_while_the_trial_runs_blocks_its_pass(bench: Bench, repo: Path) -> None:

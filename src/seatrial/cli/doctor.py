@@ -50,7 +50,12 @@ def doctor(
     while not place.is_dir():
         place = place.parent
     context = Context(
-        run_dir=place, python=interpreter.python if interpreter else Path("python3"), model=asked.plan.model, changes=asked.plan.changes
+        run_dir=place,
+        python=interpreter.python if interpreter else Path("python3"),
+        model=asked.plan.model,
+        levels=tuple(item.name for item in asked.plan.levels if not item.skip),
+        changes=asked.plan.changes,
+        arguments=asked.plan.arguments,
     )
     findings = (*findings, _writable(place))
     if interpreter:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -77,6 +77,34 @@ def seatrial(version: bool = typer.Option(False, "--version", callback=_version,
     """
 
 
+class Output:
+    """Standard output whose reader may go away (`| head`): the rest is not printed, and the verdict's exit code stays."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """Write, or give up writing for good."""
+        try:
+            return self.stream.write(text)
+        except BrokenPipeError:
+            return self._give_up(len(text))
+
+    def flush(self) -> None:
+        """Flush, or give up writing for good."""
+        try:
+            self.stream.flush()
+        except BrokenPipeError:
+            self._give_up(0)
+
+    def _give_up(self, count: int) -> int:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+        return count
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 def split_arguments(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
     """Loop arguments stand after `--` and are never read as ours."""
     if words[:1] and words[0] in PASS_ON and "--" in words:
@@ -91,6 +119,7 @@ def run() -> None:
     from seatrial.model.verdict import ExitCode
 
     words, passed_on = split_arguments(sys.argv[1:])
+    sys.stdout = cast(TextIO, Output(sys.stdout))
     try:
         app(words, obj=passed_on)
     except UserError as error:

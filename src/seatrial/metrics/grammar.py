@@ -74,7 +74,8 @@ def parse(expr: str) -> Check:
         variable = text.find("$")
         if variable >= 0:
             raise CheckSyntaxError(text, variable, "a shell variable was not expanded", "expand it before the check gets here") from error
-        raise CheckSyntaxError(text, max(0, (error.offset or 1) - 1), f"not an expression: {error.msg}") from error
+        place = error.offset - 1 if error.offset else len(text)  # Python gives 0 when the text ends too early
+        raise CheckSyntaxError(text, place, f"not an expression: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise CheckSyntaxError(text, 0, f"not an expression: {error}") from error
     _Validator(text).check(tree)
@@ -89,6 +90,8 @@ class _Validator:
 
     def refuse(self, node: ast.AST, problem: str) -> NoReturn:
         offset = getattr(node, "col_offset", 0)  # counts bytes
+        if isinstance(node, ast.Attribute):
+            offset = (node.end_col_offset or 0) - len(node.attr.encode())
         raise CheckSyntaxError(self.text, len(self.text.encode()[:offset].decode(errors="ignore")), problem)
 
     def check(self, tree: ast.expr) -> None:

@@ -3,6 +3,7 @@
 - Files are added in the order in which they were written: the last writer of a step wins.
 - A step that was written twice with different values is an `Overlap`. The same number as float and as double (event
   files hold floats) is no difference; the more precise one is kept.
+- A value that is not finite and is written over by another stays visible as damage.
 - A tag is a series or a scalar: series and scalars share the name space of the check language.
 """
 
@@ -51,6 +52,9 @@ class Merger:
                 table[step] = value
             elif not same(known, value):
                 self._overlaps.setdefault(tag, set()).add(step)
+                if not math.isfinite(known):
+                    what = f"the value {known} was written over by {value}"
+                    self._damage.append(Damage(self._sources[-1], f"{tag}, step {step}", 1, what))
                 table[step] = value
             elif known == as_float32(known):
                 table[step] = value

@@ -35,6 +35,8 @@ class Context:
     """Interpreter of the loop's environment."""
     model: str
     """A path, or the name of a model the loop makes itself."""
+    levels: tuple[str, ...] = ()
+    """Names of the levels that will run."""
     changes: tuple[RepoState, ...] = ()
     arguments: tuple[str, ...] = ()
     """Loop arguments passed on verbatim."""

@@ -60,6 +60,7 @@ def start(request: Request, listener: Listener) -> Trial:
     """Run a new trial to its verdict."""
     redactor = Redactor({**_as_variables(request.plan.arguments), **os.environ})
     with rundir.locked(request.out):
+        rundir.require_new(request.out)
         trial = Trial(
             id=request.out.name,
             seatrial=seatrial.__version__,
@@ -151,6 +152,9 @@ class _Conductor:
                 rundir.save(path, trial)
                 self.listener(Judged(result))
             results = self._unless_unused(trial.plan, self._unless_moved(trial.plan, results))
+            for result in results:
+                if result.directory:
+                    write_json(path / result.directory / "result.json", result)
             return self._finish(trial, tuple(results), interrupted=stop.signal is not None)
 
     def _prepare(self, trial: Trial) -> tuple[Trial, Bench]:
@@ -184,6 +188,7 @@ class _Conductor:
             run_dir=self.request.out,
             python=interpreter.python,
             model=plan.model,
+            levels=tuple(level.name for level in plan.levels if not level.skip),
             changes=plan.changes,
             arguments=self.request.plan.arguments,  # those of the trial are redacted
             options=self.request.options,
@@ -212,17 +217,20 @@ class _Conductor:
         level: Level = self.levels[planned.number]
         directory = rundir.level_directory(self.request.out, planned)
         try:
-            outcomes = run_level(bench, level, directory)
+            return judge_level(bench, level, directory, run_level(bench, level, directory))
         except BlockedError as error:
             return self._not_run(planned, Verdict.BLOCKED, error.message, error.boundary)
-        return judge_level(bench, level, directory, outcomes)
 
     def _unless_unused(self, plan: Plan, results: list[LevelResult]) -> list[LevelResult]:
         """A change of which no process loaded a file was not tested; files that nothing loaded are a limitation."""
         if not plan.changes or not any(result.verdict is Verdict.PASS for result in results):
             return results
-        loaded = read_loaded(sorted(self.request.out.glob("levels/*/loaded.jsonl")))
-        problem = next((text for repo in plan.changes if (text := unused(repo, loaded))), None)
+        loaded: frozenset[str] = frozenset()
+        try:
+            loaded = read_loaded(sorted(self.request.out.glob("levels/*/loaded.jsonl")))
+            problem = next((text for repo in plan.changes if (text := unused(repo, loaded))), None)
+        except UserError as error:
+            problem = error.message
         if problem:
             update = {"verdict": Verdict.BLOCKED, "boundary": Boundary.CONFIG, "reason": f"vacuous: {problem}", "vacuous": True}
             return [result.model_copy(update=update) if result.verdict is Verdict.PASS else result for result in results]

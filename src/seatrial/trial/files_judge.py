@@ -83,8 +83,22 @@ def _checks(level: Level | None, metrics: Metrics) -> tuple[CheckResult, ...]:
         made.append(
             CheckResult(name="some gradient is not zero", kind="proof", passed=largest > 0, value=text, boundary=Boundary.OPTIMIZER)
         )
+    made += _gaps(metrics)
     made += [evaluate(spec.expr, metrics, spec.boundary) for spec in (level.checks if level else ()) if not _excused(spec, level, metrics)]
     return tuple(made)
+
+
+def _gaps(metrics: Metrics) -> list[CheckResult]:
+    """Losses are logged at even distances; a hole much wider than the others is steps that nobody saw."""
+    made = []
+    for tag, series in metrics.series.items():
+        if tag.rpartition("/")[2] == "loss" and len(series) > 2:
+            distances = [after - before for before, after in pairwise(series.steps)]
+            widest, usual = max(distances), sorted(distances)[(len(distances) - 1) // 2]
+            holes = tuple(before + usual for before, after in pairwise(series.steps) if after - before > 2 * usual)
+            value = f"at most {widest} steps apart, usually {usual}"
+            made.append(CheckResult(name=f"{tag} is logged without holes", kind="proof", passed=not holes, value=value, missing=holes))
+    return made
 
 
 def _excused(spec: CheckSpec, level: Level | None, metrics: Metrics) -> str | None:
@@ -99,8 +113,11 @@ def _unseen(loop: Loop, level: Level | None, metrics: Metrics) -> str | None:
     if level is not None and level.number != 0:
         command = f"seatrial run {loop.name} --level {level.number}"
         return f"what level {level.number} proves cannot be seen in a log and metrics; run `{command}`"
-    if not any(_is_gradient(tag) for tag in metrics.series):
+    names = {tag.rpartition("/")[2] for tag in metrics.series}
+    if "grad_norm" not in names:
         return "no gradient norm was logged, so nothing shows that anything was trained"
+    if not names & {"reward_std", "frac_reward_zero_std"}:
+        return "no spread of rewards was logged, so nothing shows that there was something to learn"
     return None
 
 

@@ -6,10 +6,10 @@ dependencies; and it stays in the run directory, so that `command.sh` runs as it
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import seatrial
+from seatrial.files import write_bytes
 from seatrial.model.loop import Loop
 
 ROOT = Path(seatrial.__file__).parent
@@ -19,9 +19,10 @@ def stage(loop: Loop, run_dir: Path) -> Path:
     """Copy probes and driver below `run_dir`; returns the directory for PYTHONPATH."""
     target = run_dir / "instruments"
     for source in (ROOT / "probes", *loop.instruments()):
-        package = target / "seatrial" / source.relative_to(ROOT)
-        shutil.copytree(source, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        for parent in package.relative_to(target).parents:
-            if parent != Path():
-                (target / parent / "__init__.py").touch()
+        for file in sorted(source.rglob("*.py")):
+            write_bytes(target / "seatrial" / file.relative_to(ROOT), file.read_bytes())
+        for parent in (source / "x").relative_to(ROOT).parents:
+            place = target / "seatrial" / parent / "__init__.py"
+            if not place.exists():
+                write_bytes(place, b"")
     return target

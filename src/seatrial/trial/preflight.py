@@ -84,5 +84,6 @@ def variables(environ: Mapping[str, str]) -> tuple[Finding, ...]:
 def child_environment(environ: Mapping[str, str], import_path: Sequence[str], extra: Mapping[str, str]) -> dict[str, str]:
     """The environment of a loop's process: the caller's, without what would mislead it, with our import path."""
     kept = {key: value for key, value in environ.items() if key not in IGNORED and key not in LAUNCHER}
-    # Without bytecode files a checkout under test stays as it was recorded.
-    return {**kept, **extra, "PYTHONPATH": os.pathsep.join(import_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    # Without bytecode files a checkout under test stays as it was recorded; a safe path keeps the working directory out of imports.
+    ours = {"PYTHONPATH": os.pathsep.join(import_path), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
+    return {**kept, **extra, **ours}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from seatrial.files import read_model, write_json
 from seatrial.model.errors import UserError
-from seatrial.model.record import PlannedLevel, Trial
+from seatrial.model.record import LevelResult, PlannedLevel, Trial
 
 
 def now() -> str:
@@ -32,17 +32,23 @@ def new_directory(root: Path, loop: str) -> Path:
 
 def named_directory(path: Path) -> Path:
     """Make a run directory at a place that the user named; one that holds a trial already is refused."""
+    require_new(path)
+    if path.is_dir() and any(path.iterdir()):
+        raise UserError(f"{path}: is not empty", "name a new or an empty directory with --out")
+    return _make(path.absolute())
+
+
+def require_new(path: Path) -> None:
+    """To be called with the lock held: another process may have put a trial there in the meantime."""
     if (path / "trial.json").exists():
         raise UserError(f"{path}: holds a trial already", f"seatrial resume {path}, or name another directory with --out")
-    return _make(path.absolute())
 
 
 def _make(path: Path) -> Path:
     """Make the directory; git ignores it, since it may lie in a checkout under test, which must not look changed."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if not (path / ".gitignore").exists():  # a directory that was there already keeps its own
-            (path / ".gitignore").write_text("*\n", encoding="utf-8")
+        (path / ".gitignore").write_text("*\n", encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"{path}: cannot make the run directory: {error.strerror or error}", "choose a writable place with --out"
@@ -74,10 +80,16 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def load(path: Path) -> Trial:
-    """The trial of a run directory."""
+    """The trial of a run directory. A level whose own result says something else was edited, and is not believed."""
     if not (path / "trial.json").is_file():
         raise UserError(f"{path}: no trial.json there, so it is not a run directory", "name a directory that `seatrial run` made")
-    return read_model(path / "trial.json", Trial)
+    trial = read_model(path / "trial.json", Trial)
+    for level in trial.levels:
+        file = path / level.directory / "result.json"
+        if level.directory and file.is_file() and read_model(file, LevelResult).verdict is not level.verdict:
+            message = f"{path}: trial.json says {level.verdict} for level {level.number}, {file.name} of that level says otherwise"
+            raise UserError(message, "the run directory was edited; run the trial again")
+    return trial
 
 
 def save(path: Path, trial: Trial) -> None:

@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from seatrial.loops.knowledge import read_tables
-from seatrial.loops.trl import console, model_check, proofs, vacuity
+from seatrial.loops.trl import arguments, console, model_check, proofs, vacuity
+from seatrial.loops.trl.arguments import max_steps
 from seatrial.loops.trl.drive.fault_names import FAULTS
 from seatrial.model.knowledge import Level, Milestone, Signature
 from seatrial.model.loop import Context, Phase
@@ -96,6 +97,9 @@ class Trl:
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """A given model must be a local directory with weights and a tokenizer, and its tokenizer must load offline."""
+        wrong = arguments.findings(context.levels, context.arguments)
+        if wrong:
+            return wrong
         if context.model.startswith("tiny-"):
             known = ("tiny-dense", "tiny-moe", "tiny-vlm")
             ok = context.model in known
@@ -145,13 +149,7 @@ class _Maker:
 
     def steps(self) -> int | None:
         """Steps to reach: the user's own --max_steps counts, since it is what the loop will do."""
-        given = self.context.arguments
-        for index in range(len(given) - 1, -1, -1):
-            key, _, value = given[index].partition("=")
-            if key in ("--max_steps", "--max-steps"):  # TRL's parser takes both
-                text = value or (given[index + 1] if index + 1 < len(given) else "")
-                return int(text) if text.isdecimal() and text.isascii() else self.level.steps
-        return self.level.steps
+        return max_steps(self.context.arguments) or self.level.steps
 
     def train(
         self,

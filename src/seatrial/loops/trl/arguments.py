@@ -1,0 +1,61 @@
+"""Loop arguments that a user gives after `--`: what they may say, and what they may not.
+
+Everything is passed on verbatim. But an argument that a level's proof rests on cannot be changed without breaking the
+proof, and that must not be held against the change under test: it blocks the trial, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seatrial.model.record import Finding
+from seatrial.model.verdict import Boundary
+
+EVERY = "every level"
+OWNED: dict[str, tuple[str, str]] = {
+    "output_dir": (EVERY, "the run directory is where the evidence is"),
+    "logging_steps": (EVERY, "every step must be logged"),
+    "logging_strategy": (EVERY, "every step must be logged"),
+    "logging_nan_inf_filter": (EVERY, "NaN must be seen"),
+    "resume_from_checkpoint": (EVERY, "level 1 resumes by itself"),
+    "save_strategy": ("lora-resume", "the checkpoint in the middle is what is resumed from"),
+    "save_steps": ("lora-resume", "the checkpoint in the middle is what is resumed from"),
+    "beta": ("smoke lora-resume", "the reference model is part of the claim"),
+    "num_iterations": ("refit", "there is one refit per step"),
+    "steps_per_generation": ("refit", "there is one refit per step"),
+}
+LEAST_STEPS = {"smoke": 2, "lora-resume": 2, "refit": 2, "ranks": 2, "architectures": 2, "learning": 8}
+
+
+def given(arguments: Sequence[str]) -> dict[str, str]:
+    """Names and values of `--name value` and `--name=value`; TRL's parser takes dashes for underscores."""
+    found = {}
+    for word, following in zip(arguments, (*arguments[1:], ""), strict=True):
+        name, separator, value = word.partition("=")
+        if name.startswith("--"):
+            found[name[2:].replace("-", "_")] = value if separator else following
+    return found
+
+
+def max_steps(arguments: Sequence[str]) -> int | None:
+    """The user's own number of steps, if it is one."""
+    text = given(arguments).get("max_steps", "")
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def findings(levels: Sequence[str], arguments: Sequence[str]) -> tuple[Finding, ...]:
+    """Arguments that a level owns, and too few steps for a proof."""
+    made = []
+    for name in given(arguments):
+        owner, why = OWNED.get(name, ("", ""))
+        if owner == EVERY or set(owner.split()) & set(levels):
+            made.append(_bad(f"--{name} is set by the level: {why}", f"leave --{name} out"))
+    steps = max_steps(arguments)
+    least = max((LEAST_STEPS.get(level, 1) for level in levels), default=1)
+    if "max_steps" in given(arguments) and (steps is None or steps < least):
+        made.append(_bad(f"--max_steps must be a number of at least {least} for these levels", f"--max_steps {least}"))
+    return tuple(made)
+
+
+def _bad(message: str, fix: str) -> Finding:
+    return Finding(name="arguments", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix)
