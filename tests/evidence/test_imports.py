@@ -134,7 +134,23 @@ def test_silence_proves_nothing() -> None:
     assert judge_imports([proof(package="torch", expected=None)], [repo(root, "pkg")], ["driver"]) == (
         "driver: did not report pkg, which is under test",
     )
-    assert judge_imports([proof(method="found")], [repo(root, "pkg")], ["driver"]) == ("driver: never reported what it imported",)
+    assert judge_imports([proof(method="found")], [repo(root, "pkg")], ["driver"]) == (
+        "no process imported pkg: the loop does not use repo",
+    )
+
+
+def test_a_process_that_does_not_use_a_package_says_where_it_would_come_from() -> None:
+    root = Path("/repo")
+    both = [proof(), proof(process="generator", method="found")]
+    assert judge_imports(both, [repo(root, "pkg")], ["driver", "generator"]) == ()
+    wrong = proof(process="generator", method="found", file="/elsewhere/pkg/__init__.py")
+    assert judge_imports([proof(), wrong], [repo(root, "pkg")], ["driver", "generator"]) == (
+        "generator: would import pkg from /elsewhere/pkg/__init__.py, expected from /repo",
+    )
+
+
+def test_a_run_that_broke_off_is_judged_by_what_it_reported() -> None:
+    assert judge_imports([proof(method="found")], [repo(Path("/repo"), "pkg")], []) == ()
 
 
 def test_every_report_is_judged_also_of_processes_nobody_expected() -> None:

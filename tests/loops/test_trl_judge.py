@@ -228,6 +228,24 @@ def test_a_check_of_the_smoke_without_its_metric_is_missed(tmp_path: Path, key: 
     assert any(key in check.name and not check.passed for check in found.checks)
 
 
+def test_steps_that_nobody_saw_are_missed(tmp_path: Path) -> None:
+    log = tmp_path / "console.log"
+    rows = FULL.read_text().split("\n")
+    first, last = (next(index for index, text in enumerate(rows) if text.startswith(f"STEP {step} ")) for step in (5, 9))
+    log.write_text("\n".join(rows[:first] + rows[last:]))
+    found = judge(log)
+    assert (found.verdict, found.boundary) == (Verdict.FAIL, Boundary.METRICS)
+    assert "train/loss is logged without holes" in found.reason
+
+
+def test_a_run_whose_rewards_nobody_saw_is_inconclusive(tmp_path: Path) -> None:
+    log = tmp_path / "console.log"
+    log.write_text(re.sub(r"'(reward_std|frac_reward_zero_std)': '[^']*', ", "", FULL.read_text()))
+    found = judge(log)
+    assert (found.verdict, found.boundary) == (Verdict.BLOCKED, Boundary.METRICS)
+    assert "no spread of rewards was logged" in found.reason
+
+
 def test_a_gradient_that_is_always_zero_fails(tmp_path: Path) -> None:
     log = tmp_path / "console.log"
     log.write_text(re.sub(r"'grad_norm': '[^']*'", "'grad_norm': '0'", FULL.read_text()))

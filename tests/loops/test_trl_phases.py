@@ -11,6 +11,7 @@ from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
 from seatrial.model.record import RepoState
 from seatrial.model.series import Metrics, Series
+from seatrial.model.verdict import Boundary
 
 TRL = get_loop("trl")
 RUN = Path("/runs/a b")
@@ -62,6 +63,33 @@ def test_the_users_steps_are_what_must_be_reached(level: Level, arguments: tuple
     for phase in phases(level, arguments=arguments):
         assert phase.steps == steps
         assert phase.argv[-len(arguments) :] == arguments  # last, so that they win
+
+
+@pytest.mark.parametrize(
+    ("levels", "arguments", "message"),
+    [
+        (("smoke",), ("--output_dir", "/x"), "--output_dir is set by the level"),
+        (("smoke",), ("--logging-steps=5",), "--logging_steps is set by the level"),
+        (("lora-resume",), ("--save_steps", "2"), "--save_steps is set by the level"),
+        (("smoke", "refit"), ("--beta", "0"), "--beta is set by the level"),
+        (("smoke",), ("--max_steps", "1"), "--max_steps must be a number of at least 2"),
+        (("smoke", "learning"), ("--max_steps", "7"), "at least 8"),
+        (("smoke",), ("--max_steps", "-1"), "--max_steps must be a number"),
+        (("smoke",), ("--max_steps",), "--max_steps must be a number"),
+    ],
+)
+def test_an_argument_that_a_proof_rests_on_blocks(levels: tuple[str, ...], arguments: tuple[str, ...], message: str) -> None:
+    context = Context(run_dir=RUN, python=Path("python"), model="tiny-dense", levels=levels, arguments=arguments)
+    (found,) = TRL.findings(context)
+    assert (found.ok, found.boundary, message in found.message, bool(found.fix)) == (False, Boundary.CONFIG, True, True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--learning_rate", "1e-4"), ("--save_steps", "2"), ("--max_steps=2",), ("-x", "--output_dir_2")]
+)
+def test_other_arguments_are_the_users(arguments: tuple[str, ...]) -> None:
+    context = Context(run_dir=RUN, python=Path("python"), model="tiny-dense", levels=("smoke",), arguments=arguments)
+    assert [found.ok for found in TRL.findings(context)] == [True]
 
 
 @pytest.mark.parametrize("arguments", [("--max_steps",), ("--max_steps", "many"), ("--beta", "0")])

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.real
 
 INIT = "src/trl/__init__.py"
 TRAINER = "src/trl/trainer/grpo_trainer.py"
+UTILS = "src/trl/models/utils.py"
 TRANSFER = "src/trl/experimental/async_grpo/weight_transfer.py"
 ADVANTAGES = "        advantages = torch.nan_to_num(advantages, nan=0.0)\n"
 RATIO = "old_per_token_logps = per_token_logps.detach() if old_per_token_logps is None else"
@@ -48,9 +49,9 @@ def prepend(root: Path, path: str, line: str) -> None:
 
 @pytest.fixture(scope="module")
 def changed(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with a harmless edit and a new file; both concern the transfer of weights alone."""
+    """A checkout with a harmless edit that requires level 0 alone, and a new file that requires level 2."""
     root = checkout(upstream, tmp_path_factory.mktemp("harmless"))
-    prepend(root, TRANSFER, "# A harmless edit.")
+    prepend(root, UTILS, "# A harmless edit.")
     (root / "src/trl/sync_nötes.py").write_text("# A new file that nothing imports.\n", encoding="utf-8")
     return root
 
@@ -65,8 +66,8 @@ def test_harmless_change_passes_the_levels_its_diff_requires(harmless: Ran) -> N
     assert harmless.code == ExitCode.PASS, harmless.output
     planned = {level.number: level.reasons for level in harmless.trial.plan.levels}
     assert list(planned) == [0, 2]
-    assert planned[0] == ("the smoke comes first",)
-    assert any(f"{TRANSFER} matches **/*weight*" in reason for reason in planned[2])
+    assert any(f"{UTILS} matches **/models/**" in reason for reason in planned[0])
+    assert any("sync_nötes.py matches **/*sync*" in reason for reason in planned[2])
     assert harmless.trial.plan.unmatched == ()
     assert {level.verdict for level in harmless.trial.levels} == {Verdict.PASS}
 
@@ -74,20 +75,33 @@ def test_harmless_change_passes_the_levels_its_diff_requires(harmless: Ran) -> N
 def test_every_process_proves_that_it_runs_the_checkout(harmless: Ran, changed: Path) -> None:
     proofs = [proof for proof in harmless.trial.imports if proof.package == "trl"]
     assert {proof.process for proof in proofs} == {"driver", "generator"}
-    for proof in proofs:
-        assert (proof.ok, proof.method, proof.file) == (True, "imported", str(changed / INIT))
+    assert {(proof.ok, proof.file) for proof in proofs} == {(True, str(changed / INIT))}
+    assert {proof.method for proof in proofs if proof.process == "driver"} == {"imported"}
     assert all(proof.expected is None for proof in harmless.trial.imports if proof.package != "trl")
 
 
 def test_patch_in_the_evidence_restores_the_tree(harmless: Ran, changed: Path, upstream: Path, tmp_path: Path) -> None:
     (repo,) = harmless.trial.plan.changes
     assert repo.commit == git(changed, "rev-parse", "HEAD").strip()
-    assert sorted(repo.dirty) == [TRANSFER, "src/trl/sync_nötes.py"]
+    assert sorted(repo.dirty) == [UTILS, "src/trl/sync_nötes.py"]
     assert repo.patch is not None
     restored = tmp_path / "restored"
     git(tmp_path, "clone", "--quiet", str(upstream), str(restored))
     git(restored, "apply", str(harmless.directory / "evidence" / repo.patch))
     assert hashes(restored / "src") == hashes(changed / "src")
+
+
+def test_file_that_nothing_loads_is_a_limitation(harmless: Ran) -> None:
+    assert any("sync_nötes.py" in text for level in harmless.trial.levels for text in level.limitations)
+    assert not any(UTILS in text for level in harmless.trial.levels for text in level.limitations)
+
+
+def test_change_that_nothing_loads_is_never_a_pass(upstream: Path, tmp_path: Path) -> None:
+    root = checkout(upstream, tmp_path)
+    prepend(root, TRANSFER, "# Of a trainer that this loop does not use.")
+    done = run(tmp_path, "trl", "--level", "0", "--change", root)
+    result = done.level(0)
+    assert (done.code, result.verdict, result.vacuous) == (ExitCode.BLOCKED, Verdict.BLOCKED, True), result.reason
 
 
 def test_checkout_is_left_as_it_was(harmless: Ran, changed: Path) -> None:
@@ -153,10 +167,10 @@ def test_inverted_advantage_fails_the_learning_signal(upstream: Path, tmp_path: 
 
 def test_checkout_edited_while_the_trial_runs_is_never_a_pass(upstream: Path, tmp_path: Path) -> None:
     root = checkout(upstream, tmp_path)
-    prepend(root, TRANSFER, "# As recorded.")
+    prepend(root, UTILS, "# As recorded.")
     process, out = start(tmp_path, "trl", "--level", "0", "--change", root)
     wait_for("the run trains", lambda: says(out / "levels/0-smoke/run.log", "seatrial: imports proven in driver"))
-    prepend(root, TRANSFER, "# Edited meanwhile.")
+    prepend(root, UTILS, "# Edited meanwhile.")
     assert process.wait(120) == ExitCode.BLOCKED
     result = Ran(process.returncode, "", out).level(0)
     assert (result.verdict, result.boundary) == (Verdict.BLOCKED, Boundary.ENVIRONMENT)
@@ -166,7 +180,7 @@ def test_checkout_edited_while_the_trial_runs_is_never_a_pass(upstream: Path, tm
 def test_wrong_import_blocks_before_the_first_step(upstream: Path, environment: Environment, tmp_path: Path) -> None:
     """An interpreter that does not see the checkout: whatever it would train is not the change."""
     root = checkout(upstream, tmp_path)
-    prepend(root, TRANSFER, "# A harmless edit.")
+    prepend(root, UTILS, "# A harmless edit.")
     wrapper = tmp_path / "own python"
     wrapper.write_text(
         "#!/bin/sh\n"

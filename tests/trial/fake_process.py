@@ -50,6 +50,8 @@ def train(out: Path, word: str, root: str) -> None:
             Path(root, "edited.py").write_text("x = 1\n")
         if word == "hang" and step == 2:
             wait(out, 60)
+    if word == "twice":
+        append(out / "metrics.jsonl", json.dumps({"step": 2, "train/loss": 0.7}) + "\n")
     if word == "torn":
         append(out / "metrics.jsonl", '{"step": 4, "train/lo')
 

@@ -63,6 +63,7 @@ OUTCOMES = [
     ("short", Verdict.FAIL, Boundary.METRICS, "reached step 2 of 3"),
     ("nan", Verdict.FAIL, Boundary.METRICS, "train/loss is not finite at step 2"),
     ("torn", Verdict.FAIL, Boundary.METRICS, "metrics are damaged"),
+    ("twice", Verdict.FAIL, Boundary.METRICS, "missed: no step was written twice"),
     ("flat", Verdict.BLOCKED, Boundary.REWARD, "vacuous: the reward never varied"),
     ("stuck", Verdict.FAIL, Boundary.OPTIMIZER, "missed: weights changed"),
     ("no-facts", Verdict.FAIL, Boundary.OPTIMIZER, "missed: weights changed"),

@@ -77,7 +77,8 @@ def test_a_process_gets_our_import_path_and_nobody_elses() -> None:
         "A": "1",
     }
     given = preflight.child_environment(caller, ("/checkout", "/instruments"), {"A": "2", "PYTHONPATH": "/other"})
-    assert given == {"HOME": "/h", "A": "2", "PYTHONPATH": "/checkout:/instruments", "PYTHONDONTWRITEBYTECODE": "1"}
+    ours = {"PYTHONPATH": "/checkout:/instruments", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
+    assert given == {"HOME": "/h", "A": "2"} | ours
     assert caller["A"] == "1"
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from seatrial.files import read_json, write_json
 from seatrial.model.errors import UserError
-from seatrial.model.record import Cost, Plan, PlannedLevel, Trial
+from seatrial.model.record import Cost, LevelResult, Plan, PlannedLevel, Trial
+from seatrial.model.verdict import Verdict
 from seatrial.trial import rundir
 
 TRIAL = Trial(id="a", seatrial="0", created=rundir.now(), plan=Plan(loop="x", levels=(), model="m"), command=(), status="planned")
@@ -47,10 +48,11 @@ def test_a_directory_that_holds_a_trial_is_not_taken_for_another(tmp_path: Path)
     assert f"seatrial resume {tmp_path}" in caught.value.fix
 
 
-def test_a_directory_that_was_there_keeps_what_it_holds(tmp_path: Path) -> None:
-    (tmp_path / ".gitignore").write_text("mine\n")
-    rundir.named_directory(tmp_path)
-    assert (tmp_path / ".gitignore").read_text() == "mine\n"
+def test_a_directory_that_holds_anything_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(UserError, match="is not empty"):
+        rundir.named_directory(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def hold_elsewhere(path: Path, then: str) -> str:
@@ -105,6 +107,17 @@ def test_a_trial_of_another_schema_names_the_key(tmp_path: Path) -> None:
         rundir.load(tmp_path)
     write_json(tmp_path / "trial.json", {**data, "status": "finished"})
     with pytest.raises(UserError, match=r"trial\.json: status: "):
+        rundir.load(tmp_path)
+
+
+@pytest.mark.parametrize("edited", ["trial.json", "levels/0-smoke/result.json"])
+def test_a_verdict_that_was_edited_is_not_believed(tmp_path: Path, edited: str) -> None:
+    level = LevelResult(number=0, name="smoke", title="t", verdict=Verdict.FAIL, reason="r", directory="levels/0-smoke")
+    rundir.save(tmp_path, TRIAL.model_copy(update={"levels": (level,)}))
+    write_json(tmp_path / "levels" / "0-smoke" / "result.json", level)
+    assert rundir.load(tmp_path).levels == (level,)
+    (tmp_path / edited).write_text((tmp_path / edited).read_text().replace('"Fail"', '"Pass"'))
+    with pytest.raises(UserError, match=r"level 0, result\.json of that level says otherwise"):
         rundir.load(tmp_path)
 
 

@@ -53,7 +53,7 @@ def judge_imports(proofs: Sequence[ImportProof], repos: Sequence[RepoState], pro
             continue
         problems += _judge_process(process, reported, roots)
     imported = {proof.package for proof in proofs if proof.method == "imported"}
-    for repo in repos if expected else ():
+    for repo in repos if expected and not problems else ():
         if repo.packages and not imported.intersection(repo.packages):
             problems.append(f"no process imported {' or '.join(repo.packages)}: the loop does not use {repo.name}")
     return tuple(dict.fromkeys(problems))

@@ -99,6 +99,8 @@ class _Validator:
         for node in ast.walk(tree):
             if isinstance(node, ast.GeneratorExp | ast.ListComp | ast.SetComp | ast.DictComp):
                 self.refuse(node, "comprehensions are not supported; use min, max or ratio_above over the series")
+            if isinstance(node, ast.Attribute):
+                self.refuse(node, "attributes are not supported")
         self.condition(tree, 0)
 
     def condition(self, node: ast.expr, depth: int) -> None:

@@ -151,9 +151,9 @@ class _Conductor:
                 trial = trial.model_copy(update={"levels": (*results, *kept.values()), "imports": self._imports(trial.plan)})
                 rundir.save(path, trial)
                 self.listener(Judged(result))
-            results = self._unless_unused(trial.plan, self._unless_moved(trial.plan, results))
-            for result in results:
-                if result.directory:
+            judged, results = results, self._unless_unused(trial.plan, self._unless_moved(trial.plan, results))
+            for before, result in zip(judged, results, strict=True):
+                if result.directory and result != before:  # a level that was kept is not written again
                     write_json(path / result.directory / "result.json", result)
             return self._finish(trial, tuple(results), interrupted=stop.signal is not None)
 

@@ -30,7 +30,7 @@ LEAST_STEPS = {"smoke": 2, "lora-resume": 2, "refit": 2, "ranks": 2, "architectu
 def given(arguments: Sequence[str]) -> dict[str, str]:
     """Names and values of `--name value` and `--name=value`; TRL's parser takes dashes for underscores."""
     found = {}
-    for word, following in zip(arguments, (*arguments[1:], ""), strict=True):
+    for word, following in zip(arguments, (*arguments[1:], ""), strict=False):
         name, separator, value = word.partition("=")
         if name.startswith("--"):
             found[name[2:].replace("-", "_")] = value if separator else following

@@ -1,0 +1,71 @@
+"""A change that no process loaded was not tested, however well the run went."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import seatrial.probes.provenance as probe
+from seatrial.evidence.use import not_loaded, read_loaded, unused
+from seatrial.model.errors import UserError
+from seatrial.model.record import RepoState
+
+
+def repo(root: Path, *changed: str) -> RepoState:
+    return RepoState(name="lib", path=str(root), commit="0" * 40, branch="main", changed=changed, packages=("lib",), import_root=str(root))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A package with a module that is imported and one that is not, below a path with a space."""
+    root = tmp_path / "my lib"
+    (root / "lib").mkdir(parents=True)
+    for name in ("__init__", "used", "idle"):
+        (root / "lib" / f"{name}.py").write_text("")
+    return root
+
+
+def load(checkout: Path, out: Path, code: str) -> frozenset[str]:
+    """Run `code` in an interpreter of its own and read what it loaded."""
+    ending = f"import provenance; provenance.loaded({str(out)!r}, 'driver', [{str(checkout)!r}])"
+    path = {"PYTHONPATH": f"{checkout}:{Path(probe.__file__).parent}"}
+    subprocess.run([sys.executable, "-c", f"{code}; {ending}"], env=path, check=True)
+    return read_loaded([out])
+
+
+def test_a_loaded_change_was_used(checkout: Path, tmp_path: Path) -> None:
+    loaded = load(checkout, tmp_path / "loaded.jsonl", "import lib.used")
+    assert unused(repo(checkout, "lib/used.py"), loaded) is None
+    assert not_loaded(repo(checkout, "lib/used.py"), loaded) is None
+
+
+def test_a_changed_file_that_nothing_loads_was_not_tested(checkout: Path, tmp_path: Path) -> None:
+    loaded = load(checkout, tmp_path / "loaded.jsonl", "import lib.used")
+    assert unused(repo(checkout, "lib/idle.py"), loaded) == "no process of the loop loaded any of the changed files of lib (lib/idle.py)"
+    assert unused(repo(checkout, "lib/idle.py", "lib/used.py"), loaded) is None
+    assert not_loaded(repo(checkout, "lib/idle.py", "lib/used.py"), loaded) == "changed but never loaded, so not tested: lib/idle.py of lib"
+
+
+def test_a_package_that_nothing_imports_was_not_tested(checkout: Path, tmp_path: Path) -> None:
+    loaded = load(checkout, tmp_path / "loaded.jsonl", "pass")
+    assert unused(repo(checkout), loaded) == "no process of the loop loaded any file of lib"
+
+
+def test_data_files_cannot_be_seen_and_do_not_block(checkout: Path, tmp_path: Path) -> None:
+    loaded = load(checkout, tmp_path / "loaded.jsonl", "import lib")
+    assert unused(repo(checkout, "lib/idle.py", "lib/table.json"), loaded) is None
+
+
+def test_without_a_known_diff_one_loaded_file_is_enough(checkout: Path, tmp_path: Path) -> None:
+    assert unused(repo(checkout), load(checkout, tmp_path / "loaded.jsonl", "import lib")) is None
+
+
+def test_a_torn_row_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "loaded.jsonl"
+    path.write_text(json.dumps({"process": "driver", "root": "/r", "files": []}) + '\n{"process": "gen')
+    with pytest.raises(UserError, match=r"loaded\.jsonl:2"):
+        read_loaded([path])
