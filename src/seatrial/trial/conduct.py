@@ -155,6 +155,8 @@ class _Conductor:
             for before, result in zip(judged, results, strict=True):
                 if result.directory and result != before:  # a level that was kept is not written again
                     write_json(path / result.directory / "result.json", result)
+                if result.verdict is not before.verdict:
+                    self.listener(Judged(result))
             return self._finish(trial, tuple(results), interrupted=stop.signal is not None)
 
     def _prepare(self, trial: Trial) -> tuple[Trial, Bench]:
