@@ -193,7 +193,7 @@ def test_a_checkout_that_vanishes_while_the_trial_runs_blocks_its_pass(bench: Be
     gone = repo.with_name("gone")
 
     def move(event: Event) -> None:
-        if isinstance(event, Judged):
+        if isinstance(event, Judged) and repo.exists():
             repo.rename(gone)
 
     bench.meddle = move

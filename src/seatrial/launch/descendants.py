@@ -105,10 +105,12 @@ class Tree:
             if self._claims(process):
                 mine.update((found.pid, found) for found in _with_descendants(process, below))
         for pid in [pid for pid, process in mine.items() if not _is_alive(process)]:
+            # A process whose first thread has ended looks ended while other threads still run: the child counts until collected.
+            if pid == self.child and not self.exited():
+                continue
             del mine[pid]
             if pid != self.child:
                 self._collect(pid)
-        self.exited()
         return tuple(mine.values())
 
     def end(self, grace_s: float, wait: Callable[[float], object]) -> tuple[int, ...]:
