@@ -17,7 +17,7 @@ from seatrial.trial.diagnosis import read_diagnosis
 from seatrial.trial.follow import newest
 from seatrial.trial.inject import stage
 from seatrial.trial.interpreter import find_interpreter
-from seatrial.trial.level import read_level_metrics, write_level_metrics
+from seatrial.trial.level_files import read_level_metrics, write_level_metrics
 
 from .fake import FakeLoop
 

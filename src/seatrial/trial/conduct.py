@@ -30,10 +30,12 @@ from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary, Verdict, worst
 from seatrial.report.write import write_reports
 from seatrial.trial import rundir
+from seatrial.trial.assess import judge_level
 from seatrial.trial.command import command_script
 from seatrial.trial.inject import stage
 from seatrial.trial.interpreter import Interpreter, find_interpreter
-from seatrial.trial.level import Bench, Limits, judge_level, level_imports, read_level_metrics, run_level
+from seatrial.trial.level import Bench, Limits, run_level
+from seatrial.trial.level_files import level_imports, read_level_metrics
 from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment, preflight
 from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, Stage
 

@@ -1,0 +1,141 @@
+"""From the directory of a level to its stored result. Only reads what is there, so a killed trial can be judged, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from seatrial.evidence.imports import judge_imports
+from seatrial.files import write_json
+from seatrial.metrics.checks import evaluate, undamaged
+from seatrial.model.errors import UserError
+from seatrial.model.knowledge import CheckSpec, Level
+from seatrial.model.loop import Phase
+from seatrial.model.record import CheckResult, Diagnosis, LevelResult, PhaseOutcome
+from seatrial.model.series import Metrics
+from seatrial.model.verdict import Verdict
+from seatrial.trial.diagnosis import read_diagnosis
+from seatrial.trial.judge import Evidence, judge
+from seatrial.trial.level import Bench, phase_log
+from seatrial.trial.level_files import read_level_metrics, write_level_metrics
+
+
+def _wrong_imports(bench: Bench, directory: Path, phases: Sequence[Phase], complete: bool) -> tuple[str, ...]:
+    """Why the imports are not proven; of a level that did not end well, only what was reported counts."""
+    expected = sorted({process for phase in phases for process in phase.processes}) if complete else ()
+    try:
+        return judge_imports(read_imports(directory / IMPORTS), bench.context.changes, expected)
+    except UserError as error:
+        return (error.message,)
+
+
+def _diagnose(bench: Bench, directory: Path, phases: Sequence[Phase], outcomes: Sequence[PhaseOutcome]) -> Diagnosis | None:
+    """Triage of the log of the process that failed, or of the last one; a failure in any earlier one counts."""
+    found = None
+    for phase in phases[: len(outcomes)]:
+        log = phase_log(directory, phases, phase)
+        if not log.is_file():
+            continue
+        found = read_diagnosis(bench.loop, log)
+        if found.verdict is not None:
+            return found
+    return found
+
+
+def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[PhaseOutcome]) -> LevelResult:
+    """Read what the level left, judge it, and store checks.json, metrics.jsonl and result.json."""
+    loop = bench.loop
+    phases = loop.phases(level, bench.context, directory)
+    metrics = read_level_metrics(loop, directory)
+    diagnosis = _diagnose(bench, directory, phases, outcomes)
+    complete = len(outcomes) == len(phases) and all(o.ended == "exited" and o.exit_code == 0 for o in outcomes)
+    checks: tuple[CheckResult, ...] = ()
+    if complete:
+        checks = (*loop.proofs(level, directory, metrics), *(_expression(spec, metrics) for spec in level.checks), *_sound(metrics))
+    expected = min((phase.steps for phase in phases if phase.steps is not None), default=None)
+    evidence = Evidence(
+        metrics=metrics,
+        checks=checks,
+        diagnosis=diagnosis,
+        phases=tuple(outcomes),
+        wrong_imports=_wrong_imports(bench, directory, phases, complete),
+        steps_expected=expected,
+        steps_reached=loop.steps_reached(metrics),
+        vacuous=loop.vacuous(metrics) if complete else None,
+        change_roots=tuple(repo.path for repo in bench.context.changes),
+    )
+    judgement = judge(evidence, loop.milestones())
+    result = LevelResult(
+        number=level.number,
+        name=level.name,
+        title=level.title,
+        verdict=judgement.verdict,
+        reason=level.proves if judgement.verdict is Verdict.PASS else bench.redactor.text(judgement.reason),
+        boundary=judgement.boundary,
+        vacuous=judgement.vacuous,
+        checks=checks,
+        diagnosis=diagnosis,
+        phases=tuple(outcomes),
+        steps_reached=evidence.steps_reached,
+        steps_expected=expected,
+        proves=level.proves,
+        limitations=_limitations(bench, level),
+        follow_ups=(diagnosis.advice,) if diagnosis and diagnosis.advice and diagnosis.verdict else (),
+        key_lines=_key_lines(diagnosis),
+        directory=str(directory.relative_to(bench.context.run_dir)),
+        seconds=round(sum(o.seconds for o in outcomes), 2),
+        cpu_seconds=round(sum(o.cpu_seconds for o in outcomes), 2),
+    )
+    write_level_metrics(metrics, directory / "metrics.jsonl")
+    write_json(directory / "checks.json", [check.model_dump(mode="json") for check in checks])
+    write_json(directory / "result.json", result)
+    return result
+
+
+def _sound(metrics: Metrics) -> tuple[CheckResult, ...]:
+    """Metrics are whole and finite. The judge asserts both on its own; here a reader sees that they were measured."""
+    wrong = [tag for tag, series in metrics.series.items() if series.non_finite()]
+    points = sum(len(series) for series in metrics.series.values())
+    finite = CheckResult(
+        name="every metric is finite",
+        kind="proof",
+        passed=bool(points) and not wrong,
+        value=f"{len(metrics.series) - len(wrong)} of {len(metrics.series)} series, {points} points",
+        threshold="all",
+        message=", ".join(wrong[:3]),
+    )
+    twice = [f"{overlap.tag} at step {overlap.steps[0] if overlap.steps else '?'}" for overlap in metrics.overlaps]
+    once = CheckResult(
+        name="no step was written twice",
+        kind="proof",
+        passed=not twice,
+        value=f"{len(twice)} series",
+        threshold="0",
+        message=", ".join(twice[:3]),
+    )
+    return undamaged(metrics), finite, once
+
+
+def _expression(spec: CheckSpec, metrics: Metrics) -> CheckResult:
+    """Evaluate a check; one that is met says why it is there."""
+    result = evaluate(spec.expr, metrics, spec.boundary)
+    return result if result.message else result.model_copy(update={"message": spec.why})
+
+
+def _key_lines(diagnosis: Diagnosis | None) -> tuple[str, ...]:
+    if diagnosis is None or diagnosis.line is None:
+        return ()
+    return (f"{diagnosis.file}:{diagnosis.line}: {diagnosis.cause}",)
+
+
+def _limitations(bench: Bench, level: Level) -> tuple[str, ...]:
+    """What the level must not be read as, and what the user changed about it."""
+    context = bench.context
+    made = list(level.claims_not)
+    if context.model == bench.loop.default_model:
+        made.append("a tiny model with random weights, made locally: no pretrained weights were tested")
+    if context.arguments:
+        made.append(f"loop arguments override the level's own settings: {' '.join(bench.redactor.value(context.arguments))}")
+    if context.options.get("fault"):
+        made.append(f"a fault was injected on purpose: {context.options['fault']}")
+    return tuple(made)
