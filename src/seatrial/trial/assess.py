@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from seatrial.evidence.imports import judge_imports
+from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.files import write_json
 from seatrial.metrics.checks import evaluate, undamaged
 from seatrial.model.errors import UserError
@@ -17,7 +17,7 @@ from seatrial.model.verdict import Verdict
 from seatrial.trial.diagnosis import read_diagnosis
 from seatrial.trial.judge import Evidence, judge
 from seatrial.trial.level import Bench, phase_log
-from seatrial.trial.level_files import read_level_metrics, write_level_metrics
+from seatrial.trial.level_files import IMPORTS, read_level_metrics, write_level_metrics
 
 
 def _wrong_imports(bench: Bench, directory: Path, phases: Sequence[Phase], complete: bool) -> tuple[str, ...]:

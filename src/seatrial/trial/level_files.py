@@ -16,6 +16,8 @@ from seatrial.model.loop import Loop
 from seatrial.model.record import ImportProof
 from seatrial.model.series import Damage, Metrics, Overlap, Series
 
+IMPORTS = "imports.jsonl"
+
 
 def read_level_metrics(loop: Loop, directory: Path) -> Metrics:
     """All metrics of a level; a file that cannot be read is damage."""
