@@ -159,7 +159,9 @@ def test_more_steps_than_were_reached_are_missed() -> None:
     for metrics in ([], [FULL.parent]):
         found = judge(FULL, *metrics, steps=21)
         assert (found.verdict, found.reason, found.steps_expected) == (Verdict.FAIL, "reached step 20 of 21", 21)
-    assert judge(FULL, steps=10).verdict is Verdict.PASS
+    found = judge(FULL, steps=10)
+    assert found.verdict is Verdict.BLOCKED
+    assert "the files hold several runs" in found.reason
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", None])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seatrial.loops import get_loop
-from seatrial.loops.trl import proofs
+from seatrial.loops.trl import proofs, training
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics, Series
 
@@ -26,7 +26,7 @@ LAST = 3
 
 
 def state(when: str, step: int, weights: dict[str, str], process: str = "driver") -> Row:
-    row: Row = {"fact": "state", "when": when, "step": step, "process": process, "weights": weights, "updates": [step, step]}
+    row: Row = {"fact": "state", "when": when, "step": step, "process": process, "weights": weights, "updates": [step, step], "norm": 2.0}
     return row | {part: {"a": f"{part}{step}"} for part in ("optimizer", "scheduler", "generators")}
 
 
@@ -36,13 +36,18 @@ def parameters(names: list[str], process: str = "driver", **changes: Any) -> Row
 
 
 def gradients(never: tuple[str, ...] = ()) -> Row:
-    return {"fact": "gradients", "process": "driver", "never": list(never), "seen": True}
+    return {"fact": "gradients", "process": "driver", "never": list(never), "idle_at": dict.fromkeys(never, 1), "seen": True}
+
+
+def on_disk(kind: str) -> Row:
+    return {"fact": kind, "stored": 2, "compared": 1, "renamed": 1, "wrong": [], "tied": True, "tie_wanted": True}
 
 
 def run(*names: str, **changes: Any) -> list[Row]:
     """A run in which every parameter learned."""
     begin, end = dict.fromkeys(names, "0"), dict.fromkeys(names, "1")
-    return [parameters(list(names), **changes), state("start", 0, begin), gradients(), state("end", LAST, end)]
+    rows = [parameters(list(names), **changes), on_disk("loaded"), state("start", 0, begin), gradients(), state("end", LAST, end)]
+    return [*rows, on_disk("saved")]
 
 
 def refit(stale: int, dlogp: float | None) -> Row:
@@ -76,6 +81,7 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
                 state("checkpoint", 3, HALF),
                 gradients(),
                 state("end", 6, BASE | {"w.lora_A": "1"}),
+                {"fact": "adapter", "compared": 5, "wrong": []},
             ],
             "resumed": [
                 parameters(["w.lora_A"], **ADAPTER | {"start_step": 3}),
@@ -88,7 +94,7 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
     "refit": (
         {
             "run": [
-                {"fact": "process", "process": "generator", "pid": 7, "device": "cpu"},
+                {"fact": "process", "process": "generator", "pid": 7, "device": "cpu", "tied": True},
                 *run("w"),
                 refit(0, None),
                 refit(2, 0.5),
@@ -207,8 +213,14 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     ("smoke", "trained weights changed", change("run", "end", weights={"w": "1", "v": "0"})),
     ("smoke", "trained weights changed", change("run", "end", weights={"w": "0", "v": "0"})),
     ("smoke", "trained weights changed", change("run", "parameters", trainable_names=[])),
-    ("smoke", "gradients reach every tensor", change("run", "gradients", never=["v"])),
+    ("smoke", "gradients reach every tensor", change("run", "gradients", idle_at={"v": 2})),
     ("smoke", "gradients reach every tensor", change("run", "gradients", seen=False)),
+    ("smoke", "loaded weights equal the files: bit-equal", change("run", "loaded", wrong=["v"])),
+    ("smoke", "loaded weights equal the files: bit-equal", change("run", "loaded", compared=0)),
+    ("smoke", "saved weights equal the model: bit-equal", change("run", "saved", wrong=["v"])),
+    ("smoke", "embeddings are tied as configured", change("run", "loaded", tied=False)),
+    ("lora-resume", "the checkpoint stores the adapter's settings", change("full", "adapter", wrong=["lora_alpha"])),
+    ("refit", "the generator ties what the trainer ties", change("run", "process", tied=False)),
     ("smoke", "optimizer updates", change("run", "end", updates=[2, 3])),
     ("smoke", "optimizer updates", change("run", "end", updates=[0, 0])),
     ("smoke", "every step was logged", change("run", "parameters", max_steps=4)),
@@ -296,5 +308,5 @@ def test_seeds_without_a_gain_are_missed(tmp_path: Path) -> None:
 
 
 def test_differing_names_both_sides() -> None:
-    assert proofs.differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
-    assert proofs.differing({"a": "1"}, {"a": "1"}) == []
+    assert training.differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
+    assert training.differing({"a": "1"}, {"a": "1"}) == []

@@ -88,7 +88,9 @@ def test_dump_to_standard_output() -> None:
 
 
 def test_dump_writes_the_file_and_fails_on_damage(torn: Path, tmp_path: Path) -> None:
-    target = tmp_path / "out" / "metrics.json"
+    with pytest.raises(UserError, match="does not exist"):
+        run("metrics", "dump", str(torn), "--output", str(tmp_path / "absent" / "metrics.json"))
+    target = tmp_path / "metrics.json"
     code, output, errors = run("metrics", "dump", str(torn), "--output", str(target))
     assert code == 1
     assert output == ""

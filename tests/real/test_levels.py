@@ -45,7 +45,14 @@ def trained(tensors: str, steps: int, where: str = "", frozen: str | None = "0")
         f"optimizer updates{where}": rf"\[{steps}, {steps}\]",
         f"a gradient at every step{where}": "0 without",
     }
-    return made | ({f"no parameter is frozen{where}": rf"{frozen} of \d{{6}}"} if frozen else {})
+    if frozen is None:
+        return made | {"the checkpoint stores the adapter's settings": "5 compared"}
+    return made | {
+        f"no parameter is frozen{where}": rf"{frozen} of \d{{6}}",
+        f"loaded weights equal the files{where}: bit-equal": r"\d+ of \d+ tensors",
+        f"saved weights equal the model{where}: bit-equal": r"\d+ of \d+ tensors",
+        f"embeddings are tied as configured{where}": "True|False",
+    }
 
 
 PROOFS: dict[int, dict[str, str]] = {
@@ -71,13 +78,16 @@ PROOFS: dict[int, dict[str, str]] = {
         **trained("26 of 26", 6),
         "generation runs in its own process": r"pid \d+ on (cpu|cuda\S*)",
         "a refit before every generation": "6 refits",
-        "weights after each refit: bit-equal": r"26 tensors x 6",
+        "weights after each refit: bit-equal": r"26 tensors, 0 of 6 refits wrong",
+        "the generator ties what the trainer ties": "True",
         "first refit changes nothing": "0 touched",
         "stale weights are detected each time": "5 of 5",
     },
     4: {
         **trained("26 of 26", 6, " (one)"),
         "two processes form one group": r"world sizes \[2, 2\]",
+        "optimizer updates (two)": r"\[\[6, 6\], \[6, 6\]\]",
+        "final weights of two ranks against one": rf"norms {NUMBER}, {NUMBER}",
         "ranks end with the same weights: bit-equal": r"29 of 29 equal",
         "trajectory of two ranks against one": rf"{NUMBER} % of the tolerance.*",
     },

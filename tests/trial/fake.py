@@ -97,8 +97,8 @@ class FakeLoop:
         rewards = metrics.series.get("train/reward")
         return "vacuous: the reward never varied" if rewards and len(set(rewards.values)) == 1 else None
 
-    def faults(self) -> dict[str, str]:
-        return {"crash": "raises"}
+    def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        return {"crash": ("raises", (0, 1))}
 
     def instruments(self) -> tuple[Path, ...]:
         return ()

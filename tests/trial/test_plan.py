@@ -122,7 +122,7 @@ def test_several_repositories_add_up(loop: Loop) -> None:
 def test_many_reasons_are_cut_short(loop: Loop) -> None:
     levels, _ = required(loop, [Diff("r", "b", tuple(f"third{index}.py" for index in range(9)))])
     assert len(levels[1].reasons) == 5
-    assert levels[1].reasons[-1] == "and 5 more"
+    assert levels[1].reasons[-1] == "5 more such reasons"
 
 
 def test_no_diff_of_the_real_ladder_plans_nothing() -> None:

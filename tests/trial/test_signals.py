@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def test_an_interrupted_trial_is_judged_and_can_be_finished(hanging: Hanging, nu
     process.send_signal(number)
     output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, output
-    assert f"seatrial resume {out}" in output
+    assert f"seatrial resume {shlex.quote(str(out))}" in output
     assert children_of(out) == []
     trial = read_model(out / "trial.json", Trial)
     assert [level.verdict for level in trial.levels] == [Verdict.PASS, Verdict.BLOCKED, Verdict.BLOCKED]
@@ -162,9 +163,13 @@ def test_a_directory_that_holds_a_trial_is_refused(tmp_path: Path) -> None:
 
 def test_faults_are_listed_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     listed, _ = call("run", "fake", "--fault", "list").communicate(timeout=SECONDS)
-    assert listed.split() == ["crash", "raises"]
+    assert listed.split() == ["crash", "levels", "0,1", "raises"]
     process = call("run", "fake", "--fault", "nope", "--out", str(tmp_path / "r"))
     output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 2
     assert "unknown fault 'nope'; known: crash" in output
+    process = call("run", "fake", "--level", "2", "--fault", "crash", "--out", str(tmp_path / "r"))
+    output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 2
+    assert "the fault crash acts at level 0, 1 only" in output
     assert not (tmp_path / "r").exists()

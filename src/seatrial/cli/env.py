@@ -13,7 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Build, list, check and remove the environments that loops run in.", no_args_is_help=True)
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Build, list, check and remove the environments that loops run in.",
+    no_args_is_help=True,
+)
 
 LoopName = Annotated[str, typer.Argument(metavar="LOOP", help="The loop whose environment is meant.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

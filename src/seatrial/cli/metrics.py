@@ -15,7 +15,12 @@ import typer
 if TYPE_CHECKING:
     from seatrial.model.series import Metrics, Series
 
-app = typer.Typer(help="Read the metrics of a run: event files, JSONL, metrics.json, trainer_state.json.", no_args_is_help=True)
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Read the metrics of a run: event files, JSONL, metrics.json, trainer_state.json.",
+    no_args_is_help=True,
+)
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NOT_FINITE = "×"
@@ -36,13 +41,17 @@ def dump(
     from seatrial.files import write_json
     from seatrial.metrics.dump import to_metrics_json
     from seatrial.metrics.read import read_metrics
+    from seatrial.model.errors import UserError
 
     found = read_metrics([logdir])
     content = to_metrics_json(found)
     if output is None:
         typer.echo(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
     else:
+        if not output.parent.is_dir():
+            raise UserError(f"{output}: the directory {output.parent} does not exist", f"mkdir -p {output.parent}")
         write_json(output, content)
+        typer.echo(f"wrote {len(content)} metrics to {output}", err=True)
     _end(found)
 
 

@@ -40,7 +40,7 @@ def run(
     loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or ())
     asked = request.ask(loaded, auto)
     if fault is not None:
-        _require_fault(fault, asked.loop.faults())
+        _require_fault(fault, asked.loop.faults(), [item.number for item in asked.plan.levels])
     settings_in_force = loaded.config
     directory = rundir.named_directory(out) if out else rundir.new_directory(Path(settings_in_force.run.trials), asked.loop.name)
     wanted = conduct.Request(
@@ -64,6 +64,7 @@ def listener(json: bool) -> Listener:
 def close(trial: Trial, directory: Path, json: bool) -> None:
     """Print the summary, tell GitHub, and exit with the verdict."""
     import os
+    import shlex
 
     from seatrial.files import read_model, read_text
     from seatrial.model.record import Report
@@ -77,17 +78,20 @@ def close(trial: Trial, directory: Path, json: bool) -> None:
     for line in publish(report, os.environ):
         typer.echo(line)
     if trial.status == "running":
-        typer.echo(f"interrupted; finish it with: seatrial resume {directory}", err=True)
+        typer.echo(f"interrupted; finish it with: seatrial resume {shlex.quote(str(directory))}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED)
     raise typer.Exit(exit_code(report.result))
 
 
-def _require_fault(fault: str, known: dict[str, str]) -> None:
-    """An unknown fault is an error; `list` prints the known ones."""
+def _require_fault(fault: str, known: dict[str, tuple[str, tuple[int, ...]]], levels: list[int]) -> None:
+    """A fault that is unknown, or that no chosen level is to catch, is an error; `list` prints the known ones."""
     from seatrial.model.errors import UserError
 
     if fault == "list":
-        typer.echo("\n".join(f"{name:20} {text}" for name, text in known.items()))
+        typer.echo("\n".join(f"{name:20} levels {','.join(map(str, places)):12} {text}" for name, (text, places) in known.items()))
         raise typer.Exit
     if fault not in known:
         raise UserError(f"unknown fault {fault!r}; known: {', '.join(known)}", "seatrial run --fault list")
+    places = known[fault][1]
+    if not set(places).intersection(levels):
+        raise UserError(f"the fault {fault} acts at level {', '.join(map(str, places))} only", f"add --level {places[0]}")

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -109,11 +110,13 @@ def _base(root: Path, base: str | None) -> tuple[str, str]:
     if base is not None:
         commit = commit_of(root, base)
         if commit is None:
-            raise UserError(f"{root}: unknown base {base!r}", f"git -C {root} fetch origin, or name a commit or branch that exists")
+            raise UserError(
+                f"{root}: unknown base {base!r}", f"git -C {shlex.quote(str(root))} fetch origin, or name a commit or branch that exists"
+            )
         fork = _merge_base(root, commit)
         if fork is None:
             message = f"{root}: base {base!r} and HEAD have no common commit"
-            raise UserError(message, f"fetch the whole history: git -C {root} fetch --unshallow origin")
+            raise UserError(message, f"fetch the whole history: git -C {shlex.quote(str(root))} fetch --unshallow origin")
         return fork, f"the merge base of {base} and HEAD" if fork != commit else f"the given base {base}"
     for candidate in _DEFAULTS:
         commit = commit_of(root, candidate)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -54,7 +55,7 @@ def git(
         raise UserError(f"{repo}: git is not installed, or not on PATH", "install git, for example: apt-get install git") from error
     except subprocess.TimeoutExpired as error:
         message = f"{repo}: `git {arguments[0]}` did not finish within {TIMEOUT_SECONDS:.0f} s"
-        raise UserError(message, f"see what holds it: git -C {repo} {arguments[0]}") from error
+        raise UserError(message, f"see what holds it: {_at(repo)} {arguments[0]}") from error
     if done.returncode not in ok:
         raise _explain(repo, arguments[0], done.returncode, text(done.stderr).strip())
     return done.stdout or b""
@@ -133,16 +134,25 @@ def _explain(repo: Path, command: str, code: int, stderr: str) -> UserError:
             fix.group(0) if fix else "git config --global --add safe.directory " + str(repo),
         )
     if "not a git repository" in stderr:
-        return UserError(f"{repo}: not a git repository", f"give the path of a checkout, or make it one: git -C {repo} init")
+        return UserError(f"{repo}: not a git repository", f"give the path of a checkout, or make it one: {_at(repo)} init")
     if "Permission denied" in stderr or "unable to read" in stderr or "could not open" in stderr:
         return UserError(f"{repo}: git cannot read it: {stderr}", f"make it readable for you: ls -la {repo}")
     if "bad revision 'HEAD'" in stderr or "does not have any commits yet" in stderr:
         return no_commits(repo)
     return UserError(
-        f"{repo}: `git {command}` failed with exit code {code}: {stderr or 'no message'}", f"run it by hand: git -C {repo} {command}"
+        f"{repo}: `git {command}` failed with exit code {code}: {stderr or 'no message'}",
+        f"run it by hand: {_at(repo)} {command}",
     )
 
 
 def no_commits(repo: Path) -> UserError:
     """The error for a repository that has nothing to name its state by."""
-    return UserError(f"{repo}: the repository has no commits yet", f"git -C {repo} add -A && git -C {repo} commit -m start")
+    return UserError(
+        f"{repo}: the repository has no commits yet",
+        f"{_at(repo)} add -A && {_at(repo)} commit -m start",
+    )
+
+
+def _at(repo: Path) -> str:
+    """The start of a command that a user can copy, whatever the path holds."""
+    return f"git -C {shlex.quote(str(repo))}"

@@ -91,8 +91,8 @@ class Loop(Protocol):
     def vacuous(self, metrics: Metrics) -> str | None:
         """Why this run could not have shown anything, or None."""
 
-    def faults(self) -> dict[str, str]:
-        """Known bugs that can be injected, with what they do."""
+    def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Known bugs that can be injected: what each does, and the levels that are to catch it."""
 
     def instruments(self) -> tuple[Path, ...]:
         """Packages of this loop that run inside its interpreter and are staged into the run directory."""

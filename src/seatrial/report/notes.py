@@ -56,8 +56,10 @@ def limitations(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
 
 def follow_ups(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
     """What to do next; empty when there is nothing."""
-    lines = [f"fix {finding.name}: {finding.fix}" for finding in trial.findings if not finding.ok and finding.fix]
-    lines += _by_level((o.number, text) for o in levels if o.result for text in o.result.follow_ups)
+    fixes = [finding for finding in trial.findings if not finding.ok and finding.fix]
+    lines = [f"fix {finding.name}: {finding.fix}" for finding in fixes]
+    told_already = {finding.fix for finding in fixes}
+    lines += _by_level((o.number, text) for o in levels if o.result for text in o.result.follow_ups if text not in told_already)
     lines += [
         f"level {o.number}: {o.result.diagnosis.advice}" for o in levels if o.result and o.result.diagnosis and o.result.diagnosis.advice
     ]
@@ -67,12 +69,26 @@ def follow_ups(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
         if outcome.verdict is Verdict.SKIPPED and trial.status == "done":
             lines.append(f"run level {outcome.number} ({outcome.title}): {outcome.reason}")
         elif outcome.verdict in (Verdict.FAIL, Verdict.BLOCKED) and not told and not waiting:
-            lines.append(f"level {outcome.number}: find the cause in {level_directory(outcome)}/{LOG}, then run the level again")
+            lines += _next_step(outcome, trial.status != "done")
     if waiting:
         lines.append("run the trial again once the preflight passes")
     elif trial.status != "done":
         lines.append("resume the trial, or run it again")
     return unique(lines)
+
+
+def _next_step(outcome: Outcome, interrupted: bool) -> list[str]:
+    """Where to look for what a level says no more about."""
+    result, where = outcome.result, level_directory(outcome)
+    if interrupted and outcome.verdict is Verdict.BLOCKED:
+        return []  # resuming is what there is to do, and is said once
+    if result is None or not result.phases:
+        return [f"level {outcome.number}: remove what blocks it, then run it again"]
+    if result.vacuous:
+        return [f"level {outcome.number}: change what made the run vacuous, then run it again"]
+    if any(not check.passed for check in result.checks):
+        return [f"level {outcome.number}: see the missed checks in {where}/checks.json or report.html"]
+    return [f"level {outcome.number}: find the cause in {where}/{LOG}, then run the level again"]
 
 
 def _repository(repo: RepoState) -> str:
@@ -88,11 +104,11 @@ def _environment(trial: Trial) -> str:
         return "Environment: not recorded, the trial stopped before it was read"
     names = [name for name in (trial.plan.loop, *_KEY_PACKAGES) if name in environment.packages]
     packages = ", ".join(f"{name} {environment.packages[name]}" for name in dict.fromkeys(names)) or "none of the usual packages"
-    origin = f"lock {environment.lock}" if environment.lock else "not from a lock"
+    origin = f"lock {environment.lock[:12]}" if environment.lock else "not from a lock"
     devices = ", ".join(environment.gpus) or "no GPU"
     machine = f"{environment.platform}, {environment.cpu_count} CPUs, {devices}".lstrip(", ")
     return (
-        f"Environment: Python {environment.python_version} ({environment.python}), fingerprint {environment.fingerprint}, {origin}; "
+        f"Environment: Python {environment.python_version} ({environment.python}), fingerprint {environment.fingerprint[:12]}, {origin}; "
         f"{packages}, {len(environment.packages)} packages in all; {machine}"
     )
 

@@ -117,9 +117,10 @@ def _sound(metrics: Metrics) -> tuple[CheckResult, ...]:
 
 
 def _expression(spec: CheckSpec, metrics: Metrics) -> CheckResult:
-    """Evaluate a check; one that is met says why it is there."""
+    """Evaluate a check, and say why it is there."""
     result = evaluate(spec.expr, metrics, spec.boundary)
-    return result if result.message else result.model_copy(update={"message": spec.why})
+    message = f"{result.message}; it stands for: {spec.why}" if result.message else spec.why
+    return result.model_copy(update={"message": message})
 
 
 def _key_lines(diagnosis: Diagnosis | None) -> tuple[str, ...]:

@@ -239,7 +239,10 @@ class _Conductor:
             update = {"verdict": Verdict.BLOCKED, "boundary": Boundary.CONFIG, "reason": f"vacuous: {problem}", "vacuous": True}
             return [result.model_copy(update=update) if result.verdict is Verdict.PASS else result for result in results]
         left = tuple(text for repo in plan.changes if (text := not_loaded(repo, loaded)))
-        return [result.model_copy(update={"limitations": (*result.limitations, *left)}) if result.phases else result for result in results]
+        return [
+            result.model_copy(update={"limitations": tuple(dict.fromkeys((*result.limitations, *left)))}) if result.phases else result
+            for result in results
+        ]
 
     def _unless_moved(self, plan: Plan, results: list[LevelResult]) -> list[LevelResult]:
         """A checkout that was edited while the trial ran makes every Pass worthless: nobody knows what was tested."""

@@ -62,7 +62,7 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
         vacuous=loop.vacuous(metrics),
     )
     judgement = judge(evidence, loop.milestones())
-    missing = _unseen(loop, level, metrics)
+    missing = _unseen(loop, level, metrics) or _several(evidence)
     if judgement.verdict is Verdict.PASS and missing:
         judgement = Judgement(Verdict.BLOCKED, f"inconclusive: {missing}", Boundary.METRICS, vacuous=True)
     return _result(judgement, evidence, diagnosis, log, done, _limitations(level, metrics, not metric_paths, planned))
@@ -93,10 +93,10 @@ def _gaps(metrics: Metrics) -> list[CheckResult]:
     """Losses are logged at even distances; a hole much wider than the others is steps that nobody saw."""
     made = []
     for tag, series in metrics.series.items():
-        if tag.rpartition("/")[2] == "loss" and len(series) > 2:
+        if tag.rpartition("/")[2] == "loss" and not tag.startswith("eval") and len(series) > 2:
             distances = [after - before for before, after in pairwise(series.steps)]
             widest, usual = max(distances), sorted(distances)[(len(distances) - 1) // 2]
-            holes = tuple(before + usual for before, after in pairwise(series.steps) if after - before > 2 * usual)
+            holes = tuple(before + usual for before, after in pairwise(series.steps) if after - before > usual)
             value = f"at most {widest} steps apart, usually {usual}"
             made.append(CheckResult(name=f"{tag} is logged without holes", kind="proof", passed=not holes, value=value, missing=holes))
     return made
@@ -119,6 +119,14 @@ def _unseen(loop: Loop, level: Level | None, metrics: Metrics) -> str | None:
         return "no gradient norm was logged, so nothing shows that anything was trained"
     if not names & {"reward_std", "frac_reward_zero_std"}:
         return "no spread of rewards was logged, so nothing shows that there was something to learn"
+    return None
+
+
+def _several(evidence: Evidence) -> str | None:
+    """More steps than the run was to take: the files hold more than one run, and which of them is meant is not known."""
+    reached, expected = evidence.steps_reached, evidence.steps_expected
+    if expected is not None and reached is not None and reached > expected:
+        return f"{reached} steps are shown where {expected} were expected: the files hold several runs; judge one at a time"
     return None
 
 

@@ -163,7 +163,8 @@ def _checks(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
     if not missed:
         return None
     first = missed[0]
-    detail = f" (measured {first.value})" if first.value is not None else ""
+    said = first.message.startswith("measured ")
+    detail = f" (measured {first.value})" if first.value is not None and not said else ""
     note = f": {first.message}" if first.message else ""
     more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
     return Judgement(Verdict.FAIL, f"missed: {first.name}{detail}{note}{more}", first.boundary)

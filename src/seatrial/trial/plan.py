@@ -96,7 +96,7 @@ def _words(levels: Iterable[Level], lines: Sequence[str]) -> Iterable[tuple[int,
 
 def _few(reasons: Sequence[str], most: int = 4) -> tuple[str, ...]:
     """The first reasons, and how many more there are."""
-    return (*reasons[:most], f"and {len(reasons) - most} more") if len(reasons) > most else tuple(reasons)
+    return (*reasons[:most], f"{len(reasons) - most} more such reasons") if len(reasons) > most else tuple(reasons)
 
 
 def _planned(level: Level, reasons: tuple[str, ...]) -> PlannedLevel:

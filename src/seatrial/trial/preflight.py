@@ -14,7 +14,7 @@ import psutil
 
 from seatrial.launch.ports import free_port
 from seatrial.model.loop import Context, Loop
-from seatrial.model.record import Finding, Plan
+from seatrial.model.record import Finding, Plan, RepoState
 from seatrial.model.verdict import Boundary
 from seatrial.trial.plan import totals
 
@@ -33,6 +33,7 @@ def preflight(loop: Loop, plan: Plan, context: Context, environ: Mapping[str, st
         memory(totals(plan)["memory_mb"]),
         ports(),
         *variables(environ),
+        *changes(context.changes),
         *loop.findings(context),
     )
 
@@ -67,6 +68,17 @@ def ports() -> Finding:
             fix="allow binds on 127.0.0.1",
         )
     return Finding(name="ports", ok=True, boundary=Boundary.CLUSTER, message=f"port {port} on 127.0.0.1 can be bound")
+
+
+def changes(repos: Sequence[RepoState]) -> tuple[Finding, ...]:
+    """What of each checkout the loop can import: without a package nothing of it can be tested."""
+    made = []
+    for repo in repos:
+        ok = bool(repo.packages)
+        message = f"{repo.name} provides {', '.join(repo.packages)}" if ok else f"{repo.path} provides no Python package"
+        fix = "" if ok else "name the checkout that holds the package which the loop imports"
+        made.append(Finding(name="change", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix))
+    return tuple(made)
 
 
 def variables(environ: Mapping[str, str]) -> tuple[Finding, ...]:

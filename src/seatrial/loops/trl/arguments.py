@@ -19,6 +19,8 @@ OWNED: dict[str, tuple[str, str]] = {
     "logging_nan_inf_filter": (EVERY, "NaN must be seen"),
     "resume_from_checkpoint": (EVERY, "level 1 resumes by itself"),
     "save_strategy": ("lora-resume", "the checkpoint in the middle is what is resumed from"),
+    "save_only_model": ("lora-resume", "optimizer and random state are part of the claim"),
+    "ignore_data_skip": ("lora-resume", "the resumed run must go on with the data where the first stopped"),
     "save_steps": ("lora-resume", "the checkpoint in the middle is what is resumed from"),
     "beta": ("smoke lora-resume", "the reference model is part of the claim"),
     "num_iterations": ("refit", "there is one refit per step"),
@@ -28,12 +30,12 @@ LEAST_STEPS = {"smoke": 2, "lora-resume": 2, "refit": 2, "ranks": 2, "architectu
 
 
 def given(arguments: Sequence[str]) -> dict[str, str]:
-    """Names and values of `--name value` and `--name=value`; TRL's parser takes dashes for underscores."""
+    """Names and values of `--name value` and `--name=value`; TRL's parser takes dashes for underscores, and `--no_name`."""
     found = {}
     for word, following in zip(arguments, (*arguments[1:], ""), strict=False):
         name, separator, value = word.partition("=")
         if name.startswith("--"):
-            found[name[2:].replace("-", "_")] = value if separator else following
+            found[name[2:].replace("-", "_").removeprefix("no_")] = value if separator else following
     return found
 
 

@@ -56,7 +56,7 @@ class Trl:
         """The pinned environment."""
         return HERE / "environment.lock"
 
-    def faults(self) -> dict[str, str]:
+    def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Those of drive/faults.py."""
         return dict(FAULTS)
 

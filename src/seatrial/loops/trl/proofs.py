@@ -6,12 +6,14 @@ a missed proof, never an absent one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from seatrial.loops.facts import Facts, read_facts
-from seatrial.loops.trl.trajectory import same_trajectory, within_tolerance
+from seatrial.loops.trl.training import Hashes, changed, differing, proof, states, trained
+from seatrial.loops.trl.trajectory import RELATIVE, same_trajectory, within_tolerance
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
@@ -19,18 +21,6 @@ from seatrial.model.verdict import Boundary
 
 CHECKPOINT_FILES = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 IMAGE_EFFECT = 1e-6
-Hashes = Mapping[str, str]
-
-
-def proof(name: str, passed: bool, value: object, boundary: Boundary, threshold: str = "", message: str = "") -> CheckResult:
-    """One proof."""
-    text = value if isinstance(value, (float, str)) else str(value)
-    return CheckResult(name=name, kind="proof", passed=passed, value=text, threshold=threshold, message=message, boundary=boundary)
-
-
-def differing(left: Hashes, right: Hashes) -> list[str]:
-    """Names whose hashes differ, or that one side lacks."""
-    return [name for name in {**left, **right} if left.get(name) != right.get(name)]
 
 
 def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
@@ -45,7 +35,7 @@ def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult,
             *resume(directory, facts.get("full"), facts.get("resumed"), metrics),
         ],
         "refit": lambda: [*trained(run, metrics, ""), *refits(run)],
-        "ranks": lambda: [*trained(facts.get("one"), metrics, "one/"), *ranks(facts.get("two"), metrics)],
+        "ranks": lambda: [*trained(facts.get("one"), metrics, "one/"), *ranks(facts.get("one"), facts.get("two"), metrics)],
         "architectures": lambda: [
             *moe(facts.get("moe")),
             *trained(facts.get("moe"), metrics, "moe/"),
@@ -58,92 +48,12 @@ def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult,
     return (*whole, *made[level.name]())
 
 
-def _states(facts: Facts | None, process: str = "driver") -> tuple[dict[str, Any], dict[str, Any]]:
-    """State at the start and at the end; empty when it was not recorded exactly once."""
-    start = facts.one("state", when="start", process=process) if facts else None
-    end = facts.one("state", when="end", process=process) if facts else None
-    return start or {}, end or {}
-
-
-def _moved(facts: Facts | None) -> set[str] | None:
-    """Names whose hash differs between start and end; None without facts of both."""
-    start, end = _states(facts)
-    if not start or not end:
-        return None
-    return set(differing(start["weights"], end["weights"]))
-
-
-def changed(facts: Facts | None, words: tuple[str, ...], what: str, boundary: Boundary) -> CheckResult:
-    """Every trained parameter whose name holds one of the words changed, unless it never had a gradient."""
-    run, gradients = (facts.one("parameters", process="driver"), facts.one("gradients", process="driver")) if facts else (None, None)
-    moved = _moved(facts)
-    if not run or not gradients or moved is None:
-        return proof(f"{what} changed", False, "no facts", boundary)
-    names = [name for name in run["trainable_names"] if any(word in name for word in words) or not words]
-    idle = set(gradients["never"])
-    stuck = [name for name in names if name not in moved and name not in idle]
-    count = sum(name in moved for name in names)
-    return proof(f"{what} changed", bool(count) and not stuck, f"{count} of {len(names)} tensors", boundary, "all", ", ".join(stuck[:3]))
-
-
-def trained(facts: Facts | None, metrics: Metrics, prefix: str, lora: bool = False) -> list[CheckResult]:
-    """One training run did all it was to do: every parameter, every step, every update."""
-    run, gradients = (facts.one("parameters", process="driver"), facts.one("gradients", process="driver")) if facts else (None, None)
-    where = f" ({prefix.rstrip('/')})" if prefix else ""
-    if not run or not gradients:
-        return [proof(f"training facts{where}", False, "no facts", Boundary.METRICS)]
-    idle = [name for name in gradients["never"] if "post_layernorm" not in name]  # LLaVA reads the layer before it
-    everywhere = bool(gradients["seen"]) and not (idle and run["made"])
-    made = [
-        changed(facts, (), f"trained weights{where}", Boundary.OPTIMIZER),
-        proof(f"gradients reach every tensor{where}", everywhere, f"{len(idle)} without", Boundary.OPTIMIZER, "0", ", ".join(idle[:3])),
-        *steps(facts, metrics, prefix, where, run["start_step"], run["max_steps"]),
-    ]
-    if not lora:
-        frozen = run["total"] - run["trainable"]
-        made.append(proof(f"no parameter is frozen{where}", frozen == 0, f"{frozen} of {run['total']}", Boundary.OPTIMIZER, "0"))
-    return made
-
-
-def steps(facts: Facts | None, metrics: Metrics, prefix: str, where: str, start: int, last: int) -> list[CheckResult]:
-    """Every step was logged, updated the weights once, and had a gradient wherever there was something to learn."""
-    wanted = set(range(start + 1, last + 1))
-    loss = metrics.series.get(f"{prefix}train/loss")
-    logged = set(loss.steps) if loss else set()
-    updates = _states(facts)[1].get("updates")
-    norm, flat = metrics.series.get(f"{prefix}train/grad_norm"), metrics.series.get(f"{prefix}train/frac_reward_zero_std")
-    level = dict(zip(flat.steps, flat.values, strict=True)) if flat else {}
-    zero = [s for s, v in zip(norm.steps, norm.values, strict=True) if v == 0 and level.get(s, 0) < 1] if norm else []
-    missing = sorted(wanted - logged)
-    return [
-        CheckResult(
-            name=f"every step was logged{where}",
-            kind="proof",
-            passed=bool(wanted) and logged == wanted,
-            value=f"{len(wanted & logged)} of {len(wanted)}",
-            threshold="all",
-            steps=tuple(sorted(logged)),
-            missing=tuple(missing),
-        ),
-        # An optimizer that keeps no count (plain SGD) cannot be asked.
-        proof(f"optimizer updates{where}", updates in (None, [last, last]), f"{updates or 'not counted'}", Boundary.OPTIMIZER, f"{last}"),
-        proof(
-            f"a gradient at every step{where}",
-            norm is not None and not zero,
-            f"{len(zero)} without",
-            Boundary.OPTIMIZER,
-            "0",
-            f"{zero[:3] or ''}",
-        ),
-    ]
-
-
 def lora(facts: Facts | None) -> list[CheckResult]:
     """Adapters train, everything else is frozen."""
     row = facts.one("parameters", process="driver") if facts else None
     names = row["trainable_names"] if row else []
     stray = [name for name in names if "lora_" not in name]
-    start, end = _states(facts)
+    start, end = states(facts)
     base = {name: value for name, value in start.get("weights", {}).items() if "lora_" not in name}
     moved = [name for name, value in base.items() if end.get("weights", {}).get(name) != value]
     count = f"{row['trainable']} of {row['total']}" if row else "no facts"
@@ -170,8 +80,8 @@ def resume(directory: Path, full: Facts | None, resumed: Facts | None, metrics: 
     absent = [name for name in CHECKPOINT_FILES if not (folder / name).is_file()]
     row = resumed.one("parameters", process="driver") if resumed else None
     begin = row["start_step"] if row else None
-    full_end, resumed_end = _states(full)[1], _states(resumed)[1]
-    resumed_start = _states(resumed)[0]
+    full_end, resumed_end = states(full)[1], states(resumed)[1]
+    resumed_start = states(resumed)[0]
     made = [
         proof("checkpoint is complete", bool(saved) and not absent, f"checkpoint-{step}", Boundary.CHECKPOINT, "", ", ".join(absent)),
         proof("resumed from the checkpoint", step is not None and begin == step, f"step {begin}", Boundary.CHECKPOINT, f"step {step}"),
@@ -197,7 +107,8 @@ def refits(facts: Facts | None) -> list[CheckResult]:
     """Every refit delivered every bit; the first changed nothing; each later one found the generator stale."""
     rows = facts.of("refit") if facts else []
     later = rows[1:]
-    wrong = [name for row in rows for name in row["wrong_names"]]
+    wrong = list(dict.fromkeys(name for row in rows for name in row["wrong_names"]))
+    bad = sum(bool(row["wrong_names"]) for row in rows)
     same = all(row["produced"] == row["consumed"] and row["names"] > 0 for row in rows)
     noop = bool(rows) and rows[0]["stale_names"] == 0 and rows[0]["touched_names"] == 0
     seen = [row for row in later if row["stale_names"] > 0 and row["stale_max_dlogp"] is not None]
@@ -216,11 +127,12 @@ def refits(facts: Facts | None) -> list[CheckResult]:
         proof(
             "weights after each refit: bit-equal",
             bool(rows) and same and not wrong,
-            f"{names} tensors x {len(rows)}",
+            f"{names} tensors, {bad} of {len(rows)} refits wrong",
             Boundary.REFIT,
             "all",
             ", ".join(wrong[:3]),
         ),
+        proof("the generator ties what the trainer ties", _same_tie(facts, other), f"{(other or {}).get('tied')}", Boundary.REFIT),
         proof("first refit changes nothing", noop, f"{rows[0]['touched_names']} touched" if rows else "no facts", Boundary.REFIT, "0"),
         proof(
             "stale weights are detected each time",
@@ -232,15 +144,28 @@ def refits(facts: Facts | None) -> list[CheckResult]:
     ]
 
 
-def ranks(two: Facts | None, metrics: Metrics) -> list[CheckResult]:
+def _same_tie(facts: Facts | None, other: Mapping[str, Any] | None) -> bool:
+    found = facts.one("loaded") if facts else None
+    return found is not None and other is not None and found["tied"] == other["tied"]
+
+
+def ranks(one: Facts | None, two: Facts | None, metrics: Metrics) -> list[CheckResult]:
     """Two ranks took part, hold identical weights, and followed the trajectory of one."""
-    first, second = _states(two)[1].get("weights", {}), _states(two, "rank1")[1].get("weights", {})
+    first, second = states(two)[1].get("weights", {}), states(two, "rank1")[1].get("weights", {})
     wrong = differing(first, second)
     both = bool(first) and bool(second)
     sizes = [row["world_size"] for row in two.of("parameters")] if two else []
+    run = two.one("parameters", process="driver") if two else None
+    last = run["max_steps"] if run else None
+    counts = [states(two, process)[1].get("updates") for process in ("driver", "rank1")]
+    whole = last is not None and all(count in (None, [last, last]) for count in counts)
+    alone, together = (float(states(each)[1].get("norm", math.nan)) for each in (one, two))
+    near = abs(alone - together) <= RELATIVE * abs(alone)
     value = f"{len(first) - len(wrong)} of {len(first)} equal" if both else "no facts of both ranks"
     return [
         proof("two processes form one group", sizes == [2, 2], f"world sizes {sizes}", Boundary.DDP, "[2, 2]"),
+        proof("optimizer updates (two)", whole, f"{counts}", Boundary.DDP, f"{last}"),
+        proof("final weights of two ranks against one", near, f"norms {alone:.8g}, {together:.8g}", Boundary.DDP, f"within {RELATIVE}"),
         proof("ranks end with the same weights: bit-equal", both and not wrong, value, Boundary.DDP, "all", ", ".join(wrong[:3])),
         within_tolerance(metrics, "one/", "two/"),
     ]

@@ -101,7 +101,8 @@ def main() -> None:
 
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, local_files_only=True)
     model.to(arguments.device).eval()
-    row = {"fact": "process", "process": "generator", "pid": os.getpid(), "parent": os.getppid(), "device": str(model.device)}
+    tied = model.get_output_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    row = {"fact": "process", "process": "generator", "tied": tied, "pid": os.getpid(), "parent": os.getppid(), "device": str(model.device)}
     facts.append(arguments.facts, row)
     with Client(arguments.socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["SEATRIAL_SOCKET_KEY"])) as connection:
         serve(connection, model, arguments.fault)

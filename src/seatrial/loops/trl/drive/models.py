@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from seatrial.loops.trl.drive import disk
+
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz+-*/=?.,:;!()[]<>_ "
 SPECIAL = ("<pad>", "<eos>", "<unk>", "<image>")
 KINDS = ("dense", "moe", "vlm")
@@ -121,6 +123,9 @@ def ensure(kind: str, directory: Path) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         model.save_pretrained(temporary)
+        written = disk.compare(model, temporary)
+        if written["wrong"] or not written["compared"] + written["renamed"]:
+            raise RuntimeError(f"the made model was not saved as it is: {written['wrong'][:3]}")
         (_processor(words) if kind == "vlm" else words).save_pretrained(temporary)
         os.rename(temporary, directory)  # noqa: PTH104 - fails when another process was first, which is fine
     except OSError:

@@ -26,6 +26,7 @@ def trainer_state(model: Any, optimizer: Any, scheduler: Any) -> dict[str, Any]:
         "weights": fingerprint.model(model),
         "optimizer": fingerprint.state(optimizer.state_dict()) if optimizer is not None else {},
         "updates": updates(optimizer),
+        "norm": float(sum(float((value.detach().double() ** 2).sum()) for value in model.parameters()) ** 0.5),
         "scheduler": fingerprint.state(scheduler.state_dict()) if scheduler is not None else {},
         "generators": fingerprint.generators(),
     }
@@ -61,6 +62,7 @@ class FactsWriter(TrainerCallback):  # type: ignore[misc]
     def __init__(self, path: Path, process: str, save_steps: int | None = None, made: bool = False) -> None:
         self.path, self.process, self.save_steps, self.made = path, process, save_steps, made
         self.without_gradient: set[str] | None = None
+        self.idle_at: dict[str, int] = {}
 
     def _write(self, when: str, step: int, kwargs: dict[str, Any]) -> None:
         row = trainer_state(kwargs["model"], kwargs.get("optimizer"), kwargs.get("lr_scheduler"))
@@ -91,7 +93,10 @@ class FactsWriter(TrainerCallback):  # type: ignore[misc]
         """Note which parameters have had a gradient so far."""
         named = {name: value for name, value in kwargs["model"].named_parameters() if value.requires_grad}
         left = set(named) if self.without_gradient is None else self.without_gradient
-        self.without_gradient = {name for name in left if named[name].grad is None or not bool(named[name].grad.any())}
+        idle = {name for name, value in named.items() if value.grad is None or not bool(value.grad.any())}
+        self.without_gradient = left & idle
+        if idle != set(named):  # without any advantage no tensor has a gradient, and that is no fault
+            self.idle_at |= {name: state.global_step + 1 for name in idle if name not in self.idle_at}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the state that the checkpoint of this step must restore."""
@@ -101,7 +106,7 @@ class FactsWriter(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record where the run ended, and what never had a gradient."""
         self._write("end", state.global_step, kwargs)
-        row = {"fact": "gradients", "process": self.process, "never": sorted(self.without_gradient or ())}
+        row = {"fact": "gradients", "process": self.process, "never": sorted(self.without_gradient or ()), "idle_at": self.idle_at}
         facts.append(self.path, row | {"seen": self.without_gradient is not None})
         if state.is_world_process_zero:
             say(f"training ended at step {state.global_step} of {state.max_steps}")

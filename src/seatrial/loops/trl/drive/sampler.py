@@ -57,11 +57,11 @@ def sample(
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def logprobs_of(
-    model: Any, prompt_ids: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad: int, **extra: Any
+    model: Any, prompt_ids: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], pad: int, heat: float = 1.0, **extra: Any
 ) -> list[list[float]]:
-    """Log-probabilities of given completions under `model`."""
+    """Log-probabilities of given completions under `model`, at temperature `heat`."""
     rows = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completions, strict=True)]
-    table = torch.log_softmax(_forward(model, rows, pad, **extra).float(), -1)
+    table = torch.log_softmax(_forward(model, rows, pad, **extra).float() / heat, -1)
     result = []
     for row, completion in enumerate(completions):
         length = len(completion)

@@ -56,7 +56,9 @@ def config(out: Path, extra: list[str]) -> Any:
     from transformers import HfArgumentParser
     from trl import GRPOConfig
 
-    (made,) = HfArgumentParser((GRPOConfig,)).parse_args_into_dataclasses(["--output_dir", str(out), *extra])
+    # Without abbreviations a name is what the preflight read, and a typo is an error.
+    parsed = HfArgumentParser((GRPOConfig,), allow_abbrev=False)
+    (made,) = parsed.parse_args_into_dataclasses(["--output_dir", str(out), *extra])
     # Trainer stores its arguments in every checkpoint; a token must not be among them.
     made.hub_token, made.push_to_hub = None, False
     return made
@@ -119,7 +121,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     imports = Imports(arguments.imports, process_name(), arguments.under_test)
     imports.prove(TRAINER)
-    from seatrial.loops.trl.drive import images, record
+    from seatrial.loops.trl.drive import disk, images, record
 
     settings = config(arguments.out, words[split + 1 :])
     record.say("building the model")
@@ -128,9 +130,16 @@ def main() -> None:
     try:
         trainer = build(arguments, settings, model, rollouts)
         record.say("trainer built")
+        facts_path = arguments.out / "facts.jsonl"
+        if not arguments.lora:
+            disk.loaded(trainer.accelerator.unwrap_model(trainer.model), Path(model), facts_path)
         if arguments.images:
             images.control(trainer, arguments.out / "facts.jsonl")
         trainer.train(resume_from_checkpoint=str(arguments.resume_from) if arguments.resume_from else None)
+        if arguments.lora and settings.save_strategy == "steps" and not arguments.resume_from:
+            disk.adapter(trainer.model, arguments.out / f"checkpoint-{settings.save_steps}", facts_path)
+        elif not arguments.lora and trainer.accelerator.num_processes == 1:
+            disk.saved(trainer, arguments.out / "final", facts_path)
     finally:
         if arguments.rollouts == "generator":
             rollouts.generator.close()

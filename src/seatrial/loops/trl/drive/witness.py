@@ -3,6 +3,7 @@
 Training metrics look normal when any of this is wrong, so each is measured where it happens, at every step:
 - decoding: log-probabilities of the sampled tokens, as the cached decoding with the trainer's own attention mask gave
   them, against one forward pass without a cache and with a mask of our own;
+- training: the log-probabilities that the loss is made of, against the same pass of our own;
 - advantages: each must have the sign of its reward's distance from the mean of its group;
 - images: the picture that generation and loss get for a row must be that row's picture.
 """
@@ -64,12 +65,16 @@ class Witness:
 
         if trainer.rollout_func is None:
             model.generate = observed_generate
+        if not self.images:
+            trainer._get_per_token_logps_and_entropies = self._observed_logps(trainer._get_per_token_logps_and_entropies, model)
         trainer._generate_and_score_completions = observed_score
         if self.images:
             model.register_forward_pre_hook(self._loss_pictures, with_kwargs=True)
 
     def _write(self, name: str, value: float) -> None:
-        facts.append(self.metrics, {"step": self.trainer.state.global_step + 1, f"rollout/{name}": value})
+        rank = self.trainer.accelerator.process_index
+        tag = f"rollout/{name}" if rank == 0 else f"rank{rank}/rollout/{name}"
+        facts.append(self.metrics, {"step": self.trainer.state.global_step + 1, tag: value})
 
     def _decoding(self, model: Any, given: dict[str, Any], made: Any) -> None:
         tokenizer = self.trainer._tokenizer
@@ -91,6 +96,33 @@ class Witness:
             for place, token in enumerate(completion)
         ]
         self._write("decode_max_dlogp", max(gaps) if gaps and all(math.isfinite(gap) for gap in gaps) else math.nan)
+
+    def _observed_logps(self, inner: Any, model: Any) -> Any:
+        """The log-probabilities that the loss is made of, against a forward pass of our own."""
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            answer = inner(*args, **kwargs)
+            if torch.is_grad_enabled():
+                names = ("model", "input_ids", "attention_mask", "logits_to_keep")
+                given = {**dict(zip(names, args, strict=False)), **kwargs}
+                self._training(model, given["input_ids"], int(given["logits_to_keep"]), answer[0].detach())
+            return answer
+
+        return observed
+
+    def _training(self, model: Any, ids: Any, kept: int, logps: Any) -> None:
+        tokenizer, heat = self.trainer._tokenizer, float(self.trainer.temperature)
+        chosen = list(range(0, len(ids), max(1, len(ids) // ROWS)))
+        prompts = [_unpadded(ids[row, :-kept].tolist(), tokenizer.pad_token_id) for row in chosen]
+        completions = [_trimmed(ids[row, -kept:].tolist(), tokenizer) for row in chosen]
+        with torch.no_grad():
+            own = sampler.logprobs_of(model, prompts, completions, tokenizer.pad_token_id, heat)
+        gaps = [
+            abs(float(logps[row, place]) - own[index][place])
+            for index, row in enumerate(chosen)
+            for place in range(len(completions[index]))
+        ]
+        self._write("train_max_dlogp", max(gaps) if gaps and all(math.isfinite(gap) for gap in gaps) else math.nan)
 
     def _advantages(self, advantages: Sequence[float], group: int) -> None:
         rewards = self.rewards
@@ -116,6 +148,15 @@ def _unpadded(ids: list[int], pad: int) -> list[int]:
     """Without the padding on the left."""
     start = next((place for place, token in enumerate(ids) if token != pad), len(ids))
     return ids[start:]
+
+
+def _trimmed(ids: list[int], tokenizer: Any) -> list[int]:
+    """A completion without what follows its end token, or the padding of a shorter one."""
+    if tokenizer.eos_token_id in ids:
+        return _until(ids, tokenizer.eos_token_id)
+    while ids and ids[-1] == tokenizer.pad_token_id:
+        ids = ids[:-1]
+    return ids
 
 
 def _until(ids: list[int], end: int) -> list[int]:
