@@ -207,7 +207,7 @@ def test_wrong_import_blocks_before_the_first_step(upstream: Path, environment: 
 @pytest.mark.parametrize(
     ("path", "levels"),
     [
-        (TRAINER, [0, 6]),
+        (TRAINER, [0, 1, 6]),
         ("src/trl/generation/vllm_client.py", [0, 2, 3]),
         ("src/trl/distributed.py", [0, 4]),
         ("src/trl/extras/profiling.py", [0, 1, 6]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ class TestInterrupted:
 
     def test_exit_code_and_advice(self, interrupted: Stopped) -> None:
         assert interrupted.code == ExitCode.INTERRUPTED, interrupted.output
-        assert f"seatrial resume {interrupted.directory}" in interrupted.output
+        assert f"seatrial resume {shlex.quote(str(interrupted.directory))}" in interrupted.output
 
     def test_no_descendant_is_alive(self, interrupted: Stopped) -> None:
         assert interrupted.processes, "the loop was running"

@@ -218,3 +218,14 @@ def test_empty_and_missing_log(tmp_path: Path) -> None:
     assert triage(tmp_path, "") == Diagnosis(file=str(tmp_path / "run.log"))
     with pytest.raises(UserError, match="absent"):
         diagnose(tmp_path / "absent.log", MILESTONES, ())
+
+
+def test_a_forced_kill_after_the_work_is_a_failure(tmp_path: Path) -> None:
+    """The machine ran out of memory while the model was saved: the work was not done."""
+    done = Milestone(id="done", pattern="all steps made", boundary=Boundary.CHECKPOINT)
+    log = tmp_path / "run.log"
+    log.write_text("all steps made\nsaving\n/job: line 4: 4711 Killed                  python train.py\n")
+    found = diagnose(log, [done], [])
+    assert (found.verdict, found.boundary, found.line) == (Verdict.BLOCKED, Boundary.ENVIRONMENT, 3)
+    log.write_text("all steps made\nsaving\n/job: line 4: 4711 Terminated              python train.py\n")
+    assert diagnose(log, [done], []).verdict is None

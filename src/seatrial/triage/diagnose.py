@@ -19,6 +19,7 @@ from pathlib import Path
 from seatrial.model.knowledge import Milestone, Signature
 from seatrial.model.record import Diagnosis
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.triage import shapes
 from seatrial.triage.cause import Cause, Progress, find_cause, independent, survived
 from seatrial.triage.chain import Chain, ChainReader, How
 from seatrial.triage.log import Line, Log, read_log
@@ -63,7 +64,8 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
     chains = reader.finish()
     triage = _Triage(log, milestones, scan, Progress(scan.reached), [s for s in known if not s.harmless and scan.counts(s)])
     for chain in chains:
-        stopped = chain.how is How.KILLED and triage.finished()  # servers are stopped by a signal when the work is done
+        # Servers are stopped by a signal when the work is done; a forced kill (no memory while saving) is no such thing.
+        stopped = chain.how is How.KILLED and triage.finished() and not any(shapes.FORCED.search(hit.text) for hit in _lines(chain))
         if stopped or any(first_match(s, _lines(chain)) for s in harmless):
             chain.how = How.NOTED
     found = [*triage.silent(), *(triage.failure(chains) or triage.ending(tail, chains))]

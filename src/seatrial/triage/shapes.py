@@ -48,6 +48,8 @@ KILLED = re.compile(
     r"|(?:slurmstepd|srun): .*(?:CANCELLED|TIME LIMIT|PREEMPT|oom.kill|Killed|Terminated)"
     r"|.*\b[Rr]eceived (?:SIGTERM|SIGINT|signal 15|signal 2)\b"
 )
+FORCED = re.compile(r"\bKilled\b|oom.kill|SIGKILL", re.IGNORECASE)
+"""A kill that nobody sends to a process that is done: the machine ran out of memory."""
 CRASHED = re.compile(
     r"Fatal Python error: |(?:\[[^\]]*\] \S+ )?\*\*\* SIG(?:SEGV|ABRT|BUS|FPE|ILL) received"
     r"|(?:.*: line \d+: +\d+ )?(?:Segmentation fault|Aborted|Bus error)\b|terminate called after throwing an instance of "

@@ -85,7 +85,8 @@ def trainer(built: Any, fault: str | None) -> None:
     elif fault in ("wrong-mask", "blind-generation", "swapped-pictures"):
         built.model.generate = _misled(built.model.generate, fault)
     elif fault == "blind" and hasattr(built.processing_class, "image_processor"):
-        built.processing_class.image_processor.preprocess = _blank(built.processing_class.image_processor.preprocess)
+        kind = type(built.processing_class.image_processor)  # of the class: a processor is saved with the model
+        kind.preprocess = _blank(kind.preprocess)
     if fault in FAULTS:
         built.add_callback(Saboteur(fault))
 
@@ -112,8 +113,8 @@ def _misled(generate: Any, fault: str) -> Any:
 
 
 def _blank(preprocess: Any) -> Any:
-    def blank(images: Any, *args: Any, **kwargs: Any) -> Any:
-        made = preprocess(images, *args, **kwargs)
+    def blank(processor: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
+        made = preprocess(processor, images, *args, **kwargs)
         for index, value in enumerate(made["pixel_values"]):
             made["pixel_values"][index] = value * 0
         return made
