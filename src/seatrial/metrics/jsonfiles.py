@@ -57,7 +57,10 @@ def read_json_metrics(path: Path) -> Reading | None:
 def _reading(path: str, data: Any) -> Reading | None:
     if isinstance(data, dict):
         history = data.get("log_history")
-        return _trainer_state(path, history) if isinstance(history, list) else _tables(path, data)
+        if not isinstance(history, list):
+            return _tables(path, data)
+        reading = _trainer_state(path, history)
+        return _agreeing(path, data.get("global_step"), reading)
     if not isinstance(data, list):
         return None
     rows = _Rows(path)
@@ -137,6 +140,14 @@ class _Rows:
                 damage = Damage(self.path, places[0], len(places), f"the value of {tag!r} is not a number")
                 self._reading.damage.append(damage)
         return self._reading
+
+
+def _agreeing(path: str, reached: Any, reading: Reading) -> Reading:
+    """A state that logged steps beyond the one it says it reached contradicts itself."""
+    last = max((max(points.steps) for points in reading.points.values() if points.steps), default=0)
+    if isinstance(reached, int) and last > reached:
+        reading.damage.append(Damage(path, "global_step", 1, f"says {reached}, but step {last} was logged"))
+    return reading
 
 
 def _trainer_state(path: str, history: list[Any]) -> Reading:
