@@ -140,6 +140,11 @@ def _limitations(level: Level | None, metrics: Metrics, from_console: bool, plan
         made.append("metrics were read from the console, rounded as printed there")
     if planned is None:
         made.append("the number of steps the run was to take is not known; give --expect-steps")
+    for tag, series in metrics.series.items():
+        if tag.rpartition("/")[2] == "loss" and series.steps and series.steps[0] > 1:
+            made.append(
+                f"{tag} begins at step {series.steps[0]}: the steps before it were not seen (a resumed run, or rows that are sparse)"
+            )
     for spec in level.checks if level else ():
         if absent := _excused(spec, level, metrics):
             made.append(f"not checked, since {absent} was not logged: {spec.expr}")
