@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.evidence.redact import Redactor
-from seatrial.evidence.secret_names import Says, says_secret
+from seatrial.model.secret_names import Says, says_secret
 
 PLAIN = Redactor({})
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from seatrial.evidence.secret_names import Says, looks_random, says_password, says_secret
+from seatrial.model.secret_names import Says, looks_random, says_password, says_secret
 
 MINIMUM_LENGTH = 6
 """Shorter values of environment variables are not replaced: "1" or "true" would blank half a log."""

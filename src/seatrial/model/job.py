@@ -1,0 +1,271 @@
+"""Jobs as data: programs that run together, on a cluster or on this machine.
+
+- A job has components: services, and exactly one client. The client decides how the job ends; a service that ends
+  before it, even with exit code 0, fails the job.
+- A job is one allocation, a heterogeneous one (components in several groups), or an array of units; never an array of
+  heterogeneous ones, which Slurm refuses.
+- Words of a command, and values of variables, may hold placeholders such as `{port}` (see `PLACEHOLDERS`): they are
+  filled in on the node, where the port is chosen and the host is known.
+- `Result` is what a unit leaves behind: the exact exit code, and who ended it. Only a result that says `done` counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from seatrial.model.record import Record
+from seatrial.model.secret_names import Says, looks_random, says_secret
+
+PLACEHOLDERS = {
+    "port": "SEATRIAL_PORT",
+    "bind": "SEATRIAL_BIND",
+    "copy": "SEATRIAL_COPY",
+    "rank": "SEATRIAL_RANK",
+    "head": "SEATRIAL_HEAD",
+    "head_port": "SEATRIAL_HEAD_PORT",
+    "index": "SEATRIAL_INDEX",
+    "job": "SEATRIAL_JOB",
+}
+"""Placeholders and the variables that carry the same value into every component:
+port (chosen on the node), bind (address to listen on: loopback unless the job spans nodes), copy (number of this
+replica), rank (of a task within its copy), head and head_port (first node of the copy, and a second port there),
+index (unit of the array), job (the job directory). `{url:NAME}` and `{urls:NAME}` are the first and all endpoints of
+a service or a pre-hosted server; variables SEATRIAL_URL_NAME and SEATRIAL_URLS_NAME carry them."""
+
+PLACEHOLDER = re.compile(r"\{(?:(" + "|".join(PLACEHOLDERS) + r")|(urls?):([a-z][a-z0-9-]*))\}")
+
+
+def variable_of(match: re.Match[str]) -> str:
+    """The variable that holds the value of a placeholder."""
+    plain, kind, name = match.groups()
+    return PLACEHOLDERS[plain] if plain else f"SEATRIAL_{kind.upper()}_{shell_name(name)}"
+
+
+def shell_name(name: str) -> str:
+    """The name of a component as part of a variable."""
+    return name.upper().replace("-", "_")
+
+
+def _no_secrets(environment: dict[str, str]) -> dict[str, str]:
+    """Scripts and job files are read by everybody: a secret must come with the caller's own environment."""
+    for key, value in environment.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key):
+            raise ValueError(f"{key!r} is not the name of a variable")
+        says = says_secret(key)
+        if says is Says.STRONG or (says is Says.WEAK and looks_random(value)):
+            raise ValueError(f"{key} looks like a secret; leave it out and export it where you submit: it is passed on")
+    return environment
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,39}$")]
+Variables = Annotated[dict[str, str], AfterValidator(_no_secrets)]
+Mount = Annotated[str, StringConstraints(pattern=r"^[^,:\s]+:[^,:\s]+(:[a-z+]+)?$")]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Ready(Record):
+    """When a service can be used: its port answers, and `path`, if given, answers 200."""
+
+    path: Annotated[str, StringConstraints(pattern=r"^/[!-~]*$")] | None = "/health"
+    deadline_s: Annotated[int, Field(gt=0)] = 1200
+
+
+class Component(Record):
+    """One program of a job, in as many copies as `replicas` says."""
+
+    name: Name
+    command: tuple[str, ...] = Field(min_length=1)
+    role: Literal["service", "client"] = "service"
+    group: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]*$")] = ""
+    """Components of one group share nodes; several groups make a heterogeneous job."""
+    replicas: Count = 1
+    """Copies, each with its own port, endpoint and log."""
+    per_node: Count | None = None
+    """At most so many copies on one node; None for as many as fit."""
+    nodes: Count = 1
+    """Nodes that one copy spans."""
+    tasks: Count = 1
+    """Processes of one copy."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs of one copy, on each of its nodes."""
+    cpus: Count = 1
+    """CPUs per task."""
+    memory_mb: Count | None = None
+    """Memory of one copy on each of its nodes; None shares the job's."""
+    environment: Variables = Field(default_factory=dict)
+    workdir: str | None = None
+    container: str | None = None
+    """A name that the profile knows."""
+    image: str | None = None
+    """A literal image."""
+    mounts: tuple[Mount, ...] = ()
+    port: bool = False
+    """Whether each copy gets a port of its own on its node."""
+    ready: Ready | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.container and self.image:
+            raise ValueError("container (a name of the profile) and image (a literal) exclude each other")
+        if self.ready and not self.port:
+            raise ValueError("ready needs port = true")
+        if self.role == "client" and (self.replicas > 1 or self.ready):
+            raise ValueError("the client is one, and nobody waits for it to be ready: no replicas, no ready")
+        if self.tasks < self.nodes or self.tasks % self.nodes:
+            raise ValueError(f"tasks = {self.tasks} cannot be spread evenly over nodes = {self.nodes}")
+        return self
+
+    @property
+    def exclusive_gpus(self) -> bool:
+        """Whether its steps own what they ask for; the others share."""
+        return self.gpus > 0
+
+
+class After(Record):
+    """A job that must have ended before this one starts."""
+
+    job: Name
+    when: Literal["ok", "any"] = "ok"
+    """`ok`: every unit done, which the job checks itself, since Slurm forgets. `any`: ended, however."""
+
+
+class Job(Record):
+    """What is submitted as one."""
+
+    name: Name
+    components: tuple[Component, ...] = Field(min_length=1)
+    array: Count | None = None
+    """Number of units; each runs all components with its own `{index}`."""
+    parallel: Count | None = None
+    """At most so many units at a time."""
+    after: tuple[After, ...] = ()
+    after_ids: tuple[Annotated[str, StringConstraints(pattern=r"^[0-9]+(_[0-9]+)?$")], ...] = ()
+    """Slurm jobs that are not ours and must have ended well."""
+    servers: Mapping[Name, Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$")]] = Field(default_factory=dict)
+    """Servers that run elsewhere already, by URL; the client starts when they answer."""
+    minutes: Count | None = None
+    """Time limit; None takes the profile's."""
+    warn_s: Annotated[int, Field(ge=0)] = 120
+    """So long before the time limit the client is asked to stop (SIGTERM)."""
+    requeue: bool = True
+    exclusive: bool = False
+    """Nodes are not shared with other jobs."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [item.name for item in self.components] + list(self.servers)
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two components or servers are called {twice[0]}")
+        clients = [item.name for item in self.components if item.role == "client"]
+        if len(clients) != 1:
+            raise ValueError(f"a job has exactly one client; this one has {len(clients)}: {', '.join(clients) or 'none'}")
+        if self.array and len(self.groups()) > 1:
+            raise ValueError("Slurm refuses arrays of heterogeneous jobs: put the components into one group, or leave out array")
+        if self.parallel and not self.array:
+            raise ValueError("parallel needs array")
+        for item in self.components:
+            for text in (*item.command, *item.environment.values()):
+                for match in PLACEHOLDER.finditer(text):
+                    if match[3] and match[3] not in names:
+                        raise ValueError(f"component {item.name}: {match[0]} names no service; known: {', '.join(names)}")
+                    if match[3] and not self._has_endpoint(match[3]):
+                        raise ValueError(f"component {item.name}: {match[0]}: {match[3]} has no port = true")
+        return self
+
+    def _has_endpoint(self, name: str) -> bool:
+        return name in self.servers or any(item.name == name and item.port for item in self.components)
+
+    def groups(self) -> tuple[str, ...]:
+        """Groups in the order in which components name them."""
+        return tuple(dict.fromkeys(item.group for item in self.components))
+
+    def units(self) -> range:
+        """Indices of the units; a job without array has one, 0."""
+        return range(self.array or 1)
+
+    @property
+    def client(self) -> Component:
+        """The component that decides."""
+        return next(item for item in self.components if item.role == "client")
+
+    def services(self) -> tuple[Component, ...]:
+        """All others."""
+        return tuple(item for item in self.components if item.role == "service")
+
+
+class Batch(Record):
+    """Jobs that are submitted together, in this order; a job may come after earlier ones."""
+
+    jobs: tuple[Job, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        seen: list[str] = []
+        for job in self.jobs:
+            if job.name in seen:
+                raise ValueError(f"two jobs are called {job.name}")
+            for after in job.after:
+                if after.job not in seen:
+                    raise ValueError(f"job {job.name} comes after {after.job}, which no earlier job is called")
+            seen.append(job.name)
+        return self
+
+
+class Ending(StrEnum):
+    """How a unit ended."""
+
+    DONE = "done"
+    """The client exited with 0 while every service was alive."""
+    CLIENT_FAILED = "client-failed"
+    SERVICE_ENDED = "service-ended"
+    """A service ended before the client, with whatever exit code."""
+    NOT_READY = "not-ready"
+    """A service did not become ready before its deadline."""
+    INPUTS_MISSING = "inputs-missing"
+    """A job it comes after is not done."""
+    TIME_LIMIT = "time-limit"
+    """The client was asked to stop because the time limit was near."""
+    STOPPED = "stopped"
+    """Cancelled, preempted or interrupted."""
+
+
+class Result(Record):
+    """results/<index>.json: written before the services are stopped."""
+
+    job: str
+    index: int
+    slurm: str
+    """Slurm's id of the unit, such as 12 or 12_3; "local" on this machine."""
+    restart: int
+    """How often it was requeued before."""
+    ending: Ending
+    component: str
+    """Who ended it, such as `client` or `server.1`."""
+    exit_code: int | None
+    """Exact; None when nobody exited."""
+    node: str
+    started: int
+    ended: int
+    """Seconds since 1970."""
+    message: str = ""
+
+
+class Submission(Record):
+    """<job>/submission.json: what was handed to Slurm. Written before sbatch is called, and again with the id."""
+
+    job: str
+    name: str
+    """Unique name of the Slurm job: a reused id is noticed by it."""
+    slurm: str | None
+    """Slurm's id; None while it is not known."""
+    profile: str
+    units: tuple[int, ...]
+    submitted: int
+    cluster: str = ""
+    """SLURM_CONF, or empty for the machine's own cluster."""
