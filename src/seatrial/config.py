@@ -1,11 +1,14 @@
 """Configuration: seatrial.toml, `--set section.key=value`, and flags, in this order; each value knows its origin.
 
-Unknown sections and keys are errors that name the file, the key and the nearest known one.
+- Unknown sections and keys are errors that name the file, the key and the nearest known one.
+- `[slurm.NAME]` holds a profile; its tables (containers, environment) are merged entry by entry.
+- A key is a path of names; errors and `seatrial config` show it with dots between them.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +18,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from seatrial.model.errors import UserError
+from seatrial.model.profile import Profile
 
 FILE = "seatrial.toml"
+PROFILES = "slurm"
+PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+Key = tuple[str, ...]
 
 
 class Section(BaseModel):
@@ -62,6 +70,7 @@ class Config(Section):
     change: ChangeSection = ChangeSection()
     environment: EnvironmentSection = EnvironmentSection()
     limits: LimitsSection = LimitsSection()
+    slurm: dict[str, Profile] = Field(default_factory=dict, description="profiles of clusters, by name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +81,25 @@ class Loaded:
     origins: Mapping[str, str]
 
     def rows(self) -> Iterator[tuple[str, Any, str, str]]:
-        """Key, value, origin and meaning of every setting."""
-        for section, kind in Config.model_fields.items():
-            values = getattr(self.config, section)
-            assert isinstance(kind.annotation, type)
-            for key, info in kind.annotation.model_fields.items():
-                name = f"{section}.{key}"
-                yield name, getattr(values, key), self.origins.get(name, "default"), info.description or ""
+        """Key, value, origin and meaning of every setting; one row per entry of a table."""
+        for key, value, meaning in _settings(self.config):
+            entries = {(*key, name): entry for name, entry in value.items()} if isinstance(value, dict) else {}
+            for place, entry in (entries or {key: value}).items():
+                name = ".".join(place)
+                yield name, entry, self.origins.get(name, "default"), meaning
 
 
-def known_keys() -> dict[str, Any]:
-    """All dotted keys with their field descriptions."""
+def _settings(config: Config) -> Iterator[tuple[Key, Any, str]]:
+    """Key, value and meaning of every field of every section and profile."""
+    sections: dict[Key, BaseModel] = {(name,): getattr(config, name) for name in Config.model_fields if name != PROFILES}
+    sections |= {(PROFILES, name): profile for name, profile in config.slurm.items()}
+    for place, values in sections.items():
+        for key, info in type(values).model_fields.items():
+            yield (*place, key), getattr(values, key), info.description or ""
+
+
+def known_keys() -> dict[str, str]:
+    """All dotted keys of the sections that are always there, with their meaning."""
     return {name: meaning for name, _, _, meaning in Loaded(Config(), {}).rows()}
 
 
@@ -96,31 +113,46 @@ def find_file(start: Path) -> Path | None:
 
 def load(file: Path | None, settings: Sequence[str] = (), flags: Mapping[str, Any] | None = None) -> Loaded:
     """Merge the sources; later ones win. A flag that is None was not given."""
-    values: dict[str, dict[str, Any]] = {}
+    values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     if file is not None:
-        for name, value in _from_file(file):
-            _put(values, origins, name, value, str(file))
+        for key, value in _from_file(file, values):
+            _put(values, origins, key, value, str(file))
+    profiles = tuple(values.get(PROFILES, ()))
     for text in settings:
         name, separator, raw = text.partition("=")
         if not separator:
             raise UserError(f"--set {text!r}: no '=' in it", "write --set section.key=value, for example --set run.levels=0,1")
-        _require_known(name.strip(), "--set")
-        _put(values, origins, name.strip(), _parse(name.strip(), raw), "--set")
+        key = _key(name.strip())
+        _require_known(key, "--set", profiles)
+        _put(values, origins, key, _parse(key, raw), "--set")
     for name, value in (flags or {}).items():
         if value is not None:
-            _put(values, origins, name, value, "command line")
+            _put(values, origins, _key(name), value, "command line")
     try:
         return Loaded(Config.model_validate(values), origins)
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"][:2])
-        raise UserError(
-            f"{origins.get(name, 'configuration')}: {name}: {first['msg']} (got {first['input']!r})", f"correct {name}"
-        ) from error
+        name, origin = _where([str(part) for part in first["loc"]], origins)
+        # A whole table may hold what should not be printed, and says little.
+        got = "" if isinstance(first["input"], dict) else f" (got {first['input']!r})"
+        raise UserError(f"{origin}: {name}: {first['msg'].removeprefix('Value error, ')}{got}", f"correct {name}") from error
 
 
-def _from_file(file: Path) -> Iterator[tuple[str, Any]]:
+def _where(loc: Sequence[str], origins: Mapping[str, str]) -> tuple[str, str]:
+    """The key that a mistake belongs to, and its origin: the longest one that was given, or what was given below it."""
+    for length in range(len(loc), 1, -1):
+        name = ".".join(loc[:length])
+        if name in origins:
+            return name, origins[name]
+        below = [origin for key, origin in origins.items() if key.startswith(f"{name}.")]
+        if below:
+            return name, below[-1]
+    return ".".join(loc), "configuration"
+
+
+def _from_file(file: Path, values: dict[str, Any]) -> Iterator[tuple[Key, Any]]:
+    """Keys and values of a file; profiles are entered into `values` even when they are empty."""
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -132,35 +164,79 @@ def _from_file(file: Path) -> Iterator[tuple[str, Any]]:
             close = difflib.get_close_matches(section, Config.model_fields, n=1)
             fix = f"did you mean [{close[0]}]?" if close else f"known sections: {', '.join(Config.model_fields)}"
             raise UserError(f"{file}: unknown section [{section}]", fix)
+        if section == PROFILES:
+            values[PROFILES] = {name: {} for name in content}
+            yield from _profiles(file, content)
+            continue
         for key, value in content.items():
-            _require_known(f"{section}.{key}", str(file))
-            yield f"{section}.{key}", value
+            _require_known((section, key), str(file))
+            yield (section, key), value
 
 
-def _require_known(name: str, origin: str) -> None:
-    known = known_keys()
-    if name in known:
+def _profiles(file: Path, tables: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
+    """Keys and values of all profiles; the entries of their tables one by one."""
+    for name, content in tables.items():
+        if not isinstance(content, dict):
+            raise UserError(f"{file}: {PROFILES}.{name}: a profile has a name", f"write [{PROFILES}.NAME], then {name} = … below it")
+        _require_profile_name(name, str(file))
+        for key, value in content.items():
+            _require_known((PROFILES, name, key), str(file))
+            if isinstance(value, dict) and _is_table(key):
+                yield from (((PROFILES, name, key, entry), item) for entry, item in value.items())
+            else:
+                yield (PROFILES, name, key), value
+
+
+def _is_table(key: str) -> bool:
+    """Whether a key of a profile holds a table."""
+    return isinstance(getattr(Profile(), key), dict)
+
+
+def _key(name: str) -> Key:
+    """The path of a dotted key; the name of a table's entry may hold dots itself."""
+    return tuple(name.split(".", 3 if name.startswith(f"{PROFILES}.") else 1))
+
+
+def _require_known(key: Key, origin: str, profiles: Sequence[str] = ()) -> None:
+    """Refuse a key that does not exist. Where the file has `profiles`, the name of another one is a slip."""
+    known = list(known_keys())
+    if key[0] == PROFILES and len(key) > 1:
+        _require_profile_name(key[1], origin)
+        known = [f"{PROFILES}.{name}.{field}" for name in profiles or (key[1],) for field in Profile.model_fields]
+    if ".".join(key[:3]) in known and (len(key) < 4 or _is_table(key[2])):
         return
+    name = ".".join(key)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     fix = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
     raise UserError(f"{origin}: unknown key {name!r}", fix)
 
 
-def _parse(name: str, raw: str) -> Any:
-    """A value of `--set`: a list for list keys (TOML, or words), text otherwise; pydantic turns text into numbers."""
-    section, _, key = name.partition(".")
-    default = getattr(getattr(Config(), section), key)
-    if not isinstance(default, list):
+def _require_profile_name(name: str, origin: str) -> None:
+    if not PROFILE_NAME.fullmatch(name):
+        raise UserError(f"{origin}: {PROFILES}.{name}: no name for a profile", "use letters, digits, - and _")
+
+
+def _parse(key: Key, raw: str) -> Any:
+    """A value of `--set`: a list (TOML; words for one of a section, one item for one of a profile), text otherwise;
+    pydantic turns text into numbers."""
+    in_profile = key[0] == PROFILES
+    default = "" if len(key) > 3 else getattr(Profile() if in_profile else getattr(Config(), key[0]), key[-1])
+    name = ".".join(key)
+    if isinstance(default, dict):
+        raise UserError(f"--set {name}: is a table", f"set its entries one by one: --set {name}.NAME=value")
+    if not isinstance(default, (list, tuple)):
         return raw
     if not raw.lstrip().startswith("["):
-        return raw.split()
+        return [raw] if in_profile else raw.split()
     try:
         return tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"--set {name}: {error}", f'write --set {name}=["one", "two"]') from error
 
 
-def _put(values: dict[str, dict[str, Any]], origins: dict[str, str], name: str, value: Any, origin: str) -> None:
-    section, _, key = name.partition(".")
-    values.setdefault(section, {})[key] = value
-    origins[name] = origin
+def _put(values: dict[str, Any], origins: dict[str, str], key: Key, value: Any, origin: str) -> None:
+    table = values
+    for part in key[:-1]:
+        table = table.setdefault(part, {})
+    table[key[-1]] = value
+    origins[".".join(key)] = origin

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from seatrial.config import Loaded
     from seatrial.evidence.changes import Changes
     from seatrial.model.loop import Loop
+    from seatrial.model.profile import Profile
     from seatrial.model.record import Plan, RepoState
     from seatrial.trial.plan import Diff
 
@@ -31,6 +32,10 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration value, such as limits.stall_minutes=2.")
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration file. Default: the nearest seatrial.toml.")]
+
+On = Annotated[
+    str | None, typer.Option("--on", metavar="slurm:PROFILE", help="Run it as a Slurm job; [slurm.PROFILE] in seatrial.toml says how.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,27 @@ def load_config(
         "environment.python": str(python) if python else None,
     }
     return load(file or find_file(Path.cwd()), settings or (), flags)
+
+
+def profile_named(loaded: Loaded, text: str) -> tuple[str, Profile]:
+    """The profile that `slurm:NAME` names; `slurm` alone is the only one there is."""
+    from seatrial.model.errors import UserError
+
+    profiles = loaded.config.slurm
+    kind, separator, name = text.partition(":")
+    if kind != "slurm" or (separator and not name):
+        raise UserError(f"{text!r} names no place to run", "write slurm:PROFILE, with a [slurm.PROFILE] section in seatrial.toml")
+    if not profiles:
+        raise UserError(
+            f"{text}: seatrial.toml has no profile", f'add a section, such as [slurm.{name or "main"}] with partition = "batch"'
+        )
+    if not separator and len(profiles) > 1:
+        raise UserError(f"there are {len(profiles)} profiles: {', '.join(profiles)}", f"name one: slurm:{next(iter(profiles))}")
+    name = name or next(iter(profiles))
+    if name not in profiles:
+        fix = f'name a known one, or add a section [slurm.{name}], for example with partition = "batch"'
+        raise UserError(f"no profile is called {name!r}; known: {', '.join(profiles)}", fix)
+    return name, profiles[name]
 
 
 def _named(text: str) -> tuple[str, Path]:

@@ -10,7 +10,9 @@ import typer
 from seatrial.cli import request
 
 if TYPE_CHECKING:
+    from seatrial.config import Loaded
     from seatrial.model.record import Trial
+    from seatrial.trial.conduct import Request
     from seatrial.trial.progress import Listener
 
 
@@ -27,6 +29,9 @@ def run(
     settings: request.Set = None,
     config: request.ConfigFile = None,
     fault: Annotated[str | None, typer.Option("--fault", help="Inject a known bug, to see the trial catch it; `list` names them.")] = None,
+    on: request.On = None,
+    detach: request.Detach = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --on: print the script, let Slurm validate it, submit nothing.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per event, instead of text.")] = False,
 ) -> None:
     """Run levels of a loop on a change, to a verdict and a report.
@@ -42,6 +47,15 @@ def run(
     if fault is not None:
         _require_fault(fault, asked.loop.faults(), [item.number for item in asked.plan.levels])
     settings_in_force = loaded.config
+    if on is None and (detach or dry_run):
+        raise UserError("--detach and --dry-run are for trials on a cluster", "add --on slurm:PROFILE")
+    if on is not None:
+        name, profile = request.profile_named(loaded, on)
+        conduct.refuse_hidden(asked.plan.arguments)
+        if dry_run:
+            place = out or rundir.new_path(Path(settings_in_force.run.trials), asked.loop.name)
+            raise typer.Exit(_dry_run(asked.plan, place.absolute(), profile))
+        remote.batch_of(asked.plan, (out or Path(settings_in_force.run.trials)).absolute(), profile)
     directory = rundir.named_directory(out) if out else rundir.new_directory(Path(settings_in_force.run.trials), asked.loop.name)
     wanted = conduct.Request(
         plan=asked.plan,

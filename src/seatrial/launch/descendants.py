@@ -4,7 +4,9 @@
   parent ended becomes Seatrial's own child, even after setsid or a double fork.
 - Every process inherits `SEATRIAL_RUN=<run id>`; the marker tells the orphans of simultaneous runs apart, and finds what
   a killed Seatrial left behind (`end_leftovers`).
-- Seatrial's other children are never touched: those that were there before the run, and those in Seatrial's session.
+- Runs may be simultaneous, each followed by a thread of its own: an orphan that hides its marker belongs to the run whose
+  session it is in, else it is ended with the last of the runs.
+- Seatrial's other children are never touched: those that were there before the first of the runs, and those in Seatrial's session.
 - Without prctl (not Linux) only the marker finds orphans.
 """
 
@@ -13,8 +15,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -29,6 +33,7 @@ MARKER = "SEATRIAL_RUN"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_WAIT_S = 5.0
+_COLLECT_S = 5.0
 _CLOCK_SLACK_S = 2.0
 """Start times are computed from the boot time, which moves a little when the clock is set."""
 
@@ -37,6 +42,12 @@ _prctl: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)
 
 _active: dict[int, str] = {}
 """Direct children of the runs that this process has under way, with their run ids."""
+_open: set[str] = set()
+"""Ids of the runs that were announced and are not being ended yet."""
+_others: set[int] = set()
+"""Children of Seatrial that were there before the first of the runs under way."""
+_lock = threading.Lock()
+"""Guards the change of the three above."""
 
 
 class PidFile(Record):
@@ -69,8 +80,23 @@ def die_with_parent() -> Callable[[], None]:
     return before_exec
 
 
+@contextmanager
+def announced(run_id: str) -> Iterator[None]:
+    """Around a whole run: it must be known before its child is forked, or another run that ends just then takes the child for its own."""
+    with _lock:
+        if not _open and not _active:
+            _others.clear()
+            _others.update(process.pid for process in _by_parent().get(os.getpid(), ()))
+        _open.add(run_id)
+    try:
+        yield
+    finally:
+        with _lock:
+            _open.discard(run_id)
+
+
 class Tree:
-    """The processes of one run, and what they cost."""
+    """The processes of one run, and what they cost. Its run was `announced`."""
 
     def __init__(self, child: int, run_id: str) -> None:
         self.child = child
@@ -80,10 +106,10 @@ class Tree:
         self.cpu_seconds = 0.0
         """Of the child and of all descendants collected so far."""
         self.peak_rss_mb = 0.0
-        self._others = {process.pid for process in _by_parent().get(os.getpid(), ())}
         self._orphans: set[int] = set()
         """Orphans known to be this run's: an ended process shows no marker any more, and keeps its pid until collected."""
-        _active[child] = run_id
+        with _lock:
+            _active[child] = run_id
 
     def write_pid_file(self, path: Path) -> None:
         """Leave on disk what a later Seatrial needs to end this run's processes."""
@@ -96,6 +122,22 @@ class Tree:
         if self.status is None:
             self.status = self._collect(self.child)
         return self.status is not None
+
+    def peek(self) -> int | None:
+        """Exit code of the child, 128 + signal if one ended it, None while it runs. Collects nothing: for other threads."""
+        stops = time.monotonic() + _COLLECT_S
+        while self.status is None:
+            try:
+                seen = os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:  # collected this very moment: the status follows
+                if time.monotonic() > stops:
+                    raise
+                time.sleep(0.001)
+                continue
+            if seen is None:
+                return None
+            return seen.si_status if seen.si_code == os.CLD_EXITED else 128 + seen.si_status
+        return self.status if self.status >= 0 else 128 - self.status
 
     def live(self) -> tuple[psutil.Process, ...]:
         """Every process of this run that is alive; ended ones that are ours to collect are collected."""
@@ -113,20 +155,23 @@ class Tree:
                 self._collect(pid)
         return tuple(mine.values())
 
-    def end(self, grace_s: float, wait: Callable[[float], object]) -> tuple[int, ...]:
-        """End everything: SIGTERM, `grace_s`, SIGKILL. `wait(seconds)` is called meanwhile. Returns what survived."""
+    def end(self, grace_s: float, wait: Callable[[float], object], hurry: Callable[[], bool] = lambda: False) -> tuple[int, ...]:
+        """End everything: SIGTERM, `grace_s` or until `hurry()`, SIGKILL. `wait(seconds)` is called meanwhile. Returns what survived."""
         grace_ends = time.monotonic() + grace_s
+        with _lock:
+            _open.discard(self.run_id)
         if grace_s > 0:
             for process in self.live():
                 _send(process, signal.SIGTERM)
-            while time.monotonic() < grace_ends and self.live():
+            while time.monotonic() < grace_ends and not hurry() and self.live():
                 wait(0.1)
         gives_up = time.monotonic() + _KILL_WAIT_S
         while (left := self.live()) and time.monotonic() < gives_up:
             for process in left:
                 _send(process, signal.SIGKILL)
             wait(0.02)
-        _active.pop(self.child, None)
+        with _lock:
+            _active.pop(self.child, None)
         return tuple(process.pid for process in left)
 
     def _claims(self, process: psutil.Process) -> bool:
@@ -136,14 +181,16 @@ class Tree:
         if process.pid in _active:
             return False
         try:
-            if os.getsid(process.pid) == os.getsid(0):
-                return False
+            session = os.getsid(process.pid)
         except ProcessLookupError:
             return False
+        if session == os.getsid(0):
+            return False
         marker = _marker(process)
-        # An orphan that hides its marker belongs to the only run there is, or waits for the last one to end.
-        hidden = marker not in _active.values() and process.pid not in self._others and len(_active) == 1
-        if marker == self.run_id or hidden:
+        with _lock:
+            # Programs that set their title overwrite their marker; only then, and outside a run's session, nobody knows whose it is.
+            hidden = marker not in _active.values() and session not in _active and process.pid not in _others and not _open - {self.run_id}
+        if marker == self.run_id or session == self.child or hidden:
             self._orphans.add(process.pid)
         return process.pid in self._orphans
 

@@ -2,7 +2,9 @@
 
 - The child has its own session, no standard input, and one log for standard output and error (see `linelog`).
 - It ends in one of four ways: it exited; the deadline passed; it stalled (no output and no change of a watched path for
-  `stall_s`; its stacks are put into the log first); or Seatrial was interrupted (see `interrupt`).
+  `stall_s`; its stacks are put into the log first); or Seatrial was interrupted (see `interrupt`), or, where the run has a
+  `control`, whoever holds that asked for its end.
+- Runs may be simultaneous, each in a thread that lives until `run` returns: the kernel ends the child with its thread.
 - Whatever the end, and whatever exception passes through, every descendant is ended before `run` returns (see `descendants`).
 - While a run is under way `<log>.pids` exists; after a Seatrial that was killed, `end_leftovers` takes it.
 - Waiting costs next to nothing: one wake-up per tick, or per chunk of output.
@@ -22,14 +24,15 @@ from typing import Literal
 import psutil
 
 from seatrial.launch import stackdump
-from seatrial.launch.descendants import MARKER, Tree, adopt_orphans, die_with_parent, end_leftovers
+from seatrial.launch.control import Control
+from seatrial.launch.descendants import MARKER, Tree, adopt_orphans, announced, die_with_parent, end_leftovers
 from seatrial.launch.interrupt import Interrupted, Interruptible, stop_requested
 from seatrial.launch.linelog import LineFilter, LineLog
 from seatrial.launch.watch import Watch
 from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary
 
-__all__ = ["Interrupted", "Interruptible", "Outcome", "ProcessSpec", "Tick", "end_leftovers", "pid_file", "run"]
+__all__ = ["Control", "Interrupted", "Interruptible", "Outcome", "ProcessSpec", "Tick", "end_leftovers", "pid_file", "run"]
 
 Ended = Literal["exited", "deadline", "stalled", "interrupted"]
 
@@ -62,6 +65,10 @@ class ProcessSpec:
     """Between SIGTERM and SIGKILL."""
     line_filter: LineFilter = _unchanged
     """Applied to every line before it is written (the redactor); must return one line."""
+    control: Control | None = None
+    """Who ends the run, instead of an interrupt of Seatrial."""
+    part: str = ""
+    """Tells runs that share a log apart in the name of the pid file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +95,30 @@ class Outcome:
     """Of the largest single process."""
 
 
-def pid_file(log: Path) -> Path:
+def pid_file(log: Path, part: str = "") -> Path:
     """Where the run that writes `log` notes its processes."""
-    return log.with_name(f"{log.name}.pids")
+    return log.with_name(f"{log.name}.{part}.pids" if part else f"{log.name}.pids")
 
 
 def run(spec: ProcessSpec, on_tick: Callable[[Tick], None] | None = None) -> Outcome:
     """Run one child to its end. Raises a BlockedError when it cannot be started or the log cannot be written."""
     began = time.monotonic()
-    if stop_requested():
+    if _asked(spec):
         return Outcome(None, None, "interrupted", 0.0)
     adopt_orphans()
-    with LineLog(spec.log, spec.line_filter) as log:
+    pids = pid_file(spec.log, spec.part)
+    with announced(spec.run_id), LineLog(spec.log, spec.line_filter) as log:
         process = _start(spec)
         tree, pipe = Tree(process.pid, spec.run_id), _Pipe(process, log)
+        if spec.control is not None:
+            spec.control.tree = tree
         try:
-            tree.write_pid_file(pid_file(spec.log))
+            tree.write_pid_file(pids)
             ended = _follow(spec, tree, pipe, log, on_tick)
             _close_down(spec, ended, tree, pipe, log)
         except BaseException:
             if not tree.end(0, time.sleep):
-                pid_file(spec.log).unlink(missing_ok=True)
+                pids.unlink(missing_ok=True)
             raise
         finally:
             process.returncode = 0 if tree.status is None else tree.status  # collected by `tree`, not by Popen
@@ -117,6 +127,10 @@ def run(spec: ProcessSpec, on_tick: Callable[[Tick], None] | None = None) -> Out
     killed = -tree.status if tree.status is not None and tree.status < 0 else None
     code = None if ended != "exited" else tree.status if killed is None else 128 + killed
     return Outcome(code, killed, ended, seconds, tree.cpu_seconds, tree.peak_rss_mb)
+
+
+def _asked(spec: ProcessSpec) -> bool:
+    return stop_requested() if spec.control is None else spec.control.asked
 
 
 def _start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
@@ -196,7 +210,7 @@ def _follow(spec: ProcessSpec, tree: Tree, pipe: _Pipe, log: LineLog, on_tick: C
             continue
         if tree.exited():
             return "exited"
-        if stop_requested():
+        if _asked(spec):
             return "interrupted"
         if now - began >= spec.deadline_s:
             return "deadline"
@@ -211,6 +225,7 @@ def _follow(spec: ProcessSpec, tree: Tree, pipe: _Pipe, log: LineLog, on_tick: C
 def _close_down(spec: ProcessSpec, ended: Ended, tree: Tree, pipe: _Pipe, log: LineLog) -> None:
     """End what is left of the run and say so in the log; the pid file goes only when nothing survived."""
     left = tree.live()
+    control = spec.control or Control()
     if ended == "exited":
         pipe.drain()
         if left:
@@ -220,17 +235,18 @@ def _close_down(spec: ProcessSpec, ended: Ended, tree: Tree, pipe: _Pipe, log: L
         why = {
             "deadline": f"the deadline of {spec.deadline_s:g} s passed",
             "stalled": f"no output and no change of a watched path for {spec.stall_s:g} s",
-            "interrupted": "Seatrial was interrupted",
+            "interrupted": control.why or "Seatrial was interrupted",
         }
         log.note(f"{why[ended]}: ending the run")
         if ended == "stalled":
             log.note(stackdump.dump(left))
-    survivors = tree.end(spec.grace_s, pipe.pump)
+    grace_s = control.left_s() if control.asked and ended == "interrupted" else spec.grace_s
+    survivors = tree.end(grace_s, pipe.pump, lambda: control.left_s() == 0)
     pipe.drain()
     if survivors:
         log.note(f"could not end: {' '.join(map(str, survivors))}")
     else:
-        pid_file(spec.log).unlink(missing_ok=True)
+        pid_file(spec.log, spec.part).unlink(missing_ok=True)
 
 
 def _name(process: psutil.Process) -> str:

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from seatrial.model.record import Record
 from seatrial.model.secret_names import Says, looks_random, says_secret
+from seatrial.model.verdict import Verdict
 
 PLACEHOLDERS = {
     "port": "SEATRIAL_PORT",
@@ -152,6 +153,8 @@ class Job(Record):
     """Time limit; None takes the profile's."""
     warn_s: Annotated[int, Field(ge=0)] = 120
     """So long before the time limit the client is asked to stop (SIGTERM)."""
+    settle_s: Annotated[int, Field(ge=0)] = 60
+    """How long results of earlier jobs may take to show on the node; shared file systems are late."""
     requeue: bool = True
     exclusive: bool = False
     """Nodes are not shared with other jobs."""
@@ -269,3 +272,47 @@ class Submission(Record):
     submitted: int
     cluster: str = ""
     """SLURM_CONF, or empty for the machine's own cluster."""
+
+
+class UnitState(StrEnum):
+    """Where a unit stands."""
+
+    WAITING = "waiting"
+    """Not started, or requeued."""
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    """The client failed."""
+    BLOCKED = "blocked"
+    """Something beside the client ended it: a service, the time limit, a person, the cluster."""
+    LOST = "lost"
+    """Neither Slurm nor a result knows it."""
+    UNKNOWN = "unknown"
+    """The controller does not answer: nothing can be said, and nothing is lost."""
+
+
+_VERDICTS = {
+    UnitState.DONE: Verdict.PASS,
+    UnitState.FAILED: Verdict.FAIL,
+    UnitState.BLOCKED: Verdict.BLOCKED,
+    UnitState.LOST: Verdict.BLOCKED,
+}
+
+
+class UnitStatus(Record):
+    """What is known of one unit, from Slurm and from its result."""
+
+    job: str
+    index: int
+    slurm: str
+    """Slurm's id, such as 12 or 12_3; empty while it is not known."""
+    state: UnitState
+    scheduler: str = ""
+    """Slurm's own word, such as RUNNING or NODE_FAIL; empty when Slurm knows nothing."""
+    reason: str = ""
+    result: Result | None = None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None while it has not ended."""
+        return _VERDICTS.get(self.state)

@@ -5,9 +5,9 @@ Seatrial runs where sbatch is: there is no ssh in it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from seatrial.model.job import Count, Mount, Variables
 from seatrial.model.record import Record
@@ -42,3 +42,12 @@ class Profile(Record):
     srun: tuple[Option, ...] = Field(default=(), description="more options of every srun, such as --mpi=pmix")
     ray: Literal["none", "symmetric-run", "ray.sub"] = Field(default="none", description="how Ray is started for a trial")
     ray_sub: str | None = Field(default=None, description="path of the loop's own ray.sub")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.container and self.image:
+            raise ValueError("container (a name of containers) and image (a literal) exclude each other")
+        if self.container and self.container not in self.containers:
+            known = ", ".join(self.containers) or "none; name them in containers"
+            raise ValueError(f"container: no image is called {self.container!r}; known: {known}; a literal one belongs into image")
+        return self

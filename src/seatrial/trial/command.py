@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from seatrial.launch.words import grouped
 from seatrial.model.loop import Phase
 
 HEADER = """#!/usr/bin/env bash
@@ -41,16 +42,5 @@ def command_script(title: str, phases: Sequence[Phase], directory: Path, environ
     for phase in phases:
         lines.append(f"\n# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""))
         lines += [f"export {key}={quoted(value, directory)}" for key, value in sorted(phase.env.items())]
-        lines.append(" \\\n  ".join(_grouped([quoted(word, directory) for word in phase.argv])))
+        lines.append(" \\\n  ".join(grouped([quoted(word, directory) for word in phase.argv])))
     return "\n".join(lines) + "\n"
-
-
-def _grouped(words: Sequence[str]) -> list[str]:
-    """Options and their values on one line each."""
-    groups: list[str] = []
-    for word in words:
-        if groups and not word.startswith("-"):
-            groups[-1] += f" {word}"
-        else:
-            groups.append(word)
-    return groups

@@ -1,6 +1,7 @@
 """The conductor: plan, evidence, preflight, levels, verdict, reports. Everything goes through the run directory.
 
-- Evidence is stored before the first process starts.
+- Evidence is stored before the first process starts. `prepare` stores it and runs nothing: `resume` then runs the
+  trial, on this machine or on another one that shares the directory.
 - A level is stored as soon as it is judged; a killed trial loses at most the level that was running.
 - `resume` refuses another environment or another state of the change: the levels of one trial share both.
 """
@@ -26,21 +27,17 @@ from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Loop
 from seatrial.model.record import EnvironmentRecord, Finding, ImportProof, LevelResult, Plan, PlannedLevel, RepoState, Trial
-from seatrial.model.series import Metrics
-from seatrial.model.verdict import Boundary, Verdict, worst
-from seatrial.report.write import write_reports
+from seatrial.model.verdict import Boundary, Verdict
 from seatrial.trial import rundir
 from seatrial.trial.assess import judge_level
 from seatrial.trial.command import command_script
+from seatrial.trial.finish import FINAL, conclude, not_run, store
 from seatrial.trial.inject import stage
 from seatrial.trial.interpreter import Interpreter, find_interpreter
 from seatrial.trial.level import Bench, Limits, run_level
-from seatrial.trial.level_files import level_imports, read_level_metrics
+from seatrial.trial.level_files import level_imports
 from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment, preflight
 from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, Stage
-
-FINAL = (Verdict.PASS, Verdict.FAIL)
-"""Verdicts that `resume` keeps. What was Blocked or cut short is run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +57,51 @@ class Request:
 
 def start(request: Request, listener: Listener) -> Trial:
     """Run a new trial to its verdict."""
-    redactor = Redactor({**_as_variables(request.plan.arguments), **os.environ})
+    redactor = _redactor(request.plan.arguments)
     with rundir.locked(request.out):
-        rundir.require_new(request.out)
-        trial = Trial(
-            id=request.out.name,
-            seatrial=seatrial.__version__,
-            created=rundir.now(),
-            plan=request.plan.model_copy(update={"arguments": redactor.value(request.plan.arguments)}),
-            command=tuple(redactor.value(sys.argv)),
-            status="planned",
-        )
-        write_json(request.out / "evidence" / "config.json", redactor.value(dict(request.config)))
-        rundir.save(request.out, trial)
+        trial = _store(request, redactor)
         listener(Planned(str(request.out), trial.plan))
         return _Conductor(request, listener, redactor).conduct(trial)
+
+
+def prepare(request: Request, listener: Listener) -> Trial:
+    """Store a new trial with its evidence, and build its environment; nothing runs yet. What blocks it is raised."""
+    refuse_hidden(request.plan.arguments)
+    redactor = _redactor(request.plan.arguments)
+    with rundir.locked(request.out):
+        trial = _store(request, redactor)
+        listener(Planned(str(request.out), trial.plan))
+        trial, _ = _Conductor(request, listener, redactor).evidence(trial)
+        rundir.save(request.out, trial)
+        return trial
+
+
+def refuse_hidden(arguments: Sequence[str]) -> None:
+    """A loop argument that is a secret is not stored, so only the process that was given it can run the trial."""
+    hidden = next((word for word in _redactor(arguments).value(tuple(arguments)) if "[redacted:" in word), None)
+    if hidden:
+        message = f"a loop argument is a secret, which is not stored: {hidden}"
+        raise UserError(message, "pass it as a variable of the environment, or run the trial where you are, without --on")
+
+
+def _store(request: Request, redactor: Redactor) -> Trial:
+    """The planned trial. The caller holds the directory."""
+    rundir.require_new(request.out)
+    trial = Trial(
+        id=request.out.name,
+        seatrial=seatrial.__version__,
+        created=rundir.now(),
+        plan=request.plan.model_copy(update={"arguments": redactor.value(request.plan.arguments)}),
+        command=tuple(redactor.value(sys.argv)),
+        status="planned",
+    )
+    write_json(request.out / "evidence" / "config.json", redactor.value(dict(request.config)))
+    rundir.save(request.out, trial)
+    return trial
+
+
+def _redactor(arguments: Sequence[str]) -> Redactor:
+    return Redactor({**_as_variables(arguments), **os.environ})
 
 
 def _as_variables(arguments: Sequence[str]) -> dict[str, str]:
@@ -145,8 +172,8 @@ class _Conductor:
             results: list[LevelResult] = []
             for planned in trial.plan.levels:
                 if stop.signal is not None:
-                    not_run = self._not_run(planned, Verdict.BLOCKED, "interrupted before this level ran", Boundary.ENVIRONMENT)
-                    results.append(kept.get(planned.number, not_run))
+                    cut = self._not_run(planned, Verdict.BLOCKED, "interrupted before this level ran", Boundary.ENVIRONMENT)
+                    results.append(kept.get(planned.number, cut))
                     continue
                 result = kept.pop(planned.number, None) or self._level(bench, planned, results)
                 results.append(result)
@@ -161,30 +188,35 @@ class _Conductor:
                     self.listener(Judged(result))
             return self._finish(trial, tuple(results), interrupted=stop.signal is not None)
 
-    def _prepare(self, trial: Trial) -> tuple[Trial, Bench]:
-        """Evidence and preflight: everything that is known before the first process of the loop starts."""
+    def evidence(self, trial: Trial) -> tuple[Trial, Interpreter]:
+        """What the trial is of, stored; builds the environment where there is none."""
         path, plan = self.request.out, trial.plan
         self._store_request()
         self.listener(Stage("evidence", "repositories, environment, commands"))
         changes = write_repos(plan.changes, path / "evidence", self.redactor)
-        plan = plan.model_copy(update={"changes": changes})
         interpreter = find_interpreter(self.loop, self.request.python, lambda text: self.listener(Stage("environment", text)))
         environment = environment_record(interpreter.python, interpreter.lock)
         _refuse_other_environment(trial.environment, environment)
         write_json(path / "evidence" / "environment.json", environment)
+        return trial.model_copy(update={"plan": plan.model_copy(update={"changes": changes}), "environment": environment}), interpreter
+
+    def _prepare(self, trial: Trial) -> tuple[Trial, Bench]:
+        """Evidence and preflight: everything that is known before the first process of the loop starts."""
+        trial, interpreter = self.evidence(trial)
+        plan = trial.plan
         bench = self._bench(plan, interpreter)
         self._write_commands(bench, plan)
         self.listener(Stage("preflight"))
         findings = (*interpreter.findings, *preflight(self.loop, plan, bench.context, os.environ))
         for finding in findings:
             self.listener(Found(finding))
-        return trial.model_copy(update={"plan": plan, "environment": environment, "findings": findings}), bench
+        return trial.model_copy(update={"findings": findings}), bench
 
     def _store_request(self) -> None:
         """What `resume` needs and no other file holds."""
         request = self.request
         limits = {"deadline_minutes": request.limits.deadline_minutes, "stall_minutes": request.limits.stall_minutes}
-        python = str(request.python) if request.python else None
+        python = str(request.python.absolute()) if request.python else None
         write_json(request.out / "evidence" / "request.json", {"python": python, "limits": limits, "options": dict(request.options)})
 
     def _bench(self, plan: Plan, interpreter: Interpreter) -> Bench:
@@ -264,16 +296,7 @@ class _Conductor:
             return True
 
     def _not_run(self, planned: PlannedLevel, verdict: Verdict, reason: str, boundary: Boundary | None = None) -> LevelResult:
-        """The result of a level of which no process ran."""
-        return LevelResult(
-            number=planned.number,
-            name=planned.name,
-            title=planned.title,
-            verdict=verdict,
-            reason=reason,
-            boundary=boundary,
-            proves=self.levels[planned.number].proves,
-        )
+        return not_run(self.levels[planned.number], planned, verdict, reason, boundary)
 
     def _blocked(self, trial: Trial, finding: Finding) -> tuple[LevelResult, ...]:
         """Every level that has no final result yet, blocked by what the preflight found."""
@@ -293,25 +316,11 @@ class _Conductor:
 
     def _finish(self, trial: Trial, results: tuple[LevelResult, ...], interrupted: bool = False) -> Trial:
         """The verdict of the trial, and every report."""
-        path = self.request.out
-        verdict = worst(result.verdict for result in results)
-        decisive = next((result for result in results if result.verdict is verdict), None)
-        reason = (
-            f"level {decisive.number}: {decisive.reason}" if decisive and verdict is not Verdict.PASS else "every requested level passed"
-        )
-        status = "running" if interrupted else "done"
-        trial = trial.model_copy(update={"levels": results, "verdict": verdict, "reason": reason, "status": status, "ended": rundir.now()})
-        write_json(path / "evidence" / "imports.json", [item.model_dump(mode="json") for item in trial.imports])
-        rundir.save(path, trial)
+        trial = conclude(trial, results, finished=not interrupted)
         self.listener(Stage("report"))
-        write_reports(path, trial, self.loop.title, self.loop.levels(), self._metrics(trial))
-        self.listener(Ended(trial, str(path)))
+        store(self.request.out, self.loop, trial)
+        self.listener(Ended(trial, str(self.request.out)))
         return trial
-
-    def _metrics(self, trial: Trial) -> dict[str, Metrics]:
-        """Metrics by the name of the level directory."""
-        ran = [Path(result.directory) for result in trial.levels if result.directory]
-        return {place.name: read_level_metrics(self.loop, self.request.out / place) for place in ran}
 
 
 def _refuse_other_environment(old: EnvironmentRecord | None, new: EnvironmentRecord) -> None:

@@ -1,0 +1,199 @@
+"""Slurm's commands, called without a shell, with a time limit, and with answers that are told apart.
+
+- `ControllerDown`: the controller did not answer, so nothing is known. An id that Slurm does not know is no error:
+  its row is absent from the answer.
+- `Refused`: Slurm answered and said no. After a `ControllerDown` of sbatch the job may be in the queue all the same.
+- Variables of the caller that would change options (SBATCH_PARTITION, SQUEUE_USERS, what an outer job left behind) are
+  kept away: what the script says is what is submitted, and nothing is filtered out of a listing.
+- `cluster` is the SLURM_CONF to use; empty means the machine's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from seatrial.model.errors import BlockedError
+from seatrial.model.verdict import Boundary
+
+TIMEOUT_S = 60.0
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
+_STEERING = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_", "SCONTROL_")
+_NO_ANSWER = re.compile(r"unable to contact|timed out|zero bytes|connect|communication|temporarily|try again|configuration file", re.I)
+
+
+class ControllerDown(BlockedError):
+    """The controller, or the command that asks it, did not answer."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Boundary.CLUSTER, message, "try again when `scontrol ping` says UP; submitted jobs are not lost")
+
+
+class Refused(BlockedError):
+    """Slurm said no."""
+
+    def __init__(self, message: str, fix: str = "correct the profile in seatrial.toml or the job, and submit again") -> None:
+        super().__init__(Boundary.CLUSTER, message, fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What Slurm says of one unit."""
+
+    job: str
+    """Slurm's id, without index."""
+    index: int | None
+    """Unit of an array; None for a job without array, and for all units that are not listed by themselves."""
+    part: str
+    """Number of a part of a heterogeneous job, or empty."""
+    state: str
+    """Slurm's word, such as RUNNING."""
+    reason: str
+    name: str
+    comment: str
+    ended: float | None
+    """Seconds since 1970."""
+
+
+def own_cluster() -> str:
+    """The SLURM_CONF of this process, to be stored with a submission."""
+    return os.environ.get("SLURM_CONF", "")
+
+
+def sbatch(script: Path, options: Sequence[str], cluster: str) -> str:
+    """Submit a script; returns the id."""
+    done = _call("sbatch", ["--parsable", *options, str(script)], cluster)
+    found = re.fullmatch(r"([0-9]+)(;.*)?", done.stdout.strip())
+    if done.returncode == 0 and found:
+        return found[1]
+    raise _error("sbatch", done)
+
+
+def test_only(script: str, options: Sequence[str], cluster: str) -> str:
+    """Ask whether a script could be submitted; returns what Slurm says, such as when it would start."""
+    done = _call("sbatch", ["--test-only", *options], cluster, script)
+    if done.returncode:
+        raise _error("sbatch", done)
+    return _text(done.stderr)
+
+
+def squeue(cluster: str, ids: Sequence[str] = (), names: Sequence[str] = ()) -> list[Row]:
+    """Jobs that the controller knows, by id or else by name, each unit and each part in its own row."""
+    chosen = ["-j", ",".join(ids)] if ids else ["-n", ",".join(names)]
+    done = _call("squeue", ["-h", "-r", "-a", "-t", "all", *chosen, "-o", "%i|%T|%e|%r|%k|%j"], cluster)
+    if done.returncode and "Invalid job id" in done.stderr:
+        return []
+    if done.returncode:
+        raise ControllerDown(f"squeue: {_text(done.stderr)}")
+    rows = []
+    for line in done.stdout.splitlines():
+        unit, state, ended, reason, comment, name = line.split("|", 5)
+        rows += _rows(unit, state, reason, name, comment, ended)
+    return rows
+
+
+def sacct(cluster: str, ids: Sequence[str] = (), names: Sequence[str] = (), since: float = 0.0) -> list[Row] | None:
+    """The same from accounting, oldest first; None where there is none. Its exit codes are masked and not asked for."""
+    start = datetime.fromtimestamp(max(since, 0.0)).isoformat(timespec="seconds")
+    chosen = ["-j", ",".join(ids)] if ids else ["--name", ",".join(names), "-S", start]
+    done = _call("sacct", ["-a", "-X", "-n", "-P", "-D", *chosen, "-o", "JobID,State,Submit,End,JobName"], cluster)
+    if "accounting storage is disabled" in done.stderr:
+        return None
+    if done.returncode:
+        raise ControllerDown(f"sacct: {_text(done.stderr)}")
+    lines = [line.split("|", 4) for line in done.stdout.splitlines()]
+    rows = []
+    for unit, state, _, ended, name in sorted(lines, key=lambda words: words[2]):
+        rows += _rows(unit, state.partition(" ")[0], "", name, "", ended)
+    return rows
+
+
+def scancel(cluster: str, ids: Sequence[str]) -> None:
+    """Cancel jobs; one that has ended already is no error."""
+    done = _call("scancel", list(ids), cluster)
+    wrong = [line for line in done.stderr.splitlines() if "Invalid job id" not in line and "already" not in line]
+    if done.returncode and wrong:
+        raise _error("scancel", done)
+
+
+def max_array_size(cluster: str) -> int:
+    """One more than the largest index of an array."""
+    done = _call("scontrol", ["show", "config"], cluster)
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.M)
+    if found is None:
+        raise _error("scontrol", done)
+    return int(found[1])
+
+
+def _call(tool: str, words: list[str], cluster: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    path = shutil.which(tool)
+    if path is None:
+        fix = "run seatrial where Slurm's commands are, such as on a login node; or use --on local"
+        raise BlockedError(Boundary.CLUSTER, f"{tool} is not on PATH", fix)
+    if cluster and not Path(cluster).is_file():
+        raise ControllerDown(f"SLURM_CONF={cluster}: no such file")  # Slurm's commands would try for a minute
+    try:
+        # A session of its own: Ctrl-C must not end sbatch between the submission and the id.
+        return subprocess.run(
+            [path, *words],
+            env=_environment(cluster),
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ControllerDown(f"{tool} did not answer within {TIMEOUT_S:.0f} s") from error
+
+
+def _environment(cluster: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key in _KEPT or not key.startswith(_STEERING)}
+    kept.pop("SLURM_CONF", None)
+    # SLURM_BITSTR_LEN: lists of indices are not cut with "...".
+    return {**kept, **({"SLURM_CONF": cluster} if cluster else {}), "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
+
+
+def _error(tool: str, done: subprocess.CompletedProcess[str]) -> BlockedError:
+    text = _text(done.stderr) or _text(done.stdout) or f"exit code {done.returncode}"
+    return ControllerDown(f"{tool}: {text}") if _NO_ANSWER.search(text) else Refused(f"{tool}: {text}")
+
+
+def _text(output: str) -> str:
+    """What a command said, on one line and without its own name."""
+    lines = (re.sub(r"^(sbatch|squeue|sacct|scancel|scontrol): (error: )?", "", line.strip()) for line in output.splitlines())
+    return "; ".join(line for line in lines if line)
+
+
+def _rows(unit: str, state: str, reason: str, name: str, comment: str, ended: str) -> list[Row]:
+    """`12`, `12_3`, `12+1` (a part) and `12_[0-5,9%2]` (units that ended or wait together)."""
+    found = re.fullmatch(r"(\d+)(?:_(\d+)|_\[([^\]]*)\]?|\+(\d+))?", unit)
+    if found is None:
+        return []  # a step, or a line of another plugin
+    job, single, several, part = found.groups()
+    moment = datetime.fromisoformat(ended).timestamp() if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", ended) else None
+    comment = "" if comment == "(null)" else comment
+    indices: list[int | None] = [None]
+    if single:
+        indices = [int(single)]
+    elif several:
+        indices = list(_indices(several))
+    return [Row(job, index, part or "", state, reason, name, comment, moment) for index in indices]
+
+
+def _indices(text: str) -> list[int]:
+    """`0-5,7,10-20:5%2` as numbers."""
+    found: list[int] = []
+    for item in text.partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", item)
+        if match:
+            found += range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
+    return found

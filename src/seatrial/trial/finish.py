@@ -1,0 +1,56 @@
+"""The end of a trial: from the results of its levels to a stored verdict and every report.
+
+Used by whoever ends it: the conductor, and the one who finds that the conductor was ended by its cluster.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from seatrial.files import write_json
+from seatrial.model.knowledge import Level
+from seatrial.model.loop import Loop
+from seatrial.model.record import LevelResult, PlannedLevel, Trial
+from seatrial.model.series import Metrics
+from seatrial.model.verdict import Boundary, Verdict, worst
+from seatrial.report.write import write_reports
+from seatrial.trial import rundir
+from seatrial.trial.level_files import read_level_metrics
+
+FINAL = (Verdict.PASS, Verdict.FAIL)
+"""Verdicts that `resume` keeps. What was Blocked or cut short is run again."""
+
+
+def not_run(level: Level, planned: PlannedLevel, verdict: Verdict, reason: str, boundary: Boundary | None = None) -> LevelResult:
+    """The result of a level of which no process ran, or of which nothing is stored."""
+    return LevelResult(
+        number=planned.number,
+        name=planned.name,
+        title=planned.title,
+        verdict=verdict,
+        reason=reason,
+        boundary=boundary,
+        proves=level.proves,
+    )
+
+
+def conclude(trial: Trial, results: tuple[LevelResult, ...], finished: bool) -> Trial:
+    """The trial with the verdict that its levels give; one that is not finished can be resumed."""
+    verdict = worst(result.verdict for result in results)
+    decisive = next((result for result in results if result.verdict is verdict), None)
+    reason = f"level {decisive.number}: {decisive.reason}" if decisive and verdict is not Verdict.PASS else "every requested level passed"
+    status = "done" if finished else "running"
+    return trial.model_copy(update={"levels": results, "verdict": verdict, "reason": reason, "status": status, "ended": rundir.now()})
+
+
+def store(path: Path, loop: Loop, trial: Trial) -> None:
+    """Write the trial and its reports. The caller holds the directory."""
+    write_json(path / "evidence" / "imports.json", [item.model_dump(mode="json") for item in trial.imports])
+    rundir.save(path, trial)
+    write_reports(path, trial, loop.title, loop.levels(), _metrics(path, loop, trial))
+
+
+def _metrics(path: Path, loop: Loop, trial: Trial) -> dict[str, Metrics]:
+    """Metrics by the name of the level directory."""
+    ran = [Path(result.directory) for result in trial.levels if result.directory]
+    return {place.name: read_level_metrics(loop, path / place) for place in ran}
