@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from seatrial import config
 from seatrial.cli.config import app
+from seatrial.cli.request import profile_named
 from seatrial.model.errors import UserError
+from seatrial.model.profile import Profile
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -36,6 +38,22 @@ def write(tmp_path: Path, text: str) -> Path:
         ("[limits]\nstall_minutes = 'soon'", r"limits\.stall_minutes: .*valid number.*\(got 'soon'\)", "correct"),
         ("[limits]\nstall_minutes = 0", r"limits\.stall_minutes: .*greater than 0", "correct"),
         ("[limits]\nstall_minutes = nan", r"limits\.stall_minutes: ", "correct"),
+        ("[slrum.test]", r"unknown section \[slrum\]", r"did you mean \[slurm\]\?"),
+        ("[slurm]\npartition = 'x'", r"seatrial\.toml: slurm\.partition: a profile has a name", r"write \[slurm\.NAME\]"),
+        ("[slurm.'a b']", r"slurm\.a b: no name for a profile", "letters"),
+        ("[slurm.a]\npartitoin = 'x'", r"seatrial\.toml: unknown key 'slurm\.a\.partitoin'", r"did you mean slurm\.a\.partition\?"),
+        ("[slurm.a]\nqqqqqqqqqqqq = 'x'", r"unknown key 'slurm\.a\.qqqqqqqqqqqq'", r"known keys: slurm\.a\.account, "),
+        ("[slurm.a]\ntime = 'soon'", r"seatrial\.toml: slurm\.a\.time: .*pattern.*\(got 'soon'\)", r"correct slurm\.a\.time"),
+        ("[slurm.a]\nmounts = ['/a']", r"seatrial\.toml: slurm\.a\.mounts: .*\(got '/a'\)", r"correct slurm\.a\.mounts"),
+        ("[slurm.a]\nnodes = 0", r"slurm\.a\.nodes: .*greater than or equal to 1", "correct"),
+        ("[slurm.a]\npartition = 'x; rm'", r"slurm\.a\.partition: ", "correct"),
+        ("[slurm.a]\ncontainers = 'x'", r"slurm\.a\.containers: .*dictionary \(got 'x'\)", "correct"),
+        ("[slurm.a.containers]\nvllm = 1", r"slurm\.a\.containers\.vllm: .*valid string \(got 1\)", "correct"),
+        ("[slurm.a]\ncontainer = 'b'\n[slurm.a.containers]\nc = 'x'", r"toml: slurm\.a: container: .*'b'; known: c; .*image", "correct"),
+        ("[slurm.a]\ncontainer = 'b'", r"slurm\.a: container: .*known: none", "correct"),
+        ("[slurm.a]\ncontainer = 'c'\nimage = 'i'\ncontainers.c = 'x'", r"slurm\.a: .*exclude each other", "correct"),
+        ("[slurm.a.environment]\nHF_TOKEN = 'hf_x'", r"toml: slurm\.a\.environment: HF_TOKEN looks like a secret[^(]*$", "correct"),
+        ("[slurm.a.environment]\n'a b' = 'x'", r"slurm\.a\.environment: 'a b' is not the name of a variable", "correct"),
         ("[run\nloop = 1", r"seatrial\.toml: .*line 1", "correct the file"),
     ],
 )
@@ -137,3 +155,115 @@ def test_show_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     shown = json.loads(printed.output)
     assert shown["change.paths"] == {"value": ["/a b"], "origin": "--set"}
     assert set(shown) == set(config.known_keys())
+
+
+PROFILES = """
+[slurm.test]
+partition = "batch"
+time = "0:10:00"
+gpus_per_node = 4
+prolog = ["module load cuda"]
+container = "loop"
+mounts = ["/data:/data:ro"]
+[slurm.test.containers]
+loop = "registry/loop:1"
+"vllm.0.9" = "registry/vllm"
+[slurm.test.environment]
+NCCL_DEBUG = "INFO"
+[slurm.empty]
+"""
+
+
+def test_profiles_are_read_with_their_defaults(tmp_path: Path) -> None:
+    profiles = config.load(write(tmp_path, PROFILES)).config.slurm
+    assert list(profiles) == ["test", "empty"]
+    assert profiles["empty"] == Profile()
+    test = profiles["test"]
+    assert (test.partition, test.time, test.gpus_per_node, test.cpus) == ("batch", "0:10:00", 4, 4)
+    assert test.containers == {"loop": "registry/loop:1", "vllm.0.9": "registry/vllm"}
+    assert test.environment == {"NCCL_DEBUG": "INFO"}
+    assert (test.mounts, test.prolog) == (("/data:/data:ro",), ("module load cuda",))
+
+
+def test_settings_change_one_entry_of_a_profile(tmp_path: Path) -> None:
+    file = write(tmp_path, PROFILES)
+    settings = ["slurm.test.nodes=2", "slurm.test.containers.loop=/x.sqsh", "slurm.test.environment.A=b=c", "slurm.test.exclusive=true"]
+    settings += ["slurm.test.prolog=module load a b", 'slurm.test.sbatch=["--reservation=x", "--nice"]', "slurm.test.containers.v.1=i"]
+    loaded = config.load(file, settings)
+    test = loaded.config.slurm["test"]
+    assert test.containers == {"loop": "/x.sqsh", "vllm.0.9": "registry/vllm", "v.1": "i"}
+    assert test.environment == {"NCCL_DEBUG": "INFO", "A": "b=c"}
+    assert (test.nodes, test.exclusive) == (2, True)
+    assert (test.prolog, test.sbatch) == (("module load a b",), ("--reservation=x", "--nice"))
+    rows = {key: (value, origin, meaning) for key, value, origin, meaning in loaded.rows()}
+    assert rows["slurm.test.nodes"] == (2, "--set", "nodes of a trial")
+    assert rows["slurm.test.containers.loop"] == ("/x.sqsh", "--set", "images by name")
+    assert rows["slurm.test.containers.vllm.0.9"][1] == rows["slurm.test.partition"][1] == str(file)
+    assert rows["slurm.test.qos"][:2] == (None, "default")
+    assert rows["slurm.empty.containers"][:2] == ({}, "default")
+    assert all(meaning for *_, meaning in rows.values())
+
+
+def test_without_a_file_settings_make_a_profile() -> None:
+    loaded = config.load(None, ["slurm.new.partition=p", "slurm.new.cpus=2"])
+    assert loaded.config.slurm == {"new": Profile(partition="p", cpus=2)}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message", "fix"),
+    [
+        ("slurm.tset.nodes=2", r"--set: unknown key 'slurm\.tset\.nodes'", r"did you mean slurm\.test\.nodes\?"),
+        ("slurm.test.node=2", "unknown key", r"did you mean slurm\.test\.nodes\?"),
+        ("slurm.test=2", "unknown key", ""),
+        ("slurm=2", "unknown key", ""),
+        ("slurm.test.nodes.x=2", r"unknown key 'slurm\.test\.nodes\.x'", "did you mean"),
+        ("slurm.test.containers={a='b'}", "is a table", r"--set slurm\.test\.containers\.NAME=value"),
+        ("slurm.test.nodes=two", r"--set: slurm\.test\.nodes: .*valid integer.*\(got 'two'\)", "correct"),
+        ("slurm.test.mounts=[1", r"--set slurm\.test\.mounts: ", "write --set"),
+        ("slurm.a b.nodes=1", "no name for a profile", "letters"),
+    ],
+)
+def test_a_mistake_in_a_setting_of_a_profile_is_named(tmp_path: Path, setting: str, message: str, fix: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        config.load(write(tmp_path, PROFILES), [setting])
+    assert re.search(fix, caught.value.fix)
+
+
+def test_show_prints_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, PROFILES)
+    printed = CliRunner().invoke(app, ["show"])
+    rows = {line.split()[0]: line for line in printed.output.splitlines()}
+    assert "'registry/loop:1'" in rows["slurm.test.containers.loop"]
+    shown = json.loads(CliRunner().invoke(app, ["show", "--json"]).output)
+    assert shown["slurm.test.mounts"] == {"value": ["/data:/data:ro"], "origin": str(tmp_path / config.FILE)}
+
+
+def test_a_profile_is_found_by_its_name(tmp_path: Path) -> None:
+    loaded = config.load(write(tmp_path, PROFILES))
+    assert profile_named(loaded, "slurm:test") == ("test", loaded.config.slurm["test"])
+    only = config.load(None, ["slurm.one.cpus=1"])
+    assert profile_named(only, "slurm")[0] == "one"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "fix"),
+    [
+        ("slurm:tset", "no profile is called 'tset'; known: test, empty", r"\[slurm\.tset\]"),
+        ("slurm", "there are 2 profiles: test, empty", "slurm:test"),
+        ("slurm:", "names no place", "slurm:PROFILE"),
+        ("test", "names no place", "slurm:PROFILE"),
+        ("k8s:test", "names no place", "slurm:PROFILE"),
+    ],
+)
+def test_an_unknown_profile_is_named_with_the_known_ones(tmp_path: Path, text: str, message: str, fix: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        profile_named(config.load(write(tmp_path, PROFILES)), text)
+    assert re.search(fix, caught.value.fix)
+
+
+@pytest.mark.parametrize("text", ["slurm", "slurm:x"])
+def test_without_a_profile_the_fix_shows_one(text: str) -> None:
+    with pytest.raises(UserError, match="no profile") as caught:
+        profile_named(config.load(None), text)
+    assert re.search(r"\[slurm\.\w+\] with partition", caught.value.fix)

@@ -206,7 +206,8 @@ def _require_known(key: Key, origin: str, profiles: Sequence[str] = ()) -> None:
     if ".".join(key[:3]) in known and (len(key) < 4 or _is_table(key[2])):
         return
     name = ".".join(key)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    # The common beginning of the keys of a profile makes any two of them look alike.
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75 if key[0] == PROFILES else 0.5)
     fix = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
     raise UserError(f"{origin}: unknown key {name!r}", fix)
 

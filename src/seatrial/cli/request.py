@@ -32,10 +32,10 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration value, such as limits.stall_minutes=2.")
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration file. Default: the nearest seatrial.toml.")]
-
 On = Annotated[
     str | None, typer.Option("--on", metavar="slurm:PROFILE", help="Run it as a Slurm job; [slurm.PROFILE] in seatrial.toml says how.")
 ]
+Detach = Annotated[bool, typer.Option("--detach", help="With --on: do not follow the job; `seatrial attach` does that later.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,34 @@ from typing import Annotated
 
 import typer
 
+from seatrial.cli import request
+
 
 def resume(
     run: Annotated[Path, typer.Argument(help="A run directory that `seatrial run` made.")],
+    on: request.On = None,
+    detach: request.Detach = False,
+    settings: request.Set = None,
+    config: request.ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per event, instead of text.")] = False,
 ) -> None:
-    """Finish a trial that was killed, interrupted or blocked.
+    """Finish a trial that was killed, interrupted or blocked, or that was only planned.
 
-    Levels that passed or failed are kept. It refuses when the loop's environment or the change is not what it was.
+    Levels that passed or failed are kept. It refuses when the loop's environment or the change is not what it was,
+    and while a Slurm job of the trial waits or runs.
     """
-    from seatrial.cli.run import close, listener
-    from seatrial.trial import conduct
+    import os
 
-    close(conduct.resume(run, listener(json)), run.absolute(), json)
+    from seatrial.cli import attach
+    from seatrial.cli.run import close, listener
+    from seatrial.model.errors import UserError
+    from seatrial.trial import conduct, remote
+
+    path = run.absolute()
+    if on is None and (detach or settings or config):
+        raise UserError("--detach, --set and --config are for trials on a cluster", "add --on slurm:PROFILE")
+    if on is not None:
+        attach.again(path, *request.profile_named(request.load_config(config, settings), on), detach=detach, json=json)
+    remote.refuse_while_active(path, os.environ)
+    in_job = remote.is_own_job(path, os.environ)
+    close(conduct.resume(path, listener(json)), path, json, in_job=in_job)

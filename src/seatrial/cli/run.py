@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from seatrial.cli import request
 
 if TYPE_CHECKING:
-    from seatrial.config import Loaded
     from seatrial.model.record import Trial
-    from seatrial.trial.conduct import Request
     from seatrial.trial.progress import Listener
 
 
@@ -39,6 +37,8 @@ def run(
     Loop arguments stand after `--` and are passed on verbatim:
     seatrial run trl --level 0 -- --learning_rate 1e-4
     """
+    from seatrial.cli import attach
+    from seatrial.model.errors import UserError
     from seatrial.trial import conduct, rundir
     from seatrial.trial.level import Limits
 
@@ -46,26 +46,21 @@ def run(
     asked = request.ask(loaded, auto)
     if fault is not None:
         _require_fault(fault, asked.loop.faults(), [item.number for item in asked.plan.levels])
-    settings_in_force = loaded.config
     if on is None and (detach or dry_run):
         raise UserError("--detach and --dry-run are for trials on a cluster", "add --on slurm:PROFILE")
-    if on is not None:
-        name, profile = request.profile_named(loaded, on)
-        conduct.refuse_hidden(asked.plan.arguments)
-        if dry_run:
-            place = out or rundir.new_path(Path(settings_in_force.run.trials), asked.loop.name)
-            raise typer.Exit(_dry_run(asked.plan, place.absolute(), profile))
-        remote.batch_of(asked.plan, (out or Path(settings_in_force.run.trials)).absolute(), profile)
-    directory = rundir.named_directory(out) if out else rundir.new_directory(Path(settings_in_force.run.trials), asked.loop.name)
+    force = loaded.config
     wanted = conduct.Request(
         plan=asked.plan,
-        out=directory,
-        python=Path(settings_in_force.environment.python) if settings_in_force.environment.python else None,
-        limits=Limits(settings_in_force.limits.deadline_minutes, settings_in_force.limits.stall_minutes),
+        out=out.absolute() if out else rundir.new_path(Path(force.run.trials), asked.loop.name),
+        python=Path(force.environment.python) if force.environment.python else None,
+        limits=Limits(force.limits.deadline_minutes, force.limits.stall_minutes),
         options={"fault": fault} if fault else {},
         config={key: {"value": value, "origin": origin} for key, value, origin, _ in loaded.rows()},
     )
-    close(conduct.start(wanted, listener(json)), directory, json)
+    if on is not None:
+        attach.begin(wanted, *request.profile_named(loaded, on), detach=detach, dry_run=dry_run, json=json)
+    rundir.named_directory(wanted.out)
+    close(conduct.start(wanted, listener(json)), wanted.out, json)
 
 
 def listener(json: bool) -> Listener:
@@ -75,8 +70,12 @@ def listener(json: bool) -> Listener:
     return display.JsonLines() if json else display.Text()
 
 
-def close(trial: Trial, directory: Path, json: bool) -> None:
-    """Print the summary, tell GitHub, and exit with the verdict."""
+def close(trial: Trial, directory: Path, json: bool, cut: str = "", in_job: bool = False) -> NoReturn:
+    """Print the summary, tell GitHub, and exit with the verdict.
+
+    `cut` says why a trial on a cluster has no verdict of its own. Inside its job only the place of the report is said:
+    whoever attaches prints the rest.
+    """
     import os
     import shlex
 
@@ -87,13 +86,14 @@ def close(trial: Trial, directory: Path, json: bool) -> None:
 
     report = read_model(directory / "report.json", Report)
     if not json:
-        typer.echo("\n" + read_text(directory / "summary.md"))
+        typer.echo(f"\n{read_text(directory / 'summary.md')}" if not in_job else f"{report.result}: {report.answer}")
         typer.echo(f"report: {directory / 'report.html'}")
-    for line in publish(report, os.environ):
+    for line in publish(report, os.environ) if not in_job else ():
         typer.echo(line)
     if trial.status == "running":
-        typer.echo(f"interrupted; finish it with: seatrial resume {shlex.quote(str(directory))}", err=True)
-        raise typer.Exit(ExitCode.INTERRUPTED)
+        what = f"not finished: {cut}" if cut else "interrupted"
+        typer.echo(f"{what}; finish it with: seatrial resume {shlex.quote(str(directory))}", err=True)
+        raise typer.Exit(exit_code(report.result) if cut else ExitCode.INTERRUPTED)
     raise typer.Exit(exit_code(report.result))
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from seatrial.files import read_text
 from seatrial.launch.jobdir import JobDir, job_dir
 from seatrial.launch.slurm.status import Poller
 from seatrial.model.errors import UserError
@@ -28,7 +30,9 @@ YOUNG_S = 15.0
 TICK_S = 0.25
 ALIVE_S = 30.0
 NOTHING = (0, 0)
-LOST_ASKED = 3
+STARTED = re.compile(r"restart (\d+), on (\S+)$", re.MULTILINE)
+"""The first line of the job script."""
+LOST_ASKED = 2
 """So often a job must be found lost: a controller that just came back may not know it yet."""
 
 
@@ -117,11 +121,19 @@ class Following:
             case UnitState.WAITING:
                 return f"{'requeued' if self.has_run else 'waiting'}: {unit.reason or unit.scheduler}"
             case UnitState.RUNNING:
-                return f"running on {unit.reason}" if unit.reason else "running"
+                return f"running{self._place()}" + (f": {unit.reason}" if unit.reason else "")
             case _:
-                detail = unit.result.message if unit.result and unit.result.message else unit.reason
-                words = [word for word in (unit.scheduler, detail) if word and word != "None"]
+                words = [word for word in (unit.scheduler, unit.reason) if word]
                 return f"ended: {unit.state}" + (f" ({', '.join(words)})" if words else "")
+
+    def _place(self) -> str:
+        """Where the job script says that it runs; Slurm is not asked for it."""
+        log = self.job.path / "logs" / "slurm.log"
+        found = STARTED.findall(read_text(log)) if log.is_file() else []
+        if not found:
+            return ""
+        restart, node = found[-1]
+        return f" on {node}" + (f", requeued {restart} times" if restart != "0" else "")
 
     def _wait(self, unit: UnitStatus, before: tuple[int, int]) -> None:
         """Until it is time to ask again, or a result appears; the log is shown meanwhile."""

@@ -23,10 +23,11 @@ from seatrial.files import read_text, write_json
 from seatrial.launch.environments import Environments
 from seatrial.launch.jobdir import JobDir, job_dir
 from seatrial.launch.slurm import submit
+from seatrial.launch.slurm.render import render
 from seatrial.launch.slurm.status import Poller
 from seatrial.loops import get_loop
 from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.job import PLACEHOLDER, Batch, Component, Ending, Job, Submission, UnitState, UnitStatus
+from seatrial.model.job import PLACEHOLDER, Batch, Component, Job, Submission, UnitState, UnitStatus
 from seatrial.model.profile import Profile
 from seatrial.model.record import LevelResult, Plan, Trial
 from seatrial.model.verdict import Boundary, Verdict
@@ -45,7 +46,7 @@ def batch_of(plan: Plan, path: Path, profile: Profile) -> Batch:
     """The one job of a trial: GPUs of its levels, everything else as the profile says."""
     if profile.ray == "none" and profile.nodes > 1:
         message = f"nodes = {profile.nodes}: without Ray a trial runs on one node"
-        raise UserError(message, "set ray = \"symmetric-run\" in the profile, or nodes = 1")
+        raise UserError(message, 'set ray = "symmetric-run" in the profile, or nodes = 1')
     if PLACEHOLDER.search(str(path)):
         raise UserError(f"{path}: words in braces have a meaning in a job", "choose another directory with --out")
     gpus = profile.gpus if profile.gpus is not None else math.ceil(totals(plan)["gpus"] / profile.nodes)
@@ -73,6 +74,16 @@ def _mounts(plan: Plan, path: Path) -> tuple[str, ...]:
         if any(sign in str(place) for sign in ",: \t\n"):
             raise UserError(f"{place}: cannot be mounted into a container", "use a path without commas, colons and spaces")
     return tuple(f"{place}:{place}" for place in dict.fromkeys(wanted))
+
+
+def script(plan: Plan, path: Path, profile: Profile) -> str:
+    """The script of the first job of a trial, before anything is made."""
+    return render(batch_of(plan, path, profile).jobs[0], profile, path / JOBS / "1", f"{JOB}-dry-run")
+
+
+def validate(plan: Plan, path: Path, profile: Profile) -> str:
+    """What Slurm says of that job: ok, or why it would refuse it."""
+    return submit.validate(batch_of(plan, path, profile), profile, path / JOBS / "1")[0][1]
 
 
 def submissions(path: Path) -> list[Path]:
@@ -117,20 +128,14 @@ def refuse_while_active(path: Path, environ: Mapping[str, str]) -> None:
 
 def why(unit: UnitStatus, job: JobDir) -> str:
     """How a job ended, in words."""
-    result = unit.result
-    words = [unit.scheduler] if unit.scheduler not in ("", "COMPLETED") else []
-    if result and result.ending is Ending.CLIENT_FAILED:
-        words = [f"seatrial resume exited with {result.exit_code}", *_last_words(job)]
-    elif result and result.message:
-        words.append(result.message)
-    elif unit.state is UnitState.LOST:
-        words.append("neither Slurm nor a result knows how it ended")
-    words += [unit.reason] if unit.reason not in ("", "None", *words) and not result else []
+    words = [unit.scheduler] if unit.scheduler not in ("", "COMPLETED", "FAILED") else []
+    words += [unit.reason] if unit.reason else []
+    words += _last_words(job) if unit.state is UnitState.FAILED else []
     return f"Slurm job {unit.slurm or '(no id)'}: {', '.join(words) or unit.state}"
 
 
 def _last_words(job: JobDir) -> list[str]:
-    """The last line of the client's log."""
+    """The last line of the client's log: why it gave up."""
     log = job.log(CLIENT, 0, None)
     lines = read_text(log).strip().splitlines() if log.is_file() else []
     return [lines[-1].strip()[:200]] if lines else []

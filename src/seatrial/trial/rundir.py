@@ -24,10 +24,14 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def new_path(root: Path, loop: str) -> Path:
+    """`<root>/<time>-<loop>-<short id>`; nothing is made."""
+    return (root / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{loop}-{secrets.token_hex(2)}").absolute()
+
+
 def new_directory(root: Path, loop: str) -> Path:
-    """Make `<root>/<time>-<loop>-<short id>`."""
-    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{loop}-{secrets.token_hex(2)}"
-    return _make((root / name).absolute())
+    """Make a run directory below `root`."""
+    return _make(new_path(root, loop))
 
 
 def named_directory(path: Path) -> Path:

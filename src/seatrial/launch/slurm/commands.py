@@ -23,8 +23,9 @@ from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary
 
 TIMEOUT_S = 60.0
-_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
-_STEERING = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_", "SCONTROL_")
+_STEERING = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_")
+_PLAIN = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
+"""For listings: times that can be parsed, and lists of indices that are not cut."""
 _NO_ANSWER = re.compile(r"unable to contact|timed out|zero bytes|connect|communication|temporarily|try again|configuration file", re.I)
 
 
@@ -75,7 +76,7 @@ def sbatch(script: Path, options: Sequence[str], cluster: str) -> str:
     raise _error("sbatch", done)
 
 
-def test_only(script: str, options: Sequence[str], cluster: str) -> str:
+def check_script(script: str, options: Sequence[str], cluster: str) -> str:
     """Ask whether a script could be submitted; returns what Slurm says, such as when it would start."""
     done = _call("sbatch", ["--test-only", *options], cluster, script)
     if done.returncode:
@@ -142,7 +143,7 @@ def _call(tool: str, words: list[str], cluster: str, stdin: str = "") -> subproc
         # A session of its own: Ctrl-C must not end sbatch between the submission and the id.
         return subprocess.run(
             [path, *words],
-            env=_environment(cluster),
+            env=_environment(tool, cluster),
             input=stdin,
             capture_output=True,
             encoding="utf-8",
@@ -155,11 +156,9 @@ def _call(tool: str, words: list[str], cluster: str, stdin: str = "") -> subproc
         raise ControllerDown(f"{tool} did not answer within {TIMEOUT_S:.0f} s") from error
 
 
-def _environment(cluster: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key in _KEPT or not key.startswith(_STEERING)}
-    kept.pop("SLURM_CONF", None)
-    # SLURM_BITSTR_LEN: lists of indices are not cut with "...".
-    return {**kept, **({"SLURM_CONF": cluster} if cluster else {}), "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
+def _environment(tool: str, cluster: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key == "SLURM_CONF_SERVER" or not key.startswith(_STEERING)}
+    return {**kept, **({"SLURM_CONF": cluster} if cluster else {}), **(_PLAIN if tool in ("squeue", "sacct") else {})}
 
 
 def _error(tool: str, done: subprocess.CompletedProcess[str]) -> BlockedError:

@@ -1,0 +1,114 @@
+"""All jobs of a batch on this machine, in order: what may run, how many at a time, and what is left out.
+
+- Everything that can be refused is refused before the first process starts.
+- The first Ctrl-C ends the units in order (see `interrupt`), the second at once; an error in one unit ends the others in order.
+- A unit that was never started leaves no result: it is still owed.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from seatrial.files import write_json
+from seatrial.launch.jobdir import BATCH, job_dir, load, save
+from seatrial.launch.local.machine import gpus_here, refuse_what_needs_a_cluster, slots
+from seatrial.launch.local.unit import End, Halt, Unit, put_aside, result_of
+from seatrial.model.errors import UserError
+from seatrial.model.job import Batch, Ending, Job, Result
+
+Progress = Callable[[str], None]
+
+
+def run_batch(batch: Batch, directory: Path, progress: Progress) -> tuple[Result, ...]:
+    """Run every unit of every job that is not done yet; the results are in the order of the jobs and their units.
+
+    `progress` is called from several threads, one at a time. Raises a UserError for what this machine cannot do, a BlockedError
+    when it has too few GPUs or a program cannot be run, and `Interrupted` at a second signal.
+    """
+    here = gpus_here()
+    for job in batch.jobs:
+        refuse_what_needs_a_cluster(job)
+        slots(job, here)
+    _remember(batch, directory)
+    lock = threading.Lock()
+
+    def say(text: str) -> None:
+        with lock:
+            progress(text)
+
+    results: list[Result] = []
+    for job in batch.jobs:
+        results += _run_job(batch, job, directory, slots(job, here), say)
+    return tuple(results)
+
+
+def _remember(batch: Batch, directory: Path) -> None:
+    """Store the batch; results of another one must never count as this one's."""
+    if (directory / BATCH).is_file() and load(directory) != batch:
+        raise UserError(f"{directory / BATCH}: another batch was run here", "choose a new directory, or repeat the batch as it was")
+    save(directory, batch)
+
+
+def _run_job(batch: Batch, job: Job, directory: Path, places: list[tuple[str, ...]], say: Progress) -> list[Result]:
+    files, halt = job_dir(directory, job), Halt()
+    missing = _missing_inputs(batch, job, directory)
+    free: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+    for place in places:
+        free.put(place)
+
+    def one(index: int) -> Result:
+        stored = files.result(index)
+        if stored is not None and stored.ending is Ending.DONE:
+            return stored
+        if halt.asked():
+            return _not_run(job, index, Ending.STOPPED, "not started: Seatrial was interrupted")
+        if missing:
+            result = _not_run(job, index, Ending.INPUTS_MISSING, missing)
+            put_aside(files, index)
+            write_json(files.result_file(index), result)
+            return result
+        gpus = free.get()
+        try:
+            return Unit(job, index, files, gpus, halt, say).run()
+        finally:
+            free.put(gpus)
+
+    with ThreadPoolExecutor(len(places), job.name) as pool:
+        return _collect([pool.submit(one, index) for index in job.units()], halt)
+
+
+def _collect(units: list[Future[Result]], halt: Halt) -> list[Result]:
+    """Wait for every unit; whatever passes through here ends those that still run."""
+    try:
+        wait(units, return_when=FIRST_EXCEPTION)
+        for unit in units:
+            if unit.done() and (error := unit.exception()) is not None:
+                raise error
+        return [unit.result() for unit in units]
+    except KeyboardInterrupt:
+        halt.hurry.set()
+        raise
+    except BaseException:
+        halt.abandoned.set()
+        raise
+
+
+def _missing_inputs(batch: Batch, job: Job, directory: Path) -> str:
+    """Which of the jobs it comes after are not done, in words; empty when all are."""
+    found: list[str] = []
+    for earlier in batch.jobs:
+        if any(after.job == earlier.name and after.when == "ok" for after in job.after):
+            units = job_dir(directory, earlier).not_done(earlier.units())
+            if units:
+                some = ", ".join(map(str, units[:10])) + (", ..." if len(units) > 10 else "")
+                found.append(f"{len(units)} of {len(earlier.units())} units of job {earlier.name} are not done: {some}")
+    return "; ".join(found)
+
+
+def _not_run(job: Job, index: int, ending: Ending, message: str) -> Result:
+    return result_of(job, index, End(ending, "", None, message), time.time())
