@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 from seatrial import files
+from seatrial.launch import process
 from seatrial.launch.descendants import PidFile
 from seatrial.launch.process import end_leftovers, pid_file, run
 from seatrial.model.errors import UserError
@@ -73,6 +75,79 @@ def test_two_runs_at_once_keep_apart(tmp_path: Path) -> None:
     longer.join()
     assert outcomes[0].exit_code == 0
     assert gone(first)
+
+
+def test_a_run_that_ends_leaves_one_that_just_starts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child of the second run exists, and its run does not know it yet, while the first one looks for what it left behind."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    started, first_ended = threading.Event(), threading.Event()
+    start = process._start
+
+    def slow_start(spec: process.ProcessSpec) -> subprocess.Popen[bytes]:
+        child = start(spec)
+        if spec.cwd == tmp_path / "b":
+            started.set()
+            first_ended.wait(20)
+        return child
+
+    monkeypatch.setattr(process, "_start", slow_start)
+    outcomes = []
+    second = threading.Thread(target=lambda: outcomes.append(run(spec(tmp_path / "b", "sh", "-c", "sleep 0.2; exit 5"))))
+    waits = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    first = threading.Thread(target=lambda: outcomes.append(run(spec(tmp_path / "a", waits))))
+    first.start()
+    second.start()
+    assert started.wait(20)
+    (tmp_path / "a" / "go").touch()
+    first.join()
+    first_ended.set()
+    second.join()
+    assert [(outcome.ended, outcome.exit_code) for outcome in outcomes] == [("exited", 0), ("exited", 5)]
+
+
+HIDDEN = "os.execve('/bin/sh', ['sh', '-c', 'echo $$ > daemon; exec sleep 60'], {})"
+
+
+def test_a_hidden_orphan_in_the_session_of_its_run_is_ended_with_it(tmp_path: Path) -> None:
+    """As a worker that overwrote its environment with its title, and whose server was killed."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    longer = threading.Thread(target=lambda: run(spec(tmp_path / "a", "sh", "-c", "echo $$ > pid; until [ -e go ]; do sleep 0.05; done")))
+    longer.start()
+    wait_for(tmp_path / "a" / "pid")
+    run(spec(tmp_path / "b", DAEMON.replace("os.setsid()", "pass").format(before=HIDDEN, after="")))
+    assert gone(int((tmp_path / "b" / "daemon").read_text()))
+    (tmp_path / "a" / "go").touch()
+    longer.join()
+
+
+def test_a_hidden_orphan_that_left_its_session_is_ended_with_the_last_run(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+    until = "echo $$ > pid; until [ -e go ]; do sleep 0.05; done"
+    others = {name: threading.Thread(target=run, args=(spec(tmp_path / name, "sh", "-c", until),)) for name in ("a", "c")}
+    others["a"].start()
+    wait_for(tmp_path / "a" / "pid")
+    run(spec(tmp_path / "b", DAEMON.format(before=HIDDEN, after="")))
+    daemon = int((tmp_path / "b" / "daemon").read_text())
+    others["c"].start()  # after the orphan was there
+    wait_for(tmp_path / "c" / "pid")
+    for name in ("a", "c"):
+        assert psutil.pid_exists(daemon)
+        (tmp_path / name / "go").touch()
+        others[name].join()
+    assert gone(daemon)
+
+
+def test_many_runs_at_once(tmp_path: Path) -> None:
+    def several(number: int) -> list[int | None]:
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        return [run(spec(directory, "sh", "-c", f"sleep 0.0{number}; exit {number}")).exit_code for _ in range(4)]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(several, range(8))) == [[number] * 4 for number in range(8)]
 
 
 SEATRIAL = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +15,12 @@ def test_a_free_port_can_be_bound() -> None:
     assert not port_in_use(port)
     with socket.create_server(("127.0.0.1", port)):
         assert port_in_use(port)
+
+
+def test_no_port_twice_in_a_row() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        ports = list(pool.map(lambda _: free_port(), range(200)))
+    assert len(set(ports)) == 200
 
 
 def test_a_server_on_all_addresses_counts() -> None:

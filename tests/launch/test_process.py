@@ -7,11 +7,13 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from seatrial.launch.process import Interrupted, Interruptible, Tick, pid_file, run
+from seatrial.launch.process import Control, Interrupted, Interruptible, Outcome, Tick, pid_file, run
 from seatrial.model.errors import BlockedError
 
 from .children import gone, lines, spec, wait_for
@@ -198,3 +200,71 @@ def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         run(spec(tmp_path, "sh", "-c", "trap '' TERM; echo $$ > pid; while true; do sleep 0.1; done", grace_s=60))
     assert time.monotonic() - began < 20
     assert gone(int((tmp_path / "pid").read_text()))
+
+
+def controlled(tmp_path: Path, *argv: str, **changes: Any) -> tuple[Control, Future[Outcome], ThreadPoolExecutor]:
+    """A run in another thread, under way."""
+    control, pool = Control(), ThreadPoolExecutor(1)
+    running = pool.submit(run, spec(tmp_path, *argv, control=control, **changes))
+    wait_for(tmp_path / "pid")
+    return control, running, pool
+
+
+def test_a_controlled_run_is_seen_and_ended_from_another_thread(tmp_path: Path) -> None:
+    control, running, pool = controlled(tmp_path, "sh", "-c", "echo $$ > pid; exec sleep 60")
+    with pool:
+        assert control.peek() is None
+        control.stop("the client ended", 5)
+        assert running.result(10).ended == "interrupted"
+    assert control.peek() == 128 + signal.SIGTERM
+    assert lines(tmp_path) == ["[seatrial] the client ended: ending the run"]
+
+
+def test_the_end_of_a_controlled_child_is_seen_before_what_it_left_is_ended(tmp_path: Path) -> None:
+    control, running, pool = controlled(tmp_path, "sh", "-c", "(trap '' TERM; sleep 3) & echo $$ > pid; exit 7", grace_s=60)
+    with pool, Interruptible():
+        stops = time.monotonic() + 2
+        while control.peek() is None and time.monotonic() < stops:
+            time.sleep(0.01)
+        assert control.peek() == 7
+        assert not running.done()
+        control.stop("hurry", 0)
+        assert running.result(2).exit_code == 7
+
+
+def test_asking_again_only_shortens(tmp_path: Path) -> None:
+    control, running, pool = controlled(tmp_path, "sh", "-c", "trap '' TERM; echo $$ > pid; while true; do sleep 0.1; done")
+    with pool:
+        control.stop("slowly", 60)
+        time.sleep(0.5)
+        assert not running.done()
+        control.stop("now", 0)
+        control.stop("slowly", 60)
+        assert running.result(5).signal == signal.SIGKILL
+    assert control.why == "slowly"
+
+
+def test_an_interrupt_of_seatrial_is_left_to_who_holds_the_control(tmp_path: Path) -> None:
+    with Interruptible():
+        control, running, pool = controlled(tmp_path, "sh", "-c", "echo $$ > pid; exec sleep 60")
+        with pool:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.4)
+            assert not running.done()
+            control.stop("", 5)
+            assert running.result(5).ended == "interrupted"
+
+
+def test_a_run_that_was_asked_to_end_before_it_began_never_starts(tmp_path: Path) -> None:
+    control = Control()
+    control.stop("too late", 5)
+    assert run(spec(tmp_path, "touch", "started", control=control)).ended == "interrupted"
+    assert control.peek() is None
+    assert not (tmp_path / "started").exists()
+
+
+def test_runs_that_share_a_log_have_their_own_pid_files(tmp_path: Path) -> None:
+    seen: list[bool] = []
+    run(spec(tmp_path, "sleep", "0.3", part="1"), lambda _: seen.append((tmp_path / "run.log.1.pids").exists()))
+    assert seen[0]
+    assert not list(tmp_path.glob("*.pids"))

@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Say what would run, why, and what it would cost; runs nothing."),
     "resume": ("resume", "Finish a trial that was killed, interrupted or blocked."),
     "attach": ("attach", "Follow a trial that runs as a Slurm job, to its verdict."),
+    "jobs": ("jobs", "Submit jobs to a cluster, list them, wait for them, read their logs, cancel them."),
     "report": ("report", "Print the summary of a trial; rebuild its reports."),
     "judge": ("judge", "Judge the files that any run left, without running anything."),
     "doctor": ("doctor", "Preflight alone: is this machine ready for a trial?"),

@@ -51,10 +51,12 @@ _OWNED = {
     "pipeline_parallel": ("--pipeline-parallel-size", "--pp-size", "-pp"),
     "data_parallel": ("--data-parallel-size", "--dp-size", "-dp"),
     "trust_remote_code": ("--trust-remote-code",),
-    "": ("--host", "--port", "--headless", "--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port")
-    + ("--dist-init-addr", "--nccl-init-addr", "--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa")
-    + ("--data-parallel-rpc-port", "-dpp", "--data-parallel-start-rank", "-dpr", "--data-parallel-rank", "-dpn")
-    + ("--data-parallel-hybrid-lb", "-dph", "--data-parallel-external-lb", "-dpe", "--data-parallel-multi-port-external-lb", "-dpm"),
+    "": tuple(
+        "--host --port --headless --nnodes -n --node-rank -r --master-addr --master-port --dist-init-addr --nccl-init-addr "
+        "--data-parallel-size-local -dpl --data-parallel-address -dpa --data-parallel-rpc-port -dpp --data-parallel-start-rank -dpr "
+        "--data-parallel-rank -dpn --data-parallel-hybrid-lb -dph --data-parallel-external-lb -dpe "
+        "--data-parallel-multi-port-external-lb -dpm".split()
+    ),
 }
 """Options of the servers that Seatrial sets, by the value that says so; those below "" follow from the job."""
 _OTHER_RANKS = 'rank=$1 each=$2; shift 2; if [ "$rank" -gt 0 ]; then set -- "$@" --headless; if [ "$each" -gt 0 ]; then '
@@ -139,7 +141,7 @@ def components(server: Server, gpus_per_node: int) -> tuple[Component, ...]:
     ready = Ready(path=server.ready_path, deadline_s=server.deadline_s)
     copies = Component(
         name=server.name,
-        command=_command(server, nodes, gpus),
+        command=_command(server, nodes),
         nodes=nodes,
         tasks=nodes,
         gpus=gpus,
@@ -197,7 +199,7 @@ def _shape(server: Server, gpus_per_node: int) -> tuple[int, int]:
     return nodes, each
 
 
-def _command(server: Server, nodes: int, each: int) -> tuple[str, ...]:
+def _command(server: Server, nodes: int) -> tuple[str, ...]:
     """Words of one copy; every node of it runs the same."""
     if server.kind == "command":
         return server.command

@@ -3,7 +3,7 @@
 - Reads files and asks Slurm now and then; whoever follows may come and go, the job does not notice.
 - A controller that does not answer is said, and waited for: nothing is concluded from it.
 - While nothing else is to be told there is a sign of life at least every `ALIVE_S` seconds.
-- A result that appears on disk is taken up at once, without waiting for the next question to Slurm.
+- A result that appears on disk is taken up at once; with a verdict in the run directory it needs no word from Slurm.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from seatrial.launch.jobdir import JobDir, job_dir
 from seatrial.launch.slurm.status import Poller
 from seatrial.model.errors import UserError
 from seatrial.model.job import UnitState, UnitStatus
+from seatrial.trial import rundir
 from seatrial.trial.remote import CLIENT, JOB, submissions
 
 ASK_S = 5.0
@@ -80,7 +81,7 @@ class Following:
     """One pass from now to the end of the job."""
 
     def __init__(self, path: Path, tell: Callable[[Note], None]) -> None:
-        directory = latest(path)
+        self.path, directory = path, latest(path)
         self.job: JobDir = job_dir(directory, JOB)
         self.poller = Poller([directory])
         self.tail = Tail(self.job.log(CLIENT, 0, None))
@@ -97,16 +98,22 @@ class Following:
             unit = self._ask()
             self._log()
             lost = lost + 1 if unit.state is UnitState.LOST else 0
-            if unit.verdict is not None and (not lost or lost >= LOST_ASKED):
+            if self._has_verdict() or (unit.verdict is not None and (not lost or lost >= LOST_ASKED)):
                 self._log(last=True)
                 return unit
             self._wait(unit, result)
+
+    def _has_verdict(self) -> bool:
+        """Whether this job has left a result and the trial its verdict: then Slurm has nothing to add."""
+        return self._signature() != NOTHING and rundir.load(self.path).status == "done"
 
     def _ask(self) -> UnitStatus:
         """Ask Slurm once, and tell what changed."""
         snapshot = self.poller.poll()
         unit = snapshot.units[0]
         self.has_run = self.has_run or unit.state is UnitState.RUNNING or self.tail.place > 0
+        if unit.verdict is not None:
+            self._log(last=True)
         text = self._words(unit, snapshot.controller)
         if text != self.said:
             self.said = text
@@ -119,7 +126,7 @@ class Following:
             case UnitState.UNKNOWN:
                 return f"Slurm does not answer, the job goes on without it: {controller}"
             case UnitState.WAITING:
-                return f"{'requeued' if self.has_run else 'waiting'}: {unit.reason or unit.scheduler}"
+                return ("requeued" if self.has_run else "waiting") + (f": {unit.reason}" if unit.reason else "")
             case UnitState.RUNNING:
                 return f"running{self._place()}" + (f": {unit.reason}" if unit.reason else "")
             case _:

@@ -23,6 +23,7 @@ from seatrial.files import read_text, write_json
 from seatrial.launch.environments import Environments
 from seatrial.launch.jobdir import JobDir, job_dir
 from seatrial.launch.slurm import submit
+from seatrial.launch.slurm.commands import Refused
 from seatrial.launch.slurm.render import render
 from seatrial.launch.slurm.status import Poller
 from seatrial.loops import get_loop
@@ -96,7 +97,11 @@ def submit_trial(path: Path, trial: Trial, profile: Profile, profile_name: str) 
     """Submit a trial that is stored."""
     numbers = [int(place.name) for place in (path / JOBS).glob("*") if place.name.isdigit()]
     directory = path / JOBS / str(max(numbers, default=0) + 1)
-    return submit.submit(batch_of(trial.plan, path, profile), profile, profile_name, directory)[0]
+    try:
+        return submit.submit(batch_of(trial.plan, path, profile), profile, profile_name, directory)[0]
+    except Refused as error:
+        fix = f"correct [slurm.{profile_name}] in seatrial.toml, then: seatrial resume {shlex.quote(str(path))} --on slurm:{profile_name}"
+        raise Refused(error.message, fix) from error
 
 
 def is_own_job(path: Path, environ: Mapping[str, str]) -> bool:

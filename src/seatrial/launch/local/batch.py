@@ -66,9 +66,9 @@ def _run_job(batch: Batch, job: Job, directory: Path, places: list[tuple[str, ..
         if stored is not None and stored.ending is Ending.DONE:
             return stored
         if halt.asked():
-            return _not_run(job, index, Ending.STOPPED, "not started: Seatrial was interrupted")
-        if missing:
-            result = _not_run(job, index, Ending.INPUTS_MISSING, missing)
+            return result_of(job, index, End(Ending.STOPPED, "", None, "not started: Seatrial was interrupted"), time.time())
+        if missing is not None:
+            result = result_of(job, index, missing, time.time())
             put_aside(files, index)
             write_json(files.result_file(index), result)
             return result
@@ -98,17 +98,13 @@ def _collect(units: list[Future[Result]], halt: Halt) -> list[Result]:
         raise
 
 
-def _missing_inputs(batch: Batch, job: Job, directory: Path) -> str:
-    """Which of the jobs it comes after are not done, in words; empty when all are."""
-    found: list[str] = []
+def _missing_inputs(batch: Batch, job: Job, directory: Path) -> End | None:
+    """The first job it comes after that is not done."""
+    wanted = {after.job for after in job.after if after.when == "ok"}
     for earlier in batch.jobs:
-        if any(after.job == earlier.name and after.when == "ok" for after in job.after):
-            units = job_dir(directory, earlier).not_done(earlier.units())
-            if units:
-                some = ", ".join(map(str, units[:10])) + (", ..." if len(units) > 10 else "")
-                found.append(f"{len(units)} of {len(earlier.units())} units of job {earlier.name} are not done: {some}")
-    return "; ".join(found)
-
-
-def _not_run(job: Job, index: int, ending: Ending, message: str) -> Result:
-    return result_of(job, index, End(ending, "", None, message), time.time())
+        units = job_dir(directory, earlier).not_done(earlier.units()) if earlier.name in wanted else ()
+        if units:
+            some = ", ".join(map(str, units[:10])) + (", ..." if len(units) > 10 else "")
+            message = f"{len(units)} of {len(earlier.units())} units of job {earlier.name} are not done: {some}"
+            return End(Ending.INPUTS_MISSING, earlier.name, None, message)
+    return None

@@ -21,9 +21,12 @@ from seatrial.launch.jobdir import JobDir
 from seatrial.launch.local.copies import HOST, Copy, prepare
 from seatrial.launch.process import end_leftovers
 from seatrial.launch.ready import Missed, Target, foreign_target, wait_ready
-from seatrial.model.job import Ending, Job, Ready, Result
+from seatrial.model.job import Ending, Job, Result
 
 _LOOK_S = 0.1
+_MINUTE_S = 60.0
+_FOREIGN_S = 300.0
+"""How long a server that runs elsewhere may take to answer."""
 _GRACE_S = 10.0
 """Between SIGTERM and SIGKILL, for whatever is ended because the unit is."""
 
@@ -81,7 +84,7 @@ class Unit:
     def __init__(self, job: Job, index: int, directory: JobDir, gpus: tuple[str, ...], halt: Halt, progress: Callable[[str], None]) -> None:
         self._job, self._index, self._directory, self._gpus, self._halt = job, index, directory, gpus, halt
         self._say: Callable[[str], None] = lambda text: progress(f"{job.name}[{index}]: {text}" if job.array else f"{job.name}: {text}")
-        self._stops_at = time.monotonic() + 60 * job.minutes if job.minutes is not None else None
+        self._stops_at = time.monotonic() + _MINUTE_S * job.minutes if job.minutes is not None else None
         self._copies: tuple[Copy, ...] = ()
 
     def run(self) -> Result:
@@ -138,7 +141,7 @@ class Unit:
         return self._ask_client_to_stop() if end.ending is Ending.TIME_LIMIT else end
 
     def _targets(self) -> list[Target]:
-        targets = [foreign_target(name, url, Ready().deadline_s) for name, url in self._job.servers.items()]
+        targets = [foreign_target(name, url, _FOREIGN_S) for name, url in self._job.servers.items()]
         for copy in self._services:
             ready, address = copy.step.component.ready, copy.address
             if ready is not None and address is not None:
@@ -153,15 +156,15 @@ class Unit:
             if (ended := copy.peek()) is not None:
                 message = f"{copy.step.name} ended with exit code {ended} before the client did; its log: {copy.log}"
                 return End(Ending.SERVICE_ENDED, copy.step.name, ended, message)
-        name = client.step.component.name
+        name = client.step.name
         if code == 0:
             return End(Ending.DONE, name, 0, "the client exited with 0 while every service was alive")
         if code is not None:
             return End(Ending.CLIENT_FAILED, name, code, f"the client exited with {code}; its log: {client.log}")
         if self._halt.asked():
-            return End(Ending.STOPPED, name, None, "Seatrial was interrupted")
+            return End(Ending.STOPPED, "", None, "Seatrial was interrupted")
         if self._stops_at is not None and time.monotonic() >= self._stops_at - self._job.warn_s:
-            return End(Ending.TIME_LIMIT, name, None, f"the time limit of {self._job.minutes} min was near")
+            return End(Ending.TIME_LIMIT, "", None, f"the time limit of {self._job.minutes} min was near")
         return None
 
     def _ask_client_to_stop(self) -> End:
@@ -173,7 +176,7 @@ class Unit:
         while not self._client.ended():
             self._pass_on_haste(self._client)
             time.sleep(_LOOK_S)
-        return End(Ending.TIME_LIMIT, self._client.step.component.name, self._client.peek(), message)
+        return End(Ending.TIME_LIMIT, self._client.step.name, self._client.peek(), message)
 
     def _end_all(self, why: str) -> None:
         """Nothing of the unit is left when this returns: every run is bounded by its grace."""

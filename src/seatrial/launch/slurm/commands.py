@@ -67,6 +67,15 @@ def own_cluster() -> str:
     return os.environ.get("SLURM_CONF", "")
 
 
+def require(tool: str) -> str:
+    """The path of a command of Slurm's."""
+    path = shutil.which(tool)
+    if path is None:
+        fix = "run seatrial where Slurm's commands are, such as on a login node; or use --on local"
+        raise BlockedError(Boundary.CLUSTER, f"{tool} is not on PATH: there is no Slurm here", fix)
+    return path
+
+
 def sbatch(script: Path, options: Sequence[str], cluster: str) -> str:
     """Submit a script; returns the id."""
     done = _call("sbatch", ["--parsable", *options, str(script)], cluster)
@@ -133,10 +142,7 @@ def max_array_size(cluster: str) -> int:
 
 
 def _call(tool: str, words: list[str], cluster: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    path = shutil.which(tool)
-    if path is None:
-        fix = "run seatrial where Slurm's commands are, such as on a login node; or use --on local"
-        raise BlockedError(Boundary.CLUSTER, f"{tool} is not on PATH", fix)
+    path = require(tool)
     if cluster and not Path(cluster).is_file():
         raise ControllerDown(f"SLURM_CONF={cluster}: no such file")  # Slurm's commands would try for a minute
     try:

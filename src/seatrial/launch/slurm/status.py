@@ -9,11 +9,11 @@
 
 from __future__ import annotations
 
-import os
+import fcntl
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from seatrial.launch import jobdir
@@ -22,12 +22,14 @@ from seatrial.launch.jobdir import JobDir, job_dir
 from seatrial.launch.slurm import commands
 from seatrial.launch.slurm.commands import Row
 from seatrial.launch.slurm.render import comment
-from seatrial.launch.slurm.unit import Known, is_current, is_done, judge
+from seatrial.launch.slurm.unit import ENDED, Known, is_current, is_done, judge
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.job import Ending, Job, Result, Submission, UnitState, UnitStatus
 
 LIVE = (UnitState.WAITING, UnitState.RUNNING, UnitState.UNKNOWN)
 """States of units that have not ended, as far as is known."""
+LOCK = ".submit.lock"
+"""Held by whoever submits from a batch directory, or runs it on this machine."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 15.0
 _OURS = "seatrial-"
 
@@ -60,7 +62,6 @@ class _Tracked:
 
     batch: Path
     job: Job
-    folder: JobDir
     submission: Submission | None
     results: dict[int, Result | UserError]
     slurm: str = ""
@@ -70,15 +71,13 @@ class _Tracked:
 
     def known(self, index: int) -> Known:
         """What is known of one unit."""
-        common = {"job": self.job.name, "index": index, "result": self.results.get(index), "array": self.job.array is not None}
+        base = Known(self.job.name, index, result=self.results.get(index), array=self.job.array is not None, note=self.note)
         if self.submission is None:
-            return Known(**common, since=_modified(self.batch / jobdir.BATCH), note=self.note)
+            return replace(base, since=time.time() if is_busy(self.batch) else _modified(self.batch / jobdir.BATCH), note="never submitted")
         if index not in self.submission.units:
-            return Known(**common, note="not part of the last submission")
+            return replace(base, note="not part of the last submission")
         rows = self.rows.get(index, ())
-        return Known(
-            **common, slurm=self.slurm, rows=rows, handed=True, since=self.submission.submitted, silent=self.silent, note=self.note
-        )
+        return replace(base, slurm=self.slurm, rows=rows, handed=True, since=self.submission.submitted, silent=self.silent)
 
     def open(self) -> bool:
         """Whether Slurm must be asked."""
@@ -89,22 +88,26 @@ class _Tracked:
         units = self.submission.units if self.submission else ()
         return any(index not in self.rows and not is_done(self.known(index)) and not is_current(self.known(index)) for index in units)
 
-    def take(self, rows: Sequence[Row]) -> None:
+    def take(self, rows: Sequence[Row], accounting: bool = False) -> None:
         """Keep the rows that are ours; of several rows for the same part of a unit the last one counts."""
         assert self.submission is not None
         slurm = self.submission.slurm
-        mine = [row for row in rows if (row.job == slurm if slurm else row.name == self.submission.name)]
         parts: dict[tuple[int, str], Row] = {}
-        for row in mine:
+        for row in rows:
+            if row.job != slurm if slurm else row.name != self.submission.name:
+                continue
             if not self._ours(row):
                 self.note = f"the id {row.job} belongs to another job now: {row.name}"
                 continue
             self.slurm = row.job
             for index in self.submission.units if row.index is None else (row.index,):
                 parts[index, row.part] = row
+        known = set(self.rows)
         for (index, _), row in parts.items():
-            if index not in self.rows:
-                self.rows[index] = [other for (unit, _), other in parts.items() if unit == index]
+            if accounting and row.state not in ENDED:
+                self.note = f"accounting says {row.state}, but the controller does not know it"
+            elif index not in known:
+                self.rows.setdefault(index, []).append(row)
 
     def _ours(self, row: Row) -> bool:
         assert self.submission is not None
@@ -139,24 +142,19 @@ class Poller:
 
     def _track(self, batch: Path, job: Job) -> _Tracked:
         folder = job_dir(batch, job)
-        note = "" if (folder.submission_file).is_file() else "never submitted"
         submission = folder.submission()
-        return _Tracked(batch, job, folder, submission, self._results(folder), submission.slurm or "" if submission else "", note=note)
+        slurm = submission.slurm if submission else None
+        return _Tracked(batch, job, submission, self._results(folder), slurm or "")
 
     def _results(self, folder: JobDir) -> dict[int, Result | UserError]:
         """All results of a job; listing the directory makes a network file system look again."""
-        found: dict[int, Result | UserError] = {}
-        try:
-            names = os.listdir(folder.path / "results")
-        except FileNotFoundError:
-            return found
-        for name in names:
-            index, suffix = name.partition(".")[::2]
-            if suffix == "json" and index.isdecimal():
-                found[int(index)] = self._result(folder, int(index))
-        return found
+        directory = folder.path / "results"
+        names = [file.name for file in directory.iterdir()] if directory.is_dir() else []
+        indices = [int(index) for index, _, suffix in (name.partition(".") for name in names) if suffix == "json" and index.isdecimal()]
+        results = {index: self._result(folder, index) for index in indices}
+        return {index: result for index, result in results.items() if result is not None}
 
-    def _result(self, folder: JobDir, index: int) -> Result | UserError:
+    def _result(self, folder: JobDir, index: int) -> Result | UserError | None:
         file = folder.result_file(index)
         if file in self._done:
             return self._done[file]
@@ -164,9 +162,7 @@ class Poller:
             result = folder.result(index)
         except UserError as error:
             return error
-        if result is None:  # moved aside by a new attempt between the listing and now
-            return UserError(f"{file}: gone again")
-        if result.ending is Ending.DONE:
+        if result is not None and result.ending is Ending.DONE:
             self._done[file] = result
         return result
 
@@ -197,22 +193,20 @@ class Poller:
         if rows is None:
             self._no_accounting.add(cluster)
         for item in items:
-            item.take(rows or ())
+            item.take(rows or (), accounting=True)
         return ""
 
 
 def snapshots(poller: Poller, deadline_s: float | None = None) -> Iterator[Snapshot]:
-    """Polls until everything has ended or the deadline is over: often while things change, every 15 s otherwise."""
+    """Polls until everything has ended or the deadline is over: every 2 s at first, every 15 s in the long run."""
     began, pause = time.monotonic(), FIRST_WAIT_S
-    before: tuple[UnitStatus, ...] = ()
     while True:
         snapshot = poller.poll()
         yield snapshot
         if snapshot.ended:
             return
-        pause = FIRST_WAIT_S if snapshot.units != before else min(pause * 1.5, LONGEST_WAIT_S)
-        before = snapshot.units
         until = time.monotonic() + pause
+        pause = min(pause * 1.2, LONGEST_WAIT_S)
         while time.monotonic() < until:
             check_stop()
             if deadline_s is not None and time.monotonic() - began >= deadline_s:
@@ -225,6 +219,18 @@ def _selection(items: Sequence[_Tracked]) -> dict[str, list[str]]:
     submissions = [item.submission for item in items if item.submission is not None]
     ids = [found.slurm for found in submissions if found.slurm is not None]
     return {"ids": ids} if len(ids) == len(submissions) else {"names": [found.name for found in submissions]}
+
+
+def is_busy(directory: Path) -> bool:
+    """Whether a seatrial submits from this directory, or runs its jobs on this machine."""
+    try:
+        with (directory / LOCK).open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _modified(path: Path) -> float:

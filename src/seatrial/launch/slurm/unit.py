@@ -21,7 +21,7 @@ RESULT_GRACE_S = 30
 """So long a result may take to show after its script has ended: shared file systems are late."""
 
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
-_ENDED = {
+ENDED = {
     "COMPLETED": "Slurm says COMPLETED, but the job ended without leaving a result",
     "FAILED": "the job script failed without leaving a result",
     "TIMEOUT": "ended by Slurm at its time limit",
@@ -33,6 +33,7 @@ _ENDED = {
     "DEADLINE": "could not end before its deadline",
     "REVOKED": "revoked by another cluster of the federation",
 }
+"""Slurm's words for units that have ended, and what they mean where there is no result."""
 _BY_ITSELF = ("COMPLETED", "FAILED")
 """The script ended by itself, so a result is to be expected."""
 _NEVER = "DependencyNeverSatisfied"
@@ -86,7 +87,7 @@ def judge(known: Known, now: float) -> UnitStatus:
     if row is not None and row.state in _WAITING:
         never = f"{row.reason}: a job that it comes after did not end well; cancel it, then resubmit"
         return _status(known, UnitState.WAITING, row.state, never if row.reason == _NEVER else _reason(row))
-    if row is not None and row.state not in _ENDED:
+    if row is not None and row.state not in ENDED:
         return _status(known, UnitState.RUNNING, row.state, _reason(row))
     if known.silent and row is None:
         return _status(known, UnitState.UNKNOWN, "", known.silent)
@@ -101,7 +102,7 @@ def judge(known: Known, now: float) -> UnitStatus:
 
 def _decisive(rows: Sequence[Row]) -> Row | None:
     """Of the parts of a job, one that lives, else one that did not end well, else any."""
-    live = [row for row in rows if row.state not in _ENDED]
+    live = [row for row in rows if row.state not in ENDED]
     bad = [row for row in rows if row.state != "COMPLETED"]
     return next(iter([*live, *bad, *rows]), None)
 
@@ -109,7 +110,7 @@ def _decisive(rows: Sequence[Row]) -> Row | None:
 def _without_result(known: Known, row: Row, now: float) -> UnitStatus:
     if row.state in _BY_ITSELF and row.ended is not None and now - row.ended < RESULT_GRACE_S:
         return _status(known, UnitState.RUNNING, row.state, "ended; its result does not show yet")
-    text = _ENDED[row.state]
+    text = ENDED[row.state]
     if row.reason == _NEVER:
         text = f"a job that it comes after did not end well ({_NEVER})"
     elif row.reason not in _NOTHING and row.reason.lower() != row.state.lower():
@@ -146,6 +147,4 @@ def _reason(row: Row) -> str:
 def _status(known: Known, state: UnitState, scheduler: str, reason: str) -> UnitStatus:
     slurm = f"{known.slurm}_{known.index}" if known.slurm and known.array else known.slurm
     result = known.result if isinstance(known.result, Result) else None
-    return UnitStatus(
-        job=known.job, index=known.index, slurm=slurm, state=state, scheduler=scheduler, reason=reason, result=result
-    )
+    return UnitStatus(job=known.job, index=known.index, slurm=slurm, state=state, scheduler=scheduler, reason=reason, result=result)

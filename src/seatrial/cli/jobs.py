@@ -1,0 +1,307 @@
+"""`seatrial jobs`: submit jobs to a cluster or run them here, list them, wait, read logs, cancel, submit again.
+
+- Exit code of `wait`, and of `submit --wait` and `--on local`: 0 when every unit is done, 1 when a client failed, 99
+  when something else ended a unit, 130 on Ctrl-C, which leaves the jobs alone.
+- Scripts of `--dry-run` are printed as they are, so that they can be kept in a file and submitted by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from seatrial.launch.slurm.status import Snapshot
+    from seatrial.model.job import Batch, Submission, UnitStatus
+    from seatrial.model.profile import Profile
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Submit jobs, list them, wait for them, read their logs, cancel them, submit again what is not done.",
+    no_args_is_help=True,
+)
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A directory that `seatrial jobs submit` made.")]
+JobName = Annotated[str | None, typer.Argument(metavar="[JOB]", help="A job of the batch; not needed when there is only one.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration file. Default: the nearest seatrial.toml.")]
+Deadline = Annotated[float | None, typer.Option("--deadline", metavar="MINUTES", min=0.01, help="Stop waiting after so long.")]
+PLACES = ("jobs", "trials")
+"""Where `list` looks below the working directory."""
+_SPEAK_S = 30.0
+_SHOWN = 5
+
+
+@app.command()
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="[[jobs]] tables.")],
+    on: Annotated[str, typer.Option("--on", metavar="slurm:PROFILE|local", help="A profile of seatrial.toml, or this machine.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Directory of the batch. Default: jobs/<time>-<job>-<id>.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print and validate the scripts; submit nothing.")] = False,
+    wait_: Annotated[bool, typer.Option("--wait", help="Follow the jobs until they have ended.")] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Submit the jobs of a file to a cluster, or run them on this machine."""
+    from seatrial.cli.jobs_file import read_jobs
+    from seatrial.cli.request import load_config, profile_named
+    from seatrial.launch.interrupt import Interruptible
+    from seatrial.launch.slurm import submit as slurm
+    from seatrial.model.errors import UserError
+
+    batch = read_jobs(file)
+    directory = (out or Path("jobs") / _new_name(batch)).absolute()
+    if on == "local":
+        if dry_run:
+            raise UserError("--dry-run prints scripts of Slurm; --on local has none", "leave out --dry-run, or use --on slurm:PROFILE")
+        _run_here(batch, directory)
+    name, profile = profile_named(load_config(config, None), on)
+    if dry_run:
+        _dry_run(batch, profile, directory)
+    _make(directory)
+    with Interruptible():
+        _print_submitted(directory, slurm.submit(batch, profile, name, directory))
+    if wait_:
+        wait(directory)
+
+
+@app.command("list")
+def list_(
+    directories: Annotated[list[Path] | None, typer.Argument(metavar="[DIR]...", help="Batches, or places to look for them.")] = None,
+    units: Annotated[bool, typer.Option("--units", help="One line per unit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List jobs and where their units stand. Without DIR it looks in jobs and trials below the working directory."""
+    from seatrial.launch.jobdir import find
+    from seatrial.launch.slurm.status import Poller
+    from seatrial.model.errors import UserError
+
+    for place in directories or ():
+        if not place.is_dir():
+            raise UserError(f"{place}: no such directory", "name a directory that `seatrial jobs submit` made, or one above it")
+    places = directories or [Path(name) for name in PLACES]
+    snapshot = Poller([batch for place in places for batch in find(place)]).poll()
+    if snapshot.controller:
+        typer.echo(f"seatrial: {_silence(snapshot.controller)}", err=True)
+    if as_json:
+        rows = [{"batch": str(batch), **unit.model_dump(mode="json")} for batch, found in snapshot.batches for unit in found]
+        typer.echo(json.dumps({"controller": snapshot.controller, "units": rows}, indent=2))
+        return
+    for batch, found in snapshot.batches:
+        lines = map(_unit_line, found) if units else _job_lines(found)
+        for line in lines:
+            typer.echo(f"{batch}\t{line}")
+    if not snapshot.batches:
+        typer.echo(f"no jobs in {', '.join(map(str, places))}", err=True)
+
+
+@app.command()
+def wait(directory: Directory, deadline: Deadline = None) -> None:
+    """Follow jobs until all have ended. Ctrl-C stops following; the jobs go on."""
+    from seatrial.launch.slurm.status import Poller, snapshots
+    from seatrial.model.verdict import ExitCode
+
+    poller, shown = Poller([directory]), _Progress()
+    snapshot = None
+    try:
+        for snapshot in snapshots(poller, None if deadline is None else deadline * 60):
+            shown.show(snapshot)
+    except KeyboardInterrupt:
+        typer.echo(f"\nseatrial: interrupted; the jobs go on. Cancel them with: seatrial jobs cancel {directory}", err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    assert snapshot is not None
+    if not snapshot.ended:
+        typer.echo(f"seatrial: not ended after {deadline:g} minutes; the jobs go on", err=True)
+    _close(snapshot.units)
+
+
+@app.command()
+def logs(
+    directory: Directory,
+    job: JobName = None,
+    component: Annotated[str | None, typer.Option("--component", help="Default: the client. `slurm` is the script itself.")] = None,
+    copy: Annotated[int, typer.Option("--copy", min=0, help="Which replica.")] = 0,
+    index: Annotated[int | None, typer.Option("--index", min=0, help="Which unit of an array.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the log grows, until the unit has ended.")] = False,
+) -> None:
+    """Print the log of one component of one unit."""
+    from seatrial.launch import jobdir
+    from seatrial.launch.slurm.logs import find_job, log_file, text_of
+
+    found = find_job(jobdir.load(directory), job)
+    path = log_file(directory, found, component, copy, index)
+    for text in text_of(path, _Ended(directory, found.name, index or 0) if follow else None):
+        typer.echo(text, nl=False)
+
+
+@app.command()
+def cancel(
+    directory: Directory, jobs: Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Jobs; none means all.")] = None
+) -> None:
+    """Cancel jobs that have not ended."""
+    from seatrial.launch.slurm import submit as slurm
+
+    cancelled = slurm.cancel(directory, jobs or ())
+    for name in cancelled:
+        typer.echo(f"cancelled {name}")
+    if not cancelled:
+        typer.echo("nothing to cancel: no job is waiting or running", err=True)
+
+
+@app.command()
+def resubmit(
+    directory: Directory,
+    on: Annotated[str, typer.Option("--on", metavar="slurm:PROFILE", help="A profile of seatrial.toml.")],
+    config: ConfigFile = None,
+) -> None:
+    """Submit again what is not done: these units, and the jobs that come after them."""
+    from seatrial.cli.request import load_config, profile_named
+    from seatrial.launch.interrupt import Interruptible
+    from seatrial.launch.slurm import submit as slurm
+
+    name, profile = profile_named(load_config(config, None), on)
+    with Interruptible():
+        submissions = slurm.resubmit(directory, profile, name)
+    if submissions:
+        _print_submitted(directory, submissions)
+    else:
+        typer.echo(f"{directory}: every unit is done, nothing to submit")
+
+
+def _new_name(batch: Batch) -> str:
+    import secrets
+
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{batch.jobs[0].name}-{secrets.token_hex(2)}"
+
+
+def _make(directory: Path) -> None:
+    """Make the directory of a batch; git ignores it, since it may lie in a checkout under test."""
+    from seatrial.files import write_text
+    from seatrial.launch.jobdir import BATCH
+
+    if not (directory / BATCH).exists():
+        write_text(directory / ".gitignore", "*\n")
+
+
+def _dry_run(batch: Batch, profile: Profile, directory: Path) -> None:
+    """Print every script as it is, and what Slurm says of each; ends with 0 or 99."""
+    from seatrial.launch.slurm import submit as slurm
+    from seatrial.launch.slurm.render import render_batch
+    from seatrial.model.verdict import ExitCode
+
+    scripts = render_batch(batch, profile, directory, {job.name: f"seatrial-{job.name}-00000000" for job in batch.jobs})
+    for script in scripts.values():
+        typer.echo(script, nl=False)
+    answers = slurm.validate(batch, profile, directory)
+    for name, answer in answers:
+        typer.echo(f"seatrial: {name}: {answer}", err=True)
+    raise typer.Exit(ExitCode.PASS if all(answer == "ok" for _, answer in answers) else ExitCode.BLOCKED)
+
+
+def _run_here(batch: Batch, directory: Path) -> None:
+    """Run the jobs on this machine and end with their exit code."""
+    from seatrial.launch.interrupt import Interruptible
+    from seatrial.launch.local.batch import run_batch
+    from seatrial.launch.slurm.status import Poller
+    from seatrial.launch.slurm.submit import locked
+    from seatrial.model.verdict import ExitCode
+
+    _make(directory)
+    typer.echo(f"seatrial: {directory}", err=True)
+    with locked(directory), Interruptible() as stop:
+        run_batch(batch, directory, lambda line: typer.echo(f"seatrial: {line}", err=True))
+    if stop.signal is not None:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    _close(Poller([directory]).poll().units)
+
+
+def _print_submitted(directory: Path, submissions: Iterable[Submission]) -> None:
+    for item in submissions:
+        count = f", {len(item.units)} units" if len(item.units) > 1 else ""
+        typer.echo(f"submitted {item.job} as {item.slurm}{count}")
+    typer.echo(str(directory))
+
+
+def _close(units: Sequence[UnitStatus]) -> None:
+    """Name what is not done, and end with the exit code."""
+    from seatrial.model.job import UnitState
+    from seatrial.model.verdict import ExitCode
+
+    left = [unit for unit in units if unit.state is not UnitState.DONE]
+    for unit in left[:_SHOWN]:
+        typer.echo(_unit_line(unit), err=True)
+    if len(left) > _SHOWN:
+        typer.echo(f"and {len(left) - _SHOWN} more; `seatrial jobs list --units` names them", err=True)
+    if not left:
+        raise typer.Exit(ExitCode.PASS)
+    raise typer.Exit(ExitCode.FAIL if any(unit.state is UnitState.FAILED for unit in left) else ExitCode.BLOCKED)
+
+
+def _counts(units: Sequence[UnitStatus]) -> str:
+    """`12 done, 3 running`, in the order of the states."""
+    from seatrial.model.job import UnitState
+
+    counts = ((state, sum(unit.state is state for unit in units)) for state in UnitState)
+    return ", ".join(f"{count} {state}" for state, count in counts if count)
+
+
+def _job_lines(units: Sequence[UnitStatus]) -> Iterable[str]:
+    """Name, Slurm id and counts of each job, and the first reason that somebody should read."""
+    from seatrial.model.job import UnitState
+
+    fine = (UnitState.DONE, UnitState.RUNNING)
+    for name in dict.fromkeys(unit.job for unit in units):
+        own = [unit for unit in units if unit.job == name]
+        slurm = next((unit.slurm.partition("_")[0] for unit in own if unit.slurm), "-")
+        reason = next((unit.reason for unit in own if unit.reason and unit.state not in fine), "")
+        yield "\t".join((name, slurm, _counts(own), reason)).rstrip()
+
+
+def _unit_line(unit: UnitStatus) -> str:
+    return "\t".join((unit.job, str(unit.index), unit.slurm or "-", unit.state, unit.scheduler or "-", unit.reason)).rstrip()
+
+
+def _silence(why: str, since: str = "") -> str:
+    return f"the controller does not answer{since} ({why}); jobs are not lost"
+
+
+class _Progress:
+    """A line whenever something changed, and at least every 30 seconds."""
+
+    def __init__(self) -> None:
+        self._last, self._spoke, self._silent_since = "", float("-inf"), ""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print what there is to say."""
+        text = _counts(snapshot.units)
+        if snapshot.controller:
+            self._silent_since = self._silent_since or time.strftime("%H:%M:%S")
+            text = _silence(snapshot.controller, f" since {self._silent_since}")
+        else:
+            self._silent_since = ""
+        if text != self._last or time.monotonic() - self._spoke >= _SPEAK_S:
+            typer.echo(f"seatrial: {text}", err=True)
+            self._last, self._spoke = text, time.monotonic()
+
+
+class _Ended:
+    """Whether a unit has ended; Slurm is asked now and then."""
+
+    def __init__(self, directory: Path, job: str, index: int) -> None:
+        from seatrial.launch.slurm.status import FIRST_WAIT_S, Poller
+
+        self._job, self._index = job, index
+        self._poller, self._asked, self._pause = Poller([directory]), float("-inf"), FIRST_WAIT_S
+
+    def __call__(self) -> bool:
+        from seatrial.launch.slurm.status import LIVE, LONGEST_WAIT_S
+
+        if time.monotonic() - self._asked < self._pause:
+            return False
+        self._asked, self._pause = time.monotonic(), min(self._pause * 1.2, LONGEST_WAIT_S)
+        units = self._poller.poll().units
+        return next(unit.state not in LIVE for unit in units if (unit.job, unit.index) == (self._job, self._index))

@@ -1,0 +1,66 @@
+"""Jobs in a TOML file: `[[jobs]]` tables with the keys of model/job.py. Errors name the file, the job and the key."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seatrial.model.job import Batch
+
+
+def read_jobs(file: Path) -> Batch:
+    """The jobs of a file."""
+    from pydantic import ValidationError
+
+    from seatrial.files import read_text
+    from seatrial.model.errors import UserError
+    from seatrial.model.job import Batch
+
+    try:
+        data = tomllib.loads(read_text(file))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{file}: {error}", "correct the file") from error
+    if "jobs" not in data:
+        raise UserError(f"{file}: no [[jobs]] in it", 'write [[jobs]] with name = "…", and [[jobs.components]] below it')
+    try:
+        return Batch.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{file}: {_place(data, first['loc'])}: {_message(first)}", _fix(first)) from error
+
+
+def _place(data: Any, path: tuple[int | str, ...]) -> str:
+    """`jobs.collect.components.server.gpus`: tables of a list by their names, where they have one."""
+    words = []
+    for step in path:
+        try:
+            data = data[step]
+        except (LookupError, TypeError):
+            data = None
+        named = isinstance(step, int) and isinstance(data, dict) and "name" in data
+        words.append(str(data["name"] if named else step))
+    return ".".join(words) or "(the file)"
+
+
+def _message(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown key"
+    got = "" if error["type"] in ("missing", "value_error") else f" (got {error['input']!r})"
+    return str(error["msg"]).removeprefix("Value error, ") + got
+
+
+def _fix(error: Any) -> str:
+    """Known keys of the table for an unknown one."""
+    from seatrial.model.job import After, Batch, Component, Job, Ready
+
+    if error["type"] != "extra_forbidden":
+        return f"correct {error['loc'][-1]}" if error["loc"] else "correct the jobs"
+    tables: dict[str, type[Batch] | type[Job] | type[Component] | type[After] | type[Ready]]
+    tables = {"ready": Ready, "components": Component, "after": After, "jobs": Job}
+    outer = [word for word in error["loc"][:-1] if word in tables]
+    known = list(tables[outer[-1]].model_fields if outer else Batch.model_fields)
+    close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"

@@ -1,0 +1,175 @@
+"""Ray inside a Slurm allocation: by `ray symmetric-run`, or by the loop's own launcher script.
+
+- Whole nodes: `ray stop` ends every Ray of a node, and Ray refuses to start beside another. So the job is exclusive.
+- The client's exact exit code is the step's; that Ray did not come up, or broke, is 99 (Blocked), never success (ray_step.py).
+- A launcher script is submitted as it is; what it needs is handed to it by variables, and the client leaves the same
+  result as in every other job.
+- `check_nodes` judges what the probe ray_nodes.py saw on every node: a node that is missing or silent, or imports from
+  elsewhere, is a finding that is not ok.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seatrial.launch.jobdir import JobDir
+from seatrial.launch.words import fill
+from seatrial.model.errors import UserError
+from seatrial.model.job import Component, Job
+from seatrial.model.profile import Profile
+from seatrial.model.record import Finding, Record
+from seatrial.model.verdict import Boundary
+
+STEP = "ray_step.py"
+"""The program that is staged into the job directory."""
+
+
+def with_ray(
+    client: Component, nodes: int, *, ray: str = "ray", python: str = "python3", options: Sequence[str] = (), deadline_s: int = 600
+) -> Component:
+    """The client, inside a Ray cluster over `nodes` whole nodes that is started for it and stopped after it.
+
+    `ray` and `python` are the loop's own; `options` are those of `ray start`, the same on every node. The job must be
+    exclusive (`ray_job` sees to it).
+    """
+    wrapper = [python, f"{{job}}/{STEP}", "nodes", "--rank", "{rank}", "--nodes", str(nodes), "--address", "{head}:{head_port}"]
+    wrapper += ["--state", "{job}/ray/{index}", "--ray", ray, "--deadline", str(deadline_s)]
+    given = ["--disable-usage-stats", f"--num-gpus={client.gpus}", *options]
+    wrapper += [f"--option={option}" for option in given]
+    changed = {"command": (*wrapper, "--", *client.command), "nodes": nodes, "tasks": nodes, "port": True}
+    return Component.model_validate({**client.model_dump(), **changed})
+
+
+def ray_job(job: Job, nodes: int, *, ray: str = "ray", python: str = "python3", options: Sequence[str] = ()) -> Job:
+    """The job with its client inside Ray, on nodes of its own."""
+    components = [with_ray(item, nodes, ray=ray, python=python, options=options) if item is job.client else item for item in job.components]
+    return Job.model_validate({**job.model_dump(), "components": components, "exclusive": True})
+
+
+class RaySub(Record):
+    """How a launcher script is submitted unchanged: `sbatch OPTIONS script` in `cwd`, with `environment` added to the caller's."""
+
+    script: str
+    cwd: str
+    environment: dict[str, str]
+    options: tuple[str, ...]
+
+
+def ray_sub(job: Job, profile: Profile, directory: Path, name: str) -> RaySub:
+    """The job as the launcher script of the profile (`ray_sub`) runs it; `directory` is the job's, `name` Slurm's unique name.
+
+    The caller stages `STEP` into `directory` first. Options given to sbatch win over those in the script.
+    """
+    script = _script(profile)
+    client = job.client
+    if len(job.components) > 1 or job.array:
+        raise UserError(
+            f"job {job.name}: {script.name} runs one client, no services and no array", "use pre-hosted servers, or symmetric-run"
+        )
+    lacking = [key for key in ("account", "partition") if getattr(profile, key) is None]
+    if lacking:
+        raise UserError(f"job {job.name}: {script.name} needs {' and '.join(lacking)} in the profile", "its own values are placeholders")
+    if client.image is None or any(letter.isspace() for letter in client.image):
+        raise UserError(f"job {job.name}: {script.name} runs in a container, so its client needs an image without spaces", "name one")
+    known = {"SEATRIAL_INDEX": "0", "SEATRIAL_JOB": str(directory)}
+    for server, url in job.servers.items():
+        label = server.upper().replace("-", "_")
+        known |= {f"SEATRIAL_URL_{label}": url, f"SEATRIAL_URLS_{label}": url}
+    words = [_fill(word, known, job.name) for word in client.command]
+    # "$0" is the driver script in a directory that is named after the job: Slurm's own variables do not reach it.
+    step = shlex.join(["python3", str(directory / STEP), "result", "--job", job.name, "--results", str(directory / "results"), "--script"])
+    mounts = dict.fromkeys((*client.mounts, f"{directory}:{directory}"))
+    environment = {key: _fill(value, known, job.name) for key, value in client.environment.items()}
+    environment |= known | {
+        "COMMAND": f'exec {step} "$0" -- {shlex.join(words)}',
+        "CONTAINER": client.image,
+        "MOUNTS": ",".join(mounts),
+        "GPUS_PER_NODE": str(profile.gpus_per_node),
+        "BASE_LOG_DIR": str(directory / "logs"),
+    }
+    return RaySub(
+        script=str(script),
+        cwd=client.workdir or str(script.parent),
+        environment=environment,
+        options=_options(job, profile, directory, name),
+    )
+
+
+def _script(profile: Profile) -> Path:
+    if not profile.ray_sub:
+        raise UserError("the profile names no launcher script", 'set ray_sub = "/path/of/ray.sub"')
+    path = Path(profile.ray_sub).expanduser().absolute()
+    if not path.is_file():
+        raise UserError(f"ray_sub: {path} is not there", "correct the path in the profile")
+    return path
+
+
+def _options(job: Job, profile: Profile, directory: Path, name: str) -> tuple[str, ...]:
+    minutes = str(job.minutes) if job.minutes else profile.time
+    options = [f"--job-name={name}", f"--nodes={job.client.nodes}", f"--account={profile.account}", f"--partition={profile.partition}"]
+    options += [f"--time={minutes}", "--exclusive", "--dependency=singleton", "--requeue" if job.requeue else "--no-requeue"]
+    options += [f"--output={JobDir(directory).path / 'logs' / 'slurm.log'}", "--open-mode=append"]
+    options += [f"--gres={profile.gres}:{profile.gpus_per_node}"] if profile.gpus_per_node else []
+    options += [f"--qos={profile.qos}"] if profile.qos else []
+    return (*options, *profile.sbatch)
+
+
+def _fill(text: str, known: Mapping[str, str], job: str) -> str:
+    try:
+        return fill(text, known)
+    except KeyError as error:
+        name = str(error.args[0]).removeprefix("SEATRIAL_").lower()
+        raise UserError(
+            f"job {job}: {text!r}: the launcher script gives its client no {name}", "use symmetric-run, or leave it out"
+        ) from error
+
+
+def check_nodes(facts: Mapping[str, Any], expected_nodes: int, roots: Mapping[str, str]) -> tuple[Finding, ...]:
+    """What ray_nodes.py saw, judged: every node there and heard, each package of `roots` from its checkout, one Python everywhere.
+
+    `roots` maps packages to the checkouts they must come from. A fact that is missing counts against the node.
+    """
+    nodes: Sequence[Mapping[str, Any]] = facts.get("nodes") or ()
+    findings = [_count(nodes, expected_nodes)]
+    heard = [node for node in nodes if not node.get("error")]
+    for node in nodes:
+        if node.get("error"):
+            findings.append(_finding("ray node answers", False, f"{_who(node)}: {node['error']}", "see Ray's logs of that node"))
+    for package, root in roots.items():
+        findings += [_package(node, package, root) for node in heard]
+    versions = sorted({str(node.get("python_version")) for node in heard})
+    if len(versions) > 1:
+        findings.append(_finding("ray nodes alike", False, f"Python differs between nodes: {', '.join(versions)}", "use one environment"))
+    return tuple(findings)
+
+
+def _count(nodes: Sequence[Mapping[str, Any]], expected: int) -> Finding:
+    names = ", ".join(_who(node) for node in nodes) or "none"
+    message = f"{len(nodes)} of {expected} expected nodes are in the Ray cluster: {names}"
+    return _finding("ray nodes complete", len(nodes) == expected, message, "see Ray's logs of the missing node; is another Ray on it?")
+
+
+def _package(node: Mapping[str, Any], package: str, root: str) -> Finding:
+    rows = [row for row in node.get("imports") or () if row.get("package") == package]
+    if len(rows) != 1:
+        return _finding(
+            f"ray import {package}", False, f"{_who(node)}: {package} was not looked up there", "name it in --packages of the probe"
+        )
+    where = rows[0].get("file")
+    # The node itself compared with the checkout, links resolved as it sees them.
+    well = bool(rows[0].get("ok")) and rows[0].get("expected") == root
+    message = f"{_who(node)}: {package} from {where}" if where else f"{_who(node)}: {package} cannot be imported"
+    fix = f"PYTHONPATH of the workers there must begin with {root}, and {root} must be visible there"
+    return _finding(f"ray import {package}", well, message if well else f"{message}, expected from {root}", fix)
+
+
+def _who(node: Mapping[str, Any]) -> str:
+    return f"{node.get('host') or 'unknown host'} ({str(node.get('node_id'))[:8]})"
+
+
+def _finding(name: str, ok: bool, message: str, fix: str) -> Finding:
+    boundary = Boundary.CLUSTER if "import" not in name else Boundary.ENVIRONMENT
+    return Finding(name=name, ok=ok, boundary=boundary, message=message, fix="" if ok else fix)

@@ -1,0 +1,267 @@
+"""One unit on this machine: every way it may end, what is on disk then, and that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from seatrial import files
+from seatrial.launch.descendants import PidFile
+from seatrial.launch.interrupt import Interrupted, Interruptible
+from seatrial.launch.jobdir import job_dir
+from seatrial.launch.local import run_batch
+from seatrial.launch.local.copies import Copy
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.job import Batch, Component, Ending, Job, Ready, Result
+from seatrial.model.verdict import Boundary
+
+from .children import DAEMON, gone, wait_for
+from .small_jobs import FETCH, Clock, client, left_behind, log, python, run_jobs, run_one, server, shell
+
+
+def test_done_with_the_result_on_disk_before_services_are_ended(tmp_path: Path) -> None:
+    said: list[str] = []
+    fetch = python("client", FETCH, "{urls:server}", role="client")
+    result = run_one(tmp_path, server(replicas=2), fetch, said=said)
+    assert (result.ending, result.component, result.exit_code, result.slurm, result.restart) == (Ending.DONE, "client.0", 0, "local", 0)
+    assert result.node == socket.gethostname()
+    assert 0 <= time.time() - result.ended < 60
+    assert result.started <= result.ended
+    assert log(tmp_path, "client.0") == ["0 1"]
+    for copy in (0, 1):
+        assert Result.model_validate_json((tmp_path / f"job/seen-0-{copy}").read_text()) == result
+        assert "[seatrial] the unit ended (done): ending the run" in log(tmp_path, f"server.{copy}")
+    assert any("server.1 started; its log: " in line for line in said)
+    assert said[-1].startswith("job: done: ")
+
+
+@pytest.mark.parametrize(("program", "code"), [("exit 1", 1), ("exit 255", 255), ("kill -KILL $$", 137), ("kill -TERM $$", 143)])
+def test_the_exact_code_of_the_client(tmp_path: Path, program: str, code: int) -> None:
+    result = run_one(tmp_path, server(), client(program))
+    assert (result.ending, result.component, result.exit_code) == (Ending.CLIENT_FAILED, "client.0", code)
+    assert "client-failed" in (tmp_path / "job/seen-0-0").read_text()
+
+
+@pytest.mark.parametrize(("program", "code"), [("exit 0", 0), ("exit 9", 9), ("kill -SEGV $$", 139)])
+def test_a_service_that_ends_first_fails_the_unit(tmp_path: Path, program: str, code: int) -> None:
+    with Clock() as clock:
+        result = run_one(tmp_path, server(), shell("short", f"sleep 0.5; {program}"), client("sleep 60"))
+    assert (result.ending, result.component, result.exit_code) == (Ending.SERVICE_ENDED, "short.0", code)
+    assert clock.seconds < 10
+    assert str(job_dir(tmp_path, "job").log("short", 0, None)) in result.message
+    assert "service-ended" in (tmp_path / "job/seen-0-0").read_text()
+
+
+def test_a_client_that_ends_with_its_service_is_no_success(tmp_path: Path) -> None:
+    """The service is dead, though a grandchild that holds its output hides that from a reader, when the client exits with 0."""
+    hidden = shell("short", 'sleep 60 & echo $$ > "$SEATRIAL_JOB/pid"; until [ -e "$SEATRIAL_JOB/go" ]; do sleep 0.01; done')
+    wins = client(
+        'until [ -s "$SEATRIAL_JOB/pid" ]; do sleep 0.01; done; pid=$(cat "$SEATRIAL_JOB/pid"); touch "$SEATRIAL_JOB/go";'
+        ' until grep -q "^State:.Z" /proc/$pid/status 2>/dev/null || [ ! -e /proc/$pid ]; do :; done; exit 0'
+    )
+    result = run_one(tmp_path, hidden, wins)
+    assert (result.ending, result.component, result.exit_code) == (Ending.SERVICE_ENDED, "short.0", 0)
+
+
+def test_a_service_that_dies_while_the_client_is_looked_at_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service dies after every earlier look at it, and before the look that sees the client's 0."""
+    peek = Copy.peek
+
+    def kill_first(copy: Copy) -> int | None:
+        code = peek(copy)
+        if copy.step.name == "client.0" and code == 0:
+            os.kill(int(wait_for(tmp_path / "job/pid")), signal.SIGKILL)
+            time.sleep(0.05)
+        return code
+
+    monkeypatch.setattr(Copy, "peek", kill_first)
+    result = run_one(tmp_path, shell("short", 'echo $$ > "$SEATRIAL_JOB/pid"; exec sleep 60'), client("exit 0"))
+    assert (result.ending, result.component, result.exit_code) == (Ending.SERVICE_ENDED, "short.0", 137)
+
+
+def test_a_service_whose_children_live_on_is_noticed_at_once(tmp_path: Path) -> None:
+    stubborn = "(trap '' TERM; sleep 5) & sleep 0.3; exit 4"
+    said: list[str] = []
+    noticed: list[float] = []
+
+    def look() -> None:
+        path = job_dir(tmp_path, "job").result_file(0)
+        while not path.exists():
+            time.sleep(0.01)
+        noticed.append(time.monotonic())
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    began = time.monotonic()
+    result = run_one(tmp_path, shell("short", stubborn), client("sleep 60"), said=said)
+    watcher.join(5)
+    assert (result.ending, result.exit_code) == (Ending.SERVICE_ENDED, 4)
+    assert noticed[0] - began < 1.5
+
+
+def test_a_dead_server_is_noticed_while_others_wait_for_it(tmp_path: Path) -> None:
+    with Clock() as clock:
+        result = run_one(tmp_path, shell("server", "sleep 0.3; exit 3", port=True, ready=Ready(deadline_s=60)), client("exit 0"))
+    assert (result.ending, result.component, result.exit_code) == (Ending.SERVICE_ENDED, "server.0", 3)
+    assert clock.seconds < 2
+    assert not (tmp_path / "job/logs/client.0.log").exists()
+
+
+def test_a_server_that_hangs_does_not_hide_another_that_dies(tmp_path: Path) -> None:
+    hang = python(
+        "hang", "import os, socket, time; s = socket.create_server(('127.0.0.1', int(os.environ['SEATRIAL_PORT']))); time.sleep(60)"
+    )
+    hang = hang.model_copy(update={"port": True, "ready": Ready(deadline_s=60)})
+    with Clock() as clock:
+        result = run_one(tmp_path, hang, shell("short", "sleep 0.5"), client("exit 0"))
+    assert (result.ending, result.component) == (Ending.SERVICE_ENDED, "short.0")
+    assert clock.seconds < 2.5
+
+
+def test_not_ready(tmp_path: Path) -> None:
+    result = run_one(tmp_path, server("server", "503", deadline_s=2), client("exit 0"))
+    assert (result.ending, result.component, result.exit_code) == (Ending.NOT_READY, "server.0", None)
+    assert "not ready within 2 s: server.0: http://127.0.0.1:" in result.message
+    assert result.message.endswith("/health answered 503")
+    assert "not-ready" in (tmp_path / "job/seen-0-0").read_text()
+
+
+def test_a_port_that_was_lost_fails_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr("seatrial.launch.local.copies.free_port", lambda: taken.getsockname()[1])
+        result = run_one(tmp_path, server(), client("exit 0"))
+    assert (result.ending, result.component, result.exit_code) == (Ending.SERVICE_ENDED, "server.0", 1)
+
+
+def test_the_time_limit_asks_the_client_first(tmp_path: Path) -> None:
+    saves = "trap 'sleep 0.5; touch \"$SEATRIAL_JOB/saved\"; exit 0' TERM; while :; do sleep 0.1; done"
+    with Clock() as clock:
+        result = run_one(tmp_path, server(), client(saves), minutes=1, warn_s=58)
+    assert (result.ending, result.component, result.exit_code) == (Ending.TIME_LIMIT, "client.0", 0)
+    assert clock.seconds < 10
+    assert (tmp_path / "job/saved").exists()
+    assert (tmp_path / "job/seen-0-0").stat().st_mtime >= (tmp_path / "job/saved").stat().st_mtime
+    assert "time-limit" in (tmp_path / "job/seen-0-0").read_text()
+    assert "[seatrial] the time limit is near: ending the run" in log(tmp_path, "client.0")
+
+
+def test_a_client_that_ignores_the_warning_is_killed_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seatrial.launch.local.unit._MINUTE_S", 2.5)
+    with Clock() as clock:
+        result = run_one(tmp_path, client("trap '' TERM; while :; do sleep 0.1; done"), minutes=1, warn_s=1)
+    assert (result.ending, result.exit_code) == (Ending.TIME_LIMIT, 137)
+    assert 2.4 < clock.seconds < 6
+
+
+def test_the_time_limit_counts_while_services_start(tmp_path: Path) -> None:
+    result = run_one(tmp_path, server("server", "503"), client("exit 0"), minutes=1, warn_s=59)
+    assert (result.ending, result.component, result.exit_code) == (Ending.TIME_LIMIT, "", None)
+
+
+def when_written(path: Path, *numbers: int) -> None:
+    def send() -> None:
+        wait_for(path)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.6)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    work = Job(name="job", components=(server(), client('echo $$ > "$SEATRIAL_JOB/pid-$SEATRIAL_INDEX"; exec sleep 60')), array=3)
+    later = Job(name="later", components=(client("exit 0"),))
+    with Interruptible() as stop:
+        when_written(tmp_path / "job/pid-0", signal.SIGTERM)
+        results = run_jobs(tmp_path, work, later)
+        assert stop.signal == signal.SIGTERM
+    assert [(result.ending, result.exit_code) for result in results] == [(Ending.STOPPED, None)] * 4
+    assert "stopped" in (tmp_path / "job/seen-0-0").read_text()
+    assert gone(int((tmp_path / "job/pid-0").read_text()))
+    assert sorted(path.name for path in (tmp_path / "job/results").iterdir()) == ["0.json"]
+
+
+def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+    stubborn = "trap '' TERM; while :; do sleep 0.1; done"
+    work = Job(
+        name="job", components=(shell("service", stubborn), client(f'echo $$ > "$SEATRIAL_JOB/pid"; {stubborn}')), array=2, parallel=2
+    )
+    when_written(tmp_path / "job/pid", signal.SIGINT, signal.SIGINT)
+    with Clock() as clock, pytest.raises(Interrupted), Interruptible():
+        run_batch(Batch(jobs=(work,)), tmp_path, lambda _: None)
+    assert clock.seconds < 8
+    assert left_behind(tmp_path) == []
+    stored = job_dir(tmp_path, "job").result(0)
+    assert stored is not None
+    assert stored.ending is Ending.STOPPED
+
+
+@pytest.mark.parametrize(
+    "hides", ["pass", "os.environ.clear()", "os.execve('/bin/sh', ['sh', '-c', 'echo $$ > daemon; exec sleep 60'], {})"]
+)
+def test_daemons_of_client_and_services_are_ended(tmp_path: Path, hides: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    service = python("service", DAEMON.format(before=hides, after="time.sleep(60)"), workdir=str(tmp_path / "a"))
+    program = DAEMON.format(before=hides, after="while not os.path.exists('../a/daemon'): time.sleep(0.01)")
+    result = run_one(tmp_path, service, python("client", program, role="client", workdir=str(tmp_path / "b")))
+    assert result.ending is Ending.DONE
+    assert gone(int(wait_for(tmp_path / "a/daemon")))
+    assert gone(int(wait_for(tmp_path / "b/daemon")))
+
+
+def test_several_tasks(tmp_path: Path) -> None:
+    result = run_one(tmp_path, client('echo "rank $SEATRIAL_RANK"; exit 0', tasks=3))
+    assert result.ending is Ending.DONE
+    assert sorted(log(tmp_path, "client.0")) == ["0: rank 0", "1: rank 1", "2: rank 2"]
+
+
+def test_a_task_that_fails_fails_the_copy(tmp_path: Path) -> None:
+    with Clock() as clock:
+        result = run_one(tmp_path, client('[ "$SEATRIAL_RANK" = 1 ] && exit 6; sleep 60', tasks=3))
+    assert (result.ending, result.exit_code) == (Ending.CLIENT_FAILED, 6)
+    assert clock.seconds < 10
+
+
+def test_a_task_of_a_service_that_ends_with_0_leaves_it_alive(tmp_path: Path) -> None:
+    service = shell("service", '[ "$SEATRIAL_RANK" = 1 ] || sleep 60', tasks=2)
+    assert run_one(tmp_path, service, client("sleep 0.5")).ending is Ending.DONE
+
+
+@pytest.mark.parametrize("name", ["service", "client"])
+def test_a_program_that_is_not_there_blocks_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+    missing = Component(name=name, command=("/no/such/program",), role="client" if name == "client" else "service")
+    others = (client("sleep 60"),) if name == "service" else (server(),)
+    with pytest.raises(BlockedError, match="cannot start /no/such/program"):
+        run_one(tmp_path, *others, missing)
+    assert left_behind(tmp_path) == []
+    assert job_dir(tmp_path, "job").result(0) is None
+
+
+def test_a_result_that_cannot_be_written_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, value: object) -> None:
+        raise BlockedError(boundary=Boundary.ENVIRONMENT, message=f"{path}: cannot write: No space left on device")
+
+    monkeypatch.setattr("seatrial.launch.local.unit.write_json", full)
+    with pytest.raises(BlockedError, match="No space left"):
+        run_one(tmp_path, server(), client("exit 0"))
+    assert left_behind(tmp_path) == []
+
+
+def test_a_unit_that_another_seatrial_runs_is_refused(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        record = PidFile(run_id="x", pid=1, started=0, owner=other.pid, owner_started=psutil.Process(other.pid).create_time())
+        pids = tmp_path / "job/logs/client.0.log.pids"
+        files.write_json(pids, record)
+        with pytest.raises(UserError, match=f"process {other.pid} is still running this"):
+            run_batch(Batch(jobs=(Job(name="job", components=(client("exit 0"),)),)), tmp_path, lambda _: None)
+        other.kill()
+    assert run_one(tmp_path, client("exit 0")).ending is Ending.DONE
