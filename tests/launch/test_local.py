@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from seatrial import files
+from seatrial.launch import process
 from seatrial.launch.descendants import PidFile
 from seatrial.launch.interrupt import Interrupted, Interruptible
 from seatrial.launch.jobdir import job_dir
@@ -246,6 +248,20 @@ def test_a_program_that_is_not_there_blocks_and_leaves_nothing(tmp_path: Path, n
     assert job_dir(tmp_path, "job").result(0) is None
 
 
+def test_a_client_cannot_win_against_a_service_that_was_never_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = process._start
+
+    def slow_start(spec: process.ProcessSpec) -> subprocess.Popen[bytes]:
+        if spec.argv[0] == "/no/such/program":
+            time.sleep(1)
+        return start(spec)
+
+    monkeypatch.setattr(process, "_start", slow_start)
+    with pytest.raises(BlockedError, match="cannot start"):
+        run_one(tmp_path, Component(name="service", command=("/no/such/program",)), client("exit 0"))
+    assert job_dir(tmp_path, "job").result(0) is None
+
+
 def test_a_result_that_cannot_be_written_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, value: object) -> None:
         raise BlockedError(boundary=Boundary.ENVIRONMENT, message=f"{path}: cannot write: No space left on device")
@@ -265,3 +281,33 @@ def test_a_unit_that_another_seatrial_runs_is_refused(tmp_path: Path) -> None:
             run_batch(Batch(jobs=(Job(name="job", components=(client("exit 0"),)),)), tmp_path, lambda _: None)
         other.kill()
     assert run_one(tmp_path, client("exit 0")).ending is Ending.DONE
+
+
+def test_a_killed_seatrial_takes_its_components_along_and_the_next_one_ends_what_is_left(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    batch = tmp_path / "batch"
+    service = python("service", DAEMON.format(before="pass", after="time.sleep(60)"), workdir=str(tmp_path / "a"))
+    waits = client(
+        f'[ -e {tmp_path}/again ] && exit 0; until [ -s {tmp_path}/a/daemon ]; do sleep 0.05; done; echo $$ > "$SEATRIAL_JOB/pid"; sleep 60'
+    )
+    job = Job(name="job", components=(service, waits))
+    (tmp_path / "job.json").write_text(Batch(jobs=(job,)).model_dump_json())
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom seatrial.launch.local import run_batch\nfrom seatrial.model.job import Batch\n"
+        "run_batch(Batch.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), print)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "job.json"), str(batch)]) as seatrial:
+        own = int(wait_for(batch / "job/pid"))
+        seatrial.kill()
+    stops = time.monotonic() + 5
+    while psutil.pid_exists(own) and psutil.Process(own).status() != psutil.STATUS_ZOMBIE and time.monotonic() < stops:
+        time.sleep(0.01)
+    daemon = psutil.Process(int((tmp_path / "a/daemon").read_text()))
+    assert daemon.is_running()
+    assert job_dir(batch, "job").result(0) is None
+    (tmp_path / "again").touch()
+    (tmp_path / "a/daemon").unlink()
+    results = run_batch(Batch(jobs=(job,)), batch, lambda _: None)
+    assert [result.ending for result in results] == [Ending.DONE]
+    assert not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE
+    assert left_behind(tmp_path) == []

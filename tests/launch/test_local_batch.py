@@ -128,7 +128,7 @@ def test_an_error_in_one_unit_ends_the_others(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
     stored = job_dir(tmp_path / "batch", "job").result(0)
     assert stored is not None
-    assert stored.ending is Ending.STOPPED
+    assert (stored.ending, stored.message) == (Ending.STOPPED, "another unit could not be run")
     assert job_dir(tmp_path / "batch", "job").result(2) is None
 
 

@@ -90,7 +90,7 @@ def test_a_word_with_shell_in_it_stays_a_word() -> None:
     [
         ({"tensor_parallel": 9}, 8, "cannot be spread evenly over 2 nodes"),
         ({"tensor_parallel": 8, "pipeline_parallel": 2, "data_parallel": 2}, 8, "would not lie on one node"),
-        ({"tensor_parallel": 3, "data_parallel": 4}, 8, "would not lie on one node"),
+        ({"tensor_parallel": 2, "data_parallel": 5}, 8, "would not lie on one node"),
         ({"kind": "sglang", "tensor_parallel": 4, "data_parallel": 4}, 8, "no data parallel over nodes"),
         ({}, 0, "needs GPUs"),
     ],
@@ -165,8 +165,10 @@ def test_what_would_be_ignored_is_an_error(values: dict[str, Any], why: str) -> 
 
 @pytest.mark.parametrize(
     "word",
-    ["--port", "--port=1", "--host", "-tp", "--tensor-parallel-size=4", "--tensor_parallel_size", "--tensor-par", "--tp", "--dp-size"]
-    + ["--trust-remote-code", "--headless", "--nnodes", "--served-model-name", "--model", "--data-parallel-rank", "-dpe"],
+    [
+        *("--port", "--port=1", "--host", "-tp", "--tensor-parallel-size=4", "--tensor_parallel_size", "--tensor-par", "--tp", "--dp-size"),
+        *("--trust-remote-code", "--headless", "--nnodes", "--served-model-name", "--model", "--data-parallel-rank", "-dpe"),
+    ],
 )
 def test_an_argument_that_contradicts_is_an_error(word: str) -> None:
     assert "contradicts" in refusal(kind="vllm", model="m", arguments=(word, "1"))

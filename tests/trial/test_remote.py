@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from seatrial.evidence.repos import repo_states
@@ -129,6 +131,7 @@ class TestJob:
         ("name", "profile", "message"),
         [
             ("run", Profile(nodes=2), "without Ray a trial runs on one node"),
+            ("run", Profile(ray="ray.sub", ray_sub="/x"), "launcher script"),
             ("{port}", Profile(), "words in braces"),
             ("a b", Profile(image="i"), "cannot be mounted"),
             ("a:b", Profile(image="i"), "cannot be mounted"),
@@ -137,6 +140,14 @@ class TestJob:
     def test_what_cannot_be_a_job_is_refused(self, bench: Bench, tmp_path: Path, name: str, profile: Profile, message: str) -> None:
         with pytest.raises(UserError, match=message):
             remote.batch_of(plan_of(bench, 0), tmp_path / name, profile)
+
+    def test_with_ray_the_client_runs_inside_it_on_whole_nodes(self, bench: Bench) -> None:
+        profile = Profile(nodes=2, ray="symmetric-run", gpus=4)
+        job = remote.batch_of(plan_of(bench, 0), bench.out, profile, "/env/bin/python").jobs[0]
+        assert (job.exclusive, job.client.nodes, job.client.tasks) == (True, 2, 2)
+        assert job.client.command[0] == "/env/bin/python"
+        assert "/env/bin/ray" in job.client.command
+        assert job.client.command[-2:] == ("resume", str(bench.out))
 
     def test_every_submission_has_its_own_directory(self, bench: Bench, slurm: FakeSlurm) -> None:
         trial = submit(bench, 0)
@@ -292,6 +303,26 @@ class TestSettle:
         bench.meddle, bench.words = None, {}
         assert bench.resume().verdict is Verdict.PASS
         assert (bench.level(level) / "attempts" / "1" / "run.log").is_file()
+
+    @pytest.mark.parametrize("delay", [0.0, 0.3])
+    def test_a_loop_that_was_signalled_with_us_did_not_fail(self, bench: Bench, slurm: FakeSlurm, delay: float) -> None:
+        """scancel signals every process of a job, the loop first or last."""
+        submit(bench, 0)
+        bench.words = {0: "hang"}
+        told: list[int] = []
+
+        def cancel(event: Event) -> None:
+            if isinstance(event, Running) and not told and event.step == 2:
+                told.append(1)
+                threading.Timer(delay, os.kill, (os.getpid(), 15)).start()
+                for child in psutil.Process().children():
+                    child.terminate()
+
+        bench.meddle = cancel
+        assert bench.resume().status == "running"
+        assert [(phase.ended, phase.exit_code) for phase in rundir.load(bench.out).levels[0].phases] == [("interrupted", None)]
+        trial, _ = remote.settle(bench.out, ended("CANCELLED"))
+        assert (trial.verdict, trial.levels[0].boundary) == (Verdict.BLOCKED, Boundary.CLUSTER)
 
     def test_a_block_of_the_trial_itself_keeps_its_reason(self, bench: Bench, slurm: FakeSlurm) -> None:
         done = self.ran(bench, 0, 1, words={0: "flat"})

@@ -62,9 +62,11 @@ def submit(
     name, profile = profile_named(load_config(config, None), on)
     if dry_run:
         _dry_run(batch, profile, directory)
-    _make(directory)
-    with Interruptible():
-        _print_submitted(directory, slurm.submit(batch, profile, name, directory))
+    try:
+        with Interruptible():
+            _print_submitted(directory, slurm.submit(batch, profile, name, directory))
+    finally:
+        _hide_from_git(directory)
     if wait_:
         wait(directory)
 
@@ -178,12 +180,12 @@ def _new_name(batch: Batch) -> str:
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{batch.jobs[0].name}-{secrets.token_hex(2)}"
 
 
-def _make(directory: Path) -> None:
-    """Make the directory of a batch; git ignores it, since it may lie in a checkout under test."""
+def _hide_from_git(directory: Path) -> None:
+    """The directory of a batch may lie in a checkout under test, which must not look changed."""
     from seatrial.files import write_text
     from seatrial.launch.jobdir import BATCH
 
-    if not (directory / BATCH).exists():
+    if (directory / BATCH).exists():
         write_text(directory / ".gitignore", "*\n")
 
 
@@ -210,10 +212,12 @@ def _run_here(batch: Batch, directory: Path) -> None:
     from seatrial.launch.slurm.submit import locked
     from seatrial.model.verdict import ExitCode
 
-    _make(directory)
     typer.echo(f"seatrial: {directory}", err=True)
-    with locked(directory), Interruptible() as stop:
-        run_batch(batch, directory, lambda line: typer.echo(f"seatrial: {line}", err=True))
+    try:
+        with locked(directory), Interruptible() as stop:
+            run_batch(batch, directory, lambda line: typer.echo(f"seatrial: {line}", err=True))
+    finally:
+        _hide_from_git(directory)
     if stop.signal is not None:
         raise typer.Exit(ExitCode.INTERRUPTED)
     _close(Poller([directory]).poll().units)

@@ -92,7 +92,8 @@ def close(trial: Trial, directory: Path, json: bool, cut: str = "", in_job: bool
         typer.echo(line)
     if trial.status == "running":
         what = f"not finished: {cut}" if cut else "interrupted"
-        typer.echo(f"{what}; finish it with: seatrial resume {shlex.quote(str(directory))}", err=True)
+        where = ", here or with --on slurm:PROFILE" if cut else ""
+        typer.echo(f"{what}; finish it with: seatrial resume {shlex.quote(str(directory))}{where}", err=True)
         raise typer.Exit(exit_code(report.result) if cut else ExitCode.INTERRUPTED)
     raise typer.Exit(exit_code(report.result))
 

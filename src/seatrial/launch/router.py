@@ -222,6 +222,8 @@ class Router:
             _answer(writer, HTTPStatus.BAD_REQUEST, {"error": {"message": f"router: {error}", "type": "bad_request"}})
         except (OSError, asyncio.TimeoutError):  # noqa: UP041 - the client has left, or says nothing
             pass
+        except asyncio.CancelledError:
+            writer.transport.abort()  # the router ends; what was sent so far must not look whole
         finally:
             self.tasks.discard(task)
             writer.close()

@@ -51,11 +51,11 @@ _OWNED = {
     "pipeline_parallel": ("--pipeline-parallel-size", "--pp-size", "-pp"),
     "data_parallel": ("--data-parallel-size", "--dp-size", "-dp"),
     "trust_remote_code": ("--trust-remote-code",),
-    "": tuple(
-        "--host --port --headless --nnodes -n --node-rank -r --master-addr --master-port --dist-init-addr --nccl-init-addr "
-        "--data-parallel-size-local -dpl --data-parallel-address -dpa --data-parallel-rpc-port -dpp --data-parallel-start-rank -dpr "
-        "--data-parallel-rank -dpn --data-parallel-hybrid-lb -dph --data-parallel-external-lb -dpe "
-        "--data-parallel-multi-port-external-lb -dpm".split()
+    "": (
+        *("--host", "--port", "--headless", "--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port"),
+        *("--dist-init-addr", "--nccl-init-addr", "--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa"),
+        *("--data-parallel-rpc-port", "-dpp", "--data-parallel-start-rank", "-dpr", "--data-parallel-rank", "-dpn"),
+        *("--data-parallel-hybrid-lb", "-dph", "--data-parallel-external-lb", "-dpe", "--data-parallel-multi-port-external-lb", "-dpm"),
     ),
 }
 """Options of the servers that Seatrial sets, by the value that says so; those below "" follow from the job."""

@@ -162,7 +162,7 @@ class _Conductor:
                 finding = Finding(name="environment", ok=False, boundary=error.boundary, message=error.message, fix=error.fix)
                 self.listener(Found(finding))
                 trial = trial.model_copy(update={"findings": (*trial.findings, finding)})
-                return self._finish(trial, self._blocked(trial, finding))
+                return self._finish(trial, self._blocked(trial, finding), interrupted=stop.signal is not None)
             bad = next((finding for finding in trial.findings if not finding.ok), None)
             if bad:
                 return self._finish(trial, self._blocked(trial, bad))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from seatrial.evidence.redact import Redactor
 from seatrial.files import write_json
+from seatrial.launch.interrupt import stop_requested
 from seatrial.launch.process import ProcessSpec, Tick, run
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Loop, Phase
@@ -20,6 +21,9 @@ from seatrial.model.record import PhaseOutcome
 from seatrial.trial.follow import Follower
 from seatrial.trial.preflight import child_environment
 from seatrial.trial.progress import Listener
+
+_TOGETHER_S = 1.0
+"""How far apart the signals of a cluster to a child and to us may arrive, when they killed the child."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +102,24 @@ def _run_phase(bench: Bench, level: Level, directory: Path, phases: Sequence[Pha
         follower.tick(beat.seconds, beat.last_line)
 
     outcome = run(spec, tick)
+    cut = outcome.ended == "exited" and outcome.exit_code != 0 and _stopped_too(outcome.signal)
     return PhaseOutcome(
         name=phase.name,
-        exit_code=outcome.exit_code,
-        ended=outcome.ended,
+        exit_code=None if cut else outcome.exit_code,
+        ended="interrupted" if cut else outcome.ended,
         seconds=round(outcome.seconds, 2),
         cpu_seconds=round(outcome.cpu_seconds, 2),
         signal=outcome.signal,
     )
+
+
+def _stopped_too(killed_by: int | None) -> bool:
+    """Whether Seatrial was asked to stop when its child failed. A cluster signals every process of a job at once, and
+    the child may be gone a moment before our own signal is seen: it must not look as if the loop had failed."""
+    stops = time.monotonic() + (_TOGETHER_S if killed_by is not None else _TOGETHER_S / 10)
+    while not stop_requested() and time.monotonic() < stops:
+        time.sleep(0.02)
+    return stop_requested()
 
 
 def _join_logs(directory: Path, phases: Sequence[Phase]) -> None:

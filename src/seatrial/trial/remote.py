@@ -22,6 +22,7 @@ import seatrial
 from seatrial.files import read_text, write_json
 from seatrial.launch.environments import Environments
 from seatrial.launch.jobdir import JobDir, job_dir
+from seatrial.launch.ray import ray_job
 from seatrial.launch.slurm import submit
 from seatrial.launch.slurm.commands import Refused
 from seatrial.launch.slurm.render import render
@@ -43,8 +44,10 @@ LOCK_S = 30.0
 """How long the client of a job that has ended may still hold the run directory."""
 
 
-def batch_of(plan: Plan, path: Path, profile: Profile) -> Batch:
-    """The one job of a trial: GPUs of its levels, everything else as the profile says."""
+def batch_of(plan: Plan, path: Path, profile: Profile, python: str = "python3") -> Batch:
+    """The one job of a trial: GPUs of its levels, everything else as the profile says. `python` is the loop's own."""
+    if profile.ray == "ray.sub":
+        raise UserError('ray = "ray.sub": a trial is not submitted through a launcher script', 'set ray = "symmetric-run"')
     if profile.ray == "none" and profile.nodes > 1:
         message = f"nodes = {profile.nodes}: without Ray a trial runs on one node"
         raise UserError(message, 'set ray = "symmetric-run" in the profile, or nodes = 1')
@@ -63,7 +66,11 @@ def batch_of(plan: Plan, path: Path, profile: Profile) -> Batch:
         image=profile.image,
         mounts=_mounts(plan, path) if boxed else (),
     )
-    return Batch(jobs=(Job(name=JOB, components=(client,)),))
+    job = Job(name=JOB, components=(client,))
+    if profile.ray == "symmetric-run":
+        tool = str(Path(python).with_name("ray")) if "/" in python else "ray"
+        job = ray_job(job, profile.nodes, ray=tool, python=python)
+    return Batch(jobs=(job,))
 
 
 def _mounts(plan: Plan, path: Path) -> tuple[str, ...]:
@@ -98,7 +105,8 @@ def submit_trial(path: Path, trial: Trial, profile: Profile, profile_name: str) 
     numbers = [int(place.name) for place in (path / JOBS).glob("*") if place.name.isdigit()]
     directory = path / JOBS / str(max(numbers, default=0) + 1)
     try:
-        return submit.submit(batch_of(trial.plan, path, profile), profile, profile_name, directory)[0]
+        python = trial.environment.python if trial.environment else "python3"
+        return submit.submit(batch_of(trial.plan, path, profile, python), profile, profile_name, directory)[0]
     except Refused as error:
         fix = f"correct [slurm.{profile_name}] in seatrial.toml, then: seatrial resume {shlex.quote(str(path))} --on slurm:{profile_name}"
         raise Refused(error.message, fix) from error

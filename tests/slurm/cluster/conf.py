@@ -107,7 +107,8 @@ def _identity(shape: Shape) -> dict[str, str]:
         "SlurmdPidFile": f"{root}/run/%n.pid",
         "SlurmctldLogFile": f"{root}/log/slurmctld.log",
         "SlurmdLogFile": f"{root}/log/%n.log",
-        "CommunicationParameters": "NoCtldInAddrAny,NoInAddrAny",
+        # On loopback nobody else shall reach the daemons. Elsewhere they must listen on the address that the nodes see.
+        **({"CommunicationParameters": "NoCtldInAddrAny,NoInAddrAny"} if shape.address == "127.0.0.1" else {}),
         "PlugStackConfig": f"{root}/plugstack.conf",
     }
 
@@ -129,7 +130,7 @@ def _behaviour(shape: Shape) -> dict[str, str]:
         "SlurmdTimeout": "15",
         "ReturnToService": "2",
         # No word with "defer" in it: Slurm takes any such substring for the option `defer`.
-        "SchedulerParameters": "batch_sched_delay=0,sched_interval=2,bf_interval=2",
+        "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1",
         "PreemptType": "preempt/partition_prio",
         "PreemptMode": "REQUEUE",
     }

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,7 +32,7 @@ class Wait(Protocol):
 def start(root: Path, processes: Processes, accounting: Accounting, environ: Mapping[str, str], wait: Wait) -> None:
     """Make a database, start it, and start slurmdbd on it; returns when slurmdbd listens."""
     data = root / "database"
-    places = ["--no-defaults", f"--datadir={data}", f"--user={getpass.getuser()}"]
+    places = ["--no-defaults", f"--datadir={data}", f"--user={pwd.getpwuid(os.geteuid()).pw_name}"]
     argv = [tool("mariadb-install-db"), *places, "--auth-root-authentication-method=normal", "--skip-test-db", "--cross-bootstrap", *_QUICK]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_READY_S, cwd=root)
     if done.returncode:

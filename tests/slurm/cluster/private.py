@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -187,7 +187,7 @@ class PrivateSlurm:
         )
         return conf.Shape(
             root=self.root,
-            user=getpass.getuser(),
+            user=pwd.getpwuid(os.geteuid()).pw_name,
             hostname=hostname,
             address=self._lan.gateway if self._namespaces else "127.0.0.1",
             controller_port=ports[0],

@@ -45,10 +45,10 @@ def missing(accounting: bool, pyxis: bool, namespaces: bool) -> str | None:
     if pyxis:
         wanted += [("gcc", "gcc"), ("libc6-dev", "/usr/include/stdio.h"), ("libslurm-dev", str(HEADER))]
     if namespaces:
-        wanted += [("iproute2", "ip"), ("util-linux", "unshare"), ("util-linux", "nsenter")]
+        wanted += [("munge", "munged"), ("iproute2", "ip"), ("util-linux", "unshare"), ("util-linux", "nsenter")]
     packages = dict.fromkeys(package for package, program in wanted if not installed(program))
     if packages:
-        return f"apt-get install --no-install-recommends {' '.join(packages)} munge (or, as root: sh scripts/slurm.sh)"
+        return f"apt-get install --no-install-recommends {' '.join(packages)} (or, as root: sh scripts/slurm.sh)"
     if namespaces and os.geteuid() != 0:
         return "run as root: network namespaces and bridges are root's"
     return None

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from seatrial.files import write_json
@@ -65,8 +65,8 @@ def _run_job(batch: Batch, job: Job, directory: Path, places: list[tuple[str, ..
         stored = files.result(index)
         if stored is not None and stored.ending is Ending.DONE:
             return stored
-        if halt.asked():
-            return result_of(job, index, End(Ending.STOPPED, "", None, "not started: Seatrial was interrupted"), time.time())
+        if (reason := halt.reason()) is not None:
+            return result_of(job, index, End(Ending.STOPPED, "", None, f"not started: {reason}"), time.time())
         if missing is not None:
             result = result_of(job, index, missing, time.time())
             put_aside(files, index)
@@ -78,24 +78,27 @@ def _run_job(batch: Batch, job: Job, directory: Path, places: list[tuple[str, ..
         finally:
             free.put(gpus)
 
-    with ThreadPoolExecutor(len(places), job.name) as pool:
-        return _collect([pool.submit(one, index) for index in job.units()], halt)
+    return _each(one, job.units(), len(places), halt)
 
 
-def _collect(units: list[Future[Result]], halt: Halt) -> list[Result]:
-    """Wait for every unit; whatever passes through here ends those that still run."""
-    try:
-        wait(units, return_when=FIRST_EXCEPTION)
-        for unit in units:
-            if unit.done() and (error := unit.exception()) is not None:
-                raise error
-        return [unit.result() for unit in units]
-    except KeyboardInterrupt:
-        halt.hurry.set()
-        raise
-    except BaseException:
-        halt.abandoned.set()
-        raise
+def _each(one: Callable[[int], Result], units: range, at_once: int, halt: Halt) -> list[Result]:
+    """Call `one` for every unit; what one of them raises ends the others, and so does a signal, which only the main thread gets."""
+
+    def guarded(index: int) -> Result:
+        try:
+            return one(index)
+        except BaseException:
+            halt.abandoned.set()
+            raise
+
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            running = [pool.submit(guarded, index) for index in units]
+            wait(running)
+        except KeyboardInterrupt:
+            halt.hurry.set()
+            raise
+    return [unit.result() for unit in running]
 
 
 def _missing_inputs(batch: Batch, job: Job, directory: Path) -> End | None:

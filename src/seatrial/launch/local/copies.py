@@ -53,6 +53,10 @@ class Copy:
         """Start every task, each followed by a thread of `pool`."""
         self._runs = [pool.submit(run, spec) for spec in self._specs]
 
+    def started(self) -> bool:
+        """Whether the program of every task has been started."""
+        return all(control.tree is not None for control in self._controls())
+
     def peek(self) -> int | None:
         """Exit code as of now; None while it runs or was not started. Raises what kept a task from running."""
         for running in self._runs:

@@ -39,9 +39,11 @@ class Halt:
         self.hurry = threading.Event()
         """No grace any more."""
 
-    def asked(self) -> bool:
-        """Whether to end."""
-        return stop_requested() or self.abandoned.is_set() or self.hurry.is_set()
+    def reason(self) -> str | None:
+        """Why to end, or None."""
+        if stop_requested() or self.hurry.is_set():
+            return "Seatrial was interrupted"
+        return "another unit could not be run" if self.abandoned.is_set() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,11 @@ class Unit:
         for copy in self._services:
             copy.start(pool)
             self._say(f"{copy.step.name} started; its log: {copy.log}")
+        # A service whose program is still to be started is not alive: a client must not win against it.
+        while not all(copy.started() for copy in self._services):
+            if (end := self._look()) is not None:
+                return end
+            time.sleep(_LOOK_S / 10)
         waited = wait_ready(self._targets(), self._look, self._say)
         if isinstance(waited, Missed):
             return End(Ending.NOT_READY, waited.name, None, waited.message)
@@ -161,8 +168,8 @@ class Unit:
             return End(Ending.DONE, name, 0, "the client exited with 0 while every service was alive")
         if code is not None:
             return End(Ending.CLIENT_FAILED, name, code, f"the client exited with {code}; its log: {client.log}")
-        if self._halt.asked():
-            return End(Ending.STOPPED, "", None, "Seatrial was interrupted")
+        if (reason := self._halt.reason()) is not None:
+            return End(Ending.STOPPED, "", None, reason)
         if self._stops_at is not None and time.monotonic() >= self._stops_at - self._job.warn_s:
             return End(Ending.TIME_LIMIT, "", None, f"the time limit of {self._job.minutes} min was near")
         return None
@@ -188,7 +195,5 @@ class Unit:
             time.sleep(_LOOK_S / 2)
 
     def _pass_on_haste(self, copy: Copy) -> None:
-        if self._halt.hurry.is_set():
-            copy.stop("Seatrial was interrupted twice", 0)
-        elif self._halt.asked():
-            copy.stop("Seatrial was interrupted", _GRACE_S)
+        if (reason := self._halt.reason()) is not None:
+            copy.stop(reason, 0 if self._halt.hurry.is_set() else _GRACE_S)

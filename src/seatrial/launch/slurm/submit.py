@@ -92,8 +92,9 @@ def cancel(directory: Path, jobs: Sequence[str] = ()) -> tuple[str, ...]:
     snapshot = Poller([directory]).poll()
     if snapshot.controller:
         raise ControllerDown(f"nothing was cancelled: {snapshot.controller}")
-    wanted = [unit for unit in snapshot.units if unit.state in LIVE and unit.job in (jobs or known)]
-    ids = {unit.job: unit.slurm.partition("_")[0] for unit in wanted if unit.slurm}
+    # Slurm has a word for a unit only when the id is still that of our job: nobody else's is ever cancelled.
+    wanted = [unit for unit in snapshot.units if unit.state in LIVE and unit.scheduler and unit.job in (jobs or known)]
+    ids = {unit.job: unit.slurm.partition("_")[0] for unit in wanted}
     clusters: dict[str, list[str]] = {}
     for name, slurm in ids.items():
         submission = job_dir(directory, name).submission()
