@@ -246,7 +246,6 @@ def test_too_few_gpus_block_before_anything_runs(tmp_path: Path, monkeypatch: py
         ({"image": "a/b:1"}, {}, "component client: image = a/b:1"),
         ({"nodes": 2, "tasks": 2}, {}, "component client: nodes = 2: this is one machine"),
         ({}, {"after_ids": ("12",)}, "job work: after_ids = 12"),
-        ({}, {"minutes": 2}, "job work: warn_s = 120 leaves nothing of minutes = 2"),
     ],
 )
 def test_what_only_a_cluster_can_do_is_refused(tmp_path: Path, component: dict[str, Any], job: dict[str, Any], message: str) -> None:

@@ -29,6 +29,7 @@ def job(*parts: dict[str, Any], **more: Any) -> Job:
         ([CLIENT, {**SERVER, "container": "a", "image": "b"}], {}, "exclude each other"),
         ([CLIENT, {**SERVER, "nodes": 2}], {}, "tasks = 1 cannot be spread evenly over nodes = 2"),
         ([CLIENT, {**SERVER, "group": "gpu"}], {"array": 2}, "Slurm refuses arrays of heterogeneous jobs"),
+        ([CLIENT], {"minutes": 2, "warn_s": 120}, "warn_s = 120 leaves nothing of minutes = 2"),
         ([CLIENT], {"parallel": 2}, "parallel needs array"),
         ([{**CLIENT, "command": ["{url:servr}"]}, SERVER], {}, "names no service; known: client, server"),
         ([{**CLIENT, "command": ["{url:quiet}"]}, {"name": "quiet", "command": ["x"]}], {}, "quiet has no port = true"),
@@ -51,6 +52,12 @@ def test_what_cannot_run_is_refused(parts: list[dict[str, Any]], more: dict[str,
 def test_ordinary_variables_are_no_secrets() -> None:
     plain = {"MAX_TOKENS": "5", "TOKENIZERS_PARALLELISM": "false", "SOME_KEY": "short"}
     assert job({**CLIENT, "environment": plain}).client.environment == plain
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(1, 15), (4, 60), (8, 120), (600, 120)])
+def test_the_warning_never_takes_a_short_limit_away(minutes: int, seconds: int) -> None:
+    assert job(CLIENT).warning_s(minutes) == seconds
+    assert job(CLIENT, warn_s=7).warning_s(minutes) == 7
 
 
 def test_units_groups_and_parts() -> None:

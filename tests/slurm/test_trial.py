@@ -70,9 +70,8 @@ class Desk:
         wait_for("the second step", lambda: says(self.run / LOG, f"seatrial: step 2 of {steps}"), 90)
 
     def attach(self) -> subprocess.Popen[str]:
-        words = [SEATRIAL, "attach", self.run]
-        process = subprocess.Popen(words, cwd=self.where, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        return process
+        words = [str(SEATRIAL), "attach", str(self.run)]
+        return subprocess.Popen(words, cwd=self.where, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def attached(self, process: subprocess.Popen[str], seconds: float = 120) -> Ran:
         output, _ = process.communicate(timeout=seconds)

@@ -151,8 +151,8 @@ class Job(Record):
     """Servers that run elsewhere already, by URL; the client starts when they answer."""
     minutes: Count | None = None
     """Time limit; None takes the profile's."""
-    warn_s: Annotated[int, Field(ge=0)] = 120
-    """So long before the time limit the client is asked to stop (SIGTERM)."""
+    warn_s: Annotated[int, Field(ge=0)] | None = None
+    """So long before the time limit the client is asked to stop (SIGTERM); None: 120 s, or a quarter of a short limit."""
     settle_s: Annotated[int, Field(ge=0)] = 60
     """How long results of earlier jobs may take to show on the node; shared file systems are late."""
     requeue: bool = True
@@ -170,6 +170,8 @@ class Job(Record):
             raise ValueError(f"a job has exactly one client; this one has {len(clients)}: {', '.join(clients) or 'none'}")
         if self.array and len(self.groups()) > 1:
             raise ValueError("Slurm refuses arrays of heterogeneous jobs: put the components into one group, or leave out array")
+        if self.minutes and self.warn_s is not None and self.warn_s >= 60 * self.minutes:
+            raise ValueError(f"warn_s = {self.warn_s} leaves nothing of minutes = {self.minutes}: the client would be stopped at once")
         if self.parallel and not self.array:
             raise ValueError("parallel needs array")
         for item in self.components:
@@ -196,6 +198,10 @@ class Job(Record):
     def client(self) -> Component:
         """The component that decides."""
         return next(item for item in self.components if item.role == "client")
+
+    def warning_s(self, minutes: int) -> int:
+        """How long before a limit of `minutes` the client is warned."""
+        return min(120, 15 * minutes) if self.warn_s is None else self.warn_s
 
     def services(self) -> tuple[Component, ...]:
         """All others."""

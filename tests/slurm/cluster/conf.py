@@ -127,7 +127,9 @@ def _behaviour(shape: Shape) -> dict[str, str]:
         "MaxArraySize": "1001",
         "MinJobAge": str(shape.min_job_age),
         "KillWait": "5",
-        "SlurmdTimeout": "15",
+        # A dead node is noticed after some 15 s. A ping of it must have failed first, which takes MessageTimeout or more.
+        "SlurmdTimeout": "10",
+        "MessageTimeout": "5",
         "ReturnToService": "2",
         # No word with "defer" in it: Slurm takes any such substring for the option `defer`.
         "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1",

@@ -108,7 +108,7 @@ class PrivateSlurm:
         self.wait(lambda: self.run("scontrol", "ping").returncode == 0, "slurmctld to answer", _READY_S)
 
     def kill_node(self, name: str) -> None:
-        """The node dies at once, with everything that runs on it. Slurm notices after SlurmdTimeout (15 s)."""
+        """The node dies at once, with everything that runs on it. Slurm notices after some 15 s (measured)."""
         self._processes.end(name)
         processes.end_all(lambda: processes.slurm_started(self.root, name) | self._lan.inhabitants(name))
 

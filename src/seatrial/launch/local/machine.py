@@ -59,11 +59,6 @@ def refuse_what_needs_a_cluster(job: Job) -> None:
             f"job {job.name}: after_ids = {', '.join(job.after_ids)}: Slurm jobs are not known here",
             "submit it to the cluster, or leave out after_ids once they have ended well",
         )
-    if job.minutes is not None and job.warn_s >= 60 * job.minutes:
-        raise UserError(
-            f"job {job.name}: warn_s = {job.warn_s} leaves nothing of minutes = {job.minutes}: the client would be stopped at once",
-            "lower warn_s, or raise minutes",
-        )
 
 
 def _refuse(job: Job, item: Component) -> None:

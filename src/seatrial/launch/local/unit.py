@@ -170,7 +170,7 @@ class Unit:
             return End(Ending.CLIENT_FAILED, name, code, f"the client exited with {code}; its log: {client.log}")
         if (reason := self._halt.reason()) is not None:
             return End(Ending.STOPPED, "", None, reason)
-        if self._stops_at is not None and time.monotonic() >= self._stops_at - self._job.warn_s:
+        if self._stops_at is not None and time.monotonic() >= self._stops_at - self._job.warning_s(self._job.minutes or 0):
             return End(Ending.TIME_LIMIT, "", None, f"the time limit of {self._job.minutes} min was near")
         return None
 

@@ -93,7 +93,8 @@ def _directives(job: Job, profile: Profile, directory: Path, name: str, batch: P
         raise UserError(f"{directory}: Slurm reads a % in a path as its own", "choose a batch directory without %")
     lines = [f"--job-name={name}", f"--comment={comment(batch)}", f"--output={_quoted(log)}", "--open-mode=append"]
     lines.append(f"--time={job.minutes}")
-    lines += [f"--signal=B:USR1@{job.warn_s}"] if job.warn_s else []
+    warning = job.warning_s(job.minutes)
+    lines += [f"--signal=B:USR1@{warning}"] if warning else []
     lines.append("--requeue" if job.requeue else "--no-requeue")
     if job.array:
         lines.append(f"--array=0-{job.array - 1}" + (f"%{job.parallel}" if job.parallel else ""))

@@ -13,6 +13,10 @@ from seatrial.model.profile import Profile
 def resolve(job: Job, profile: Profile) -> Job:
     """The job with everything of the profile in it; a component's own values win."""
     minutes = job.minutes if job.minutes is not None else time_minutes(profile.time)
+    if job.warn_s is not None and job.warn_s >= 60 * minutes:
+        raise UserError(
+            f"job {job.name}: warn_s = {job.warn_s} leaves nothing of the profile's time {profile.time}", "lower it, or give minutes"
+        )
     components = tuple(_component(item, profile) for item in job.components)
     return job.model_copy(update={"components": components, "minutes": minutes, "exclusive": job.exclusive or profile.exclusive})
 
