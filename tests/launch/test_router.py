@@ -26,6 +26,7 @@ from seatrial.launch import router
 from seatrial.launch.ports import free_port
 
 PROGRAM = Path(router.__file__)
+pytestmark = pytest.mark.timeout(60)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

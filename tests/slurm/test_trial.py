@@ -17,6 +17,7 @@ from seatrial.model.job import Ending
 from seatrial.model.verdict import Boundary, ExitCode, Verdict
 
 from .cluster import PrivateSlurm
+from .conftest import MakeCluster
 
 pytestmark = pytest.mark.real
 
@@ -78,15 +79,21 @@ class Desk:
         return Ran(process.returncode, output, self.run)
 
 
-@pytest.fixture
-def desk(tmp_path: Path, cluster: PrivateSlurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def sit_down(where: Path, cluster: PrivateSlurm, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """From here on this process uses that cluster."""
     for key, value in cluster.env.items():
         monkeypatch.setenv(key, value)
-    (tmp_path / "seatrial.toml").write_text(TOML)
-    yield Desk(tmp_path, cluster)
+    (where / "seatrial.toml").write_text(TOML)
+    return Desk(where, cluster)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, cluster: PrivateSlurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    yield sit_down(tmp_path, cluster, monkeypatch)
     for file in tmp_path.glob("run/jobs/*/trial/submission.json"):
         sent = JobDir(file.parent).submission()
-        cluster.run("scancel", sent.slurm or "") if sent else None
+        if sent is not None and sent.slurm:
+            cluster.run("scancel", sent.slurm)
 
 
 def test_a_trial_runs_to_pass(desk: Desk) -> None:
@@ -108,7 +115,6 @@ def test_a_trial_runs_to_pass(desk: Desk) -> None:
 def test_a_requeued_trial_goes_on(desk: Desk) -> None:
     desk.submit_long()
     process = desk.attach()
-    wait_for("the attempt is followed", lambda: "running" in desk.cluster.run("squeue", "-h", "-o", "%T").stdout.lower())
     assert desk.cluster.run("scontrol", "requeue", desk.slurm_id()).returncode == 0
     done = desk.attached(process)
     assert done.code == ExitCode.PASS, done.output
@@ -151,31 +157,31 @@ def test_the_time_limit_blocks_and_costs_nothing(desk: Desk) -> None:
     assert done.trial.status == "running"
 
 
-def test_a_trial_that_failed_is_a_fail(desk: Desk) -> None:
-    done = desk.submit("--fault", next(iter(faults())), "--level", "0")
+def test_a_trial_that_failed_in_a_container_is_a_fail(desk: Desk) -> None:
+    done = desk.submit("--fault", "nan-weight", "--set", "slurm.test.image=registry/loop")
     assert (done.code, done.trial.status, done.trial.verdict) == (ExitCode.FAIL, "done", Verdict.FAIL), done.output
     result = desk.job().result(0)
     assert result is not None
     assert (result.ending, result.exit_code) == (Ending.CLIENT_FAILED, ExitCode.FAIL)
+    script = desk.job().script.read_text()
+    assert "--container-image=registry/loop" in script
+    assert f"{desk.run}:{desk.run}" in script
 
 
-def faults() -> list[str]:
-    """Known bugs that level 0 catches."""
-    from seatrial.loops import get_loop
-
-    return [name for name, (_, levels) in get_loop("trl").faults().items() if 0 in levels]
-
-
-def test_a_dead_controller_is_waited_for_and_not_needed_for_the_verdict(desk: Desk) -> None:
+def test_a_dead_controller_is_waited_for_and_not_needed_for_the_verdict(
+    tmp_path: Path, make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make_cluster(nodes=1)
+    desk = sit_down(tmp_path, cluster, monkeypatch)
     desk.submit_long()
     process = desk.attach()
-    desk.cluster.kill_controller()
-    try:
-        refused = desk.call("resume", desk.run)
-        assert (refused.code, "is not known" in refused.output) == (ExitCode.BLOCKED, True), refused.output
-        done = desk.attached(process)
-    finally:
-        desk.cluster.start_controller()
+    assert process.stdout is not None
+    while "running on n1" not in (line := process.stdout.readline()):
+        assert line, "the end of its output"
+    cluster.kill_controller()
+    refused = desk.call("resume", desk.run)
+    assert (refused.code, "is not known" in refused.output) == (ExitCode.BLOCKED, True), refused.output
+    done = desk.attached(process)
     assert done.code == ExitCode.PASS, done.output
     assert "Slurm does not answer" in done.output
 

@@ -157,6 +157,10 @@ class TestJob:
         assert len(slurm.calls("sbatch")) == 2
         assert "resume" in job_dir(bench.out / "jobs" / "2", "trial").script.read_text()
 
+    def test_the_program_that_starts_ray_is_staged(self, bench: Bench, slurm: FakeSlurm) -> None:
+        remote.submit_trial(bench.out, prepare(bench, 0), PROFILE.model_copy(update={"ray": "symmetric-run"}), "test")
+        assert (bench.out / "jobs" / "1" / "trial" / "ray_step.py").is_file()
+
     def test_submissions_are_ordered_by_number(self, bench: Bench, slurm: FakeSlurm) -> None:
         trial = submit(bench, 0)
         (bench.out / "jobs" / "1").rename(bench.out / "jobs" / "9")

@@ -345,6 +345,11 @@ def _answer(writer: asyncio.StreamWriter, status: HTTPStatus, body: dict[str, An
     writer.write(head.encode() + (b"Connection: close\r\n\r\n" if close else b"\r\n") + data)
 
 
+def _say(text: str) -> None:
+    sys.stderr.write(f"router: {text}\n")
+    sys.stderr.flush()
+
+
 async def run(host: str, port: int, backends: list[Backend], health_path: str) -> None:
     """Serve until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
@@ -356,13 +361,13 @@ async def run(host: str, port: int, backends: list[Backend], health_path: str) -
         return asyncio.StreamReaderProtocol(Client(loop), router.serve, loop=loop)  # type: ignore[arg-type]
 
     server = await loop.create_server(protocol, host, port, backlog=1024)
-    sys.stderr.write(f"router: listening on {host}:{port}, in front of {', '.join(item.url for item in backends)}\n")
+    _say(f"listening on {host}:{port}, in front of {', '.join(item.url for item in backends)}")
     await told.wait()
     server.close()
     for task in tuple(router.tasks):
         task.cancel()
     await asyncio.gather(*router.tasks, return_exceptions=True)
-    sys.stderr.write(f"router: told to stop, after {sum(item.total for item in backends)} requests\n")
+    _say(f"told to stop, after {sum(item.total for item in backends)} requests")
 
 
 def main() -> int:

@@ -27,6 +27,7 @@ from seatrial.launch.slurm import submit
 from seatrial.launch.slurm.commands import Refused
 from seatrial.launch.slurm.render import render
 from seatrial.launch.slurm.status import Poller
+from seatrial.launch.staged import stage
 from seatrial.loops import get_loop
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.job import PLACEHOLDER, Batch, Component, Job, Submission, UnitState, UnitStatus
@@ -105,9 +106,11 @@ def submit_trial(path: Path, trial: Trial, profile: Profile, profile_name: str) 
     """Submit a trial that is stored."""
     numbers = [int(place.name) for place in (path / JOBS).glob("*") if place.name.isdigit()]
     directory = path / JOBS / str(max(numbers, default=0) + 1)
+    python = trial.environment.python if trial.environment else "python3"
+    batch = batch_of(trial.plan, path, profile, python)
+    stage(batch.jobs[0], job_dir(directory, JOB).path)
     try:
-        python = trial.environment.python if trial.environment else "python3"
-        return submit.submit(batch_of(trial.plan, path, profile, python), profile, profile_name, directory)[0]
+        return submit.submit(batch, profile, profile_name, directory)[0]
     except Refused as error:
         fix = f"correct [slurm.{profile_name}] in seatrial.toml, then: seatrial resume {shlex.quote(str(path))} --on slurm:{profile_name}"
         raise Refused(error.message, fix) from error

@@ -132,7 +132,8 @@ def _behaviour(shape: Shape) -> dict[str, str]:
         "MessageTimeout": "5",
         "ReturnToService": "2",
         # No word with "defer" in it: Slurm takes any such substring for the option `defer`.
-        "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=1",
+        # Het jobs start by backfill only. Not more often: a start by backfill is not saved before the job's first step is.
+        "SchedulerParameters": "batch_sched_delay=0,sched_interval=1,bf_interval=3",
         "PreemptType": "preempt/partition_prio",
         "PreemptMode": "REQUEUE",
     }

@@ -11,7 +11,6 @@ import pwd
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from seatrial.launch.ports import port_in_use
 
@@ -19,22 +18,19 @@ from .conf import Accounting
 from .processes import Processes
 from .tools import tool
 
-_READY_S = 120.0
+_MAKE_S = 120.0
 _QUICK = ("--innodb-log-file-size=4M", "--innodb-buffer-pool-size=32M", "--innodb-flush-log-at-trx-commit=0", "--innodb-doublewrite=0")
 
-
-class Wait(Protocol):
-    """`PrivateSlurm.wait`."""
-
-    def __call__(self, condition: Callable[[], bool], what: str, deadline_s: float) -> bool: ...
+Ready = Callable[[str, Callable[[], bool]], None]
+"""Waits for a daemon by its name and a condition, and raises when it ends instead."""
 
 
-def start(root: Path, processes: Processes, accounting: Accounting, environ: Mapping[str, str], wait: Wait) -> None:
+def start(root: Path, processes: Processes, accounting: Accounting, environ: Mapping[str, str], ready: Ready) -> None:
     """Make a database, start it, and start slurmdbd on it; returns when slurmdbd listens."""
     data = root / "database"
     places = ["--no-defaults", f"--datadir={data}", f"--user={pwd.getpwuid(os.geteuid()).pw_name}"]
     argv = [tool("mariadb-install-db"), *places, "--auth-root-authentication-method=normal", "--skip-test-db", "--cross-bootstrap", *_QUICK]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_READY_S, cwd=root)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_MAKE_S, cwd=root)
     if done.returncode:
         raise RuntimeError(f"mariadb-install-db: {done.stdout}{done.stderr}")
     grant = root / "run" / "grant.sql"
@@ -48,12 +44,6 @@ def start(root: Path, processes: Processes, accounting: Accounting, environ: Map
     where = [f"--port={accounting.database_port}", "--bind-address=127.0.0.1", f"--socket={root}/run/mariadb.socket"]
     where += [f"--pid-file={root}/run/mariadb.pid", f"--init-file={grant}", "--skip-name-resolve", "--innodb-lock-wait-timeout=900"]
     processes.start("mariadbd", [tool("mariadbd"), *places, *where, *_QUICK], environ)
-    _await("mariadbd", accounting.database_port, processes, wait)
+    ready("mariadbd", lambda: port_in_use(accounting.database_port))
     processes.start("slurmdbd", [tool("slurmdbd"), "-D"], environ)
-    _await("slurmdbd", accounting.port, processes, wait)
-
-
-def _await(name: str, port: int, processes: Processes, wait: Wait) -> None:
-    wait(lambda: port_in_use(port) or not processes.alive(name), f"{name} to listen", _READY_S)
-    if not processes.alive(name):
-        raise RuntimeError(f"{name} ended at once: see the log directory")
+    ready("slurmdbd", lambda: port_in_use(accounting.port))

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar
@@ -99,13 +100,13 @@ class PrivateSlurm:
         self._lan.down()
 
     def kill_controller(self) -> None:
-        """`kill -9` the controller, as a crash does."""
+        """`kill -9` the controller, as a crash does. What it did not save is forgotten: it saves some 5 s after a step began."""
         self._processes.end("slurmctld")
 
     def start_controller(self) -> None:
         """Start the controller on the state that the last one saved, and wait until it answers."""
         self._processes.start("slurmctld", [tools.tool("slurmctld"), "-D"], self._environ())
-        self.wait(lambda: self.run("scontrol", "ping").returncode == 0, "slurmctld to answer", _READY_S)
+        self._ready("slurmctld", lambda: self.run("scontrol", "ping").returncode == 0)
 
     def kill_node(self, name: str) -> None:
         """The node dies at once, with everything that runs on it. Slurm notices after some 15 s (measured)."""
@@ -115,7 +116,7 @@ class PrivateSlurm:
     def start_node(self, name: str) -> None:
         """Start the node's daemon and wait until the controller sees it; it returns to service by itself."""
         self._start_slurmd(name)
-        self.wait(lambda: self._is_up(self.node_states().get(name, "")), f"node {name} to return", _READY_S)
+        self._ready(name, lambda: self._is_up(self.node_states().get(name, "")))
 
     def set_node(self, name: str, state: str, reason: str = "test") -> None:
         """`scontrol update` of a node's state (DOWN, DRAIN, RESUME...), as an administrator does."""
@@ -169,11 +170,12 @@ class PrivateSlurm:
         shape = self._shape()
         conf.write(shape)
         if shape.accounting:
-            database.start(self.root, self._processes, shape.accounting, self._environ(), self.wait)
+            database.start(self.root, self._processes, shape.accounting, self._environ(), self._ready)
         self.start_controller()
         for name in self.nodes:
             self._start_slurmd(name)
-        self.wait(lambda: set(self.node_states().values()) == {"idle"}, f"{len(self.nodes)} idle nodes", _READY_S)
+        for name in self.nodes:
+            self._ready(name, partial(self._is_idle, name))
         if self._accounting:  # a job that starts before this is missing from sacct for a while
             self.wait(self._is_registered, "slurmctld to register with slurmdbd", _READY_S)
 
@@ -221,9 +223,19 @@ class PrivateSlurm:
         argv = [tools.tool("slurmd"), "-D", "-N", name]
         self._processes.start(name, self._lan.inside(name, argv) if self._namespaces else argv, self._environ())
 
+    def _ready(self, name: str, condition: Callable[[], bool]) -> None:
+        """Wait until a daemon that was just started is of use; notice at once when it has ended instead."""
+        self.wait(lambda: not self._processes.alive(name) or condition(), f"{name} to be ready", _READY_S)
+        if not self._processes.alive(name):
+            said = (self.root / "log" / f"{name}.out").read_text(encoding="utf-8", errors="replace")
+            raise RuntimeError(f"{name} ended as soon as it was started:\n{said[-2000:]}")
+
     def _is_registered(self) -> bool:
         port = self.run("sacctmgr", "--noheader", "--parsable2", "show", "cluster", "private", "format=controlport").stdout.strip()
         return port not in ("", "0")
+
+    def _is_idle(self, name: str) -> bool:
+        return self.node_states().get(name) == "idle"
 
     @staticmethod
     def _is_up(state: str) -> bool:
