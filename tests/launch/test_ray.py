@@ -109,7 +109,7 @@ def test_a_ray_that_never_ran_the_client_is_no_success(tmp_path: Path, code: int
 
 def test_a_ray_that_lost_the_client_is_no_success(tmp_path: Path) -> None:
     body = "child = subprocess.Popen(words[words.index('--') + 1 :]); import time; time.sleep(1); child.kill(); sys.exit(0)"
-    done = run(tmp_path, argv(fake_ray(tmp_path, body), *python("import time; time.sleep(60)")))
+    done = run(tmp_path, argv(fake_ray(tmp_path, body), *python("import time; time.sleep(3)")))
     assert done.returncode == 99
     assert "did not end by itself" in done.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -38,8 +39,9 @@ def state(cluster: PrivateSlurm, job: str) -> str:
     return cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").stdout.strip()
 
 
-def bridges() -> str:
-    return subprocess.run([tools.tool("ip"), "link", "show"], capture_output=True, text=True, check=True).stdout
+def bridges(root: Path) -> list[str]:
+    links = subprocess.run([tools.tool("ip"), "-json", "link", "show"], capture_output=True, text=True, check=True).stdout
+    return [link["ifname"] for link in json.loads(links) if link.get("ifalias") == str(root)]
 
 
 def await_running(cluster: PrivateSlurm, job: str) -> None:
@@ -266,7 +268,7 @@ def test_a_failed_up_says_what_the_daemon_said_and_leaves_nothing_behind(tmp_pat
     if lacking := tools.missing(False, True, namespaces=False):
         pytest.skip(lacking)
     cluster = PrivateSlurm(tmp_path_factory.mktemp("bad"), settings={"SelectType": "select/nonsense"})
-    with pytest.raises(RuntimeError, match="slurmctld ended.*(?s:.*)nonsense"):
+    with pytest.raises(RuntimeError, match=r"slurmctld ended.*(?s:.*)nonsense"):
         cluster.up()
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(cluster.root) not in running
@@ -275,8 +277,6 @@ def test_a_failed_up_says_what_the_daemon_said_and_leaves_nothing_behind(tmp_pat
 
 @real
 def test_nodes_of_their_own_network_have_names_addresses_and_ports(make_cluster: MakeCluster) -> None:
-    before = bridges()
-    mounts = Path("/proc/mounts").read_text()
     one, two = make_cluster(nodes=2, network="namespaces"), make_cluster(nodes=2, network="namespaces")
     for cluster in (one, two):
         serve = "python3 -m http.server 8000 --bind $(hostname) --directory /etc >/dev/null 2>&1 & sleep 1; wait"
@@ -284,20 +284,23 @@ def test_nodes_of_their_own_network_have_names_addresses_and_ports(make_cluster:
         fetch = "import urllib.request as u; print([u.urlopen(f'http://{n}:8000/hostname', timeout=5).status for n in ('n1','n2')])"
         await_running(cluster, job)
         look = ("srun", "--overlap", f"--jobid={job}", "--nodes=2", "bash", "-c")
-        names = cluster.run(*look, "echo $(hostname) $SLURMD_NODENAME $(getent hosts $(hostname) | cut -d' ' -f2-)").stdout
-        assert sorted({word for word in names.split() if word.startswith("n")}) == ["n1", "n2"]
+        said = cluster.run(*look, "echo $(hostname) $SLURMD_NODENAME $(getent hosts $(hostname) | cut -d' ' -f2-)").stdout
+        assert sorted({word for word in said.split() if word.startswith("n")}) == ["n1", "n2"]
         answers = ("srun", "--overlap", f"--jobid={job}", "--nodes=1", "--ntasks=1", "python3", "-c", fetch)
         time.sleep(1)
         assert cluster.run(*answers).stdout.strip() == "[200, 200]"
     assert one.run("srun", "--overlap", "scontrol", "ping").stdout.strip().endswith("UP"), "a node reaches the controller"
+    names = bridges(one.root)
+    assert len(names) == 1
     one.kill_node("n1")
     one.start_node("n1")
     one.down()
     assert two.run("srun", "--overlap", "--nodes=2", "hostname").returncode == 0
     two.down()
     assert not leftovers(one) | leftovers(two)
-    assert bridges() == before
-    assert Path("/proc/mounts").read_text() == mounts
+    assert not bridges(one.root) + bridges(two.root)
+    assert not list(Path("/sys/class/net").glob(f"{names[0]}*")), "no cable either"
+    assert str(one.root) not in Path("/proc/mounts").read_text()
 
 
 @real
@@ -305,7 +308,7 @@ def test_a_cluster_whose_owner_was_killed_is_ended_and_cleared_by_a_later_down(t
     lacking = tools.missing(False, True, namespaces=True)
     if lacking:
         pytest.skip(lacking)
-    before, root = bridges(), tmp_path_factory.mktemp("dead")
+    root = tmp_path_factory.mktemp("dead")
     code = (
         "import sys,time; from pathlib import Path; from tests.slurm.cluster import PrivateSlurm\n"
         "c = PrivateSlurm(Path(sys.argv[1]), nodes=1, network='namespaces'); c.up()\n"
@@ -318,9 +321,10 @@ def test_a_cluster_whose_owner_was_killed_is_ended_and_cleared_by_a_later_down(t
         owner.kill()
     later = PrivateSlurm(root)
     assert leftovers(later), "Slurm's own step daemons outlive it"
+    assert bridges(root)
     later.down()
     assert not leftovers(later)
-    assert bridges() == before
+    assert not bridges(root)
 
 
 @real

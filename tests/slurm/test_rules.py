@@ -67,7 +67,12 @@ def test_the_result_is_written_before_the_services_are_stopped(cluster: Slurm, t
 
 
 def test_gpu_copies_own_their_gpus_and_the_rest_see_none(cluster: Slurm, tmp_path: Path) -> None:
-    see = "import os, time; print('GPUs', os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True); time.sleep(100)"
+    see = (
+        "import os, time\n"
+        "assert 'ROCR_VISIBLE_DEVICES' not in os.environ\n"
+        "print('GPUs', os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True)\n"
+        "time.sleep(100)\n"
+    )
     gpu = Component(name="gpu", command=script(see), replicas=2, gpus=4, cpus=2)
     plain = Component(name="plain", command=script(see))
     done = client(*script("import os, time; time.sleep(2); print('GPUs', os.environ.get('CUDA_VISIBLE_DEVICES'))"))

@@ -235,24 +235,6 @@ class TestWhoMayGoOn:
         remote.refuse_while_active(bench.out, {})
 
 
-@pytest.mark.parametrize(
-    ("amd", "given", "left"),
-    [
-        (False, {"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "0,1"}),
-        (True, {"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0,1"}, {"ROCR_VISIBLE_DEVICES": "0,1"}),
-        (False, {"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "1"}),
-        (False, {"ROCR_VISIBLE_DEVICES": "1"}, {"ROCR_VISIBLE_DEVICES": "1"}),
-        (False, {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1"}),
-    ],
-)
-def test_slurms_variables_for_all_vendors_become_those_of_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, amd: bool, given: dict[str, str], left: dict[str, str]
-) -> None:
-    monkeypatch.setattr(remote, "AMD_DEVICE", tmp_path if amd else tmp_path / "none")
-    remote.one_vendor(given)
-    assert given == left
-
-
 class TestSettle:
     """What a job that ended leaves."""
 

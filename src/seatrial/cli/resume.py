@@ -36,7 +36,4 @@ def resume(
     if on is not None:
         attach.again(path, *request.profile_named(request.load_config(config, settings), on), detach=detach, json=json)
     remote.refuse_while_active(path, os.environ)
-    in_job = remote.is_own_job(path, os.environ)
-    if in_job:
-        remote.one_vendor(os.environ)
-    close(conduct.resume(path, listener(json)), path, json, in_job=in_job)
+    close(conduct.resume(path, listener(json)), path, json, in_job=remote.is_own_job(path, os.environ))

@@ -14,7 +14,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -41,7 +41,6 @@ from seatrial.trial.plan import totals
 JOBS = "jobs"
 JOB = "trial"
 CLIENT = "client"
-AMD_DEVICE = Path("/dev/kfd")
 LOCK_S = 30.0
 """How long the client of a job that has ended may still hold the run directory."""
 
@@ -126,14 +125,6 @@ def is_own_job(path: Path, environ: Mapping[str, str]) -> bool:
     # The id is not stored yet when a job starts faster than sbatch returns.
     same = sent is not None and sent.slurm in (None, environ.get("SLURM_JOB_ID"))
     return same and Path(environ.get("SEATRIAL_JOB") or "/").resolve() == job.path
-
-
-def one_vendor(environ: MutableMapping[str, str]) -> None:
-    """Of the variables that name GPUs keep those of this node's vendor: a Slurm that was not told which one it is sets all,
-    to the same devices, and loops refuse to choose."""
-    nvidia, amd = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
-    if nvidia in environ and environ[nvidia] == environ.get(amd):
-        del environ[nvidia if AMD_DEVICE.exists() else amd]
 
 
 def refuse_while_active(path: Path, environ: Mapping[str, str]) -> None:
