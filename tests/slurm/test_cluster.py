@@ -264,6 +264,15 @@ def test_two_clusters_live_side_by_side_and_down_leaves_nothing(make_cluster: Ma
 
 
 @real
+def test_without_munge_it_comes_up_all_the_same(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tools.installed
+    monkeypatch.setattr(tools, "installed", lambda program: program != "munged" and installed(program))
+    cluster = make_cluster(nodes=1)
+    assert not cluster.munge
+    assert cluster.run("srun", "echo", "fine").stdout == "fine\n"
+
+
+@real
 def test_a_failed_up_says_what_the_daemon_said_and_leaves_nothing_behind(tmp_path_factory: pytest.TempPathFactory) -> None:
     if lacking := tools.missing(False, True, namespaces=False):
         pytest.skip(lacking)

@@ -14,7 +14,7 @@ import pytest
 from seatrial.model.job import Component, Ending, Job
 from seatrial.model.profile import Profile
 
-from .cluster import PrivateSlurm
+from .cluster import PrivateSlurm, missing
 from .harness import client, processes_with, script, submit, until
 
 pytestmark = pytest.mark.real
@@ -29,8 +29,10 @@ COUNTS = (
 
 
 @pytest.fixture(scope="module")
-def own(needs_slurm: None) -> Iterator[PrivateSlurm]:
+def own() -> Iterator[PrivateSlurm]:
     """A cluster whose daemons may be killed."""
+    if lacking := missing():
+        pytest.skip(lacking)
     with tempfile.TemporaryDirectory(prefix="seatrial-slurm-") as root, PrivateSlurm(Path(root), nodes=4) as cluster:
         yield cluster
 

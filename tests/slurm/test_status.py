@@ -308,9 +308,8 @@ def test_a_dependency_that_fails_cancels_what_comes_after(cluster: PrivateSlurm,
 @pytest.mark.real
 def test_an_ended_script_without_a_result_is_not_done(cluster: PrivateSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-    monkeypatch.setattr(
-        submit, "render_batch", lambda jobs, profile, directory, names: {"a": f"#!/bin/bash\n#SBATCH -J {names['a']}\ntrue\n"}
-    )
+    script = "#!/bin/bash\n#SBATCH -J {a}\n#SBATCH -o /dev/null\ntrue\n"
+    monkeypatch.setattr(submit, "render_batch", lambda jobs, profile, directory, names: {"a": script.format(**names)})
     submit.submit(Batch(jobs=(job("a"),)), PROFILE, "main", tmp_path)
     poller = Poller([tmp_path])
     late = until(lambda: found if (found := poller.poll().units[0]).scheduler == "COMPLETED" else None, "end", 60)

@@ -292,3 +292,14 @@ def test_slurm_refuses_what_it_cannot_run(real: PrivateSlurm, tmp_path: Path) ->
     assert job_dir(tmp_path, "a").submission() is None
     with pytest.raises(UserError, match="does not know job 4000000"):
         submit.submit(Batch(jobs=(job("a", after_ids=("4000000",)),)), PROFILE, "main", tmp_path / "b")
+
+
+@pytest.mark.real
+def test_a_unit_that_ends_leaves_the_other_units_alone(real: PrivateSlurm, tmp_path: Path) -> None:
+    """One unit of an array has the array's own id: what it sends to its steps must not reach those of the others."""
+    service = Component(name="service", command=("sleep", "600"))
+    client = Component(name="client", role="client", command=("bash", "-c", "sleep $((10 - 3 * {index}))"))
+    submit.submit(Batch(jobs=(Job(name="a", components=(service, client), array=4),)), PROFILE, "main", tmp_path)
+    poller = Poller([tmp_path])
+    snapshot = until(lambda: found if (found := poller.poll()).ended else None, "end", 90)
+    assert [item.state for item in snapshot.units] == [UnitState.DONE] * 4, [item.reason for item in snapshot.units]
