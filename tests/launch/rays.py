@@ -15,8 +15,8 @@ from seatrial.launch.environments import Environment, Environments
 
 LOCK = Path(__file__).parents[1] / "data" / "ray" / "environment.lock"
 COMMAND = "python -m tests.launch.rays"
-NEW_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""`ray stop` ends every Ray that it sees, so a cluster of a test must see no other."""
+NEW_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh")
+"""`ray stop` ends every Ray that it sees, so a cluster of a test must see no other. The shell collects what Ray orphans."""
 
 
 def environment() -> Environment:

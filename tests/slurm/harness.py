@@ -68,12 +68,12 @@ class Submitted:
 
     def result(self, index: int = 0, deadline_s: float = 60) -> Result:
         """The result of a unit, awaited."""
-        return until(lambda: self.dir.result(index), f"result {index} of {self.job.name}: {self.log()}", deadline_s)
+        return until(lambda: self.dir.result(index), lambda: f"result {index} of {self.job.name}: {self.log()} {self.show()}", deadline_s)
 
     def ended(self, deadline_s: float = 60) -> str:
         """Slurm's word when the job is over."""
         over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
-        return until(lambda: self.state() if self.state() in over else None, f"end of job {self.id} ({self.state()})", deadline_s)
+        return until(lambda: self.state() if self.state() in over else None, lambda: f"end of job {self.id} ({self.state()})", deadline_s)
 
     def log(self, name: str = "slurm") -> str:
         """A log of the job, as far as it is written."""
@@ -82,7 +82,7 @@ class Submitted:
 
     def running(self) -> None:
         """Wait until the client has started."""
-        until(lambda: "client.0 started" in self.log() or None, f"start of the client: {self.log()}", 60)
+        until(lambda: "client.0 started" in self.log() or None, lambda: f"start of the client: {self.log()} {self.show()}", 60)
 
 
 def submit(
@@ -97,11 +97,11 @@ def submit(
     return Submitted(cluster, job, batch, profile or Profile(time="0:10:00"), options, units or {})
 
 
-def until(look: Callable[[], T | None], what: str, deadline_s: float) -> T:
+def until(look: Callable[[], T | None], what: str | Callable[[], str], deadline_s: float) -> T:
     """The first answer that is not None, or a failure that says what was awaited."""
     ends = time.monotonic() + deadline_s
     while (found := look()) is None:
-        assert time.monotonic() < ends, f"not within {deadline_s:g} s: {what}"
+        assert time.monotonic() < ends, f"not within {deadline_s:g} s: {what if isinstance(what, str) else what()}"
         time.sleep(0.2)
     return found
 

@@ -165,7 +165,6 @@ class Node:
 
     def _stop(self, child: subprocess.Popen[bytes]) -> None:
         """End Ray on this node, which is ours alone."""
-        _wait(child, _GRACE_S if _read(self.state / "code") else 0)
         if child.poll() is None:
             child.send_signal(signal.SIGINT)  # symmetric-run then stops Ray itself; on SIGTERM it would leave it behind
             _wait(child, _GRACE_S)
