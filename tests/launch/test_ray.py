@@ -122,8 +122,9 @@ def test_what_an_earlier_attempt_left_does_not_count(tmp_path: Path) -> None:
 
 
 def test_no_ray_at_all(tmp_path: Path) -> None:
-    done = run(tmp_path, argv(tmp_path / "no-ray", *python("pass")))
+    done = run(tmp_path, argv(tmp_path / "no-ray", *python("pass")), SLURM_JOB_ID=f"no{os.getpid()}")
     assert done.returncode == 99
+    assert not Path(f"/tmp/ray-no{os.getpid()}-0").exists()
     assert "Ray cannot be started" in done.stderr
 
 

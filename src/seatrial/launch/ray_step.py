@@ -114,6 +114,14 @@ class Node:
         address = _address(self.words.address, self.words.nodes)
         if address is None or not self._own_directory():
             return BLOCKED
+        code = BLOCKED
+        try:
+            code = self._cluster(address, told)
+        finally:
+            self._keep_logs(code)
+        return code
+
+    def _cluster(self, address: str, told: Told) -> int:
         me = [sys.executable, str(Path(__file__).absolute()), "entry", "--state", str(self.state), "--address", address, "--"]
         command = [self.ray, "symmetric-run", "--address", address, "--min-nodes", str(self.words.nodes), *self.words.options, "--"]
         try:
@@ -122,11 +130,9 @@ class Node:
             _say(f"Ray cannot be started: {self.ray}: {error.strerror or error}")
             return BLOCKED
         try:
-            code = self._first(child, told) if self.words.rank == 0 else self._other(child, told)
+            return self._first(child, told) if self.words.rank == 0 else self._other(child, told)
         finally:
             self._stop(child)
-        self._keep_logs(code)
-        return code
 
     def _first(self, child: subprocess.Popen[bytes], told: Told) -> int:
         """Wait for the client; pass a signal to stop on to it."""
