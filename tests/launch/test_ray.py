@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from seatrial.files import read_model
-from seatrial.launch import ray_step
 from seatrial.launch.ports import free_port
-from seatrial.launch.ray import STEP, check_nodes, ray_job, ray_sub, with_ray
-from seatrial.launch.staged import PROGRAMS, stage
+from seatrial.launch.ray import STEP, check_nodes, launcher_call, ray_job, ray_sub, with_ray
+from seatrial.launch.staged import PROGRAMS, ray_step, stage
 from seatrial.model.errors import UserError
 from seatrial.model.job import Component, Ending, Job, Result
 from seatrial.model.profile import Profile
@@ -172,22 +171,25 @@ def test_a_signal_reaches_the_client_and_not_ray(tmp_path: Path) -> None:
 # ---- the loop's own launcher ---------------------------------------------------------------------------------------------
 
 
+PROFILE = Profile(account="acc", partition="batch", time="2:00:00", sbatch=("--reservation=x",))
+
+
 @pytest.fixture
-def profile(tmp_path: Path) -> Profile:
+def launcher(tmp_path: Path) -> str:
     script = tmp_path / "RL" / "ray.sub"
     script.parent.mkdir()
     script.write_text("#!/bin/bash\n")
-    return Profile(account="acc", partition="batch", ray="ray.sub", ray_sub=str(script), time="2:00:00", sbatch=("--reservation=x",))
+    return str(script)
 
 
 def launched(*command: str, **values: Any) -> Job:
-    return Job(name="grpo", components=(Component(name="client", role="client", command=command, **values),))
+    return Job(name="grpo", components=(Component(name="client", role="client", command=command, **values),), launcher="ray.sub")
 
 
-def test_a_launcher_script_is_submitted_unchanged(tmp_path: Path, profile: Profile) -> None:
+def test_a_launcher_script_is_submitted_unchanged(tmp_path: Path, launcher: str) -> None:
     job = launched("uv", "run", "it's.py", "--out", "{job}/x", image="/c.sqsh", mounts=("/a:/b",), nodes=2, tasks=2, environment={"A": "1"})
-    sub = ray_sub(job, profile, tmp_path / "job", "grpo-1a2b")
-    assert (sub.script, sub.cwd) == (profile.ray_sub, str(tmp_path / "RL"))
+    sub = ray_sub(job.model_copy(update={"launcher": launcher}), PROFILE, tmp_path / "job", "grpo-1a2b")
+    assert (sub.script, sub.cwd) == (launcher, str(tmp_path / "RL"))
     assert {"--exclusive", "--dependency=singleton", "--nodes=2", "--account=acc", "--partition=batch", "--time=2:00:00"} <= set(
         sub.options
     )
@@ -198,6 +200,9 @@ def test_a_launcher_script_is_submitted_unchanged(tmp_path: Path, profile: Profi
     assert (environment["GPUS_PER_NODE"], environment["A"], environment["BASE_LOG_DIR"]) == ("8", "1", f"{tmp_path}/job/logs")
     words = shlex.split(environment["COMMAND"])
     assert words[words.index("--") + 1 :] == ["uv", "run", "it's.py", "--out", f"{tmp_path}/job/x"]
+    call = launcher_call(sub)
+    assert subprocess.run(["bash", "-n"], input=call, text=True, check=False).returncode == 0
+    assert call.endswith(f"{launcher}\n")
 
 
 @pytest.mark.parametrize(
@@ -207,22 +212,25 @@ def test_a_launcher_script_is_submitted_unchanged(tmp_path: Path, profile: Profi
         (launched("x", image="a b"), {}, "needs an image without spaces"),
         (launched("x", "{port}", image="/i"), {}, "gives its client no port"),
         (launched("x", image="/i"), {"account": None}, "needs account in the profile"),
-        (launched("x", image="/i"), {"ray_sub": None}, "names no launcher script"),
-        (launched("x", image="/i"), {"ray_sub": "/no/ray.sub"}, "is not there"),
         (launched("x", image="/i").model_copy(update={"array": 2}), {}, "no array"),
     ],
 )
-def test_what_a_launcher_script_cannot_do_is_refused(tmp_path: Path, profile: Profile, job: Job, changes: dict[str, Any], why: str) -> None:
+def test_what_a_launcher_script_cannot_do_is_refused(tmp_path: Path, launcher: str, job: Job, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        ray_sub(job, profile.model_copy(update=changes), tmp_path, "n")
+        ray_sub(job.model_copy(update={"launcher": launcher}), PROFILE.model_copy(update=changes), tmp_path, "n")
 
 
-def drive(tmp_path: Path, profile: Profile, code: str, logs: str = "123-logs") -> tuple[int, Path]:
+def test_a_launcher_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"/no/ray.sub is not there"):
+        ray_sub(launched("x", image="/i").model_copy(update={"launcher": "/no/ray.sub"}), PROFILE, tmp_path, "n")
+
+
+def drive(tmp_path: Path, launcher: str, code: str, logs: str = "123-logs") -> tuple[int, Path]:
     """Run COMMAND as ray.sub does: from a file in its log directory, without Slurm's variables."""
     directory = tmp_path / "job"
     (directory / "results").mkdir(parents=True, exist_ok=True)
     (directory / STEP).write_bytes(PROGRAM.read_bytes())
-    sub = ray_sub(launched(*python(code), image="/i"), profile, directory, "n")
+    sub = ray_sub(launched(*python(code), image="/i").model_copy(update={"launcher": launcher}), PROFILE, directory, "n")
     script = directory / "logs" / logs / "driver_command.sh"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(sub.environment["COMMAND"])
@@ -231,23 +239,23 @@ def drive(tmp_path: Path, profile: Profile, code: str, logs: str = "123-logs") -
 
 
 @pytest.mark.parametrize(("code", "seen", "ending"), [("pass", 0, Ending.DONE), ("raise SystemExit(5)", 5, Ending.CLIENT_FAILED)])
-def test_the_client_of_a_launcher_leaves_the_same_result(tmp_path: Path, profile: Profile, code: str, seen: int, ending: Ending) -> None:
-    returned, path = drive(tmp_path, profile, code, "123-2-logs")
+def test_the_client_of_a_launcher_leaves_the_same_result(tmp_path: Path, launcher: str, code: str, seen: int, ending: Ending) -> None:
+    returned, path = drive(tmp_path, launcher, code, "123-2-logs")
     assert returned == seen
     result = read_model(path, Result)
     assert (result.job, result.index, result.slurm, result.restart) == ("grpo", 0, "123", 2)
     assert (result.ending, result.exit_code, result.component) == (ending, seen, "client.0")
 
 
-def test_a_unit_that_is_done_is_not_run_again(tmp_path: Path, profile: Profile) -> None:
-    assert drive(tmp_path, profile, "pass")[0] == 0
-    returned, path = drive(tmp_path, profile, "raise SystemExit(5)")
+def test_a_unit_that_is_done_is_not_run_again(tmp_path: Path, launcher: str) -> None:
+    assert drive(tmp_path, launcher, "pass")[0] == 0
+    returned, path = drive(tmp_path, launcher, "raise SystemExit(5)")
     assert returned == 0
     assert read_model(path, Result).ending is Ending.DONE
 
 
-def test_a_launcher_that_keeps_its_logs_elsewhere_is_no_success(tmp_path: Path, profile: Profile) -> None:
-    returned, path = drive(tmp_path, profile, "pass", "elsewhere")
+def test_a_launcher_that_keeps_its_logs_elsewhere_is_no_success(tmp_path: Path, launcher: str) -> None:
+    returned, path = drive(tmp_path, launcher, "pass", "elsewhere")
     assert returned == 99
     assert not path.exists()
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.launch import router
 from seatrial.launch.ports import free_port
+from seatrial.launch.staged import router
 
 PROGRAM = Path(router.__file__)
 pytestmark = pytest.mark.timeout(60)

@@ -131,7 +131,7 @@ class TestJob:
         ("name", "profile", "message"),
         [
             ("run", Profile(nodes=2), "without Ray a trial runs on one node"),
-            ("run", Profile(ray="ray.sub", ray_sub="/x"), "launcher script"),
+            ("run", Profile(ray="ray.sub"), "does not say where it is"),
             ("{port}", Profile(), "words in braces"),
             ("a b", Profile(image="i"), "cannot be mounted"),
             ("a:b", Profile(image="i"), "cannot be mounted"),
@@ -148,6 +148,13 @@ class TestJob:
         assert job.client.command[0] == "/env/bin/python"
         assert "/env/bin/ray" in job.client.command
         assert job.client.command[-2:] == ("resume", str(bench.out))
+        assert job.client.environment == {"SEATRIAL_RAY_NODES": "2"}
+
+    def test_a_launcher_of_the_loops_own_gets_the_client_unchanged(self, bench: Bench) -> None:
+        profile = Profile(nodes=2, ray="ray.sub", ray_sub="/x/ray.sub", image="i")
+        job = remote.batch_of(plan_of(bench, 0), bench.out, profile).jobs[0]
+        assert (job.launcher, job.client.nodes) == ("/x/ray.sub", 2)
+        assert job.client.command[0] == sys.executable
 
     def test_every_submission_has_its_own_directory(self, bench: Bench, slurm: FakeSlurm) -> None:
         trial = submit(bench, 0)

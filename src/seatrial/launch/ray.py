@@ -59,11 +59,11 @@ class RaySub(Record):
 
 
 def ray_sub(job: Job, profile: Profile, directory: Path, name: str) -> RaySub:
-    """The job as the launcher script of the profile (`ray_sub`) runs it; `directory` is the job's, `name` Slurm's unique name.
+    """The resolved job as its own launcher script runs it; `directory` is the job's, `name` Slurm's unique name.
 
     The caller stages `STEP` into `directory` first. Options given to sbatch win over those in the script.
     """
-    script = _script(profile)
+    script = _script(job)
     client = job.client
     if len(job.components) > 1 or job.array:
         raise UserError(
@@ -98,12 +98,20 @@ def ray_sub(job: Job, profile: Profile, directory: Path, name: str) -> RaySub:
     )
 
 
-def _script(profile: Profile) -> Path:
-    if not profile.ray_sub:
-        raise UserError("the profile names no launcher script", 'set ray_sub = "/path/of/ray.sub"')
-    path = Path(profile.ray_sub).expanduser().absolute()
+def launcher_call(given: RaySub) -> str:
+    """A script that a person can read: how the launcher is submitted."""
+    lines = ["#!/bin/bash", f"# {Path(given.script).name} is the loop's own launcher; this is how Seatrial submits it.", "set -eu"]
+    lines += [f"cd -- {shlex.quote(given.cwd)}"]
+    lines += [f"export {key}={shlex.quote(value)}" for key, value in sorted(given.environment.items())]
+    options = " \\\n    ".join(shlex.quote(word) for word in given.options)
+    return "\n".join([*lines, f"exec sbatch \\\n    {options} \\\n    {shlex.quote(given.script)}", ""])
+
+
+def _script(job: Job) -> Path:
+    assert job.launcher is not None
+    path = Path(job.launcher).expanduser().absolute()
     if not path.is_file():
-        raise UserError(f"ray_sub: {path} is not there", "correct the path in the profile")
+        raise UserError(f"job {job.name}: launcher: {path} is not there", "correct the path (ray_sub in the profile of a trial)")
     return path
 
 
@@ -133,7 +141,7 @@ def check_nodes(facts: Mapping[str, Any], expected_nodes: int, roots: Mapping[st
     `roots` maps packages to the checkouts they must come from. A fact that is missing counts against the node.
     """
     nodes: Sequence[Mapping[str, Any]] = facts.get("nodes") or ()
-    findings = [_count(nodes, expected_nodes)]
+    findings = [_count(nodes, expected_nodes, str(facts.get("error") or ""))]
     heard = [node for node in nodes if not node.get("error")]
     for node in nodes:
         if node.get("error"):
@@ -146,10 +154,12 @@ def check_nodes(facts: Mapping[str, Any], expected_nodes: int, roots: Mapping[st
     return tuple(findings)
 
 
-def _count(nodes: Sequence[Mapping[str, Any]], expected: int) -> Finding:
+def _count(nodes: Sequence[Mapping[str, Any]], expected: int, error: str) -> Finding:
     names = ", ".join(_who(node) for node in nodes) or "none"
-    message = f"{len(nodes)} of {expected} expected nodes are in the Ray cluster: {names}"
-    return _finding("ray nodes complete", len(nodes) == expected, message, "see Ray's logs of the missing node; is another Ray on it?")
+    message = f"{len(nodes)} of {expected} expected nodes are in the Ray cluster: {names}" + (f"; {error}" if error else "")
+    return _finding(
+        "ray nodes complete", len(nodes) == expected and not error, message, "see Ray's logs of the missing node; is another Ray on it?"
+    )
 
 
 def _package(node: Mapping[str, Any], package: str, root: str) -> Finding:

@@ -155,6 +155,8 @@ class Job(Record):
     """So long before the time limit the client is asked to stop (SIGTERM); None: 120 s, or a quarter of a short limit."""
     settle_s: Annotated[int, Field(ge=0)] = 60
     """How long results of earlier jobs may take to show on the node; shared file systems are late."""
+    launcher: str | None = None
+    """A script of the loop's own (`ray.sub`) that is submitted instead of ours, starts Ray and runs the client in it."""
     requeue: bool = True
     exclusive: bool = False
     """Nodes are not shared with other jobs."""

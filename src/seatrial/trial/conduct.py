@@ -38,6 +38,7 @@ from seatrial.trial.level import Bench, Limits, run_level
 from seatrial.trial.level_files import level_imports
 from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment, preflight
 from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, Stage
+from seatrial.trial.ray_check import ray_findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +208,7 @@ class _Conductor:
         bench = self._bench(plan, interpreter)
         self._write_commands(bench, plan)
         self.listener(Stage("preflight"))
-        findings = (*interpreter.findings, *preflight(self.loop, plan, bench.context, os.environ))
+        findings = (*interpreter.findings, *preflight(self.loop, plan, bench.context, os.environ), *ray_findings(bench, os.environ))
         for finding in findings:
             self.listener(Found(finding))
         return trial.model_copy(update={"findings": findings}), bench

@@ -27,7 +27,6 @@ from seatrial.launch.slurm import submit
 from seatrial.launch.slurm.commands import Refused
 from seatrial.launch.slurm.render import render
 from seatrial.launch.slurm.status import Poller
-from seatrial.launch.staged import stage
 from seatrial.loops import get_loop
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.job import PLACEHOLDER, Batch, Component, Job, Submission, UnitState, UnitStatus
@@ -37,6 +36,7 @@ from seatrial.model.verdict import Boundary, Verdict
 from seatrial.trial import rundir
 from seatrial.trial.finish import FINAL, conclude, not_run, store
 from seatrial.trial.plan import totals
+from seatrial.trial.ray_check import RAY_NODES
 
 JOBS = "jobs"
 JOB = "trial"
@@ -47,8 +47,6 @@ LOCK_S = 30.0
 
 def batch_of(plan: Plan, path: Path, profile: Profile, python: str = "python3") -> Batch:
     """The one job of a trial: GPUs of its levels, everything else as the profile says. `python` is the loop's own."""
-    if profile.ray == "ray.sub":
-        raise UserError('ray = "ray.sub": a trial is not submitted through a launcher script', 'set ray = "symmetric-run"')
     if profile.ray == "none" and profile.nodes > 1:
         message = f"nodes = {profile.nodes}: without Ray a trial runs on one node"
         raise UserError(message, 'set ray = "symmetric-run" in the profile, or nodes = 1')
@@ -66,8 +64,13 @@ def batch_of(plan: Plan, path: Path, profile: Profile, python: str = "python3") 
         container=profile.container,
         image=profile.image,
         mounts=_mounts(plan, path) if boxed else (),
+        environment={} if profile.ray == "none" else {RAY_NODES: str(profile.nodes)},
     )
-    job = Job(name=JOB, components=(client,))
+    if profile.ray == "ray.sub" and not profile.ray_sub:
+        raise UserError('ray = "ray.sub": the profile does not say where it is', 'set ray_sub = "/path/of/ray.sub" in the profile')
+    if profile.ray == "ray.sub":
+        client = Component.model_validate({**client.model_dump(), "nodes": profile.nodes, "tasks": profile.nodes})
+    job = Job(name=JOB, components=(client,), launcher=profile.ray_sub if profile.ray == "ray.sub" else None)
     if profile.ray == "symmetric-run":
         tool = str(Path(python).with_name("ray")) if "/" in python else "ray"
         job = ray_job(job, profile.nodes, ray=tool, python=python)
@@ -107,7 +110,6 @@ def submit_trial(path: Path, trial: Trial, profile: Profile, profile_name: str) 
     directory = path / JOBS / str(max(numbers, default=0) + 1)
     python = trial.environment.python if trial.environment else "python3"
     batch = batch_of(trial.plan, path, profile, python)
-    stage(batch.jobs[0], job_dir(directory, JOB).path)
     try:
         return submit.submit(batch, profile, profile_name, directory)[0]
     except Refused as error:
@@ -122,8 +124,9 @@ def is_own_job(path: Path, environ: Mapping[str, str]) -> bool:
         return False
     job = job_dir(directories[-1].resolve(), JOB)
     sent = job.submission()
-    # The id is not stored yet when a job starts faster than sbatch returns.
-    same = sent is not None and sent.slurm in (None, environ.get("SLURM_JOB_ID"))
+    # The id is not stored yet when a job starts faster than sbatch returns; a loop's own launcher hides it from the client.
+    given = environ.get("SLURM_JOB_ID")
+    same = sent is not None and (given is None or sent.slurm in (None, given))
     return same and Path(environ.get("SEATRIAL_JOB") or "/").resolve() == job.path
 
 

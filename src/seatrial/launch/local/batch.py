@@ -18,6 +18,7 @@ from seatrial.files import write_json
 from seatrial.launch.jobdir import BATCH, job_dir, load, save
 from seatrial.launch.local.machine import gpus_here, refuse_what_needs_a_cluster, slots
 from seatrial.launch.local.unit import End, Halt, Unit, put_aside, result_of
+from seatrial.launch.staged import stage
 from seatrial.model.errors import UserError
 from seatrial.model.job import Batch, Ending, Job, Result
 
@@ -35,6 +36,8 @@ def run_batch(batch: Batch, directory: Path, progress: Progress) -> tuple[Result
         refuse_what_needs_a_cluster(job)
         slots(job, here)
     _remember(batch, directory)
+    for job in batch.jobs:
+        stage(job, job_dir(directory, job).path)
     lock = threading.Lock()
 
     def say(text: str) -> None:

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -76,18 +76,19 @@ def require(tool: str) -> str:
     return path
 
 
-def sbatch(script: Path, options: Sequence[str], cluster: str) -> str:
-    """Submit a script; returns the id."""
-    done = _call("sbatch", ["--parsable", *options, str(script)], cluster)
+def sbatch(script: Path, options: Sequence[str], cluster: str, added: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+    """Submit a script, with variables added to the caller's; returns the id."""
+    done = _call("sbatch", ["--parsable", *options, str(script)], cluster, added=added, cwd=cwd)
     found = re.fullmatch(r"([0-9]+)(;.*)?", done.stdout.strip())
     if done.returncode == 0 and found:
         return found[1]
     raise _error("sbatch", done)
 
 
-def check_script(script: str, options: Sequence[str], cluster: str) -> str:
-    """Ask whether a script could be submitted; returns what Slurm says, such as when it would start."""
-    done = _call("sbatch", ["--test-only", *options], cluster, script)
+def check_script(script: str | Path, options: Sequence[str], cluster: str) -> str:
+    """Ask whether a script (its text, or its path) could be submitted; returns what Slurm says, such as when it would start."""
+    words, text = ([str(script)], "") if isinstance(script, Path) else ([], script)
+    done = _call("sbatch", ["--test-only", *options, *words], cluster, text)
     if done.returncode:
         raise _error("sbatch", done)
     return _text(done.stderr)
@@ -141,7 +142,9 @@ def max_array_size(cluster: str) -> int:
     return int(found[1])
 
 
-def _call(tool: str, words: list[str], cluster: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def _call(
+    tool: str, words: list[str], cluster: str, stdin: str = "", added: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     path = require(tool)
     if cluster and not Path(cluster).is_file():
         raise ControllerDown(f"SLURM_CONF={cluster}: no such file")  # Slurm's commands would try for a minute
@@ -149,7 +152,8 @@ def _call(tool: str, words: list[str], cluster: str, stdin: str = "") -> subproc
         # A session of its own: Ctrl-C must not end sbatch between the submission and the id.
         return subprocess.run(
             [path, *words],
-            env=_environment(tool, cluster),
+            env={**_environment(tool, cluster), **(added or {})},
+            cwd=cwd,
             input=stdin,
             capture_output=True,
             encoding="utf-8",

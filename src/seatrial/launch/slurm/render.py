@@ -18,6 +18,7 @@ from jinja2 import Environment, StrictUndefined, Template
 import seatrial
 from seatrial.launch.jobdir import job_dir
 from seatrial.launch.layout import Group, Layout, Step, layout
+from seatrial.launch.ray import launcher_call, ray_sub
 from seatrial.launch.slurm.resolve import resolve
 from seatrial.launch.words import bash_word, grouped, referred
 from seatrial.model.errors import UserError
@@ -34,6 +35,8 @@ def render(job: Job, profile: Profile, batch: Path, name: str, units: Mapping[st
     `units` holds the number of units of the jobs that it comes after.
     """
     job = resolve(job, profile)
+    if job.launcher:
+        return launcher_call(ray_sub(job, profile, job_dir(batch, job).path, name))
     plan = layout(job, profile.gpus_per_node)
     directory = job_dir(batch, job)
     context = {

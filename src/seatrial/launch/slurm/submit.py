@@ -19,10 +19,13 @@ from seatrial.launch import jobdir
 from seatrial.launch.cachelock import exclusive
 from seatrial.launch.interrupt import check_stop
 from seatrial.launch.jobdir import job_dir
+from seatrial.launch.ray import RaySub, ray_sub
 from seatrial.launch.slurm import commands
 from seatrial.launch.slurm.commands import ControllerDown, Refused
-from seatrial.launch.slurm.render import render_batch
+from seatrial.launch.slurm.render import comment, render_batch
+from seatrial.launch.slurm.resolve import resolve
 from seatrial.launch.slurm.status import LIVE, LOCK, Poller
+from seatrial.launch.staged import stage
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.job import Batch, Job, Submission, UnitState
 from seatrial.model.profile import Profile
@@ -45,7 +48,7 @@ def submit(batch: Batch, profile: Profile, profile_name: str, directory: Path) -
     with locked(directory):
         jobdir.save(directory, batch)
         pending = [_submission(job, names, profile_name, tuple(job.units()), cluster) for job in batch.jobs]
-        return _hand_over(directory, batch, pending, scripts)
+        return _hand_over(directory, batch, profile, pending, scripts)
 
 
 def validate(batch: Batch, profile: Profile, directory: Path) -> tuple[tuple[str, str], ...]:
@@ -53,9 +56,11 @@ def validate(batch: Batch, profile: Profile, directory: Path) -> tuple[tuple[str
     scripts = render_batch(batch, profile, directory.absolute(), _names(batch))
     cluster = commands.own_cluster()
     answers = []
-    for name, script in scripts.items():
+    for job in batch.jobs:
+        name = job.name
         try:
-            commands.check_script(script, (), cluster)
+            launcher = _launcher(job, profile, directory, name)
+            commands.check_script(Path(launcher.script) if launcher else scripts[name], launcher.options if launcher else (), cluster)
             answers.append((name, "ok"))
         except Refused as error:
             answers.append((name, error.message))
@@ -80,7 +85,7 @@ def resubmit(directory: Path, profile: Profile, profile_name: str) -> tuple[Subm
         for job in batch.jobs:
             units = tuple(unit.index for unit in snapshot.units if unit.job == job.name and unit.state is not UnitState.DONE)
             pending += [_submission(job, names, profile_name, units, cluster)] if units else []
-        return _hand_over(directory, batch, pending, scripts)
+        return _hand_over(directory, batch, profile, pending, scripts)
 
 
 def cancel(directory: Path, jobs: Sequence[str] = ()) -> tuple[str, ...]:
@@ -104,33 +109,47 @@ def cancel(directory: Path, jobs: Sequence[str] = ()) -> tuple[str, ...]:
     return tuple(ids)
 
 
-def _hand_over(directory: Path, batch: Batch, pending: Sequence[Submission], scripts: Mapping[str, str]) -> tuple[Submission, ...]:
+def _hand_over(
+    directory: Path, batch: Batch, profile: Profile, pending: Sequence[Submission], scripts: Mapping[str, str]
+) -> tuple[Submission, ...]:
     """Write every script, then call sbatch for one job after the other."""
     jobs = {job.name: job for job in batch.jobs}
     for item in pending:
         job_dir(directory, item.job).make()
         write_text(job_dir(directory, item.job).script, scripts[item.job])
+        stage(jobs[item.job], job_dir(directory, item.job).path)
     submitted: list[Submission] = []
     for item in pending:
         check_stop()
         try:
-            submitted.append(_hand_over_one(directory, jobs[item.job], item, submitted))
+            submitted.append(_hand_over_one(directory, jobs[item.job], profile, item, submitted))
         except (ControllerDown, Refused) as error:
             raise _explained(error, directory, item, submitted, pending) from error
     return tuple(submitted)
 
 
-def _hand_over_one(directory: Path, job: Job, item: Submission, earlier: Sequence[Submission]) -> Submission:
+def _hand_over_one(directory: Path, job: Job, profile: Profile, item: Submission, earlier: Sequence[Submission]) -> Submission:
     folder = job_dir(directory, job)
+    launcher = _launcher(job, profile, directory, item.name)
+    options = _options(job, item.units, {other.job: other.slurm or "" for other in earlier})
     write_json(folder.submission_file, item)
     try:
-        slurm = commands.sbatch(folder.script, _options(job, item.units, {other.job: other.slurm or "" for other in earlier}), item.cluster)
+        if launcher:
+            words = (*launcher.options, f"--comment={comment(directory)}", *options)  # a later --dependency replaces an earlier one
+            slurm = commands.sbatch(Path(launcher.script), words, item.cluster, launcher.environment, Path(launcher.cwd))
+        else:
+            slurm = commands.sbatch(folder.script, options, item.cluster)
     except Refused:
         folder.submission_file.unlink()  # Slurm said no: there is no job to be found again
         raise
     stored = item.model_copy(update={"slurm": slurm})
     write_json(folder.submission_file, stored)
     return stored
+
+
+def _launcher(job: Job, profile: Profile, directory: Path, name: str) -> RaySub | None:
+    """How the loop's own launcher is called, for a job that has one."""
+    return ray_sub(resolve(job, profile), profile, job_dir(directory, job).path, name) if job.launcher else None
 
 
 def _options(job: Job, units: Sequence[int], ids: Mapping[str, str]) -> list[str]:

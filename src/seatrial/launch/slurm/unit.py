@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from seatrial.launch.slurm.commands import Row
 from seatrial.model.errors import UserError
 from seatrial.model.job import Ending, Result, UnitState, UnitStatus
+from seatrial.model.verdict import ExitCode
 
 SUBMITTED_GRACE_S = 30
 """So long after a submission an id that nobody knows is not yet lost."""
@@ -128,7 +129,9 @@ def _by_result(known: Known, scheduler: str) -> UnitStatus:
     code = "" if result.exit_code is None else f", exit code {result.exit_code}"
     who = f" ({result.component}{code})" if result.component else ""
     reason = f"{result.ending}{who}" + (f": {result.message}" if result.message else "")
-    state = UnitState.FAILED if result.ending is Ending.CLIENT_FAILED else UnitState.BLOCKED
+    # A client that speaks our exit codes says so itself when something beside it was to blame.
+    failed = result.ending is Ending.CLIENT_FAILED and result.exit_code != ExitCode.BLOCKED
+    state = UnitState.FAILED if failed else UnitState.BLOCKED
     return _status(known, state, scheduler, reason)
 
 
