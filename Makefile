@@ -34,7 +34,9 @@ check: lint ## Lint and the quick tests (under two minutes)
 
 test: lint ## Every test, also those that drive a real loop
 	@sh scripts/chromium.sh
+	@sh scripts/slurm.sh
 	$(BIN)/seatrial env build trl
+	@$(BIN)/python -m tests.launch.rays
 	$(BIN)/pytest -n 2 --dist loadfile -q
 
 bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, and the ratio
@@ -42,6 +44,9 @@ bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, 
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/event_reader.py --peer-python "$$($(BIN)/python bench/peer.py)"
 	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/router.py
+	@sh scripts/slurm.sh
+	$(BIN)/python bench/slurm_status.py
 
 clean: ## Remove .venv and caches of this checkout (not the environments)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build

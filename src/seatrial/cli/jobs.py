@@ -50,16 +50,18 @@ def submit(
     from seatrial.cli.jobs_file import read_jobs
     from seatrial.cli.request import load_config, profile_named
     from seatrial.launch.interrupt import Interruptible
+    from seatrial.launch.local.machine import gpus_here
     from seatrial.launch.slurm import submit as slurm
     from seatrial.model.errors import UserError
 
-    batch = read_jobs(file)
-    directory = (out or Path("jobs") / _new_name(batch)).absolute()
     if on == "local":
         if dry_run:
             raise UserError("--dry-run prints scripts of Slurm; --on local has none", "leave out --dry-run, or use --on slurm:PROFILE")
-        _run_here(batch, directory)
+        batch = read_jobs(file, len(gpus_here()))
+        _run_here(batch, _directory(out, batch))
     name, profile = profile_named(load_config(config, None), on)
+    batch = read_jobs(file, profile.gpus_per_node)
+    directory = _directory(out, batch)
     if dry_run:
         _dry_run(batch, profile, directory)
     try:
@@ -174,10 +176,12 @@ def resubmit(
         typer.echo(f"{directory}: every unit is done, nothing to submit")
 
 
-def _new_name(batch: Batch) -> str:
+def _directory(out: Path | None, batch: Batch) -> Path:
+    """Where the user wants the batch, or a new place below jobs/."""
     import secrets
 
-    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{batch.jobs[0].name}-{secrets.token_hex(2)}"
+    name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{batch.jobs[0].name}-{secrets.token_hex(2)}"
+    return (out or Path("jobs") / name).absolute()
 
 
 def _hide_from_git(directory: Path) -> None:

@@ -1,4 +1,7 @@
-"""Jobs in a TOML file: `[[jobs]]` tables with the keys of model/job.py. Errors name the file, the job and the key."""
+"""Jobs in a TOML file: `[[jobs]]` tables with the keys of model/job.py. Errors name the file, the job and the key.
+
+`[[jobs.servers]]` tables (launch/servers.py) describe model servers; they become components, or URLs where they run already.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ if TYPE_CHECKING:
     from seatrial.model.job import Batch
 
 
-def read_jobs(file: Path) -> Batch:
-    """The jobs of a file."""
+def read_jobs(file: Path, gpus_per_node: int) -> Batch:
+    """The jobs of a file, for nodes with so many GPUs."""
     from pydantic import ValidationError
 
     from seatrial.files import read_text
@@ -25,11 +28,30 @@ def read_jobs(file: Path) -> Batch:
         raise UserError(f"{file}: {error}", "correct the file") from error
     if "jobs" not in data:
         raise UserError(f"{file}: no [[jobs]] in it", 'write [[jobs]] with name = "…", and [[jobs.components]] below it')
+    place: tuple[int | str, ...] = ()
     try:
+        for number, job in enumerate(data["jobs"] if isinstance(data["jobs"], list) else ()):
+            if isinstance(job, dict) and isinstance(job.get("servers"), list):
+                place = ("jobs", number, "servers")
+                _expand(job, gpus_per_node)
+        place = ()
         return Batch.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{file}: {_place(data, first['loc'])}: {_message(first)}", _fix(first)) from error
+        where = (*place, *first["loc"])
+        raise UserError(f"{file}: {_place(data, where)}: {_message(first)}", _fix({**first, "loc": where})) from error
+
+
+def _expand(job: dict[str, Any], gpus_per_node: int) -> None:
+    """Put components and URLs in the place of the descriptions of servers."""
+    from pydantic import TypeAdapter
+
+    from seatrial.launch.servers import Server, components, prehosted
+
+    servers = TypeAdapter(list[Server]).validate_python(job["servers"])
+    made = [item.model_dump() for server in servers for item in components(server, gpus_per_node)]
+    job["components"] = [*made, *job.get("components", ())]
+    job["servers"] = prehosted(servers)
 
 
 def _place(data: Any, path: tuple[int | str, ...]) -> str:
@@ -54,12 +76,13 @@ def _message(error: Any) -> str:
 
 def _fix(error: Any) -> str:
     """Known keys of the table for an unknown one."""
+    from seatrial.launch.servers import Server
     from seatrial.model.job import After, Batch, Component, Job, Ready
 
     if error["type"] != "extra_forbidden":
         return f"correct {error['loc'][-1]}" if error["loc"] else "correct the jobs"
-    tables: dict[str, type[Batch] | type[Job] | type[Component] | type[After] | type[Ready]]
-    tables = {"ready": Ready, "components": Component, "after": After, "jobs": Job}
+    tables: dict[str, type[Batch] | type[Job] | type[Component] | type[After] | type[Ready] | type[Server]]
+    tables = {"ready": Ready, "components": Component, "servers": Server, "after": After, "jobs": Job}
     outer = [word for word in error["loc"][:-1] if word in tables]
     known = list(tables[outer[-1]].model_fields if outer else Batch.model_fields)
     close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
