@@ -2,6 +2,7 @@
 
 - A node's host is a process that holds a network, a UTS and a mount namespace: own address, host name, ports and /etc/hosts.
   It outlives the node's slurmd, as a machine does. The machine's own files are never edited.
+- What the node runs sees no processes but its own, and a /tmp/ray of its own: `ray stop` ends every Ray that it sees.
 - The nodes reach each other and this machine, and nothing else: a connection to the outside fails at once.
 - The bridge carries the cluster's root as its alias, so `down` finds it without any record, also after a crash. Namespaces
   have no name and vanish with the last process in them.
@@ -23,6 +24,8 @@ from .tools import tool
 
 _SUBNETS = [ipaddress.IPv4Network(f"10.213.{number}.0/24") for number in range(256)]
 _HOST = 'hostname "$1" && mount --bind "$2" /etc/hosts && ip link set lo up && exec sleep infinity'
+_BOOT = 'mkdir -p /tmp/ray && mount -t tmpfs -o mode=1777 none /tmp/ray && "$@"; exit $?'
+"""The shell stays, as process 1: it collects what others orphan, and everything ends with it."""
 _READY_S = 10.0
 _SUFFIX = "-host"
 
@@ -67,6 +70,11 @@ class Lan:
     def inside(self, node: str, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` on that node's host."""
         return [tool("nsenter"), f"--target={self._processes.pid(_host(node))}", "--net", "--uts", "--mount", *argv]
+
+    def boot(self, node: str, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` there with a process table that begins, and ends, with it."""
+        own = [tool("unshare"), "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        return self.inside(node, [*own, "sh", "-c", _BOOT, "sh", *argv])
 
     def inhabitants(self, node: str | None = None) -> set[int]:
         """PIDs of everything on that node's host, or on all of them, but the hosts themselves."""

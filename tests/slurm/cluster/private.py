@@ -221,7 +221,7 @@ class PrivateSlurm:
 
     def _start_slurmd(self, name: str) -> None:
         argv = [tools.tool("slurmd"), "-D", "-N", name]
-        self._processes.start(name, self._lan.inside(name, argv) if self._namespaces else argv, self._environ())
+        self._processes.start(name, self._lan.boot(name, argv) if self._namespaces else argv, self._environ())
 
     def _ready(self, name: str, condition: Callable[[], bool]) -> None:
         """Wait until a daemon that was just started is of use; notice at once when it has ended instead."""
