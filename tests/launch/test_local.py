@@ -233,9 +233,16 @@ def test_a_task_that_fails_fails_the_copy(tmp_path: Path) -> None:
     assert clock.seconds < 10
 
 
-def test_a_task_of_a_service_that_ends_with_0_leaves_it_alive(tmp_path: Path) -> None:
+def test_a_task_of_a_service_that_ends_with_0_ends_the_service(tmp_path: Path) -> None:
     service = shell("service", '[ "$SEATRIAL_RANK" = 1 ] || sleep 60', tasks=2)
-    assert run_one(tmp_path, service, client("sleep 0.5")).ending is Ending.DONE
+    result = run_one(tmp_path, service, client("sleep 5"))
+    assert (result.ending, result.component, result.exit_code) == (Ending.SERVICE_ENDED, "service.0", 0)
+
+
+def test_a_client_with_several_tasks_is_done_when_all_are(tmp_path: Path) -> None:
+    with Clock() as clock:
+        assert run_one(tmp_path, client('[ "$SEATRIAL_RANK" = 1 ] || sleep 1', tasks=2)).ending is Ending.DONE
+    assert clock.seconds >= 1
 
 
 @pytest.mark.parametrize("name", ["service", "client"])

@@ -40,6 +40,13 @@ def shown(tmp_path: Path, name: str, job: str = "job") -> tuple[list[str], dict[
     return words, variables
 
 
+def test_results_without_a_batch_never_count(tmp_path: Path) -> None:
+    run_one(tmp_path, client("exit 0"))
+    (tmp_path / "batch.json").unlink()
+    with pytest.raises(UserError, match="job: holds results, and no batch"):
+        run_one(tmp_path, client("exit 1"))
+
+
 def test_jobs_in_order_and_inputs_checked(tmp_path: Path) -> None:
     first = Job(name="first", components=(client('[ "$SEATRIAL_INDEX" != 1 ]'),), array=3)
     jobs = (

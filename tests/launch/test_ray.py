@@ -118,6 +118,7 @@ def test_what_an_earlier_attempt_left_does_not_count(tmp_path: Path) -> None:
     assert run(tmp_path, command, SLURM_JOB_ID="7").returncode == 0
     fake_ray(tmp_path, "sys.exit(0)")
     assert run(tmp_path, command, SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1").returncode == 99
+    assert run(tmp_path, command, SLURM_JOB_ID="7").returncode == 99, "ids come again when a controller lost its state"
 
 
 def test_no_ray_at_all(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_a_launcher_script_is_submitted_unchanged(tmp_path: Path, launcher: str)
     assert {"--job-name=grpo-1a2b", "--gres=gpu:8", "--reservation=x"} <= set(sub.options)
     environment = sub.environment
     assert environment["CONTAINER"] == "/c.sqsh"
-    assert environment["MOUNTS"] == f"/a:/b,{tmp_path}/job:{tmp_path}/job"
+    assert environment["MOUNTS"] == f"/a:/b,{tmp_path}/job:{tmp_path}/job,{tmp_path}/RL:{tmp_path}/RL"
     assert (environment["GPUS_PER_NODE"], environment["A"], environment["BASE_LOG_DIR"]) == ("8", "1", f"{tmp_path}/job/logs")
     words = shlex.split(environment["COMMAND"])
     assert words[words.index("--") + 1 :] == ["uv", "run", "it's.py", "--out", f"{tmp_path}/job/x"]
@@ -210,8 +211,11 @@ def test_a_launcher_script_is_submitted_unchanged(tmp_path: Path, launcher: str)
     [
         (launched("x"), {}, "needs an image"),
         (launched("x", image="a b"), {}, "needs an image without spaces"),
-        (launched("x", "{port}", image="/i"), {}, "gives its client no port"),
+        (launched("x", "{port}", image="/i", port=True), {}, "gives its client no port"),
         (launched("x", image="/i"), {"account": None}, "needs account in the profile"),
+        (launched("x", image="/i"), {"gpus_per_node": 0}, "counts GPUs"),
+        (launched("x", image="/i", workdir="/no/such"), {}, "/no/such is not there"),
+        (launched("x", image="/i", workdir="/a b"), {}, "/a b: the launcher script cannot cope"),
         (launched("x", image="/i").model_copy(update={"array": 2}), {}, "no array"),
     ],
 )
@@ -220,21 +224,36 @@ def test_what_a_launcher_script_cannot_do_is_refused(tmp_path: Path, launcher: s
         ray_sub(job.model_copy(update={"launcher": launcher}), PROFILE.model_copy(update=changes), tmp_path, "n")
 
 
+def test_a_directory_that_a_launcher_would_tear_apart_is_refused(tmp_path: Path, launcher: str) -> None:
+    job = launched("x", image="/i").model_copy(update={"launcher": launcher})
+    with pytest.raises(UserError, match="a b: the launcher script cannot cope"):
+        ray_sub(job, PROFILE, tmp_path / "a b", "n")
+
+
+def test_the_directory_of_the_submission_is_in_the_container_once(tmp_path: Path, launcher: str) -> None:
+    job = launched("x", image="/i", mounts=(f"{tmp_path}:{tmp_path}:ro",), memory_mb=64)
+    sub = ray_sub(job.model_copy(update={"launcher": launcher}), PROFILE, tmp_path / "job", "n")
+    assert sub.environment["MOUNTS"] == f"{tmp_path}:{tmp_path}:ro,{tmp_path}/job:{tmp_path}/job"
+    assert "--mem=64M" in sub.options
+
+
 def test_a_launcher_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"/no/ray.sub is not there"):
         ray_sub(launched("x", image="/i").model_copy(update={"launcher": "/no/ray.sub"}), PROFILE, tmp_path, "n")
 
 
-def drive(tmp_path: Path, launcher: str, code: str, logs: str = "123-logs") -> tuple[int, Path]:
-    """Run COMMAND as ray.sub does: from a file in its log directory, without Slurm's variables."""
+def drive(tmp_path: Path, launcher: str, code: str, logs: str = "123-logs", **image: str) -> tuple[int, Path]:
+    """Run COMMAND as ray.sub does: from a file in its log directory, without Slurm's variables; those of the image win."""
     directory = tmp_path / "job"
     (directory / "results").mkdir(parents=True, exist_ok=True)
     (directory / STEP).write_bytes(PROGRAM.read_bytes())
-    sub = ray_sub(launched(*python(code), image="/i").model_copy(update={"launcher": launcher}), PROFILE, directory, "n")
+    job = launched(*python(code), image="/i", environment={"WORD": "it's {index}"})
+    sub = ray_sub(job.model_copy(update={"launcher": launcher}), PROFILE, directory, "n")
     script = directory / "logs" / logs / "driver_command.sh"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(sub.environment["COMMAND"])
-    done = run(tmp_path, ["bash", str(script)], **sub.environment)
+    argv = ["sh", "-c", 'exec bash "$0/driver_command.sh" >"$0/ray-driver.log" 2>&1', str(script.parent)]
+    done = run(tmp_path, argv, **{**sub.environment, **image})
     return done.returncode, directory / "results" / "0.json"
 
 
@@ -245,6 +264,19 @@ def test_the_client_of_a_launcher_leaves_the_same_result(tmp_path: Path, launche
     result = read_model(path, Result)
     assert (result.job, result.index, result.slurm, result.restart) == ("grpo", 0, "123", 2)
     assert (result.ending, result.exit_code, result.component) == (ending, seen, "client.0")
+
+
+def test_the_client_of_a_launcher_has_its_own_variables_and_a_log_where_others_have_it(tmp_path: Path, launcher: str) -> None:
+    drive(tmp_path, launcher, "print('one')", "9-logs")
+    (tmp_path / "job" / "results" / "0.json").unlink()
+    drive(tmp_path, launcher, "import os; print(os.environ['WORD'])", "9-1-logs", WORD="of the image")
+    assert (tmp_path / "job" / "logs" / "client.0.log").read_text() == "it's 0\n"
+
+
+def test_only_the_directory_of_the_driver_says_which_job_it_is(tmp_path: Path, launcher: str) -> None:
+    returned, path = drive(tmp_path, launcher, "pass", "7-logs/8-1-logs")
+    assert returned == 0
+    assert (read_model(path, Result).slurm, read_model(path, Result).restart) == ("8", 1)
 
 
 def test_a_unit_that_is_done_is_not_run_again(tmp_path: Path, launcher: str) -> None:

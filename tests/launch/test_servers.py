@@ -205,7 +205,7 @@ def test_a_router_gives_replicas_one_address(tmp_path: Path) -> None:
     assert (router.container, router.mounts) == ("vllm", ("/models:/models",))
     assert router.ready is not None
     assert router.ready.deadline_s == 77
-    assert url(server) == "{url:policy-router}"
+    assert url(server) == "{url:policy}"
     job = Job(name="rollouts", components=(copies, router, Component(name="client", role="client", command=("ask", url(server)))))
     [written] = stage(job, tmp_path)
     assert written == tmp_path / "router.py"

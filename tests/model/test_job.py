@@ -39,6 +39,10 @@ def job(*parts: dict[str, Any], **more: Any) -> Job:
         ([{**CLIENT, "command": []}], {}, "command"),
         ([{**CLIENT, "gpu": 1}], {}, "gpu"),
         ([{**CLIENT, "name": "Client; rm"}], {}, "name"),
+        ([{**CLIENT, "command": ["--port", "{port}"]}], {}, "{port} needs port = true"),
+        ([{**CLIENT, "environment": {"A": "{head_port}"}}], {}, "{head_port} needs port = true"),
+        ([{**CLIENT, "command": ["{prot}"], "port": True}], {}, "{prot} is no placeholder; did you mean {port}?"),
+        ([{**CLIENT, "command": ["{indx}"]}], {}, "did you mean {index}?"),
         ([CLIENT], {"servers": {"judge": "file:///etc"}}, "judge"),
         ([CLIENT], {"after_ids": ["1; rm"]}, "after_ids"),
     ],
@@ -58,6 +62,11 @@ def test_ordinary_variables_are_no_secrets() -> None:
 def test_the_warning_never_takes_a_short_limit_away(minutes: int, seconds: int) -> None:
     assert job(CLIENT).warning_s(minutes) == seconds
     assert job(CLIENT, warn_s=7).warning_s(minutes) == 7
+
+
+def test_other_words_in_braces_are_left_alone() -> None:
+    words = ("{}", '{"a": 1}', "{name}", "${HOME}", "{x,y}", "{prompt}")
+    assert job({**CLIENT, "command": list(words)}).client.command == words
 
 
 def test_units_groups_and_parts() -> None:

@@ -26,7 +26,7 @@ array = 2
 [[jobs.components]]
 name = "client"
 role = "client"
-command = ["bash", "-c", "echo hello from {index}; exit {index}"]
+command = ["bash", "-c", "echo hello from {index}; sleep $((4 * {index})); exit {index}"]
 
 [[jobs]]
 name = "merge"
@@ -103,7 +103,8 @@ def test_a_dry_run_prints_scripts_as_they_are_and_submits_nothing(fake: StandIns
     assert answer.code == 0
     assert answer.out.startswith("#!/bin/bash\n# collect: ")
     assert answer.out.count("#!/bin/bash\n") == 2
-    assert answer.err == "seatrial: collect: ok\nseatrial: merge: ok\n"
+    waits = "submitted with --dependency=afterany:<id of collect> --kill-on-invalid-dep=yes"
+    assert answer.err == f"seatrial: collect: ok\nseatrial: merge: ok, {waits}\n"
     assert [call[0] for call in fake.calls()] == ["--test-only"] * 2
     assert not (place / "jobs").exists()
     fake.answer("sbatch", "", "allocation failure: Invalid partition name specified\n", 1)
@@ -123,9 +124,8 @@ def test_without_slurm_it_is_blocked_and_nothing_is_left(place: Path, monkeypatc
 def test_submitted_jobs_are_listed(fake: StandIns, place: Path) -> None:
     answer = jobs("submit", "jobs.toml", "--on", "slurm:main", cwd=place)
     assert answer.code == 0
-    assert answer.out.splitlines()[:2] == ["submitted collect as 12, 2 units", "submitted merge as 12"]
     (directory,) = (place / "jobs").iterdir()
-    assert answer.out.splitlines()[2] == str(directory)
+    assert answer.out.splitlines() == [str(directory), "submitted collect as 12, 2 units", "submitted merge as 12"]
     assert "-collect-" in directory.name
     assert (directory / ".gitignore").read_text() == "*\n"
     stored = job_dir(directory, "collect").submission()
@@ -153,13 +153,13 @@ def test_what_is_not_there_is_said(fake: StandIns, place: Path) -> None:
 
 
 def test_waiting_says_when_the_controller_is_silent_and_jobs_go_on_after_ctrl_c(fake: StandIns, place: Path) -> None:
-    directory = jobs("submit", "jobs.toml", "--on", "slurm:main", cwd=place).out.splitlines()[-1]
+    directory = jobs("submit", "jobs.toml", "--on", "slurm:main", cwd=place).out.splitlines()[0]
     fake.answer("squeue", "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", 1)
     command = [str(SEATRIAL), "jobs", "wait", directory]
     with subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert line.startswith("seatrial: the controller does not answer since ")
+        assert line.startswith("seatrial: Slurm does not answer since ")
         assert line.endswith("jobs are not lost\n")
         process.send_signal(signal.SIGINT)
         assert "the jobs go on" in process.stderr.read()
@@ -195,7 +195,7 @@ def test_jobs_run_on_this_machine(place: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_log_that_is_not_there(fake: StandIns, place: Path, words: tuple[str, ...], said: str) -> None:
-    directory = jobs("submit", "jobs.toml", "--on", "slurm:main", cwd=place).out.splitlines()[-1]
+    directory = jobs("submit", "jobs.toml", "--on", "slurm:main", cwd=place).out.splitlines()[0]
     answer = jobs("logs", directory, *words, cwd=place)
     assert answer.code == 2
     assert said in answer.err
@@ -222,7 +222,7 @@ def test_the_whole_way_on_slurm(cluster: PrivateSlurm, place: Path, monkeypatch:
 @pytest.mark.real
 def test_a_log_is_followed_and_a_job_cancelled(cluster: PrivateSlurm, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-    text = JOBS.replace("echo hello from {index}; exit {index}", "echo first; sleep 600").replace("array = 2\n", "")
+    text = JOBS.replace("echo hello from {index}; sleep $((4 * {index})); exit {index}", "echo first; sleep 600").replace("array = 2\n", "")
     (place / "jobs.toml").write_text(text)
     jobs("submit", "jobs.toml", "--on", "slurm:main", "--out", "b", cwd=place)
     command = [str(SEATRIAL), "jobs", "logs", "b", "collect", "--follow"]

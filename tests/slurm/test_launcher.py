@@ -38,7 +38,7 @@ def test_the_client_of_a_launcher_is_judged_like_any_other(
     cluster: PrivateSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, state: UnitState
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-    tell = f"import os; print(os.environ['FAKE_PYXIS_IMAGE'], os.environ['WORD'], 'SLURM_JOB_ID' in os.environ); {code}"
+    tell = f"import os; print(os.environ['FAKE_PYXIS_IMAGE'], os.environ['WORD'], 'SLURM_JOB_ID' in os.environ, os.getcwd()); {code}"
     part = client(*script(tell), container="loop", environment={"WORD": "it's {index}"})
     directory = tmp_path / "batch"
     sent = slurm.submit(Batch(jobs=(Job(name="grpo", components=(part,), launcher=str(RAY_SUB)),)), PROFILE, "test", directory)
@@ -46,7 +46,8 @@ def test_the_client_of_a_launcher_is_judged_like_any_other(
     job = jobdir.job_dir(directory, "grpo")
     logs = job.path / "logs" / f"{sent[0].slurm}-logs"
     assert unit.state is state, (unit, (logs / "ray-driver.log").read_text())
-    assert "image.sqsh it's 0 False" in (logs / "ray-driver.log").read_text()
+    assert f"image.sqsh it's 0 False {RAY_SUB.parent}" in (logs / "ray-driver.log").read_text()
+    assert job.log("client", 0, None).read_text() == (logs / "ray-driver.log").read_text()
     assert job.script.read_text().endswith(f"{RAY_SUB}\n")
 
 

@@ -173,10 +173,18 @@ def test_a_refusal_is_not_silence(slurm: StandIns, tmp_path: Path, said: str, ki
         commands.check_script("#!/bin/bash\n", (), "")
 
 
-def test_an_answer_that_is_no_id_is_an_error(slurm: StandIns, tmp_path: Path) -> None:
-    slurm.answer("sbatch", "Submitted batch job 12\n")
-    with pytest.raises(Refused, match="Submitted batch job 12"):
+@pytest.mark.parametrize(("said", "code"), [("Submitted batch job 12\n", 0), ("", 0), ("", -9)])
+def test_an_sbatch_that_gives_no_id_may_have_submitted(slurm: StandIns, tmp_path: Path, said: str, code: int) -> None:
+    slurm.answer("sbatch", said, code=code)
+    if code < 0:
+        (slurm.place / "sbatch").write_text("#!/bin/sh\nkill -9 $$\n")
+    with pytest.raises(ControllerDown, match=said.strip() or "gave no id, but said: nothing"):
         commands.sbatch(tmp_path / "job.sh", (), "")
+
+
+def test_a_site_that_greets_first_has_the_id_on_a_line_of_its_own(slurm: StandIns, tmp_path: Path) -> None:
+    slurm.answer("sbatch", "Welcome to 2 clusters\n12;main\n")
+    assert commands.sbatch(tmp_path / "job.sh", (), "") == "12"
 
 
 def test_a_script_is_checked_from_standard_input(slurm: StandIns) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.rays import NEW_PIDS, environment, instruments, leftovers, need_namespaces
+from launch.rays import environment, instruments, leftovers
 from seatrial.launch.ray import check_nodes, ray_job
 from seatrial.launch.staged import stage
-from seatrial.model.job import Component, Ending, Job
+from seatrial.model.job import Ending, Job
 
 from .conftest import MakeCluster
 from .harness import Submitted, client, submit
@@ -22,16 +22,13 @@ OPTIONS = ("--num-cpus=1", "--object-store-memory=80000000")
 
 
 def ray_client(tmp_path: Path, *command: str, **variables: str) -> Job:
-    """A job whose client runs inside Ray on two nodes, each of which sees its own processes only."""
+    """A job whose client runs inside Ray on two nodes, each of which has a process table of its own."""
     env = environment()
     inner = client(*command, environment={"PYTHONPATH": str(instruments(tmp_path / "instruments")), **variables})
-    job = ray_job(Job(name="job", components=(inner,)), 2, ray=str(env.python.with_name("ray")), python=sys.executable, options=OPTIONS)
-    wrapped = Component.model_validate({**job.client.model_dump(), "command": (*NEW_PIDS, *job.client.command)})
-    return job.model_copy(update={"components": (wrapped,)})
+    return ray_job(Job(name="job", components=(inner,)), 2, ray=str(env.python.with_name("ray")), python=sys.executable, options=OPTIONS)
 
 
 def run(make_cluster: MakeCluster, job: Job, batch: Path) -> Submitted:
-    need_namespaces()
     cluster = make_cluster(nodes=2, gpus=0, network="namespaces", pyxis=False)
     stage(job, batch / job.name)
     return submit(cluster, job, batch)

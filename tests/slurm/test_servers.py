@@ -30,7 +30,7 @@ def written(tmp_path: Path, *parts: str) -> Path:
 
 
 def test_servers_become_components_and_urls(tmp_path: Path) -> None:
-    (job,) = read_jobs(written(tmp_path, VLLM, JUDGE, CLIENT), 8).jobs
+    (job,) = read_jobs(written(tmp_path, VLLM, JUDGE, CLIENT), 8, tmp_path).jobs
     (policy,) = job.services()
     assert (policy.name, policy.gpus, policy.port) == ("policy", 4, True)
     assert policy.command[:3] == ("vllm", "serve", "/m")
@@ -40,7 +40,7 @@ def test_servers_become_components_and_urls(tmp_path: Path) -> None:
 
 def test_urls_alone_may_stand_in_a_table(tmp_path: Path) -> None:
     file = written(tmp_path, 'servers = { policy = "http://a/v1", judge = "http://b/v1" }\n', CLIENT)
-    assert dict(read_jobs(file, 8).jobs[0].servers) == {"policy": "http://a/v1", "judge": "http://b/v1"}
+    assert dict(read_jobs(file, 8, tmp_path).jobs[0].servers) == {"policy": "http://a/v1", "judge": "http://b/v1"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_urls_alone_may_stand_in_a_table(tmp_path: Path) -> None:
 )
 def test_a_wrong_server_names_file_server_and_fix(tmp_path: Path, part: str, said: str, fix: str) -> None:
     with pytest.raises(UserError) as error:
-        read_jobs(written(tmp_path, VLLM, part, JUDGE, CLIENT), 8)
+        read_jobs(written(tmp_path, VLLM, part, JUDGE, CLIENT), 8, tmp_path)
     assert said in error.value.message
     assert fix in error.value.fix
 
@@ -88,8 +88,8 @@ def test_a_router_spreads_requests_over_replicas_on_two_nodes(
         f'[[jobs.servers]]\nname = "server"\nkind = "command"\ncommand = {python}/serve.py", "{{bind}}", "{{port}}"]\n'
         'replicas = 3\nper_node = 2\nroute = true\nready_path = "/"\n'
     )
-    client = f'[[jobs.components]]\nname = "client"\nrole = "client"\ncommand = {python}/ask.py", "{{url:server-router}}"]\n'
-    batch = read_jobs(written(tmp_path, server, client), 8)
+    client = f'[[jobs.components]]\nname = "client"\nrole = "client"\ncommand = {python}/ask.py", "{{url:server}}"]\n'
+    batch = read_jobs(written(tmp_path, server, client), 8, tmp_path)
     directory = tmp_path / "batch"
     slurm.submit(batch, Profile(time="0:10:00"), "test", directory)
     poller = Poller([directory])

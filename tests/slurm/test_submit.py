@@ -80,6 +80,25 @@ def test_a_batch_is_one_sbatch_per_job_with_dependencies_by_id(fake: StandIns, t
     assert jobdir.load(tmp_path / "b") == chain()
 
 
+def test_results_without_a_batch_never_count(fake: StandIns, tmp_path: Path) -> None:
+    leave(tmp_path / "b", "collect", 0, Ending.DONE, "7_0")
+    with pytest.raises(UserError, match="collect: is there already, and no batch"):
+        submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+    assert fake.calls() == []
+
+
+def test_of_two_that_submit_into_one_directory_only_one_does(fake: StandIns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(batch: Batch, cluster: str) -> None:
+        """What happens between the first look and the lock: somebody else submits."""
+        monkeypatch.setattr(submit, "_check_foreign", lambda *_: None)
+        submit.submit(batch, PROFILE, "main", tmp_path / "b")
+
+    monkeypatch.setattr(submit, "_check_foreign", late)
+    with pytest.raises(UserError, match="holds a batch already"):
+        submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+    assert len(fake.calls("sbatch")) == 2
+
+
 def test_jobs_may_come_after_others_however_they_end_and_after_foreign_ones(fake: StandIns, tmp_path: Path) -> None:
     fake.answer("squeue", "7|RUNNING|NONE|None|(null)|foreign\n8_1|RUNNING|NONE|None|(null)|foreign\n")
     batch = Batch(jobs=(job("a"), job("b", after=(After(job="a", when="any"),), after_ids=("7", "8_1"))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -40,7 +41,13 @@ def begin(wanted: Request, name: str, profile: Profile, *, detach: bool, dry_run
     if dry_run:
         _dry_run(wanted.plan, wanted.out, profile, script)
     rundir.named_directory(wanted.out)
-    trial = conduct.prepare(wanted, listener(json))
+    try:
+        trial = conduct.prepare(wanted, listener(json))
+    except KeyboardInterrupt:
+        typer.echo(
+            f"\nseatrial: nothing was submitted; `seatrial resume {shlex.quote(str(wanted.out))} --on slurm:{name}` does it", err=True
+        )
+        raise
     _submit(wanted.out, trial, name, profile, detach, json)
 
 
@@ -48,10 +55,15 @@ def again(path: Path, name: str, profile: Profile, *, detach: bool, json: bool) 
     """Submit a trial that is stored, and not finished, once more."""
     import os
 
+    from seatrial.cli.run import close
     from seatrial.model.errors import UserError
     from seatrial.trial import conduct, remote, rundir
+    from seatrial.trial.finish import FINAL
 
     trial = rundir.load(path)
+    if trial.status == "done" and all(result.verdict in FINAL for result in trial.levels):
+        typer.echo("seatrial: every level of this trial has its verdict; nothing is left to do", err=True)
+        close(trial, path, json)
     conduct.refuse_hidden(trial.plan.arguments)
     if remote.is_own_job(path, os.environ):
         raise UserError(f"{path}: this is the Slurm job of that trial", "leave out --on")
@@ -104,9 +116,7 @@ def follow(path: Path, json: bool) -> NoReturn:
 
 
 def _how_to_attach(path: Path) -> str:
-    import shlex
-
-    return f"attach again with: seatrial attach {shlex.quote(str(path))}"
+    return f"follow it with `seatrial attach {shlex.quote(str(path))}`, cancel it with `seatrial jobs cancel {shlex.quote(str(path))}`"
 
 
 def _show(note: Note, json: bool) -> None:

@@ -9,44 +9,54 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from seatrial.cli import jobs_show
+
 if TYPE_CHECKING:
-    from seatrial.launch.slurm.status import Snapshot
-    from seatrial.model.job import Batch, Submission, UnitStatus
+    from seatrial.model.job import Batch, Submission
     from seatrial.model.profile import Profile
 
 app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
-    help="Submit jobs, list them, wait for them, read their logs, cancel them, submit again what is not done.",
+    help="Submit jobs, list them, wait for them, read their logs, cancel them, submit again what is not done.\n\n"
+    "Jobs and profiles are described in docs/slurm.md. Exit codes: 0 every unit done, 1 a client failed, 99 something else "
+    "ended a unit or Slurm refused it, 2 usage, 130 interrupted.",
     no_args_is_help=True,
 )
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A directory that `seatrial jobs submit` made.")]
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A directory that `seatrial jobs submit` made, or the run directory of a trial.")
+]
 JobName = Annotated[str | None, typer.Argument(metavar="[JOB]", help="A job of the batch; not needed when there is only one.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration file. Default: the nearest seatrial.toml.")]
 Deadline = Annotated[float | None, typer.Option("--deadline", metavar="MINUTES", min=0.01, help="Stop waiting after so long.")]
 PLACES = ("jobs", "trials")
 """Where `list` looks below the working directory."""
-_SPEAK_S = 30.0
-_SHOWN = 5
 
 
 @app.command()
 def submit(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="[[jobs]] tables.")],
-    on: Annotated[str, typer.Option("--on", metavar="slurm:PROFILE|local", help="A profile of seatrial.toml, or this machine.")],
+    on: Annotated[
+        str,
+        typer.Option("--on", metavar="slurm[:PROFILE]|local", help="A profile of seatrial.toml, or this machine."),
+    ],
     out: Annotated[Path | None, typer.Option("--out", help="Directory of the batch. Default: jobs/<time>-<job>-<id>.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print and validate the scripts; submit nothing.")] = False,
     wait_: Annotated[bool, typer.Option("--wait", help="Follow the jobs until they have ended.")] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Submit the jobs of a file to a cluster, or run them on this machine."""
+    """Submit the jobs of a file to a cluster, or run them on this machine.
+
+    With --on local the jobs run here, now, and this command ends with them. With --dry-run it ends with 0 when Slurm would
+    take every job, else with 99.
+    """
     from seatrial.cli.jobs_file import read_jobs
     from seatrial.cli.request import load_config, profile_named
     from seatrial.launch.interrupt import Interruptible
@@ -57,16 +67,19 @@ def submit(
     if on == "local":
         if dry_run:
             raise UserError("--dry-run prints scripts of Slurm; --on local has none", "leave out --dry-run, or use --on slurm:PROFILE")
-        batch = read_jobs(file, len(gpus_here()))
+        batch = read_jobs(file, len(gpus_here()), Path.cwd())
         _run_here(batch, _directory(out, batch))
     name, profile = profile_named(load_config(config, None), on)
-    batch = read_jobs(file, profile.gpus_per_node)
+    batch = read_jobs(file, profile.gpus_per_node, Path.cwd())
     directory = _directory(out, batch)
     if dry_run:
         _dry_run(batch, profile, directory)
+    typer.echo(str(directory))  # before anything is submitted: whatever happens then, it is known where
     try:
         with Interruptible():
-            _print_submitted(directory, slurm.submit(batch, profile, name, directory))
+            _print_submitted(slurm.submit(batch, profile, name, directory))
+    except KeyboardInterrupt:
+        _cut(directory)
     finally:
         _hide_from_git(directory)
     if wait_:
@@ -90,13 +103,13 @@ def list_(
     places = directories or [Path(name) for name in PLACES]
     snapshot = Poller([batch for place in places for batch in find(place)]).poll()
     if snapshot.controller:
-        typer.echo(f"seatrial: {_silence(snapshot.controller)}", err=True)
+        typer.echo(f"seatrial: {jobs_show.silence(snapshot.controller)}", err=True)
     if as_json:
         rows = [{"batch": str(batch), **unit.model_dump(mode="json")} for batch, found in snapshot.batches for unit in found]
         typer.echo(json.dumps({"controller": snapshot.controller, "units": rows}, indent=2))
         return
     for batch, found in snapshot.batches:
-        lines = map(_unit_line, found) if units else _job_lines(found)
+        lines = map(jobs_show.unit_line, found) if units else jobs_show.job_lines(found)
         for line in lines:
             typer.echo(f"{batch}\t{line}")
     if not snapshot.batches:
@@ -105,11 +118,15 @@ def list_(
 
 @app.command()
 def wait(directory: Directory, deadline: Deadline = None) -> None:
-    """Follow jobs until all have ended. Ctrl-C stops following; the jobs go on."""
+    """Follow jobs until all have ended. Ctrl-C stops following; the jobs go on.
+
+    Exit codes: 0 every unit done, 1 a client failed, 99 something else ended a unit or the deadline passed, 130 Ctrl-C.
+    """
     from seatrial.launch.slurm.status import Poller, snapshots
     from seatrial.model.verdict import ExitCode
 
-    poller, shown = Poller([directory]), _Progress()
+    directory = _batch(directory)
+    poller, shown = Poller([directory]), jobs_show.Progress()
     snapshot = None
     try:
         for snapshot in snapshots(poller, None if deadline is None else deadline * 60):
@@ -120,7 +137,7 @@ def wait(directory: Directory, deadline: Deadline = None) -> None:
     assert snapshot is not None
     if not snapshot.ended:
         typer.echo(f"seatrial: not ended after {deadline:g} minutes; the jobs go on", err=True)
-    _close(snapshot.units)
+    jobs_show.close(snapshot.units)
 
 
 @app.command()
@@ -136,9 +153,10 @@ def logs(
     from seatrial.launch import jobdir
     from seatrial.launch.slurm.logs import find_job, log_file, text_of
 
+    directory = _batch(directory)
     found = find_job(jobdir.load(directory), job)
     path = log_file(directory, found, component, copy, index)
-    for text in text_of(path, _Ended(directory, found.name, index or 0) if follow else None):
+    for text in text_of(path, jobs_show.Ended(directory, found.name, index or 0) if follow else None):
         typer.echo(text, nl=False)
 
 
@@ -149,7 +167,7 @@ def cancel(
     """Cancel jobs that have not ended."""
     from seatrial.launch.slurm import submit as slurm
 
-    cancelled = slurm.cancel(directory, jobs or ())
+    cancelled = slurm.cancel(_batch(directory), jobs or ())
     for name in cancelled:
         typer.echo(f"cancelled {name}")
     if not cancelled:
@@ -168,10 +186,14 @@ def resubmit(
     from seatrial.launch.slurm import submit as slurm
 
     name, profile = profile_named(load_config(config, None), on)
-    with Interruptible():
-        submissions = slurm.resubmit(directory, profile, name)
+    directory = _batch(directory)
+    try:
+        with Interruptible():
+            submissions = slurm.resubmit(directory, profile, name)
+    except KeyboardInterrupt:
+        _cut(directory)
     if submissions:
-        _print_submitted(directory, submissions)
+        _print_submitted(submissions)
     else:
         typer.echo(f"{directory}: every unit is done, nothing to submit")
 
@@ -195,16 +217,22 @@ def _hide_from_git(directory: Path) -> None:
 
 def _dry_run(batch: Batch, profile: Profile, directory: Path) -> None:
     """Print every script as it is, and what Slurm says of each; ends with 0 or 99."""
+    from seatrial.launch.jobdir import job_dir
     from seatrial.launch.slurm import submit as slurm
     from seatrial.launch.slurm.render import render_batch
     from seatrial.model.verdict import ExitCode
 
     scripts = render_batch(batch, profile, directory, {job.name: f"seatrial-{job.name}-00000000" for job in batch.jobs})
-    for script in scripts.values():
-        typer.echo(script, nl=False)
+    waits = {}
+    for job in batch.jobs:
+        ids = [f"after{after.when}:<id of {after.job}>" for after in job.after] + [f"afterok:{slurm}" for slurm in job.after_ids]
+        waits[job.name] = f", submitted with --dependency={','.join(ids)} --kill-on-invalid-dep=yes" if ids else ""
+        if job is not batch.jobs[0]:
+            typer.echo(f"\n# ===== {job_dir(directory, job).script} =====")
+        typer.echo(scripts[job.name], nl=False)
     answers = slurm.validate(batch, profile, directory)
     for name, answer in answers:
-        typer.echo(f"seatrial: {name}: {answer}", err=True)
+        typer.echo(f"seatrial: {name}: {answer}{waits[name]}", err=True)
     raise typer.Exit(ExitCode.PASS if all(answer == "ok" for _, answer in answers) else ExitCode.BLOCKED)
 
 
@@ -224,92 +252,37 @@ def _run_here(batch: Batch, directory: Path) -> None:
         _hide_from_git(directory)
     if stop.signal is not None:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    _close(Poller([directory]).poll().units)
+    jobs_show.close(Poller([directory]).poll().units)
 
 
-def _print_submitted(directory: Path, submissions: Iterable[Submission]) -> None:
+def _batch(directory: Path) -> Path:
+    """The directory of a batch: this one, or the newest below it, as in the run directory of a trial."""
+    from seatrial.launch.jobdir import BATCH, find
+
+    return directory if (directory / BATCH).is_file() else next(reversed(list(find(directory))), directory)
+
+
+def _cut(directory: Path) -> NoReturn:
+    """Ctrl-C while jobs were handed over: say which are in the queue."""
+    import shlex
+
+    from seatrial.launch import jobdir
+    from seatrial.model.verdict import ExitCode
+
+    jobs = jobdir.load(directory).jobs if (directory / jobdir.BATCH).is_file() else ()
+    sent = {job.name: found.slurm or "id not known" for job in jobs if (found := jobdir.job_dir(directory, job).submission())}
+    left = [job.name for job in jobs if job.name not in sent]
+    inside = ", ".join(f"{name} ({slurm})" for name, slurm in sent.items()) or "nothing"
+    place = shlex.quote(str(directory))
+    typer.echo(f"seatrial: interrupted; submitted: {inside}; not submitted: {', '.join(left) or 'nothing'}", err=True)
+    if sent:
+        typer.echo(
+            f"  cancel them with `seatrial jobs cancel {place}`; `seatrial jobs resubmit {place}` submits what is not done", err=True
+        )
+    raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _print_submitted(submissions: Iterable[Submission]) -> None:
     for item in submissions:
         count = f", {len(item.units)} units" if len(item.units) > 1 else ""
         typer.echo(f"submitted {item.job} as {item.slurm}{count}")
-    typer.echo(str(directory))
-
-
-def _close(units: Sequence[UnitStatus]) -> None:
-    """Name what is not done, and end with the exit code."""
-    from seatrial.model.job import UnitState
-    from seatrial.model.verdict import ExitCode
-
-    left = [unit for unit in units if unit.state is not UnitState.DONE]
-    for unit in left[:_SHOWN]:
-        typer.echo(_unit_line(unit), err=True)
-    if len(left) > _SHOWN:
-        typer.echo(f"and {len(left) - _SHOWN} more; `seatrial jobs list --units` names them", err=True)
-    if not left:
-        raise typer.Exit(ExitCode.PASS)
-    raise typer.Exit(ExitCode.FAIL if any(unit.state is UnitState.FAILED for unit in left) else ExitCode.BLOCKED)
-
-
-def _counts(units: Sequence[UnitStatus]) -> str:
-    """`12 done, 3 running`, in the order of the states."""
-    from seatrial.model.job import UnitState
-
-    counts = ((state, sum(unit.state is state for unit in units)) for state in UnitState)
-    return ", ".join(f"{count} {state}" for state, count in counts if count)
-
-
-def _job_lines(units: Sequence[UnitStatus]) -> Iterable[str]:
-    """Name, Slurm id and counts of each job, and the first reason that somebody should read."""
-    from seatrial.model.job import UnitState
-
-    fine = (UnitState.DONE, UnitState.RUNNING)
-    for name in dict.fromkeys(unit.job for unit in units):
-        own = [unit for unit in units if unit.job == name]
-        slurm = next((unit.slurm.partition("_")[0] for unit in own if unit.slurm), "-")
-        reason = next((unit.reason for unit in own if unit.reason and unit.state not in fine), "")
-        yield "\t".join((name, slurm, _counts(own), reason)).rstrip()
-
-
-def _unit_line(unit: UnitStatus) -> str:
-    return "\t".join((unit.job, str(unit.index), unit.slurm or "-", unit.state, unit.scheduler or "-", unit.reason)).rstrip()
-
-
-def _silence(why: str, since: str = "") -> str:
-    return f"the controller does not answer{since} ({why}); jobs are not lost"
-
-
-class _Progress:
-    """A line whenever something changed, and at least every 30 seconds."""
-
-    def __init__(self) -> None:
-        self._last, self._spoke, self._silent_since = "", float("-inf"), ""
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Print what there is to say."""
-        text = _counts(snapshot.units)
-        if snapshot.controller:
-            self._silent_since = self._silent_since or time.strftime("%H:%M:%S")
-            text = _silence(snapshot.controller, f" since {self._silent_since}")
-        else:
-            self._silent_since = ""
-        if text != self._last or time.monotonic() - self._spoke >= _SPEAK_S:
-            typer.echo(f"seatrial: {text}", err=True)
-            self._last, self._spoke = text, time.monotonic()
-
-
-class _Ended:
-    """Whether a unit has ended; Slurm is asked now and then."""
-
-    def __init__(self, directory: Path, job: str, index: int) -> None:
-        from seatrial.launch.slurm.status import FIRST_WAIT_S, Poller
-
-        self._job, self._index = job, index
-        self._poller, self._asked, self._pause = Poller([directory]), float("-inf"), FIRST_WAIT_S
-
-    def __call__(self) -> bool:
-        from seatrial.launch.slurm.status import LIVE, LONGEST_WAIT_S
-
-        if time.monotonic() - self._asked < self._pause:
-            return False
-        self._asked, self._pause = time.monotonic(), min(self._pause * 1.2, LONGEST_WAIT_S)
-        units = self._poller.poll().units
-        return next(unit.state not in LIVE for unit in units if (unit.job, unit.index) == (self._job, self._index))

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from seatrial.model.job import Batch
 
 
-def read_jobs(file: Path, gpus_per_node: int) -> Batch:
-    """The jobs of a file, for nodes with so many GPUs."""
+def read_jobs(file: Path, gpus_per_node: int, here: Path) -> Batch:
+    """The jobs of a file, for nodes with so many GPUs. Components without a container work in `here` unless they say otherwise."""
     from pydantic import ValidationError
 
     from seatrial.files import read_text
@@ -35,11 +35,23 @@ def read_jobs(file: Path, gpus_per_node: int) -> Batch:
                 place = ("jobs", number, "servers")
                 _expand(job, gpus_per_node)
         place = ()
-        return Batch.model_validate(data)
+        return _placed(Batch.model_validate(data), here)
     except ValidationError as error:
         first = error.errors()[0]
         where = (*place, *first["loc"])
         raise UserError(f"{file}: {_place(data, where)}: {_message(first)}", _fix({**first, "loc": where})) from error
+
+
+def _placed(batch: Batch, here: Path) -> Batch:
+    """The batch with its working directory in it: it must not depend on where it is submitted again."""
+    jobs = []
+    for job in batch.jobs:
+        parts = [
+            item if item.workdir or item.container or item.image else item.model_copy(update={"workdir": str(here.absolute())})
+            for item in job.components
+        ]
+        jobs.append(job.model_copy(update={"components": tuple(parts)}))
+    return batch.model_copy(update={"jobs": tuple(jobs)})
 
 
 def _expand(job: dict[str, Any], gpus_per_node: int) -> None:
@@ -67,9 +79,24 @@ def _place(data: Any, path: tuple[int | str, ...]) -> str:
     return ".".join(words) or "(the file)"
 
 
+_WORDS = {
+    "tuple_type": "a list is meant",
+    "list_type": "a list is meant",
+    "model_type": "a table is meant",
+    "dict_type": "a table is meant",
+}
+_EXAMPLES = {"mounts": '"/source:/target"', "name": '"small-letters-and-digits"', "time": '"4:00:00"', "url": '"https://host/v1"'}
+
+
 def _message(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return "unknown key"
+    if error["type"] in _WORDS:
+        return f"{_WORDS[error['type']]} (got {error['input']!r})"
+    if error["type"] == "string_pattern_mismatch":
+        keys = [word for word in error["loc"] if word in _EXAMPLES]
+        example = f"; an example is {_EXAMPLES[keys[-1]]}" if keys else f" (it must match {error['ctx']['pattern']})"
+        return f"{error['input']!r} cannot stand here{example}"
     got = "" if error["type"] in ("missing", "value_error") else f" (got {error['input']!r})"
     return str(error["msg"]).removeprefix("Value error, ") + got
 
@@ -80,7 +107,10 @@ def _fix(error: Any) -> str:
     from seatrial.model.job import After, Batch, Component, Job, Ready
 
     if error["type"] != "extra_forbidden":
-        return f"correct {error['loc'][-1]}" if error["loc"] else "correct the jobs"
+        named = [word for word in error["loc"] if isinstance(word, str)]
+        return f"correct {named[-1]}; docs/slurm.md has an example of each key" if named else "correct the jobs"
+    if error["loc"][-1] == "time":
+        return "the time limit of a job is minutes = N; time belongs into the profile"
     tables: dict[str, type[Batch] | type[Job] | type[Component] | type[After] | type[Ready] | type[Server]]
     tables = {"ready": Ready, "components": Component, "servers": Server, "after": After, "jobs": Job}
     outer = [word for word in error["loc"][:-1] if word in tables]

@@ -84,10 +84,12 @@ def profile_named(loaded: Loaded, text: str) -> tuple[str, Profile]:
     profiles = loaded.config.slurm
     kind, separator, name = text.partition(":")
     if kind != "slurm" or (separator and not name):
-        raise UserError(f"{text!r} names no place to run", "write slurm:PROFILE, with a [slurm.PROFILE] section in seatrial.toml")
+        fix = "write slurm:PROFILE, with a [slurm.PROFILE] section in seatrial.toml; leave out --on to run here"
+        raise UserError(f"{text!r} names no place to run", fix)
     if not profiles:
         raise UserError(
-            f"{text}: seatrial.toml has no profile", f'add a section, such as [slurm.{name or "main"}] with partition = "batch"'
+            f"{text}: there is no profile in seatrial.toml of this directory or above",
+            f'add a section, such as [slurm.{name or "main"}] with partition = "batch"',
         )
     if not separator and len(profiles) > 1:
         raise UserError(f"there are {len(profiles)} profiles: {', '.join(profiles)}", f"name one: slurm:{next(iter(profiles))}")

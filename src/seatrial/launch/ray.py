@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from seatrial.model.verdict import Boundary
 
 STEP = "ray_step.py"
 """The program that is staged into the job directory."""
+_PLAIN = re.compile(r"[A-Za-z0-9@+=./_-]+")
+"""Paths that survive a launcher script, which does not quote them."""
 
 
 def with_ray(
@@ -65,6 +68,7 @@ def ray_sub(job: Job, profile: Profile, directory: Path, name: str) -> RaySub:
     """
     script = _script(job)
     client = job.client
+    directory = directory.absolute()
     if len(job.components) > 1 or job.array:
         raise UserError(
             f"job {job.name}: {script.name} runs one client, no services and no array", "use pre-hosted servers, or symmetric-run"
@@ -72,6 +76,8 @@ def ray_sub(job: Job, profile: Profile, directory: Path, name: str) -> RaySub:
     lacking = [key for key in ("account", "partition") if getattr(profile, key) is None]
     if lacking:
         raise UserError(f"job {job.name}: {script.name} needs {' and '.join(lacking)} in the profile", "its own values are placeholders")
+    if not profile.gpus_per_node:
+        raise UserError(f"job {job.name}: {script.name} counts GPUs to know that every node is there", "set gpus_per_node in the profile")
     if client.image is None or any(letter.isspace() for letter in client.image):
         raise UserError(f"job {job.name}: {script.name} runs in a container, so its client needs an image without spaces", "name one")
     known = {"SEATRIAL_INDEX": "0", "SEATRIAL_JOB": str(directory)}
@@ -79,20 +85,26 @@ def ray_sub(job: Job, profile: Profile, directory: Path, name: str) -> RaySub:
         label = server.upper().replace("-", "_")
         known |= {f"SEATRIAL_URL_{label}": url, f"SEATRIAL_URLS_{label}": url}
     words = [_fill(word, known, job.name) for word in client.command]
-    # "$0" is the driver script in a directory that is named after the job: Slurm's own variables do not reach it.
-    step = shlex.join(["python3", str(directory / STEP), "result", "--job", job.name, "--results", str(directory / "results"), "--script"])
-    mounts = dict.fromkeys((*client.mounts, f"{directory}:{directory}"))
     environment = {key: _fill(value, known, job.name) for key, value in client.environment.items()}
+    # Again for the client: where an image has the variable too, the image's value wins over the job's.
+    step = ["env", *(f"{key}={value}" for key, value in environment.items()), "python3", str(directory / STEP), "result"]
+    step += ["--job", job.name, "--client", client.name, "--results", str(directory / "results"), "--script"]
+    cwd = _place(job, client.workdir or str(script.parent))
+    if not Path(cwd).is_dir():
+        raise UserError(
+            f"job {job.name}: workdir: {cwd} is not there; {script.name} is submitted from it", "name a directory that all nodes see"
+        )
+    # "$0" is the driver script in a directory that is named after the job: Slurm's own variables do not reach it.
     environment |= known | {
-        "COMMAND": f'exec {step} "$0" -- {shlex.join(words)}',
+        "COMMAND": f'exec {shlex.join(step)} "$0" -- {shlex.join(words)}',
         "CONTAINER": client.image,
-        "MOUNTS": ",".join(mounts),
+        "MOUNTS": ",".join(_mounts(client, _place(job, str(directory)), cwd)),
         "GPUS_PER_NODE": str(profile.gpus_per_node),
         "BASE_LOG_DIR": str(directory / "logs"),
     }
     return RaySub(
         script=str(script),
-        cwd=client.workdir or str(script.parent),
+        cwd=cwd,
         environment=environment,
         options=_options(job, profile, directory, name),
     )
@@ -115,12 +127,29 @@ def _script(job: Job) -> Path:
     return path
 
 
+def _place(job: Job, path: str) -> str:
+    """A directory that is the same on this machine, on the nodes and in the container."""
+    if not _PLAIN.fullmatch(path):
+        raise UserError(f"job {job.name}: {path}: the launcher script cannot cope with a sign in this path", "use plain letters and digits")
+    return path
+
+
+def _mounts(client: Component, directory: str, cwd: str) -> list[str]:
+    """The client's, the job's directory, and the directory of the submission, where the launcher starts everything."""
+    wanted = [*client.mounts, f"{directory}:{directory}"]
+    inside = [Path(mount.split(":")[1]) for mount in wanted]
+    if not any(Path(cwd).is_relative_to(place) for place in inside):
+        wanted.append(f"{cwd}:{cwd}")
+    return list(dict.fromkeys(wanted))
+
+
 def _options(job: Job, profile: Profile, directory: Path, name: str) -> tuple[str, ...]:
     minutes = str(job.minutes) if job.minutes else profile.time
     options = [f"--job-name={name}", f"--nodes={job.client.nodes}", f"--account={profile.account}", f"--partition={profile.partition}"]
     options += [f"--time={minutes}", "--exclusive", "--dependency=singleton", "--requeue" if job.requeue else "--no-requeue"]
     options += [f"--output={JobDir(directory).path / 'logs' / 'slurm.log'}", "--open-mode=append"]
-    options += [f"--gres={profile.gres}:{profile.gpus_per_node}"] if profile.gpus_per_node else []
+    options += [f"--gres={profile.gres}:{profile.gpus_per_node}"]
+    options += [f"--mem={job.client.memory_mb}M"] if job.client.memory_mb else []
     options += [f"--qos={profile.qos}"] if profile.qos else []
     return (*options, *profile.sbatch)
 

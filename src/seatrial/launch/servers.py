@@ -4,7 +4,8 @@
 - One copy uses tensor x pipeline x data parallel GPUs. A copy that does not fit on one node spans as many as it needs, by
   the server's own options; a shape that has no honest form there is refused with the reason.
 - A value that a kind of server does not use is an error, never ignored; so is an argument that contradicts a value.
-- Several copies without `route` have several addresses; with it, a router (router.py) gives them one.
+- Several copies without `route` have several addresses; with it, a router (staged/router.py) has the name of the server, and
+  the copies are called NAME-copy.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def components(server: Server, gpus_per_node: int) -> tuple[Component, ...]:
     nodes, gpus = _shape(server, gpus_per_node)
     ready = Ready(path=server.ready_path, deadline_s=server.deadline_s)
     copies = Component(
-        name=server.name,
+        name=_copies_name(server),
         command=_command(server, nodes),
         nodes=nodes,
         tasks=nodes,
@@ -168,7 +169,7 @@ def url(server: Server) -> str:
     if server.replicas > 1 and not server.route:
         fix = f"set route = true, or let the client take all of them: {{urls:{server.name}}}"
         raise UserError(f"server {server.name} has {server.replicas} replicas and no router, so no single address", fix)
-    return f"{{url:{_router_name(server) if server.route else server.name}}}"
+    return f"{{url:{server.name}}}"
 
 
 def _shape(server: Server, gpus_per_node: int) -> tuple[int, int]:
@@ -231,14 +232,14 @@ def _command(server: Server, nodes: int) -> tuple[str, ...]:
 
 def _router(server: Server, ready: Ready) -> Component:
     """The router, in the container of the server: that one surely has a Python."""
-    words = ("python3", "{job}/router.py", "--host", "{bind}", "--port", "{port}", "--backends", f"{{urls:{server.name}}}")
+    words = ("python3", "{job}/router.py", "--host", "{bind}", "--port", "{port}", "--backends", f"{{urls:{_copies_name(server)}}}")
     path = ("--health-path", ready.path or "")
     ready = Ready(path="/health", deadline_s=ready.deadline_s)
-    return Component(name=_router_name(server), command=(*words, *path), port=True, ready=ready, **_place(server))
+    return Component(name=server.name, command=(*words, *path), port=True, ready=ready, **_place(server))
 
 
-def _router_name(server: Server) -> str:
-    return f"{server.name}-router"
+def _copies_name(server: Server) -> str:
+    return f"{server.name}-copy" if server.route else server.name
 
 
 class _Place(TypedDict):

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from enum import StrEnum
@@ -118,8 +119,21 @@ class Component(Record):
         if self.role == "client" and (self.replicas > 1 or self.ready):
             raise ValueError("the client is one, and nobody waits for it to be ready: no replicas, no ready")
         if self.tasks < self.nodes or self.tasks % self.nodes:
-            raise ValueError(f"tasks = {self.tasks} cannot be spread evenly over nodes = {self.nodes}")
+            raise ValueError(
+                f"tasks = {self.tasks} cannot be spread evenly over nodes = {self.nodes}: tasks counts all of a copy's processes"
+            )
+        for text in (*self.command, *self.environment.values()):
+            self._check_placeholders(text)
         return self
+
+    def _check_placeholders(self, text: str) -> None:
+        """A placeholder without value, and what looks like a misspelt one, would reach the program as it stands."""
+        for word in re.findall(r"\{([a-z_]+)\}", text):
+            if word in ("port", "head", "head_port") and not self.port:
+                raise ValueError(f"{{{word}}} needs port = true")
+            close = difflib.get_close_matches(word, PLACEHOLDERS, n=1, cutoff=0.75)
+            if close and word not in PLACEHOLDERS:
+                raise ValueError(f"{{{word}}} is no placeholder; did you mean {{{close[0]}}}?")
 
     @property
     def exclusive_gpus(self) -> bool:

@@ -16,6 +16,23 @@ Option = Annotated[str, StringConstraints(pattern=r"^--?[A-Za-z][^\n]*$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[^\s'\"\\$`;&|<>]+$")]
 
 
+_SET_BY_US = {
+    "sbatch": (
+        *("--array", "-a", "--job-name", "-J", "--output", "-o", "--error", "-e", "--open-mode", "--comment", "--signal", "--requeue"),
+        *("--no-requeue", "--dependency", "-d", "--kill-on-invalid-dep", "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node"),
+        *("--cpus-per-task", "-c", "--gres", "--gpus", "-G", "--gpus-per-node", "--gpus-per-task", "--mem", "--time", "-t", "--account"),
+        *("-A", "--partition", "-p", "--qos", "-q", "--exclusive", "--parsable", "--test-only", "--wrap", "--wait", "-W", "--export"),
+        *("--chdir", "-D", "--container-image", "--container-mounts"),
+    ),
+    "srun": (
+        *("--nodelist", "-w", "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--cpus-per-task", "-c", "--exact", "--overlap"),
+        *("--gres", "--gpus", "-G", "--gpus-per-node", "--gpus-per-task", "--mem", "--het-group", "--kill-on-bad-exit", "-K", "--input"),
+        *("-i", "--output", "-o", "--error", "-e", "--chdir", "-D", "--container-image", "--container-mounts"),
+    ),
+}
+"""Options that follow from the job or from other keys: a second value would make Slurm do what nobody follows."""
+
+
 class Profile(Record):
     """One way to use a cluster."""
 
@@ -50,4 +67,16 @@ class Profile(Record):
         if self.container and self.container not in self.containers:
             known = ", ".join(self.containers) or "none; name them in containers"
             raise ValueError(f"container: no image is called {self.container!r}; known: {known}; a literal one belongs into image")
+        for key, options in (("sbatch", self.sbatch), ("srun", self.srun)):
+            for option in options:
+                _refuse_ours(key, option)
         return self
+
+
+def _refuse_ours(key: str, option: str) -> None:
+    """A ValueError for an option that Seatrial sets; Slurm takes long ones abbreviated, and values right behind short ones."""
+    long = option.startswith("--")
+    flag = option.partition("=")[0].split()[0] if long else option[:2]
+    for ours in _SET_BY_US[key]:
+        if flag == ours or (long and len(flag) > 4 and ours.startswith(flag)):
+            raise ValueError(f"{key}: {option} is set by Seatrial ({ours}), from the job or from another key of the profile; leave it out")

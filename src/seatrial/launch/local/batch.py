@@ -54,6 +54,9 @@ def _remember(batch: Batch, directory: Path) -> None:
     """Store the batch; results of another one must never count as this one's."""
     if (directory / BATCH).is_file() and load(directory) != batch:
         raise UserError(f"{directory / BATCH}: another batch was run here", "choose a new directory, or repeat the batch as it was")
+    for job in batch.jobs if not (directory / BATCH).is_file() else ():
+        if len((files := job_dir(directory, job)).not_done(job.units())) < len(job.units()):
+            raise UserError(f"{files.path}: holds results, and no {BATCH} says what of", "choose a new directory")
     save(directory, batch)
 
 

@@ -2,7 +2,7 @@
 
 - Ports are chosen here, all at once, just before the start; a service that loses the race for its port ends, which fails the unit.
 - Every copy has one log; where it has several tasks, a line begins with the rank of its task.
-- A copy has failed as soon as one of its tasks has; it has ended with 0 when all of them have.
+- A copy has failed as soon as one of its tasks has. A client has ended with 0 when all of its tasks have, a service when one has.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class Copy:
                 raise error
         codes = [control.peek() for control in self._controls()]
         failed = next((code for code in codes if code), None)
-        return failed if failed is not None else 0 if all(code == 0 for code in codes) else None
+        if failed is not None:
+            return failed
+        enough = all if self.step.component.role == "client" else any
+        return 0 if enough(code == 0 for code in codes) else None
 
     def stop(self, why: str, grace_s: float) -> None:
         """Ask every task to end."""

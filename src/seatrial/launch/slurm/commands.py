@@ -2,7 +2,8 @@
 
 - `ControllerDown`: the controller did not answer, so nothing is known. An id that Slurm does not know is no error:
   its row is absent from the answer.
-- `Refused`: Slurm answered and said no. After a `ControllerDown` of sbatch the job may be in the queue all the same.
+- `Refused`: Slurm answered and said no. After a `ControllerDown` of sbatch the job may be in the queue all the same; an answer
+  without an id, and an sbatch that was killed, count as one.
 - Variables of the caller that would change options (SBATCH_PARTITION, SQUEUE_USERS, what an outer job left behind) are
   kept away: what the script says is what is submitted, and nothing is filtered out of a listing.
 - `cluster` is the SLURM_CONF to use; empty means the machine's own.
@@ -23,7 +24,7 @@ from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary
 
 TIMEOUT_S = 60.0
-_STEERING = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_")
+_STEERING = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_")
 _PLAIN = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
 """For listings: times that can be parsed, and lists of indices that are not cut."""
 _NO_ANSWER = re.compile(r"unable to contact|timed out|zero bytes|connect|communication|temporarily|try again|configuration file", re.I)
@@ -79,9 +80,12 @@ def require(tool: str) -> str:
 def sbatch(script: Path, options: Sequence[str], cluster: str, added: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
     """Submit a script, with variables added to the caller's; returns the id."""
     done = _call("sbatch", ["--parsable", *options, str(script)], cluster, added=added, cwd=cwd)
-    found = re.fullmatch(r"([0-9]+)(;.*)?", done.stdout.strip())
+    found = re.findall(r"^([0-9]+)(?:;.*)?$", done.stdout, re.M)  # a site's own sbatch may greet first
     if done.returncode == 0 and found:
-        return found[1]
+        return str(found[-1])
+    if done.returncode <= 0:
+        text = _text(done.stdout) or _text(done.stderr) or "nothing"
+        raise ControllerDown(f"sbatch: ended with {done.returncode} and gave no id, but said: {text}")
     raise _error("sbatch", done)
 
 

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
 from importlib.resources import files as package_files
 from pathlib import Path
@@ -75,6 +77,7 @@ def _template() -> Template:
         comment_end_string="#>",
     )
     environment.filters["word"] = bash_word
+    environment.filters["literal"] = shlex.quote
     text = (package_files("seatrial.launch.slurm") / "job.sh.j2").read_text(encoding="utf-8")
     return environment.from_string(text)
 
@@ -116,7 +119,7 @@ def _quoted(path: str) -> str:
     """A path in an #SBATCH line, which knows double quotes only."""
     if any(sign in path for sign in '"\\\n'):
         raise UserError(f"{path}: a batch directory with quotes or backslashes in its name cannot be given to sbatch", "rename it")
-    return f'"{path}"' if " " in path else path
+    return path if re.fullmatch(r"[\w./+:@,=%-]+", path) else f'"{path}"'
 
 
 def _group_options(group: Group, profile: Profile) -> list[str]:
@@ -160,11 +163,12 @@ def _step(step: Step, plan: Layout, profile: Profile, batch: Path) -> dict[str, 
     item = step.component
     options = [f"--het-group={step.group}"] if len(plan.groups) > 1 else []
     options += [f'--nodelist="$(nodes_of {step.group} {step.node} {item.nodes})"', f"--nodes={item.nodes}"]
-    options += [f"--ntasks={item.tasks}", f"--ntasks-per-node={item.tasks // item.nodes}", f"--cpus-per-task={item.cpus}"]
+    # --wait=0: a cluster may be set up to end the other tasks some seconds after the first.
+    options += ["--wait=0", f"--ntasks={item.tasks}", f"--ntasks-per-node={item.tasks // item.nodes}", f"--cpus-per-task={item.cpus}"]
     options += ["--exact", f"--gres={profile.gres}:{item.gpus}"] if item.exclusive_gpus else ["--overlap", "--gres=none"]
     options += [f"--mem={item.memory_mb}M"] if item.memory_mb else ["--mem=0"]
     if item.image:
         mounts = ",".join((*item.mounts, f"{batch.absolute()}:{batch.absolute()}"))
-        options += [bash_word(f"--container-image={item.image}"), bash_word(f"--container-mounts={mounts}")]
+        options += [shlex.quote(f"--container-image={item.image}"), shlex.quote(f"--container-mounts={mounts}")]
     options += [bash_word(word) for word in profile.srun]
     return {"name": step.name, "options": options, "ready": item.ready}

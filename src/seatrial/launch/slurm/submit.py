@@ -37,8 +37,7 @@ _ALWAYS_ALLOWED = 1000
 
 def submit(batch: Batch, profile: Profile, profile_name: str, directory: Path) -> tuple[Submission, ...]:
     """Submit a new batch into `directory`, in the order of its jobs."""
-    if (directory / jobdir.BATCH).exists():
-        raise UserError(f"{directory}: holds a batch already", f"seatrial jobs resubmit {directory}, or name another directory with --out")
+    _refuse_used(batch, directory)
     commands.require("sbatch")
     names = _names(batch)
     scripts = render_batch(batch, profile, directory.absolute(), names)
@@ -46,6 +45,7 @@ def submit(batch: Batch, profile: Profile, profile_name: str, directory: Path) -
     _check_arrays(batch, cluster)
     _check_foreign(batch, cluster)
     with locked(directory):
+        _refuse_used(batch, directory)  # again: another seatrial may have been first
         jobdir.save(directory, batch)
         pending = [_submission(job, names, profile_name, tuple(job.units()), cluster) for job in batch.jobs]
         return _hand_over(directory, batch, profile, pending, scripts)
@@ -176,6 +176,15 @@ def _explained(
     if isinstance(error, ControllerDown):
         return ControllerDown(message + doubt)
     return Refused(message, go_on)
+
+
+def _refuse_used(batch: Batch, directory: Path) -> None:
+    """A batch needs a directory of its own: what another one left there, such as a result that says done, must never count."""
+    if (directory / jobdir.BATCH).exists():
+        raise UserError(f"{directory}: holds a batch already", f"seatrial jobs resubmit {directory}, or name another directory with --out")
+    for job in batch.jobs:
+        if (path := job_dir(directory, job).path).exists():
+            raise UserError(f"{path}: is there already, and no {jobdir.BATCH} says what of", "name another directory with --out")
 
 
 def _names(batch: Batch) -> dict[str, str]:

@@ -129,8 +129,8 @@ def _by_result(known: Known, scheduler: str) -> UnitStatus:
     code = "" if result.exit_code is None else f", exit code {result.exit_code}"
     who = f" ({result.component}{code})" if result.component else ""
     reason = f"{result.ending}{who}" + (f": {result.message}" if result.message else "")
-    # A client that speaks our exit codes says so itself when something beside it was to blame.
-    failed = result.ending is Ending.CLIENT_FAILED and result.exit_code != ExitCode.BLOCKED
+    # A client that speaks our exit codes says so itself when something beside it was to blame; one that has none never ran, or was ended.
+    failed = result.ending is Ending.CLIENT_FAILED and result.exit_code not in (None, ExitCode.BLOCKED)
     state = UnitState.FAILED if failed else UnitState.BLOCKED
     return _status(known, state, scheduler, reason)
 

@@ -114,6 +114,9 @@ class Node:
         address = _address(self.words.address, self.words.nodes)
         if address is None or not self._own_directory():
             return BLOCKED
+        if self.words.rank == 0:
+            for name in ("client", "code"):  # of an attempt that had the same number: ids and PIDs come again
+                (self.state / name).unlink(missing_ok=True)
         code = BLOCKED
         try:
             code = self._cluster(address, told)
@@ -144,7 +147,10 @@ class Node:
                 if not client:
                     _say("told to stop before the client had started")
                     return 128 + told.signal
-                os.kill(int(client), told.signal)
+                try:
+                    os.kill(int(client), told.signal)
+                except ProcessLookupError:
+                    pass  # it has just ended, and its code says how
             time.sleep(_TICK_S)
         code = _read(self.state / "code")
         if not code:
@@ -236,7 +242,7 @@ def result(words: argparse.Namespace) -> int:
 
     The launcher keeps Slurm's variables from its driver, but its log directory is named after the job.
     """
-    match = re.search(r"/([0-9]+)(?:-([0-9]+))?-logs/", words.script)
+    match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?-logs", Path(words.script).parent.name)
     if match is None:
         _say(f"{words.script}: not in a directory JOB[-RESTART]-logs, so the id of the job is not known")
         return BLOCKED
@@ -245,14 +251,27 @@ def result(words: argparse.Namespace) -> int:
     if before and json.loads(before).get("ending") == "done":
         _say("this unit is done already: nothing to do")
         return 0
+    _show_log(path.parent.parent / "logs" / f"{words.client_name}.0.log")
     started = int(time.time())
     code, stopped = run_client(words.client)
     ending = "stopped" if stopped else ("done" if code == 0 else "client-failed")
     row = {"job": words.job, "index": words.index, "slurm": match[1], "restart": int(match[2] or 0), "ending": ending}
-    row.update(component="client.0", exit_code=code, node=socket.gethostname(), started=started, ended=int(time.time()))
+    row.update(component=f"{words.client_name}.0", exit_code=code, node=socket.gethostname(), started=started, ended=int(time.time()))
     row.update(message="told to stop" if stopped else "")
     _write(path, json.dumps(row) + "\n")
     return BLOCKED if stopped else code
+
+
+def _show_log(link: Path) -> None:
+    """The launcher has its own place for what the client says; let it be found where every job has it."""
+    fresh = link.with_name(f".{link.name}.{os.getpid()}")
+    try:
+        log = Path("/proc/self/fd/1").resolve()
+        if log.is_file():
+            fresh.symlink_to(os.path.relpath(str(log), str(link.parent)))
+            fresh.replace(link)
+    except OSError as error:
+        _say(f"{link}: cannot be made: {error.strerror or error}")
 
 
 def main() -> int:
@@ -278,6 +297,7 @@ def main() -> int:
     by_launcher.add_argument("--script", required=True, help="path of the launcher's driver script")
     by_launcher.add_argument("--results", required=True)
     by_launcher.add_argument("--job", required=True)
+    by_launcher.add_argument("--client", dest="client_name", required=True, help="its name")
     by_launcher.add_argument("--index", type=int, default=0)
     words = parser.parse_args(argv[:cut])
     words.client = argv[cut + 1 :]
