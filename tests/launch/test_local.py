@@ -246,13 +246,14 @@ def test_a_client_with_several_tasks_is_done_when_all_are(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["service", "client"])
-def test_a_program_that_is_not_there_blocks_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+def test_a_program_that_is_not_there_ends_as_a_shell_would_say(tmp_path: Path, name: str) -> None:
     missing = Component(name=name, command=("/no/such/program",), role="client" if name == "client" else "service")
     others = (client("sleep 60"),) if name == "service" else (server(),)
-    with pytest.raises(BlockedError, match="cannot start /no/such/program"):
-        run_one(tmp_path, *others, missing)
+    result = run_one(tmp_path, *others, missing)
+    ending = Ending.CLIENT_FAILED if name == "client" else Ending.SERVICE_ENDED
+    assert (result.ending, result.component, result.exit_code) == (ending, f"{name}.0", 127)
+    assert "cannot start /no/such/program" in job_dir(tmp_path, "job").log(name, 0, None).read_text()
     assert left_behind(tmp_path) == []
-    assert job_dir(tmp_path, "job").result(0) is None
 
 
 def test_a_client_cannot_win_against_a_service_that_was_never_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,9 +265,8 @@ def test_a_client_cannot_win_against_a_service_that_was_never_started(tmp_path: 
         return start(spec)
 
     monkeypatch.setattr(process, "_start", slow_start)
-    with pytest.raises(BlockedError, match="cannot start"):
-        run_one(tmp_path, Component(name="service", command=("/no/such/program",)), client("exit 0"))
-    assert job_dir(tmp_path, "job").result(0) is None
+    result = run_one(tmp_path, Component(name="service", command=("/no/such/program",)), client("exit 0"))
+    assert (result.ending, result.exit_code) == (Ending.SERVICE_ENDED, 127)
 
 
 def test_a_result_that_cannot_be_written_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

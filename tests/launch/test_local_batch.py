@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from seatrial.files import write_json
 from seatrial.launch.jobdir import job_dir, load
 from seatrial.launch.local import run_batch
 from seatrial.launch.local.machine import gpus_here
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.job import PLACEHOLDERS, After, Batch, Component, Ending, Job
+from seatrial.model.verdict import Boundary
 
 from .small_jobs import FETCH, Clock, client, left_behind, log, python, run_jobs, run_one, server, shell
 
@@ -121,15 +123,16 @@ def test_many_small_units_at_a_time(tmp_path: Path) -> None:
     assert clock.seconds < 60
 
 
-def test_an_error_in_one_unit_ends_the_others(tmp_path: Path) -> None:
-    script = tmp_path / "work-{index}"
-    for index in (0, 1):
-        path = Path(str(script).replace("{index}", str(index)))
-        path.write_text("#!/bin/sh\nexec sleep 60\n")
-        path.chmod(0o755)
-    Path(str(script).replace("{index}", "1")).unlink()
-    job = Job(name="job", components=(Component(name="client", command=(str(script),), role="client"),), array=3, parallel=2)
-    with Clock() as clock, pytest.raises(BlockedError, match="cannot start"):
+def test_an_error_in_one_unit_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, value: object) -> None:
+        if path.name == "1.json":
+            raise BlockedError(boundary=Boundary.ENVIRONMENT, message=f"{path}: cannot write: No space left on device")
+        write_json(path, value)
+
+    monkeypatch.setattr("seatrial.launch.local.unit.write_json", full)
+    command = ("bash", "-c", "exec sleep $((60 * (1 - {index})))")
+    job = Job(name="job", components=(Component(name="client", command=command, role="client"),), array=3, parallel=2)
+    with Clock() as clock, pytest.raises(BlockedError, match="No space left"):
         run_batch(Batch(jobs=(job,)), tmp_path / "batch", lambda _: None)
     assert clock.seconds < 15
     assert left_behind(tmp_path) == []
@@ -144,7 +147,8 @@ def test_what_every_component_is_given(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("SEATRIAL_PORT", "1")
     monkeypatch.setenv("MY_OWN", "kept")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "left alone")
-    words = ["{" + name + "}" for name in PLACEHOLDERS] + ["{url:my-server}", "{urls:my-server}", "x{copy}y", "$HOME;{other}", ""]
+    portless = [name for name in PLACEHOLDERS if name not in ("port", "head", "head_port")]
+    words = ["{" + name + "}" for name in portless] + ["{url:my-server}", "{urls:my-server}", "x{copy}y", "$HOME;{other}", ""]
     show = python("client", SHOW, *words, role="client", environment={"MY_URL": "{url:my-server}/v1", "MY_INDEX": "{index}"})
     job = Job(name="job", components=(server("my-server", replicas=2), show), array=2)
     run_jobs(tmp_path, job)
@@ -154,9 +158,10 @@ def test_what_every_component_is_given(tmp_path: Path, monkeypatch: pytest.Monke
         assert len({port for _, *ports in published for port in ports}) == 4
         urls = [f"http://{host}:{port}" for host, port, _ in published]
         assert urls[0].startswith("http://127.0.0.1:")
-        values = ["", "127.0.0.1", "0", "0", "", "", str(index), str(tmp_path / "job")]
+        values = ["127.0.0.1", "0", "0", str(index), str(tmp_path / "job")]
         assert argv == [*values, urls[0], ",".join(urls), "x0y", "$HOME;{other}", ""]
-        assert dict(zip(PLACEHOLDERS.values(), values, strict=True)).items() <= variables.items()
+        assert {PLACEHOLDERS[name]: value for name, value in zip(portless, values, strict=True)}.items() <= variables.items()
+        assert variables["SEATRIAL_PORT"] == variables["SEATRIAL_HEAD"] == ""
         assert (variables["SEATRIAL_URL_MY_SERVER"], variables["SEATRIAL_URLS_MY_SERVER"]) == (urls[0], ",".join(urls))
         assert (variables["MY_URL"], variables["MY_INDEX"], variables["MY_OWN"]) == (f"{urls[0]}/v1", str(index), "kept")
         assert "SEATRIAL_URL_OUTER" not in variables

@@ -5,7 +5,7 @@
 <batch>/<job>/job.sh             the script that Slurm runs; a person can read it
 <batch>/<job>/submission.json    what Slurm was given, and the id it gave back
 <batch>/<job>/logs/              <component>.<copy>[-<index>].log, and slurm[-<index>].log of the script itself
-<batch>/<job>/endpoints/<index>/ <component>.<copy>: "host port head_port", written on the node
+<batch>/<job>/endpoints/<index>/ <component>.<copy>: "host port head_port", and ended.*: how each task ended; written on the node
 <batch>/<job>/results/<index>.json
 ```
 A result that says `done` is the marker that makes a requeue or a second submission of the unit do nothing.
@@ -63,8 +63,14 @@ class JobDir:
 
     def not_done(self, units: range) -> tuple[int, ...]:
         """Units that have no result that says done."""
-        results = ((index, self.result(index)) for index in units)
-        return tuple(index for index, result in results if result is None or result.ending is not Ending.DONE)
+        return tuple(index for index in units if not self.is_done(index))
+
+    def is_done(self, index: int) -> bool:
+        """Whether the result says so, of this job and unit, without contradicting itself."""
+        result = self.result(index)
+        if result is None or result.ending is not Ending.DONE:
+            return False
+        return (result.job, result.index, result.exit_code) == (self.path.name, index, 0)
 
     def make(self) -> None:
         """Make the directories, which the nodes then write to."""

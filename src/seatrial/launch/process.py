@@ -32,7 +32,7 @@ from seatrial.launch.watch import Watch
 from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary
 
-__all__ = ["Control", "Interrupted", "Interruptible", "Outcome", "ProcessSpec", "Tick", "end_leftovers", "pid_file", "run"]
+__all__ = ["CannotStart", "Control", "Interrupted", "Interruptible", "Outcome", "ProcessSpec", "Tick", "end_leftovers", "pid_file", "run"]
 
 Ended = Literal["exited", "deadline", "stalled", "interrupted"]
 
@@ -95,6 +95,15 @@ class Outcome:
     """Of the largest single process."""
 
 
+class CannotStart(BlockedError):
+    """The program is not there, or cannot be run."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(Boundary.ENVIRONMENT, message, "check that the program and the directory exist")
+        self.code = code
+        """The exit code that a shell would give."""
+
+
 def pid_file(log: Path, part: str = "") -> Path:
     """Where the run that writes `log` notes its processes."""
     return log.with_name(f"{log.name}.{part}.pids" if part else f"{log.name}.pids")
@@ -108,7 +117,11 @@ def run(spec: ProcessSpec, on_tick: Callable[[Tick], None] | None = None) -> Out
     adopt_orphans()
     pids = pid_file(spec.log, spec.part)
     with announced(spec.run_id), LineLog(spec.log, spec.line_filter) as log:
-        process = _start(spec)
+        try:
+            process = _start(spec)
+        except CannotStart as error:
+            log.note(error.message)
+            raise
         tree, pipe = Tree(process.pid, spec.run_id), _Pipe(process, log)
         if spec.control is not None:
             spec.control.tree = tree
@@ -148,7 +161,7 @@ def _start(spec: ProcessSpec) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         message = f"cannot start {spec.argv[0]} in {spec.cwd}: {error.strerror or error}"
-        raise BlockedError(Boundary.ENVIRONMENT, message, "check that the program and the directory exist") from error
+        raise CannotStart(message, 127 if isinstance(error, FileNotFoundError) else 126) from error
 
 
 class _Pipe:

@@ -69,7 +69,7 @@ def _run_job(batch: Batch, job: Job, directory: Path, places: list[tuple[str, ..
 
     def one(index: int) -> Result:
         stored = files.result(index)
-        if stored is not None and stored.ending is Ending.DONE:
+        if stored is not None and files.is_done(index):
             return stored
         if (reason := halt.reason()) is not None:
             return result_of(job, index, End(Ending.STOPPED, "", None, f"not started: {reason}"), time.time())

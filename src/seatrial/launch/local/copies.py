@@ -21,7 +21,7 @@ from seatrial.launch.layout import Step, layout
 from seatrial.launch.linelog import LineFilter
 from seatrial.launch.local.machine import VISIBLE, gpus_of
 from seatrial.launch.ports import free_port
-from seatrial.launch.process import Control, Outcome, ProcessSpec, run
+from seatrial.launch.process import CannotStart, Control, Outcome, ProcessSpec, run
 from seatrial.launch.words import fill
 from seatrial.model.job import PLACEHOLDERS, Job, shell_name
 
@@ -58,9 +58,14 @@ class Copy:
         return all(control.tree is not None for control in self._controls())
 
     def peek(self) -> int | None:
-        """Exit code as of now; None while it runs or was not started. Raises what kept a task from running."""
+        """Exit code as of now; None while it runs or was not started, a shell's own for a program that cannot be started.
+
+        Raises what else kept a task from running.
+        """
         for running in self._runs:
             if running.done() and (error := running.exception()) is not None:
+                if isinstance(error, CannotStart):
+                    return error.code
                 raise error
         codes = [control.peek() for control in self._controls()]
         failed = next((code for code in codes if code), None)
