@@ -305,6 +305,7 @@ def test_a_killed_seatrial_takes_its_components_along_and_the_next_one_ends_what
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "job.json"), str(batch)]) as seatrial:
         own = int(wait_for(batch / "job/pid"))
+        wait_for(batch / "job/logs/client.0.log.pids")  # written just after the start, which the client may outrun
         seatrial.kill()
     stops = time.monotonic() + 5
     while psutil.pid_exists(own) and psutil.Process(own).status() != psutil.STATUS_ZOMBIE and time.monotonic() < stops:
