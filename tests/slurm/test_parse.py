@@ -204,7 +204,7 @@ def test_cancelling_what_has_ended_is_no_error(slurm: StandIns) -> None:
 
 def test_the_largest_array(slurm: StandIns) -> None:
     slurm.answer("scontrol", "Configuration data\nMaxArraySize            = 1001\n")
-    assert commands.max_array_size("") == 1001
+    assert commands.setting("", "MaxArraySize") == "1001"
 
 
 # ---- the state of a unit ---------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
 def test_a_batch_is_one_sbatch_per_job_with_dependencies_by_id(fake: StandIns, tmp_path: Path) -> None:
     found = submit.submit(chain(), PROFILE, "main", tmp_path / "b")
     scripts = [str(tmp_path / "b" / name / "job.sh") for name in ("collect", "merge")]
-    assert fake.calls() == [
+    assert fake.calls("sbatch") == [
         ["--parsable", scripts[0]],
         ["--parsable", "--dependency=afterok:12", "--kill-on-invalid-dep=yes", scripts[1]],
     ]
@@ -185,7 +185,7 @@ def test_an_array_beyond_the_cluster_is_refused_before_anything_is_submitted(fak
     assert "1001 units" in caught.value.fix
     assert fake.calls("sbatch") == []
     submit.submit(Batch(jobs=(job("large", array=1000),)), PROFILE, "main", tmp_path / "b")
-    assert len(fake.calls("scontrol")) == 1
+    assert len(fake.calls("scontrol")) == 2  # the second submission asked for the name of the cluster only
 
 
 def test_what_cannot_be_rendered_is_refused_before_anything_is_submitted(fake: StandIns, tmp_path: Path) -> None:

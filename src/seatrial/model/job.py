@@ -294,6 +294,8 @@ class Submission(Record):
     submitted: int
     cluster: str = ""
     """SLURM_CONF, or empty for the machine's own cluster."""
+    cluster_name: str = ""
+    """What that cluster calls itself: another machine that shares the file system may belong to another one."""
 
 
 class UnitState(StrEnum):

@@ -137,13 +137,21 @@ def scancel(cluster: str, ids: Sequence[str]) -> None:
         raise _error("scancel", done)
 
 
-def max_array_size(cluster: str) -> int:
-    """One more than the largest index of an array."""
+def setting(cluster: str, name: str) -> str:
+    """A value of the cluster's configuration, such as MaxArraySize or ClusterName."""
     done = _call("scontrol", ["show", "config"], cluster)
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", done.stdout, re.M)
+    found = re.search(rf"^{name}\s*=\s*(\S+)", done.stdout, re.M)
     if found is None:
         raise _error("scontrol", done)
-    return int(found[1])
+    return found[1]
+
+
+def cluster_name(cluster: str) -> str:
+    """What the cluster calls itself; empty when it does not say, which hinders nothing."""
+    try:
+        return setting(cluster, "ClusterName")
+    except BlockedError:
+        return ""
 
 
 def _call(

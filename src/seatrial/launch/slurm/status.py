@@ -123,6 +123,7 @@ class Poller:
         self._done: dict[Path, Result] = {}
         """Results that say done: they never change."""
         self._no_accounting: set[str] = set()
+        self._cluster_names: dict[str, str] = {}
         self._calls = 0
 
     def poll(self) -> Snapshot:
@@ -173,11 +174,26 @@ class Poller:
             rows = commands.squeue(cluster, **_selection(items))
             for item in items:
                 item.take(rows)
-            return self._ask_accounting(cluster, [item for item in items if item.missing()])
+            answer = self._ask_accounting(cluster, [item for item in items if item.missing()])
+            return answer or self._ask_name(cluster, [item for item in items if item.missing()])
         except BlockedError as error:
             for item in items:
                 item.silent = error.message
             return error.message
+
+    def _ask_name(self, cluster: str, items: list[_Tracked]) -> str:
+        """Jobs that nobody knows may be another cluster's; asked once, and only then."""
+        if not any(item.submission and item.submission.cluster_name for item in items):
+            return ""
+        if cluster not in self._cluster_names:
+            self._calls += 1
+            self._cluster_names[cluster] = commands.cluster_name(cluster)
+        here, silent = self._cluster_names[cluster], ""
+        for item in items:
+            there = item.submission.cluster_name if item.submission else ""
+            if there and here and there != here:
+                item.silent = silent = f"submitted to the cluster {there}, and this machine belongs to {here}"
+        return silent
 
     def _ask_accounting(self, cluster: str, items: list[_Tracked]) -> str:
         if not items or cluster in self._no_accounting:

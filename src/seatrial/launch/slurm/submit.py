@@ -47,7 +47,8 @@ def submit(batch: Batch, profile: Profile, profile_name: str, directory: Path) -
     with locked(directory):
         _refuse_used(batch, directory)  # again: another seatrial may have been first
         jobdir.save(directory, batch)
-        pending = [_submission(job, names, profile_name, tuple(job.units()), cluster) for job in batch.jobs]
+        here = (cluster, commands.cluster_name(cluster))
+        pending = [_submission(job, names, profile_name, tuple(job.units()), here) for job in batch.jobs]
         return _hand_over(directory, batch, profile, pending, scripts)
 
 
@@ -79,12 +80,13 @@ def resubmit(directory: Path, profile: Profile, profile_name: str) -> tuple[Subm
             fix = f"wait for them (seatrial jobs wait {directory}), or cancel them (seatrial jobs cancel {directory})"
             raise UserError(f"{directory}: not ended yet: {', '.join(live)}", fix)
         names, cluster = _names(batch), commands.own_cluster()
+        here = (cluster, commands.cluster_name(cluster))
         _check_foreign(batch, cluster)
         scripts = render_batch(batch, profile, directory.absolute(), names)
         pending = []
         for job in batch.jobs:
             units = tuple(unit.index for unit in snapshot.units if unit.job == job.name and unit.state is not UnitState.DONE)
-            pending += [_submission(job, names, profile_name, units, cluster)] if units else []
+            pending += [_submission(job, names, profile_name, units, here)] if units else []
         return _hand_over(directory, batch, profile, pending, scripts)
 
 
@@ -192,9 +194,16 @@ def _names(batch: Batch) -> dict[str, str]:
     return {job.name: f"seatrial-{job.name}-{secrets.token_hex(4)}" for job in batch.jobs}
 
 
-def _submission(job: Job, names: Mapping[str, str], profile: str, units: tuple[int, ...], cluster: str) -> Submission:
+def _submission(job: Job, names: Mapping[str, str], profile: str, units: tuple[int, ...], cluster: tuple[str, str]) -> Submission:
     return Submission(
-        job=job.name, name=names[job.name], slurm=None, profile=profile, units=units, submitted=int(time.time()), cluster=cluster
+        job=job.name,
+        name=names[job.name],
+        slurm=None,
+        profile=profile,
+        units=units,
+        submitted=int(time.time()),
+        cluster=cluster[0],
+        cluster_name=cluster[1],
     )
 
 
@@ -203,7 +212,7 @@ def _check_arrays(batch: Batch, cluster: str) -> None:
     largest = max(batch.jobs, key=lambda job: job.array or 0)
     if (largest.array or 0) <= _ALWAYS_ALLOWED:
         return
-    limit = commands.max_array_size(cluster)
+    limit = int(commands.setting(cluster, "MaxArraySize"))
     if (largest.array or 0) > limit:
         message = f"job {largest.name}: array = {largest.array}, but this cluster takes at most {limit} units in one array (MaxArraySize)"
         raise UserError(message, f"cut it into jobs of at most {limit} units, or let each unit do more")
