@@ -93,15 +93,18 @@ def test_where_there_is_no_accounting_it_is_asked_once(fake: StandIns, batch: Pa
 
 
 def test_another_cluster_that_shares_the_file_system_loses_nothing(fake: StandIns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "slurm.conf"
+    own.write_text("# comment\nClusterName=alpha\n")
+    monkeypatch.setenv("SLURM_CONF", str(own))
     fake.answer("sbatch", "12\n")
-    fake.answer("scontrol", "ClusterName             = alpha\n")
     submit.submit(Batch(jobs=(job("collect"),)), PROFILE, "main", tmp_path / "b")
     monkeypatch.setattr(unit, "SUBMITTED_GRACE_S", -1)
     assert states(Poller([tmp_path / "b"]).poll()) == ["lost"]
-    fake.answer("scontrol", "ClusterName             = beta\n")
+    own.write_text("ClusterName=beta\n")  # as on another machine, where the same path holds that one's own
     snapshot = Poller([tmp_path / "b"]).poll()
     assert states(snapshot) == ["unknown"]
     assert snapshot.controller == "submitted to the cluster alpha, and this machine belongs to beta"
+    assert snapshot.calls <= 2
 
 
 def test_ended_with_a_result_needs_no_accounting(fake: StandIns, batch: Path) -> None:

@@ -185,7 +185,7 @@ def test_an_array_beyond_the_cluster_is_refused_before_anything_is_submitted(fak
     assert "1001 units" in caught.value.fix
     assert fake.calls("sbatch") == []
     submit.submit(Batch(jobs=(job("large", array=1000),)), PROFILE, "main", tmp_path / "b")
-    assert len(fake.calls("scontrol")) == 2  # the second submission asked for the name of the cluster only
+    assert len(fake.calls("scontrol")) == 1
 
 
 def test_what_cannot_be_rendered_is_refused_before_anything_is_submitted(fake: StandIns, tmp_path: Path) -> None:

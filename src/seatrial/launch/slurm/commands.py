@@ -27,6 +27,8 @@ TIMEOUT_S = 60.0
 _STEERING = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SACCT_", "SCANCEL_")
 _PLAIN = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
 """For listings: times that can be parsed, and lists of indices that are not cut."""
+_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
+"""Where a machine keeps its own, the second where the controller hands it out."""
 _NO_ANSWER = re.compile(r"unable to contact|timed out|zero bytes|connect|communication|temporarily|try again|configuration file", re.I)
 
 
@@ -147,11 +149,15 @@ def setting(cluster: str, name: str) -> str:
 
 
 def cluster_name(cluster: str) -> str:
-    """What the cluster calls itself; empty when it does not say, which hinders nothing."""
-    try:
-        return setting(cluster, "ClusterName")
-    except BlockedError:
-        return ""
+    """What the cluster calls itself, by its configuration file; empty when that is not to be found, which hinders nothing."""
+    for place in [cluster] if cluster else _CONFIGURATIONS:
+        try:
+            text = Path(place).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        found = re.search(r"^\s*ClusterName\s*=\s*(\S+)", text, re.M | re.I)
+        return found[1] if found else ""
+    return ""
 
 
 def _call(

@@ -123,7 +123,6 @@ class Poller:
         self._done: dict[Path, Result] = {}
         """Results that say done: they never change."""
         self._no_accounting: set[str] = set()
-        self._cluster_names: dict[str, str] = {}
         self._calls = 0
 
     def poll(self) -> Snapshot:
@@ -182,13 +181,8 @@ class Poller:
             return error.message
 
     def _ask_name(self, cluster: str, items: list[_Tracked]) -> str:
-        """Jobs that nobody knows may be another cluster's; asked once, and only then."""
-        if not any(item.submission and item.submission.cluster_name for item in items):
-            return ""
-        if cluster not in self._cluster_names:
-            self._calls += 1
-            self._cluster_names[cluster] = commands.cluster_name(cluster)
-        here, silent = self._cluster_names[cluster], ""
+        """Jobs that nobody knows may be another cluster's; a file says which this is."""
+        here, silent = commands.cluster_name(cluster) if items else "", ""
         for item in items:
             there = item.submission.cluster_name if item.submission else ""
             if there and here and there != here:
