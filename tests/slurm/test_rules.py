@@ -12,6 +12,7 @@ from seatrial.launch.slurm.render import render
 from seatrial.model.job import After, Component, Ending, Job, Ready
 from seatrial.model.profile import Profile
 
+from .conftest import MakeCluster
 from .harness import Slurm, client, processes_with, script, server, submit, until
 
 pytestmark = pytest.mark.real
@@ -148,6 +149,18 @@ def test_a_heterogeneous_job_finds_its_servers_by_what_they_published(cluster: S
     assert job.result().ending is Ending.DONE, job.log() + job.log("client") + job.log("server")
     assert re.search(r"200 n\d", job.log("client"))
     assert len(set(re.findall(r"BatchHost=(\w+)", job.show()))) == 2
+
+
+def test_on_real_addresses_the_client_of_another_node_reaches_the_server_by_its_published_name(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(nodes=2, gpus=0, pyxis=False, network="namespaces")
+    ask = "import os, urllib.request as r; u = os.environ['SEATRIAL_URL_SERVER']; print(r.urlopen(u, timeout=5).status, u)"
+    job = submit(cluster, Job(name="job", components=(server(group="a"), client(*script(ask), group="b"))), tmp_path)
+    assert job.result().ending is Ending.DONE, job.log() + job.log("client")
+    (host,) = re.findall(r"200 http://(n\d):", job.log("client"))
+    assert set(re.findall(r"BatchHost=(\w+)", job.show())) == {"n1", "n2"}
+    assert host in ("n1", "n2")
 
 
 def test_a_component_that_spans_nodes_gets_the_allocation_and_the_dependency(cluster: Slurm, tmp_path: Path) -> None:

@@ -74,10 +74,11 @@ def submit(
     directory = _directory(out, batch)
     if dry_run:
         _dry_run(batch, profile, directory)
-    typer.echo(str(directory))  # before anything is submitted: whatever happens then, it is known where
     try:
         with Interruptible():
-            _print_submitted(slurm.submit(batch, profile, name, directory))
+            submissions = slurm.submit(batch, profile, name, directory)
+            typer.echo(str(directory))
+            _print_submitted(submissions)
     except KeyboardInterrupt:
         _cut(directory)
     finally:
@@ -113,7 +114,7 @@ def list_(
         for line in lines:
             typer.echo(f"{batch}\t{line}")
     if not snapshot.batches:
-        typer.echo(f"no jobs in {', '.join(map(str, places))}", err=True)
+        typer.echo(f"no jobs in {', '.join(map(str, places))}; `seatrial jobs list DIR` looks elsewhere", err=True)
 
 
 @app.command()
@@ -274,7 +275,7 @@ def _cut(directory: Path) -> NoReturn:
     left = [job.name for job in jobs if job.name not in sent]
     inside = ", ".join(f"{name} ({slurm})" for name, slurm in sent.items()) or "nothing"
     place = shlex.quote(str(directory))
-    typer.echo(f"seatrial: interrupted; submitted: {inside}; not submitted: {', '.join(left) or 'nothing'}", err=True)
+    typer.echo(f"seatrial: {directory}: interrupted; submitted: {inside}; not submitted: {', '.join(left) or 'nothing'}", err=True)
     if sent:
         typer.echo(
             f"  cancel them with `seatrial jobs cancel {place}`; `seatrial jobs resubmit {place}` submits what is not done", err=True

@@ -41,7 +41,7 @@ def image_of(name: str | None, literal: str | None, profile: Profile, what: str)
         return literal
     if name not in profile.containers:
         known = ", ".join(sorted(profile.containers)) or "none"
-        fix = f'write {name} = "IMAGE" below [slurm.….containers], or give a literal image with the key image'
+        fix = f'add {name} = "IMAGE" to the containers of the profile in seatrial.toml, or give a literal image with the key image'
         raise UserError(f"{what}: the profile knows no container {name!r}; known: {known}", fix)
     return profile.containers[name]
 
