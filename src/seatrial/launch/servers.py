@@ -11,31 +11,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal, Self, TypedDict
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from seatrial.model.errors import UserError
-from seatrial.model.job import Component, Count, Mount, Name, Ready, Variables
-from seatrial.model.record import Record
+from seatrial.model.job import Component, Count, Name, Placed, Ready
 from seatrial.model.secret_names import Says, says_secret
 
 Kind = Literal["vllm", "sglang", "command", "url"]
 
-_PROCESS = {
-    "replicas",
-    "per_node",
-    "group",
-    "cpus",
-    "memory_mb",
-    "environment",
-    "workdir",
-    "container",
-    "image",
-    "mounts",
-    "deadline_s",
-    "route",
-}
+_PROCESS = {*Placed.model_fields, "deadline_s", "route"}
 _ENGINE = {"model", "tensor_parallel", "pipeline_parallel", "data_parallel", "trust_remote_code", "arguments"}
 _USES: dict[Kind, set[str]] = {
     "vllm": {"name", "kind", "served_name"} | _PROCESS | _ENGINE,
@@ -65,7 +51,7 @@ _OTHER_RANKS += 'set -- "$@" --data-parallel-start-rank "$((rank * each))"; fi; 
 """Only the first node of a vLLM server answers requests; the others get more options. A constant: words come as arguments."""
 
 
-class Server(Record):
+class Server(Placed):
     """One model server, started in the job or (kind `url`) running elsewhere already."""
 
     name: Name = "server"
@@ -86,18 +72,8 @@ class Server(Record):
     ready_path: str | None = "/health"
     """Kind `command`: what answers 200 when it is ready; none when an open port is enough."""
     url: Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$")] | None = None
-    replicas: Count = 1
-    per_node: Count | None = None
     route: bool = False
     """Whether a router spreads requests over the replicas."""
-    group: str = ""
-    cpus: Count = 1
-    memory_mb: Count | None = None
-    environment: Variables = Field(default_factory=dict)
-    workdir: str | None = None
-    container: str | None = None
-    image: str | None = None
-    mounts: tuple[Mount, ...] = ()
     deadline_s: Annotated[int, Field(gt=0)] = 1200
     """How long it may take until it is ready."""
 
@@ -146,15 +122,9 @@ def components(server: Server, gpus_per_node: int) -> tuple[Component, ...]:
         nodes=nodes,
         tasks=nodes,
         gpus=gpus,
-        replicas=server.replicas,
-        per_node=server.per_node,
         port=True,
         ready=ready,
-        **_place(server),
-        memory_mb=server.memory_mb,
-        cpus=server.cpus,
-        environment=server.environment,
-        workdir=server.workdir,
+        **{key: getattr(server, key) for key in Placed.model_fields},
     )
     return (copies, _router(server, ready)) if server.route else (copies,)
 
@@ -235,19 +205,9 @@ def _router(server: Server, ready: Ready) -> Component:
     words = ("python3", "{job}/router.py", "--host", "{bind}", "--port", "{port}", "--backends", f"{{urls:{_copies_name(server)}}}")
     path = ("--health-path", ready.path or "")
     ready = Ready(path="/health", deadline_s=ready.deadline_s)
-    return Component(name=server.name, command=(*words, *path), port=True, ready=ready, **_place(server))
+    place = {key: getattr(server, key) for key in ("group", "container", "image", "mounts")}
+    return Component(name=server.name, command=(*words, *path), port=True, ready=ready, **place)
 
 
 def _copies_name(server: Server) -> str:
     return f"{server.name}-copy" if server.route else server.name
-
-
-class _Place(TypedDict):
-    group: str
-    container: str | None
-    image: str | None
-    mounts: tuple[str, ...]
-
-
-def _place(server: Server) -> _Place:
-    return {"group": server.group, "container": server.container, "image": server.image, "mounts": server.mounts}

@@ -77,24 +77,15 @@ class Ready(Record):
     deadline_s: Annotated[int, Field(gt=0)] = 1200
 
 
-class Component(Record):
-    """One program of a job, in as many copies as `replicas` says."""
+class Placed(Record):
+    """Where the copies of a program run, and in what."""
 
-    name: Name
-    command: tuple[str, ...] = Field(min_length=1)
-    role: Literal["service", "client"] = "service"
     group: Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]*$")] = ""
     """Components of one group share nodes; several groups make a heterogeneous job."""
     replicas: Count = 1
     """Copies, each with its own port, endpoint and log."""
     per_node: Count | None = None
     """At most so many copies on one node; None for as many as fit."""
-    nodes: Count = 1
-    """Nodes that one copy spans."""
-    tasks: Count = 1
-    """Processes of one copy."""
-    gpus: Annotated[int, Field(ge=0)] = 0
-    """GPUs of one copy, on each of its nodes."""
     cpus: Count = 1
     """CPUs per task."""
     memory_mb: Count | None = None
@@ -106,6 +97,20 @@ class Component(Record):
     image: str | None = None
     """A literal image."""
     mounts: tuple[Mount, ...] = ()
+
+
+class Component(Placed):
+    """One program of a job, in as many copies as `replicas` says."""
+
+    name: Name
+    command: tuple[str, ...] = Field(min_length=1)
+    role: Literal["service", "client"] = "service"
+    nodes: Count = 1
+    """Nodes that one copy spans."""
+    tasks: Count = 1
+    """Processes of one copy."""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs of one copy, on each of its nodes."""
     port: bool = False
     """Whether each copy gets a port of its own on its node."""
     ready: Ready | None = None
