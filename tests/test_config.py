@@ -267,3 +267,21 @@ def test_without_a_profile_the_fix_shows_one(text: str) -> None:
     with pytest.raises(UserError, match="no profile") as caught:
         profile_named(config.load(None), text)
     assert re.search(r"\[slurm\.\w+\] with partition", caught.value.fix)
+
+
+def test_options_of_the_loop_are_text_with_an_origin(tmp_path: Path) -> None:
+    file = tmp_path / "seatrial.toml"
+    file.write_text('[options]\ndevice = "cpu"\ngpus = 4\nfast = true\n')
+    loaded = config.load(file, ["options.gpus=2", "options.path=/a.b/c=d"], {"options.device": "gpu", "options.none": None})
+    assert loaded.config.options == {"device": "gpu", "gpus": "2", "fast": "true", "path": "/a.b/c=d"}
+    rows = {key: (value, origin) for key, value, origin, _ in loaded.rows()}
+    assert rows["options.gpus"] == ("2", "--set")
+    assert rows["options.fast"] == ("true", str(file))
+
+
+@pytest.mark.parametrize("text", ["[options]\nfiles = [1]\n", "[options.deep]\nx = 1\n"])
+def test_an_option_that_is_no_text_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "seatrial.toml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=rf"{file}: options\.(files|deep): "):
+        config.load(file)

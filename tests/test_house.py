@@ -19,7 +19,10 @@ ROOT = Path(seatrial.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 LOOPS = tuple(name.replace("-", "_") for name in loops.names())
 THIRD_PARTY = {"typer", "pydantic", "pydantic_core", "rich", "jinja2", "markupsafe", "psutil"}
-LOOP_LIBRARIES = {"torch", "transformers", "trl", "peft", "datasets", "tokenizers", "safetensors", "accelerate", "PIL", "numpy"}
+LOOP_LIBRARIES = {
+    *("torch", "transformers", "trl", "peft", "datasets", "tokenizers", "safetensors", "accelerate", "PIL", "numpy"),
+    *("verl", "ray", "hydra", "omegaconf", "megatron", "pyarrow", "tensordict", "fastapi", "uvicorn"),
+}
 ALLOWED = {
     "model": {"model"},
     "files": {"model"},
@@ -33,6 +36,7 @@ ALLOWED = {
     "probes": {"probes"},
     "trial": {"model", "files", "metrics", "triage", "evidence", "launch", "report", "loops", "trial"},
     "cli": {"model", "files", "config", "metrics", "triage", "evidence", "launch", "report", "loops", "trial", "cli"},
+    "skills": set[str](),
     "__init__": set[str](),
 }
 """What each room may use of the others."""

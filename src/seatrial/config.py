@@ -2,6 +2,7 @@
 
 - Unknown sections and keys are errors that name the file, the key and the nearest known one.
 - `[slurm.NAME]` holds a profile; its tables (containers, environment) are merged entry by entry.
+- `[options]` holds options of the loop: text, which names there are and what they may hold is the loop's business.
 - A key is a path of names; errors and `seatrial config` show it with dots between them.
 """
 
@@ -13,15 +14,16 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from seatrial.model.errors import UserError
 from seatrial.model.profile import Profile
 
 FILE = "seatrial.toml"
 PROFILES = "slurm"
+OPTIONS = "options"
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 Key = tuple[str, ...]
@@ -63,6 +65,16 @@ class LimitsSection(Section):
     stall_minutes: float | None = Field(default=None, gt=0, description="end a process that writes nothing for this time")
 
 
+def _as_text(value: Any) -> Any:
+    """Numbers and switches of a file as text; anything else is left to be refused."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
+
+
 class Config(Section):
     """All of seatrial.toml."""
 
@@ -70,6 +82,7 @@ class Config(Section):
     change: ChangeSection = ChangeSection()
     environment: EnvironmentSection = EnvironmentSection()
     limits: LimitsSection = LimitsSection()
+    options: dict[str, Text] = Field(default_factory=dict, description="options of the loop")
     slurm: dict[str, Profile] = Field(default_factory=dict, description="profiles of clusters, by name")
 
 
@@ -90,8 +103,9 @@ class Loaded:
 
 
 def _settings(config: Config) -> Iterator[tuple[Key, Any, str]]:
-    """Key, value and meaning of every field of every section and profile."""
-    sections: dict[Key, BaseModel] = {(name,): getattr(config, name) for name in Config.model_fields if name != PROFILES}
+    """Key, value and meaning of every field of every section and profile, and of every option."""
+    yield from (((OPTIONS, name), value, "option of the loop") for name, value in config.options.items())
+    sections: dict[Key, BaseModel] = {(name,): getattr(config, name) for name in Config.model_fields if name not in (PROFILES, OPTIONS)}
     sections |= {(PROFILES, name): profile for name, profile in config.slurm.items()}
     for place, values in sections.items():
         for key, info in type(values).model_fields.items():
@@ -198,7 +212,10 @@ def _key(name: str) -> Key:
 
 
 def _require_known(key: Key, origin: str, profiles: Sequence[str] = ()) -> None:
-    """Refuse a key that does not exist. Where the file has `profiles`, the name of another one is a slip."""
+    """Refuse a key that does not exist. Where the file has `profiles`, the name of another one is a slip; options are
+    the loop's business."""
+    if key[0] == OPTIONS and len(key) == 2:
+        return
     known = list(known_keys())
     if key[0] == PROFILES and len(key) > 1:
         _require_profile_name(key[1], origin)
@@ -220,6 +237,8 @@ def _require_profile_name(name: str, origin: str) -> None:
 def _parse(key: Key, raw: str) -> Any:
     """A value of `--set`: a list (TOML; words for one of a section, one item for one of a profile), text otherwise;
     pydantic turns text into numbers."""
+    if key[0] == OPTIONS:
+        return raw
     in_profile = key[0] == PROFILES
     default = "" if len(key) > 3 else getattr(Profile() if in_profile else getattr(Config(), key[0]), key[-1])
     name = ".".join(key)

@@ -16,16 +16,6 @@ from seatrial.model.verdict import ExitCode
 from .wheels import only_local
 
 
-class StubLoop:
-    """All that the command asks of a loop."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def lock(self) -> Path:
-        return self._path
-
-
 @pytest.fixture
 def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     only_local(tmp_path / "wheels", monkeypatch)
@@ -33,12 +23,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_text(f"# python: {sys.version_info.major}.{sys.version_info.minor}\n")
     monkeypatch.setenv("SEATRIAL_CACHE", str(tmp_path / "cache"))
 
-    def get_loop(name: str) -> StubLoop:
-        if name != "loop":
-            raise UserError(f"unknown loop {name}")
-        return StubLoop(path)
-
-    monkeypatch.setattr("seatrial.loops.get_loop", get_loop)
+    monkeypatch.setattr("seatrial.loops.environments", lambda: {"loop": path})
     return path
 
 

@@ -78,9 +78,10 @@ def test_milestones_turn_from_blocked_to_fail_once() -> None:
 
 def test_every_lock_can_be_read_and_instruments_exist() -> None:
     for loop in LOOPS:
-        assert read_lock(loop.lock()).pins
+        assert all(read_lock(lock).pins for lock in loop.environments().values())
+        assert loop.environments()
         assert all((path / "__init__.py").is_file() for path in loop.instruments())
-        assert loop.faults()
+        assert loop.configured({}).options() == loop.options()
 
 
 @pytest.mark.parametrize(

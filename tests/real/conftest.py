@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.launch.environments import Environment, Environments
-from seatrial.loops import get_loop
+from seatrial.loops import environments
 
 LOOP = "trl"
 
@@ -21,7 +21,7 @@ LOOP = "trl"
 def environment() -> Environment:
     """The environment that `seatrial env build` made. Building it takes minutes and is not a test's business."""
     cache = Environments()
-    found = cache.find(LOOP, get_loop(LOOP).lock())
+    found = cache.find(LOOP, environments()[LOOP])
     if found is None:
         pytest.fail(f"the environment of {LOOP} is not built in {cache.root}: run `seatrial env build {LOOP}` first", pytrace=False)
     return found

@@ -24,7 +24,7 @@ APP.command()(report)
 def _toy_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trials of these tests are of a loop that does not exist."""
     loop = SimpleNamespace(title=TITLE, levels=lambda: LADDER)
-    monkeypatch.setattr("seatrial.loops.get_loop", {"toy": loop}.__getitem__)
+    monkeypatch.setattr("seatrial.loops.loop_of", lambda plan: {"toy": loop}[plan.loop])
 
 
 def run(directory: Path, *options: str) -> Result:

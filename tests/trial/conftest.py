@@ -14,7 +14,7 @@ import pytest
 
 from seatrial.evidence.environment import environment_record
 from seatrial.evidence.repos import repo_states
-from seatrial.model.record import Finding, LevelResult, Trial
+from seatrial.model.record import Finding, LevelResult, Plan, Trial
 from seatrial.trial import conduct
 from seatrial.trial.level import Limits
 from seatrial.trial.plan import make_plan, requested
@@ -76,18 +76,18 @@ class Bench:
         if self.meddle:
             self.meddle(event)
 
-    def _loop(self, _: str) -> FakeLoop:
+    def _loop(self, _: Plan) -> FakeLoop:
         return FakeLoop(self.words, self.finding)
 
     def start(self, *levels: int) -> Trial:
-        self.monkeypatch.setattr(conduct, "get_loop", self._loop)
+        self.monkeypatch.setattr(conduct, "loop_of", self._loop)
         loop = FakeLoop(self.words)
         plan = make_plan(loop, requested(loop, levels), None, repo_states(self.changes), arguments=self.arguments)
         request = conduct.Request(plan, self.out, self.python, self.limits, config={"run.arguments": {"value": list(self.arguments)}})
         return conduct.start(request, self._listen)
 
     def resume(self) -> Trial:
-        self.monkeypatch.setattr(conduct, "get_loop", self._loop)
+        self.monkeypatch.setattr(conduct, "loop_of", self._loop)
         return conduct.resume(self.out, self._listen)
 
     def level(self, number: int) -> Path:

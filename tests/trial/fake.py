@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from seatrial.loops.plain import Plain
 from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
 from seatrial.model.loop import Context, Phase
 from seatrial.model.record import CheckResult, Cost, Finding
@@ -40,12 +41,13 @@ LEVELS = tuple(
 )
 
 
-class FakeLoop:
+class FakeLoop(Plain):
     """See `seatrial.model.loop.Loop`."""
 
     name = "fake"
     title = "Fake"
     default_model = "tiny"
+    environment: str | None = "fake"
 
     def __init__(self, words: Mapping[int, str] | None = None, finding: Finding | None = None) -> None:
         self.words, self.finding = dict(words or {}), finding
@@ -64,8 +66,11 @@ class FakeLoop:
     def signatures(self) -> tuple[Signature, ...]:
         return ()
 
-    def lock(self) -> Path:
-        return PROCESS.with_name("environment.lock")
+    def environments(self) -> Mapping[str, Path]:
+        return {"fake": PROCESS.with_name("environment.lock")}
+
+    def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
+        return ("made here",) if context.model == self.default_model else ()
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         under_test = next((f"{repo.packages[0]}={repo.import_root}" for repo in context.changes if repo.packages), "")

@@ -67,3 +67,13 @@ def test_a_word_without_the_directory_is_only_quoted() -> None:
 
 def test_a_neighbour_of_the_level_directory_is_left_alone() -> None:
     assert quoted("/r/levels/1-lora-2/x", Path("/r/levels/1-lora")) == "/r/levels/1-lora-2/x"
+
+
+def test_a_process_has_its_own_directory_and_variables(tmp_path: Path) -> None:
+    (tmp_path / "work dir").mkdir()
+    there = Phase(name="there", argv=(sys.executable, "-c", PRINT), env={"VALUE": "1"}, cwd=tmp_path / "work dir")
+    here = Phase(name="here", argv=(sys.executable, "-c", PRINT))
+    script = command_script("t", [there, here], tmp_path / "d", {}, ("X",))
+    out = tmp_path / "out"
+    assert run_script(script, tmp_path / "command.sh", out) == [[[], "1", str(tmp_path / "work dir")], [[], None, str(out)]]
+    assert (out / "there").is_dir(), "as in a trial, a process finds its own directory"

@@ -39,7 +39,7 @@ def plan_of(bench: Bench, *levels: int) -> Plan:
 def prepare(bench: Bench, *levels: int) -> Trial:
     """A stored trial of which nothing has run."""
     for module in (conduct, remote):
-        bench.monkeypatch.setattr(module, "get_loop", bench._loop)
+        bench.monkeypatch.setattr(module, "loop_of", bench._loop)
     return conduct.prepare(conduct.Request(plan_of(bench, *levels), bench.out, bench.python), bench._listen)
 
 

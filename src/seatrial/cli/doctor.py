@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 
 def doctor(
+    context: typer.Context,
     loop: request.LoopName = None,
     level: request.Levels = None,
     model: request.Model = None,
     change: request.Change = None,
+    device: request.Device = None,
+    verl: request.Verl = None,
     python: request.Python = None,
     settings: request.Set = None,
     config: request.ConfigFile = None,
@@ -36,30 +39,34 @@ def doctor(
     from seatrial.trial.interpreter import find_interpreter
     from seatrial.trial.preflight import preflight
 
-    loaded = request.load_config(config, settings, loop, level, model, change, python=python)
+    passed = context.obj or ()
+    loaded = request.load_config(config, settings, loop, level, model, change, python=python, arguments=passed, device=device, verl=verl)
     asked = request.ask(loaded, auto=False)
     own = Path(loaded.config.environment.python) if loaded.config.environment.python else None
     findings: tuple[Finding, ...]
     interpreter = None
     try:
         interpreter = find_interpreter(asked.loop, own, typer.echo, build=False)
-        findings = interpreter.findings if own else Environments().check(asked.loop.name, asked.loop.lock())
+        name = asked.loop.environment
+        ours = name is not None and not own
+        findings = Environments().check(str(name), asked.loop.environments()[str(name)]) if ours else interpreter.findings
     except BlockedError as error:
         findings = (Finding(name="environment", ok=False, boundary=error.boundary, message=error.message, fix=error.fix),)
     place = Path(loaded.config.run.trials).absolute()
     while not place.is_dir():
         place = place.parent
-    context = Context(
+    trial = Context(
         run_dir=place,
         python=interpreter.python if interpreter else Path("python3"),
         model=asked.plan.model,
         levels=tuple(item.name for item in asked.plan.levels if not item.skip),
         changes=asked.plan.changes,
         arguments=asked.plan.arguments,
+        options=asked.plan.options,
     )
     findings = (*findings, _writable(place))
     if interpreter:
-        findings = (*findings, *preflight(asked.loop, asked.plan, context, os.environ))
+        findings = (*findings, *preflight(asked.loop, asked.plan, trial, os.environ))
     if json:
         typer.echo(encoder.dumps([finding.model_dump(mode="json") for finding in findings], indent=2))
     else:

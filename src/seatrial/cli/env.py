@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,13 +22,13 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-LoopName = Annotated[str, typer.Argument(metavar="LOOP", help="The loop whose environment is meant.")]
+Name = Annotated[str, typer.Argument(metavar="ENV", help="The environment: trl, verl-cpu; an unknown one lists them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
 def build(
-    loop: LoopName,
+    name: Name,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Make the environment and its layer anew, even if they are complete.")] = False,
     minutes: Annotated[float, typer.Option("--deadline", metavar="MINUTES", min=0.1, help="Give up after this many minutes.")] = 30,
     as_json: Json = False,
@@ -34,15 +36,14 @@ def build(
     """Build the environment of a loop from its lock; does nothing when it is there already."""
     from seatrial.launch.environments import Environments
     from seatrial.launch.interrupt import Interruptible
-    from seatrial.loops import get_loop
 
-    lock = get_loop(loop).lock()
+    lock = _lock(name)
     with Interruptible():
-        environment = Environments().build(loop, lock, lambda line: typer.echo(line, err=True), rebuild=rebuild, deadline_s=minutes * 60)
+        environment = Environments().build(name, lock, lambda line: typer.echo(line, err=True), rebuild=rebuild, deadline_s=minutes * 60)
     if as_json:
-        _print_json({"name": loop, "hash": environment.lock_hash, "path": str(environment.path), "python": str(environment.python)})
+        _print_json({"name": name, "hash": environment.lock_hash, "path": str(environment.path), "python": str(environment.python)})
     else:
-        typer.echo(f"{loop}: ready: {environment.python}")
+        typer.echo(f"{name}: ready: {environment.python}")
 
 
 @app.command("list")
@@ -75,13 +76,12 @@ def list_(as_json: Json = False) -> None:
 
 
 @app.command()
-def check(loop: LoopName, as_json: Json = False) -> None:
+def check(name: Name, as_json: Json = False) -> None:
     """Check that a loop's environment is there, complete, runs, and holds exactly the locked versions."""
     from seatrial.launch.environments import Environments
-    from seatrial.loops import get_loop
     from seatrial.model.verdict import ExitCode
 
-    findings = Environments().check(loop, get_loop(loop).lock())
+    findings = Environments().check(name, _lock(name))
     if as_json:
         _print_json([finding.model_dump(mode="json") for finding in findings])
     else:
@@ -102,6 +102,18 @@ def remove(
 
     for path in Environments().remove(name):
         typer.echo(f"removed {path}")
+
+
+def _lock(name: str) -> Path:
+    """The lock of an environment; an unknown one is an error that lists the known ones."""
+    from seatrial.loops import environments
+    from seatrial.model.errors import UserError
+
+    known = environments()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        raise UserError(f"unknown environment {name!r}; known: {', '.join(known)}", f"use {close[0] if close else next(iter(known))!r}")
+    return known[name]
 
 
 def _print_json(value: Any) -> None:

@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check", "Check expressions against metrics."),
     "metrics": ("metrics", "Dump or show the metrics in a log directory."),
     "config": ("config", "Show the configuration and where each value came from."),
+    "skill": ("skill", "List, show and install skills: short guides by which coding agents use Seatrial."),
 }
 
 PASS_ON = ("run", "plan", "doctor")

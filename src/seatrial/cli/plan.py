@@ -19,6 +19,8 @@ def plan(
     level: request.Levels = None,
     model: request.Model = None,
     change: request.Change = None,
+    device: request.Device = None,
+    verl: request.Verl = None,
     auto: request.Auto = False,
     base: request.Base = None,
     settings: request.Set = None,
@@ -26,7 +28,8 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Say what would run, why, and what it would cost. Runs nothing."""
-    loaded = request.load_config(config, settings, loop, level, model, change, base, arguments=context.obj or ())
+    passed = context.obj or ()
+    loaded = request.load_config(config, settings, loop, level, model, change, base, arguments=passed, device=device, verl=verl)
     asked = request.ask(loaded, auto)
     typer.echo(asked.plan.model_dump_json(indent=2) if json else describe(asked))
 
@@ -39,7 +42,8 @@ def describe(asked: Asked) -> str:
     lines = [f"loop: {asked.loop.title}    model: {plan.model}"]
     for repo in plan.changes:
         state = f"at {repo.commit[:12]} ({repo.branch or 'detached HEAD'}), {len(repo.dirty)} dirty files"
-        lines.append(f"change: {repo.name} {state}, packages: {', '.join(repo.packages) or 'none'}")
+        kind = "checkout" if repo.companion else "change"
+        lines.append(f"{kind}: {repo.name} {state}, packages: {', '.join(repo.packages) or 'none'}")
     lines += [f"diff: {diff.repo}: {len(diff.paths)} paths against {diff.base}" for diff in asked.diffs]
     for level in plan.levels:
         lines.append(f"\nlevel {level.number}: {level.title}" + (f"  [will be Skipped: {level.skip}]" if level.skip else ""))

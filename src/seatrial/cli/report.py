@@ -34,7 +34,7 @@ def report(
     The exit code is the verdict: 0 Pass, 1 Fail, 77 Skipped, 99 Blocked.
     """
     from seatrial.files import read_model, read_text
-    from seatrial.loops import get_loop
+    from seatrial.loops import loop_of
     from seatrial.model.errors import UserError
     from seatrial.model.record import Trial
     from seatrial.model.verdict import exit_code
@@ -44,7 +44,7 @@ def report(
     if not record.is_file():
         raise UserError(f"{run}: no trial.json here", "give a run directory, such as trials/<time>-<loop>-<id>")
     trial = read_model(record, Trial)
-    loop = get_loop(trial.plan.loop)
+    loop = loop_of(trial.plan)
     built = write.write_reports(run, trial, loop.title, loop.levels(), metrics_by_level(run, trial))
     files = {Format.SUMMARY: write.SUMMARY, Format.JSON: write.JSON, Format.JUNIT: write.JUNIT, Format.HTML: write.HTML}
     if format is Format.PATH:

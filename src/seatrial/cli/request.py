@@ -21,7 +21,9 @@ LoopName = Annotated[str | None, typer.Argument(metavar="LOOP", help="The loop t
 Levels = Annotated[
     str | None, typer.Option("--level", "--levels", "-l", help="Levels, such as 0,1,6 or 0-2 or all. Default: the loop's own.")
 ]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="A local model directory. Default: a tiny model, made locally.")]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="A local model directory (verl: or a model id). Default: the loop's own.")]
+Device = Annotated[str | None, typer.Option("--device", help="verl: gpu drives its own wrapper, cpu trains a tiny model here.")]
+Verl = Annotated[Path | None, typer.Option("--verl", metavar="PATH", help="verl: the checkout whose wrapper is driven.")]
 Change = Annotated[
     list[str] | None, typer.Option("--change", "-c", metavar="[NAME=]PATH", help="A checkout under test; repeat for several.")
 ]
@@ -58,6 +60,8 @@ def load_config(
     base: str | None = None,
     python: Path | None = None,
     arguments: Sequence[str] = (),
+    device: str | None = None,
+    verl: Path | None = None,
 ) -> Loaded:
     """The configuration with the flags on top."""
     from seatrial.config import find_file, load
@@ -73,6 +77,8 @@ def load_config(
         "change.paths": list(changes) if changes else None,
         "change.base": base,
         "environment.python": str(python) if python else None,
+        "options.device": device,
+        "options.verl": str(verl.absolute()) if verl else None,
     }
     return load(file or find_file(Path.cwd()), settings or (), flags)
 
@@ -115,7 +121,7 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
     from seatrial.trial import plan as planning
 
     config = loaded.config
-    loop = get_loop(config.run.loop)
+    loop = get_loop(config.run.loop).configured(config.options)
     named = [_named(text) for text in config.change.paths]
     states = repo_states([path for _, path in named])
     states = tuple(repo_state(Path(state.path), name) if name else state for (name, _), state in zip(named, states, strict=True))
@@ -139,8 +145,18 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
     else:
         levels = planning.requested(loop, numbers)
     model = str(Path(config.run.model).absolute()) if config.run.model and Path(config.run.model).exists() else config.run.model
-    plan = planning.make_plan(loop, levels, model, states, unmatched, tuple(config.run.arguments))
+    states = (*states, *_companions(loop, states))
+    plan = planning.make_plan(loop, levels, model, states, unmatched, tuple(config.run.arguments), config.options)
     return Asked(loop, plan, tuple(diffs), loaded)
+
+
+def _companions(loop: Loop, changes: Sequence[RepoState]) -> list[RepoState]:
+    """The checkouts that the loop drives, unless they are under test."""
+    from seatrial.evidence.repos import repo_state
+
+    found = [repo_state(path, name) for name, path in loop.checkouts().items()]
+    under_test = {state.path for state in changes}
+    return [state.model_copy(update={"companion": True}) for state in found if state.path not in under_test]
 
 
 def _existing(state: RepoState, found: Changes) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ def run(
     level: request.Levels = None,
     model: request.Model = None,
     change: request.Change = None,
+    device: request.Device = None,
+    verl: request.Verl = None,
     auto: request.Auto = False,
     base: request.Base = None,
     python: request.Python = None,
@@ -42,7 +44,7 @@ def run(
     from seatrial.trial import conduct, rundir
     from seatrial.trial.level import Limits
 
-    loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or ())
+    loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or (), device, verl)
     asked = request.ask(loaded, auto)
     if fault is not None:
         _require_fault(fault, asked.loop.faults(), [item.number for item in asked.plan.levels])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from seatrial.model.loop import Loop
+    from seatrial.model.record import Plan
 
 HERE = Path(__file__).parent
 
@@ -16,6 +17,16 @@ HERE = Path(__file__).parent
 def names() -> tuple[str, ...]:
     """All loops, by their names on the command line."""
     return tuple(sorted(path.parent.name.replace("_", "-") for path in HERE.glob("*/loop.py")))
+
+
+def environments() -> dict[str, Path]:
+    """The locks of all environments that can be built, by the environment's name."""
+    return {name: lock for loop in names() for name, lock in get_loop(loop).environments().items()}
+
+
+def loop_of(plan: Plan) -> Loop:
+    """The loop of a plan, with the plan's options in force."""
+    return get_loop(plan.loop).configured(plan.options)
 
 
 def get_loop(name: str) -> Loop:

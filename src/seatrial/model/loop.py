@@ -24,6 +24,8 @@ class Phase:
     """Training steps this phase is to reach."""
     processes: tuple[str, ...] = ("driver",)
     """Process kinds that must each prove their imports."""
+    cwd: Path | None = None
+    """Working directory; None is a directory with nothing but the instruments in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +43,39 @@ class Context:
     arguments: tuple[str, ...] = ()
     """Loop arguments passed on verbatim."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Loop options from the configuration."""
+    """The loop's options, and the fault to inject if there is one."""
 
     def import_path(self) -> tuple[str, ...]:
         """Checkouts under test, in the order in which they shadow installed packages."""
-        return tuple(r.import_root for r in self.changes if r.import_root)
+        return tuple(r.import_root for r in self.changes if r.import_root and not r.companion)
 
 
 class Loop(Protocol):
-    """An RL training framework that Seatrial drives from outside."""
+    """An RL training framework that Seatrial drives from outside, with its options in force."""
 
     name: str
     title: str
     default_model: str
+    environment: str | None
+    """Which of its environments it runs in; None when it runs in the user's own."""
+
+    def options(self) -> Mapping[str, str]:
+        """The options it takes, each with its meaning."""
+
+    def configured(self, options: Mapping[str, str]) -> Loop:
+        """This loop with these options in force; an unknown one or a wrong value is a UserError."""
+
+    def checkouts(self) -> Mapping[str, Path]:
+        """Checkouts that it drives without testing them, by name."""
+
+    def environments(self) -> Mapping[str, Path]:
+        """The locks of all environments that `seatrial env build` makes for it, by name."""
+
+    def interpreter(self) -> Path:
+        """The Python of a loop that runs in the user's own environment; BlockedError when there is none."""
+
+    def import_path(self, context: Context) -> tuple[str, ...]:
+        """Directories that stand behind the checkouts under test on the import path."""
 
     def levels(self) -> tuple[Level, ...]:
         """The coverage ladder, by number."""
@@ -64,14 +86,14 @@ class Loop(Protocol):
     def signatures(self) -> tuple[Signature, ...]:
         """Known failures of this loop; the general ones are added by triage."""
 
-    def lock(self) -> Path:
-        """The pinned requirements of the environment that `seatrial env build` makes."""
-
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         """The processes of one level, writing below `directory`."""
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """Preflight findings that only this loop can make."""
+
+    def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
+        """What a Pass in this configuration must not be read as, beside what the level itself says."""
 
     def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
         """Metric files of a level directory, by tag prefix ("" for none)."""

@@ -80,6 +80,8 @@ class RepoState(Record):
     origin: str | None = None
     patch: str | None = None
     """Name of the file with the full patch beside this record; None when clean."""
+    companion: bool = False
+    """Driven, not under test: its state is recorded and its import proven, but nothing of it has to be used."""
 
 
 class ImportProof(Record):
@@ -131,6 +133,8 @@ class Plan(Record):
     """Changed paths that no level names; they fan out to the default levels."""
     arguments: tuple[str, ...] = ()
     """Loop arguments passed on verbatim."""
+    options: dict[str, str] = Field(default_factory=dict)
+    """Options of the loop."""
 
 
 class Diagnosis(Record):

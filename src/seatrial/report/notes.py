@@ -22,8 +22,12 @@ _SHOWN_PATHS = 20
 
 def evidence(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
     """What was run, on what, and what it said."""
-    lines = [_repository(repo) for repo in trial.plan.changes] or ["Change: none; the packages of the environment were used"]
+    lines = [_repository(repo) for repo in trial.plan.changes]
+    if all(repo.companion for repo in trial.plan.changes):
+        lines.append("Change: none; the packages of the environment were used")
     lines.append(f"Command: {shlex.join(trial.command)}")
+    if trial.plan.options:
+        lines.append(f"Options: {', '.join(f'{name}={value}' for name, value in trial.plan.options.items())}")
     if trial.plan.arguments:
         lines.append(f"Loop arguments: {shlex.join(trial.plan.arguments)}")
     lines.append(_environment(trial))
@@ -42,8 +46,9 @@ def limitations(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
     lines += _by_level((level, f"residual log noise: {text}") for level, text in noise)
     if trial.plan.unmatched:
         lines.append(f"no level names these changed paths, the default levels stand in for them: {_some(trial.plan.unmatched)}")
-    found = {(proof.package, proof.process) for proof in trial.imports if proof.expected and proof.method == "found"}
-    lines += [f"{package} was located in {process}, not proven by a real import" for package, process in sorted(found)]
+    located = {(proof.package, proof.process) for proof in trial.imports if proof.expected and proof.method == "found"}
+    located -= {(proof.package, proof.process) for proof in trial.imports if proof.method == "imported"}
+    lines += [f"{package} was located in {process}, not proven by a real import" for package, process in sorted(located)]
     for repo in trial.plan.changes:
         states = [f"{module.path} {module.state}" for module in repo.submodules if module.state != "clean"]
         if states:

@@ -62,7 +62,7 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
         steps_expected=expected,
         steps_reached=loop.steps_reached(metrics),
         vacuous=loop.vacuous(metrics) if complete else None,
-        change_roots=tuple(repo.path for repo in bench.context.changes),
+        change_roots=tuple(repo.path for repo in bench.context.changes if not repo.companion),
     )
     judgement = judge(evidence, loop.milestones())
     result = LevelResult(
@@ -132,9 +132,7 @@ def _key_lines(diagnosis: Diagnosis | None) -> tuple[str, ...]:
 def _limitations(bench: Bench, level: Level) -> tuple[str, ...]:
     """What the level must not be read as, and what the user changed about it."""
     context = bench.context
-    made = list(level.claims_not)
-    if context.model == bench.loop.default_model:
-        made.append("a tiny model with random weights, made locally: no pretrained weights were tested")
+    made = [*level.claims_not, *bench.loop.limitations(level, context)]
     if context.arguments:
         made.append(f"loop arguments override the level's own settings: {' '.join(bench.redactor.value(context.arguments))}")
     if context.options.get("fault"):

@@ -41,6 +41,13 @@ def command_script(title: str, phases: Sequence[Phase], directory: Path, environ
     lines += [f"export {key}={quoted(value, directory)}" for key, value in sorted(environment.items())]
     for phase in phases:
         lines.append(f"\n# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""))
-        lines += [f"export {key}={quoted(value, directory)}" for key, value in sorted(phase.env.items())]
-        lines.append(" \\\n  ".join(grouped([quoted(word, directory) for word in phase.argv])))
+        lines += _phase(phase, directory)
     return "\n".join(lines) + "\n"
+
+
+def _phase(phase: Phase, directory: Path) -> list[str]:
+    """One process; its variables and its working directory end with it."""
+    command = " \\\n  ".join(grouped([quoted(word, directory) for word in phase.argv]))
+    inside = [f"cd -- {quoted(str(phase.cwd), directory)}"] if phase.cwd else []
+    inside += [f"export {key}={quoted(value, directory)}" for key, value in sorted(phase.env.items())]
+    return ["(", f'mkdir -p -- "$OUT"/{shlex.quote(phase.name)}', *inside, command, ")"] if inside else [command]

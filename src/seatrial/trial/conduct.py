@@ -22,7 +22,7 @@ from seatrial.evidence.use import not_loaded, read_loaded, unused
 from seatrial.files import read_json, write_json, write_text
 from seatrial.launch.interrupt import Interruptible
 from seatrial.launch.process import end_leftovers
-from seatrial.loops import get_loop
+from seatrial.loops import loop_of
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Loop
@@ -66,13 +66,19 @@ def start(request: Request, listener: Listener) -> Trial:
 
 
 def prepare(request: Request, listener: Listener) -> Trial:
-    """Store a new trial with its evidence, and build its environment; nothing runs yet. What blocks it is raised."""
+    """Store a new trial with its evidence, and build its environment; nothing runs yet. What blocks it is raised.
+
+    An environment that is not ours is where the job runs, and is recorded there.
+    """
     refuse_hidden(request.plan.arguments)
     redactor = _redactor(request.plan.arguments)
     with rundir.locked(request.out):
         trial = _store(request, redactor)
         listener(Planned(str(request.out), trial.plan))
-        trial, _ = _Conductor(request, listener, redactor).evidence(trial)
+        conductor = _Conductor(request, listener, redactor)
+        trial = conductor.repositories(trial)
+        if conductor.has_environment_here():
+            trial, _ = conductor.environment(trial)
         rundir.save(request.out, trial)
         return trial
 
@@ -150,7 +156,7 @@ class _Conductor:
 
     def __init__(self, request: Request, listener: Listener, redactor: Redactor) -> None:
         self.request, self.listener, self.redactor = request, listener, redactor
-        self.loop: Loop = get_loop(request.plan.loop)
+        self.loop: Loop = loop_of(request.plan)
         self.levels = {level.number: level for level in self.loop.levels()}
 
     def conduct(self, trial: Trial) -> Trial:
@@ -189,21 +195,31 @@ class _Conductor:
                     self.listener(Judged(result))
             return self._finish(trial, tuple(results), interrupted=stop.signal is not None)
 
-    def evidence(self, trial: Trial) -> tuple[Trial, Interpreter]:
-        """What the trial is of, stored; builds the environment where there is none."""
+    def repositories(self, trial: Trial) -> Trial:
+        """What the trial is of, stored."""
         path, plan = self.request.out, trial.plan
         self._store_request()
         self.listener(Stage("evidence", "repositories, environment, commands"))
         changes = write_repos(plan.changes, path / "evidence", self.redactor)
+        return trial.model_copy(update={"plan": plan.model_copy(update={"changes": changes})})
+
+    def has_environment_here(self) -> bool:
+        """Whether the environment is ours or on this machine, and not only where a job will run."""
+        own = self.request.python
+        return own.is_file() if own else self.loop.environment is not None
+
+    def environment(self, trial: Trial) -> tuple[Trial, Interpreter]:
+        """Where the loop runs, stored; built where there is none and it is ours."""
+        path = self.request.out
         interpreter = find_interpreter(self.loop, self.request.python, lambda text: self.listener(Stage("environment", text)))
         environment = environment_record(interpreter.python, interpreter.lock)
         _refuse_other_environment(trial.environment, environment)
         write_json(path / "evidence" / "environment.json", environment)
-        return trial.model_copy(update={"plan": plan.model_copy(update={"changes": changes}), "environment": environment}), interpreter
+        return trial.model_copy(update={"environment": environment}), interpreter
 
     def _prepare(self, trial: Trial) -> tuple[Trial, Bench]:
         """Evidence and preflight: everything that is known before the first process of the loop starts."""
-        trial, interpreter = self.evidence(trial)
+        trial, interpreter = self.environment(self.repositories(trial))
         plan = trial.plan
         bench = self._bench(plan, interpreter)
         self._write_commands(bench, plan)
@@ -228,7 +244,7 @@ class _Conductor:
             levels=tuple(level.name for level in plan.levels if not level.skip),
             changes=plan.changes,
             arguments=self.request.plan.arguments,  # those of the trial are redacted
-            options=self.request.options,
+            options={**plan.options, **self.request.options},
         )
         instruments = stage(self.loop, self.request.out)
         return Bench(self.loop, context, instruments, dict(os.environ), self.redactor, self.request.limits, self.listener)
@@ -260,18 +276,19 @@ class _Conductor:
 
     def _unless_unused(self, plan: Plan, results: list[LevelResult]) -> list[LevelResult]:
         """A change of which no process loaded a file was not tested; files that nothing loaded are a limitation."""
-        if not plan.changes or not any(result.verdict is Verdict.PASS for result in results):
+        changes = [repo for repo in plan.changes if not repo.companion]
+        if not changes or not any(result.verdict is Verdict.PASS for result in results):
             return results
         loaded: frozenset[str] = frozenset()
         try:
             loaded = read_loaded(sorted(self.request.out.glob("levels/*/loaded.jsonl")))
-            problem = next((text for repo in plan.changes if (text := unused(repo, loaded))), None)
+            problem = next((text for repo in changes if (text := unused(repo, loaded))), None)
         except UserError as error:
             problem = error.message
         if problem:
             update = {"verdict": Verdict.BLOCKED, "boundary": Boundary.CONFIG, "reason": f"vacuous: {problem}", "vacuous": True}
             return [result.model_copy(update=update) if result.verdict is Verdict.PASS else result for result in results]
-        left = tuple(text for repo in plan.changes if (text := not_loaded(repo, loaded)))
+        left = tuple(text for repo in changes if (text := not_loaded(repo, loaded)))
         return [
             result.model_copy(update={"limitations": tuple(dict.fromkeys((*result.limitations, *left)))}) if result.phases else result
             for result in results

@@ -23,7 +23,7 @@ class Interpreter:
 
 
 def find_interpreter(loop: Loop, own: Path | None, progress: Callable[[str], None], build: bool = True) -> Interpreter:
-    """The interpreter for a trial; the environment is built first if it is absent and `build` is set."""
+    """The interpreter for a trial; an environment of ours is built first if it is absent and `build` is set."""
     if own is not None:
         if not own.is_file():
             raise BlockedError(
@@ -32,13 +32,17 @@ def find_interpreter(loop: Loop, own: Path | None, progress: Callable[[str], Non
         return Interpreter(
             own.absolute(), None, (Finding(name="environment", ok=True, message=f"{own}: the user's own, not built by Seatrial"),)
         )
-    cache = Environments()
-    digest = cache.lock_hash(loop.lock())
-    found = cache.find(loop.name, loop.lock())
+    if loop.environment is None:
+        ambient = loop.interpreter()
+        message = f"{ambient}: of this machine or container, not built by Seatrial"
+        return Interpreter(ambient, None, (Finding(name="environment", ok=True, message=message),))
+    cache, name, lock = Environments(), loop.environment, loop.environments()[loop.environment]
+    digest = cache.lock_hash(lock)
+    found = cache.find(name, lock)
     if found is None and not build:
-        raise BlockedError(Boundary.ENVIRONMENT, f"the environment of {loop.title} is not built", f"seatrial env build {loop.name}")
+        raise BlockedError(Boundary.ENVIRONMENT, f"the environment {name} is not built", f"seatrial env build {name}")
     if found is None:
-        progress(f"building the environment of {loop.title}, once: this takes minutes")
-        found = cache.build(loop.name, loop.lock(), progress)
+        progress(f"building the environment {name}, once: this takes minutes")
+        found = cache.build(name, lock, progress)
     note = Finding(name="environment", ok=True, message=f"{found.path}: built from lock {digest[:12]}")
     return Interpreter(found.python, digest, (note,))

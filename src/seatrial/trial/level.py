@@ -47,8 +47,8 @@ class Bench:
     listener: Listener
 
     def import_path(self) -> tuple[str, ...]:
-        """What stands on PYTHONPATH: checkouts under test first, then the instruments."""
-        return (*self.context.import_path(), str(self.instruments))
+        """What stands on PYTHONPATH: checkouts under test first, then what the loop needs, then the instruments."""
+        return (*self.context.import_path(), *self.loop.import_path(self.context), str(self.instruments))
 
 
 def phase_log(directory: Path, phases: Sequence[Phase], phase: Phase) -> Path:
@@ -88,7 +88,8 @@ def _run_phase(bench: Bench, level: Level, directory: Path, phases: Sequence[Pha
     spec = ProcessSpec(
         argv=phase.argv,
         env=child_environment(bench.environ, bench.import_path(), phase.env),
-        cwd=bench.instruments,  # an older Python puts the working directory first on its path: nothing else is there
+        # An older Python puts the working directory first on its path: nothing else is among the instruments.
+        cwd=phase.cwd or bench.instruments,
         log=phase_log(directory, phases, phase),
         run_id=f"{bench.context.run_dir.name}-{level.number}-{phase.name}-{time.time_ns()}",
         deadline_s=60 * (limits.deadline_minutes or level.deadline_minutes),

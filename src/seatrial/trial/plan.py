@@ -110,9 +110,18 @@ def make_plan(
     changes: tuple[RepoState, ...] = (),
     unmatched: tuple[str, ...] = (),
     arguments: tuple[str, ...] = (),
+    options: Mapping[str, str] | None = None,
 ) -> Plan:
     """The plan of a trial."""
-    return Plan(loop=loop.name, levels=levels, model=model or loop.default_model, changes=changes, unmatched=unmatched, arguments=arguments)
+    return Plan(
+        loop=loop.name,
+        levels=levels,
+        model=model or loop.default_model,
+        changes=changes,
+        unmatched=unmatched,
+        arguments=arguments,
+        options=dict(options or {}),
+    )
 
 
 def totals(plan: Plan) -> Mapping[str, float]:

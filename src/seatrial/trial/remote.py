@@ -27,7 +27,7 @@ from seatrial.launch.slurm import submit
 from seatrial.launch.slurm.commands import Refused
 from seatrial.launch.slurm.render import render
 from seatrial.launch.slurm.status import Poller
-from seatrial.loops import get_loop
+from seatrial.loops import loop_of
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.job import PLACEHOLDER, Batch, Component, Job, Submission, UnitState, UnitStatus
 from seatrial.model.profile import Profile
@@ -81,7 +81,7 @@ def _mounts(plan: Plan, path: Path) -> tuple[str, ...]:
     """What the trial needs inside a container, at the same place; the Python below Seatrial's own is the container's."""
     wanted = [path, Environments().root, Path(seatrial.__file__).parents[1], *(Path(repo.path) for repo in plan.changes)]
     wanted += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
-    wanted += [Path(plan.model)] if Path(plan.model).is_absolute() else []
+    wanted += [Path(text) for text in (plan.model, *plan.options.values()) if Path(text).is_absolute()]
     for place in wanted:
         if any(sign in str(place) for sign in ",: \t\n"):
             raise UserError(f"{place}: cannot be mounted into a container", "use a path without commas, colons and spaces")
@@ -168,7 +168,7 @@ def settle(path: Path, unit: UnitStatus) -> tuple[Trial, str]:
         if trial.status == "done":
             return trial, ""
         reason = why(unit, job)
-        loop = get_loop(trial.plan.loop)
+        loop = loop_of(trial.plan)
         trial = conclude(trial, _results(path, trial, reason), finished=False)
         if trial.verdict not in (Verdict.FAIL, Verdict.BLOCKED):
             trial = trial.model_copy(update={"verdict": Verdict.BLOCKED, "reason": f"{reason}, before the trial had its verdict"})
@@ -178,7 +178,7 @@ def settle(path: Path, unit: UnitStatus) -> tuple[Trial, str]:
 
 def _results(path: Path, trial: Trial, reason: str) -> tuple[LevelResult, ...]:
     """What is stored; a level that is not, or that was interrupted with the job, is blocked by it."""
-    levels = {level.number: level for level in get_loop(trial.plan.loop).levels()}
+    levels = {level.number: level for level in loop_of(trial.plan).levels()}
     stored = {result.number: result for result in trial.levels}
     results = []
     for planned in trial.plan.levels:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from seatrial.loops.knowledge import read_tables
+from seatrial.loops.plain import Plain
 from seatrial.loops.trl import arguments, console, model_check, proofs, vacuity
 from seatrial.loops.trl.arguments import max_steps
 from seatrial.loops.trl.drive.fault_names import FAULTS
@@ -33,12 +34,17 @@ def _levels() -> tuple[Level, ...]:
     return read_tables(HERE / "levels.toml", "level", Level)
 
 
-class Trl:
+class Trl(Plain):
     """See `seatrial.model.loop.Loop` for the contract."""
 
     name = "trl"
     title = "TRL"
     default_model = "tiny-dense"
+    environment: str | None = "trl"
+
+    def environments(self) -> Mapping[str, Path]:
+        """The pinned environment."""
+        return {"trl": HERE / "environment.lock"}
 
     def levels(self) -> tuple[Level, ...]:
         """The ladder of levels.toml."""
@@ -51,10 +57,6 @@ class Trl:
     def signatures(self) -> tuple[Signature, ...]:
         """Those of signatures.toml."""
         return read_tables(HERE / "signatures.toml", "signature", Signature)
-
-    def lock(self) -> Path:
-        """The pinned environment."""
-        return HERE / "environment.lock"
 
     def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Those of drive/faults.py."""
@@ -106,6 +108,11 @@ class Trl:
             message = f"{context.model} is made locally" if ok else f"no such model: {context.model}; known: {', '.join(known)}"
             return (Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix="" if ok else f"--model {known[0]}"),)
         return model_check.model_findings(Path(context.model), context.python)
+
+    def limitations(self, level: Level, context: Context) -> tuple[str, ...]:  # noqa: ARG002 - the contract
+        """A model that was made here has no pretrained weights."""
+        made = "a tiny model with random weights, made locally: no pretrained weights were tested"
+        return (made,) if context.model == self.default_model else ()
 
     def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
         """One metrics.jsonl per phase; a level with several phases tells them apart by prefix."""
