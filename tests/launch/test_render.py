@@ -51,7 +51,9 @@ def steps(script: str) -> dict[str, str]:
     ],
 )
 def test_every_form_is_valid_bash(more: dict[str, Any]) -> None:
-    profile = Profile(account="a", partition="p", prolog=("module load x",), containers={"v": "img"}, srun=("--mpi=pmix",))
+    profile = Profile(
+        account="a", partition="p", prolog=("module load x",), setup=("true # it's", "cd /"), containers={"v": "img"}, srun=("--mpi=pmix",)
+    )
     script = text(profile=profile, units={"first": 3}, **more)
     checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr

@@ -301,6 +301,19 @@ def test_the_prolog_of_the_profile_runs_first(cluster: Slurm, tmp_path: Path) ->
     assert (found["FROM_PROLOG"], found["FROM_PROFILE"]) == ("a b", "c")
 
 
+def test_setup_lines_run_in_the_step_of_the_client_and_must_succeed(cluster: Slurm, tmp_path: Path) -> None:
+    profile = Profile(time="0:10:00", setup=("export FROM_SETUP='a b' # it's", "echo $SLURM_STEP_ID > step"))
+    job = submit(cluster, Job(name="job", components=(client(*script(ENV), workdir=str(tmp_path)),)), tmp_path, profile)
+    assert job.result().ending is Ending.DONE, job.log()
+    found = variables(job.log("client"))
+    assert (found["FROM_SETUP"], found["SLURM_STEP_ID"]) == ("a b", (tmp_path / "step").read_text().strip())
+    broken = profile.model_copy(update={"setup": ("false # no", "touch never")})
+    job = submit(cluster, Job(name="two", components=(client("touch", "never", workdir=str(tmp_path)),)), tmp_path, broken)
+    assert (job.result().ending, job.result().exit_code) == (Ending.CLIENT_FAILED, None), job.log()
+    assert "setup of the profile failed with 1: false # no" in job.log("client")
+    assert not (tmp_path / "never").exists()
+
+
 def test_a_server_that_runs_elsewhere_is_awaited(cluster: Slurm, tmp_path: Path) -> None:
     parts = (server(), client("sleep", "20"))
     host = submit(cluster, Job(name="host", components=parts), tmp_path)

@@ -55,6 +55,7 @@ class Profile(Record):
     mounts: tuple[Mount, ...] = Field(default=(), description="mounts of every container, source:target[:flags]")
     environment: Variables = Field(default_factory=dict, description="variables of every component")
     prolog: tuple[str, ...] = Field(default=(), description="shell lines that run first on the first node, such as module load")
+    setup: tuple[str, ...] = Field(default=(), description="shell lines that run in the client's own step and container, right before it")
     sbatch: tuple[Option, ...] = Field(default=(), description="more options of sbatch, such as --reservation=x")
     srun: tuple[Option, ...] = Field(default=(), description="more options of every srun, such as --mpi=pmix")
     ray: Literal["none", "symmetric-run", "ray.sub"] = Field(default="none", description="how Ray is started for a trial")

@@ -37,6 +37,8 @@ def render(job: Job, profile: Profile, batch: Path, name: str, units: Mapping[st
     `units` holds the number of units of the jobs that it comes after.
     """
     job = resolve(job, profile)
+    if job.launcher and profile.setup:
+        raise UserError("setup: a loop's own launcher runs no setup lines of ours", "leave it out, and use the launcher's own way")
     if job.launcher:
         return launcher_call(ray_sub(job, profile, job_dir(batch, job).path, name))
     plan = layout(job, profile.gpus_per_node)
@@ -51,6 +53,7 @@ def render(job: Job, profile: Profile, batch: Path, name: str, units: Mapping[st
         "spans_nodes": plan.spans_nodes,
         "components": [_component(item, job) for item in job.components],
         "prolog": profile.prolog,
+        "setup": profile.setup,
         "inputs": _inputs(job, batch, units or {}),
         "services": [_step(step, plan, profile, batch) for step in plan.steps if step.component.role == "service"],
         "client": next(_step(step, plan, profile, batch) for step in plan.steps if step.component.role == "client"),
