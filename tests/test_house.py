@@ -21,7 +21,7 @@ LOOPS = tuple(name.replace("-", "_") for name in loops.names())
 THIRD_PARTY = {"typer", "pydantic", "pydantic_core", "rich", "jinja2", "markupsafe", "psutil"}
 LOOP_LIBRARIES = {
     *("torch", "transformers", "trl", "peft", "datasets", "tokenizers", "safetensors", "accelerate", "PIL", "numpy"),
-    *("verl", "ray", "hydra", "omegaconf", "megatron", "pyarrow", "tensordict", "fastapi", "uvicorn"),
+    *("verl", "ray", "hydra", "omegaconf", "megatron", "pyarrow", "tensordict", "fastapi", "uvicorn", "transfer_queue"),
 }
 ALLOWED = {
     "model": {"model"},
