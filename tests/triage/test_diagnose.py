@@ -129,7 +129,7 @@ def test_dead_actor_is_explained_by_a_known_line_above(tmp_path: Path) -> None:
     found = triage(tmp_path, text)
     assert (found.signature, found.line, found.verdict) == ("host-memory", 2, Verdict.BLOCKED)
     alone = triage(tmp_path, text.replace("(raylet)", "").replace("node running low", "-"))
-    assert (alone.signature, alone.verdict) == (None, Verdict.FAIL)
+    assert (alone.signature, alone.verdict) == ("worker-died", Verdict.FAIL)
     assert "ActorDiedError" in alone.cause
 
 
@@ -229,3 +229,44 @@ def test_a_forced_kill_after_the_work_is_a_failure(tmp_path: Path) -> None:
     assert (found.verdict, found.boundary, found.line) == (Verdict.BLOCKED, Boundary.ENVIRONMENT, 3)
     log.write_text("all steps made\nsaving\n/job: line 4: 4711 Terminated              python train.py\n")
     assert diagnose(log, [done], []).verdict is None
+
+
+LATE = (*MILESTONES[:2], MILESTONES[2].model_copy(update={"late": True}), MILESTONES[3])
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("cluster up\nmodel built\nSTEP 1\ntraining done\nSTEP 2\n", "done"),
+        ("cluster up\nmodel built\ntraining done\nSTEP 1\nSTEP 2\n", "done"),
+        ("cluster up\nSTEP 1\ntraining done\nmodel built\nSTEP 1\n", "step"),
+        ("cluster up\nmodel built\nSTEP 1\n", "step"),
+    ],
+)
+def test_a_late_milestone_is_no_step_back(text: str, last: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(text)
+    assert diagnose(path, LATE, ()).milestone == last
+    if text.endswith("training done\nSTEP 2\n"):
+        assert diagnose(path, MILESTONES, ()).milestone == "step", "only one that is marked so"
+
+
+def test_noise_before_a_failure_acquits_nothing(tmp_path: Path) -> None:
+    noise = Signature(id="noise", pattern="^harmless: ", harmless=True)
+    found = triage(tmp_path, "cluster up\nharmless: x\n" + raises("ValueError: real"), noise)
+    assert (found.cause, found.verdict) == ("ValueError: real", Verdict.BLOCKED)
+
+
+def test_noise_above_a_report_of_a_death_explains_nothing(tmp_path: Path) -> None:
+    noise = Signature(id="noise", pattern="^harmless: ", harmless=True)
+    text = "model built\nharmless: libx.so: cannot open shared object file\n" + raises(
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly"
+    )
+    assert triage(tmp_path, text).signature == "shared-library"
+    assert triage(tmp_path, text, noise).signature == "worker-died"
+
+
+def test_a_test_runner_is_told_by_its_last_line(tmp_path: Path) -> None:
+    text = "E   ValueError: a\nE   ValueError: b\n2 failed, 3 passed, 1 skipped in 1.25s\n"
+    found = triage(tmp_path, text)
+    assert (found.line, found.verdict, found.cause) == (3, Verdict.FAIL, "2 failed, 3 passed, 1 skipped in 1.25s")

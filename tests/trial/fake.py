@@ -102,6 +102,9 @@ class FakeLoop(Plain):
         rewards = metrics.series.get("train/reward")
         return "vacuous: the reward never varied" if rewards and len(set(rewards.values)) == 1 else None
 
+    def unseen(self, metrics: Metrics) -> str | None:
+        return None
+
     def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         return {"crash": ("raises", (0, 1))}
 

@@ -190,3 +190,18 @@ def test_pass_only_if_everything_holds() -> None:
         assert found.boundary is not None or holds
         passed += holds
     assert passed == 4
+
+
+def test_a_stall_that_triage_knows_is_named() -> None:
+    known = Diagnosis(boundary=Boundary.CLUSTER, verdict=Verdict.BLOCKED, cause="units: 8", signature="waits-for-cpus", milestone="imports")
+    found = decide(phases=(phase(None, "stalled"),), diagnosis=known)
+    assert (found.verdict, found.boundary) == (Verdict.BLOCKED, Boundary.CONFIG)
+    assert found.reason.endswith("after the milestone 'imports'; waits-for-cpus: units: 8")
+
+
+def test_a_process_that_ran_is_never_skipped() -> None:
+    nothing = Diagnosis(boundary=Boundary.CONFIG, verdict=Verdict.SKIPPED, cause="+ A=1", signature="dry-run")
+    assert decide(diagnosis=nothing).verdict is Verdict.BLOCKED
+    assert decide(diagnosis=nothing, phases=(phase(1),)).verdict is Verdict.BLOCKED
+    found = decide(diagnosis=nothing, phases=())
+    assert (found.verdict, found.boundary, found.reason) == (Verdict.SKIPPED, Boundary.CONFIG, "nothing was run: + A=1")

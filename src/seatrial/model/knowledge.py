@@ -57,6 +57,8 @@ class Milestone(Record):
     """Where an unknown failure sits if this is the last milestone reached."""
     verdict: Verdict = Verdict.FAIL
     """What an unknown failure after this milestone means: Blocked before the model is built, Fail from then on."""
+    late: bool = False
+    """Its line may come after that of the next milestone, since two streams write them: it is then no step back."""
 
 
 class Signature(Record):
@@ -75,6 +77,8 @@ class Signature(Record):
     advice: str = ""
     harmless: bool = False
     """Noise that looks like a failure and is none; mentioned, never a cause."""
+    frame: bool = False
+    """The pattern is searched in the frames of the first cause, and only where no other signature explains it."""
     silent: bool = False
     """Counts even when the process exited with 0 and reached every step (swallowed errors)."""
     seen_in: str = Field(default="")

@@ -113,6 +113,9 @@ class Loop(Protocol):
     def vacuous(self, metrics: Metrics) -> str | None:
         """Why this run could not have shown anything, or None."""
 
+    def unseen(self, metrics: Metrics) -> str | None:
+        """What a Pass would claim of any training run and these metrics do not show, or None."""
+
     def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Known bugs that can be injected: what each does, and the levels that are to catch it."""
 

@@ -48,7 +48,9 @@ def limitations(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
         lines.append(f"no level names these changed paths, the default levels stand in for them: {_some(trial.plan.unmatched)}")
     located = {(proof.package, proof.process) for proof in trial.imports if proof.expected and proof.method == "found"}
     located -= {(proof.package, proof.process) for proof in trial.imports if proof.method == "imported"}
-    lines += [f"{package} was located in {process}, not proven by a real import" for package, process in sorted(located)]
+    for package in sorted({package for package, _ in located}):
+        processes = ", ".join(sorted(process for name, process in located if name == package))
+        lines.append(f"{package} was located in {processes}, not proven by a real import there")
     for repo in trial.plan.changes:
         states = [f"{module.path} {module.state}" for module in repo.submodules if module.state != "clean"]
         if states:

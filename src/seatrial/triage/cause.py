@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
+from seatrial.model.knowledge import Milestone
 from seatrial.triage.chain import Chain, How, Raised
 from seatrial.triage.shapes import short
 
@@ -27,6 +29,16 @@ class Reached(NamedTuple):
     line: int
     process: str
     id: str
+
+
+def in_order(reached: Sequence[Reached], milestones: Sequence[Milestone]) -> list[Reached]:
+    """The milestones in the order of the lines, without late ones that directly follow the milestone after them."""
+    after = {milestone.id: follower.id for milestone, follower in pairwise(milestones) if milestone.late}
+    kept: list[Reached] = []
+    for hit in reached:
+        if not (kept and after.get(hit.id) == kept[-1].id):
+            kept.append(hit)
+    return kept
 
 
 class Progress:

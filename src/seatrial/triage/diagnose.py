@@ -20,7 +20,7 @@ from seatrial.model.knowledge import Milestone, Signature
 from seatrial.model.record import Diagnosis
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage import shapes
-from seatrial.triage.cause import Cause, Progress, find_cause, independent, survived
+from seatrial.triage.cause import Cause, Progress, find_cause, in_order, independent, survived
 from seatrial.triage.chain import Chain, ChainReader, How
 from seatrial.triage.log import Line, Log, read_log
 from seatrial.triage.signatures import GENERAL, Hit, Scan, first_match, load_signatures
@@ -42,6 +42,9 @@ _STAGES: tuple[tuple[str, Boundary], ...] = (
 )
 """Words in the name of a failed stage, for logs of runners that no milestones are known of; else the provider."""
 
+_TOTALS = re.compile(r"\b\d+ failed\b.*\b\d+ (passed|skipped|errors?)\b.* in [\d.]+ ?s")
+"""pytest's last line."""
+
 _KILL_ADVICE = (
     "The run was ended from outside (a signal or Ctrl-C), not by an exception. Nothing in the log says why: look for a deadline, "
     "a stall watch or a scheduler; if it had stopped writing long before, it hung after the last milestone."
@@ -62,13 +65,14 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
     scan.finish()
     harmless = [s for s in known if s.harmless and scan.counts(s)]
     chains = reader.finish()
-    triage = _Triage(log, milestones, scan, Progress(scan.reached), [s for s in known if not s.harmless and scan.counts(s)])
+    counting = [s for s in known if not s.harmless and scan.counts(s)]
+    triage = _Triage(log, milestones, scan, Progress(in_order(scan.reached, milestones)), counting, harmless)
     for chain in chains:
         # Servers are stopped by a signal when the work is done; a forced kill (no memory while saving) is no such thing.
         stopped = chain.how is How.KILLED and triage.finished() and not any(shapes.FORCED.search(hit.text) for hit in _lines(chain))
         if stopped or any(first_match(s, _lines(chain)) for s in harmless):
             chain.how = How.NOTED
-    found = [*triage.silent(), *(triage.failure(chains) or triage.ending(tail, chains))]
+    found = [*triage.silent(), *(triage.failure(chains, tail) or triage.ending(tail, chains))]
     decisive = min(found, key=lambda d: (d.verdict is not Verdict.FAIL, d.line or 0), default=Diagnosis())
     last = triage.progress.last()
     noise = _noise(scan, harmless, [chain for chain in chains if survived(chain, triage.progress)])
@@ -85,6 +89,7 @@ class _Triage:
     progress: Progress
     known: Sequence[Signature]
     """Signatures that count for this log, without the harmless ones."""
+    harmless: Sequence[Signature]
 
     def finished(self) -> bool:
         """Whether the last milestone of the loop is the last one reached."""
@@ -97,15 +102,19 @@ class _Triage:
             if signature.silent and signature.pattern in self.scan.hits:
                 yield _known(signature, self.scan.hits[signature.pattern], ())
 
-    def failure(self, chains: Sequence[Chain]) -> list[Diagnosis]:
-        """The failure that ended the run, if there is one."""
+    def failure(self, chains: Sequence[Chain], tail: Sequence[Line]) -> list[Diagnosis]:
+        """The failure that ended the run, if there is one. Of a test runner's many unknown ones its last line tells most."""
         cause = find_cause(chains, self.progress)
         if cause is None:
             return []
         if cause.chain.how is not How.TEST:
             return [self._explain(cause)]
         explained = [self._explain(each) for each in independent(chains)]
-        return [next((d for d in explained if d.verdict is Verdict.FAIL), explained[0])]
+        worst = next((d for d in explained if d.verdict is Verdict.FAIL), explained[0])
+        totals = next((line for line in tail if _TOTALS.search(line.body)), None)
+        if totals is not None and worst.signature is None and len(explained) > 1:
+            worst = worst.model_copy(update={"line": totals.number, "cause": _clip(totals.body)})
+        return [worst]
 
     def ending(self, tail: Sequence[Line], chains: Sequence[Chain]) -> list[Diagnosis]:
         """A known failure in the last lines of a run that raised nothing and did not finish."""
@@ -124,18 +133,20 @@ class _Triage:
         chain, raised = cause
         own = [Hit(raised.line, f"{raised.name}: {raised.message}"), *(Hit(*line) for line in raised.lines)]
         excerpt = (*raised.tail, *(text for _, text in raised.lines[:6]))
-        found = self._match(own)
-        if found is None and raised.carrier:
-            # It only says that something else died: what stands above it may say why.
-            reached = self.progress.before(chain.start)
-            first = max(reached.line if reached else 0, chain.start - _WINDOW)
-            found = self._match([Hit(line.number, line.body) for line in self.log.between(first, chain.end)])
+        found = self._match([*self._above(chain), *own] if raised.carrier else own)
         if found is not None:
             return _known(*found, excerpt)
         line, text = _decisive(cause)
         boundary, verdict = self._place(cause)
         advice = _KILL_ADVICE if chain.how is How.KILLED else _UNKNOWN_ADVICE
         return Diagnosis(boundary=boundary, verdict=verdict, cause=_clip(text), line=line, excerpt=_clipped(excerpt), advice=advice)
+
+    def _above(self, chain: Chain) -> list[Hit]:
+        """What stands above a report that something else died, and may say why; harmless lines do not."""
+        reached = self.progress.before(chain.start)
+        first = max(reached.line if reached else 0, chain.start - _WINDOW)
+        hits = [Hit(line.number, line.body) for line in self.log.between(first, chain.end)]
+        return [hit for hit in hits if not any(first_match(s, [hit]) for s in self.harmless)]
 
     def _place(self, cause: Cause) -> tuple[Boundary, Verdict]:
         """Where an unknown failure sits."""
@@ -146,14 +157,18 @@ class _Triage:
             return milestone.boundary, milestone.verdict
         match chain.how:
             case How.REPORT:
-                stage = raised.lines[0][1].partition(raised.name)[0] or raised.message
-                return next((b for words, b in _STAGES if re.search(words, stage, re.IGNORECASE)), Boundary.PROVIDER), Verdict.FAIL
+                return stage_boundary(raised.lines[0][1].partition(raised.name)[0] or raised.message), Verdict.FAIL
             case How.TEST:
                 return Boundary.PROVIDER, Verdict.FAIL
             case How.KILLED:
                 return Boundary.CLUSTER, Verdict.BLOCKED
             case _:
                 return Boundary.ENVIRONMENT, Verdict.BLOCKED
+
+
+def stage_boundary(name: str) -> Boundary:
+    """Where a failed stage of this name sits."""
+    return next((boundary for words, boundary in _STAGES if re.search(words, name, re.IGNORECASE)), Boundary.PROVIDER)
 
 
 def _known(signature: Signature, hit: Hit, excerpt: Sequence[str]) -> Diagnosis:
@@ -181,8 +196,10 @@ def _decisive(cause: Cause) -> tuple[int, str]:
 
 
 def _lines(chain: Chain) -> list[Hit]:
-    """The lines of a chain that a harmless signature may match: what introduces it, and its exceptions."""
-    return [Hit(chain.start, chain.lead), *(Hit(*line) for raised in chain.raised for line in raised.lines)]
+    """The lines of a chain that a harmless signature may match: the one that opens the traceback, and its exceptions. The
+    line before may be noise of its own, and acquits nothing."""
+    opening = chain.lead.rpartition("\n")[2] if shapes.HEADER in chain.lead else ""
+    return [Hit(chain.start, opening), *(Hit(*line) for raised in chain.raised for line in raised.lines)]
 
 
 def _noise(scan: Scan, harmless: Sequence[Signature], survivors: Sequence[Chain]) -> tuple[str, ...]:

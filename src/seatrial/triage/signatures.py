@@ -68,8 +68,12 @@ def _signature(where: str, entry: Any) -> Signature:
         raise UserError(f"{where}: harmless and silent exclude each other", "remove one of them")
     if not signature.harmless and signature.boundary is None:
         raise UserError(f"{where}: boundary: missing", "name the boundary, or set harmless = true")
-    if signature.verdict not in (Verdict.FAIL, Verdict.BLOCKED):
-        raise UserError(f"{where}: verdict: {signature.verdict} is not supported by a failure", "use Fail or Blocked")
+    accepted = (Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED) if signature.silent else (Verdict.FAIL, Verdict.BLOCKED)
+    if signature.verdict not in accepted:
+        fix = "use Fail or Blocked; Skipped (nothing was run) only with silent = true"
+        raise UserError(f"{where}: verdict: {signature.verdict} is not supported by a failure", fix)
+    if signature.frame and (signature.silent or signature.harmless):
+        raise UserError(f"{where}: frame excludes silent and harmless", "remove one of them")
     return signature
 
 

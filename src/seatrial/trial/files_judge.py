@@ -22,9 +22,19 @@ from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage.log import read_log
 from seatrial.trial.diagnosis import read_diagnosis
 from seatrial.trial.judge import Evidence, Judgement, judge
+from seatrial.trial.stages import Stages, read_stages
 
-NOT_FINITE = re.compile(r"""['"]: ['"]?(?:-?(?:nan|inf(?:inity)?)|none|null)['"]?[,}]""", re.IGNORECASE)
-"""A value in a printed row of metrics."""
+NOT_FINITE = re.compile(
+    r"""\{(?=['"](?:loss|reward|num_tokens|train_runtime|eval_\w+)['"]: )[^{}]*['"]: ['"]?(?:-?(?:nan|inf(?:inity)?)|none|null)['"]?[,}]"""
+    r"|\bstep:\d+ - .*:(?:np\.\w+\()?-?(?:nan|inf)\)?(?: - |$)",
+    re.IGNORECASE,
+)
+"""A value in a printed row of metrics: a dict, or `step:3 - key:nan - key:1.0`."""
+EVALUATION = ("eval", "val", "test")
+EXIT_CODE = re.compile(r"\b(?:rc|exit code|exit status)[ =:]+(\d+)\b")
+"""What the shell that launched a run may write as its last line."""
+TIMED_OUT = 124
+"""The exit code of `timeout`: it ended the program after its work, or before; the log says which."""
 
 
 class FileVerdict(Record):
@@ -55,12 +65,14 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
     completed = diagnosis.milestone == done.id
     evidence = Evidence(
         metrics=metrics,
-        checks=(_completed(done, completed), *_checks(level, metrics)),
+        checks=(_completed(done, completed), *_exited(log), *_checks(level, metrics)),
         diagnosis=diagnosis,
         steps_expected=planned,
         steps_reached=loop.steps_reached(metrics),
         vacuous=loop.vacuous(metrics),
     )
+    if evidence.steps_reached is None and planned is None and diagnosis.verdict is None and (stages := read_stages(log)):
+        return _staged(stages, diagnosis, log)
     judgement = judge(evidence, loop.milestones())
     missing = _unseen(loop, level, metrics) or _several(evidence)
     if judgement.verdict is Verdict.PASS and missing:
@@ -74,16 +86,26 @@ def _completed(done: Milestone, reached: bool) -> CheckResult:
     return CheckResult(name=f"milestone {done.id!r} reached", kind="proof", passed=reached, message=message, boundary=Boundary.METRICS)
 
 
+def _exited(log: Path) -> list[CheckResult]:
+    """The exit code, where the last line of the log says one."""
+    last = ""
+    for line in read_log(log):
+        last = line.body if line.body.strip() else last
+    said = EXIT_CODE.search(last)
+    if said is None:
+        return []
+    code = int(said[1])
+    return [CheckResult(name="exit code", kind="proof", passed=code in (0, TIMED_OUT), value=code, boundary=Boundary.ENVIRONMENT)]
+
+
 def _checks(level: Level | None, metrics: Metrics) -> tuple[CheckResult, ...]:
-    """A gradient that is not zero, and the checks of the level whose metrics are there."""
+    """A gradient that is not zero for each model that was trained, and the checks of the level whose metrics are there."""
     made = []
-    norms = [series for tag, series in metrics.series.items() if _is_gradient(tag)]
+    norms = [series for tag, series in metrics.series.items() if tag.rpartition("/")[2] == "grad_norm"]
     if norms:
-        largest = max((value for series in norms for value in series.values), default=0.0)
-        text = number_to_json(largest)
-        made.append(
-            CheckResult(name="some gradient is not zero", kind="proof", passed=largest > 0, value=text, boundary=Boundary.OPTIMIZER)
-        )
+        least = min(max(series.values, default=0.0) for series in norms)
+        text = number_to_json(least)
+        made.append(CheckResult(name="some gradient is not zero", kind="proof", passed=least > 0, value=text, boundary=Boundary.OPTIMIZER))
     made += _gaps(metrics)
     made += [evaluate(spec.expr, metrics, spec.boundary) for spec in (level.checks if level else ()) if not _excused(spec, level, metrics)]
     return tuple(made)
@@ -93,7 +115,7 @@ def _gaps(metrics: Metrics) -> list[CheckResult]:
     """Losses are logged at even distances; a hole much wider than the others is steps that nobody saw."""
     made = []
     for tag, series in metrics.series.items():
-        if tag.rpartition("/")[2] == "loss" and not tag.startswith("eval") and len(series) > 2:
+        if tag.rpartition("/")[2] == "loss" and not tag.startswith(EVALUATION) and len(series) > 2:
             distances = [after - before for before, after in pairwise(series.steps)]
             widest, usual = max(distances), sorted(distances)[(len(distances) - 1) // 2]
             holes = tuple(before + usual for before, after in pairwise(series.steps) if after - before > usual)
@@ -114,12 +136,7 @@ def _unseen(loop: Loop, level: Level | None, metrics: Metrics) -> str | None:
     if level is not None and level.number != 0:
         command = f"seatrial run {loop.name} --level {level.number}"
         return f"what level {level.number} proves cannot be seen in a log and metrics; run `{command}`"
-    names = {tag.rpartition("/")[2] for tag in metrics.series}
-    if "grad_norm" not in names:
-        return "no gradient norm was logged, so nothing shows that anything was trained"
-    if not names & {"reward_std", "frac_reward_zero_std"}:
-        return "no spread of rewards was logged, so nothing shows that there was something to learn"
-    return None
+    return loop.unseen(metrics)
 
 
 def _several(evidence: Evidence) -> str | None:
@@ -128,10 +145,6 @@ def _several(evidence: Evidence) -> str | None:
     if expected is not None and reached is not None and reached > expected:
         return f"{reached} steps are shown where {expected} were expected: the files hold several runs; judge one at a time"
     return None
-
-
-def _is_gradient(tag: str) -> bool:
-    return tag.rpartition("/")[2] == "grad_norm"
 
 
 def _limitations(level: Level | None, metrics: Metrics, from_console: bool, planned: int | None) -> tuple[str, ...]:
@@ -165,6 +178,27 @@ def _decisive(diagnosis: Diagnosis, log: Path, done: Milestone, passed: bool) ->
         if line.text.strip() and (not passed or pattern.search(line.text)):
             last = (line.number, line.text.strip())
     return (str(log), last[0], last[1][:300]) if last else (str(log), None, "")
+
+
+def _staged(stages: Stages, diagnosis: Diagnosis, log: Path) -> FileVerdict:
+    """The verdict on a log that holds a list of stages and no training."""
+    judgement = stages.judgement()
+    line = stages.line()
+    return FileVerdict(
+        verdict=judgement.verdict,
+        boundary=judgement.boundary,
+        file=str(log),
+        line=line,
+        text=stages.text.get(line, "")[:300],
+        steps_reached=None,
+        steps_expected=None,
+        reason=judgement.reason,
+        milestone=diagnosis.milestone,
+        signature=None,
+        advice="",
+        checks=stages.checks(),
+        limitations=("judged from what a script wrote about its own stages: imports and exit codes were not seen",),
+    )
 
 
 def _result(

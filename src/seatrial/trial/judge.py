@@ -84,8 +84,16 @@ def _ended(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement | N
         if phase.ended in ("deadline", "stalled"):
             boundary, verdict, where = _place(evidence, milestones)
             what = "did not end before its deadline" if phase.ended == "deadline" else "stalled: no log line and no metric"
-            return Judgement(verdict, f"{phase.name}: {what} ({phase.seconds:.0f} s), {where}", boundary)
+            return Judgement(verdict, f"{phase.name}: {what} ({phase.seconds:.0f} s), {where}{_why(evidence)}", boundary)
     return None
+
+
+def _why(evidence: Evidence) -> str:
+    """What is known to make a run wait, where triage knew it."""
+    found = evidence.diagnosis
+    if found is None or found.signature is None or found.verdict is not Verdict.BLOCKED:
+        return ""
+    return f"; {found.signature}: {found.cause}"
 
 
 def _crashed(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement | None:
@@ -98,6 +106,8 @@ def _crashed(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement |
     how = f"{failed.name}: exit code {failed.exit_code}" if failed else "the log shows a failure"
     if found is not None and found.verdict is not None:
         verdict, boundary = found.verdict, found.boundary or Boundary.ENVIRONMENT
+        if verdict is Verdict.SKIPPED:
+            return Judgement(verdict if failed is None else Verdict.BLOCKED, f"nothing was run: {found.cause}", boundary)
         if verdict is Verdict.BLOCKED and _in_change(found, evidence.change_roots):
             verdict, boundary = Verdict.FAIL, Boundary.PROVIDER
         return Judgement(verdict, f"{how}: {found.cause}", boundary)
@@ -115,7 +125,8 @@ def _silent(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
     found = evidence.diagnosis
     if found is None or found.verdict is None:
         return None
-    return Judgement(found.verdict, f"exit code 0, yet: {found.cause}", found.boundary)
+    verdict = Verdict.BLOCKED if found.verdict is Verdict.SKIPPED else found.verdict  # its process ran, whatever it did
+    return Judgement(verdict, f"exit code 0, yet: {found.cause}", found.boundary)
 
 
 def _steps(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement | None:

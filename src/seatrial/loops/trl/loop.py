@@ -147,6 +147,10 @@ class Trl(Plain):
         """No reward variance, or a learning rate of zero."""
         return vacuity.vacuous(metrics)
 
+    def unseen(self, metrics: Metrics) -> str | None:
+        """No gradient norm, or no spread of rewards."""
+        return vacuity.unseen(metrics)
+
 
 class _Maker:
     """Builds the phases of one level."""

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.loops.facts import Facts, read_facts
-from seatrial.loops.trl.training import Hashes, changed, differing, proof, states, trained
+from seatrial.loops.proof import differing, equal, proof
+from seatrial.loops.trl.training import changed, states, trained
 from seatrial.loops.trl.trajectory import RELATIVE, same_trajectory, within_tolerance
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
@@ -87,20 +88,11 @@ def resume(directory: Path, full: Facts | None, resumed: Facts | None, metrics: 
         proof("resumed from the checkpoint", step is not None and begin == step, f"step {begin}", Boundary.CHECKPOINT, f"step {step}"),
     ]
     for part in ("weights", "optimizer", "scheduler"):
-        made.append(_equal(f"restored {part}", saved[0].get(part) if saved else None, resumed_start.get(part)))
+        made.append(equal(f"restored {part}", saved[0].get(part) if saved else None, resumed_start.get(part)))
     made.append(same_trajectory(metrics, "full/", "resumed/", step))
     for part in ("weights", "optimizer", "scheduler", "generators"):
-        made.append(_equal(f"final {part} of both runs", full_end.get(part), resumed_end.get(part)))
+        made.append(equal(f"final {part} of both runs", full_end.get(part), resumed_end.get(part)))
     return made
-
-
-def _equal(name: str, left: Hashes | None, right: Hashes | None) -> CheckResult:
-    """Two sets of fingerprints are equal and not empty."""
-    if not left or not right:
-        return proof(f"{name}: bit-equal", False, "no facts", Boundary.CHECKPOINT)
-    wrong = differing(left, right)
-    value = f"{len(left) - len(wrong)} of {len(left)} equal"
-    return proof(f"{name}: bit-equal", not wrong, value, Boundary.CHECKPOINT, "all", ", ".join(wrong[:3]))
 
 
 def refits(facts: Facts | None) -> list[CheckResult]:

@@ -5,26 +5,13 @@ Shared by the levels. Each proof has the value it measured; a fact that is missi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from seatrial.loops.facts import Facts, Row
+from seatrial.loops.proof import differing, proof
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary
-
-Hashes = Mapping[str, str]
-
-
-def proof(name: str, passed: bool, value: object, boundary: Boundary, threshold: str = "", message: str = "") -> CheckResult:
-    """One proof."""
-    text = value if isinstance(value, (float, str)) else str(value)
-    return CheckResult(name=name, kind="proof", passed=passed, value=text, threshold=threshold, message=message, boundary=boundary)
-
-
-def differing(left: Hashes, right: Hashes) -> list[str]:
-    """Names whose hashes differ, or that one side lacks."""
-    return [name for name in {**left, **right} if left.get(name) != right.get(name)]
 
 
 def states(facts: Facts | None, process: str = "driver") -> tuple[dict[str, Any], dict[str, Any]]:

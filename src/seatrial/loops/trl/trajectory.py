@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from seatrial.loops import proof
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary
@@ -16,36 +17,14 @@ ABSOLUTE = 1e-5
 """Two ranks add gradients in another order than one. Measured on six steps: at most 2e-7 relative."""
 
 
-def _tags(metrics: Metrics, prefix: str) -> set[str]:
-    """Names below the prefix that are not times."""
-    names = {tag.removeprefix(prefix) for tag in metrics.series if tag.startswith(prefix)}
-    return {name for name in names if not any(word in name.rpartition("/")[2] for word in TIMES)}
+def is_clock(name: str) -> bool:
+    """Whether a metric measures time."""
+    return any(word in name.rpartition("/")[2] for word in TIMES)
 
 
 def same_trajectory(metrics: Metrics, left: str, right: str, after: int | None) -> CheckResult:
     """Every metric of both runs is the same number at every step after `after`."""
-    names, others = _tags(metrics, left), _tags(metrics, right)
-    unequal: list[str] = []
-    steps: set[int] = set()
-    for name in sorted(names | others):
-        one, two = metrics.series.get(left + name), metrics.series.get(right + name)
-        a = {s: v for s, v in zip(one.steps, one.values, strict=True) if after is not None and s > after} if one else {}
-        b = dict(zip(two.steps, two.values, strict=True)) if two else {}
-        if {s: v.hex() for s, v in a.items()} != {s: v.hex() for s, v in b.items()}:
-            unequal.append(name)
-        steps |= a.keys()
-    ok = bool(names) and bool(steps) and not unequal
-    value = f"{len(names | others) - len(unequal)} of {len(names | others)} metrics x {len(steps)} steps equal"
-    return CheckResult(
-        name="trajectory after the resume: bit-equal",
-        kind="proof",
-        passed=ok,
-        value=value,
-        threshold="all",
-        steps=tuple(sorted(steps)),
-        message=", ".join(unequal[:4]),
-        boundary=Boundary.CHECKPOINT,
-    )
+    return proof.same_trajectory(metrics, left, right, after, is_clock)
 
 
 def within_tolerance(metrics: Metrics, left: str, right: str) -> CheckResult:

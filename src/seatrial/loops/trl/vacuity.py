@@ -28,3 +28,13 @@ def vacuous(metrics: Metrics) -> str | None:
         if name == "learning_rate" and "control" not in run and max(series.values) == 0:
             return f"vacuous: the learning rate was 0 at every step{where}, so no weight could change"
     return None
+
+
+def unseen(metrics: Metrics) -> str | None:
+    """What a Pass would claim of any training run and these metrics do not show, or None."""
+    names = {tag.rpartition("/")[2] for tag in metrics.series}
+    if "grad_norm" not in names:
+        return "no gradient norm was logged, so nothing shows that anything was trained"
+    if not names & {"reward_std", "frac_reward_zero_std"}:
+        return "no spread of rewards was logged, so nothing shows that there was something to learn"
+    return None

@@ -1,0 +1,118 @@
+"""Metrics from the records that verl prints on its console: `step:3 - key:value - key:value`.
+
+- A record may share its line with a progress bar or the prefix of a Ray process, and a step may have several records
+  (training, then validation), so it is looked for anywhere in a line.
+- `nan`, `inf` and their numpy forms are kept as what they are. A record that cannot be read to its end is damage; so is
+  one that the end of the file cuts off.
+- verl logs training metrics and metrics of validation under one step: only the former show that a step was trained.
+- Lines come in any order: the progress bar can be full before the last record is printed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from seatrial.files import read_text
+from seatrial.model.series import Damage, Metrics, Overlap, Series
+
+ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z ")
+"""Our own."""
+PREFIX = re.compile(r"(?:\((?:[\w.:-]+ )?pid=\d+(?:, ip=[^)\s]+)?\) )*")
+"""Ray's: the processes that a line came through."""
+REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+RECORD = re.compile(r"\bstep:(\d+) - (?=\S)")
+_NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+|nan|inf)|True|False"
+ITEM = re.compile(rf"(?P<key>\S.*):(?:np\.\w+\((?P<wrapped>{_NUMBER})\)|(?P<plain>{_NUMBER}))")
+"""A key may hold colons, so the value stands after the last one."""
+PLANS = {
+    "trainer": re.compile(r"\bTotal training steps: (\d+)"),
+    "bar": re.compile(r"\bTraining Progress: +\d+%\|[^|]*\| \d+/(\d+) \["),
+    "schedule": re.compile(r"\bTotal steps: (\d+), num_warmup_steps"),
+}
+"""How many steps were planned. The schedules of learning rates are the only word of supervised runs on their length."""
+TRAINED = re.compile(r"(?:^|.*/)(?:training/global_step|actor/(?:pg_)?loss|critic/vf_loss|train/loss)$")
+"""Metrics that only a training step writes."""
+
+
+def lines(log: Path) -> Iterator[tuple[int, str, str]]:
+    """Number, process prefix and text of each line; the parts of a progress bar are yielded one by one."""
+    for number, raw in enumerate(read_text(log).split("\n"), 1):
+        text = STAMP.sub("", ANSI.sub("", raw), count=1)
+        match = PREFIX.match(text)
+        prefix = match[0] if match else ""
+        for part in text[len(prefix) :].split("\r"):
+            yield number, prefix, part
+
+
+def read_console(log: Path) -> Metrics:
+    """Collect the records."""
+    points: dict[str, dict[int, float]] = {}
+    twice: dict[str, set[int]] = {}
+    damage: list[Damage] = []
+    end = last = 0
+    for number, _, text in lines(log):
+        end = number
+        for step, body in _records(text):
+            last = number
+            values, torn = _values(body)
+            if torn is not None:
+                damage.append(Damage(str(log), f"line {number}", 1, f"not a record of metrics: {torn[:80]!r}"))
+            for tag, value in values.items():
+                if points.setdefault(tag, {}).get(step, value) != value:
+                    twice.setdefault(tag, set()).add(step)
+                points[tag][step] = value
+    if last and last == end and not damage:  # no line feed after it: the last number may be half of one
+        damage.append(Damage(str(log), f"line {end}", 1, "the log ends inside a record of metrics"))
+    series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in points.items()}
+    overlaps = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(twice.items()))
+    return Metrics(series=series, damage=tuple(damage), overlaps=overlaps, sources=(str(log),) if series else ())
+
+
+def _records(text: str) -> Iterator[tuple[int, str]]:
+    """Step and items of the records in a line. What a model wrote about some `step:1 - ` is prose, not a record."""
+    found = list(RECORD.finditer(text))
+    for index, match in enumerate(found):
+        body = text[match.end() : found[index + 1].start() if index + 1 < len(found) else None]
+        first = body.split(" - ")[0].rstrip()
+        if ":" in first[1:-1] or " " not in first:
+            yield int(match[1]), REPEATED.sub("", body).strip()
+
+
+def _values(body: str) -> tuple[dict[str, float], str | None]:
+    """The items of a record up to the first that cannot be read, and that one."""
+    values: dict[str, float] = {}
+    for item in body.split(" - "):
+        match = ITEM.fullmatch(item.strip())
+        if match is None:
+            return values, item
+        key, text = match["key"], match["wrapped"] or match["plain"]
+        if key.endswith("/lr") and text == "0.000":
+            continue  # older versions print three digits, and learning rates are smaller than that
+        values[key] = float({"True": "1", "False": "0"}.get(text, text))
+    return values, None
+
+
+def steps_reached(metrics: Metrics) -> int | None:
+    """The least last step of all training runs in these metrics; None where no training step is shown."""
+    runs: dict[str, int] = {}
+    for tag, series in metrics.series.items():
+        if TRAINED.match(tag) and series.steps:
+            run = "/".join(tag.split("/")[:-2])
+            runs[run] = max(runs.get(run, 0), series.steps[-1])
+    return min(runs.values(), default=None)
+
+
+def steps_planned(paths: tuple[Path, ...]) -> int | None:
+    """How many steps the run was to take, by the words of the logs among `paths`; the surest words count."""
+    said: dict[str, int] = {}
+    for path in paths:
+        if not path.is_file() or path.suffix not in (".log", ".txt", ".out", ""):
+            continue
+        for _, _, text in lines(path):
+            for name, pattern in PLANS.items():
+                for match in pattern.finditer(text):
+                    said[name] = max(said.get(name, 0), int(match[1]))
+    return next((said[name] for name in PLANS if name in said), None)

@@ -1,0 +1,272 @@
+"""What the facts of a level on a CPU prove: pure functions from the files of a level directory to checks.
+
+The facts come from inside verl's processes: the engines of the worker, both ends of the weight sync, the replay buffer
+and the reward. Each proof has the value it measured; a fact that is missing is a missed proof.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from seatrial.loops.facts import Facts, read_facts
+from seatrial.loops.proof import differing, equal, proof, same_trajectory
+from seatrial.loops.verl.cpu_claims import claims
+from seatrial.loops.verl.in_force import in_force
+from seatrial.model.knowledge import Level
+from seatrial.model.record import CheckResult
+from seatrial.model.series import Metrics
+from seatrial.model.verdict import Boundary
+
+Row = dict[str, Any]
+CHECKPOINT_FILES = ("model", "optim", "extra_state")
+CONTROL = "control"
+CONTROL_STEPS = 2
+"""A learning rate of 0 changes nothing in any number of steps."""
+
+
+def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
+    """All proofs of a level."""
+    facts = {path.parent.name: read_facts(path) for path in sorted(directory.glob("*/facts.jsonl"))}
+    none = Facts(())
+    made = [proof("facts are whole", False, str(item), Boundary.METRICS) for each in facts.values() for item in each.damage]
+    last = level.steps or 0
+    made += [in_force(phase, claims(phase, steps), directory / phase / "run.log") for phase, steps in _phases(level).items()]
+    if level.name == "smoke":
+        made += trained(facts.get("grpo", none), metrics, "grpo", 0, last, ("actor",))
+        made.append(reference(facts.get("grpo", none), "grpo"))
+        made += trained(facts.get("ppo", none), metrics, "ppo", 0, last, ("actor", "critic"), lora=True)
+    elif level.name == "save-resume":
+        full, resumed = facts.get("full", none), facts.get("resumed", none)
+        made += trained(full, metrics, "full", 0, last, ("actor", "critic"))
+        made.append(reference(full, "full"))
+        made += trained(resumed, metrics, "resumed", last // 2, last, ("actor", "critic"))
+        made += resume(directory, full, resumed, metrics, last // 2, last)
+    elif level.name == "learning":
+        made += trained(facts.get("learn", none), metrics, "learn", 0, last, ("actor",))
+        made += idle(facts.get(CONTROL, none), metrics)
+    return tuple(made)
+
+
+def _phases(level: Level) -> dict[str, int]:
+    """The phases of a level, and the step that each is to reach."""
+    last = level.steps or 0
+    found = {"smoke": {"grpo": last, "ppo": last}, "save-resume": {"full": last, "resumed": last}}
+    return found.get(level.name, {CONTROL: CONTROL_STEPS, "learn": last})
+
+
+def state(facts: Facts, role: str, when: str, step: int) -> Row:
+    """The only state of that moment; empty when there is none or more than one."""
+    return facts.one("state", role=role, when=when, step=step) or {}
+
+
+def trained(
+    facts: Facts, metrics: Metrics, phase: str, begin: int, last: int, roles: tuple[str, ...], lora: bool = False
+) -> list[CheckResult]:
+    """One run did all it was to do: every parameter, every update, every sync, every rollout."""
+    made = []
+    for role in roles:
+        made += updated(facts, phase, role, begin, last, lora and role == "actor")
+    return [*made, *synced(facts, phase, begin, last, lora), *rolled_out(facts, phase, begin, last), logged(metrics, phase, begin, last)]
+
+
+def updated(facts: Facts, phase: str, role: str, begin: int, last: int, lora: bool) -> list[CheckResult]:
+    """What was to be trained has a gradient and moved at every step; what was not did not."""
+    where = f" ({phase}, {role})"
+    run, model = facts.one("parameters", role=role), facts.one("model")
+    first = state(facts, role, "restored" if begin else "start", begin)
+    rows = [first, *(state(facts, role, "step", step) for step in range(begin + 1, last + 1))]
+    if run is None or model is None or last <= begin or not all(rows):
+        return [proof(f"training facts{where}", False, "no facts", Boundary.OPTIMIZER)]
+    boundary = Boundary.PEFT if lora else Boundary.OPTIMIZER
+    names = run["trainable_names"]
+    stray = [name for name in names if ("lora_" in name) != lora]
+    frozen = run["frozen_names"]
+    still = [step for step, (a, b) in enumerate(itertools.pairwise(rows), begin + 1) if not _moved(a, b, names)]
+    # A model that is not ours may have tensors that no text reaches.
+    silent = rows[-1]["without_gradient"]
+    reached = set(silent) < set(names) and not (silent and model["made"])
+    stuck = [name for name in names if name not in silent and first["weights"].get(name) == rows[-1]["weights"].get(name)]
+    drifted = [name for name in frozen if first["weights"][name] != rows[-1]["weights"].get(name)]
+    counts = [row["updates"] for row in rows[1:]]
+    what = "only adapters train" if lora else "no parameter is frozen"
+    return [
+        proof(f"{what}{where}", bool(names) and not stray and bool(frozen) == lora, f"{run['trainable']} of {run['total']}", boundary),
+        proof(f"weights move at every step{where}", not still, f"{last - begin - len(still)} of {last - begin}", boundary, "all"),
+        proof(
+            f"every trained tensor changed{where}", not stuck, f"{len(names) - len(stuck)} of {len(names)}", boundary, "all", _few(stuck)
+        ),
+        proof(f"frozen tensors did not{where}", not drifted, f"{len(drifted)} of {len(frozen)} moved", boundary, "0", _few(drifted)),
+        proof(f"gradients reach every tensor{where}", reached, f"{len(silent)} without", boundary, "0", _few(silent)),
+        proof(
+            f"one optimizer update per step{where}",
+            counts == [[step, step] for step in range(begin + 1, last + 1)],
+            f"{counts[-1]}",
+            boundary,
+            f"{last}",
+        ),
+    ]
+
+
+def _moved(before: Row, after: Row, names: list[str]) -> bool:
+    return any(before["weights"].get(name) != after["weights"].get(name) for name in names)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3])
+
+
+def _span(steps: list[int]) -> str:
+    """The steps as a reader wants them: `0 to 20` when none is missing, doubled or out of order."""
+    whole = bool(steps) and steps == list(range(steps[0], steps[-1] + 1))
+    return f"{steps[0]} to {steps[-1]}" if whole else f"{steps}"
+
+
+def reference(facts: Facts, phase: str) -> CheckResult:
+    """The reference is a model of its own, and starts as the actor."""
+    run = facts.one("parameters", role="reference")
+    name = f"the reference starts as the actor ({phase})"
+    return equal(
+        name, state(facts, "reference", "start", 0).get("weights") if run else None, state(facts, "actor", "start", 0).get("weights")
+    )
+
+
+def synced(facts: Facts, phase: str, begin: int, last: int, lora: bool) -> list[CheckResult]:
+    """After every step the generation server holds, bit for bit, what the actor holds; with adapters the base came first."""
+    rows = [row for row in facts.of("sync") if row["adapter"] == lora]
+    base = [row for row in facts.of("sync") if row["adapter"] != lora]
+    bad = [row["step"] for row in (*rows, *base) if row["unknown"] or row["absent"] or row["wrong"] or not row["sent"]]
+    wrong = [name for row in (*rows, *base) for name in (*row["unknown"], *row["absent"], *row["wrong"])]
+    steps = [row["step"] for row in rows]
+    other = [row["step"] for row in (*rows, *base) if not _is_the_actors(facts, row, begin)]
+    names, where, wanted = len(rows[0]["sent"]) if rows else 0, f" ({phase})", list(range(begin, last + 1))
+    made = [
+        proof(f"weights go to the generator at every step{where}", steps == wanted, _span(steps), Boundary.REFIT, _span(wanted)),
+        proof(
+            f"the generator holds what was sent: bit-equal{where}",
+            bool(rows) and not bad,
+            f"{names} tensors, {len(bad)} of {len(rows) + len(base)} syncs wrong",
+            Boundary.REFIT,
+            "all",
+            _few(wrong),
+        ),
+        proof(f"what was sent is what the actor holds{where}", bool(rows) and not other, f"{len(other)} syncs differ", Boundary.REFIT, "0"),
+    ]
+    if lora:
+        made.append(
+            proof(
+                f"the base was sent before the adapters{where}",
+                [row["step"] for row in base] == [begin],
+                f"{len(base)} syncs",
+                Boundary.REFIT,
+                "1",
+            )
+        )
+    return made
+
+
+def _is_the_actors(facts: Facts, row: Row, begin: int) -> bool:
+    """Whether a sync carried the state of its step: all that is trained, or the frozen base, and nothing else under those names."""
+    run = facts.one("parameters", role="actor") or {"trainable_names": [], "frozen_names": []}
+    when = "step" if row["step"] > begin else "restored" if begin else "start"
+    held = state(facts, "actor", when, row["step"]).get("weights", {})
+    base = bool(run["frozen_names"]) and not row["adapter"]
+    wanted = {_exported(name): held.get(name) for name in run["frozen_names" if base else "trainable_names"]}
+    own = {_exported(name): value for name, value in held.items()}
+    return bool(wanted) and wanted.items() <= row["sent"].items() and all(own.get(name) == value for name, value in row["sent"].items())
+
+
+def _exported(name: str) -> str:
+    """The name under which a tensor is sent: without what PEFT puts around the layers and names of the base."""
+    if "lora_" in name:
+        return name.replace(".default.", ".")
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def rolled_out(facts: Facts, phase: str, begin: int, last: int) -> list[CheckResult]:
+    """Every prompt of every step came back with all its trajectories, each was scored, and scores differ."""
+    rows = facts.of("rollouts")
+    train = [row for row in rows if row["split"] == "train"]
+    steps = [row["step"] for row in train]
+    failed, lost = sum(row["failed"] for row in rows), sum(row["expected"] - row["trajectories"] for row in rows)
+    scored, expected = len(facts.of("reward")), sum(row["expected"] for row in rows)
+    spread = {row["score"] for row in facts.of("reward")}
+    wanted, where = list(range(begin + 1, last + 1)), f" ({phase})"
+    return [
+        proof(f"rollouts for every step{where}", steps == wanted, _span(steps), Boundary.ROLLOUT, _span(wanted)),
+        proof(
+            f"no rollout was lost{where}",
+            bool(rows) and not failed and not lost,
+            f"{failed} prompts, {lost} trajectories",
+            Boundary.ROLLOUT,
+            "0",
+        ),
+        proof(f"every trajectory was scored{where}", bool(scored) and scored == expected, f"{scored}", Boundary.REWARD, f"{expected}"),
+        proof(f"rewards differ{where}", len(spread) > 1, f"{len(spread)} values", Boundary.REWARD, "> 1"),
+    ]
+
+
+def logged(metrics: Metrics, phase: str, begin: int, last: int) -> CheckResult:
+    """Metrics of every step are there, and of no other."""
+    series = metrics.series.get(f"{phase}/training/global_step")
+    found, wanted = set(series.steps) if series else set(), set(range(begin + 1, last + 1))
+    return CheckResult(
+        name=f"every step was logged ({phase})",
+        kind="proof",
+        passed=bool(wanted) and found == wanted,
+        value=f"{len(found & wanted)} of {len(wanted)}",
+        threshold="all",
+        steps=tuple(sorted(found)),
+        missing=tuple(sorted(wanted - found)),
+    )
+
+
+def is_clock(name: str) -> bool:
+    """Whether a metric measures the machine: time, throughput, memory."""
+    return "perf/" in name or name.startswith("timing_")
+
+
+def resume(directory: Path, full: Facts, resumed: Facts, metrics: Metrics, middle: int, last: int) -> list[CheckResult]:
+    """The resumed run starts from the checkpoint and equals the uninterrupted run from there on, in everything."""
+    made = [complete(directory / "full" / "checkpoints" / f"global_step_{middle}")]
+    for role in ("actor", "critic"):
+        saved, restored = state(full, role, "saved", middle), state(resumed, role, "restored", middle)
+        one, two = state(full, role, "step", last), state(resumed, role, "step", last)
+        for part in ("weights", "optimizer", "scheduler", "generators"):
+            made.append(equal(f"restored {part} of the {role}", saved.get(part), restored.get(part)))
+            made.append(equal(f"final {part} of the {role}", one.get(part), two.get(part)))
+    # The head of a new critic is random: had the second run not loaded the first one's, it would not have it.
+    fresh, other = (state(each, "critic", "start", 0).get("weights", {}) for each in (full, resumed))
+    apart = differing(fresh, other) if fresh and other else []
+    made.append(proof("without the checkpoint the critic is another one", bool(apart), f"{len(apart)} tensors", Boundary.CHECKPOINT, "> 0"))
+    for key, what in (("asked", "prompts"), ("answered", "completions")):
+        made.append(equal(f"{what} after the resume", _rollouts(full, key, middle), _rollouts(resumed, key, middle), Boundary.DATA))
+    return [*made, same_trajectory(metrics, "full/", "resumed/", middle, is_clock)]
+
+
+def complete(folder: Path) -> CheckResult:
+    """A checkpoint has model, optimizer and extra state of actor and critic, and the position in the data."""
+    wanted = [f"{role}/{part}_world_size_1_rank_0.pt" for role in ("actor", "critic") for part in CHECKPOINT_FILES] + ["data.pt"]
+    absent = [name for name in wanted if not (folder / name).is_file()]
+    value = f"{len(wanted) - len(absent)} of {len(wanted)} files in {folder.name}"
+    return proof("checkpoint is complete", not absent, value, Boundary.CHECKPOINT, "all", _few(absent))
+
+
+def _rollouts(facts: Facts, key: str, after: int) -> dict[str, str]:
+    return {f"step {row['step']}": row[key] for row in facts.of("rollouts", split="train") if row["step"] > after and key in row}
+
+
+def idle(facts: Facts, metrics: Metrics) -> list[CheckResult]:
+    """The control made its steps and changed nothing; both arms were validated with the same prompts."""
+    begin = state(facts, "actor", "start", 0).get("weights", {})
+    rows = [state(facts, "actor", "step", step).get("weights", {}) for step in range(1, CONTROL_STEPS + 1)]
+    kept = {f"{step} {name}": value for step in range(1, CONTROL_STEPS + 1) for name, value in begin.items()}
+    held = {f"{step} {name}": value for step, row in enumerate(rows, 1) for name, value in row.items()}
+    learned, control = (metrics.series.get(f"{phase}/signal/gain") for phase in ("learn", CONTROL))
+    counts = [len(series.steps) if series else 0 for series in (learned, control)]
+    return [
+        equal("the control's weights stay as they were", kept, held, Boundary.OPTIMIZER),
+        *rolled_out(facts, CONTROL, 0, CONTROL_STEPS),
+        proof("both arms were validated", counts[0] > 0 and counts[0] == counts[1], f"{counts} prompts", Boundary.METRICS),
+    ]

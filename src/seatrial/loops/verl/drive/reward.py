@@ -1,0 +1,25 @@
+"""The reward: the share of characters with an even code. verl loads this file as `reward.custom_reward_function`.
+
+It is dense and every vocabulary has such characters, so rewards vary within a group from the first step. Each call
+leaves a fact: a rollout that was lost before or in the reward is missing among them.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Any
+
+from seatrial.loops.verl.drive import faults
+from seatrial.probes import facts
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: Any) -> float:
+    """Share of even characters; an empty answer earns 0."""
+    fault = faults.current()
+    if fault == "reward-raises" and zlib.crc32(ground_truth.encode()) % 3 == 0:
+        raise RuntimeError("reward backend unavailable")
+    score = sum(ord(mark) % 2 == 0 for mark in solution_str) / len(solution_str) if solution_str else 0.0
+    score = 0.5 if fault == "constant-reward" else score
+    facts.append(os.environ["SEATRIAL_FACTS"], {"fact": "reward", "split": data_source, "score": score})
+    return score

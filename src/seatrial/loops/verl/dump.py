@@ -1,0 +1,60 @@
+"""The configuration really in force: the dictionary that verl's task runner prints before anything is built.
+
+- It is read as a literal, never evaluated; lines of other processes between its lines are left out. pprint writes it
+  piece by piece and Ray breaks lines between the pieces, so a line of the dump may begin with anything.
+- A dump that is torn, or that holds anything but literals, is no dump: the answer is None, never a part of it.
+- Of several runs in one log the last one counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from seatrial.loops.verl.console import lines
+
+OPENING = re.compile(r"\{'(?:actor_rollout_ref|model)': ?")
+"""The first key of a task runner's dump, and of a supervised run's."""
+LONGEST = 5000
+
+
+def read_config(log: Path) -> dict[str, Any] | None:
+    """The configuration that the task runner (or the supervised trainer) printed, or None."""
+    rows = list(lines(log))
+    for start in range(len(rows) - 1, -1, -1):
+        if OPENING.match(rows[start][2]):
+            found = _literal(rows, start)
+            if found is None or "trainer" in found:  # else it is an inner part that a line break put first
+                return found
+    return None
+
+
+def _literal(rows: list[tuple[int, str, str]], start: int) -> dict[str, Any] | None:
+    """The literal that begins at row `start`, as written by one process."""
+    process = rows[start][1]
+    parts: list[str] = []
+    depth = 0
+    for _, prefix, text in rows[start : start + LONGEST]:
+        if prefix != process:
+            continue
+        parts.append(text)
+        depth += _depth(text)
+        if depth <= 0:
+            return _parse("\n".join(parts))
+    return None
+
+
+def _depth(text: str) -> int:
+    """Brackets opened less brackets closed, outside of strings."""
+    plain = re.sub(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", "", text)
+    return sum(plain.count(mark) for mark in "{[(") - sum(plain.count(mark) for mark in "}])")
+
+
+def _parse(text: str) -> dict[str, Any] | None:
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+    return found if isinstance(found, dict) else None

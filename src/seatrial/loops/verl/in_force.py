@@ -1,0 +1,129 @@
+"""What a finished run proves beside its metrics: the configuration in force, a resume that was one, a score that rose.
+
+Pure functions from the files of a level directory. What is missing is a missed proof, never an absent one: a run whose
+configuration cannot be read back may have fallen back to anything.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from seatrial.files import read_text
+from seatrial.loops.facts import read_facts
+from seatrial.loops.proof import proof
+from seatrial.loops.verl.claims import differences, lookup
+from seatrial.loops.verl.console import lines
+from seatrial.loops.verl.dump import read_config
+from seatrial.model.knowledge import Level
+from seatrial.model.record import CheckResult
+from seatrial.model.series import Metrics
+from seatrial.model.verdict import Boundary
+
+RESUMING = re.compile(r"Resuming from (\S+), setting global step to (\d+)")
+SCRATCH = "Training from scratch"
+TRACKER = "latest_checkpointed_iteration.txt"
+LEAST_PROMPTS = 30
+LEAST_T = 2.33
+"""One-sided, 1 %, for as many prompts as are required."""
+
+
+def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
+    """All proofs of a level on GPUs."""
+    facts = read_facts(directory / "imports" / "facts.jsonl")
+    claims = {str(row["phase"]): row["values"] for row in facts.of("claims")}
+    made = [proof("facts are whole", False, str(item), Boundary.METRICS) for item in facts.damage]
+    if not claims:
+        made.append(proof("what the level claims was recorded", False, "no facts", Boundary.CONFIG))
+    for phase, values in claims.items():
+        made.append(in_force(phase, values, directory / phase / "run.log"))
+    if level.name == "save-resume":
+        made += resumed(directory, metrics)
+    if level.name == "learning":
+        made.append(validation_rose(directory / "run" / "validation"))
+    return tuple(made)
+
+
+def in_force(phase: str, claims: Mapping[str, Any], log: Path) -> CheckResult:
+    """The configuration that the run printed is the one that the level claims."""
+    name = f"configuration in force ({phase})"
+    config = read_config(log) if log.is_file() else None
+    if config is None:
+        return proof(name, False, "the run printed no whole configuration", Boundary.CONFIG)
+    wrong = list(differences(claims, {key: lookup(config, key) for key in claims}))
+    fell = "; ".join(f"{key} fell back to {value} (claimed: {claimed})" for key, value, claimed in wrong[:3])
+    return proof(name, not wrong, f"{len(claims) - len(wrong)} of {len(claims)} values as claimed", Boundary.CONFIG, "all", fell)
+
+
+def resumed(directory: Path, metrics: Metrics) -> list[CheckResult]:
+    """The second process began where the first one saved, and saved again."""
+    place, log = directory / "save" / "checkpoints", directory / "resume" / "run.log"
+    said = [text for _, _, text in lines(log)] if log.is_file() else []
+    found = [match for text in said if (match := RESUMING.search(text))]
+    right = bool(found) and all(Path(match[1]) == place / "global_step_1" and match[2] == "1" for match in found)
+    scratch = any(SCRATCH in text for text in said)
+    series = metrics.series.get("resume/training/global_step")
+    tracker = read_text(place / TRACKER).strip() if (place / TRACKER).is_file() else "absent"
+    return [
+        proof("resumed from the checkpoint of this level", right and not scratch, _where(found, scratch), Boundary.CHECKPOINT, "step 1"),
+        proof(
+            "the resumed run trains step 2 only",
+            series is not None and series.steps == (2,),
+            f"steps {list(series.steps) if series else []}",
+            Boundary.CHECKPOINT,
+            "[2]",
+        ),
+        proof("the last checkpoint is that of step 2", tracker == "2", tracker, Boundary.CHECKPOINT, "2"),
+        *(complete(place / f"global_step_{step}") for step in (1, 2)),
+    ]
+
+
+def _where(found: list[re.Match[str]], scratch: bool) -> str:
+    if scratch:
+        return "trained from scratch"
+    return f"{found[-1][1]}, step {found[-1][2]}" if found else "no line says so"
+
+
+def complete(folder: Path) -> CheckResult:
+    """A checkpoint has an actor, a critic and the position in the data."""
+    parts = {name: any((folder / name).rglob("*")) for name in ("actor", "critic")} | {"data.pt": (folder / "data.pt").is_file()}
+    absent = [name for name, there in parts.items() if not there]
+    name = f"checkpoint {folder.name} is complete"
+    return proof(name, not absent, f"{len(parts) - len(absent)} of {len(parts)} parts", Boundary.CHECKPOINT, "all", ", ".join(absent))
+
+
+def validation_rose(folder: Path) -> CheckResult:
+    """Scores of the same validation prompts, before the first step and after the last."""
+    name = "validation scores rose from the start to the end"
+    steps = sorted(int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdecimal())
+    if len(steps) < 2 or steps[0] != 0:
+        return proof(name, False, f"validated at steps {steps}", Boundary.METRICS, "at step 0 and at the end")
+    first, last = (_scores(folder / f"{step}.jsonl") for step in (steps[0], steps[-1]))
+    if first is None or last is None or first.keys() != last.keys() or len(first) < LEAST_PROMPTS:
+        message = f"the same {LEAST_PROMPTS} prompts or more must be scored both times"
+        return proof(name, False, f"{len(first or ())} and {len(last or ())} prompts", Boundary.METRICS, "", message)
+    gains = [last[prompt] - first[prompt] for prompt in first]
+    mean, spread = statistics.fmean(gains), statistics.stdev(gains)
+    t = mean / (spread / math.sqrt(len(gains))) if spread else 0.0
+    value = f"{statistics.fmean(first.values()):.4g} to {statistics.fmean(last.values()):.4g}, t = {t:.2f} over {len(gains)} prompts"
+    return proof(name, mean > 0 and t >= LEAST_T, value, Boundary.METRICS, f"t >= {LEAST_T}")
+
+
+def _scores(path: Path) -> dict[str, float] | None:
+    """The mean score of each prompt; None when a row is not whole or a score is not a finite number."""
+    found: dict[str, list[float]] = {}
+    for row in read_text(path).split("\n"):
+        if not row:
+            continue
+        try:
+            entry = json.loads(row)
+            found.setdefault(str(entry["input"]), []).append(float(entry["score"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+    means = {prompt: statistics.fmean(scores) for prompt, scores in found.items()}
+    return means if all(math.isfinite(mean) for mean in means.values()) else None

@@ -1,0 +1,162 @@
+"""verl: its own Megatron wrapper on GPUs, and real training of a tiny model on a CPU.
+
+The two sides share what verl writes (log, metrics, configuration dump) and the numbers of the levels; what runs, what
+is checked before it and what it proves is said by `wrapper` for GPUs and by `cpu` for a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Self
+
+from seatrial.loops.knowledge import read_tables
+from seatrial.loops.options import choice, require_known
+from seatrial.loops.verl import console, cpu, vacuity, wrapper
+from seatrial.loops.verl.drive.fault_names import FAULTS
+from seatrial.model.knowledge import Level, Milestone, Signature
+from seatrial.model.loop import Context, Phase
+from seatrial.model.record import CheckResult, Finding
+from seatrial.model.series import Metrics
+
+HERE = Path(__file__).parent
+ENVIRONMENT = "verl-cpu"
+DEVICES = ("gpu", "cpu")
+OPTIONS = {
+    "device": "gpu (verl's own wrapper) or cpu (a tiny model, here)",
+    "verl": "the verl checkout whose wrapper is driven; on a CPU it shadows the installed verl",
+    "gpus": "GPUs of the host",
+    "engine": "rollout engine: vllm or sglang",
+    "launcher": "how the wrapper starts Python: uv or python",
+    "train_files": "training data, a parquet file",
+    "val_files": "validation data, a parquet file",
+    "reward_model": "a local reward model; without one the rule reward is used",
+    "model_config": "config.json of a dummy model with random weights",
+    "tp": "tensor parallel size of level 2",
+    "pp": "pipeline parallel size of level 2",
+    "cp": "context parallel size of level 2",
+    "ep": "expert parallel size of level 2",
+    "etp": "expert tensor parallel size of level 2",
+    "architecture": "what level 4 is for: moe, vlm, mtp or qat",
+    "steps": "steps of level 5, 20 to 100",
+}
+
+
+@cache
+def _levels(file: str) -> tuple[Level, ...]:
+    return read_tables(HERE / file, "level", Level)
+
+
+@cache
+def _milestones() -> tuple[Milestone, ...]:
+    return read_tables(HERE / "milestones.toml", "milestone", Milestone)
+
+
+@cache
+def _signatures() -> tuple[Signature, ...]:
+    return read_tables(HERE / "signatures.toml", "signature", Signature)
+
+
+class Verl:
+    """See `seatrial.model.loop.Loop` for the contract."""
+
+    name = "verl"
+    title = "verl"
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        self.chosen = dict(options or {})
+        require_known(self.title, OPTIONS, self.chosen)
+        self.device = choice(self.chosen, "device", DEVICES)
+        self.side = cpu if self.device == "cpu" else wrapper
+        self.default_model = self.side.DEFAULT_MODEL
+        self.environment = ENVIRONMENT if self.device == "cpu" else None
+
+    def options(self) -> Mapping[str, str]:
+        """Those of both sides."""
+        return OPTIONS
+
+    def configured(self, options: Mapping[str, str]) -> Self:
+        """The loop of the chosen device."""
+        return type(self)(options)
+
+    def checkouts(self) -> Mapping[str, Path]:
+        """The verl checkout that is driven."""
+        return {"verl": Path(self.chosen["verl"])} if "verl" in self.chosen else {}
+
+    def environments(self) -> Mapping[str, Path]:
+        """The pinned environment of the CPU side."""
+        return {ENVIRONMENT: HERE / "verl-cpu.lock"}
+
+    def interpreter(self) -> Path:
+        """The Python that the wrapper will use."""
+        return wrapper.interpreter(self.chosen)
+
+    def import_path(self, context: Context) -> tuple[str, ...]:
+        """The Megatron-LM of a Bridge under test, and the verl checkout."""
+        return wrapper.import_path(context)
+
+    def levels(self) -> tuple[Level, ...]:
+        """The ladder of the device."""
+        ladder = _levels("levels_cpu.toml" if self.device == "cpu" else "levels.toml")
+        return self.side.levels(ladder, self.chosen)
+
+    def milestones(self) -> tuple[Milestone, ...]:
+        """Those of milestones.toml."""
+        return _milestones()
+
+    def signatures(self) -> tuple[Signature, ...]:
+        """Those of signatures.toml."""
+        return _signatures()
+
+    def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Those of drive/faults.py, which act on the CPU side only."""
+        return dict(FAULTS) if self.device == "cpu" else {}
+
+    def instruments(self) -> tuple[Path, ...]:
+        """Packages that run inside verl's processes."""
+        return (HERE / "drive",)
+
+    def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
+        """The processes of one level."""
+        return self.side.phases(level, context, directory)
+
+    def findings(self, context: Context) -> tuple[Finding, ...]:
+        """What the device needs."""
+        return self.side.findings(context)
+
+    def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
+        """What this configuration leaves out."""
+        return self.side.limitations(level, context)
+
+    def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
+        """One metrics.jsonl per phase; a level with several phases tells them apart by prefix."""
+        found = sorted(directory.glob("*/metrics.jsonl"))
+        return {("" if path.parent.name == "run" else f"{path.parent.name}/"): (path,) for path in found}
+
+    def read_console(self, log: Path) -> Metrics:
+        """Metrics from the rows that verl prints."""
+        return console.read_console(log)
+
+    def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
+        """What facts and the configuration in force prove."""
+        return self.side.proofs(level, directory, metrics)
+
+    def steps_reached(self, metrics: Metrics) -> int | None:
+        """The least last step of all training runs."""
+        return console.steps_reached(metrics)
+
+    def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
+        """What the configuration dump or the progress bar says."""
+        return console.steps_planned(paths)
+
+    def vacuous(self, metrics: Metrics) -> str | None:
+        """No spread of rewards, or no learning rate."""
+        return vacuity.vacuous(metrics)
+
+    def unseen(self, metrics: Metrics) -> str | None:
+        """No gradient norm, or no rewards."""
+        return vacuity.unseen(metrics)
+
+
+LOOP = Verl()

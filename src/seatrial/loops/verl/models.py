@@ -1,0 +1,157 @@
+"""The model and the data of a run: where they are, and what is wrong with them. No network is ever used.
+
+A model is a local directory; or a name such as `Qwen/Qwen2.5-0.5B`, found where the wrapper keeps models
+(`~/models/<name>`) or in the Hugging Face cache (HF_HUB_CACHE, HF_HOME). Of a cached one the snapshot directory is passed on,
+so that it is known which revision ran.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from seatrial.loops.verl.checkout import checkout_of
+from seatrial.model.loop import Context
+from seatrial.model.record import Finding
+from seatrial.model.verdict import Boundary
+
+MAGIC = b"PAR1"
+SPARE_CACHE_MB = 1000
+
+
+def hub_cache() -> Path:
+    """The Hugging Face cache, as the hub's own client finds it."""
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"))
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
+
+
+def _places(model: str) -> list[Path]:
+    """Where a model may be, in order."""
+    stored = hub_cache() / f"models--{model.replace('/', '--')}"
+    main = stored / "refs" / "main"
+    revision = main.read_text(encoding="utf-8").strip() if main.is_file() else "(none)"
+    return [Path(model).expanduser(), Path.home() / "models" / model, stored / "snapshots" / revision]
+
+
+def model_directory(model: str) -> Path | None:
+    """The local directory of a model, or None."""
+    return next((place.absolute() for place in _places(model) if (place / "config.json").is_file()), None)
+
+
+def model_path(context: Context) -> str:
+    """What is passed on as the model: its directory, or the name as given when there is none."""
+    return str(model_directory(context.model) or context.model)
+
+
+def model_settings(context: Context) -> dict[str, Any]:
+    """config.json of the model that is trained; empty when it cannot be read."""
+    named = context.options.get("model_config")
+    directory = model_directory(context.model)
+    path = Path(named) if named else directory / "config.json" if directory else None
+    try:
+        read = json.loads(path.read_text(encoding="utf-8")) if path else {}
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+KINDS = {
+    "moe": ("num_experts", "n_routed_experts", "num_local_experts"),
+    "vlm": ("vision_config",),
+    "mtp": ("num_nextn_predict_layers", "mtp_num_layers", "mtp_num_hidden_layers"),
+}
+"""Keys of a config.json that tell an architecture."""
+
+
+def is_kind(context: Context, kind: str) -> bool:
+    """Whether the model is of an architecture, by its own config.json."""
+    settings = model_settings(context)
+    inner = settings.get("text_config")
+    return any(source.get(key) for source in (settings, inner) if isinstance(source, dict) for key in KINDS[kind])
+
+
+def data_files(context: Context, dataset: str = "gsm8k") -> tuple[str, str]:
+    """Training and validation files: as named, or where verl's own scripts put them."""
+    home = Path.home() / "data" / dataset
+    given = context.options
+    train, val = (given.get("train_files") or home / "train.parquet"), (given.get("val_files") or home / "test.parquet")
+    return str(Path(train).expanduser().absolute()), str(Path(val).expanduser().absolute())
+
+
+def model_findings(context: Context) -> tuple[Finding, ...]:
+    """The model is here, complete, and the cache has room."""
+    made = [_model(context)]
+    if context.options.get("model_config"):
+        made.append(_dummy(Path(str(context.options["model_config"]))))
+    if context.options.get("reward_model"):
+        there = (Path(str(context.options["reward_model"])) / "config.json").is_file()
+        message = f"{context.options['reward_model']}: {'found' if there else 'no reward model: config.json is missing'}"
+        fix = "" if there else "name a local directory, or leave reward_model out for the rule reward"
+        made.append(Finding(name="reward model", ok=there, boundary=Boundary.REWARD, message=message, fix=fix))
+    cache = hub_cache()
+    near = next(place for place in (cache, *cache.parents) if place.exists())
+    free = shutil.disk_usage(near).free / 1e6
+    room = free >= SPARE_CACHE_MB
+    fix = "" if room else "set HF_HOME to a larger disk"
+    made.append(Finding(name="disk of the model cache", ok=room, message=f"{free:.0f} MB free at {near}", fix=fix))
+    return tuple(made)
+
+
+def _model(context: Context) -> Finding:
+    directory = model_directory(context.model)
+    if directory is None:
+        looked = ", ".join(str(place) for place in _places(context.model))
+        fix = (
+            f"hf download {context.model} --local-dir ~/models/{context.model}" if "/" in context.model.strip("/") else "--model DIRECTORY"
+        )
+        return _data("model", False, f"{context.model}: no config.json at {looked}", fix)
+    dummy = bool(context.options.get("model_config"))
+    weights = any(directory.glob("*.safetensors")) or any(directory.glob("pytorch_model*.bin"))
+    if not weights and not dummy:
+        return _data("model", False, f"{directory}: no weights (*.safetensors)", f"copy the model's weights into {directory}")
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return _data("model", False, f"{directory}: no tokenizer files", f"copy tokenizer.json and tokenizer_config.json into {directory}")
+    return _data("model", True, f"{directory}{': tokenizer of the dummy model' if dummy else ''}")
+
+
+def _dummy(config: Path) -> Finding:
+    if not config.is_file():
+        return _data("dummy model", False, f"{config}: no such config.json", "--set options.model_config=FILE of the same architecture")
+    return _data("dummy model", True, f"random weights after {config}, made anew for each level")
+
+
+def data_findings(context: Context, dataset: str, column: str = "") -> tuple[Finding, ...]:
+    """Both files are parquet, with this column if one is named."""
+    script = f"examples/data_preprocess/{dataset}.py"
+    made = []
+    for file in data_files(context, dataset):
+        wrong = _wrong_parquet(Path(file), column)
+        make = f"cd {checkout_of(context)} && python3 {script} --local_save_dir {Path(file).parent}"
+        made.append(_data("data", wrong is None, f"{file}: {wrong or 'parquet'}", make if wrong else ""))
+    return tuple(made)
+
+
+def _wrong_parquet(path: Path, column: str) -> str | None:
+    """What is wrong with a file. It names its columns in its footer, whose length stands before the last magic word."""
+    if not path.is_file():
+        return "no such file"
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            start = stream.read(len(MAGIC))
+            stream.seek(max(0, size - 8))
+            length, end = int.from_bytes(stream.read(4), "little"), stream.read(len(MAGIC))
+            stream.seek(max(0, size - 8 - length))
+            footer = stream.read(length)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not start == end == MAGIC or size < 12:
+        return "not a whole parquet file (PAR1 at both ends)"
+    return None if column.encode() in footer else f"has no column {column!r}"
+
+
+def _data(name: str, ok: bool, message: str, fix: str = "") -> Finding:
+    return Finding(name=name, ok=ok, boundary=Boundary.DATA, message=message, fix=fix)

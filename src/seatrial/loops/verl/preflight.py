@@ -1,0 +1,119 @@
+"""What must be right before a GPU is touched: checkout, launcher, model, data, GPUs, sizes, and then the configuration."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from seatrial.loops.verl import architecture, checkout, compose, models
+from seatrial.loops.verl.calls import training
+from seatrial.loops.verl.variant import Variant, gpus
+from seatrial.loops.verl.variants import variants
+from seatrial.model.loop import Context
+from seatrial.model.record import Finding
+from seatrial.model.verdict import Boundary
+
+NVIDIA_SMI_SECONDS = 30
+MACHINE = ("GPUs", "CPUs")
+"""Findings about this machine: the configuration can be composed all the same."""
+LEAST_CPUS = 10
+"""Eight storage actors of verl's transfer queue take one each, beside the task runner; with fewer it waits for ever."""
+STORAGE_UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+
+
+def findings(context: Context) -> tuple[Finding, ...]:
+    """What must be right before a GPU is touched; the configuration is composed only when the rest is."""
+    place = checkout.checkout_of(context)
+    found = checkout.layout(place)
+    if not found.ok or place is None:
+        return (found,)
+    calls = {name: variants(name, context, context.run_dir / "levels" / name) for name in context.levels}
+    made = [
+        *(found, checkout.launching(context), *checkout.shadowing(context)),
+        *(*models.model_findings(context), *architecture.findings(context)),
+        *(_gpus(gpus(context)), *_cpus(context), *_sizes(calls, gpus(context)), *_words(context)),
+    ]
+    if all(finding.ok or finding.name in MACHINE for finding in made):
+        made += _configuration(calls, context, place)
+    return tuple(made)
+
+
+def _gpus(wanted: int) -> Finding:
+    """The GPUs of this machine."""
+    smi = shutil.which("nvidia-smi")
+    listed = ""
+    if smi:
+        try:
+            listed = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False).stdout
+        except (OSError, subprocess.TimeoutExpired) as error:
+            listed = f"({error})"
+    count = sum(line.startswith("GPU ") for line in listed.splitlines())
+    if count == 0:
+        why = "no GPU was found here" + ("" if smi else ": there is no nvidia-smi")
+        return _machine("GPUs", False, why, "--device cpu, or run it on a cluster with --on")
+    return _machine("GPUs", count >= wanted, f"{count} GPUs here, {wanted} wanted", f"--set options.gpus={count}")
+
+
+def _cpus(context: Context) -> tuple[Finding, ...]:
+    """The CPUs that a Ray started here would have."""
+    if os.environ.get("RAY_ADDRESS") or any(STORAGE_UNITS in word or "ray_init.num_cpus" in word for word in context.arguments):
+        return ()
+    count = os.cpu_count() or 1
+    message = f"{count} CPUs here, {LEAST_CPUS} needed by Ray's actors"
+    return (_machine("CPUs", count >= LEAST_CPUS, message, f"use a larger host, or -- {STORAGE_UNITS}=1"),)
+
+
+def _machine(name: str, ok: bool, message: str, fix: str) -> Finding:
+    return Finding(name=name, ok=ok, boundary=Boundary.CLUSTER, message=message, fix="" if ok else fix)
+
+
+def _sizes(calls: Mapping[str, Sequence[Variant]], count: int) -> list[Finding]:
+    made = []
+    for level, call in ((level, call) for level, each in calls.items() for call in each):
+        wrong = call.sizes.problem(count)
+        if wrong:
+            fix = "choose --set options.tp=, pp=, cp=, ep=, etp= so that their products divide the GPUs"
+            made.append(Finding(name="sizes", ok=False, boundary=Boundary.CONFIG, message=f"{level}: {wrong}", fix=fix))
+    return made
+
+
+def _words(context: Context) -> list[Finding]:
+    """The wrapper passes its arguments on unquoted: one with white space would become two."""
+    places = [*context.arguments, str(context.run_dir), checkout.python_path(context), *models.data_files(context)]
+    split = [word for word in places if len(word.split()) != 1]
+    fix = "use paths and overrides without white space"
+    return [
+        Finding(name="arguments", ok=False, boundary=Boundary.CONFIG, message=f"the wrapper would split {word!r}", fix=fix)
+        for word in split
+    ]
+
+
+def _configuration(calls: Mapping[str, Sequence[Variant]], context: Context, place: Path) -> list[Finding]:
+    """Run the scripts with stand-ins, compare how they start Python with what the import check does, and compose."""
+    environment = {**os.environ, "PYTHONPATH": checkout.python_path(context)}
+    wanted, made = [], []
+    for level, call in ((level, call) for level, each in calls.items() for call in each):
+        phase = training(call, context, context.run_dir / "levels" / level)
+        title = f"{level} ({call.name})"
+        try:
+            recording = compose.record(place / call.script, place, phase.argv[2:], {**environment, **phase.env})
+        except compose.ScriptError as error:
+            made.append(
+                Finding(name="configuration", ok=False, boundary=Boundary.CONFIG, message=f"{title}: {error}", fix="use a clean checkout")
+            )
+            continue
+        expected = ("uv", *checkout.uv_words(call.extras), "python3") if checkout.launcher(context) == "uv" else ("python3",)
+        if recording.launch() != expected:
+            message = (
+                f"{title}: {call.script} starts `{' '.join(recording.launch())}`, and imports would be checked with `{' '.join(expected)}`"
+            )
+            fix = "this wrapper is of a generation that Seatrial does not know: --set options.launcher=python"
+            made.append(Finding(name="launcher", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix))
+        wanted.append(compose.Wanted(title, recording, call.claims))
+    if wanted:
+        extras = next(call.extras for each in calls.values() for call in each)
+        made += compose.compose(wanted, place, checkout.start_words(context, extras), environment, context.arguments)
+    return made

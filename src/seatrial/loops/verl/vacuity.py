@@ -1,0 +1,55 @@
+"""What the metrics of a run cannot show: nothing could be learned, or what would show it was not logged.
+
+Only causes that lie outside the trained code make a run vacuous: rewards without spread, or a learning rate of zero. A
+gradient that is zero although there were advantages and a learning rate is a failure, not a vacuity.
+"""
+
+from __future__ import annotations
+
+import re
+
+from seatrial.model.series import Metrics, Series
+
+ACTOR = "actor"
+SUPERVISED = "train"
+CONTROL = "control/"
+"""The run that is to learn nothing: level 5 on a CPU compares with it."""
+SPREADS = (("critic/score", "the reward never varied"), ("critic/advantages", "all advantages were equal"))
+
+
+def vacuous(metrics: Metrics) -> str | None:
+    """Why this run could not have shown anything, or None."""
+    for run in _runs(metrics):
+        where = f" in {run.rstrip('/')}" if run else ""
+        for name, what in SPREADS:
+            highest, lowest = metrics.series.get(f"{run}{name}/max"), metrics.series.get(f"{run}{name}/min")
+            if highest and lowest and _trained(highest) and _trained(highest) == _trained(lowest):
+                return f"vacuous: {what} within any step{where}, so there was nothing to learn from"
+        for part in (ACTOR, SUPERVISED):
+            rate = metrics.series.get(f"{run}{part}/lr")
+            if rate and rate.values and max(rate.values) == 0 and run != CONTROL:
+                return f"vacuous: the learning rate was 0 at every step{where}, so no weight could change"
+    return None
+
+
+def unseen(metrics: Metrics) -> str | None:
+    """What a Pass would claim of a run and these metrics do not show, or None. A supervised run has no rewards."""
+    for run in _runs(metrics):
+        supervised = f"{run}{SUPERVISED}/loss" in metrics.series
+        part = SUPERVISED if supervised else ACTOR
+        if f"{run}{part}/grad_norm" not in metrics.series:
+            return f"no {part}/grad_norm was logged, so nothing shows that anything was trained"
+        if not supervised and f"{run}critic/score/max" not in metrics.series:
+            return "no critic/score was logged, so nothing shows that there was something to learn"
+    return None
+
+
+def _runs(metrics: Metrics) -> list[str]:
+    """The prefixes of the runs: a level with several phases has one for each."""
+    found = {match[1] for tag in metrics.series if (match := re.fullmatch(r"((?!val)[\w.-]+/)?(?:actor|critic|train)/.+", tag))}
+    return sorted(prefix or "" for prefix in found) or [""]
+
+
+def _trained(series: Series) -> tuple[tuple[int, float], ...]:
+    """The points of training steps; step 0 is validation."""
+    return tuple((step, value) for step, value in zip(series.steps, series.values, strict=True) if step > 0)
