@@ -73,6 +73,14 @@ def test_environment_with_layer(house: House) -> None:
     assert packages - {"__pycache__"} == {"seatrial-layer.pth", "small.py", "small-1.0.dist-info"}
 
 
+def test_a_package_for_another_python_is_taken_only_when_the_lock_says_so(house: House) -> None:
+    make_wheel(house.tmp / "wheels", "newer", "1.0", python=">=99")
+    with pytest.raises(BlockedError, match="newer"):
+        house.build(house.lock("newer==1.0\n"))
+    environment = house.build(house.lock("# requires-python: ignored\nnewer==1.0\n"), rebuild=True)
+    assert imported(environment, "newer").startswith("1.0 ")
+
+
 def test_life_of_an_environment_and_its_layer(house: House) -> None:
     lock = house.lock("# layer: base\n")
     environment = house.build(lock)

@@ -50,6 +50,7 @@ def test_reads_header_pins_and_layer(tmp_path: Path) -> None:
         ("# layr: base", "unknown header key `layr`"),
         ("# layer: base", "`layer` is given twice"),
         ("# disk-mb: many", "`disk-mb` cannot be `many`"),
+        ("# requires-python: 3.12", "`requires-python` cannot be `3.12`"),
     ],
 )
 def test_bad_lines_name_file_and_line(tmp_path: Path, line: str, message: str) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 
-def make_wheel(directory: Path, name: str, version: str, requires: str = "") -> None:
+def make_wheel(directory: Path, name: str, version: str, requires: str = "", python: str = "") -> None:
     """Write a wheel with one module that knows its version."""
     directory.mkdir(exist_ok=True)
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (f"Requires-Dist: {requires}\n" if requires else "")
+    metadata += f"Requires-Python: {python}\n" if python else ""
     members = {
         f"{name}.py": f"VERSION = {version!r}\n",
         f"{info}/METADATA": metadata,

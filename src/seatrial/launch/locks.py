@@ -1,6 +1,7 @@
 """Lock files: the exact packages of an environment, written as pip requirements.
 
-- Header comments `# key: value` stand before the first pin; the keys are `python`, `layer`, `disk-mb`, and no others.
+- Header comments `# key: value` stand before the first pin; the keys are `python`, `layer`, `disk-mb`, `requires-python`,
+  and no others. `requires-python: ignored` takes packages that say they are not for this Python, but were tried with it.
 - Then one `name==version` per line; comments are allowed. Anything else is a UserError with file and line.
 - A layer is a lock too (`layers/<name>.lock`): packages that several environments share. A package is pinned once,
   in the environment or in its layer.
@@ -24,10 +25,14 @@ LAYERS = Path(__file__).parent / "layers"
 
 _WAY_OF_BUILDING = 1
 """Part of every hash: raise it when environments must be built anew because Seatrial builds them differently."""
-_KEYS = ("python", "layer", "disk-mb")
 _HEADER = re.compile(r"#\s*([a-z][a-z-]*):\s*(.*)")
 _PIN = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==([A-Za-z0-9](?:[A-Za-z0-9.!+_-]*[A-Za-z0-9])?)")
-_VALUE = {"python": re.compile(r"\d+\.\d+"), "layer": re.compile(r"[a-z0-9][a-z0-9-]*"), "disk-mb": re.compile(r"\d+")}
+_VALUE = {
+    "python": re.compile(r"\d+\.\d+"),
+    "layer": re.compile(r"[a-z0-9][a-z0-9-]*"),
+    "disk-mb": re.compile(r"\d+"),
+    "requires-python": re.compile("ignored"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class Lock:
     """Version by normalised package name."""
     disk_mb: int = 0
     layer: Lock | None = None
+    any_python: bool = False
+    """Whether packages are taken that say they are not for this Python."""
 
     @property
     def name(self) -> str:
@@ -111,7 +118,7 @@ def _read(path: Path, layers: Path, python: str | None) -> Lock:
         raise UserError(
             f"{path}: pinned here and in the layer {header['layer']}: {', '.join(twice)}", "remove the pins from one of the two"
         )
-    return Lock(path, wanted, pins, int(header.get("disk-mb", "0")), layer)
+    return Lock(path, wanted, pins, int(header.get("disk-mb", "0")), layer, "requires-python" in header)
 
 
 def _layer(path: Path, name: str, layers: Path, python: str) -> Lock:
@@ -127,8 +134,8 @@ def _take_header(header: dict[str, str], text: str, where: str) -> None:
     if match is None:
         return
     key, value = match[1], match[2].strip()
-    if key not in _KEYS:
-        raise UserError(f"{where}: unknown header key `{key}`", f"use one of {', '.join(_KEYS)}, or write a comment without `word:`")
+    if key not in _VALUE:
+        raise UserError(f"{where}: unknown header key `{key}`", f"use one of {', '.join(_VALUE)}, or write a comment without `word:`")
     if key in header:
         raise UserError(f"{where}: `{key}` is given twice", "remove one of the two lines")
     if not _VALUE[key].fullmatch(value):

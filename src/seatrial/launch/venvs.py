@@ -98,7 +98,9 @@ class Build:
             )
         inside = interpreter(self.directory)
         if self.lock.pins:
-            options = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off", *(() if resolve else ("--no-deps",)))
+            options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+            options += [] if resolve else ["--no-deps"]
+            options += ["--ignore-requires-python"] if self.lock.any_python else []
             argv = (_python_with_pip(python), "-m", "pip", "--python", str(inside), "install", *options, "-r", str(self.lock.path))
             self._step(f"installing {len(self.lock.pins)} packages", argv)
         installed = read_installed(inside)
