@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops import get_loop
-from seatrial.loops.trl import proofs, training
+from seatrial.loops import get_loop, proof
+from seatrial.loops.trl import proofs
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics, Series
 
@@ -308,5 +308,5 @@ def test_seeds_without_a_gain_are_missed(tmp_path: Path) -> None:
 
 
 def test_differing_names_both_sides() -> None:
-    assert training.differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
-    assert training.differing({"a": "1"}, {"a": "1"}) == []
+    assert proof.differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
+    assert proof.differing({"a": "1"}, {"a": "1"}) == []

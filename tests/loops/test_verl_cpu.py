@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from seatrial.loops import get_loop
 from seatrial.loops.verl import cpu
 from seatrial.loops.verl.cpu_claims import claims
-from seatrial.loops.verl.drive import gains, reward
+from seatrial.loops.verl.drive import gains, reward, train
 from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.model.errors import UserError
 from seatrial.model.knowledge import Level
@@ -187,3 +188,21 @@ def test_faults_of_the_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         except RuntimeError:
             failed += 1
     assert 0 < failed < 30
+
+
+def test_the_driver_removes_what_dead_runs_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "SHORT", str(tmp_path))
+    for name in ("str-999999999-a", "str-999999999-new", f"str-{os.getpid()}-b", "str-x-c", "other"):
+        (tmp_path / name).mkdir()
+        if not name.endswith("new"):
+            os.utime(tmp_path / name, (0, 0))
+    train.sweep()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["other", "str-999999999-new", f"str-{os.getpid()}-b", "str-x-c"])
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [("/a b", "/a b"), ("/a='b,]", "/a='b,]"), ('/a"b', '/a\\"b'), ("/a\\b", "/a\\b"), ("/a\\", "/a\\\\"), ('/a\\"', '/a\\\\\\"')],
+)
+def test_paths_are_quoted_for_hydra(text: str, made: str) -> None:
+    assert train.quoted(text) == f'"{made}"'

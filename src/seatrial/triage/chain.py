@@ -71,10 +71,11 @@ class Chain:
 
     @property
     def first(self) -> Raised:
-        """The first cause: the first exception that does not merely carry another."""
+        """The first cause: the first exception that does not merely carry another. Of carriers alone, Ray's wrapper says least."""
         if self.how is How.KILLED:
             return next((r for r in self.raised if shapes.short(r.name) in shapes.INTERRUPTS), self.raised[0])
-        return next((r for r in self.raised if not r.carrier), self.raised[0])
+        said = [r for r in self.raised if shapes.short(r.name) != shapes.WRAPPER] or self.raised
+        return next((r for r in said if not r.carrier), said[0])
 
     @property
     def primary(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from seatrial.triage.signatures import GENERAL, Hit, Scan, first_match, load_sig
 
 _TAIL = 8  # last lines searched for a known failure when nothing was raised; further up it may be a mere mention
 _WINDOW = 200  # lines before a report of another process's death that may hold its cause
+_DETAIL = 6  # lines after it that may belong to its message
 _CLIP = 400
 _NOISE = 20
 _STAGES: tuple[tuple[str, Boundary], ...] = (
@@ -122,7 +123,7 @@ class _Triage:
             return []
         last = self.progress.last()
         first = max(last.line if last else 0, *(chain.end for chain in chains), 0) + 1  # what was survived is no cause
-        found = self._match([Hit(line.number, line.body) for line in tail if line.number >= first])
+        found = self._match(self._telling(line for line in tail if line.number >= first))
         return [_known(*found, ())] if found else []
 
     def _match(self, hits: Sequence[Hit]) -> tuple[Signature, Hit] | None:
@@ -133,7 +134,7 @@ class _Triage:
         chain, raised = cause
         own = [Hit(raised.line, f"{raised.name}: {raised.message}"), *(Hit(*line) for line in raised.lines)]
         excerpt = (*raised.tail, *(text for _, text in raised.lines[:6]))
-        found = self._match([*self._above(chain), *own] if raised.carrier else own)
+        found = self._match([*self._around(chain), *own] if raised.carrier or raised.name == "crash" else own)
         if found is not None:
             return _known(*found, excerpt)
         line, text = _decisive(cause)
@@ -141,11 +142,17 @@ class _Triage:
         advice = _KILL_ADVICE if chain.how is How.KILLED else _UNKNOWN_ADVICE
         return Diagnosis(boundary=boundary, verdict=verdict, cause=_clip(text), line=line, excerpt=_clipped(excerpt), advice=advice)
 
-    def _above(self, chain: Chain) -> list[Hit]:
-        """What stands above a report that something else died, and may say why; harmless lines do not."""
+    def _around(self, chain: Chain) -> list[Hit]:
+        """What stands around a report that something died, and may say why. A process that crashed said it itself."""
         reached = self.progress.before(chain.start)
         first = max(reached.line if reached else 0, chain.start - _WINDOW)
-        hits = [Hit(line.number, line.body) for line in self.log.between(first, chain.end)]
+        lines = self.log.between(first, chain.end + _DETAIL)
+        crash = chain.first.name == "crash"
+        return self._telling(line for line in lines if not crash or line.process.startswith(chain.process))
+
+    def _telling(self, lines: Iterable[Line]) -> list[Hit]:
+        """Lines that may say what happened: harmless ones do not."""
+        hits = [Hit(line.number, line.body) for line in lines]
         return [hit for hit in hits if not any(first_match(s, [hit]) for s in self.harmless)]
 
     def _place(self, cause: Cause) -> tuple[Boundary, Verdict]:

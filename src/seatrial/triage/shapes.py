@@ -55,13 +55,15 @@ CRASHED = re.compile(
     r"|(?:.*: line \d+: +\d+ )?(?:Segmentation fault|Aborted|Bus error)\b|terminate called after throwing an instance of "
 )
 INTERRUPTS = frozenset({"KeyboardInterrupt", "SignalException"})
+WRAPPER = "RayTaskError"
+"""Printed first of a remote exception, and always followed by what it wraps."""
 LAUNCHERS = frozenset({"ChildFailedError"})
 """Raised by a launcher at its own end, whatever it logged just before."""
 
 _CARRIERS = frozenset(
     {
         # Ray
-        "RayTaskError",
+        WRAPPER,
         "RayActorError",
         "ActorDiedError",
         "ActorUnavailableError",

@@ -6,6 +6,7 @@ therefore never Pass here; without a level, Pass means what the reason says: the
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -33,6 +34,8 @@ NOT_FINITE = re.compile(
 EVALUATION = ("eval", "val", "test")
 EXIT_CODE = re.compile(r"\b(?:rc|exit code|exit status)[ =:]+(\d+)\b")
 """What the shell that launched a run may write as its last line."""
+FOREIGN = 0.05
+"""Share of values that may differ between a log and its metrics."""
 TIMED_OUT = 124
 """The exit code of `timeout`: it ended the program after its work, or before; the log says which."""
 
@@ -74,9 +77,11 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
     if evidence.steps_reached is None and planned is None and diagnosis.verdict is None and (stages := read_stages(log)):
         return _staged(stages, diagnosis, log)
     judgement = judge(evidence, loop.milestones())
-    missing = _unseen(loop, level, metrics) or _several(evidence)
-    if judgement.verdict is Verdict.PASS and missing:
-        judgement = Judgement(Verdict.BLOCKED, f"inconclusive: {missing}", Boundary.METRICS, vacuous=True)
+    if judgement.verdict is Verdict.PASS:
+        foreign = _foreign(loop, log, metrics) if metric_paths else None
+        missing = _unseen(loop, level, metrics) or _several(evidence) or _restarted(loop, log) or foreign
+        if missing:
+            judgement = Judgement(Verdict.BLOCKED, f"inconclusive: {missing}", Boundary.METRICS, vacuous=True)
     return _result(judgement, evidence, diagnosis, log, done, _limitations(level, metrics, not metric_paths, planned))
 
 
@@ -140,11 +145,39 @@ def _unseen(loop: Loop, level: Level | None, metrics: Metrics) -> str | None:
 
 
 def _several(evidence: Evidence) -> str | None:
-    """More steps than the run was to take: the files hold more than one run, and which of them is meant is not known."""
+    """More steps than the run was to take, or two values for one: the files hold more than one run, and which of them is
+    meant is not known."""
     reached, expected = evidence.steps_reached, evidence.steps_expected
     if expected is not None and reached is not None and reached > expected:
         return f"{reached} steps are shown where {expected} were expected: the files hold several runs; judge one at a time"
+    twice = next((overlap for overlap in evidence.metrics.overlaps if overlap.steps), None)
+    if twice is not None:
+        return f"{twice.tag} has several values at step {twice.steps[0]}: the files hold several runs; judge one at a time"
     return None
+
+
+def _restarted(loop: Loop, log: Path) -> str | None:
+    """The log of more than one run: one may have failed where another wrote what is missing."""
+    first = loop.milestones()[0]
+    begun = [line.number for line in read_log(log) if re.search(first.pattern, line.text)]
+    if len(begun) < 2:
+        return None
+    return f"the log holds several runs: {first.id!r} is reached in lines {begun[0]} and {begun[1]}; judge one at a time"
+
+
+def _foreign(loop: Loop, log: Path, metrics: Metrics) -> str | None:
+    """Metrics of another run. Both come from the same numbers: what the log prints of them may be rounded, not different."""
+    points = apart = 0
+    for tag, printed in loop.read_console(log).series.items():
+        written = metrics.series.get(tag)
+        values = dict(zip(written.steps, written.values, strict=True)) if written else {}
+        for step, value in zip(printed.steps, printed.values, strict=True):
+            if step in values:
+                points += 1
+                apart += not math.isclose(value, values[step], rel_tol=0.01, abs_tol=0.001)
+    if apart <= points * FOREIGN:
+        return None
+    return f"{apart} of {points} values are not those that the log prints: the metrics are of another run"
 
 
 def _limitations(level: Level | None, metrics: Metrics, from_console: bool, planned: int | None) -> tuple[str, ...]:
@@ -154,7 +187,7 @@ def _limitations(level: Level | None, metrics: Metrics, from_console: bool, plan
     if planned is None:
         made.append("the number of steps the run was to take is not known; give --expect-steps")
     for tag, series in metrics.series.items():
-        if tag.rpartition("/")[2] == "loss" and series.steps and series.steps[0] > 1:
+        if tag.endswith("loss") and series.steps and series.steps[0] > 1:
             made.append(
                 f"{tag} begins at step {series.steps[0]}: the steps before it were not seen (a resumed run, or rows that are sparse)"
             )

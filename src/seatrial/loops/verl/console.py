@@ -105,6 +105,16 @@ def steps_reached(metrics: Metrics) -> int | None:
     return min(runs.values(), default=None)
 
 
+def skipped_steps(metrics: Metrics) -> str | None:
+    """Training steps that nothing shows between the first and the last one: verl logs every step."""
+    for tag, series in metrics.series.items():
+        if TRAINED.match(tag) and series.steps:
+            missing = sorted(set(range(series.steps[0], series.steps[-1])) - set(series.steps))
+            if missing:
+                return f"{tag} was not logged at step {missing[0]}, so nothing shows that this step was trained"
+    return None
+
+
 def steps_planned(paths: tuple[Path, ...]) -> int | None:
     """How many steps the run was to take, by the words of the logs among `paths`; the surest words count."""
     said: dict[str, int] = {}

@@ -41,8 +41,8 @@ def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult,
         full, resumed = facts.get("full", none), facts.get("resumed", none)
         made += trained(full, metrics, "full", 0, last, ("actor", "critic"))
         made.append(reference(full, "full"))
-        made += trained(resumed, metrics, "resumed", last // 2, last, ("actor", "critic"))
         made += resume(directory, full, resumed, metrics, last // 2, last)
+        made += trained(resumed, metrics, "resumed", last // 2, last, ("actor", "critic"))
     elif level.name == "learning":
         made += trained(facts.get("learn", none), metrics, "learn", 0, last, ("actor",))
         made += idle(facts.get(CONTROL, none), metrics)
@@ -88,15 +88,14 @@ def updated(facts: Facts, phase: str, role: str, begin: int, last: int, lora: bo
     silent = rows[-1]["without_gradient"]
     reached = set(silent) < set(names) and not (silent and model["made"])
     stuck = [name for name in names if name not in silent and first["weights"].get(name) == rows[-1]["weights"].get(name)]
+    moved = sum(first["weights"].get(name) != rows[-1]["weights"].get(name) for name in names)
     drifted = [name for name in frozen if first["weights"][name] != rows[-1]["weights"].get(name)]
     counts = [row["updates"] for row in rows[1:]]
     what = "only adapters train" if lora else "no parameter is frozen"
     return [
         proof(f"{what}{where}", bool(names) and not stray and bool(frozen) == lora, f"{run['trainable']} of {run['total']}", boundary),
         proof(f"weights move at every step{where}", not still, f"{last - begin - len(still)} of {last - begin}", boundary, "all"),
-        proof(
-            f"every trained tensor changed{where}", not stuck, f"{len(names) - len(stuck)} of {len(names)}", boundary, "all", _few(stuck)
-        ),
+        proof(f"every trained tensor changed{where}", not stuck, f"{moved} of {len(names)}", boundary, "all", _few(stuck)),
         proof(f"frozen tensors did not{where}", not drifted, f"{len(drifted)} of {len(frozen)} moved", boundary, "0", _few(drifted)),
         proof(f"gradients reach every tensor{where}", reached, f"{len(silent)} without", boundary, "0", _few(silent)),
         proof(

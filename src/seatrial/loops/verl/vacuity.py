@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from seatrial.loops.verl.console import skipped_steps
 from seatrial.model.series import Metrics, Series
 
 ACTOR = "actor"
@@ -34,6 +35,8 @@ def vacuous(metrics: Metrics) -> str | None:
 
 def unseen(metrics: Metrics) -> str | None:
     """What a Pass would claim of a run and these metrics do not show, or None. A supervised run has no rewards."""
+    if skipped := skipped_steps(metrics):
+        return skipped
     for run in _runs(metrics):
         supervised = f"{run}{SUPERVISED}/loss" in metrics.series
         part = SUPERVISED if supervised else ACTOR

@@ -5,7 +5,7 @@ from __future__ import annotations
 EVERY = (0, 1, 5)
 FAULTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "stale-generator": ("the generation server keeps its first weights: every later sync is dropped", EVERY),
-    "frozen": ("the actor's gradients are zeroed before its optimizer steps", EVERY),
+    "frozen": ("the actor's optimizer steps with a learning rate of 0, whatever is logged", EVERY),
     "reward-raises": ("the reward function raises for every third prompt, and the loop swallows it", EVERY),
     "constant-reward": ("every completion earns 0.5: no advantage anywhere", EVERY),
     "fresh-optimizer": ("the checkpoint's optimizer state is not restored", (1,)),

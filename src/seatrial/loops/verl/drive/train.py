@@ -8,9 +8,12 @@ Everything after `--` is handed to verl; the last override of a key wins, so tha
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from seatrial.loops.verl.drive import assets, gains
@@ -18,6 +21,10 @@ from seatrial.probes import facts
 
 MADE = "tiny-dense"
 SEED = 42
+SHORT = "/tmp"
+"""Ray puts sockets below its directory, and the path of a socket holds 107 bytes: a run directory is too deep."""
+SCRATCH = "str-"
+DAY = 24 * 3600
 
 
 def say(text: str) -> None:
@@ -64,8 +71,23 @@ def places(arguments: argparse.Namespace, scratch: str) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """A value for Hydra: a run directory may hold any character."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """A value for Hydra: a run directory may hold any character. Backslashes count only in front of a quote there."""
+    return '"' + re.sub(r'(\\*)("|$)', lambda found: 2 * found[1] + ('\\"' if found[2] else ""), text) + '"'
+
+
+def sweep() -> None:
+    """Remove what runs that were killed have left: directories of processes that are gone.
+
+    Another container may share the directory and not the processes, so only old ones are taken.
+    """
+    for path in Path(SHORT).glob(f"{SCRATCH}*-*"):
+        pid = path.name.split("-")[1]
+        try:
+            old = time.time() - path.stat().st_mtime > DAY
+        except OSError:
+            continue  # another run was first
+        if old and pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def main() -> None:
@@ -74,8 +96,8 @@ def main() -> None:
     split = words.index("--") if "--" in words else len(words)
     arguments = parser().parse_args(words[:split])
     arguments.out.mkdir(parents=True, exist_ok=True)
-    # Ray puts sockets below its directory, and the path of a socket holds 107 bytes: a run directory is too deep.
-    scratch = tempfile.mkdtemp(prefix="str-")
+    sweep()
+    scratch = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=SHORT)
     try:
         say("building the model and the data")
         overrides = places(arguments, scratch)
