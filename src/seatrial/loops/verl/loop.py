@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.options import choice, require_known
@@ -58,6 +58,23 @@ def _signatures() -> tuple[Signature, ...]:
     return read_tables(HERE / "signatures.toml", "signature", Signature)
 
 
+class Side(Protocol):
+    """What each of the two modules provides; the contracts are those of the loop's methods of the same name."""
+
+    DEFAULT_MODEL: str
+
+    def levels(self, ladder: tuple[Level, ...], options: Mapping[str, str]) -> tuple[Level, ...]:
+        """The ladder with these options."""
+
+    def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]: ...
+
+    def findings(self, context: Context) -> tuple[Finding, ...]: ...
+
+    def limitations(self, level: Level, context: Context) -> tuple[str, ...]: ...
+
+    def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]: ...
+
+
 class Verl:
     """See `seatrial.model.loop.Loop` for the contract."""
 
@@ -68,7 +85,7 @@ class Verl:
         self.chosen = dict(options or {})
         require_known(self.title, OPTIONS, self.chosen)
         self.device = choice(self.chosen, "device", DEVICES)
-        self.side = cpu if self.device == "cpu" else wrapper
+        self.side: Side = cpu if self.device == "cpu" else wrapper
         self.default_model = self.side.DEFAULT_MODEL
         self.environment = ENVIRONMENT if self.device == "cpu" else None
 
