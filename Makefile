@@ -36,6 +36,7 @@ test: lint ## Every test, also those that drive a real loop
 	@sh scripts/chromium.sh
 	@sh scripts/slurm.sh
 	$(BIN)/seatrial env build trl
+	$(BIN)/seatrial env build verl-cpu
 	@$(BIN)/python -m tests.launch.rays
 	$(BIN)/pytest -n 2 --dist loadfile -q
 

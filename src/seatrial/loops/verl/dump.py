@@ -21,29 +21,39 @@ LONGEST = 5000
 
 
 def read_config(log: Path) -> dict[str, Any] | None:
-    """The configuration that the task runner (or the supervised trainer) printed, or None."""
+    """The configuration that the task runner (or the supervised trainer) printed last, or None."""
+    found = read_configs(log)
+    return found[-1] if found else None
+
+
+def read_configs(log: Path) -> list[dict[str, Any] | None]:
+    """Every configuration that was printed, in order; None stands for one that is torn."""
     rows = list(lines(log))
-    for start in range(len(rows) - 1, -1, -1):
+    made: list[dict[str, Any] | None] = []
+    start = 0
+    while start < len(rows):
         if OPENING.match(rows[start][2]):
-            found = _literal(rows, start)
-            if found is None or "trainer" in found:  # else it is an inner part that a line break put first
-                return found
-    return None
+            found, last = _literal(rows, start)
+            if found is None or "trainer" in found:  # else another dictionary that begins alike
+                made.append(found)
+                start = last if found else start  # what begins alike inside of it is a part of it
+        start += 1
+    return made
 
 
-def _literal(rows: list[tuple[int, str, str]], start: int) -> dict[str, Any] | None:
-    """The literal that begins at row `start`, as written by one process."""
+def _literal(rows: list[tuple[int, str, str]], start: int) -> tuple[dict[str, Any] | None, int]:
+    """The literal that begins at row `start`, as written by one process, and the row where it ends."""
     process = rows[start][1]
     parts: list[str] = []
     depth = 0
-    for _, prefix, text in rows[start : start + LONGEST]:
+    for index, (_, prefix, text) in enumerate(rows[start : start + LONGEST], start):
         if prefix != process:
             continue
         parts.append(text)
         depth += _depth(text)
         if depth <= 0:
-            return _parse("\n".join(parts))
-    return None
+            return _parse("\n".join(parts)), index
+    return None, start
 
 
 def _depth(text: str) -> int:

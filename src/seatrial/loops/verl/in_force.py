@@ -18,8 +18,8 @@ from seatrial.files import read_text
 from seatrial.loops.facts import read_facts
 from seatrial.loops.proof import proof
 from seatrial.loops.verl.claims import differences, lookup
-from seatrial.loops.verl.console import lines
-from seatrial.loops.verl.dump import read_config
+from seatrial.loops.verl.console import lines, skipped_steps
+from seatrial.loops.verl.dump import read_configs
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
@@ -28,6 +28,9 @@ from seatrial.model.verdict import Boundary
 RESUMING = re.compile(r"Resuming from (\S+), setting global step to (\d+)")
 SCRATCH = "Training from scratch"
 TRACKER = "latest_checkpointed_iteration.txt"
+PHASES = {"save-resume": ("save", "resume")}
+"""Calls of a level that has more than the one called `run`."""
+ENGINE = ("megatron.core", "megatron.bridge")
 LEAST_PROMPTS = 30
 LEAST_T = 2.33
 """One-sided, 1 %, for as many prompts as are required."""
@@ -38,10 +41,12 @@ def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult
     facts = read_facts(directory / "imports" / "facts.jsonl")
     claims = {str(row["phase"]): row["values"] for row in facts.of("claims")}
     made = [proof("facts are whole", False, str(item), Boundary.METRICS) for item in facts.damage]
-    if not claims:
-        made.append(proof("what the level claims was recorded", False, "no facts", Boundary.CONFIG))
+    absent = sorted(set(PHASES.get(level.name, ("run",))) - set(claims))
+    if absent:
+        made.append(proof("what the level claims was recorded", False, f"no facts of {', '.join(absent)}", Boundary.CONFIG))
     for phase, values in claims.items():
         made.append(in_force(phase, values, directory / phase / "run.log"))
+    made += [trained_with(directory / "imports.jsonl"), every_step(metrics)]
     if level.name == "save-resume":
         made += resumed(directory, metrics)
     if level.name == "learning":
@@ -52,12 +57,30 @@ def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult
 def in_force(phase: str, claims: Mapping[str, Any], log: Path) -> CheckResult:
     """The configuration that the run printed is the one that the level claims."""
     name = f"configuration in force ({phase})"
-    config = read_config(log) if log.is_file() else None
-    if config is None:
+    printed = read_configs(log) if log.is_file() else []
+    if not printed or printed[-1] is None:
         return proof(name, False, "the run printed no whole configuration", Boundary.CONFIG)
-    wrong = list(differences(claims, {key: lookup(config, key) for key in claims}))
+    # Of several runs in one log any may have written the metrics: each must be as claimed.
+    wrong = [item for config in printed if config for item in differences(claims, {key: lookup(config, key) for key in claims})]
     fell = "; ".join(f"{key} fell back to {value} (claimed: {claimed})" for key, value, claimed in wrong[:3])
-    return proof(name, not wrong, f"{len(claims) - len(wrong)} of {len(claims)} values as claimed", Boundary.CONFIG, "all", fell)
+    right = len(claims) - len({key for key, _, _ in wrong})
+    return proof(name, not wrong, f"{right} of {len(claims)} values as claimed", Boundary.CONFIG, "all", fell)
+
+
+def trained_with(path: Path) -> CheckResult:
+    """Ray workers really imported Megatron-Core and Megatron-Bridge: a driver that did so has trained nothing."""
+    rows = [json.loads(row) for row in read_text(path).split("\n")[:-1]] if path.is_file() else []
+    used = {row["package"] for row in rows if row["process"] == "worker" and row["method"] == "imported" and row["file"]}
+    absent = [package for package in ENGINE if package not in used]
+    message = f"no Ray worker imported {' and '.join(absent)}" if absent else ""
+    value = f"{len(ENGINE) - len(absent)} of {len(ENGINE)} packages"
+    return proof("Ray workers used Megatron-Core and Megatron-Bridge", not absent, value, Boundary.PROVIDER, "all", message)
+
+
+def every_step(metrics: Metrics) -> CheckResult:
+    """No step is missing between the first and the last."""
+    skipped = skipped_steps(metrics)
+    return proof("every step was logged", skipped is None, "no" if skipped else "yes", Boundary.METRICS, "", skipped or "")
 
 
 def resumed(directory: Path, metrics: Metrics) -> list[CheckResult]:
