@@ -78,7 +78,7 @@ def load_config(
         "change.base": base,
         "environment.python": str(python) if python else None,
         "options.device": device,
-        "options.verl": str(verl.absolute()) if verl else None,
+        "options.verl": str(verl) if verl else None,
     }
     return load(file or find_file(Path.cwd()), settings or (), flags)
 
@@ -146,7 +146,7 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
         levels = planning.requested(loop, numbers)
     model = str(Path(config.run.model).absolute()) if config.run.model and Path(config.run.model).exists() else config.run.model
     states = (*states, *_companions(loop, states))
-    plan = planning.make_plan(loop, levels, model, states, unmatched, tuple(config.run.arguments), config.options)
+    plan = planning.make_plan(loop, levels, model, states, unmatched, tuple(config.run.arguments), loop.chosen)
     return Asked(loop, plan, tuple(diffs), loaded)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from seatrial.loops.options import require_known
@@ -14,6 +15,7 @@ class Plain:
     """A loop that drives installed packages in an environment of ours, and has no options."""
 
     title: str
+    chosen: Mapping[str, str] = MappingProxyType({})
 
     def options(self) -> Mapping[str, str]:
         """None."""

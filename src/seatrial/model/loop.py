@@ -56,6 +56,8 @@ class Loop(Protocol):
     name: str
     title: str
     default_model: str
+    chosen: Mapping[str, str]
+    """The options in force, as they are stored: paths are absolute."""
     environment: str | None
     """Which of its environments it runs in; None when it runs in the user's own."""
 

@@ -42,6 +42,8 @@ OPTIONS = {
     "steps": "steps of level 5, 20 to 100",
 }
 
+PATHS = ("verl", "train_files", "val_files", "reward_model", "model_config")
+
 
 @cache
 def _levels(file: str) -> tuple[Level, ...]:
@@ -82,8 +84,9 @@ class Verl:
     title = "verl"
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
-        self.chosen = dict(options or {})
-        require_known(self.title, OPTIONS, self.chosen)
+        given = options or {}
+        require_known(self.title, OPTIONS, given)
+        self.chosen: Mapping[str, str] = {name: str(Path(text).absolute()) if name in PATHS else text for name, text in given.items()}
         self.device = choice(self.chosen, "device", DEVICES)
         self.side: Side = cpu if self.device == "cpu" else wrapper
         self.default_model = self.side.DEFAULT_MODEL
