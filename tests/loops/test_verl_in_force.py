@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -71,8 +72,8 @@ def test_with_uv_driver_and_workers_run_through_it(bench: Bench) -> None:
 
 def test_a_run_that_fell_back_is_not_a_pass(bench: Bench) -> None:
     directory = run_level(bench, "smoke", bench.context("actor_rollout_ref.model.lora.rank=0", "critic.megatron.vanilla_mbridge=True"))
-    (found,) = [check for check in proven("smoke", directory) if not check.passed]
-    assert found.name == "configuration in force (run)"
+    found, adapter = [check for check in proven("smoke", directory) if not check.passed]
+    assert (found.name, adapter.name) == ("configuration in force (run)", "adapters were built (run)")
     assert "actor_rollout_ref.model.lora.rank fell back to 0 (claimed: > 0)" in found.message
     assert "critic.megatron.vanilla_mbridge fell back to True" in found.message
     log = directory / "run" / "run.log"
@@ -80,6 +81,56 @@ def test_a_run_that_fell_back_is_not_a_pass(bench: Bench) -> None:
     assert "no whole configuration" in str(in_force.in_force("run", {"trainer.nnodes": 1}, log).value)
     (directory / "imports" / "facts.jsonl").unlink()
     assert "what the level claims was recorded" in missed("smoke", directory)
+
+
+def test_a_rank_that_wrapped_nothing_is_not_a_pass(bench: Bench) -> None:
+    directory = run_level(bench, "smoke", bench.context())
+    log = directory / "run" / "run.log"
+    for text in ("Adapter parameters:   0", ""):
+        log.write_text(re.sub(r"Adapter parameters:.*", text, log.read_text()))
+        (found,) = [check for check in proven("smoke", directory) if not check.passed]
+        assert (found.name, found.boundary) == ("adapters were built (run)", "peft")
+
+
+def test_every_configuration_in_a_log_must_be_as_claimed(bench: Bench) -> None:
+    directory = run_level(bench, "smoke", bench.context())
+    log = directory / "run" / "run.log"
+    once = log.read_text()
+    log.write_text(once.replace("'vanilla_mbridge': False", "'vanilla_mbridge': True") + once)
+    assert missed("smoke", directory) == ["configuration in force (run)"], "the first of two runs may have written the metrics"
+    log.write_text(once + once)
+    assert missed("smoke", directory) == []
+
+
+def test_what_only_the_driver_imported_was_not_trained_with(bench: Bench) -> None:
+    directory = run_level(bench, "smoke", bench.context())
+    path = directory / "imports.jsonl"
+    rows = [json.loads(row) for row in path.read_text().splitlines()]
+    for row in rows:
+        if row["process"] == "worker" and row["package"] == "megatron.bridge":
+            row["method"] = "found"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{torn")
+    (found,) = [check for check in proven("smoke", directory) if not check.passed]
+    assert (found.name, found.message) == (
+        "Ray workers used Megatron-Core and Megatron-Bridge",
+        "no Ray worker imported megatron.bridge",
+    )
+    path.unlink()
+    assert missed("smoke", directory) == [found.name]
+
+
+def test_claims_of_one_phase_do_not_stand_for_the_other(bench: Bench) -> None:
+    directory = run_level(bench, "save-resume", bench.context())
+    facts = directory / "imports" / "facts.jsonl"
+    facts.write_text("".join(row for row in facts.read_text().splitlines(keepends=True) if '"resume"' not in row[:60]))
+    (found,) = [check for check in proven("save-resume", directory) if not check.passed]
+    assert (found.name, found.value) == ("what the level claims was recorded", "no facts of resume")
+
+
+def test_a_step_that_was_not_logged_is_not_a_pass() -> None:
+    steps = Series("actor/pg_loss", (1, 2, 4), (0.1, 0.2, 0.3))
+    assert "not logged at step 3" in in_force.every_step(Metrics(series={steps.tag: steps})).message
+    assert in_force.every_step(Metrics(series={"actor/pg_loss": Series("actor/pg_loss", (3, 4), (0.1, 0.2))})).passed, "resumed"
 
 
 def test_save_and_resume_are_proven_from_log_and_files(bench: Bench) -> None:

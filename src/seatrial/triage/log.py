@@ -3,7 +3,8 @@
 - Line numbers count newline characters only, as `sed -n Np` does; the segments of a progress bar (`\\r`) share the
   number of their line and are yielded one by one.
 - Colour codes and leading time stamps (ours, and epoch seconds) are removed; undecodable bytes stay visible.
-- The prefix that names the writing process, as `(Worker pid=7) ` or `[rank1]: `, is split off into `process`.
+- The prefix that names the writing process, as `(Worker pid=7) ` or `[rank1]: `, is split off into `process`, and from
+  the body also the mark of a repeated line.
 - Nothing is held: each iteration reads the file again, so a log of any size costs one line of memory.
 """
 
@@ -25,6 +26,9 @@ _PROCESS = re.compile(
     r"|\d{1,5}: )+"  # srun --label
 )
 
+_REPEATED = re.compile(r" ?\[repeated \d+x across cluster\].*$")
+"""What Ray puts behind a line that it shows once for several processes; a frame or a message ends before it."""
+
 
 class Line(NamedTuple):
     """One line, or one segment of a line with a progress bar."""
@@ -35,7 +39,7 @@ class Line(NamedTuple):
     body: str
     """The text without the process prefix."""
     text: str
-    """The text with it."""
+    """The text with it, and with the mark of a line that stands for several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ def _split(number: int, raw: bytes) -> Iterator[Line]:
         text = text[stamp.end() :]
     prefix = _PROCESS.match(text)
     process, body = (prefix.group().strip(), text[prefix.end() :]) if prefix else ("", text)
+    if " across cluster]" in body:
+        body = _REPEATED.sub("", body)
     if "\r" not in text:
         yield Line(number, process, body, text)
         return

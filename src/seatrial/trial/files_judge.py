@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,11 @@ NOT_FINITE = re.compile(
 EVALUATION = ("eval", "val", "test")
 EXIT_CODE = re.compile(r"\b(?:rc|exit code|exit status)[ =:]+(\d+)\b")
 """What the shell that launched a run may write as its last line."""
+EXITED = re.compile(
+    r"(?:rc|exit[ _]?code|exit status)[ =:]+(\d+)\b|srun: error: .*exit code (\d+)$|make.*: \*\*\* .* Error (\d+)$", re.IGNORECASE
+)
+"""The same at the start of one of the last lines: the time that was used, or a scheduler's words, may follow."""
+LAST = 8
 FOREIGN = 0.05
 """Share of values that may differ between a log and its metrics."""
 TIMED_OUT = 124
@@ -92,14 +98,12 @@ def _completed(done: Milestone, reached: bool) -> CheckResult:
 
 
 def _exited(log: Path) -> list[CheckResult]:
-    """The exit code, where the last line of the log says one."""
-    last = ""
-    for line in read_log(log):
-        last = line.body if line.body.strip() else last
-    said = EXIT_CODE.search(last)
-    if said is None:
+    """The exit code, where the last lines of the log say one."""
+    last = deque((line.body for line in read_log(log) if line.body.strip() and not line.process), maxlen=LAST)
+    said = [match for line in last if (match := EXITED.match(line))] + ([match] if last and (match := EXIT_CODE.search(last[-1])) else [])
+    if not said:
         return []
-    code = int(said[1])
+    code = int(next(group for group in said[-1].groups() if group))
     return [CheckResult(name="exit code", kind="proof", passed=code in (0, TIMED_OUT), value=code, boundary=Boundary.ENVIRONMENT)]
 
 
