@@ -188,6 +188,9 @@ def test_lines_of_other_processes_do_not_disturb_the_dump(ppo: Path, tmp_path: P
     foreign = console(tmp_path, *lines[:400], f"{RUNNER}WARNING: something", *lines[400:])
     assert read_config(foreign) is None, "a line of the same process cannot be told from the dump"
     assert read_config(console(tmp_path, "nothing here")) is None
+    warning = [f"{RUNNER}/a b/specs.py:74: UserWarning: Apex is not installed", f'{RUNNER}  warnings.warn("Apex (is not")']
+    assert read_config(console(tmp_path, *lines[:400], *warning, *lines[400:])) == read_config(ppo), "a warning can be told"
+    assert read_config(console(tmp_path, *lines[:400], warning[1], *lines[400:])) is None
 
 
 def test_the_last_run_counts(ppo: Path, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from seatrial.loops import get_loop
-from seatrial.loops.verl import cpu
+from seatrial.loops.verl.cpu import DRIVE
 from seatrial.loops.verl.cpu_claims import claims
+from seatrial.loops.verl.cpu_settings import STRATEGIES
 from seatrial.loops.verl.drive import gains, reward, train
 from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.model.errors import UserError
@@ -19,15 +20,23 @@ from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
 from seatrial.model.series import Metrics, Series
 
+SIDES = {strategy: get_loop("verl").configured({"device": "cpu", "strategy": strategy}) for strategy in STRATEGIES}
 VERL = get_loop("verl").configured({"device": "cpu"})
-LEVELS = {level.name: level for level in VERL.levels()}
-RUNNABLE = [level for level in VERL.levels() if not level.skip]
+NAMES = ("smoke", "save-resume", "learning")
 RUN = Path("/runs/a b")
+DRIVE_DIRECTORY = Path(train.__file__).parent
+both = pytest.mark.parametrize("strategy", STRATEGIES)
+each = pytest.mark.parametrize("name", NAMES)
 
 
-def phases(level: Level, **changes: Any) -> tuple[Phase, ...]:
+def level_of(strategy: str, name: str) -> Level:
+    return next(level for level in SIDES[strategy].levels() if level.name == name)
+
+
+def phases(strategy: str, name: str, **changes: Any) -> tuple[Phase, ...]:
     context = Context(run_dir=RUN, python=Path("/env/bin/python"), model="tiny-dense", **changes)
-    return VERL.phases(level, context, RUN / "levels" / f"{level.number}-{level.name}")
+    level = level_of(strategy, name)
+    return SIDES[strategy].phases(level, context, RUN / "levels" / f"{level.number}-{level.name}")
 
 
 def setting(phase: Phase, key: str) -> str:
@@ -35,9 +44,11 @@ def setting(phase: Phase, key: str) -> str:
     return [word.partition("=")[2] for word in phase.argv if word.lstrip("+").partition("=")[0] == key][-1]
 
 
-@pytest.mark.parametrize("level", RUNNABLE, ids=lambda level: level.name)
-def test_every_level_has_complete_commands(level: Level) -> None:
-    made = phases(level, arguments=("actor_rollout_ref.actor.clip_ratio=0.3",))
+@both
+@each
+def test_every_level_has_complete_commands(strategy: str, name: str) -> None:
+    level = level_of(strategy, name)
+    made = phases(strategy, name, arguments=("actor_rollout_ref.actor.clip_ratio=0.3",))
     assert len({phase.name for phase in made}) == len(made) == 2
     for phase in made:
         out = RUN / "levels" / f"{level.number}-{level.name}" / phase.name
@@ -46,14 +57,51 @@ def test_every_level_has_complete_commands(level: Level) -> None:
         assert setting(phase, "trainer.total_training_steps") == str(phase.steps)
         assert phase.env["SEATRIAL_FACTS"] == str(out / "facts.jsonl")
         assert phase.env["VERL_FILE_LOGGER_PATH"] == str(out / "metrics.jsonl")
-        assert phase.env["VERL_USE_EXTERNAL_MODULES"].split(",")[1:] == list(cpu.PLUGINS)
         assert "SEATRIAL_FAULT" not in phase.env
         assert phase.processes == ("driver", "worker")
     assert made[-1].steps == level.steps
 
 
-def test_the_second_run_resumes_where_the_first_saved() -> None:
-    full, resumed = phases(LEVELS["save-resume"])
+def test_megatron_is_the_engine_unless_another_is_asked_for() -> None:
+    assert VERL.levels() == SIDES["megatron"].levels() != SIDES["fsdp2"].levels()
+    with pytest.raises(UserError, match="not one of megatron, fsdp2"):
+        get_loop("verl").configured({"device": "cpu", "strategy": "fsdp"})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "engine", "modules"),
+    [
+        ("megatron", "megatron_engine", ["megatron_on_cpu", "cpu_platform", "plugin"]),
+        ("fsdp2", "fsdp_engine", ["without_megatron", "cpu_platform", "plugin"]),
+    ],
+)
+def test_megatron_is_made_to_run_or_hidden_before_all_else(strategy: str, engine: str, modules: list[str]) -> None:
+    assert (DRIVE_DIRECTORY / f"{engine}.py").is_file()
+    for phase in phases(strategy, "smoke"):
+        assert phase.env["VERL_USE_EXTERNAL_MODULES"].split(",")[1:] == [f"{DRIVE}.{name}" for name in modules]
+        assert phase.env["SEATRIAL_ENGINE"] == engine
+        assert ("TORCHDYNAMO_DISABLE" in phase.env) == (strategy == "megatron")
+    said = SIDES[strategy].limitations(level_of(strategy, "smoke"), Context(run_dir=RUN, python=Path("/p"), model="tiny-dense"))
+    assert ("no Transformer Engine" in said[0]) == (strategy == "megatron")
+    assert ("not Megatron" in said[0]) == (strategy == "fsdp2")
+
+
+def test_level_0_on_megatron_is_that_of_a_gpu() -> None:
+    grpo, ppo = phases("megatron", "smoke")
+    for phase in (grpo, ppo):
+        assert setting(phase, "model_engine") == "megatron"
+        assert setting(phase, "actor_rollout_ref.actor.megatron.use_mbridge") == "True"
+        assert setting(phase, "actor_rollout_ref.actor.megatron.vanilla_mbridge") == "False"
+    assert setting(ppo, "algorithm.adv_estimator") == "gae"
+    assert setting(ppo, "actor_rollout_ref.model.lora.rank") == setting(ppo, "critic.model.lora.rank") == "4"
+    assert setting(ppo, "actor_rollout_ref.model.lora.merge") == "False"
+    assert not any("lora" in word for word in grpo.argv)
+
+
+@both
+def test_the_second_run_resumes_where_the_first_saved(strategy: str) -> None:
+    full, resumed = phases(strategy, "save-resume")
+    assert ("--untied" in full.argv) == ("--untied" in resumed.argv) == (strategy == "megatron")
     assert setting(full, "trainer.save_freq") == "2"
     assert option(resumed, "--resume-from") == f"{option(full, '--out')}/checkpoints/global_step_2"
     assert {word for word in full.argv if "resume" not in word and "/full" not in word} <= set(resumed.argv)
@@ -63,8 +111,9 @@ def option(phase: Phase, name: str) -> str:
     return phase.argv[phase.argv.index(name) + 1]
 
 
-def test_the_control_differs_from_the_learning_run_in_its_rate_and_length_only() -> None:
-    control, learn = phases(LEVELS["learning"])
+@both
+def test_the_control_differs_from_the_learning_run_in_its_rate_and_length_only(strategy: str) -> None:
+    control, learn = phases(strategy, "learning")
     assert setting(control, "actor_rollout_ref.actor.optim.lr") == "0"
     own = {word.partition("=")[0] for word in set(control.argv) ^ set(learn.argv) if "=" in word}
     assert own == {"actor_rollout_ref.actor.optim.lr", "trainer.total_training_steps", "trainer.test_freq"}
@@ -86,18 +135,28 @@ def test_level_5_takes_20_to_100_steps(steps: str, ok: bool) -> None:
     assert next(level for level in chosen.levels() if level.name == "learning").steps == int(steps)
 
 
-def test_levels_without_a_gpu_say_why_they_are_skipped() -> None:
-    skipped = [level for level in VERL.levels() if level.skip]
+@both
+def test_levels_without_a_gpu_say_why_they_are_skipped(strategy: str) -> None:
+    skipped = [level for level in SIDES[strategy].levels() if level.skip]
     assert [level.number for level in skipped] == [2, 3, 4]
     assert all("GPU" in str(level.skip) for level in skipped)
     with pytest.raises(AssertionError):
-        phases(skipped[0])
+        phases(strategy, skipped[0].name)
 
 
-def test_a_fault_reaches_every_process() -> None:
-    made = phases(LEVELS["smoke"], options={"fault": "frozen"})
+def test_the_ladders_have_the_same_rungs() -> None:
+    gpu = get_loop("verl").levels()
+    for side in SIDES.values():
+        assert [(level.number, level.name) for level in side.levels()] == [(level.number, level.name) for level in gpu]
+    megatron = SIDES["megatron"].levels()
+    assert [(level.required_when, level.words) for level in megatron] == [(level.required_when, level.words) for level in gpu]
+
+
+@both
+def test_a_fault_reaches_every_process(strategy: str) -> None:
+    made = phases(strategy, "smoke", options={"fault": "frozen"})
     assert {phase.env["SEATRIAL_FAULT"] for phase in made} == {"frozen"}
-    assert all(set(levels) <= {level.number for level in RUNNABLE} for _, levels in FAULTS.values())
+    assert all(set(levels) <= {0, 1, 5} for _, levels in FAULTS.values())
 
 
 @pytest.mark.parametrize(
@@ -109,6 +168,8 @@ def test_a_fault_reaches_every_process() -> None:
         ("++trainer.v1.sampler.custom_sampler.name=Other", False),
         ("~reward.custom_reward_function", False),
         ("actor_rollout_ref.rollout.n=2", False),
+        ("model_engine=dp", False),
+        ("actor_rollout_ref.actor.megatron.use_mbridge=False", False),
         ("--help", False),
         ("clip_ratio", False),
     ],
@@ -125,16 +186,25 @@ def test_a_given_model_must_be_there(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer_config.json", "model.safetensors"):
         (tmp_path / name).touch()
     assert VERL.findings(context)[-1].ok
-    assert len(VERL.limitations(LEVELS["smoke"], context)) == 3
+    counts = {strategy: len(side.limitations(level_of(strategy, "smoke"), context)) for strategy, side in SIDES.items()}
+    assert counts == {"megatron": 4, "fsdp2": 3}
 
 
-@pytest.mark.parametrize("level", RUNNABLE, ids=lambda level: level.name)
-def test_the_commands_set_what_is_claimed(level: Level) -> None:
-    for phase in phases(level):
-        for key, value in claims(phase.name, phase.steps or 0).items():
-            if key.startswith(("trainer.use_v1", "trainer.v1.", "reward.", "actor_rollout_ref.rollout.load_format")) or value == 0:
-                continue  # verl's own defaults
-            assert setting(phase, key) == str(value), key
+DEFAULTS = (
+    *("trainer.use_v1", "trainer.v1.trainer_mode", "reward.reward_model.enable", "actor_rollout_ref.rollout.load_format"),
+    *("strategy", "lora.merge", "use_megatron_fsdp", "use_distributed_optimizer", "dtype", "parallel_size", "model_engine"),
+)
+"""Ends of keys that a command may leave to verl."""
+
+
+@both
+@each
+def test_the_commands_set_what_is_claimed(strategy: str, name: str) -> None:
+    for phase in phases(strategy, name):
+        given = {word.lstrip("+").partition("=")[0] for word in phase.argv}
+        for key, value in claims(strategy, phase.name, phase.steps or 0).items():
+            if key in given or not (key.endswith(DEFAULTS) or value == 0):
+                assert setting(phase, key) == str(value), key
 
 
 def dump(directory: Path, step: int, scores: dict[str, list[float]]) -> None:

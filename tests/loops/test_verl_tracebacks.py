@@ -112,6 +112,13 @@ def test_what_was_swallowed_is_never_a_pass(lines: list[str], verdict: Verdict, 
                 "RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated. ",
             ]
         ),
+        "\n".join(
+            [
+                "Traceback (most recent call last):",
+                *frames(["ray/_private/worker.py:main_loop", "torch/utils/data/_utils/signal_handling.py:handler"]),
+                "RuntimeError: DataLoader worker (pid 11350) is killed by signal: Killed. ",
+            ]
+        ),
     ],
 )
 def test_noise_decides_nothing(noise: str, tmp_path: Path) -> None:

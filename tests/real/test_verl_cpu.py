@@ -1,12 +1,15 @@
-"""verl itself on this CPU: level 0 to a verdict, with the environment that `seatrial env build verl-cpu` made.
+"""verl itself on this CPU: level 0 on Megatron to a verdict, with the environment that `seatrial env build verl-cpu` made.
 
-The other levels and the faults take ten minutes more; SEATRIAL_ALL_LEVELS=1 runs them too.
+A copy of Megatron-Bridge with a bug must fail it. The other levels, the other engine, the faults and more bugs take half an hour;
+SEATRIAL_ALL_LEVELS=1 runs them too.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,11 @@ import pytest
 from seatrial.files import read_text
 from seatrial.launch.environments import Environments
 from seatrial.loops import environments
+from seatrial.loops.verl.cpu_settings import STRATEGIES
 from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.model.verdict import ExitCode, Verdict
 
+from .conftest import git
 from .drive import Ran, processes_of, start
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
@@ -24,18 +29,22 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 NAME = "verl-cpu"
 MINUTES = 20
 WORDS = ("verl", "--device", "cpu")
-slow = pytest.mark.skipif(not os.environ.get("SEATRIAL_ALL_LEVELS"), reason="takes ten minutes: SEATRIAL_ALL_LEVELS=1 runs it")
+slow = pytest.mark.skipif(not os.environ.get("SEATRIAL_ALL_LEVELS"), reason="takes half an hour: SEATRIAL_ALL_LEVELS=1 runs it")
 
 EXACT = {
+    "configuration in force (ppo)": "38 of 38 values as claimed",
     "no parameter is frozen (grpo, actor)": "80640 of 80640",
-    "only adapters train (ppo, actor)": "8192 of 88832",
-    "the generator holds what was sent: bit-equal (grpo)": "27 tensors, 0 of 3 syncs wrong",
+    "only adapters train (ppo, actor)": "6656 of 87296",
+    "only adapters train (ppo, critic)": "6720 of 87360",
+    "the generator holds what was sent: bit-equal (grpo)": "26 tensors, 0 of 3 syncs wrong",
     "the generator holds what was sent: bit-equal (ppo)": "28 tensors, 0 of 4 syncs wrong",
+    "what was sent is what the actor holds: bit-equal (ppo)": "0 tensors differ",
+    "the first weights sent are those of the model's files: bit-equal (grpo)": "0 of 26 tensors differ",
     "every trajectory was scored (ppo)": "64",
-    "the reference starts as the actor (grpo): bit-equal": "29 of 29 equal",
+    "the reference starts as the actor (grpo): bit-equal": "16 of 16 equal",
     "no rollout was lost (grpo)": "0 prompts, 0 trajectories",
 }
-"""What level 0 measures of the tiny model."""
+"""What level 0 measures of the tiny model on Megatron."""
 CAUGHT = {
     "stale-generator": (0, "the generator holds what was sent: bit-equal (grpo)", Verdict.FAIL),
     "frozen": (0, "weights move at every step (grpo, actor)", Verdict.FAIL),
@@ -43,6 +52,22 @@ CAUGHT = {
     "constant-reward": (0, "rewards differ (grpo)", Verdict.BLOCKED),
     "fresh-optimizer": (1, "restored optimizer of the actor: bit-equal", Verdict.FAIL),
 }
+BRIDGE = "src/megatron/bridge"
+BUGS = {
+    "key and value change places on export": (
+        f"{BRIDGE}/models/conversion/param_mapping.py",
+        "q, k, v = split_qkv_weights(config, packed_qkv)",
+        "q, v, k = split_qkv_weights(config, packed_qkv)",
+        "the first weights sent are those of the model's files: bit-equal (grpo)",
+    ),
+    "adapters have no gradient": (
+        f"{BRIDGE}/peft/lora_layers.py",
+        "return linear_output + adapter_output, bias",
+        "return linear_output + adapter_output.detach(), bias",
+        "gradients reach every tensor (ppo, actor)",
+    ),
+}
+"""File, text and its replacement, and the check that must be missed."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,18 +115,56 @@ def test_nothing_is_left_running_or_lying_around(smoke: Ran) -> None:
     assert not any(Path(place).exists() for place in used)
 
 
+@pytest.fixture
+def bridge(tmp_path: Path) -> Path:
+    """A git repository with the environment's own Megatron-Bridge in src layout; `megatron` is a namespace that it shares."""
+    found = Environments().find(NAME, environments()[NAME])
+    assert found is not None
+    root = tmp_path / "bridge under test"
+    shutil.copytree(
+        next(found.path.glob("lib/python*/site-packages/megatron/bridge")), root / BRIDGE, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    git(root, "init", "--quiet", "--initial-branch", "main")
+    git(root, "add", "--all", "--force")
+    git(root, "commit", "--quiet", "--message", "as released")
+    return root
+
+
+@pytest.mark.parametrize("bug", ["key and value change places on export", pytest.param("adapters have no gradient", marks=slow)])
+def test_a_broken_bridge_fails(bug: str, bridge: Path, tmp_path: Path) -> None:
+    file, text, other, check = BUGS[bug]
+    source = bridge / file
+    assert text in source.read_text(encoding="utf-8")
+    source.write_text(source.read_text(encoding="utf-8").replace(text, other), encoding="utf-8")
+    ran = trial(tmp_path, "--level", "0", "--change", f"bridge={bridge}")
+    assert ran.level(0).verdict == Verdict.FAIL, ran.output
+    assert check in missed(ran, 0)
+
+
 @slow
-@pytest.mark.parametrize("number", [1, 5])
-def test_the_other_levels_pass(number: int, tmp_path: Path) -> None:
-    ran = trial(tmp_path, "--level", str(number))
+def test_a_bridge_as_released_passes_and_is_what_ran(bridge: Path, tmp_path: Path) -> None:
+    ran = trial(tmp_path, "--level", "0", "--change", f"bridge={bridge}")
+    assert missed(ran, 0) == [], ran.output
+    assert ran.code == ExitCode.PASS, ran.output
+    rows = [json.loads(row) for row in (ran.place(0) / "imports.jsonl").read_text(encoding="utf-8").splitlines()]
+    own = [row for row in rows if row["package"] == "megatron.bridge"]
+    assert {row["file"] for row in own} == {str(bridge / BRIDGE / "__init__.py")}
+    assert {(row["process"], row["method"]) for row in own} == {("driver", "found"), ("worker", "found"), ("worker", "imported")}
+
+
+@slow
+@pytest.mark.parametrize(("strategy", "number"), [("megatron", 1), ("megatron", 5), ("fsdp2", 0), ("fsdp2", 1), ("fsdp2", 5)])
+def test_the_other_levels_pass(strategy: str, number: int, tmp_path: Path) -> None:
+    ran = trial(tmp_path, "--level", str(number), "--set", f"options.strategy={strategy}")
     assert missed(ran, number) == [], ran.output
     assert ran.code == ExitCode.PASS, ran.output
 
 
 @slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_caught(fault: str, tmp_path: Path) -> None:
+def test_a_fault_is_caught(fault: str, strategy: str, tmp_path: Path) -> None:
     number, check, verdict = CAUGHT[fault]
-    ran = trial(tmp_path, "--level", str(number), "--fault", fault)
+    ran = trial(tmp_path, "--level", str(number), "--fault", fault, "--set", f"options.strategy={strategy}")
     assert ran.level(number).verdict == verdict, ran.output
     assert check in missed(ran, number)

@@ -13,6 +13,7 @@ from typing import Any
 from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.proof import differing, equal, proof, same_trajectory
 from seatrial.loops.verl.cpu_claims import claims
+from seatrial.loops.verl.cpu_sync import few, is_adapter, span, state, synced
 from seatrial.loops.verl.in_force import in_force
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
@@ -20,29 +21,34 @@ from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary
 
 Row = dict[str, Any]
-CHECKPOINT_FILES = ("model", "optim", "extra_state")
+HEAD = "output_layer.weight"
+"""The critic's head in Megatron: it is new, so it is trained beside adapters, too."""
 CONTROL = "control"
 CONTROL_STEPS = 2
 """A learning rate of 0 changes nothing in any number of steps."""
 
 
-def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
+def prove(level: Level, directory: Path, metrics: Metrics, strategy: str) -> tuple[CheckResult, ...]:
     """All proofs of a level."""
     facts = {path.parent.name: read_facts(path) for path in sorted(directory.glob("*/facts.jsonl"))}
     none = Facts(())
     made = [proof("facts are whole", False, str(item), Boundary.METRICS) for each in facts.values() for item in each.damage]
-    last = level.steps or 0
-    made += [in_force(phase, claims(phase, steps), directory / phase / "run.log") for phase, steps in _phases(level).items()]
+    last, megatron = level.steps or 0, strategy == "megatron"
+    made += [in_force(phase, claims(strategy, phase, steps), directory / phase / "run.log") for phase, steps in _phases(level).items()]
     if level.name == "smoke":
         made += trained(facts.get("grpo", none), metrics, "grpo", 0, last, ("actor",))
         made.append(reference(facts.get("grpo", none), "grpo"))
-        made += trained(facts.get("ppo", none), metrics, "ppo", 0, last, ("actor", "critic"), lora=True)
+        made += trained(
+            facts.get("ppo", none), metrics, "ppo", 0, last, ("actor", "critic"), ("actor", "critic") if megatron else ("actor",)
+        )
     elif level.name == "save-resume":
         full, resumed = facts.get("full", none), facts.get("resumed", none)
-        made += trained(full, metrics, "full", 0, last, ("actor", "critic"))
-        made.append(reference(full, "full"))
-        made += resume(directory, full, resumed, metrics, last // 2, last)
-        made += trained(resumed, metrics, "resumed", last // 2, last, ("actor", "critic"))
+        lora = ("actor",) if megatron else ()
+        made += trained(full, metrics, "full", 0, last, ("actor", "critic"), lora)
+        made += [] if megatron else [reference(full, "full")]
+        made.append(complete(directory / "full" / "checkpoints" / f"global_step_{last // 2}", strategy))
+        made += resume(full, resumed, metrics, last // 2, last)
+        made += trained(resumed, metrics, "resumed", last // 2, last, ("actor", "critic"), lora)
     elif level.name == "learning":
         made += trained(facts.get("learn", none), metrics, "learn", 0, last, ("actor",))
         made += idle(facts.get(CONTROL, none), metrics)
@@ -56,19 +62,19 @@ def _phases(level: Level) -> dict[str, int]:
     return found.get(level.name, {CONTROL: CONTROL_STEPS, "learn": last})
 
 
-def state(facts: Facts, role: str, when: str, step: int) -> Row:
-    """The only state of that moment; empty when there is none or more than one."""
-    return facts.one("state", role=role, when=when, step=step) or {}
-
-
 def trained(
-    facts: Facts, metrics: Metrics, phase: str, begin: int, last: int, roles: tuple[str, ...], lora: bool = False
+    facts: Facts, metrics: Metrics, phase: str, begin: int, last: int, roles: tuple[str, ...], lora: tuple[str, ...] = ()
 ) -> list[CheckResult]:
-    """One run did all it was to do: every parameter, every update, every sync, every rollout."""
+    """One run did all it was to do: every parameter, every update, every sync, every rollout. `lora` names the roles with adapters."""
     made = []
     for role in roles:
-        made += updated(facts, phase, role, begin, last, lora and role == "actor")
-    return [*made, *synced(facts, phase, begin, last, lora), *rolled_out(facts, phase, begin, last), logged(metrics, phase, begin, last)]
+        made += updated(facts, phase, role, begin, last, role in lora)
+    return [
+        *made,
+        *synced(facts, phase, begin, last, "actor" in lora),
+        *rolled_out(facts, phase, begin, last),
+        logged(metrics, phase, begin, last),
+    ]
 
 
 def updated(facts: Facts, phase: str, role: str, begin: int, last: int, lora: bool) -> list[CheckResult]:
@@ -81,8 +87,9 @@ def updated(facts: Facts, phase: str, role: str, begin: int, last: int, lora: bo
         return [proof(f"training facts{where}", False, "no facts", Boundary.OPTIMIZER)]
     boundary = Boundary.PEFT if lora else Boundary.OPTIMIZER
     names = run["trainable_names"]
-    stray = [name for name in names if ("lora_" in name) != lora]
+    stray = [name for name in names if is_adapter(name) != lora and not (role == "critic" and name == HEAD)]
     frozen = run["frozen_names"]
+    chosen = bool(names) and not stray and bool(frozen) == lora == any(is_adapter(name) for name in names)
     still = [step for step, (a, b) in enumerate(itertools.pairwise(rows), begin + 1) if not _moved(a, b, names)]
     # A model that is not ours may have tensors that no text reaches.
     silent = rows[-1]["without_gradient"]
@@ -93,11 +100,11 @@ def updated(facts: Facts, phase: str, role: str, begin: int, last: int, lora: bo
     counts = [row["updates"] for row in rows[1:]]
     what = "only adapters train" if lora else "no parameter is frozen"
     return [
-        proof(f"{what}{where}", bool(names) and not stray and bool(frozen) == lora, f"{run['trainable']} of {run['total']}", boundary),
+        proof(f"{what}{where}", chosen, f"{run['trainable']} of {run['total']}", boundary),
         proof(f"weights move at every step{where}", not still, f"{last - begin - len(still)} of {last - begin}", boundary, "all"),
-        proof(f"every trained tensor changed{where}", not stuck, f"{moved} of {len(names)}", boundary, "all", _few(stuck)),
-        proof(f"frozen tensors did not{where}", not drifted, f"{len(drifted)} of {len(frozen)} moved", boundary, "0", _few(drifted)),
-        proof(f"gradients reach every tensor{where}", reached, f"{len(silent)} without", boundary, "0", _few(silent)),
+        proof(f"every trained tensor changed{where}", not stuck, f"{moved} of {len(names)}", boundary, "all", few(stuck)),
+        proof(f"frozen tensors did not{where}", not drifted, f"{len(drifted)} of {len(frozen)} moved", boundary, "0", few(drifted)),
+        proof(f"gradients reach every tensor{where}", reached, f"{len(silent)} without", boundary, "0", few(silent)),
         proof(
             f"one optimizer update per step{where}",
             counts == [[step, step] for step in range(begin + 1, last + 1)],
@@ -112,16 +119,6 @@ def _moved(before: Row, after: Row, names: list[str]) -> bool:
     return any(before["weights"].get(name) != after["weights"].get(name) for name in names)
 
 
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3])
-
-
-def _span(steps: list[int]) -> str:
-    """The steps as a reader wants them: `0 to 20` when none is missing, doubled or out of order."""
-    whole = bool(steps) and steps == list(range(steps[0], steps[-1] + 1))
-    return f"{steps[0]} to {steps[-1]}" if whole else f"{steps}"
-
-
 def reference(facts: Facts, phase: str) -> CheckResult:
     """The reference is a model of its own, and starts as the actor."""
     run = facts.one("parameters", role="reference")
@@ -129,58 +126,6 @@ def reference(facts: Facts, phase: str) -> CheckResult:
     return equal(
         name, state(facts, "reference", "start", 0).get("weights") if run else None, state(facts, "actor", "start", 0).get("weights")
     )
-
-
-def synced(facts: Facts, phase: str, begin: int, last: int, lora: bool) -> list[CheckResult]:
-    """After every step the generation server holds, bit for bit, what the actor holds; with adapters the base came first."""
-    rows = [row for row in facts.of("sync") if row["adapter"] == lora]
-    base = [row for row in facts.of("sync") if row["adapter"] != lora]
-    bad = [row["step"] for row in (*rows, *base) if row["unknown"] or row["absent"] or row["wrong"] or not row["sent"]]
-    wrong = [name for row in (*rows, *base) for name in (*row["unknown"], *row["absent"], *row["wrong"])]
-    steps = [row["step"] for row in rows]
-    other = [row["step"] for row in (*rows, *base) if not _is_the_actors(facts, row, begin)]
-    names, where, wanted = len(rows[0]["sent"]) if rows else 0, f" ({phase})", list(range(begin, last + 1))
-    made = [
-        proof(f"weights go to the generator at every step{where}", steps == wanted, _span(steps), Boundary.REFIT, _span(wanted)),
-        proof(
-            f"the generator holds what was sent: bit-equal{where}",
-            bool(rows) and not bad,
-            f"{names} tensors, {len(bad)} of {len(rows) + len(base)} syncs wrong",
-            Boundary.REFIT,
-            "all",
-            _few(wrong),
-        ),
-        proof(f"what was sent is what the actor holds{where}", bool(rows) and not other, f"{len(other)} syncs differ", Boundary.REFIT, "0"),
-    ]
-    if lora:
-        made.append(
-            proof(
-                f"the base was sent before the adapters{where}",
-                [row["step"] for row in base] == [begin],
-                f"{len(base)} syncs",
-                Boundary.REFIT,
-                "1",
-            )
-        )
-    return made
-
-
-def _is_the_actors(facts: Facts, row: Row, begin: int) -> bool:
-    """Whether a sync carried the state of its step: all that is trained, or the frozen base, and nothing else under those names."""
-    run = facts.one("parameters", role="actor") or {"trainable_names": [], "frozen_names": []}
-    when = "step" if row["step"] > begin else "restored" if begin else "start"
-    held = state(facts, "actor", when, row["step"]).get("weights", {})
-    base = bool(run["frozen_names"]) and not row["adapter"]
-    wanted = {_exported(name): held.get(name) for name in run["frozen_names" if base else "trainable_names"]}
-    own = {_exported(name): value for name, value in held.items()}
-    return bool(wanted) and wanted.items() <= row["sent"].items() and all(own.get(name) == value for name, value in row["sent"].items())
-
-
-def _exported(name: str) -> str:
-    """The name under which a tensor is sent: without what PEFT puts around the layers and names of the base."""
-    if "lora_" in name:
-        return name.replace(".default.", ".")
-    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
 
 
 def rolled_out(facts: Facts, phase: str, begin: int, last: int) -> list[CheckResult]:
@@ -193,7 +138,7 @@ def rolled_out(facts: Facts, phase: str, begin: int, last: int) -> list[CheckRes
     spread = {row["score"] for row in facts.of("reward")}
     wanted, where = list(range(begin + 1, last + 1)), f" ({phase})"
     return [
-        proof(f"rollouts for every step{where}", steps == wanted, _span(steps), Boundary.ROLLOUT, _span(wanted)),
+        proof(f"rollouts for every step{where}", steps == wanted, span(steps), Boundary.ROLLOUT, span(wanted)),
         proof(
             f"no rollout was lost{where}",
             bool(rows) and not failed and not lost,
@@ -226,30 +171,42 @@ def is_clock(name: str) -> bool:
     return "perf/" in name or name.startswith("timing_")
 
 
-def resume(directory: Path, full: Facts, resumed: Facts, metrics: Metrics, middle: int, last: int) -> list[CheckResult]:
+def resume(full: Facts, resumed: Facts, metrics: Metrics, middle: int, last: int) -> list[CheckResult]:
     """The resumed run starts from the checkpoint and equals the uninterrupted run from there on, in everything."""
-    made = [complete(directory / "full" / "checkpoints" / f"global_step_{middle}")]
+    made = []
     for role in ("actor", "critic"):
         saved, restored = state(full, role, "saved", middle), state(resumed, role, "restored", middle)
         one, two = state(full, role, "step", last), state(resumed, role, "step", last)
         for part in ("weights", "optimizer", "scheduler", "generators"):
             made.append(equal(f"restored {part} of the {role}", saved.get(part), restored.get(part)))
             made.append(equal(f"final {part} of the {role}", one.get(part), two.get(part)))
-    # The head of a new critic is random: had the second run not loaded the first one's, it would not have it.
-    fresh, other = (state(each, "critic", "start", 0).get("weights", {}) for each in (full, resumed))
-    apart = differing(fresh, other) if fresh and other else []
-    made.append(proof("without the checkpoint the critic is another one", bool(apart), f"{len(apart)} tensors", Boundary.CHECKPOINT, "> 0"))
+        # Equal for nothing, had there been nothing to load.
+        fresh, loaded = state(resumed, role, "start", 0).get("weights", {}), restored.get("weights", {})
+        apart = differing(fresh, loaded) if fresh and loaded else []
+        made.append(
+            proof(f"without the checkpoint the {role} is another one", bool(apart), f"{len(apart)} tensors", Boundary.CHECKPOINT, "> 0")
+        )
     for key, what in (("asked", "prompts"), ("answered", "completions")):
         made.append(equal(f"{what} after the resume", _rollouts(full, key, middle), _rollouts(resumed, key, middle), Boundary.DATA))
     return [*made, same_trajectory(metrics, "full/", "resumed/", middle, is_clock)]
 
 
-def complete(folder: Path) -> CheckResult:
+def checkpoint_files(strategy: str) -> list[str]:
+    """What a checkpoint of actor and critic consists of."""
+    if strategy != "megatron":
+        made = [f"{role}/{part}_world_size_1_rank_0.pt" for role in ("actor", "critic") for part in ("model", "optim", "extra_state")]
+        return [*made, "data.pt"]
+    parts = [f"{role}/{part}/dist_ckpt/.metadata" for role in ("actor", "critic") for part in ("optimizer", "extra")]
+    whole = ["actor/model/dist_ckpt/.metadata", "critic/model/huggingface/model.safetensors"]
+    return [*parts, *whole, "actor/ckpt_contents.json", "critic/ckpt_contents.json", "data.pt"]
+
+
+def complete(folder: Path, strategy: str) -> CheckResult:
     """A checkpoint has model, optimizer and extra state of actor and critic, and the position in the data."""
-    wanted = [f"{role}/{part}_world_size_1_rank_0.pt" for role in ("actor", "critic") for part in CHECKPOINT_FILES] + ["data.pt"]
+    wanted = checkpoint_files(strategy)
     absent = [name for name in wanted if not (folder / name).is_file()]
     value = f"{len(wanted) - len(absent)} of {len(wanted)} files in {folder.name}"
-    return proof("checkpoint is complete", not absent, value, Boundary.CHECKPOINT, "all", _few(absent))
+    return proof("checkpoint is complete", not absent, value, Boundary.CHECKPOINT, "all", few(absent))
 
 
 def _rollouts(facts: Facts, key: str, after: int) -> dict[str, str]:

@@ -18,6 +18,9 @@ from seatrial.loops.verl.console import lines
 OPENING = re.compile(r"\{'(?:actor_rollout_ref|model)': ?")
 """The first key of a task runner's dump, and of a supervised run's."""
 LONGEST = 5000
+WARNING = re.compile(r"/.+\.py:\d+: \w*Warning: ")
+QUOTED = re.compile(r" {2}\S")
+"""The line of source that Python writes below a warning; the dump is indented by one blank or by more."""
 
 
 def read_config(log: Path) -> dict[str, Any] | None:
@@ -45,9 +48,13 @@ def _literal(rows: list[tuple[int, str, str]], start: int) -> tuple[dict[str, An
     """The literal that begins at row `start`, as written by one process, and the row where it ends."""
     process = rows[start][1]
     parts: list[str] = []
-    depth = 0
+    depth, warned = 0, False
     for index, (_, prefix, text) in enumerate(rows[start : start + LONGEST], start):
         if prefix != process:
+            continue
+        # What the process imports meanwhile may warn, on its other stream.
+        before, warned = warned, bool(WARNING.match(text))
+        if warned or (before and QUOTED.match(text)):
             continue
         parts.append(text)
         depth += _depth(text)

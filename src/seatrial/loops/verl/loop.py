@@ -13,7 +13,9 @@ from typing import Protocol, Self
 
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.options import choice, require_known
-from seatrial.loops.verl import console, cpu, vacuity, wrapper
+from seatrial.loops.verl import console, vacuity, wrapper
+from seatrial.loops.verl.cpu import Cpu
+from seatrial.loops.verl.cpu_settings import STRATEGIES
 from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.model.knowledge import Level, Milestone, Signature
 from seatrial.model.loop import Context, Phase
@@ -27,6 +29,7 @@ OPTIONS = {
     "device": "gpu (verl's own wrapper) or cpu (a tiny model, here)",
     "verl": "the verl checkout whose wrapper is driven; on a CPU it shadows the installed verl",
     "gpus": "GPUs of the host",
+    "strategy": "cpu: engine of actor and critic: megatron or fsdp2",
     "engine": "rollout engine: vllm or sglang",
     "launcher": "how the wrapper starts Python: uv or python",
     "train_files": "training data, a parquet file",
@@ -88,7 +91,9 @@ class Verl:
         require_known(self.title, OPTIONS, given)
         self.chosen: Mapping[str, str] = {name: str(Path(text).absolute()) if name in PATHS else text for name, text in given.items()}
         self.device = choice(self.chosen, "device", DEVICES)
-        self.side: Side = cpu if self.device == "cpu" else wrapper
+        strategy = choice(self.chosen, "strategy", STRATEGIES)
+        self.side: Side = Cpu(strategy) if self.device == "cpu" else wrapper
+        self.ladder = f"levels_{strategy}.toml" if self.device == "cpu" else "levels.toml"
         self.default_model = self.side.DEFAULT_MODEL
         self.environment = ENVIRONMENT if self.device == "cpu" else None
 
@@ -118,8 +123,7 @@ class Verl:
 
     def levels(self) -> tuple[Level, ...]:
         """The ladder of the device."""
-        ladder = _levels("levels_cpu.toml" if self.device == "cpu" else "levels.toml")
-        return self.side.levels(ladder, self.chosen)
+        return self.side.levels(_levels(self.ladder), self.chosen)
 
     def milestones(self) -> tuple[Milestone, ...]:
         """Those of milestones.toml."""

@@ -34,8 +34,8 @@ def tokenizer() -> Any:
     return made
 
 
-def model(directory: Path) -> Path:
-    """A two-layer Qwen2 with tied embeddings in `directory`, unless it is there; safe when two processes do it at once."""
+def model(directory: Path, tied: bool = True) -> Path:
+    """A two-layer Qwen2 in `directory`, unless it is there; safe when two processes do it at once."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -44,7 +44,10 @@ def model(directory: Path) -> Path:
     words = tokenizer()
     torch.manual_seed(SEED)
     special = {"pad_token_id": words.pad_token_id, "eos_token_id": words.eos_token_id, "bos_token_id": None}
-    made = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), max_position_embeddings=256, tie_word_embeddings=True, **SIZES, **special))
+    made = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), max_position_embeddings=256, tie_word_embeddings=tied, **SIZES, **special))
+    for value in made.parameters():
+        if value.dim() == 1:  # biases of 0 and norms of 1 would hide that one was never loaded
+            value.data.add_(0.1 * torch.randn_like(value))
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:

@@ -1,7 +1,9 @@
-"""verl's FSDP engines, watched from inside the worker: what is trained, and the state after every update.
+"""verl's engines, watched from inside the worker: what is trained, and the state after every update.
 
-Facts are written where SEATRIAL_FACTS says:
+`Watched` is mixed in front of an engine class of verl; `fsdp_engine` and `megatron_engine` say how each keeps its model and
+optimizer. Facts are written where SEATRIAL_FACTS says:
 - `parameters` once the model is built: which are trainable, and how many;
+- `files` of the actor: the tensors of the model's own files, in the precision of training;
 - `state` at the start, after each optimizer update of a step, after a checkpoint was loaded and when one is saved:
   fingerprints of weights, optimizer, scheduler and random number generators.
 """
@@ -9,58 +11,75 @@ Facts are written where SEATRIAL_FACTS says:
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
-
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from seatrial.loops.verl.drive import faults
 from seatrial.probes import facts, fingerprint
 
 
-def _whole(value: Any) -> Any:
-    """The full tensor of a sharded one; anything else as it is."""
-    if hasattr(value, "full_tensor"):
-        return value.detach().full_tensor()
-    if isinstance(value, dict):
-        return {key: _whole(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_whole(item) for item in value]
-    return value
-
-
-def _updates(optimizer: Any) -> list[int] | None:
-    """The least and largest count of updates that the optimizer keeps per parameter; None if it keeps none."""
-    kept = optimizer.state_dict()["state"].values()
-    counts = [int(entry["step"]) for entry in kept if "step" in entry]
-    return [min(counts), max(counts)] if counts else None
-
-
-class _Watched:
+class Watched:
     """Mixed into an engine in front of verl's class."""
 
     role = ""
-    module: Any
     optimizer: Any
     lr_scheduler: Any
     engine_config: Any
+    model_config: Any
     without_gradient: set[str] | None = None
+
+    def network(self) -> Any:
+        """The model as one torch module."""
+        raise NotImplementedError
+
+    def whole(self, value: Any) -> Any:
+        """The full tensor of one that may be sharded."""
+        return value
+
+    def gradient(self, value: Any) -> Any:
+        """The gradient of a parameter, or None."""
+        raise NotImplementedError
+
+    def optimizers(self) -> list[Any]:
+        """The torch optimizers that make the updates."""
+        raise NotImplementedError
+
+    def steps_done(self) -> int:
+        """How often the scheduler was advanced."""
+        raise NotImplementedError
+
+    def optimizer_state(self) -> Any:
+        """All that the optimizer knows."""
+        return [optimizer.state_dict() for optimizer in self.optimizers()]
+
+    def generators(self) -> dict[str, str]:
+        """The random number generators of this process."""
+        return fingerprint.generators()
+
+    def as_exported(self) -> Mapping[str, Any] | None:
+        """What the generator is to hold, by its names there, worked out without the code that exports; None where that is not known."""
+        return None
 
     def initialize(self) -> None:
         """Build, then say what was built."""
         super().initialize()  # type: ignore[misc]
         if self.engine_config.forward_only:
             self.role = "reference"
-        named = list(self.module.named_parameters())
+        named = list(self.network().named_parameters())
         row: dict[str, Any] = {"fact": "parameters", "role": self.role, "total": sum(value.numel() for _, value in named)}
         row["trainable"] = sum(value.numel() for _, value in named if value.requires_grad)
         row["trainable_names"] = [name for name, value in named if value.requires_grad]
         row["frozen_names"] = [name for name, value in named if not value.requires_grad]
         facts.append(os.environ["SEATRIAL_FACTS"], row)
+        if self.role == "actor":
+            held = fingerprint.tensors(_files(Path(self.model_config.local_path), named[0][1].dtype))
+            facts.append(os.environ["SEATRIAL_FACTS"], {"fact": "files", "tensors": held})
         self._record("start", 0)
 
     def optimizer_step(self) -> Any:
         """Note which parameters have a gradient, then step."""
-        idle = {name for name, value in self.module.named_parameters() if value.requires_grad and not _has_gradient(value)}
+        idle = {name for name, value in self.network().named_parameters() if value.requires_grad and not self._has_gradient(value)}
         self.without_gradient = idle if self.without_gradient is None else self.without_gradient & idle
         faults.before_step(self)
         return super().optimizer_step()  # type: ignore[misc]
@@ -68,53 +87,48 @@ class _Watched:
     def lr_scheduler_step(self) -> Any:
         """verl steps the scheduler once per training step, after its last update: the state of that step."""
         rate = super().lr_scheduler_step()  # type: ignore[misc]
-        self._record("step", int(self.lr_scheduler.last_epoch), {"without_gradient": sorted(self.without_gradient or ())})
+        self._record("step", self.steps_done(), {"without_gradient": sorted(self.without_gradient or ())})
         return rate
 
     def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Save, then record what the checkpoint must restore."""
         super().save_checkpoint(local_path, *args, **kwargs)  # type: ignore[misc]
-        self._record("saved", int(self.lr_scheduler.last_epoch))
+        self._record("saved", self.steps_done())
 
     def load_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
         """Load, then record what was restored."""
         super().load_checkpoint(local_path, *args, **kwargs)  # type: ignore[misc]
         faults.after_load(self)
-        self._record("restored", int(self.lr_scheduler.last_epoch))
+        self._record("restored", self.steps_done())
 
     def _record(self, when: str, step: int, extra: dict[str, Any] | None = None) -> None:
         row = {"fact": "state", "role": self.role, "when": when, "step": step, **(extra or {})}
-        row["weights"] = fingerprint.tensors((name, _whole(value)) for name, value in fingerprint.named_state(self.module))
+        row["weights"] = fingerprint.tensors((name, self.whole(value)) for name, value in fingerprint.named_state(self.network()))
+        exported = self.as_exported() if self.role == "actor" else None
+        if exported is not None:
+            row["exported"] = fingerprint.tensors(exported.items())
         if self.optimizer is not None:
-            row["optimizer"] = fingerprint.state(_whole(self.optimizer.state_dict()))
-            row["updates"] = _updates(self.optimizer)
+            row["optimizer"] = fingerprint.state(self.whole(self.optimizer_state()))
+            row["updates"] = self._updates()
             row["scheduler"] = fingerprint.state(self.lr_scheduler.state_dict())
-            row["generators"] = fingerprint.generators()
+            row["generators"] = self.generators()
         facts.append(os.environ["SEATRIAL_FACTS"], row)
 
+    def _updates(self) -> list[int] | None:
+        """The least and largest count of updates that the optimizers keep per parameter; None if they keep none."""
+        kept = [entry for optimizer in self.optimizers() for entry in optimizer.state_dict()["state"].values()]
+        counts = [int(entry["step"]) for entry in kept if "step" in entry]
+        return [min(counts), max(counts)] if counts else None
 
-def _has_gradient(value: Any) -> bool:
-    return value.grad is not None and bool(_whole(value.grad).any())
+    def _has_gradient(self, value: Any) -> bool:
+        found = self.gradient(value)
+        return found is not None and bool(self.whole(found).any())
 
 
-class Actor(_Watched, FSDPEngineWithLMHead):  # type: ignore[misc]
-    """The actor's engine; the reference model has the same, for forward passes only."""
+def _files(directory: Path, dtype: Any) -> Iterator[tuple[str, Any]]:
+    """Every tensor of a model's files, rounded as it is rounded when the model is built."""
+    from safetensors.torch import load_file
 
-    role = "actor"
-
-
-class Critic(_Watched, FSDPEngineWithValueHead):  # type: ignore[misc]
-    """The critic's engine."""
-
-    role = "critic"
-
-    def _build_module(self) -> Any:
-        # verl asks for flash attention in its value model, whatever the configuration says; sdpa is what a CPU has.
-        from transformers import AutoModelForTokenClassification
-
-        load = AutoModelForTokenClassification.from_pretrained
-        AutoModelForTokenClassification.from_pretrained = lambda *args, **kw: load(*args, **(kw | {"attn_implementation": "sdpa"}))
-        try:
-            return super()._build_module()
-        finally:
-            AutoModelForTokenClassification.from_pretrained = load
+    for path in sorted(directory.glob("*.safetensors")):
+        for name, value in load_file(path).items():
+            yield name, value.to(dtype)

@@ -14,11 +14,12 @@ def current() -> str:
 def before_step(engine: Any) -> None:
     """Faults that act on the optimizer."""
     if current() == "frozen" and engine.role == "actor":
-        for group in engine.optimizer.param_groups:
+        for group in (group for optimizer in engine.optimizers() for group in optimizer.param_groups):
             group["lr"] = 0.0
 
 
 def after_load(engine: Any) -> None:
     """Faults that act on a checkpoint."""
     if current() == "fresh-optimizer" and engine.optimizer is not None:
-        engine.optimizer.state.clear()
+        for optimizer in engine.optimizers():
+            optimizer.state.clear()

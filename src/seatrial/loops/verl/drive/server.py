@@ -33,11 +33,11 @@ LOAD_SECONDS = 300
 class Server:
     """Owns a copy of the model. Methods that do nothing are there because verl calls them on every server."""
 
-    def __init__(self, path: str, length: int, seed: int) -> None:
+    def __init__(self, path: str, dtype: str, length: int, seed: int) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
         torch.manual_seed(seed + 1)
-        self.model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=getattr(torch, dtype)).eval()
         self.eos, self.length, self.seed = AutoTokenizer.from_pretrained(path).eos_token_id, length, seed
         self.version = -1
         self.asked: Counter[tuple[int, ...]] = Counter()
@@ -47,24 +47,27 @@ class Server:
         if peft is not None and not hasattr(self.model, "peft_config"):
             self._wrap(peft)
         own = self._own(adapter=peft is not None)
-        unknown, absent = [name for name, _ in weights if name not in own], sorted(own.keys() - {name for name, _ in weights})
+        unknown, known = [name for name, _ in weights if name not in own], [name for name, _ in weights if name in own]
+        # Tied tensors are one: whichever name was sent fills both.
+        filled = {own[name].data_ptr() for name in known}
+        absent = sorted(name for name, value in own.items() if value.data_ptr() not in filled)
         for name, value in weights if faults.current() != "stale-generator" or self.version < 0 else []:
             if name in own:
                 own[name].data.copy_(value)
         self.version = self.version if version is None else version
         self.asked.clear()
-        return {"unknown": unknown, "absent": absent, "held": fingerprint.tensors(own.items())}
+        return {"unknown": unknown, "absent": absent, "held": fingerprint.tensors((name, own[name]) for name in known)}
 
     def _wrap(self, peft: dict[str, Any]) -> None:
         from peft import LoraConfig, get_peft_model
 
-        self.model = get_peft_model(self.model, LoraConfig(**{**peft, "inference_mode": True})).eval()
+        self.model = get_peft_model(self.model, LoraConfig(**{**peft, "inference_mode": True}), autocast_adapter_dtype=False).eval()
 
     def _own(self, adapter: bool) -> dict[str, Any]:
         """Live tensors under the names that verl exports."""
         if adapter:
             named = self.model.named_parameters()
-            return {name.replace(".default.", "."): value for name, value in named if "lora_" in name}
+            return {_plain(name.replace(".default.", ".")): value for name, value in named if "lora_" in name}
         return dict(self.model.state_dict(keep_vars=True))
 
     async def generate(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
@@ -105,7 +108,7 @@ class Replica(RolloutReplica):  # type: ignore[misc]
         """One server, named so that the adapter finds it."""
         name = SERVER.format(self.replica_rank)
         made = ray.remote(Server).options(name=name, num_cpus=0, max_concurrency=self.max_concurrency)
-        handle = made.remote(self.model_config.path, self.config.response_length, self.config.seed)
+        handle = made.remote(self.model_config.path, self.config.dtype, self.config.response_length, self.config.seed)
         self.servers, self._server_handle, self._server_address = [handle], handle, name
 
 
@@ -137,5 +140,5 @@ class Adapter(BaseRollout):  # type: ignore[misc]
 
 
 def _plain(name: str) -> str:
-    """verl names the frozen layers of a model with adapters as vLLM does; here they are loaded before adapters are added."""
-    return name.replace(".base_layer.", ".")
+    """The name of a tensor without what PEFT puts around a model: the base is loaded before adapters are added, and engines differ."""
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")

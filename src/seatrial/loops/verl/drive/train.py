@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, required=True, help="directory of this run: metrics.jsonl, facts.jsonl, checkpoints")
     made.add_argument("--model", required=True, help=f"a local model directory, or {MADE}")
     made.add_argument("--models", type=Path, required=True, help="where locally made models are kept")
+    made.add_argument("--untied", action="store_true", help=f"{MADE} with an output layer of its own")
     made.add_argument("--prompts", type=int, default=64)
     made.add_argument("--validation", type=int, default=32, help="validation prompts, none of them in the training data")
     made.add_argument("--resume-from", type=Path, help="a checkpoint of another run")
@@ -49,7 +50,8 @@ def parser() -> argparse.ArgumentParser:
 def places(arguments: argparse.Namespace, scratch: str) -> list[str]:
     """Overrides that say where everything is."""
     out: Path = arguments.out
-    model = assets.model(arguments.models / MADE) if arguments.model == MADE else Path(arguments.model)
+    name = f"{MADE}-untied" if arguments.untied else MADE
+    model = assets.model(arguments.models / name, not arguments.untied) if arguments.model == MADE else Path(arguments.model)
     texts = assets.prompts(arguments.prompts + arguments.validation, SEED)
     here = Path(__file__).parent
     found = {

@@ -1,0 +1,111 @@
+"""Hydra overrides of the runs on a CPU: what all have, what each engine needs, and what makes an algorithm.
+
+Everything is small because each of verl's processes costs seconds to start; the reasons for the other values stand beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seatrial.loops.verl.cpu_claims import RANK, ROLLOUT
+
+MEGATRON, FSDP2 = "megatron", "fsdp2"
+STRATEGIES = (MEGATRON, FSDP2)
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+# verl cuts a batch into whole micro batches only: 32 rows are the smallest batch of any level.
+# Ray counts CPUs and a GPU that are only numbers: each of verl's processes asks for some, and would wait for them forever.
+_COMMON = (
+    *"""
+    data.train_batch_size=8 data.max_prompt_length=256 data.max_response_length=8 data.truncation=error data.seed=42
+    data.dataloader_num_workers=0 data.filter_overlong_prompts=False
+    actor_rollout_ref.model.use_remove_padding=False critic.model.use_remove_padding=False
+    actor_rollout_ref.model.enable_gradient_checkpointing=False critic.model.enable_gradient_checkpointing=False
+    actor_rollout_ref.actor.kl_loss_coef=0.001
+    actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32 critic.ppo_micro_batch_size_per_gpu=32
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32 actor_rollout_ref.rollout.tensor_model_parallel_size=1
+    actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.agent.num_workers=1 reward.num_workers=1
+    trainer.v1.sampler.custom_sampler.name=Sampler
+    +trainer.v1.sampler.sampler_kwargs.train=${actor_rollout_ref.rollout.n}
+    +trainer.v1.sampler.sampler_kwargs.val=${actor_rollout_ref.rollout.val_kwargs.n}
+    trainer.device=cpu trainer.nnodes=1 trainer.n_gpus_per_node=1 trainer.total_epochs=1000
+    trainer.logger=[console,file] trainer.project_name=seatrial trainer.experiment_name=cpu
+    ray_kwargs.ray_init.num_cpus=12 +ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_init.object_store_memory=200000000
+    +ray_kwargs.ray_init.include_dashboard=False +ray_kwargs.ray_init._node_ip_address=127.0.0.1
+    transfer_queue.backend.SimpleStorage.num_data_storage_units=1
+    """.split(),  # noqa: SIM905 - one override per word is easier to read
+    f"actor_rollout_ref.rollout.name={ROLLOUT}",
+)
+_EXACT = "mixed_precision={param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
+"""In full precision the log-probabilities of trainer and generator agree to rounding, so that a stale weight is seen."""
+_FSDP2 = (
+    *(
+        f"{ACTOR}.strategy={FSDP2}",
+        f"critic.strategy={FSDP2}",
+        f"{ACTOR}.use_torch_compile=False",
+        "actor_rollout_ref.rollout.dtype=float32",
+    ),
+    *(f"+{part}.override_config.attn_implementation=sdpa" for part in (MODEL, "critic.model")),
+    *(f"+{part}.{_EXACT}" for part in (f"{ACTOR}.fsdp_config", "actor_rollout_ref.ref.fsdp_config", "critic.fsdp")),
+)
+# Megatron's fused softmax is a CUDA kernel. The rest is what verl's own wrapper sets on GPUs.
+_MEGATRON = (
+    *("model_engine=megatron", "actor_rollout_ref.rollout.dtype=bfloat16"),
+    *(f"{part}.megatron.use_mbridge=True" for part in (ACTOR, "actor_rollout_ref.ref", "critic")),
+    *(f"{part}.megatron.vanilla_mbridge=False" for part in (ACTOR, "actor_rollout_ref.ref", "critic")),
+    *(f"+{part}.megatron.override_transformer_config.masked_softmax_fusion=False" for part in (ACTOR, "critic")),
+)
+# By default verl saves the schedule of a Megatron run and does not load it.
+_DECAY = ("lr_decay_style=cosine", "use_checkpoint_opt_param_scheduler=True")
+GRPO = ("algorithm.adv_estimator=grpo", f"{ACTOR}.use_kl_loss=True")
+PPO = ("algorithm.adv_estimator=gae",)
+NO_KL = (f"{ACTOR}.use_kl_loss=False",)
+NO_SAVE = ("trainer.save_freq=-1", "trainer.resume_mode=disable")
+NO_TEST = ("trainer.val_before_train=False", "trainer.test_freq=-1")
+LEARN = ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.val_kwargs.temperature=1.0")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What depends on the engine."""
+
+    common: tuple[str, ...]
+    actor_lora: tuple[str, ...]
+    critic_lora: tuple[str, ...]
+    schedule: tuple[str, ...]
+    """A learning rate that depends on the step, so that a wrong step shows after a resume."""
+    rate: str
+    """Of full weights."""
+    lora_rate: str
+    learning_rate: str
+    engine: str
+    """The module in `drive` that registers the engines."""
+
+    def rates(self, actor: str) -> tuple[str, ...]:
+        """Learning rates; the critic's is that of full weights, whatever the actor's."""
+        return (f"{ACTOR}.optim.lr={actor}", f"critic.optim.lr={self.rate}")
+
+
+_AT = f"rank={RANK}"
+SETTINGS = {
+    FSDP2: Settings(
+        common=(*_COMMON, *_FSDP2),
+        actor_lora=(f"{MODEL}.lora_{_AT}", f"{MODEL}.lora_alpha={2 * RANK}"),
+        critic_lora=(),
+        schedule=tuple(f"{part}.optim.lr_scheduler_type=cosine" for part in (ACTOR, "critic")),
+        rate="1e-3",
+        lora_rate="1e-2",
+        learning_rate="3e-3",
+        engine="fsdp_engine",
+    ),
+    MEGATRON: Settings(
+        common=(*_COMMON, *_MEGATRON),
+        actor_lora=(f"{MODEL}.lora.{_AT}", f"{MODEL}.lora.alpha={2 * RANK}", f"{MODEL}.lora.merge=False"),
+        critic_lora=(f"critic.model.lora.{_AT}", f"critic.model.lora.alpha={2 * RANK}"),
+        schedule=tuple(f"{part}.optim.{word}" for part in (ACTOR, "critic") for word in _DECAY),
+        rate="1e-2",  # a norm's weight of 1 moves in bf16 when it moves by 0.004 or more
+        lora_rate="1e-2",
+        learning_rate="3e-3",
+        engine="megatron_engine",
+    ),
+}

@@ -1,0 +1,73 @@
+"""verl's Megatron engines on a CPU, watched (see `engine`). Importing this registers them.
+
+The shims of `megatron_on_cpu` must be in place before: this module imports Megatron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megatron.core import tensor_parallel  # type: ignore[import-not-found]
+from verl.utils.megatron_utils import unwrap_model
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
+
+from seatrial.loops.verl.drive import layout
+from seatrial.loops.verl.drive.engine import Watched
+from seatrial.probes import fingerprint
+
+
+class _Chunked(Watched):
+    """A list of model chunks below Megatron's DDP (one chunk here), and an optimizer of optimizers."""
+
+    module: Any
+    tf_config: Any
+
+    def network(self) -> Any:
+        """The only chunk, without DDP and the cast to bf16 around it."""
+        (chunk,) = self.module
+        return unwrap_model(chunk)
+
+    def gradient(self, value: Any) -> Any:
+        """Megatron's DDP adds up gradients in a buffer of its own."""
+        return getattr(value, "main_grad", None)
+
+    def optimizers(self) -> list[Any]:
+        """The torch optimizers inside Megatron's."""
+        return [part.optimizer for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer])]
+
+    def optimizer_state(self) -> Any:
+        """Moments, steps and settings, and the copy of the weights in full precision that is what is really updated."""
+        states = [optimizer.state_dict() for optimizer in self.optimizers()]
+        for group in (group for state in states for group in state["param_groups"]):
+            # A load leaves the saved step where FusedAdam keeps it; torch's AdamW has its own per parameter, which is in `state`.
+            group.pop("step", None)
+        return [states, [group["params"] for optimizer in self.optimizers() for group in optimizer.param_groups]]
+
+    def steps_done(self) -> int:
+        """What Megatron's scheduler counts."""
+        return int(self.lr_scheduler.num_steps)
+
+    def generators(self) -> dict[str, str]:
+        """With those that Megatron keeps for model-parallel regions."""
+        regions = tensor_parallel.get_cuda_rng_tracker().get_states()
+        return {**super().generators(), **fingerprint.state(regions, "megatron")}
+
+    def as_exported(self) -> Mapping[str, Any] | None:
+        """By the layout of Megatron's fused tensors."""
+        return layout.exported(dict(self.network().named_parameters()), self.tf_config.num_query_groups, self.tf_config.kv_channels)
+
+
+@EngineRegistry.register(model_type="language_model", backend="megatron", device="cpu")
+class Actor(_Chunked, MegatronEngineWithLMHead):  # type: ignore[misc]
+    """The actor's engine; the reference model has the same, for forward passes only."""
+
+    role = "actor"
+
+
+@EngineRegistry.register(model_type="value_model", backend="megatron", device="cpu")
+class Critic(_Chunked, MegatronEngineWithValueHead):  # type: ignore[misc]
+    """The critic's engine."""
+
+    role = "critic"
