@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from loops.verl_checkout import PYTHON, Bench, level, make_bench
-from seatrial.loops.verl import calls, checkout, wrapper
 from seatrial.loops.verl.claims import holds
-from seatrial.loops.verl.compose import Recording, ScriptError, Wanted, compose, record
-from seatrial.loops.verl.preflight import MACHINE
+from seatrial.loops.verl.gpu import calls, checkout
+from seatrial.loops.verl.gpu import side as wrapper
+from seatrial.loops.verl.gpu.compose import Recording, ScriptError, Wanted, compose, record
+from seatrial.loops.verl.gpu.preflight import MACHINE
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 
@@ -203,7 +204,7 @@ def test_a_script_that_fails_or_hangs_shows_its_last_words(tmp_path: Path, monke
     with pytest.raises(ScriptError, match="GONE: unbound variable"):
         record(script, tmp_path, (), os.environ)
     script.write_text("sleep 20 | cat\necho on\n")
-    monkeypatch.setattr("seatrial.loops.verl.compose.SCRIPT_SECONDS", 0.1)
+    monkeypatch.setattr("seatrial.loops.verl.gpu.compose.SCRIPT_SECONDS", 0.1)
     with pytest.raises(ScriptError, match="timed out"):
         record(script, tmp_path, (), os.environ)
 

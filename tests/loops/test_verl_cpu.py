@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from seatrial.loops import get_loop
-from seatrial.loops.verl.cpu import DRIVE
-from seatrial.loops.verl.cpu_claims import claims
-from seatrial.loops.verl.cpu_settings import STRATEGIES
+from seatrial.loops.verl.cpu.claims import claims
+from seatrial.loops.verl.cpu.settings import STRATEGIES
+from seatrial.loops.verl.cpu.side import DRIVE
 from seatrial.loops.verl.drive import gains, reward, train
 from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.model.errors import UserError

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from seatrial.loops import get_loop
-from seatrial.loops.verl import cpu_proofs
-from seatrial.loops.verl.cpu_claims import claims
+from seatrial.loops.verl.cpu import proofs as cpu_proofs
+from seatrial.loops.verl.cpu.claims import claims
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics, Series
 

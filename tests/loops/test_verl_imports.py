@@ -17,9 +17,9 @@ import pytest
 from loops.verl_checkout import Bench, level, make_bench, run_phase
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.evidence.use import read_loaded
-from seatrial.loops.verl.calls import phases
 from seatrial.loops.verl.drive.ray_imports import problems
 from seatrial.loops.verl.drive.witness import main_module, process_kind, under_test
+from seatrial.loops.verl.gpu.calls import phases
 from seatrial.model.loop import Phase
 
 SOURCE = Path(__file__).parents[2] / "src"

@@ -14,16 +14,17 @@ import pytest
 
 import seatrial
 from seatrial.loops.knowledge import read_tables
-from seatrial.loops.verl import checkout, compose, wrapper
-from seatrial.loops.verl.calls import phases
-from seatrial.loops.verl.checkout import python_path
+from seatrial.loops.verl.gpu import checkout, compose
+from seatrial.loops.verl.gpu import side as wrapper
+from seatrial.loops.verl.gpu.calls import phases
+from seatrial.loops.verl.gpu.checkout import python_path
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
 from seatrial.model.record import RepoState
 
 SOURCE = Path(__file__).parents[1] / "data" / "verl" / "checkout"
 PYTHON = Path(sys.executable).parent / "python3"
-LADDER = read_tables(Path(wrapper.__file__).parent / "levels.toml", "level", Level)
+LADDER = read_tables(Path(wrapper.__file__).parents[1] / "levels.toml", "level", Level)
 
 
 @dataclass(frozen=True)

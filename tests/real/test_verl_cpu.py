@@ -17,7 +17,7 @@ import pytest
 from seatrial.files import read_text
 from seatrial.launch.environments import Environments
 from seatrial.loops import environments
-from seatrial.loops.verl.cpu_settings import STRATEGIES
+from seatrial.loops.verl.cpu.settings import STRATEGIES
 from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.model.verdict import ExitCode, Verdict
 

@@ -1,9 +1,15 @@
-"""Comparing values of a configuration with what a level claims of it."""
+"""What a level claims of the configuration, compared with the one that a run printed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+from seatrial.loops.proof import proof
+from seatrial.loops.verl.dump import read_configs
+from seatrial.model.record import CheckResult
+from seatrial.model.verdict import Boundary
 
 ABSENT = "(no such key)"
 
@@ -34,3 +40,16 @@ def differences(claims: Mapping[str, Any], values: Mapping[str, Any]) -> Iterato
         value = values.get(key, ABSENT)
         if not holds(claimed, value):
             yield key, value, claimed
+
+
+def in_force(phase: str, claims: Mapping[str, Any], log: Path) -> CheckResult:
+    """The configuration that the run printed is the one that the level claims."""
+    name = f"configuration in force ({phase})"
+    printed = read_configs(log) if log.is_file() else []
+    if not printed or printed[-1] is None:
+        return proof(name, False, "the run printed no whole configuration", Boundary.CONFIG)
+    # Of several runs in one log any may have written the metrics: each must be as claimed.
+    wrong = [item for config in printed if config for item in differences(claims, {key: lookup(config, key) for key in claims})]
+    fell = "; ".join(f"{key} fell back to {value} (claimed: {claimed})" for key, value, claimed in wrong[:3])
+    right = len(claims) - len({key for key, _, _ in wrong})
+    return proof(name, not wrong, f"{right} of {len(claims)} values as claimed", Boundary.CONFIG, "all", fell)

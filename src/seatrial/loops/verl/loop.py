@@ -13,10 +13,11 @@ from typing import Protocol, Self
 
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.options import choice, require_known
-from seatrial.loops.verl import console, vacuity, wrapper
-from seatrial.loops.verl.cpu import Cpu
-from seatrial.loops.verl.cpu_settings import STRATEGIES
+from seatrial.loops.verl import console, vacuity
+from seatrial.loops.verl.cpu.settings import STRATEGIES
+from seatrial.loops.verl.cpu.side import Cpu
 from seatrial.loops.verl.drive.fault_names import FAULTS
+from seatrial.loops.verl.gpu import side as wrapper
 from seatrial.model.knowledge import Level, Milestone, Signature
 from seatrial.model.loop import Context, Phase
 from seatrial.model.record import CheckResult, Finding

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from seatrial.loops.verl.checkout import bundled_core
+from seatrial.loops.verl.gpu.checkout import bundled_core
 from seatrial.model.loop import Context
 
 MODULE = "seatrial.loops.verl.drive.imports"

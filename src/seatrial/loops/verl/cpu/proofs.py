@@ -12,9 +12,9 @@ from typing import Any
 
 from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.proof import differing, equal, proof, same_trajectory
-from seatrial.loops.verl.cpu_claims import claims
-from seatrial.loops.verl.cpu_sync import few, is_adapter, span, state, synced
-from seatrial.loops.verl.in_force import in_force
+from seatrial.loops.verl.claims import in_force
+from seatrial.loops.verl.cpu.claims import claims
+from seatrial.loops.verl.cpu.sync import few, is_adapter, span, state, synced
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seatrial.loops.verl.cpu_claims import RANK, ROLLOUT
+from seatrial.loops.verl.cpu.claims import RANK, ROLLOUT
 
 MEGATRON, FSDP2 = "megatron", "fsdp2"
 STRATEGIES = (MEGATRON, FSDP2)

@@ -10,16 +10,15 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from seatrial.files import read_text
 from seatrial.loops.facts import read_facts
 from seatrial.loops.proof import proof
-from seatrial.loops.verl.claims import differences, lookup
+from seatrial.loops.verl.claims import in_force
 from seatrial.loops.verl.console import lines, skipped_steps
-from seatrial.loops.verl.dump import read_configs
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
@@ -55,19 +54,6 @@ def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult
     if level.name == "learning":
         made.append(validation_rose(directory / "run" / "validation"))
     return tuple(made)
-
-
-def in_force(phase: str, claims: Mapping[str, Any], log: Path) -> CheckResult:
-    """The configuration that the run printed is the one that the level claims."""
-    name = f"configuration in force ({phase})"
-    printed = read_configs(log) if log.is_file() else []
-    if not printed or printed[-1] is None:
-        return proof(name, False, "the run printed no whole configuration", Boundary.CONFIG)
-    # Of several runs in one log any may have written the metrics: each must be as claimed.
-    wrong = [item for config in printed if config for item in differences(claims, {key: lookup(config, key) for key in claims})]
-    fell = "; ".join(f"{key} fell back to {value} (claimed: {claimed})" for key, value, claimed in wrong[:3])
-    right = len(claims) - len({key for key, _, _ in wrong})
-    return proof(name, not wrong, f"{right} of {len(claims)} values as claimed", Boundary.CONFIG, "all", fell)
 
 
 def adapters(phase: str, log: Path) -> CheckResult:

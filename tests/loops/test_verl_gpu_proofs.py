@@ -11,8 +11,10 @@ import pytest
 from loops.verl_checkout import PYTHON, Bench, level, on_gpus, run_level, run_phase
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.evidence.use import read_loaded, unused
-from seatrial.loops.verl import in_force, wrapper
-from seatrial.loops.verl.calls import phases
+from seatrial.loops.verl.claims import in_force
+from seatrial.loops.verl.gpu import proofs
+from seatrial.loops.verl.gpu import side as wrapper
+from seatrial.loops.verl.gpu.calls import phases
 from seatrial.metrics.checks import evaluate
 from seatrial.metrics.read import read_metrics
 from seatrial.model.record import CheckResult
@@ -78,7 +80,7 @@ def test_a_run_that_fell_back_is_not_a_pass(bench: Bench) -> None:
     assert "critic.megatron.vanilla_mbridge fell back to True" in found.message
     log = directory / "run" / "run.log"
     log.write_text(log.read_text().split("'trainer'")[0])
-    assert "no whole configuration" in str(in_force.in_force("run", {"trainer.nnodes": 1}, log).value)
+    assert "no whole configuration" in str(in_force("run", {"trainer.nnodes": 1}, log).value)
     (directory / "imports" / "facts.jsonl").unlink()
     assert "what the level claims was recorded" in missed("smoke", directory)
 
@@ -129,8 +131,8 @@ def test_claims_of_one_phase_do_not_stand_for_the_other(bench: Bench) -> None:
 
 def test_a_step_that_was_not_logged_is_not_a_pass() -> None:
     steps = Series("actor/pg_loss", (1, 2, 4), (0.1, 0.2, 0.3))
-    assert "not logged at step 3" in in_force.every_step(Metrics(series={steps.tag: steps})).message
-    assert in_force.every_step(Metrics(series={"actor/pg_loss": Series("actor/pg_loss", (3, 4), (0.1, 0.2))})).passed, "resumed"
+    assert "not logged at step 3" in proofs.every_step(Metrics(series={steps.tag: steps})).message
+    assert proofs.every_step(Metrics(series={"actor/pg_loss": Series("actor/pg_loss", (3, 4), (0.1, 0.2))})).passed, "resumed"
 
 
 def test_save_and_resume_are_proven_from_log_and_files(bench: Bench) -> None:
@@ -165,14 +167,14 @@ def scores(folder: Path, step: int, values: list[float]) -> None:
 def test_a_learning_signal_is_a_gain_over_the_same_prompts(tmp_path: Path) -> None:
     folder = tmp_path / "validation"
     scores(folder, 0, [0.0] * 40)
-    assert not in_force.validation_rose(folder).passed, "validated once"
+    assert not proofs.validation_rose(folder).passed, "validated once"
     scores(folder, 20, [float(i % 2) for i in range(40)])
-    assert in_force.validation_rose(folder).passed
+    assert proofs.validation_rose(folder).passed
     scores(folder, 20, [float(i == 3) for i in range(40)])
-    assert not in_force.validation_rose(folder).passed, "one prompt of forty is noise"
+    assert not proofs.validation_rose(folder).passed, "one prompt of forty is noise"
     scores(folder, 20, [0.0] * 40)
-    assert not in_force.validation_rose(folder).passed, "nothing moved"
+    assert not proofs.validation_rose(folder).passed, "nothing moved"
     scores(folder, 20, [1.0] * 20)
-    assert not in_force.validation_rose(folder).passed, "other prompts"
+    assert not proofs.validation_rose(folder).passed, "other prompts"
     scores(folder, 20, [float("nan")] * 40)
-    assert not in_force.validation_rose(folder).passed
+    assert not proofs.validation_rose(folder).passed

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.files import read_text
-from seatrial.loops.verl.checkout import CONFIG
-from seatrial.loops.verl.child import run_child
 from seatrial.loops.verl.claims import differences
+from seatrial.loops.verl.gpu.checkout import CONFIG
+from seatrial.loops.verl.gpu.child import run_child
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.loops.options import number
-from seatrial.loops.verl import architecture, models
-from seatrial.loops.verl.checkout import engine, extras
-from seatrial.loops.verl.variant import ROLES, Sizes, Variant, common_claims, common_variables, gpus
+from seatrial.loops.verl.gpu import architecture, models
+from seatrial.loops.verl.gpu.checkout import engine, extras
+from seatrial.loops.verl.gpu.variant import ROLES, Sizes, Variant, common_claims, common_variables, gpus
 from seatrial.model.loop import Context
 
 LORA_RANK = 4

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.loops.options import number
-from seatrial.loops.verl.checkout import WRAPPER, engine, launcher
+from seatrial.loops.verl.gpu.checkout import WRAPPER, engine, launcher
 from seatrial.model.loop import Context
 
 GPUS = 8

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.verl.checkout import checkout_of
+from seatrial.loops.verl.gpu.checkout import checkout_of
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary

@@ -8,10 +8,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from seatrial.loops.verl import architecture, checkout, compose, models
-from seatrial.loops.verl.calls import training
-from seatrial.loops.verl.variant import Variant, gpus
-from seatrial.loops.verl.variants import variants
+from seatrial.loops.verl.gpu import architecture, checkout, compose, models
+from seatrial.loops.verl.gpu.calls import training
+from seatrial.loops.verl.gpu.variant import Variant, gpus
+from seatrial.loops.verl.gpu.variants import variants
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary

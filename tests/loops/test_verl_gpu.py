@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from loops.verl_checkout import LADDER, PYTHON, Bench, level, on_gpus, repo
-from seatrial.loops.verl import checkout, wrapper
-from seatrial.loops.verl.calls import phases
+from seatrial.loops.verl.gpu import checkout
+from seatrial.loops.verl.gpu import side as wrapper
+from seatrial.loops.verl.gpu.calls import phases
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.loop import Context, Phase
 from seatrial.model.record import Finding

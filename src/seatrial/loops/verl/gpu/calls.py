@@ -11,9 +11,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from seatrial.loops.verl import checkout, witness
-from seatrial.loops.verl.variant import Variant
-from seatrial.loops.verl.variants import variants
+from seatrial.loops.verl import witness
+from seatrial.loops.verl.gpu import checkout
+from seatrial.loops.verl.gpu.variant import Variant
+from seatrial.loops.verl.gpu.variants import variants
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from seatrial.loops.options import number
-from seatrial.loops.verl import architecture, models
-from seatrial.loops.verl.calls import phases
-from seatrial.loops.verl.checkout import import_path, interpreter
-from seatrial.loops.verl.in_force import proofs
-from seatrial.loops.verl.preflight import findings
-from seatrial.loops.verl.variant import GPUS
-from seatrial.loops.verl.variants import LEARNING_STEPS
+from seatrial.loops.verl.gpu import architecture, models
+from seatrial.loops.verl.gpu.calls import phases
+from seatrial.loops.verl.gpu.checkout import import_path, interpreter
+from seatrial.loops.verl.gpu.preflight import findings
+from seatrial.loops.verl.gpu.proofs import proofs
+from seatrial.loops.verl.gpu.variant import GPUS
+from seatrial.loops.verl.gpu.variants import LEARNING_STEPS
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context
 
