@@ -29,7 +29,7 @@ from seatrial.model.verdict import Boundary
 SCRIPT_SECONDS = 60
 COMPOSE_SECONDS = 300
 MAIN = "verl.trainer.main_ppo"
-DRIVE = Path(__file__).parent / "drive" / "compose.py"
+DRIVE = Path(__file__).parents[1] / "drive" / "compose.py"
 STAND_IN = """\
 import json, os, sys
 if sys.argv[-1] == "-":
