@@ -34,9 +34,9 @@ def attach(
 def begin(wanted: Request, name: str, profile: Profile, *, detach: bool, dry_run: bool, json: bool) -> NoReturn:
     """Store a new trial and submit it. Whatever is wrong with the job is said before anything is made."""
     from seatrial.cli.run import listener
-    from seatrial.trial import conduct, remote, rundir
+    from seatrial.trial import conduct, hidden, remote, rundir
 
-    conduct.refuse_hidden(wanted.plan.arguments)
+    hidden.refuse(wanted.plan.arguments)
     script = remote.script(wanted.plan, wanted.out, profile)
     if dry_run:
         _dry_run(wanted.plan, wanted.out, profile, script)
@@ -57,14 +57,14 @@ def again(path: Path, name: str, profile: Profile, *, detach: bool, json: bool) 
 
     from seatrial.cli.run import close
     from seatrial.model.errors import UserError
-    from seatrial.trial import conduct, remote, rundir
+    from seatrial.trial import hidden, remote, rundir
     from seatrial.trial.finish import FINAL
 
     trial = rundir.load(path)
     if trial.status == "done" and all(result.verdict in FINAL for result in trial.levels):
         typer.echo("seatrial: every level of this trial has its verdict; nothing is left to do", err=True)
         close(trial, path, json)
-    conduct.refuse_hidden(trial.plan.arguments)
+    hidden.refuse(trial.plan.arguments)
     if remote.is_own_job(path, os.environ):
         raise UserError(f"{path}: this is the Slurm job of that trial", "leave out --on")
     remote.refuse_while_active(path, os.environ)

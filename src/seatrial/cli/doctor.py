@@ -29,8 +29,6 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Is this machine ready for a trial? Each finding that is not ok has the command that fixes it. Runs no training."""
-    import json as encoder
-
     from seatrial.launch.environments import Environments
     from seatrial.model.errors import BlockedError
     from seatrial.model.loop import Context
@@ -67,15 +65,20 @@ def doctor(
     findings = (*findings, _writable(place))
     if interpreter:
         findings = (*findings, *preflight(asked.loop, asked.plan, trial, os.environ))
-    if json:
-        typer.echo(encoder.dumps([finding.model_dump(mode="json") for finding in findings], indent=2))
-    else:
-        for finding in findings:
-            typer.echo(
-                f"{'ok     ' if finding.ok else 'BLOCKED'} {finding.name}: {finding.message}"
-                + (f"\n        fix: {finding.fix}" if finding.fix else "")
-            )
+    _print(findings, json)
     raise typer.Exit(ExitCode.PASS if all(finding.ok for finding in findings) else ExitCode.BLOCKED)
+
+
+def _print(findings: tuple[Finding, ...], as_json: bool) -> None:
+    """Each finding with its fix."""
+    import json
+
+    if as_json:
+        typer.echo(json.dumps([finding.model_dump(mode="json") for finding in findings], indent=2))
+        return
+    for finding in findings:
+        fix = f"\n        fix: {finding.fix}" if finding.fix else ""
+        typer.echo(f"{'ok     ' if finding.ok else 'BLOCKED'} {finding.name}: {finding.message}{fix}")
 
 
 def _writable(place: Path) -> Finding:

@@ -28,7 +28,7 @@ from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Loop
 from seatrial.model.record import EnvironmentRecord, Finding, ImportProof, LevelResult, Plan, PlannedLevel, RepoState, Trial
 from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial import rundir
+from seatrial.trial import hidden, rundir
 from seatrial.trial.assess import judge_level
 from seatrial.trial.command import command_script
 from seatrial.trial.finish import FINAL, conclude, not_run, store
@@ -58,7 +58,7 @@ class Request:
 
 def start(request: Request, listener: Listener) -> Trial:
     """Run a new trial to its verdict."""
-    redactor = _redactor(request.plan.arguments)
+    redactor = hidden.redactor(request.plan.arguments)
     with rundir.locked(request.out):
         trial = _store(request, redactor)
         listener(Planned(str(request.out), trial.plan))
@@ -70,8 +70,8 @@ def prepare(request: Request, listener: Listener) -> Trial:
 
     An environment that is not ours is where the job runs, and is recorded there.
     """
-    refuse_hidden(request.plan.arguments)
-    redactor = _redactor(request.plan.arguments)
+    hidden.refuse(request.plan.arguments)
+    redactor = hidden.redactor(request.plan.arguments)
     with rundir.locked(request.out):
         trial = _store(request, redactor)
         listener(Planned(str(request.out), trial.plan))
@@ -81,14 +81,6 @@ def prepare(request: Request, listener: Listener) -> Trial:
             trial, _ = conductor.environment(trial)
         rundir.save(request.out, trial)
         return trial
-
-
-def refuse_hidden(arguments: Sequence[str]) -> None:
-    """A loop argument that is a secret is not stored, so only the process that was given it can run the trial."""
-    hidden = next((word for word in _redactor(arguments).value(tuple(arguments)) if "[redacted:" in word), None)
-    if hidden:
-        message = f"a loop argument is a secret, which is not stored: {hidden}"
-        raise UserError(message, "pass it as a variable of the environment, or run the trial where you are, without --on")
 
 
 def _store(request: Request, redactor: Redactor) -> Trial:
@@ -107,27 +99,13 @@ def _store(request: Request, redactor: Redactor) -> Trial:
     return trial
 
 
-def _redactor(arguments: Sequence[str]) -> Redactor:
-    return Redactor({**_as_variables(arguments), **os.environ})
-
-
-def _as_variables(arguments: Sequence[str]) -> dict[str, str]:
-    """Loop arguments by name, `--name value` and `--name=value`: a secret among them is one wherever it is printed."""
-    found = {}
-    for word, following in zip(arguments, (*arguments[1:], ""), strict=False):
-        name, separator, value = word.partition("=")
-        if name.startswith("--"):
-            found[name.lstrip("-")] = value if separator else following
-    return found
-
-
 def resume(path: Path, listener: Listener) -> Trial:
     """Finish a trial that was killed, interrupted or blocked."""
     path = path.absolute()
     trial = rundir.load(path)
-    hidden = next((word for word in trial.plan.arguments if "[redacted:" in word), None)
-    if hidden:
-        raise UserError(f"{path}: a loop argument is a secret that was not stored: {hidden}", "start a new trial with `seatrial run`")
+    secret = next((word for word in trial.plan.arguments if "[redacted:" in word), None)
+    if secret:
+        raise UserError(f"{path}: a loop argument is a secret that was not stored: {secret}", "start a new trial with `seatrial run`")
     stored = read_json(path / "evidence" / "request.json")
     limits = Limits(**stored["limits"])
     python = Path(stored["python"]) if stored["python"] else None

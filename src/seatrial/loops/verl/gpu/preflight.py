@@ -19,8 +19,10 @@ from seatrial.model.verdict import Boundary
 NVIDIA_SMI_SECONDS = 30
 MACHINE = ("GPUs", "CPUs")
 """Findings about this machine: the configuration can be composed all the same."""
-LEAST_CPUS = 10
-"""Eight storage actors of verl's transfer queue take one each, beside the task runner; with fewer it waits for ever."""
+QUEUE_CPUS = 9
+"""verl's transfer queue: eight storage actors and a controller take one each; with fewer it waits for ever."""
+CPUS_PER_GPU = 3
+"""What verl reserves beside each GPU for the workers that share it; with fewer their placement group waits for ever."""
 STORAGE_UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 
 
@@ -61,9 +63,9 @@ def _cpus(context: Context) -> tuple[Finding, ...]:
     """The CPUs that a Ray started here would have."""
     if os.environ.get("RAY_ADDRESS") or any(STORAGE_UNITS in word or "ray_init.num_cpus" in word for word in context.arguments):
         return ()
-    count = os.cpu_count() or 1
-    message = f"{count} CPUs here, {LEAST_CPUS} needed by Ray's actors"
-    return (_machine("CPUs", count >= LEAST_CPUS, message, f"use a larger host, or -- {STORAGE_UNITS}=1"),)
+    count, least = os.cpu_count() or 1, QUEUE_CPUS + CPUS_PER_GPU * gpus(context)
+    message = f"{count} CPUs here, {least} needed by Ray's actors"
+    return (_machine("CPUs", count >= least, message, f"use a larger host, or -- {STORAGE_UNITS}=1"),)
 
 
 def _machine(name: str, ok: bool, message: str, fix: str) -> Finding:

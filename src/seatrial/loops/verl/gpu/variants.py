@@ -71,8 +71,12 @@ def _learning(context: Context, directory: Path) -> Variant:
     return replace(
         made,
         variables={**made.variables, "VAL_BEFORE_TRAIN": "True", "TEST_FREQ": str(steps // 2)},
-        # The wrapper's 1e-6 is meant for full weights: so small an adapter would not move within so few steps.
-        overrides=("data.shuffle=False", "actor_rollout_ref.actor.optim.lr=3e-5", f"trainer.validation_data_dir={validation}"),
+        # The wrapper's 1e-6 is meant for full weights: so small an adapter would not move within so few steps. Its two epochs
+        # would end a run on little data before its steps, and with exit code 0.
+        overrides=(
+            *("data.shuffle=False", "actor_rollout_ref.actor.optim.lr=3e-5", f"trainer.total_epochs={steps}"),
+            f"trainer.validation_data_dir={validation}",
+        ),
         claims={**made.claims, "data.shuffle": False, "trainer.val_before_train": True, "trainer.validation_data_dir": str(validation)},
     )
 
