@@ -101,6 +101,12 @@ def test_save_and_resume_share_one_directory_below_the_level(bench: Bench) -> No
     assert save.env["VERL_FILE_LOGGER_PATH"] != resume.env["VERL_FILE_LOGGER_PATH"], "the logger truncates its file"
 
 
+def test_learning_has_as_many_epochs_as_steps(bench: Bench) -> None:
+    """With the wrapper's two a run on little data ends before its steps, and with exit code 0."""
+    (phase,) = training(bench, "learning", bench.context(steps="30"))
+    assert "trainer.total_epochs=30" in phase.argv
+
+
 def test_fsdp_switches_off_the_three_fusions_and_a_reward_model_is_used_when_named(bench: Bench) -> None:
     (phase,) = training(bench, "megatron-fsdp", bench.context(reward_model=str(bench.root / "model")))
     assert sum("gradient_accumulation_fusion=False" in word for word in phase.argv) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from loops.verl_checkout import PYTHON, Bench, level, on_gpus, run_level, run_phase
+from loops.verl_logs import DATA
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.evidence.use import read_loaded, unused
 from seatrial.loops.verl.claims import in_force
@@ -178,3 +180,13 @@ def test_a_learning_signal_is_a_gain_over_the_same_prompts(tmp_path: Path) -> No
     assert not proofs.validation_rose(folder).passed, "other prompts"
     scores(folder, 20, [float("nan")] * 40)
     assert not proofs.validation_rose(folder).passed
+
+
+@pytest.mark.parametrize(("name", "caught"), [("stale_adapters", True), ("fresh_adapters", False)])
+def test_level_5_sees_adapters_that_never_reach_the_rollout_engine(name: str, caught: bool, tmp_path: Path) -> None:
+    """Metrics of two real runs on a GPU; every other check of the refit is met by both."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(gzip.decompress((DATA / "h200" / f"{name}.jsonl.gz").read_bytes()))
+    metrics = read_metrics([path])
+    missed = [spec.expr for spec in level("learning").checks if spec.boundary == "refit" and not evaluate(spec.expr, metrics).passed]
+    assert [("k3_kl" in expr) for expr in missed] == ([True] if caught else [])

@@ -53,6 +53,26 @@ REAL: list[tuple[str, Verdict, str | None, int, str]] = [
 ]
 
 
+GPU: list[tuple[str, Verdict, str | None, str]] = [
+    ("level0", PASS, None, "Training Progress: 100%"),
+    ("megatron_fsdp", PASS, None, "Training Progress: 100%"),
+    ("loader_killed", PASS, None, "Training Progress: 100%"),
+    ("no_transformer_engine", BLOCKED, "environment", "No module named 'transformer_engine'"),
+    ("packed_sequence", FAIL, "provider", "Packed sequence is not supported by DotProductAttention"),
+    ("rule_vacuous", BLOCKED, "reward", ""),
+]
+
+
+@pytest.mark.parametrize(("name", "verdict", "boundary", "text"), GPU)
+def test_logs_of_the_wrapper_on_a_real_gpu(name: str, verdict: Verdict, boundary: str | None, text: str, tmp_path: Path) -> None:
+    log = unpacked(DATA / "h200" / f"{name}.log.gz", tmp_path / "run.log")
+    rows = DATA / "h200" / f"{name}.jsonl.gz"
+    for metrics in ((), (unpacked(rows, tmp_path / "metrics.jsonl"),)) if rows.exists() else ((),):
+        found = judge(log, *metrics)
+        assert (found.verdict, found.boundary) == (verdict, boundary), found.reason
+        assert text in line(log, found.line)
+
+
 @pytest.mark.parametrize(("name", "verdict", "boundary", "number", "text"), REAL)
 def test_real_logs(name: str, verdict: Verdict, boundary: str | None, number: int, text: str) -> None:
     log = TRIAGE / f"{name}.log"
