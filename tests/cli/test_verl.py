@@ -108,3 +108,32 @@ def test_what_is_no_checkout_is_2(tmp_path: Path, place: str) -> None:
     assert answer.code == 2
     assert "fix:" in answer.err
     assert not (tmp_path / "trials").exists()
+
+
+def test_two_checkouts_of_one_name_are_2_and_leave_nothing(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other"
+    subprocess.run(["git", "clone", "-q", checkout, other], check=True)
+    answer = seatrial("run", "verl", "--verl", str(checkout), "--change", f"verl={other}", "--level", "0")
+    assert (answer.code, "leave out --verl" in answer.err) == (2, True)
+    answer = seatrial("run", "verl", "--change", f"verl={checkout}", "--change", f"verl={other}", "--level", "0")
+    assert (answer.code, "two changes are called verl" in answer.err) == (2, True)
+    assert not (tmp_path / "trials").exists()
+
+
+def test_a_change_that_is_not_what_its_name_says_is_blocked(checkout: Path) -> None:
+    answer = seatrial("doctor", "verl", "--device", "cpu", "--change", f"bridge={checkout}")
+    assert answer.code == 99
+    assert f"fix: --change verl={checkout}" in answer.out
+
+
+def test_faults_are_those_of_the_cpu() -> None:
+    answer = seatrial("run", "verl", "--fault", "list")
+    assert (answer.code, "seatrial run verl --device cpu --fault list" in answer.err) == (2, True)
+    assert "stale-generator" in seatrial("run", "verl", "--device", "cpu", "--fault", "list").out
+
+
+def test_a_level_that_is_skipped_is_not_blocked_by_its_preflight(tmp_path: Path) -> None:
+    answer = seatrial("run", "verl", "--level", "4", "--out", str(tmp_path / "run"))
+    assert answer.code == 77, answer.err
+    assert "say which" in answer.out

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.trial.files_judge import judge_files
 
-from .verl_logs import DATA, TRIAGE, judge, line
+from .verl_logs import DATA, TRIAGE, VERL, judge, line
 
 PASS, FAIL, BLOCKED, SKIPPED = Verdict.PASS, Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED
 
@@ -144,3 +145,14 @@ def test_real_output_of_calls_that_were_to_fail(name: str) -> None:
     found = judge(DATA / "made" / f"{name}.log")
     assert (found.boundary, found.signature) == MADE[name], found.reason
     assert found.verdict is (FAIL if name == "ckpt" else BLOCKED)
+
+
+def test_a_run_that_is_not_of_the_level_is_inconclusive(tmp_path: Path) -> None:
+    """FSDP2 without LoRA completed; that is no Pass of a level that claims Megatron and LoRA. Nor is a log without a dump."""
+    log = unpacked(TRIAGE / "ppo_gae_3step.log.gz", tmp_path / "console.log")
+    assert judge(log).verdict is PASS
+    found = judge_files(VERL, log, (), VERL.levels()[0], None)
+    assert (found.verdict, "strategy fell back to" in found.reason) == (BLOCKED, True)
+    megatron = unpacked(DATA / "h200" / "level0.log.gz", tmp_path / "run.log")
+    rows = unpacked(DATA / "h200" / "level0.jsonl.gz", tmp_path / "metrics.jsonl")
+    assert judge_files(VERL, megatron, (rows,), VERL.levels()[0], None).verdict is PASS

@@ -158,3 +158,11 @@ def test_a_torn_trial_is_named(bench: Bench) -> None:
     (bench.out / "trial.json").write_text(text[: len(text) // 2])
     with pytest.raises(UserError, match=r"trial\.json:\d+:\d+: not valid JSON"):
         bench.resume()
+
+
+def test_a_finished_trial_stays_as_it_is(bench: Bench) -> None:
+    bench.start(0)
+    before = {path: path.read_bytes() for path in bench.out.rglob("*") if path.is_file()}
+    again = bench.resume()
+    assert again.verdict == Verdict.PASS
+    assert {path: path.read_bytes() for path in bench.out.rglob("*") if path.is_file()} == before

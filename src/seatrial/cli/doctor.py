@@ -62,7 +62,8 @@ def doctor(
         arguments=asked.plan.arguments,
         options=asked.plan.options,
     )
-    findings = (*findings, _writable(place))
+    skipped = [Finding(name=f"level {item.number}", ok=True, message=f"Skipped: {item.skip}") for item in asked.plan.levels if item.skip]
+    findings = (*findings, _writable(place), *skipped)
     if interpreter:
         findings = (*findings, *preflight(asked.loop, asked.plan, trial, os.environ))
     _print(findings, json)

@@ -151,12 +151,22 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
 
 
 def _companions(loop: Loop, changes: Sequence[RepoState]) -> list[RepoState]:
-    """The checkouts that the loop drives, unless they are under test."""
+    """The checkouts that the loop drives, unless they are under test; names are distinct, because they name files."""
     from seatrial.evidence.repos import repo_state
+    from seatrial.model.errors import UserError
 
     found = [repo_state(path, name) for name, path in loop.checkouts().items()]
     under_test = {state.path for state in changes}
-    return [state.model_copy(update={"companion": True}) for state in found if state.path not in under_test]
+    driven = [state.model_copy(update={"companion": True}) for state in found if state.path not in under_test]
+    for state in driven:
+        if any(state.name.casefold() == change.name.casefold() for change in changes):
+            message = f"--{state.name} and --change {state.name}= name two checkouts"
+            raise UserError(message, f"leave out --{state.name}, or give both the same path")
+    names = [state.name.casefold() for state in changes]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UserError(f"two changes are called {twice}", "give them distinct names: --change NAME=PATH")
+    return driven
 
 
 def _existing(state: RepoState, found: Changes) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import typer
 from seatrial.cli import request
 
 if TYPE_CHECKING:
+    from seatrial.model.loop import Loop
     from seatrial.model.record import Trial
     from seatrial.trial.progress import Listener
 
@@ -47,7 +48,7 @@ def run(
     loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or (), device, verl)
     asked = request.ask(loaded, auto)
     if fault is not None:
-        _require_fault(fault, asked.loop.faults(), [item.number for item in asked.plan.levels])
+        _require_fault(fault, asked.loop, [item.number for item in asked.plan.levels])
     if on is None and (detach or dry_run):
         raise UserError("--detach and --dry-run are for trials on a cluster", "add --on slurm:PROFILE")
     force = loaded.config
@@ -100,15 +101,18 @@ def close(trial: Trial, directory: Path, json: bool, cut: str = "", in_job: bool
     raise typer.Exit(exit_code(report.result))
 
 
-def _require_fault(fault: str, known: dict[str, tuple[str, tuple[int, ...]]], levels: list[int]) -> None:
+def _require_fault(fault: str, loop: Loop, levels: list[int]) -> None:
     """A fault that is unknown, or that no chosen level is to catch, is an error; `list` prints the known ones."""
     from seatrial.model.errors import UserError
 
+    known = loop.faults()
+    if not known:
+        raise UserError(f"{loop.title} has no faults to inject on this device", f"seatrial run {loop.name} --device cpu --fault list")
     if fault == "list":
         typer.echo("\n".join(f"{name:20} levels {','.join(map(str, places)):12} {text}" for name, (text, places) in known.items()))
         raise typer.Exit
     if fault not in known:
-        raise UserError(f"unknown fault {fault!r}; known: {', '.join(known)}", "seatrial run --fault list")
+        raise UserError(f"unknown fault {fault!r}; known: {', '.join(known)}", f"seatrial run {loop.name} --fault list")
     places = known[fault][1]
     if not set(places).intersection(levels):
         raise UserError(f"the fault {fault} acts at level {', '.join(map(str, places))} only", f"add --level {places[0]}")

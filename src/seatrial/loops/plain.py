@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Self
 
 from seatrial.loops.options import require_known
+from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context
 
 
@@ -33,6 +34,10 @@ class Plain:
     def interpreter(self) -> Path:
         """Never asked for: it has an environment."""
         raise AssertionError(f"{self.title} runs in an environment of ours")
+
+    def other_run(self, level: Level, log: Path) -> str | None:  # noqa: ARG002 - the contract
+        """Its logs do not say."""
+        return None
 
     def import_path(self, context: Context) -> tuple[str, ...]:  # noqa: ARG002 - the contract
         """Nothing more than the checkouts under test."""

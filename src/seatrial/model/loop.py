@@ -106,6 +106,9 @@ class Loop(Protocol):
     def read_console(self, log: Path) -> Metrics:
         """Metrics that the loop prints on its console: the source of last resort when a log is all there is."""
 
+    def other_run(self, level: Level, log: Path) -> str | None:
+        """Why this log is of another run than the level asks for, or None; for logs of runs that Seatrial did not start."""
+
     def steps_reached(self, metrics: Metrics) -> int | None:
         """The step that every training run in these metrics reached."""
 

@@ -21,6 +21,7 @@ from seatrial.report.text import number
 NOT_REQUESTED: Literal["Not requested"] = "Not requested"
 LOG = "run.log"
 METRICS = "metrics.jsonl"
+_SHOWN_MISSES = 10
 _SHOWN_CHECKS = 4
 
 
@@ -106,16 +107,19 @@ def _level(name: str, outcome: Outcome) -> Deliverable:
 
 
 def _measured(result: LevelResult) -> list[str]:
-    """Step and check counts, with the first values: misses before hits."""
+    """Step and check counts with values: every miss, or the first hits; and where a failure sits."""
     parts = []
     if result.steps_expected is not None:
         parts.append(f"{result.steps_reached or 0}/{result.steps_expected} steps")
     if result.checks:
-        met = sum(check.passed for check in result.checks)
-        order = sorted(result.checks, key=lambda check: check.passed)
-        values = ", ".join(check_words(check) for check in order[:_SHOWN_CHECKS])
-        more = f", and {len(order) - _SHOWN_CHECKS} more" if len(order) > _SHOWN_CHECKS else ""
-        parts.append(f"{met}/{len(result.checks)} checks met: {values}{more}")
+        missed = [check for check in result.checks if not check.passed]
+        shown = missed[:_SHOWN_MISSES] or result.checks[:_SHOWN_CHECKS]
+        left = len(missed or result.checks) - len(shown)
+        values = ", ".join(check_words(check) for check in shown) + (f", and {left} more" if left else "")
+        count = f"{len(missed)} of {len(result.checks)} checks missed" if missed else f"{len(shown) + left}/{len(result.checks)} checks met"
+        parts.append(f"{count}: {values}")
+    if result.boundary is not None:
+        parts.append(f"boundary: {result.boundary}")
     return parts
 
 

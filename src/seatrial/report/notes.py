@@ -16,7 +16,20 @@ from seatrial.report.deliverables import LOG, level_directory
 from seatrial.report.outcome import Outcome, stoppers
 from seatrial.report.text import unique
 
-_KEY_PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets", "vllm", "sglang", "ray", "megatron-core", "deepspeed", "numpy")
+_KEY_PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "datasets",
+    "vllm",
+    "sglang",
+    "ray",
+    "megatron-core",
+    "megatron-bridge",
+    "deepspeed",
+    "numpy",
+)
 _SHOWN_PATHS = 20
 
 

@@ -113,6 +113,9 @@ def resume(path: Path, listener: Listener) -> Trial:
     with rundir.locked(path):
         for pids in path.glob("levels/**/*.pids"):
             end_leftovers(pids)
+        if trial.status == "done" and all(result.verdict in (*FINAL, Verdict.SKIPPED) for result in trial.levels):
+            listener(Stage("resume", "nothing to do: every level of this trial has its verdict"))
+            return trial
         _refuse_other_change(trial.plan.changes, path, Redactor(os.environ))
         listener(Planned(str(path), trial.plan))
         return _Conductor(request, listener, Redactor(os.environ)).conduct(trial)
@@ -298,9 +301,15 @@ class _Conductor:
         """Every level that has no final result yet, blocked by what the preflight found."""
         kept = {result.number: result for result in trial.levels if result.verdict in FINAL}
         reason = f"preflight: {finding.name}: {finding.message}"
-        blocked = [self._not_run(planned, Verdict.BLOCKED, reason, finding.boundary) for planned in trial.plan.levels]
         follow = (finding.fix,) if finding.fix else ()
-        return tuple(kept.get(result.number, result.model_copy(update={"follow_ups": follow})) for result in blocked)
+        results = []
+        for planned in trial.plan.levels:
+            if planned.skip:
+                results.append(self._not_run(planned, Verdict.SKIPPED, planned.skip))
+                continue
+            blocked = self._not_run(planned, Verdict.BLOCKED, reason, finding.boundary).model_copy(update={"follow_ups": follow})
+            results.append(kept.get(planned.number, blocked))
+        return tuple(results)
 
     def _imports(self, plan: Plan) -> tuple[ImportProof, ...]:
         """Import proofs of all levels, each once."""

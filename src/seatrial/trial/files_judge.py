@@ -85,7 +85,8 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
     judgement = judge(evidence, loop.milestones())
     if judgement.verdict is Verdict.PASS:
         foreign = _foreign(loop, log, metrics) if metric_paths else None
-        missing = _unseen(loop, level, metrics) or _several(evidence) or _restarted(loop, log) or foreign
+        other = loop.other_run(level, log) if level else None
+        missing = other or _unseen(loop, level, metrics) or _several(evidence) or _restarted(loop, log) or foreign
         if missing:
             judgement = Judgement(Verdict.BLOCKED, f"inconclusive: {missing}", Boundary.METRICS, vacuous=True)
     return _result(judgement, evidence, diagnosis, log, done, _limitations(level, metrics, not metric_paths, planned))

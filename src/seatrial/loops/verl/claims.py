@@ -12,6 +12,13 @@ from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 
 ABSENT = "(no such key)"
+SMOKE = {
+    "actor_rollout_ref.actor.strategy": "megatron",
+    "actor_rollout_ref.actor.megatron.use_mbridge": True,
+    "actor_rollout_ref.actor.megatron.vanilla_mbridge": False,
+    "actor_rollout_ref.model.lora.rank": "> 0",
+}
+"""What every level claims, level 3 but for LoRA."""
 
 
 def lookup(config: Mapping[str, Any], key: str) -> Any:
@@ -53,3 +60,9 @@ def in_force(phase: str, claims: Mapping[str, Any], log: Path) -> CheckResult:
     fell = "; ".join(f"{key} fell back to {value} (claimed: {claimed})" for key, value, claimed in wrong[:3])
     right = len(claims) - len({key for key, _, _ in wrong})
     return proof(name, not wrong, f"{right} of {len(claims)} values as claimed", Boundary.CONFIG, "all", fell)
+
+
+def other_run(log: Path) -> str | None:
+    """Why the configuration that a log shows is not that of a level, or None."""
+    result = in_force("run", SMOKE, log)
+    return None if result.passed else f"the log is not of this level: {result.message or result.value}"

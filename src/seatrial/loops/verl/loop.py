@@ -6,14 +6,14 @@ is checked before it and what it proves is said by `wrapper` for GPUs and by `cp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Protocol, Self
 
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.options import choice, require_known
-from seatrial.loops.verl import console, vacuity
+from seatrial.loops.verl import claims, console, vacuity
 from seatrial.loops.verl.cpu.settings import STRATEGIES
 from seatrial.loops.verl.cpu.side import Cpu
 from seatrial.loops.verl.drive.fault_names import FAULTS
@@ -22,6 +22,7 @@ from seatrial.model.knowledge import Level, Milestone, Signature
 from seatrial.model.loop import Context, Phase
 from seatrial.model.record import CheckResult, Finding
 from seatrial.model.series import Metrics
+from seatrial.model.verdict import Boundary
 
 HERE = Path(__file__).parent
 ENVIRONMENT = "verl-cpu"
@@ -46,6 +47,8 @@ OPTIONS = {
     "steps": "steps of level 5, 20 to 100",
 }
 
+PACKAGES = {"bridge": "megatron.bridge", "megatron": "megatron.core", "verl": "verl"}
+"""What a change of this name must provide."""
 PATHS = ("verl", "train_files", "val_files", "reward_model", "model_config")
 
 
@@ -147,8 +150,8 @@ class Verl:
         return self.side.phases(level, context, directory)
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
-        """What the device needs."""
-        return self.side.findings(context)
+        """Changes that are what their names say, and what the device needs."""
+        return (*_names(context), *self.side.findings(context))
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """What this configuration leaves out."""
@@ -167,6 +170,10 @@ class Verl:
         """What facts and the configuration in force prove."""
         return self.side.proofs(level, directory, metrics)
 
+    def other_run(self, level: Level, log: Path) -> str | None:  # noqa: ARG002 - the contract
+        """The configuration that the log shows must be that of the levels: Megatron through Megatron-Bridge, with LoRA."""
+        return claims.other_run(log)
+
     def steps_reached(self, metrics: Metrics) -> int | None:
         """The least last step of all training runs."""
         return console.steps_reached(metrics)
@@ -182,6 +189,17 @@ class Verl:
     def unseen(self, metrics: Metrics) -> str | None:
         """No gradient norm, or no rewards."""
         return vacuity.unseen(metrics)
+
+
+def _names(context: Context) -> Iterator[Finding]:
+    """A change that is called by a known name provides that package: a report on `bridge` must be about it."""
+    for repo in context.changes:
+        wanted = PACKAGES.get(repo.name)
+        if wanted and wanted not in repo.packages:
+            own = next((name for name, package in PACKAGES.items() if package in repo.packages), None)
+            message = f"{repo.path} is called {repo.name} and does not provide {wanted}, but {', '.join(repo.packages) or 'no package'}"
+            fix = f"--change {own}={repo.path}" if own else f"name the checkout that provides {wanted}"
+            yield Finding(name="change", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix)
 
 
 LOOP = Verl()
