@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from seatrial.loops import get_loop
+from seatrial.loops.verl.cpu import imports
 from seatrial.loops.verl.cpu.claims import claims
 from seatrial.loops.verl.cpu.settings import STRATEGIES
 from seatrial.loops.verl.cpu.side import DRIVE
@@ -18,6 +20,7 @@ from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.model.errors import UserError
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
+from seatrial.model.record import Finding, RepoState
 from seatrial.model.series import Metrics, Series
 
 SIDES = {strategy: get_loop("verl").configured({"device": "cpu", "strategy": strategy}) for strategy in STRATEGIES}
@@ -170,6 +173,7 @@ def test_a_fault_reaches_every_process(strategy: str) -> None:
         ("actor_rollout_ref.rollout.n=2", False),
         ("model_engine=dp", False),
         ("actor_rollout_ref.actor.megatron.use_mbridge=False", False),
+        ("~algorithm.kl_ctrl", True),
         ("--help", False),
         ("clip_ratio", False),
     ],
@@ -178,6 +182,72 @@ def test_overrides_that_a_proof_rests_on_are_refused(word: str, ok: bool) -> Non
     made = VERL.findings(Context(run_dir=RUN, python=Path("/p"), model="tiny-dense", arguments=(word,)))
     assert [finding.ok for finding in made] == ([True] if ok else [False, True])
     assert all(finding.ok or finding.fix for finding in made)
+
+
+def test_a_locked_key_names_its_beginning() -> None:
+    made = VERL.findings(Context(run_dir=RUN, python=Path("/p"), model="tiny-dense", arguments=("trainer.no_such_key=1",)))
+    assert made[0].message == "trainer.no_such_key cannot be overridden on a CPU: the proofs rest on what begins with trainer."
+
+
+def test_options_of_the_gpu_side_are_refused() -> None:
+    given = {"device": "cpu", "strategy": "fsdp2", "steps": "20", "fault": "frozen", "verl": "/v", "tp": "2", "train_files": "/t"}
+    made = VERL.findings(Context(run_dir=RUN, python=Path("/p"), model="tiny-dense", options=given))
+    assert [(one.message, one.fix) for one in made if not one.ok] == [
+        ("options.tp has no effect on a CPU", "leave it out"),
+        ("options.train_files has no effect on a CPU", "leave it out"),
+    ]
+
+
+@pytest.fixture
+def no_shims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shims that do nothing in place of the real ones, which need torch."""
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    for file in ("__init__", "megatron_on_cpu", "without_megatron"):
+        (drive / f"{file}.py").touch()
+    (drive / "import_check.py").write_bytes((DRIVE_DIRECTORY / "import_check.py").read_bytes())
+    monkeypatch.setattr(imports, "DRIVE", drive)
+
+
+def importing(root: Path, strategy: str, source: str, package: str = "megatron.bridge") -> list[Finding]:
+    """The findings over a change whose package has this text."""
+    place = root / "change" / "src" / Path(*package.split("."))
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text(source, encoding="utf-8")
+    change = RepoState(
+        name="c", path=str(root / "change"), commit="0" * 40, branch=None, packages=(package,), import_root=str(root / "change" / "src")
+    )
+    context = Context(run_dir=root / "run", python=Path(sys.executable), model="tiny-dense", changes=(change,))
+    return [finding for finding in SIDES[strategy].findings(context) if finding.name == "imports"]
+
+
+@pytest.mark.parametrize(
+    ("source", "ok", "said"),
+    [
+        ("print('loaded')", True, "can be imported"),
+        ("import megatron.training.models.gpt", False, "this megatron.bridge needs megatron.training, which the environment does not have"),
+        ("from json import no_such_name", False, "needs another json (cannot import name 'no_such_name'"),
+        ("import megatron.bridge.absent", True, "the level will judge it"),
+        ("from megatron.bridge import absent", True, "the level will judge it"),
+        ("import atexit; atexit.register(print, 'bye')", True, "can be imported"),
+        ("raise SystemExit", True, "the level will judge it"),
+        ("raise TypeError('mine')", True, "TypeError: mine; the level will judge it"),
+    ],
+)
+@pytest.mark.usefixtures("no_shims")
+def test_what_a_change_needs_must_be_there_and_what_it_breaks_is_judged(tmp_path: Path, source: str, ok: bool, said: str) -> None:
+    (found,) = importing(tmp_path, "megatron", source)
+    assert found.ok is ok
+    assert said in found.message
+    assert ("--change megatron=PATH" in found.fix) is not ok
+
+
+@pytest.mark.usefixtures("no_shims")
+def test_what_the_engine_hides_is_not_imported(tmp_path: Path) -> None:
+    assert importing(tmp_path / "one", "fsdp2", "import no_such_module") == []
+    (found,) = importing(tmp_path / "two", "fsdp2", "import no_such_module", "verl")
+    assert "this verl needs no_such_module" in found.message
+    assert "run on GPUs" in found.fix
 
 
 def test_a_given_model_must_be_there(tmp_path: Path) -> None:

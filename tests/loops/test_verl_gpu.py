@@ -209,6 +209,7 @@ BAD: dict[str, tuple[Callable[[Bench], object], dict[str, Any], str]] = {
     "sizes": (lambda b: None, {"tp": "3"}, "TP 3 x PP 1 x CP 1 = 3 does not divide 8 GPUs"),
     "expert sizes": (lambda b: None, {"ep": "3"}, "ETP 1 x EP 3 x PP 2 = 6 does not divide 8 GPUs"),
     "no uv": (lambda b: None, {"launcher": "uv"}, "no uv on PATH"),
+    "no such model": (lambda b: shutil.rmtree(b.root / "model"), {}, "no such directory"),
 }
 
 

@@ -98,6 +98,7 @@ def on_gpus(root: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv(name, value)
     for name in ("VERL_USE_EXTERNAL_MODULES", "RAY_ADDRESS", "HF_HUB_CACHE", "UV_PROJECT_ENVIRONMENT"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(checkout, "OWN", root / "seatrial")  # the loop's Python is that of the tests
     monkeypatch.setattr(checkout, "SHADOW", root / "workspace" / "Megatron-LM")
     monkeypatch.setattr(compose, "compose", lambda *_: [])
     monkeypatch.setattr(os, "cpu_count", lambda: 64)

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from seatrial.loops.options import number
+from seatrial.loops.verl.cpu.imports import import_findings
 from seatrial.loops.verl.cpu.proofs import CONTROL_STEPS, prove
 from seatrial.loops.verl.cpu.settings import GRPO, LEARN, MEGATRON, NO_KL, NO_SAVE, NO_TEST, PPO, SETTINGS
+from seatrial.loops.verl.gpu.compose import is_override
 from seatrial.loops.verl.witness import witness_variables
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
@@ -30,6 +32,11 @@ OWNED = (
     ),
 )
 """Beginnings of keys that the proofs rest on; the algorithm's own settings are free."""
+ON_GPUS = (
+    *("tp", "pp", "cp", "ep", "etp", "engine", "launcher", "gpus"),
+    *("train_files", "val_files", "reward_model", "model_config", "architecture"),
+)
+"""Options that only the GPU side reads."""
 
 
 class Cpu:
@@ -93,13 +100,21 @@ class Cpu:
 
     def plugins(self) -> tuple[str, ...]:
         """Modules that every process of verl loads, in this order: what makes Megatron run, or hides it, before whatever imports it."""
-        first = "megatron_on_cpu" if self.strategy == MEGATRON else "without_megatron"
-        return tuple(f"{DRIVE}.{name}" for name in (first, "cpu_platform", "plugin"))
+        return tuple(f"{DRIVE}.{name}" for name in (self._shim(), "cpu_platform", "plugin"))
+
+    def _shim(self) -> str:
+        return "megatron_on_cpu" if self.strategy == MEGATRON else "without_megatron"
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
-        """A given model must be a local directory with weights; an override must not touch what the proofs rest on."""
+        """What is given has an effect and does not touch what the proofs rest on; the model is there; the changes can be imported."""
         made = [_argument(word) for word in context.arguments]
-        return (*filter(None, made), _model(context.model, self.DEFAULT_MODEL))
+        idle = [
+            _finding("options", False, Boundary.CONFIG, f"options.{name} has no effect on a CPU", "leave it out")
+            for name in ON_GPUS
+            if name in context.options
+        ]
+        imported = import_findings(context, self.strategy, self._shim())
+        return (*filter(None, made), *idle, *imported, _model(context.model, self.DEFAULT_MODEL))
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:  # noqa: ARG002 - the contract
         """What holds of every level on a CPU."""
@@ -168,11 +183,13 @@ def _model(name: str, default: str) -> Finding:
 
 def _argument(word: str) -> Finding | None:
     key = word.lstrip("+~").partition("=")[0]
-    if "=" not in word or word.startswith("-"):
+    if not is_override(word):
         return _finding("arguments", False, Boundary.CONFIG, f"{word!r} is no Hydra override", "write KEY=VALUE")
-    if key.startswith(OWNED):
-        return _finding("arguments", False, Boundary.CONFIG, f"{key} is set by the level: its proofs rest on it", f"leave {key} out")
-    return None
+    locked = next((beginning for beginning in OWNED if key.startswith(beginning)), None)
+    if locked is None:
+        return None
+    message = f"{key} cannot be overridden on a CPU: the proofs rest on what begins with {locked}"
+    return _finding("arguments", False, Boundary.CONFIG, message, f"leave {key} out")
 
 
 def _finding(name: str, ok: bool, boundary: Boundary, message: str, fix: str = "") -> Finding:

@@ -5,8 +5,11 @@ Nothing here runs anything; a checkout that is not one is a finding, with what w
 
 from __future__ import annotations
 
+import difflib
+import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,10 @@ VERSION = "verl/version/version"
 CONFIG = "verl/trainer/config"
 SHADOW = Path("/workspace/Megatron-LM")
 """The wrapper puts this directory first on the driver's import path, whatever is under test."""
+OWN = Path(sys.prefix)
+"""Where Seatrial itself is installed."""
+NEEDED = ("torch", "ray", "hydra")
+"""What no environment of verl is without."""
 CLONE = "git clone https://github.com/verl-project/verl.git, then --verl PATH"
 
 
@@ -129,14 +136,21 @@ def layout(checkout: Path | None) -> Finding:
         return _finding(False, f"{checkout}: not a verl checkout: {VERSION} is missing", CLONE)
     said = version.read_text(encoding="utf-8", errors="replace").strip()
     if not (checkout / WRAPPER).is_file():
-        similar = sorted(str(path.relative_to(checkout)) for path in checkout.glob("tests/**/run*megatron*.sh"))
-        near = f"; similar scripts there: {', '.join(similar[:5])}" if similar else ""
+        similar = _similar(checkout)
+        near = f"; similar scripts there: {', '.join(similar)}" if similar else ""
         message = f"{checkout} (verl {said}): the wrapper {WRAPPER} is missing{near}"
         return _finding(False, message, "check out a branch that has the wrapper (verl's main has)")
     if not (checkout / CONFIG).is_dir():
         return _finding(False, f"{checkout} (verl {said}): {CONFIG} is missing", "check out the whole repository")
     generation = "starts Python through uv unless VERL_USE_UV=0" if knows_uv(checkout) else "starts the python3 on PATH"
     return _finding(True, f"{checkout}: verl {said}, its wrapper {generation}")
+
+
+def _similar(checkout: Path) -> list[str]:
+    """Scripts that may be the wrapper under another name, the closest first; those of other devices are not."""
+    found = [str(path.relative_to(checkout)) for path in checkout.glob("tests/**/run*megatron*.sh")]
+    mine = sorted(name for name in found if "special_npu" not in name)
+    return sorted(mine, key=lambda name: -difflib.SequenceMatcher(None, WRAPPER, name).ratio())[:5]
 
 
 def shadowing(context: Context) -> tuple[Finding, ...]:
@@ -165,6 +179,9 @@ def launching(context: Context) -> Finding:
             message = "launcher = uv, and the wrapper of this checkout starts python3 whatever is asked for"
             return Finding(name="launcher", ok=False, message=message, fix="--set options.launcher=python")
         return Finding(name="launcher", ok=True, message=f"{found}: driver and Ray workers run through it")
+    if OWN in context.python.absolute().parents and (lacks := [name for name in NEEDED if importlib.util.find_spec(name) is None]):
+        message = f"{context.python} is Seatrial's own Python, which has no {', '.join(lacks)}"
+        return Finding(name="launcher", ok=False, message=message, fix="--python /path/to/verl/env/bin/python")
     beside = context.python.absolute().parent / "python3"
     if not beside.exists() or beside.resolve() != context.python.resolve():
         message = f"the wrapper starts `python3`, and {beside} is not {context.python}"

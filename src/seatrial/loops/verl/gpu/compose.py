@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from seatrial.model.verdict import Boundary
 
 SCRIPT_SECONDS = 60
 COMPOSE_SECONDS = 300
+OVERRIDE = re.compile(r"(?:\+\+?|~)?[^\s=+~-][^\s=]*=.*|~[^\s=+~-][^\s=]*", re.DOTALL)
 MAIN = "verl.trainer.main_ppo"
 DRIVE = Path(__file__).parents[1] / "drive" / "compose.py"
 STAND_IN = """\
@@ -39,6 +41,11 @@ else:
     with open(sys.argv[1], "a") as stream:
         stream.write(json.dumps({"argv": sys.argv[2:], "environment": dict(os.environ)}) + "\\n")
 """
+
+
+def is_override(word: str) -> bool:
+    """Whether Hydra takes it for an override: KEY=VALUE, +KEY=VALUE, ++KEY=VALUE or ~KEY. Flags would end verl's own program."""
+    return OVERRIDE.fullmatch(word) is not None
 
 
 class ScriptError(Exception):

@@ -10,16 +10,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from seatrial.loops.verl.gpu.checkout import checkout_of
+from seatrial.loops.verl.gpu.child import run_child
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
 MAGIC = b"PAR1"
 SPARE_CACHE_MB = 1000
+BATCH = "data.train_batch_size"
+BATCH_ROWS = 16
+"""Rows of a training batch, in the wrapper and in the scripts of level 4."""
+COUNT_ROWS = "import sys, pyarrow.parquet as p; print(p.read_metadata(sys.argv[1]).num_rows)"
+COUNT_SECONDS = 60
 
 
 def hub_cache() -> Path:
@@ -29,7 +36,9 @@ def hub_cache() -> Path:
 
 
 def _places(model: str) -> list[Path]:
-    """Where a model may be, in order."""
+    """Where a model may be, in order. A path is no name: it is looked up nowhere else."""
+    if model.startswith(("/", ".", "~")):
+        return [Path(model).expanduser()]
     stored = hub_cache() / f"models--{model.replace('/', '--')}"
     main = stored / "refs" / "main"
     revision = main.read_text(encoding="utf-8").strip() if main.is_file() else "(none)"
@@ -103,6 +112,10 @@ def model_findings(context: Context) -> tuple[Finding, ...]:
 def _model(context: Context) -> Finding:
     directory = model_directory(context.model)
     if directory is None:
+        given = Path(context.model).expanduser()
+        if given.is_absolute() or given.is_dir():
+            why = "no config.json" if given.is_dir() else "no such directory"
+            return _data("model", False, f"{given}: {why}", "--model with a directory that holds config.json, tokenizer and weights")
         looked = ", ".join(str(place) for place in _places(context.model))
         fix = (
             f"hf download {context.model} --local-dir ~/models/{context.model}" if "/" in context.model.strip("/") else "--model DIRECTORY"
@@ -124,13 +137,19 @@ def _dummy(config: Path) -> Finding:
 
 
 def data_findings(context: Context, dataset: str, column: str = "") -> tuple[Finding, ...]:
-    """Both files are parquet, with this column if one is named."""
+    """Both files are parquet, with this column if one is named, and there is a whole batch to train on."""
     script = f"examples/data_preprocess/{dataset}.py"
     made = []
-    for file in data_files(context, dataset):
+    train, val = data_files(context, dataset)
+    for file in (train, val):
         wrong = _wrong_parquet(Path(file), column)
-        make = f"cd {checkout_of(context)} && python3 {script} --local_save_dir {Path(file).parent}"
-        made.append(_data("data", wrong is None, f"{file}: {wrong or 'parquet'}", make if wrong else ""))
+        few = _too_few(file, context) if file == train and wrong is None else None
+        make = (
+            "--set options.train_files=FILE with a whole batch"
+            if few
+            else f"cd {checkout_of(context)} && python3 {script} --local_save_dir {Path(file).parent}"
+        )
+        made.append(_data("data", not (wrong or few), f"{file}: {wrong or few or 'parquet'}", make if wrong or few else ""))
     return tuple(made)
 
 
@@ -151,6 +170,18 @@ def _wrong_parquet(path: Path, column: str) -> str | None:
     if not start == end == MAGIC or size < 12:
         return "not a whole parquet file (PAR1 at both ends)"
     return None if column.encode() in footer else f"has no column {column!r}"
+
+
+def _too_few(file: str, context: Context) -> str | None:
+    """Fewer rows than a batch, with which verl's loader is empty; None also where the loop's interpreter cannot count them."""
+    given = [word.partition("=")[2] for word in context.arguments if word.lstrip("+").startswith(f"{BATCH}=")]
+    least = int(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else BATCH_ROWS
+    try:
+        done = run_child([str(context.python), "-I", "-c", COUNT_ROWS, file], Path(file).parent, os.environ, COUNT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    rows = int(done.stdout) if not done.returncode and done.stdout.strip().isdecimal() else least
+    return f"has {rows} rows, fewer than one batch of {least}" if rows < least else None
 
 
 def _data(name: str, ok: bool, message: str, fix: str = "") -> Finding:

@@ -40,6 +40,10 @@ def findings(context: Context) -> tuple[Finding, ...]:
     ]
     if all(finding.ok or finding.name in MACHINE for finding in made):
         made += _configuration(calls, context, place)
+    else:
+        first = ", ".join(dict.fromkeys(finding.name for finding in made if not finding.ok and finding.name not in MACHINE))
+        message = f"not composed, because this must be right before: {first}"
+        made.append(Finding(name="configuration", ok=True, boundary=Boundary.CONFIG, message=message))
     return tuple(made)
 
 
@@ -83,14 +87,14 @@ def _sizes(calls: Mapping[str, Sequence[Variant]], count: int) -> list[Finding]:
 
 
 def _words(context: Context) -> list[Finding]:
-    """The wrapper passes its arguments on unquoted: one with white space would become two."""
+    """Arguments must be overrides; and the wrapper passes them on unquoted: one with white space would become two."""
+    strange = [word for word in context.arguments if not compose.is_override(word)]
     places = [*context.arguments, str(context.run_dir), checkout.python_path(context), *models.data_files(context)]
     split = [word for word in places if len(word.split()) != 1]
     fix = "use paths and overrides without white space"
-    return [
-        Finding(name="arguments", ok=False, boundary=Boundary.CONFIG, message=f"the wrapper would split {word!r}", fix=fix)
-        for word in split
-    ]
+    said = [(f"{word!r} is no Hydra override", "write KEY=VALUE, +KEY=VALUE, ++KEY=VALUE or ~KEY") for word in strange]
+    said += [(f"the wrapper would split {word!r}", fix) for word in split]
+    return [Finding(name="arguments", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix) for message, fix in said]
 
 
 def _configuration(calls: Mapping[str, Sequence[Variant]], context: Context, place: Path) -> list[Finding]:
