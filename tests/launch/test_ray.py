@@ -424,3 +424,14 @@ def test_real_symmetric_run_calls_a_ray_that_cannot_start_a_success(tmp_path: Pa
     done = run(tmp_path, [*NEW_PIDS, *words])
     assert done.returncode == 99
     assert "the client never started" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "file", "expected"),
+    [({}, False, False), ({}, True, True), ({"RAY_AUTH_TOKEN": "t"}, False, True), ({"RAY_AUTH_TOKEN_PATH": "/t"}, False, True)],
+)
+def test_a_token_that_ray_start_would_take_is_seen(variables: dict[str, str], file: bool, expected: bool, tmp_path: Path) -> None:
+    if file:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("t")
+    assert ray_step.has_token({"HOME": str(tmp_path), **variables}) is expected

@@ -93,7 +93,7 @@ def test_arguments_are_passed_verbatim(tmp_path: Path) -> None:
     assert (result.steps_reached, result.steps_expected) == (3, 3)
     assert done.trial.plan.arguments == ("--max_steps", "3")
     assert "loop arguments override the level's own settings: --max_steps 3" in result.limitations
-    assert read_text(done.place(0) / "command.sh").rstrip().endswith("--max_steps 3")
+    assert read_text(done.place(0) / "command.sh").rstrip(")\n").endswith("--max_steps 3")
     assert "level 0: loop arguments override the level's own settings: --max_steps 3" in read_text(done.directory / "summary.md")
 
 

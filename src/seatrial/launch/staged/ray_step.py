@@ -72,6 +72,13 @@ def _code(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
+def has_token(environment: dict[str, str]) -> bool:
+    """Whether Ray has a token here, given or left by a cluster that somebody started on this machine."""
+    home = Path(environment.get("HOME") or Path.home())
+    given = environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH")
+    return bool(given) or (home / ".ray" / "auth_token").is_file()
+
+
 def run_client(words: list[str], environment: dict[str, str] | None = None) -> tuple[int, bool]:
     """The exact exit code of a command, and whether it was told to stop: signals are passed on to it."""
     told = Told()
@@ -107,6 +114,9 @@ class Node:
         self.environment = {**os.environ, "RAY_TMPDIR": str(self.temporary)}
         self.environment["PATH"] = os.pathsep.join((str(Path(self.ray).parent), os.environ.get("PATH", os.defpath)))
         self.environment.setdefault("RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT", str(words.deadline))
+        # `ray start` takes a token that it finds for a wish to use it; a client does so only when it is told, and is then refused.
+        if has_token(self.environment):
+            self.environment.setdefault("RAY_AUTH_MODE", "token")
 
     def run(self) -> int:
         """The exit code of this node: the client's on the first, 0 on the others when it has ended."""

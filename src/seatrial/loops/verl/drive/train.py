@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import secrets
 import shutil
 import sys
 import tempfile
@@ -100,6 +101,9 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     sweep()
     scratch = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-", dir=SHORT)
+    # Without a token of its own Ray leaves one in the user's home, and every later cluster there takes it up.
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
         say("building the model and the data")
         overrides = places(arguments, scratch)
