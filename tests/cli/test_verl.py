@@ -121,6 +121,7 @@ def test_two_checkouts_of_one_name_are_2_and_leave_nothing(checkout: Path, tmp_p
     assert not (tmp_path / "trials").exists()
 
 
+@pytest.mark.real  # the preflight asks the environment that `seatrial env build` makes
 def test_a_change_that_is_not_what_its_name_says_is_blocked(checkout: Path) -> None:
     answer = seatrial("doctor", "verl", "--device", "cpu", "--change", f"bridge={checkout}")
     assert answer.code == 99
