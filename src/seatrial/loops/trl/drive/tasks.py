@@ -12,17 +12,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-WORDS = ("add", "take", "make", "find", "turn", "sort", "name", "pick")
+from seatrial.probes.prompts import prompts
+
 IMAGE_SIDE = 16
-
-
-def prompts(count: int, seed: int) -> list[str]:
-    """`count` distinct short prompts."""
-    draw = random.Random(seed)
-    made: dict[str, None] = {}
-    while len(made) < count:
-        made[f"{draw.choice(WORDS)} {draw.randrange(100)} and {draw.randrange(100)} = ?"] = None
-    return list(made)
 
 
 def even_share(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:

@@ -6,7 +6,6 @@ The same name gives the same bits on every machine with the same libraries: weig
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,7 +16,6 @@ TEMPLATE = (
     "{% for m in messages %}" + START + "{{ m.role }}\n{{ m.content }}" + END + "\n{% endfor %}"
     "{% if add_generation_prompt %}" + START + "assistant\n{% endif %}"
 )
-WORDS = ("add", "take", "make", "find", "turn", "sort", "name", "pick")
 SEED = 20261115
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -60,15 +58,6 @@ def model(directory: Path, tied: bool = True) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return directory
-
-
-def prompts(count: int, seed: int) -> list[str]:
-    """`count` distinct short prompts."""
-    draw = random.Random(seed)
-    made: dict[str, None] = {}
-    while len(made) < count:
-        made[f"{draw.choice(WORDS)} {draw.randrange(100)} and {draw.randrange(100)} = ?"] = None
-    return list(made)
 
 
 def data(path: Path, texts: list[str], split: str) -> Path:

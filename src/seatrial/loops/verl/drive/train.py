@@ -19,6 +19,7 @@ from pathlib import Path
 
 from seatrial.loops.verl.drive import assets, gains
 from seatrial.probes import facts
+from seatrial.probes.prompts import prompts
 
 MADE = "tiny-dense"
 SEED = 42
@@ -53,7 +54,7 @@ def places(arguments: argparse.Namespace, scratch: str) -> list[str]:
     out: Path = arguments.out
     name = f"{MADE}-untied" if arguments.untied else MADE
     model = assets.model(arguments.models / name, not arguments.untied) if arguments.model == MADE else Path(arguments.model)
-    texts = assets.prompts(arguments.prompts + arguments.validation, SEED)
+    texts = prompts(arguments.prompts + arguments.validation, SEED)
     here = Path(__file__).parent
     found = {
         "actor_rollout_ref.model.path": model,
