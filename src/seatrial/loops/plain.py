@@ -1,18 +1,40 @@
-"""What a loop without options of its own says about them: most of the contract of a loop is then empty."""
+"""What loops say that lack a part of the contract: it is then empty."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
 from seatrial.loops.options import require_known
-from seatrial.model.knowledge import Level
-from seatrial.model.loop import Context
+from seatrial.model.knowledge import CheckSpec, Level
+from seatrial.model.loop import Context, Isolation, SideTests
+from seatrial.model.record import LevelResult
+from seatrial.model.tokens import TokenRow
 
 
-class Plain:
+class Basic:
+    """A loop without assertions, tests, isolations and token logs of its own."""
+
+    def own_checks(self, level: Level, directory: Path) -> tuple[CheckSpec, ...]:  # noqa: ARG002 - the contract
+        """None."""
+        return ()
+
+    def side_tests(self, context: Context) -> tuple[SideTests, ...]:  # noqa: ARG002 - the contract
+        """None."""
+        return ()
+
+    def isolations(self, result: LevelResult) -> tuple[Isolation, ...]:  # noqa: ARG002 - the contract
+        """None."""
+        return ()
+
+    def tokens(self, directory: Path) -> Iterator[TokenRow]:  # noqa: ARG002 - the contract
+        """None."""
+        return iter(())
+
+
+class Plain(Basic):
     """A loop that drives installed packages in an environment of ours, and has no options."""
 
     title: str

@@ -258,3 +258,8 @@ def literal(node: ast.expr) -> float | None:
 def reads_data(node: ast.expr) -> bool:
     """Whether a metric is read anywhere below `node`."""
     return any(isinstance(inner, ast.Name) and inner.id == "data" for inner in ast.walk(node))
+
+
+def one_step(expr: str) -> bool:
+    """Whether a check asks for the value of a metric at one step."""
+    return any(isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript) for node in ast.walk(parse(expr).tree))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from seatrial.model.knowledge import Level, Milestone, Signature
-from seatrial.model.record import CheckResult, Finding, RepoState
+from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
+from seatrial.model.record import CheckResult, Finding, LevelResult, RepoState
 from seatrial.model.series import Metrics
+from seatrial.model.tokens import TokenRow
+from seatrial.model.verdict import Boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,48 @@ class Context:
     def import_path(self) -> tuple[str, ...]:
         """Checkouts under test, in the order in which they shadow installed packages."""
         return tuple(r.import_root for r in self.changes if r.import_root and not r.companion)
+
+
+@dataclass(frozen=True, slots=True)
+class Vacuity:
+    """Why a run could not have shown anything."""
+
+    reason: str
+    boundary: Boundary = Boundary.REWARD
+
+
+@dataclass(frozen=True, slots=True)
+class SideTests:
+    """Tests of one repository that go before the levels, as a deliverable of their own. They are run by pytest."""
+
+    key: str
+    """Short, for a directory: `bridge`."""
+    name: str
+    """Of the deliverable: `Bridge-side checks`."""
+    argv: tuple[str, ...] = ()
+    """The command, up to and including pytest's own options; files and `--junitxml` are appended."""
+    cwd: Path = Path()
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    """Test files that exist, relative to `cwd`."""
+    notes: tuple[str, ...] = ()
+    """Test files that are missing, and what runs instead of one that was renamed."""
+    skip: str | None = None
+    """Why nothing can be run."""
+    minutes: float = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """One rerun that separates a suspect of a failure from the rest."""
+
+    name: str
+    arguments: tuple[str, ...]
+    """Loop arguments on top of the trial's own."""
+    suspect: str
+    """What a Pass of the rerun points to."""
+    reduced: bool = False
+    """The rerun switches an optimisation off: its Pass is a reduced-optimization pass, and no Pass of the level."""
 
 
 class Loop(Protocol):
@@ -103,6 +147,18 @@ class Loop(Protocol):
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
         """What the probes proved: checks over facts that are not metrics (weights, imports, resumes)."""
 
+    def own_checks(self, level: Level, directory: Path) -> tuple[CheckSpec, ...]:
+        """Assertions that the loop's own scripts make about the run of a level, in the check language."""
+
+    def side_tests(self, context: Context) -> tuple[SideTests, ...]:
+        """Tests of the change and of the loop that go before the levels."""
+
+    def isolations(self, result: LevelResult) -> tuple[Isolation, ...]:
+        """Reruns that separate the suspects of a failed level; none when there is nothing to separate."""
+
+    def tokens(self, directory: Path) -> Iterator[TokenRow]:
+        """The sequences of a level with the log-probabilities of generator and trainer, if the loop wrote them."""
+
     def read_console(self, log: Path) -> Metrics:
         """Metrics that the loop prints on its console: the source of last resort when a log is all there is."""
 
@@ -115,7 +171,7 @@ class Loop(Protocol):
     def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
         """How many steps the run was to take, if its own files say so."""
 
-    def vacuous(self, metrics: Metrics) -> str | None:
+    def vacuous(self, metrics: Metrics) -> Vacuity | None:
         """Why this run could not have shown anything, or None."""
 
     def unseen(self, metrics: Metrics) -> str | None:

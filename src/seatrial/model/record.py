@@ -80,6 +80,8 @@ class RepoState(Record):
     origin: str | None = None
     patch: str | None = None
     """Name of the file with the full patch beside this record; None when clean."""
+    synced: str | None = None
+    """The directory of another tree that holds a verified copy of this one while the trial runs: imports may come from there."""
     companion: bool = False
     """Driven, not under test: its state is recorded and its import proven, but nothing of it has to be used."""
 
@@ -135,6 +137,8 @@ class Plan(Record):
     """Loop arguments passed on verbatim."""
     options: dict[str, str] = Field(default_factory=dict)
     """Options of the loop."""
+    known_issues: dict[str, str] = Field(default_factory=dict)
+    """Upstream issues, by the id of the signature that they explain."""
 
 
 class Diagnosis(Record):
@@ -204,6 +208,51 @@ class Deliverable(Record):
     proof: str
 
 
+class SideResult(Record):
+    """How the tests of one repository ended, which go before the levels."""
+
+    key: str
+    name: str
+    """Of the deliverable."""
+    verdict: Verdict
+    reason: str
+    command: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Test files that are missing or were renamed."""
+    passed: int = 0
+    failed: int = 0
+    errors: int = 0
+    skipped: int = 0
+    directory: str = ""
+    """Relative to the run directory."""
+    seconds: float = 0
+
+
+class Comparison(Record):
+    """One deliverable beside the same one on the unchanged side."""
+
+    deliverable: str
+    before: Verdict | None
+    """None when the baseline has no such deliverable."""
+    after: Verdict
+    word: Literal["pass", "fail (pre-existing)", "fixed", "newly broken", "not comparable"]
+    note: str = ""
+
+
+class Baseline(Record):
+    """The unchanged side."""
+
+    source: str
+    """A revision, or the directory of a recorded trial."""
+    changes: tuple[RepoState, ...] = ()
+    directory: str = ""
+    """The run directory of the baseline's own trial."""
+    comparisons: tuple[Comparison, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Why it may not be comparable: another model, other options, another environment."""
+
+
 class EnvironmentRecord(Record):
     """The interpreter and packages that a loop runs in."""
 
@@ -238,7 +287,9 @@ class Trial(Record):
     findings: tuple[Finding, ...] = ()
     imports: tuple[ImportProof, ...] = ()
     environment: EnvironmentRecord | None = None
+    sides: tuple[SideResult, ...] = ()
     levels: tuple[LevelResult, ...] = ()
+    baseline: Baseline | None = None
 
 
 class Report(Record):

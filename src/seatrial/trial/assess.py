@@ -8,6 +8,7 @@ from pathlib import Path
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.files import write_json
 from seatrial.metrics.checks import evaluate, undamaged
+from seatrial.metrics.grammar import one_step
 from seatrial.model.errors import UserError
 from seatrial.model.knowledge import CheckSpec, Level
 from seatrial.model.loop import Phase
@@ -49,10 +50,13 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
     metrics = read_level_metrics(loop, directory)
     diagnosis = _diagnose(bench, directory, phases, outcomes)
     complete = len(outcomes) == len(phases) and all(o.ended == "exited" and o.exit_code == 0 for o in outcomes)
-    checks: tuple[CheckResult, ...] = ()
-    if complete:
-        checks = (*loop.proofs(level, directory, metrics), *(_expression(spec, metrics) for spec in level.checks), *_sound(metrics))
     expected = min((phase.steps for phase in phases if phase.steps is not None), default=None)
+    reached = loop.steps_reached(metrics)
+    trained = len(outcomes) == len(phases) and expected is not None and reached is not None and reached >= expected
+    checks: tuple[CheckResult, ...] = ()
+    if complete or trained:  # a crash after the last step is no Pass, but what was measured is measured
+        specs = (*level.checks, *loop.own_checks(level, directory))
+        checks = (*loop.proofs(level, directory, metrics), *(_expression(spec, metrics) for spec in specs), *_sound(metrics))
     evidence = Evidence(
         metrics=metrics,
         checks=checks,
@@ -60,7 +64,7 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
         phases=tuple(outcomes),
         wrong_imports=_wrong_imports(bench, directory, phases, complete),
         steps_expected=expected,
-        steps_reached=loop.steps_reached(metrics),
+        steps_reached=reached,
         vacuous=loop.vacuous(metrics) if complete else None,
         change_roots=tuple(repo.path for repo in bench.context.changes if not repo.companion),
     )
@@ -120,6 +124,8 @@ def _expression(spec: CheckSpec, metrics: Metrics) -> CheckResult:
     """Evaluate a check, and say why it is there."""
     result = evaluate(spec.expr, metrics, spec.boundary)
     message = f"{result.message}; it stands for: {spec.why}" if result.message else spec.why
+    if len(result.steps) == 1 and one_step(spec.expr):
+        message += "; fragile: it rests on a single step"
     return result.model_copy(update={"message": message})
 
 

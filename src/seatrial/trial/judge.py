@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seatrial.model.knowledge import Milestone
+from seatrial.model.loop import Vacuity
 from seatrial.model.record import CheckResult, Diagnosis, PhaseOutcome
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary, Verdict
@@ -37,7 +38,7 @@ class Evidence:
     wrong_imports: tuple[str, ...] = ()
     steps_expected: int | None = None
     steps_reached: int | None = None
-    vacuous: str | None = None
+    vacuous: Vacuity | None = None
     change_roots: tuple[str, ...] = ()
     """Checkouts under test: an exception raised in their files is never beside the change."""
 
@@ -110,9 +111,18 @@ def _crashed(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement |
             return Judgement(verdict if failed is None else Verdict.BLOCKED, f"nothing was run: {found.cause}", boundary)
         if verdict is Verdict.BLOCKED and _in_change(found, evidence.change_roots):
             verdict, boundary = Verdict.FAIL, Boundary.PROVIDER
-        return Judgement(verdict, f"{how}: {found.cause}", boundary)
+        return Judgement(verdict, f"{how}: {found.cause}{_after_all(evidence)}", boundary)
     boundary, verdict, where = _place(evidence, milestones)
-    return Judgement(verdict, f"{how}, {where}, without an exception in the log", boundary)
+    return Judgement(verdict, f"{how}, {where}, without an exception in the log{_after_all(evidence)}", boundary)
+
+
+def _after_all(evidence: Evidence) -> str:
+    """Of a crash after the last step: what was measured all the same."""
+    expected, reached = evidence.steps_expected, evidence.steps_reached
+    if not evidence.phases or not evidence.checks or expected is None or reached is None or reached < expected:
+        return ""
+    met = sum(check.passed for check in evidence.checks)
+    return f" (after all {expected} steps; {met} of {len(evidence.checks)} checks met)"
 
 
 def _in_change(found: Diagnosis, roots: Sequence[str]) -> bool:
@@ -166,7 +176,7 @@ def _non_finite(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
 def _vacuous(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
     if not evidence.vacuous:
         return None
-    return Judgement(Verdict.BLOCKED, evidence.vacuous, Boundary.REWARD, vacuous=True)
+    return Judgement(Verdict.BLOCKED, evidence.vacuous.reason, evidence.vacuous.boundary, vacuous=True)
 
 
 def _checks(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:

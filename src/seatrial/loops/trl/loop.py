@@ -12,7 +12,7 @@ from seatrial.loops.trl import arguments, console, model_check, proofs, vacuity
 from seatrial.loops.trl.arguments import max_steps
 from seatrial.loops.trl.drive.fault_names import FAULTS
 from seatrial.model.knowledge import Level, Milestone, Signature
-from seatrial.model.loop import Context, Phase
+from seatrial.model.loop import Context, Phase, Vacuity
 from seatrial.model.record import CheckResult, Finding
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary
@@ -143,9 +143,10 @@ class Trl(Plain):
         """max_steps of the trainer_state.json files, or what the log says."""
         return console.steps_planned(paths)
 
-    def vacuous(self, metrics: Metrics) -> str | None:
+    def vacuous(self, metrics: Metrics) -> Vacuity | None:
         """No reward variance, or a learning rate of zero."""
-        return vacuity.vacuous(metrics)
+        reason = vacuity.vacuous(metrics)
+        return Vacuity(reason) if reason else None
 
     def unseen(self, metrics: Metrics) -> str | None:
         """No gradient norm, or no spread of rewards."""

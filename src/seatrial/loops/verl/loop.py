@@ -13,13 +13,14 @@ from typing import Protocol, Self
 
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.options import choice, require_known
+from seatrial.loops.plain import Basic
 from seatrial.loops.verl import claims, console, vacuity
 from seatrial.loops.verl.cpu.settings import STRATEGIES
 from seatrial.loops.verl.cpu.side import Cpu
 from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.loops.verl.gpu import side as wrapper
 from seatrial.model.knowledge import Level, Milestone, Signature
-from seatrial.model.loop import Context, Phase
+from seatrial.model.loop import Context, Phase, Vacuity
 from seatrial.model.record import CheckResult, Finding
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary
@@ -84,7 +85,7 @@ class Side(Protocol):
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]: ...
 
 
-class Verl:
+class Verl(Basic):
     """See `seatrial.model.loop.Loop` for the contract."""
 
     name = "verl"
@@ -182,9 +183,10 @@ class Verl:
         """What the configuration dump or the progress bar says."""
         return console.steps_planned(paths)
 
-    def vacuous(self, metrics: Metrics) -> str | None:
+    def vacuous(self, metrics: Metrics) -> Vacuity | None:
         """No spread of rewards, or no learning rate."""
-        return vacuity.vacuous(metrics)
+        reason = vacuity.vacuous(metrics)
+        return Vacuity(reason) if reason else None
 
     def unseen(self, metrics: Metrics) -> str | None:
         """No gradient norm, or no rewards."""
