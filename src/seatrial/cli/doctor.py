@@ -23,6 +23,7 @@ def doctor(
     change: request.Change = None,
     device: request.Device = None,
     verl: request.Verl = None,
+    nemo_rl: request.NemoRl = None,
     python: request.Python = None,
     settings: request.Set = None,
     config: request.ConfigFile = None,
@@ -38,7 +39,8 @@ def doctor(
     from seatrial.trial.preflight import preflight
 
     passed = context.obj or ()
-    loaded = request.load_config(config, settings, loop, level, model, change, python=python, arguments=passed, device=device, verl=verl)
+    options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
+    loaded = request.load_config(config, settings, loop, level, model, change, python=python, arguments=passed, options=options)
     asked = request.ask(loaded, auto=False)
     own = Path(loaded.config.environment.python) if loaded.config.environment.python else None
     findings: tuple[Finding, ...]

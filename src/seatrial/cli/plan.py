@@ -21,6 +21,7 @@ def plan(
     change: request.Change = None,
     device: request.Device = None,
     verl: request.Verl = None,
+    nemo_rl: request.NemoRl = None,
     auto: request.Auto = False,
     base: request.Base = None,
     settings: request.Set = None,
@@ -29,7 +30,8 @@ def plan(
 ) -> None:
     """Say what would run, why, and what it would cost. Runs nothing."""
     passed = context.obj or ()
-    loaded = request.load_config(config, settings, loop, level, model, change, base, arguments=passed, device=device, verl=verl)
+    options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
+    loaded = request.load_config(config, settings, loop, level, model, change, base, arguments=passed, options=options)
     asked = request.ask(loaded, auto)
     typer.echo(asked.plan.model_dump_json(indent=2) if json else describe(asked))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,9 +21,10 @@ LoopName = Annotated[str | None, typer.Argument(metavar="LOOP", help="The loop t
 Levels = Annotated[
     str | None, typer.Option("--level", "--levels", "-l", help="Levels, such as 0,1,6 or 0-2 or all. Default: the loop's own.")
 ]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="A local model directory (verl: or a model id). Default: the loop's own.")]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="A local model directory (verl, nemo-rl: or a model id). Default: the loop's own.")]
 Device = Annotated[str | None, typer.Option("--device", help="verl: gpu drives its own wrapper, cpu trains a tiny model here.")]
 Verl = Annotated[Path | None, typer.Option("--verl", metavar="PATH", help="verl: the checkout whose wrapper is driven.")]
+NemoRl = Annotated[Path | None, typer.Option("--nemo-rl", metavar="PATH", help="nemo-rl: the checkout whose functionals are driven.")]
 Change = Annotated[
     list[str] | None, typer.Option("--change", "-c", metavar="[NAME=]PATH", help="A checkout under test; repeat for several.")
 ]
@@ -60,8 +61,7 @@ def load_config(
     base: str | None = None,
     python: Path | None = None,
     arguments: Sequence[str] = (),
-    device: str | None = None,
-    verl: Path | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Loaded:
     """The configuration with the flags on top."""
     from seatrial.config import find_file, load
@@ -77,8 +77,7 @@ def load_config(
         "change.paths": list(changes) if changes else None,
         "change.base": base,
         "environment.python": str(python) if python else None,
-        "options.device": device,
-        "options.verl": str(verl) if verl else None,
+        **{f"options.{name}": str(value) for name, value in (options or {}).items() if value is not None},
     }
     return load(file or find_file(Path.cwd()), settings or (), flags)
 
@@ -145,7 +144,7 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
     else:
         levels = planning.requested(loop, numbers)
     model = str(Path(config.run.model).absolute()) if config.run.model and Path(config.run.model).exists() else config.run.model
-    states = (*states, *_companions(loop, states))
+    states = loop.placed((*states, *_companions(loop, states)))
     plan = planning.make_plan(loop, levels, model, states, unmatched, tuple(config.run.arguments), loop.chosen)
     return Asked(loop, plan, tuple(diffs), loaded)
 

@@ -23,6 +23,7 @@ def run(
     change: request.Change = None,
     device: request.Device = None,
     verl: request.Verl = None,
+    nemo_rl: request.NemoRl = None,
     auto: request.Auto = False,
     base: request.Base = None,
     python: request.Python = None,
@@ -45,7 +46,8 @@ def run(
     from seatrial.trial import conduct, rundir
     from seatrial.trial.level import Limits
 
-    loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or (), device, verl)
+    options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
+    loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or (), options)
     asked = request.ask(loaded, auto)
     if fault is not None:
         _require_fault(fault, asked.loop, [item.number for item in asked.plan.levels])

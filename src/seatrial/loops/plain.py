@@ -10,12 +10,16 @@ from typing import Self
 from seatrial.loops.options import require_known
 from seatrial.model.knowledge import CheckSpec, Level
 from seatrial.model.loop import Context, Isolation, SideTests
-from seatrial.model.record import LevelResult
+from seatrial.model.record import LevelResult, RepoState
 from seatrial.model.tokens import TokenRow
 
 
 class Basic:
     """A loop without assertions, tests, isolations and token logs of its own."""
+
+    def placed(self, changes: tuple[RepoState, ...]) -> tuple[RepoState, ...]:
+        """Each from its own checkout."""
+        return changes
 
     def own_checks(self, level: Level, directory: Path) -> tuple[CheckSpec, ...]:  # noqa: ARG002 - the contract
         """None."""

@@ -49,7 +49,7 @@ class Context:
 
     def import_path(self) -> tuple[str, ...]:
         """Checkouts under test, in the order in which they shadow installed packages."""
-        return tuple(r.import_root for r in self.changes if r.import_root and not r.companion)
+        return tuple(r.import_root for r in self.changes if r.import_root and not r.companion and not r.synced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,9 @@ class Loop(Protocol):
 
     def interpreter(self) -> Path:
         """The Python of a loop that runs in the user's own environment; BlockedError when there is none."""
+
+    def placed(self, changes: tuple[RepoState, ...]) -> tuple[RepoState, ...]:
+        """The changes with where each is imported from, when not from its own checkout."""
 
     def import_path(self, context: Context) -> tuple[str, ...]:
         """Directories that stand behind the checkouts under test on the import path."""

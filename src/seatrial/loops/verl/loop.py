@@ -6,12 +6,13 @@ is checked before it and what it proves is said by `wrapper` for GPUs and by `cp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Protocol, Self
 
 from seatrial.loops.knowledge import read_tables
+from seatrial.loops.names import wrong_names
 from seatrial.loops.options import choice, require_known
 from seatrial.loops.plain import Basic
 from seatrial.loops.verl import claims, console, vacuity
@@ -23,7 +24,6 @@ from seatrial.model.knowledge import Level, Milestone, Signature
 from seatrial.model.loop import Context, Phase, Vacuity
 from seatrial.model.record import CheckResult, Finding
 from seatrial.model.series import Metrics
-from seatrial.model.verdict import Boundary
 
 HERE = Path(__file__).parent
 ENVIRONMENT = "verl-cpu"
@@ -152,7 +152,7 @@ class Verl(Basic):
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """Changes that are what their names say, and what the device needs."""
-        return (*_names(context), *self.side.findings(context))
+        return (*wrong_names(context, PACKAGES), *self.side.findings(context))
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """What this configuration leaves out."""
@@ -191,17 +191,6 @@ class Verl(Basic):
     def unseen(self, metrics: Metrics) -> str | None:
         """No gradient norm, or no rewards."""
         return vacuity.unseen(metrics)
-
-
-def _names(context: Context) -> Iterator[Finding]:
-    """A change that is called by a known name provides that package: a report on `bridge` must be about it."""
-    for repo in context.changes:
-        wanted = PACKAGES.get(repo.name)
-        if wanted and wanted not in repo.packages:
-            own = next((name for name, package in PACKAGES.items() if package in repo.packages), None)
-            message = f"{repo.path} is called {repo.name} and does not provide {wanted}, but {', '.join(repo.packages) or 'no package'}"
-            fix = f"--change {own}={repo.path}" if own else f"name the checkout that provides {wanted}"
-            yield Finding(name="change", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix)
 
 
 LOOP = Verl()
