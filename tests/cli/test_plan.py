@@ -207,3 +207,13 @@ def test_the_configuration_may_hold_everything(repo: Path, tmp_path: Path) -> No
     assert (levels(made), made["arguments"], made["changes"][0]["path"]) == ([5], ["--beta", "0"], str(repo))
     made = json.loads(seatrial("plan", "--json", "--level", "1", cwd=tmp_path).out)
     assert levels(made) == [1]
+
+
+def test_commands_are_shown_as_they_will_run() -> None:
+    answer = seatrial("plan", "trl", "--level", "0", "--commands")
+    assert answer.code == 0
+    shown = answer.out.partition("export PYTHONPATH=")[2]
+    assert "# level 0: " in shown
+    assert "seatrial.loops.trl.drive" in shown
+    assert '"$OUT"' in shown
+    assert "# level 1" not in shown

@@ -139,11 +139,11 @@ class TestJob:
     )
     def test_what_cannot_be_a_job_is_refused(self, bench: Bench, tmp_path: Path, name: str, profile: Profile, message: str) -> None:
         with pytest.raises(UserError, match=message):
-            remote.batch_of(plan_of(bench, 0), tmp_path / name, profile)
+            remote.batch_of(plan_of(bench, 0).model_copy(update={"loop": "trl"}), tmp_path / name, profile)
 
     def test_with_ray_the_client_runs_inside_it_on_whole_nodes(self, bench: Bench) -> None:
         profile = Profile(nodes=2, ray="symmetric-run", gpus=4)
-        job = remote.batch_of(plan_of(bench, 0), bench.out, profile, "/env/bin/python").jobs[0]
+        job = remote.batch_of(plan_of(bench, 0).model_copy(update={"loop": "trl"}), bench.out, profile, "/env/bin/python").jobs[0]
         assert (job.exclusive, job.client.nodes, job.client.tasks) == (True, 2, 2)
         assert job.client.command[0] == "/env/bin/python"
         assert "/env/bin/ray" in job.client.command
@@ -152,7 +152,7 @@ class TestJob:
 
     def test_a_launcher_of_the_loops_own_gets_the_client_unchanged(self, bench: Bench) -> None:
         profile = Profile(nodes=2, ray="ray.sub", ray_sub="/x/ray.sub", image="i")
-        job = remote.batch_of(plan_of(bench, 0), bench.out, profile).jobs[0]
+        job = remote.batch_of(plan_of(bench, 0).model_copy(update={"loop": "trl"}), bench.out, profile).jobs[0]
         assert (job.launcher, job.client.nodes) == ("/x/ray.sub", 2)
         assert job.client.command[0] == sys.executable
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,6 +29,7 @@ def plan(
     base: request.Base = None,
     settings: request.Set = None,
     config: request.ConfigFile = None,
+    commands: Annotated[bool, typer.Option("--commands", help="Also print each command, its environment and the files it writes.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Say what would run, why, and what it would cost. Runs nothing."""
@@ -34,6 +38,8 @@ def plan(
     loaded = request.load_config(config, settings, loop, level, model, change, base, arguments=passed, options=options)
     asked = request.ask(loaded, auto)
     typer.echo(asked.plan.model_dump_json(indent=2) if json else describe(asked))
+    if commands and not json:
+        typer.echo(describe_commands(asked))
 
 
 def describe(asked: Asked) -> str:
@@ -64,3 +70,42 @@ def _needs(cost: Mapping[str, float]) -> str:
     """A cost in words; times were measured on two cores without a GPU."""
     machine = f"{cost['gpus']:g} GPUs, about {cost['minutes']:.1f} min and {cost['cpu_seconds']:g} CPU-s"
     return f"{machine}, {cost['disk_mb']:g} MB disk, {cost['memory_mb']:g} MB memory"
+
+
+def describe_commands(asked: Asked) -> str:
+    """The processes of every level, as its command.sh will have them; $OUT is the level's directory."""
+    from seatrial.model.loop import Context
+    from seatrial.trial import rundir
+    from seatrial.trial.command import phase_lines
+
+    plan, loop = asked.plan, asked.loop
+    names = tuple(level.name for level in plan.levels if not level.skip)
+    out = Path(asked.loaded.config.run.trials, "RUN").absolute()
+    context = Context(out, _python(asked), plan.model, names, plan.changes, plan.arguments, plan.options)
+    lines = []
+    for side in loop.side_tests(context):
+        words = shlex.join([*side.argv, *side.files])
+        lines += [f"\n# {side.name}", side.skip or f"(cd {shlex.quote(str(side.cwd))} && {words})", *(f"# {note}" for note in side.notes)]
+    path = os.pathsep.join((*context.import_path(), *loop.import_path(context), str(out / "instruments")))
+    lines.append(f"\nexport PYTHONPATH={shlex.quote(path)}")
+    planned = {level.number: rundir.level_directory(out, level) for level in plan.levels if not level.skip}
+    for level in (level for level in loop.levels() if level.number in planned):
+        directory = planned[level.number]
+        lines.append(f"\n# level {level.number}: {level.title}")
+        for phase in loop.phases(level, context, directory):
+            lines += [f"# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""), *phase_lines(phase, directory)]
+        lines += [f"# {line}" for line in loop.shown(level, context, directory)]
+    return "\n".join(lines)
+
+
+def _python(asked: Asked) -> Path:
+    """The loop's interpreter, where it can be known without building an environment."""
+    from seatrial.model.errors import BlockedError
+
+    named = asked.loaded.config.environment.python
+    if named or asked.loop.environment is not None:
+        return Path(named or "python3")
+    try:
+        return asked.loop.interpreter()
+    except BlockedError:
+        return Path("python3")

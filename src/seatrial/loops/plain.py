@@ -17,12 +17,20 @@ from seatrial.model.tokens import TokenRow
 class Basic:
     """A loop without assertions, tests, isolations and token logs of its own."""
 
+    def launcher(self) -> Path | None:
+        """None."""
+        return None
+
     def placed(self, changes: tuple[RepoState, ...]) -> tuple[RepoState, ...]:
         """Each from its own checkout."""
         return changes
 
     def own_checks(self, level: Level, directory: Path) -> tuple[CheckSpec, ...]:  # noqa: ARG002 - the contract
         """None."""
+        return ()
+
+    def shown(self, level: Level, context: Context, directory: Path) -> tuple[str, ...]:  # noqa: ARG002 - the contract
+        """Nothing beyond the processes themselves."""
         return ()
 
     def side_tests(self, context: Context) -> tuple[SideTests, ...]:  # noqa: ARG002 - the contract

@@ -120,6 +120,9 @@ class Loop(Protocol):
     def interpreter(self) -> Path:
         """The Python of a loop that runs in the user's own environment; BlockedError when there is none."""
 
+    def launcher(self) -> Path | None:
+        """The loop's own Slurm script that starts Ray over several nodes, if it has one."""
+
     def placed(self, changes: tuple[RepoState, ...]) -> tuple[RepoState, ...]:
         """The changes with where each is imported from, when not from its own checkout."""
 
@@ -137,6 +140,9 @@ class Loop(Protocol):
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         """The processes of one level, writing below `directory`."""
+
+    def shown(self, level: Level, context: Context, directory: Path) -> tuple[str, ...]:
+        """What the scripts behind the processes of a level really start, assert and write, as far as it can be known beforehand."""
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """Preflight findings that only this loop can make."""

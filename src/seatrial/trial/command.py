@@ -41,11 +41,11 @@ def command_script(title: str, phases: Sequence[Phase], directory: Path, environ
     lines += [f"export {key}={quoted(value, directory)}" for key, value in sorted(environment.items())]
     for phase in phases:
         lines.append(f"\n# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""))
-        lines += _phase(phase, directory)
+        lines += phase_lines(phase, directory)
     return "\n".join(lines) + "\n"
 
 
-def _phase(phase: Phase, directory: Path) -> list[str]:
+def phase_lines(phase: Phase, directory: Path) -> list[str]:
     """One process; its variables and its working directory end with it."""
     command = " \\\n  ".join(grouped([quoted(word, directory) for word in phase.argv]))
     inside = [f"cd -- {quoted(str(phase.cwd), directory)}"] if phase.cwd else []

@@ -66,11 +66,12 @@ def batch_of(plan: Plan, path: Path, profile: Profile, python: str = "python3") 
         mounts=_mounts(plan, path) if boxed else (),
         environment={} if profile.ray == "none" else {RAY_NODES: str(profile.nodes)},
     )
-    if profile.ray == "ray.sub" and not profile.ray_sub:
+    launcher = (profile.ray_sub or loop_of(plan).launcher()) if profile.ray == "ray.sub" else None
+    if profile.ray == "ray.sub" and not launcher:
         raise UserError('ray = "ray.sub": the profile does not say where it is', 'set ray_sub = "/path/of/ray.sub" in the profile')
     if profile.ray == "ray.sub":
         client = Component.model_validate({**client.model_dump(), "nodes": profile.nodes, "tasks": profile.nodes})
-    job = Job(name=JOB, components=(client,), launcher=profile.ray_sub if profile.ray == "ray.sub" else None)
+    job = Job(name=JOB, components=(client,), launcher=str(launcher) if launcher else None)
     if profile.ray == "symmetric-run":
         tool = str(Path(python).with_name("ray")) if "/" in python else "ray"
         job = ray_job(job, profile.nodes, ray=tool, python=python)
