@@ -285,3 +285,13 @@ def test_an_option_that_is_no_text_is_named(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(UserError, match=rf"{file}: options\.(files|deep): "):
         config.load(file)
+
+
+def test_known_issues_are_text_by_the_id_of_a_failure(tmp_path: Path) -> None:
+    file = write(tmp_path, """[known_issues]\nno-space = "https://example.org/7"\n'max(data["a.b"]) < 1' = "flaky upstream"\n""")
+    loaded = config.load(file, ["known_issues.no-space=https://example.org/8=x"])
+    assert loaded.config.known_issues == {"no-space": "https://example.org/8=x", 'max(data["a.b"]) < 1': "flaky upstream"}
+    rows = {key: (value, origin) for key, value, origin, _ in loaded.rows()}
+    assert rows["known_issues.no-space"] == ("https://example.org/8=x", "--set")
+    with pytest.raises(UserError, match=r"seatrial\.toml: known_issues\.no-space: Input should be a valid string \(got 7\)"):
+        config.load(write(tmp_path, "[known_issues]\nno-space = 7\n"))

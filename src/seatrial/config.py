@@ -2,7 +2,8 @@
 
 - Unknown sections and keys are errors that name the file, the key and the nearest known one.
 - `[slurm.NAME]` holds a profile; its tables (containers, environment) are merged entry by entry.
-- `[options]` holds options of the loop: text, which names there are and what they may hold is the loop's business.
+- `[options]` holds options of the loop: text, which names there are and what they may hold is the loop's business. So are
+  the ids of `[known_issues]`: upstream issues by the failure that they explain.
 - A key is a path of names; errors and `seatrial config` show it with dots between them.
 """
 
@@ -24,6 +25,9 @@ from seatrial.model.profile import Profile
 FILE = "seatrial.toml"
 PROFILES = "slurm"
 OPTIONS = "options"
+KNOWN_ISSUES = "known_issues"
+TABLES = {OPTIONS: "option of the loop", KNOWN_ISSUES: "upstream issue behind a known failure"}
+"""Sections with names that are not ours, and what an entry is."""
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 Key = tuple[str, ...]
@@ -83,6 +87,7 @@ class Config(Section):
     environment: EnvironmentSection = EnvironmentSection()
     limits: LimitsSection = LimitsSection()
     options: dict[str, Text] = Field(default_factory=dict, description="options of the loop")
+    known_issues: dict[str, str] = Field(default_factory=dict, description="upstream issues, by the id of the signature")
     slurm: dict[str, Profile] = Field(default_factory=dict, description="profiles of clusters, by name")
 
 
@@ -104,8 +109,9 @@ class Loaded:
 
 def _settings(config: Config) -> Iterator[tuple[Key, Any, str]]:
     """Key, value and meaning of every field of every section and profile, and of every option."""
-    yield from (((OPTIONS, name), value, "option of the loop") for name, value in config.options.items())
-    sections: dict[Key, BaseModel] = {(name,): getattr(config, name) for name in Config.model_fields if name not in (PROFILES, OPTIONS)}
+    yield from (((table, name), value, meaning) for table, meaning in TABLES.items() for name, value in getattr(config, table).items())
+    named = [name for name in Config.model_fields if name not in (PROFILES, *TABLES)]
+    sections: dict[Key, BaseModel] = {(name,): getattr(config, name) for name in named}
     sections |= {(PROFILES, name): profile for name, profile in config.slurm.items()}
     for place, values in sections.items():
         for key, info in type(values).model_fields.items():
@@ -214,7 +220,7 @@ def _key(name: str) -> Key:
 def _require_known(key: Key, origin: str, profiles: Sequence[str] = ()) -> None:
     """Refuse a key that does not exist. Where the file has `profiles`, the name of another one is a slip; options are
     the loop's business."""
-    if key[0] == OPTIONS and len(key) == 2:
+    if key[0] in TABLES and len(key) == 2:
         return
     known = list(known_keys())
     if key[0] == PROFILES and len(key) > 1:
@@ -237,7 +243,7 @@ def _require_profile_name(name: str, origin: str) -> None:
 def _parse(key: Key, raw: str) -> Any:
     """A value of `--set`: a list (TOML; words for one of a section, one item for one of a profile), text otherwise;
     pydantic turns text into numbers."""
-    if key[0] == OPTIONS:
+    if key[0] in TABLES:
         return raw
     in_profile = key[0] == PROFILES
     default = "" if len(key) > 3 else getattr(Profile() if in_profile else getattr(Config(), key[0]), key[-1])

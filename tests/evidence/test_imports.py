@@ -149,6 +149,33 @@ def test_a_process_that_does_not_use_a_package_says_where_it_would_come_from() -
     )
 
 
+def test_a_process_may_lack_a_package_that_another_has_from_the_right_place() -> None:
+    root, lacks = Path("/repo"), proof(process="worker", method="found", file=None, ok=False)
+    assert judge_imports([proof(), lacks], [repo(root, "pkg")], ["driver", "worker"]) == ()
+    located = proof(process="imports-worker", method="found")
+    assert judge_imports([located, lacks], [repo(root, "pkg")], []) == (), "a run that broke off"
+    problem = ("worker: could not import pkg, expected from /repo",)
+    assert judge_imports([lacks], [repo(root, "pkg")], []) == problem
+    elsewhere = proof(file="/elsewhere/pkg/__init__.py")
+    assert judge_imports([elsewhere, lacks], [repo(root, "pkg")], [])[1:] == problem, "who has it must have it from there"
+    broken = proof(process="worker", file=None, ok=False)
+    assert judge_imports([proof(), broken], [repo(root, "pkg")], ["driver", "worker"]) == problem, "it was there, and failed"
+    assert judge_imports([located, lacks], [repo(root, "pkg")], ["worker"]) == ("no process imported pkg: the loop does not use repo",)
+
+
+def test_a_synced_copy_is_as_good_as_the_checkout() -> None:
+    synced = repo(Path("/repo"), "pkg").model_copy(update={"synced": "/loop/vendored"})
+    copy = proof(file="/loop/vendored/src/pkg/__init__.py", expected="/loop/vendored")
+    assert judge_imports([proof(), copy], [synced], ["driver"]) == ()
+    assert judge_imports([copy], [repo(Path("/repo"), "pkg")], ["driver"]) == (
+        "driver: imported pkg from /loop/vendored/src/pkg/__init__.py, expected from /repo",
+    )
+    other = proof(file="/loop/other/src/pkg/__init__.py", expected="/loop/other")
+    assert judge_imports([other], [synced], ["driver"]) == (
+        "driver: imported pkg from /loop/other/src/pkg/__init__.py, expected from /repo or /loop/vendored",
+    )
+
+
 def test_a_run_that_broke_off_is_judged_by_what_it_reported() -> None:
     assert judge_imports([proof(method="found")], [repo(Path("/repo"), "pkg")], []) == ()
 

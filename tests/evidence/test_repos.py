@@ -161,6 +161,11 @@ def test_a_change_of_the_same_size_in_the_same_second_is_seen(make_repo: MakeRep
         assert repo_state(root).dirty == ()
 
 
+def test_where_a_checkout_is_imported_from_is_no_part_of_its_state(make_repo: MakeRepo, tmp_path: Path) -> None:
+    state = repo_state(make_repo("repo")).model_copy(update={"companion": True, "synced": "/loop/vendored", "changed": ("a",)})
+    assert write_repos([state], tmp_path / "evidence", PLAIN) == (state,)
+
+
 def test_a_conflict_is_recorded_as_it_stands(make_repo: MakeRepo, tmp_path: Path) -> None:
     root = make_repo()
     run_git(root, "checkout", "-qb", "other")

@@ -55,6 +55,14 @@ def test_a_package_that_nothing_imports_was_not_tested(checkout: Path, tmp_path:
     assert unused(repo(checkout), loaded) == "no process of the loop loaded any file of lib"
 
 
+def test_a_file_loaded_from_the_synced_copy_counts(checkout: Path, tmp_path: Path) -> None:
+    loaded = load(checkout, tmp_path / "loaded.jsonl", "import lib.used")
+    synced = repo(tmp_path / "original", "lib/used.py", "lib/idle.py").model_copy(update={"synced": str(checkout)})
+    assert unused(synced, loaded) is None
+    assert not_loaded(synced, loaded) == "changed but never loaded, so not tested: lib/idle.py of lib"
+    assert unused(synced.model_copy(update={"synced": None}), loaded) == "no process of the loop loaded any file of lib"
+
+
 def test_data_files_cannot_be_seen_and_do_not_block(checkout: Path, tmp_path: Path) -> None:
     loaded = load(checkout, tmp_path / "loaded.jsonl", "import lib")
     assert unused(repo(checkout, "lib/idle.py", "lib/table.json"), loaded) is None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loops.verl_checkout import PYTHON, Bench, level, make_bench
-from seatrial.loops.verl.claims import holds
+from seatrial.loops.claims import holds
 from seatrial.loops.verl.gpu import calls, checkout
 from seatrial.loops.verl.gpu import side as wrapper
 from seatrial.loops.verl.gpu.compose import Recording, ScriptError, Wanted, compose, record

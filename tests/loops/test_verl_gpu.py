@@ -134,7 +134,7 @@ def test_sizes_follow_the_gpus_and_experts_are_spread_for_a_moe_model(bench: Ben
 
 def test_the_import_check_uses_the_launcher_of_training(bench: Bench) -> None:
     plain = phases(level("smoke"), bench.context(), bench.level_directory("smoke"))[0]
-    assert plain.argv[:3] == (str(PYTHON), "-m", "seatrial.loops.verl.drive.ray_imports")
+    assert plain.argv[:3] == (str(PYTHON), "-m", "seatrial.probes.ray_imports")
     assert "--py-executable" not in plain.argv
     assert "VERL_USE_EXTERNAL_MODULES" not in plain.env, "the witness speaks for training only"
     uv = phases(level("smoke"), bench.context(launcher="uv"), bench.level_directory("smoke"))

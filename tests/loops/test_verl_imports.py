@@ -10,19 +10,18 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from loops.verl_checkout import Bench, level, make_bench, run_phase
+from probes.world import World
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.evidence.use import read_loaded
-from seatrial.loops.verl.drive.ray_imports import problems
-from seatrial.loops.verl.drive.witness import main_module, process_kind, under_test
+from seatrial.loops.verl.drive.kinds import main_module, process_kind
 from seatrial.loops.verl.gpu.calls import phases
 from seatrial.model.loop import Phase
+from seatrial.probes.witness import under_test
 
-SOURCE = Path(__file__).parents[2] / "src"
 START = "import seatrial.loops.verl.drive.imports\n"
 
 
@@ -48,50 +47,21 @@ def test_words_of_the_environment_are_read_back() -> None:
     assert main_module(["python", "-m", "a.b", "-m"]) == "a.b"
 
 
-class World:
-    """Checkouts and other copies of packages, and a directory for what the witness writes."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.out = root, root / "out"
-        self.out.mkdir()
-
-    def package(self, place: str, name: str, text: str = "") -> Path:
-        folder = self.root.joinpath(place, *name.split("."))
-        folder.mkdir(parents=True)
-        (folder / "__init__.py").write_text(text)
-        return self.root / place
-
-    def run(self, code: str, path: list[Path], tested: dict[str, Path], **more: str) -> subprocess.CompletedProcess[str]:
-        """A process with the witness."""
-        environment = {
-            "PYTHONPATH": os.pathsep.join(map(str, [*path, SOURCE])),
-            "SEATRIAL_IMPORTS": str(self.out),
-            "SEATRIAL_UNDER_TEST": os.pathsep.join(f"{name}={root}" for name, root in tested.items()),
-            "SEATRIAL_WATCH": "json,nowhere",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            **more,
-        }
-        return subprocess.run(
-            [sys.executable, "-S", "-c", START + code], env=environment, capture_output=True, text=True, timeout=30, check=False
-        )
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.out / "imports.jsonl").read_text().splitlines()]
-
-    def methods(self, package: str) -> list[str]:
-        return [row["method"] for row in self.rows() if row["package"] == package]
-
-
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
+
+
+def run(world: World, code: str, path: list[Path], tested: dict[str, Path], **more: str) -> subprocess.CompletedProcess[str]:
+    """A process that starts the witness as verl does."""
+    return world.run(["-S", "-c", START + code], path, tested, **more)
 
 
 def test_a_package_is_located_at_once_and_reported_when_it_is_imported(world: World) -> None:
     root = world.package("bridge", "megatron.bridge")
     (root / "megatron" / "bridge" / "deep.py").write_text("")
     core = world.package("core", "megatron.core")
-    done = world.run("import megatron.bridge.deep", [root, core], {"megatron.bridge": root, "megatron.core": core})
+    done = run(world, "import megatron.bridge.deep", [root, core], {"megatron.bridge": root, "megatron.core": core})
     assert (done.returncode, done.stderr) == (0, "")
     assert world.methods("megatron.bridge") == ["found", "imported"]
     assert world.methods("megatron.core") == ["found"], "nobody imported it"
@@ -104,7 +74,7 @@ def test_a_package_is_located_at_once_and_reported_when_it_is_imported(world: Wo
 def test_a_wrong_place_ends_the_process_before_anything_runs(world: World) -> None:
     root = world.package("bridge", "megatron.bridge")
     other = world.package("installed", "megatron.bridge")
-    done = world.run("print('trained')", [other, root], {"megatron.bridge": root})
+    done = run(world, "print('trained')", [other, root], {"megatron.bridge": root})
     assert done.returncode == 90
     assert "seatrial: wrong import in child: " in done.stdout
     assert f"expected from {root}" in done.stdout
@@ -117,7 +87,7 @@ def test_a_path_that_changes_later_is_caught_at_the_import(world: World) -> None
     other = world.package("installed", "megatron.bridge")
     late = f"import sys\nsys.path.insert(0, {str(other)!r})\n"
     code = late + "try:\n    import megatron.bridge\nexcept BaseException:\n    pass\nprint('trained')"
-    done = world.run(code, [root], {"megatron.bridge": root})
+    done = run(world, code, [root], {"megatron.bridge": root})
     assert done.returncode == 90
     assert "trained" not in done.stdout
     assert world.methods("megatron.bridge") == ["found", "imported"]
@@ -125,32 +95,18 @@ def test_a_path_that_changes_later_is_caught_at_the_import(world: World) -> None
 
 def test_a_package_that_breaks_is_not_reported_as_imported(world: World) -> None:
     root = world.package("bridge", "megatron.bridge", "raise RuntimeError('broken change')")
-    done = world.run("import megatron.bridge", [root], {"megatron.bridge": root})
+    done = run(world, "import megatron.bridge", [root], {"megatron.bridge": root})
     assert done.returncode == 1
     assert "RuntimeError: broken change" in done.stderr
     assert world.methods("megatron.bridge") == ["found"]
 
 
 def test_a_witness_without_a_place_to_write_says_so(world: World) -> None:
-    done = world.run("", [], {}, SEATRIAL_IMPORTS="")
+    done = run(world, "", [], {}, SEATRIAL_IMPORTS="")
     assert "ImportError: SEATRIAL_IMPORTS is not set here" in done.stderr
 
 
 # The check before training.
-
-
-def test_driver_and_worker_must_agree() -> None:
-    same: dict[str, str | None] = {"megatron.core": "/a/megatron/core/__init__.py", "verl": "/v/verl/__init__.py"}
-    assert problems(same, same, {"verl": "/v"}) == []
-    (other,) = problems(same, {**same, "megatron.core": "/b/megatron/core/__init__.py"}, {})
-    assert (
-        other
-        == "imports-worker: megatron.core would come from /b/megatron/core/__init__.py, in the driver from /a/megatron/core/__init__.py"
-    )
-    (elsewhere,) = problems(same, same, {"verl": "/w"})
-    assert "expected from /w" in elsewhere
-    (absent,) = problems({"verl": None}, {"verl": None}, {})
-    assert "not installed" in absent
 
 
 def import_check(bench: Bench, worker: str | None = None) -> Phase:

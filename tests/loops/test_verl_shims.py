@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from seatrial.loops.verl.drive import import_patches, layout
-from seatrial.loops.verl.drive.witness import Witness
+from seatrial.probes.witness import Witness
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from seatrial.model.knowledge import CheckSpec, Level
 from seatrial.model.record import (
+    Baseline,
     CheckResult,
+    Comparison,
     Cost,
     Diagnosis,
     EnvironmentRecord,
@@ -19,6 +21,7 @@ from seatrial.model.record import (
     Plan,
     PlannedLevel,
     RepoState,
+    SideResult,
     SubmoduleState,
     Trial,
 )
@@ -207,13 +210,57 @@ def interrupted() -> Trial:
     return trial(level(0), plan=plan, status="running", verdict=None, ended=None)
 
 
+def against_baseline() -> Trial:
+    """Level 0 misses a check that its baseline misses, too; the tests of the change are newly broken; one issue is known."""
+    zero = level(0, verdict=Verdict.FAIL, reason="missed: the loss", boundary=Boundary.METRICS, checks=CHECKS)
+    plan = Plan(loop="toy", levels=planned(0), model="tiny-llama", changes=(REPO,), known_issues={LOSS: "https://example.org/issues/7"})
+    fail = Verdict.FAIL
+    baseline = Baseline(
+        source="origin/main",
+        changes=(REPO.model_copy(update={"commit": "ba" * 20, "dirty": (), "patch": None}),),
+        directory="baseline/trial",
+        comparisons=(
+            Comparison(deliverable=SIDE.name, before=Verdict.PASS, after=fail, word="newly broken"),
+            Comparison(
+                deliverable="level 0 (GRPO smoke)",
+                before=fail,
+                after=fail,
+                word="fail (pre-existing)",
+                note=f"{LOSS}: bit-identical value on the baseline (1.25)",
+            ),
+        ),
+        notes=("another environment: 0123, here f00d",),
+    )
+    return trial(zero, plan=plan, sides=(SIDE,), baseline=baseline, verdict=fail, reason="level 0: missed: the loss")
+
+
+CHECKS = (check(passed=False, value=1.25), check(REWARD, value=0.777))
+SIDE = SideResult(
+    key="bridge",
+    name="Bridge-side checks",
+    verdict=Verdict.FAIL,
+    reason="1 of 12 tests failed: tests.test_map::test_qkv: AssertionError: shapes differ",
+    command=("python", "-m", "pytest", "-q", "--junitxml", "/run/sides/bridge/junit.xml", "tests/test_map.py"),
+    files=("tests/test_map.py",),
+    notes=("tests/test_gone.py is missing",),
+    passed=11,
+    failed=1,
+    directory="sides/bridge",
+    seconds=3.5,
+)
+
+
 TRIALS: dict[str, Callable[[], Trial]] = {
-    make.__name__: make for make in (passed, failed, blocked_preflight, blocked_vacuous, skipped_mix, interrupted)
+    make.__name__: make for make in (passed, failed, blocked_preflight, blocked_vacuous, skipped_mix, interrupted, against_baseline)
 }
 
 
 def write_run(run_dir: Path, made: Trial) -> None:
-    """Put the log and metrics of every level with a result into the run directory."""
+    """Put the log and metrics of every level with a result, and what tests left, into the run directory."""
+    for side in made.sides:
+        (run_dir / side.directory).mkdir(parents=True, exist_ok=True)
+        for name in ("run.log", "junit.xml"):
+            (run_dir / side.directory / name).write_text("12 tests\n")
     for result in made.levels:
         directory = run_dir / result.directory
         directory.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,18 @@ def test_handling_links_too_and_unlinked_tracebacks_do_not(tmp_path: Path) -> No
     assert len(chains(tmp_path, f"{FRAMES}KeyError: 'a'\n{FRAMES}OSError: b\n")) == 2
 
 
+def test_a_message_may_begin_on_a_line_of_its_own(tmp_path: Path) -> None:
+    chain = only(tmp_path, f"{FRAMES}AssertionError: \n--------\nchoose another size\nmore of it\n")
+    assert (chain.first.message, chain.first.lines[-1], chain.end) == ("choose another size", (7, "choose another size"), 7)
+    assert only(tmp_path, f"{FRAMES}AssertionError\nordinary output\n").first.message == ""
+
+
+def test_a_transfer_that_failed_elsewhere_is_no_cause_of_its_own(tmp_path: Path) -> None:
+    said = "RuntimeError: Weight transfer failed during NCCL collective sync."
+    assert not only(tmp_path, f"{FRAMES}{said}\n").primary
+    assert only(tmp_path, f"{FRAMES}RuntimeError: transfer failed\n").primary
+
+
 def test_ray_wraps_remote_tracebacks(tmp_path: Path) -> None:
     chain = only(
         tmp_path,

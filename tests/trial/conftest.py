@@ -14,7 +14,8 @@ import pytest
 
 from seatrial.evidence.environment import environment_record
 from seatrial.evidence.repos import repo_states
-from seatrial.model.record import Finding, LevelResult, Plan, Trial
+from seatrial.model.loop import Context, SideTests
+from seatrial.model.record import Baseline, Finding, LevelResult, Plan, Trial
 from seatrial.trial import conduct
 from seatrial.trial.level import Limits
 from seatrial.trial.plan import make_plan, requested
@@ -67,6 +68,8 @@ class Bench:
     arguments: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     changes: tuple[Path, ...] = ()
+    sides: Callable[[Context], tuple[SideTests, ...]] = lambda _: ()
+    baseline: Baseline | None = None
     events: list[Event] = field(default_factory=list)
     meddle: Callable[[Event], None] | None = None
     """Called with every event: what the world does meanwhile."""
@@ -77,14 +80,17 @@ class Bench:
             self.meddle(event)
 
     def _loop(self, _: Plan) -> FakeLoop:
-        return FakeLoop(self.words, self.finding)
+        return FakeLoop(self.words, self.finding, self.sides)
 
-    def start(self, *levels: int) -> Trial:
+    def request(self, *levels: int) -> conduct.Request:
         self.monkeypatch.setattr(conduct, "loop_of", self._loop)
         loop = FakeLoop(self.words)
         plan = make_plan(loop, requested(loop, levels), None, repo_states(self.changes), arguments=self.arguments)
-        request = conduct.Request(plan, self.out, self.python, self.limits, config={"run.arguments": {"value": list(self.arguments)}})
-        return conduct.start(request, self._listen)
+        config = {"run.arguments": {"value": list(self.arguments)}}
+        return conduct.Request(plan, self.out, self.python, self.limits, config=config, baseline=self.baseline)
+
+    def start(self, *levels: int) -> Trial:
+        return conduct.start(self.request(*levels), self._listen)
 
     def resume(self) -> Trial:
         self.monkeypatch.setattr(conduct, "loop_of", self._loop)

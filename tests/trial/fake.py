@@ -7,12 +7,12 @@ the log, metrics.jsonl, imports.jsonl, proofs from facts.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from seatrial.loops.plain import Plain
 from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
-from seatrial.model.loop import Context, Phase, Vacuity
+from seatrial.model.loop import Context, Phase, SideTests, Vacuity
 from seatrial.model.record import CheckResult, Cost, Finding
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary, Verdict
@@ -49,8 +49,13 @@ class FakeLoop(Plain):
     default_model = "tiny"
     environment: str | None = "fake"
 
-    def __init__(self, words: Mapping[int, str] | None = None, finding: Finding | None = None) -> None:
-        self.words, self.finding = dict(words or {}), finding
+    def __init__(
+        self,
+        words: Mapping[int, str] | None = None,
+        finding: Finding | None = None,
+        sides: Callable[[Context], tuple[SideTests, ...]] = lambda _: (),
+    ) -> None:
+        self.words, self.finding, self.sides = dict(words or {}), finding, sides
 
     def levels(self) -> tuple[Level, ...]:
         return LEVELS
@@ -77,6 +82,9 @@ class FakeLoop(Plain):
         word = str(self.words.get(level.number, "fine"))
         argv = (str(context.python), str(PROCESS), str(directory / "run"), word, under_test, *context.arguments)
         return (Phase(name="run", argv=argv, env={"FAKE_LEVEL": str(level.number)}, steps=STEPS),)
+
+    def side_tests(self, context: Context) -> tuple[SideTests, ...]:
+        return self.sides(context)
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         return (self.finding,) if self.finding else ()

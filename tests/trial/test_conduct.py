@@ -59,7 +59,7 @@ def test_the_command_of_a_level_runs_as_it_stands(bench: Bench, tmp_path: Path) 
 
 OUTCOMES = [
     ("crash", Verdict.FAIL, Boundary.PROVIDER, "run: exit code 1: RuntimeError: the model is broken"),
-    ("late", Verdict.FAIL, Boundary.CHECKPOINT, "run: exit code 3, after the milestone 'done', without an exception"),
+    ("late", Verdict.FAIL, Boundary.CHECKPOINT, "checks met), after the milestone 'done', without an exception"),
     ("short", Verdict.FAIL, Boundary.METRICS, "reached step 2 of 3"),
     ("nan", Verdict.FAIL, Boundary.METRICS, "train/loss is not finite at step 2"),
     ("torn", Verdict.FAIL, Boundary.METRICS, "metrics are damaged"),

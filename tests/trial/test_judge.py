@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from typing import Any, Literal
 
 import pytest
@@ -34,6 +35,7 @@ def series(*values: float) -> Metrics:
 
 DAMAGED = dataclasses.replace(series(0.1), damage=(Damage("metrics.jsonl", "line 2", 1, "the last line is torn"),))
 MET = CheckResult(name="a", passed=True)
+FALLEN = CheckResult(name="in force", kind="proof", passed=False, message="fell back", boundary=Boundary.CONFIG)
 MISSED = CheckResult(name="b", passed=False, value=0.0, message="no gradient", boundary=Boundary.OPTIMIZER)
 GOOD = Evidence(metrics=series(0.1, 0.2), checks=(MET,), diagnosis=Diagnosis(), phases=(phase(),), steps_expected=2, steps_reached=2)
 CRASH = Diagnosis(boundary=Boundary.ROLLOUT, verdict=Verdict.FAIL, cause="RuntimeError: x", milestone="model")
@@ -55,8 +57,18 @@ RULES: list[tuple[dict[str, Any], Verdict, Boundary, str]] = [
     ({"phases": (phase(None, "interrupted"),)}, Verdict.BLOCKED, Boundary.ENVIRONMENT, "interrupted by a signal after 3 s"),
     ({"phases": (phase(None, "lost"),)}, Verdict.BLOCKED, Boundary.ENVIRONMENT, "Seatrial was killed while it ran"),
     ({"phases": (phase(None, "deadline"),)}, Verdict.BLOCKED, Boundary.ENVIRONMENT, "before any milestone"),
-    ({"phases": (phase(1),), "diagnosis": None}, Verdict.BLOCKED, Boundary.ENVIRONMENT, "exit code 1, before any milestone, without an ex"),
-    ({"phases": (phase(1),), "diagnosis": CRASH}, Verdict.FAIL, Boundary.ROLLOUT, "run: exit code 1: RuntimeError: x"),
+    (
+        {"phases": (phase(1),), "diagnosis": None},
+        Verdict.BLOCKED,
+        Boundary.ENVIRONMENT,
+        "exit code 1 after all 2 steps (1 of 1 checks met), before any milestone, w",
+    ),
+    (
+        {"phases": (phase(1),), "diagnosis": CRASH},
+        Verdict.FAIL,
+        Boundary.ROLLOUT,
+        "run: exit code 1 after all 2 steps (1 of 1 checks met): RuntimeError: x",
+    ),
     ({"phases": (phase(1),), "diagnosis": BLOCK}, Verdict.BLOCKED, Boundary.DATA, "KeyError: 'prompt'"),
     ({"phases": (phase(137),), "diagnosis": Diagnosis(milestone="done")}, Verdict.FAIL, Boundary.CHECKPOINT, "after the milestone 'done'"),
     ({"diagnosis": CRASH}, Verdict.FAIL, Boundary.ROLLOUT, "exit code 0, yet: RuntimeError: x"),
@@ -66,6 +78,13 @@ RULES: list[tuple[dict[str, Any], Verdict, Boundary, str]] = [
     ({"metrics": series(0.1, math.nan)}, Verdict.FAIL, Boundary.METRICS, "train/loss is not finite at step 2"),
     ({"metrics": series(math.inf, 0.1)}, Verdict.FAIL, Boundary.METRICS, "train/loss is not finite at step 1"),
     ({"vacuous": Vacuity("vacuous: no reward variance")}, Verdict.BLOCKED, Boundary.REWARD, "vacuous: no reward variance"),
+    (
+        {"checks": (FALLEN,)},
+        Verdict.BLOCKED,
+        Boundary.CONFIG,
+        "vacuous: the run was not the one that the level claims: in force: fell back",
+    ),
+    ({"checks": (FALLEN,), "loop_under_test": True}, Verdict.FAIL, Boundary.CONFIG, "missed: in force: fell back"),
     ({"checks": (MET, MISSED)}, Verdict.FAIL, Boundary.OPTIMIZER, "missed: b (measured 0.0): no gradient"),
     ({"checks": ()}, Verdict.BLOCKED, Boundary.METRICS, "nothing was asserted"),
 ]
@@ -119,7 +138,7 @@ def test_the_order_of_the_rules(first: int, second: int) -> None:
     if (first, second) == (2, 3):  # the log explains the exit code
         assert (both.verdict, both.boundary) == (Verdict.FAIL, Boundary.ROLLOUT)
         return
-    reasons = [judgement.reason.split(" (after all ")[0] for judgement in (both, alone)]
+    reasons = [re.sub(r" after all \d+ steps \(.*? met\)", "", judgement.reason) for judgement in (both, alone)]
     assert (both.verdict, both.boundary, reasons[0]) == (alone.verdict, alone.boundary, reasons[1])
 
 

@@ -12,14 +12,16 @@ from rich.console import Console
 from rich.status import Status
 
 from seatrial.model.record import Record
-from seatrial.trial.progress import Ended, Event, Found, Judged, Planned, Running, Stage
+from seatrial.trial.progress import Ended, Event, Found, Judged, Planned, Running, SideJudged, SideRunning, Stage
 
 PLAIN_SECONDS = 10.0
 COLOURS = {"Pass": "green", "Fail": "red", "Blocked": "yellow", "Skipped": "cyan"}
 
 
-def running_text(event: Running) -> str:
-    """One line about a running level."""
+def running_text(event: Running | SideRunning) -> str:
+    """One line about a running level, or about tests that go before the levels."""
+    if isinstance(event, SideRunning):
+        return " · ".join(part for part in (event.name, event.line.strip()[:80], f"{event.seconds:.0f} s") if part)
     parts = [f"level {event.level} {event.title}"]
     if event.phase != "run":
         parts.append(event.phase)
@@ -41,7 +43,7 @@ class Text:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        if isinstance(event, Running):
+        if isinstance(event, Running | SideRunning):
             self._running(event)
             return
         if self.status is not None and not isinstance(event, Stage):
@@ -54,9 +56,10 @@ class Text:
         elif isinstance(event, Found) and not event.finding.ok:
             self.console.print(f"[yellow]blocked[/] {event.finding.name}: ", end="")
             self.console.print(f"{event.finding.message}\n  fix: {event.finding.fix}", markup=False)
-        elif isinstance(event, Judged):
+        elif isinstance(event, Judged | SideJudged):
             result = event.result
-            self.console.print(f"[bold {COLOURS[result.verdict]}]{result.verdict}[/] level {result.number} {result.title}: ", end="")
+            what = f"level {event.result.number} {event.result.title}" if isinstance(event, Judged) else event.result.name
+            self.console.print(f"[bold {COLOURS[result.verdict]}]{result.verdict}[/] {what}: ", end="")
             self.console.print(f"{result.reason} ({result.seconds:.0f} s)", markup=False)
         elif isinstance(event, Ended):
             self.said = 0.0
@@ -69,7 +72,7 @@ class Text:
         else:
             self.console.print(f"seatrial: {text}", markup=False)
 
-    def _running(self, event: Running) -> None:
+    def _running(self, event: Running | SideRunning) -> None:
         text = running_text(event)
         if self.status is not None:
             self.status.update(text)
@@ -84,7 +87,7 @@ class JsonLines:
 
     def __call__(self, event: Event) -> None:
         """Print one event."""
-        if isinstance(event, Running) and event.seconds % 5 > 0.6:
+        if isinstance(event, Running | SideRunning) and event.seconds % 5 > 0.6:
             return
         row = {"event": type(event).__name__.lower()} | {
             field.name: _plain(getattr(event, field.name)) for field in dataclasses.fields(event)

@@ -21,6 +21,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "jobs": ("jobs", "Submit jobs to a cluster, list them, wait for them, read their logs, cancel them."),
     "report": ("report", "Print the summary of a trial; rebuild its reports."),
     "judge": ("judge", "Judge the files that any run left, without running anything."),
+    "localize": ("localize", "Show which sequences and tokens a log-probability mismatch sits in."),
+    "isolate": ("isolate", "Rerun a failed level with one setting changed at a time, to name suspects."),
     "doctor": ("doctor", "Preflight alone: is this machine ready for a trial?"),
     "env": ("env", "Build, list, check and remove the environments of loops."),
     "check": ("check", "Check expressions against metrics."),

@@ -21,7 +21,9 @@ LoopName = Annotated[str | None, typer.Argument(metavar="LOOP", help="The loop t
 Levels = Annotated[
     str | None, typer.Option("--level", "--levels", "-l", help="Levels, such as 0,1,6 or 0-2 or all. Default: the loop's own.")
 ]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="A local model directory (verl, nemo-rl: or a model id). Default: the loop's own.")]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="A local model directory (verl, nemo-rl: or a model id). Default: the loop's own.")
+]
 Device = Annotated[str | None, typer.Option("--device", help="verl: gpu drives its own wrapper, cpu trains a tiny model here.")]
 Verl = Annotated[Path | None, typer.Option("--verl", metavar="PATH", help="verl: the checkout whose wrapper is driven.")]
 NemoRl = Annotated[Path | None, typer.Option("--nemo-rl", metavar="PATH", help="nemo-rl: the checkout whose functionals are driven.")]
@@ -30,6 +32,9 @@ Change = Annotated[
 ]
 Auto = Annotated[bool, typer.Option("--auto", help="Choose the levels from the diff of the changes.")]
 Base = Annotated[str | None, typer.Option("--base", help="Revision that the changes are compared with (for --auto).")]
+Baseline = Annotated[
+    str | None, typer.Option("--baseline", metavar="REV|RUN", help="Also run a revision without the change, or take a recorded trial.")
+]
 Python = Annotated[Path | None, typer.Option("--python", help="Interpreter of your own environment for the loop.")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a configuration value, such as limits.stall_minutes=2.")
@@ -117,10 +122,12 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
     from seatrial.evidence.repos import repo_state, repo_states
     from seatrial.loops import get_loop
     from seatrial.model.errors import UserError
+    from seatrial.trial import known
     from seatrial.trial import plan as planning
 
     config = loaded.config
     loop = get_loop(config.run.loop).configured(config.options)
+    known.require_known(loop, config.known_issues, {name: loaded.origins[f"known_issues.{name}"] for name in config.known_issues})
     named = [_named(text) for text in config.change.paths]
     states = repo_states([path for _, path in named])
     states = tuple(repo_state(Path(state.path), name) if name else state for (name, _), state in zip(named, states, strict=True))
@@ -146,6 +153,7 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
     model = str(Path(config.run.model).absolute()) if config.run.model and Path(config.run.model).exists() else config.run.model
     states = loop.placed((*states, *_companions(loop, states)))
     plan = planning.make_plan(loop, levels, model, states, unmatched, tuple(config.run.arguments), loop.chosen)
+    plan = plan.model_copy(update={"known_issues": dict(config.known_issues)})
     return Asked(loop, plan, tuple(diffs), loaded)
 
 

@@ -28,7 +28,7 @@ def resume(
     from seatrial.cli import attach
     from seatrial.cli.run import close, listener
     from seatrial.model.errors import UserError
-    from seatrial.trial import conduct, remote
+    from seatrial.trial import baseline, conduct, remote
 
     path = run.absolute()
     if on is None and (detach or settings or config):
@@ -36,4 +36,7 @@ def resume(
     if on is not None:
         attach.again(path, *request.profile_named(request.load_config(config, settings), on), detach=detach, json=json)
     remote.refuse_while_active(path, os.environ)
-    close(conduct.resume(path, listener(json)), path, json, in_job=remote.is_own_job(path, os.environ))
+    tell = listener(json)
+    trial = conduct.resume(path, tell)
+    trial = baseline.finish(conduct.request_of(path, trial), trial, tell)
+    close(trial, path, json, in_job=remote.is_own_job(path, os.environ))

@@ -26,6 +26,7 @@ def run(
     nemo_rl: request.NemoRl = None,
     auto: request.Auto = False,
     base: request.Base = None,
+    baseline: request.Baseline = None,
     python: request.Python = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory. Default: a new one below trials/.")] = None,
     settings: request.Set = None,
@@ -43,6 +44,7 @@ def run(
     """
     from seatrial.cli import attach
     from seatrial.model.errors import UserError
+    from seatrial.trial import baseline as comparing
     from seatrial.trial import conduct, rundir
     from seatrial.trial.level import Limits
 
@@ -61,11 +63,13 @@ def run(
         limits=Limits(force.limits.deadline_minutes, force.limits.stall_minutes),
         options={"fault": fault} if fault else {},
         config={key: {"value": value, "origin": origin} for key, value, origin, _ in loaded.rows()},
+        baseline=comparing.requested(baseline, asked.plan, here=on is None) if baseline else None,
     )
     if on is not None:
         attach.begin(wanted, *request.profile_named(loaded, on), detach=detach, dry_run=dry_run, json=json)
     rundir.named_directory(wanted.out)
-    close(conduct.start(wanted, listener(json)), wanted.out, json)
+    tell = listener(json)
+    close(comparing.finish(wanted, conduct.start(wanted, tell), tell), wanted.out, json)
 
 
 def listener(json: bool) -> Listener:

@@ -1,6 +1,7 @@
 """Git by its command line.
 
-- Reading only: no lock is taken, no index of the user is refreshed, no hook, pager, external diff or text conversion runs.
+- Reading only, but for worktrees beside a checkout: no lock is taken, no index of the user is refreshed, no hook,
+  pager, external diff or text conversion runs.
 - Nothing of the caller's environment can point git at another repository (GIT_DIR, GIT_INDEX_FILE and the like are dropped).
 - Output is bytes, `-z` wherever paths are listed; `text` keeps undecodable bytes (surrogateescape).
 - Every failure is a UserError that names the repository and the command that fixes it.
@@ -21,7 +22,10 @@ from seatrial.model.errors import UserError
 
 TIMEOUT_SECONDS = 120.0
 
-_SETTINGS = ("core.quotePath=false", "core.fsmonitor=false", "status.renames=false", "submodule.recurse=false", "diff.noprefix=false")
+_SETTINGS = (
+    *("core.quotePath=false", "core.fsmonitor=false", "core.hooksPath=/dev/null"),
+    *("status.renames=false", "submodule.recurse=false", "diff.noprefix=false"),
+)
 _PREFIX = ("git", "--no-pager", "--literal-pathspecs", *(part for setting in _SETTINGS for part in ("-c", setting)))
 
 # The user's configuration must not change what a diff says or whether it can be applied.

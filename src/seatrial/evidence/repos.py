@@ -72,7 +72,7 @@ def write_repos(states: Sequence[RepoState], evidence_dir: Path, redactor: Redac
     for state in states:
         root = Path(state.path)
         patch = make_patch(root, redactor) if state.dirty else None
-        if repo_state(root, state.name) != state.model_copy(update={"patch": None, "changed": (), "companion": False}):
+        if repo_state(root, state.name) != state.model_copy(update={"patch": None, "changed": (), "companion": False, "synced": None}):
             raise UserError(f"{root}: the repository changed while its state was recorded", "leave it alone and start again")
         if patch is not None:
             write_bytes(evidence_dir / f"{state.name}.patch", patch)

@@ -32,8 +32,8 @@ def read_loaded(paths: Iterable[Path]) -> frozenset[str]:
 
 def unused(repo: RepoState, loaded: frozenset[str]) -> str | None:
     """Why this change was not tested, or None."""
-    root = Path(repo.path).resolve()
-    if not any(root in Path(file).parents for file in loaded):
+    roots = {place.resolve() for place in _trees(repo)}
+    if not any(roots.intersection(Path(file).parents) for file in loaded):
         return f"no process of the loop loaded any file of {repo.name}"
     code = _code(repo)
     if code and len(code) == len(repo.changed) and not any(_is_loaded(repo, file, loaded) for file in code):
@@ -51,8 +51,13 @@ def _code(repo: RepoState) -> list[str]:
     return [file for file in repo.changed if file.endswith(".py")]
 
 
+def _trees(repo: RepoState) -> list[Path]:
+    """The checkout, and the tree that holds a verified copy of it while the trial runs."""
+    return [Path(place) for place in (repo.path, repo.synced) if place]
+
+
 def _is_loaded(repo: RepoState, file: str, loaded: frozenset[str]) -> bool:
-    return str(Path(repo.path, file).resolve()) in loaded
+    return any(str((tree / file).resolve()) in loaded for tree in _trees(repo))
 
 
 def _few(files: Sequence[str], most: int = 3) -> str:

@@ -41,6 +41,10 @@ class Basic:
         """None."""
         return ()
 
+    def next_steps(self, result: LevelResult, context: Context) -> tuple[str, ...]:  # noqa: ARG002 - the contract
+        """None."""
+        return ()
+
     def tokens(self, directory: Path) -> Iterator[TokenRow]:  # noqa: ARG002 - the contract
         """None."""
         return iter(())

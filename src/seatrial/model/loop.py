@@ -165,6 +165,9 @@ class Loop(Protocol):
     def isolations(self, result: LevelResult) -> tuple[Isolation, ...]:
         """Reruns that separate the suspects of a failed level; none when there is nothing to separate."""
 
+    def next_steps(self, result: LevelResult, context: Context) -> tuple[str, ...]:
+        """What to do about a level that is no Pass, beyond what its diagnosis advises: with paths of this machine."""
+
     def tokens(self, directory: Path) -> Iterator[TokenRow]:
         """The sequences of a level with the log-probabilities of generator and trainer, if the loop wrote them."""
 

@@ -45,12 +45,21 @@ def _coverage(trial: Trial, loop_title: str, levels: Sequence[Outcome]) -> str:
 
 def _answer(trial: Trial, result: Verdict, levels: Sequence[Outcome], lines: Sequence[Deliverable]) -> str:
     """One sentence that says whether the requested deliverables passed."""
+    against = _against(trial)
     if result is Verdict.PASS:
         changes = ", ".join(f"{repo.name} {repo.commit[:12]}{' (dirty)' if repo.dirty else ''}" for repo in trial.plan.changes)
         where = f"with {changes}" if changes else "without a change"
-        return f"every requested deliverable passed {where}: {', '.join(outcome.label for outcome in levels)}."
-    words = _why(trial, result, levels, lines).rstrip(".")
+        return f"every requested deliverable passed {where}: {', '.join(outcome.label for outcome in levels)}{against}."
+    words = _why(trial, result, levels, lines).rstrip(".") + against
     return f"{words}; {NOT_EVIDENCE}." if result is Verdict.BLOCKED and NOT_EVIDENCE not in words else f"{words}."
+
+
+def _against(trial: Trial) -> str:
+    """What differs from the baseline, in a few words; nothing without one."""
+    if trial.baseline is None or not trial.baseline.comparisons:
+        return ""
+    words = [f"{one.deliverable} {one.word}" for one in trial.baseline.comparisons if one.word != "pass"]
+    return f"; against the baseline {trial.baseline.source}: {', '.join(words) or 'pass on both sides'}"
 
 
 def _why(trial: Trial, result: Verdict, levels: Sequence[Outcome], lines: Sequence[Deliverable]) -> str:

@@ -1,7 +1,7 @@
 """The deliverables of a report, in the order of the fixed summary format.
 
-- Change-side checks, local import, the loop's policy run (level 0), every further requested level, the levels that
-  were not requested, metrics and log capture.
+- Change-side checks (each by its own name where the loop has tests for them), local import, the loop's policy run (level
+  0), every further requested level, the levels that were not requested, metrics and log capture.
 - Each is Pass, Fail, Blocked, Skipped or Not requested, with its proof.
 - A Pass needs positive proof: an import that no process reported, or a log that is not on disk, is never a Pass.
 """
@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Literal
 
 from seatrial.model.knowledge import Level
-from seatrial.model.record import CheckResult, Deliverable, ImportProof, LevelResult, RepoState, Trial
+from seatrial.model.record import CheckResult, Deliverable, ImportProof, LevelResult, RepoState, SideResult, Trial
 from seatrial.model.verdict import Verdict, worst
-from seatrial.report.outcome import NOT_EVIDENCE, Outcome, ran
+from seatrial.report.outcome import NOT_EVIDENCE, Outcome, compared, ran
 from seatrial.report.text import number
 
 NOT_REQUESTED: Literal["Not requested"] = "Not requested"
 LOG = "run.log"
 METRICS = "metrics.jsonl"
+JUNIT = "junit.xml"
 _SHOWN_MISSES = 10
 _SHOWN_CHECKS = 4
 
@@ -29,8 +30,8 @@ def deliverables(
     trial: Trial, loop_title: str, run_dir: Path, ladder: Sequence[Level], levels: Sequence[Outcome]
 ) -> tuple[Deliverable, ...]:
     """Every deliverable of the trial; `levels` are its outcomes, `ladder` all levels of the loop."""
-    lines = [_change_side(), _local_import(trial, loop_title), *_policy_run(loop_title, levels)]
-    lines += [_level(f"Requested variants, {outcome.label}", outcome) for outcome in levels if outcome.number != 0]
+    lines = [*_change_side(trial, run_dir), _local_import(trial, loop_title), *_policy_run(trial, loop_title, levels)]
+    lines += [_level(trial, f"Requested variants, {outcome.label}", outcome) for outcome in levels if outcome.number != 0]
     others = [level for level in ladder if (level.number, level.name) not in {(o.number, o.name) for o in levels}]
     if others:
         names = "; ".join(f"level {level.number} ({level.title})" for level in others)
@@ -55,9 +56,36 @@ def check_words(check: CheckResult) -> str:
     return f"{check.name} (measured {number(check.value)}{wanted})"
 
 
-def _change_side() -> Deliverable:
-    proof = "a trial runs the loop, not the change's own tests; run those in its repository"
-    return Deliverable(name="Change-side checks", verdict=NOT_REQUESTED, proof=proof)
+def side_verdict(side: SideResult, run_dir: Path) -> tuple[Verdict, str]:
+    """The verdict on the tests of one repository; a recorded Pass without its evidence is taken back."""
+    if side.verdict is not Verdict.PASS:
+        return side.verdict, side.reason
+    if side.failed or side.errors:
+        return Verdict.FAIL, f"recorded as Pass, but {side.failed + side.errors} tests failed"
+    if not side.passed:
+        return Verdict.BLOCKED, "recorded as Pass, but no test passed"
+    gaps = [f"{name} is {state}" for name in (LOG, JUNIT) if (state := _file_state(run_dir / side.directory / name))]
+    return (Verdict.FAIL, f"recorded as Pass, but in {side.directory} {', '.join(gaps)}") if gaps else (Verdict.PASS, side.reason)
+
+
+def _change_side(trial: Trial, run_dir: Path) -> list[Deliverable]:
+    if not trial.sides:
+        proof = "a trial runs the loop, not the change's own tests; run those in its repository"
+        return [Deliverable(name="Change-side checks", verdict=NOT_REQUESTED, proof=proof)]
+    made = []
+    for side in trial.sides:
+        verdict, reason = side_verdict(side, run_dir)
+        parts = [reason, *side.notes, *([NOT_EVIDENCE] if verdict is Verdict.BLOCKED else []), *_against(trial, side.name, verdict)]
+        made.append(Deliverable(name=side.name, verdict=verdict, proof="; ".join(part.rstrip(".") for part in parts)))
+    return made
+
+
+def _against(trial: Trial, name: str, verdict: Verdict) -> list[str]:
+    """What the baseline says of a deliverable."""
+    found = compared(trial, name, verdict)
+    if found is None or trial.baseline is None:
+        return []
+    return [f"against the baseline {trial.baseline.source}: {found.word}" + (f" ({found.note})" if found.note else "")]
 
 
 def _local_import(trial: Trial, loop_title: str) -> Deliverable:
@@ -91,18 +119,19 @@ def _unproven(repo: RepoState, proofs: Sequence[ImportProof]) -> list[str]:
     return [f"no process reported from where it imported {package}" for package in repo.packages if package not in seen]
 
 
-def _policy_run(loop_title: str, levels: Sequence[Outcome]) -> list[Deliverable]:
+def _policy_run(trial: Trial, loop_title: str, levels: Sequence[Outcome]) -> list[Deliverable]:
     name = f"{loop_title} policy run"
-    zero = [_level(name, outcome) for outcome in levels if outcome.number == 0]
+    zero = [_level(trial, name, outcome) for outcome in levels if outcome.number == 0]
     return zero or [Deliverable(name=name, verdict=NOT_REQUESTED, proof="level 0 is not in the plan")]
 
 
-def _level(name: str, outcome: Outcome) -> Deliverable:
+def _level(trial: Trial, name: str, outcome: Outcome) -> Deliverable:
     parts = [f"{outcome.title}: {outcome.reason}" if outcome.number == 0 else outcome.reason]
     if outcome.result is not None:
         parts += _measured(outcome.result)
     if outcome.verdict is Verdict.BLOCKED:
         parts.append(NOT_EVIDENCE)
+    parts += _against(trial, outcome.label, outcome.verdict)
     return Deliverable(name=name, verdict=outcome.verdict, proof="; ".join(part.rstrip(".") for part in parts))
 
 

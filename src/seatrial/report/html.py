@@ -46,16 +46,16 @@ class _Section:
 def report_html(report: Report, metrics_by_level: Mapping[str, Metrics]) -> str:
     """The page; `metrics_by_level` has the metrics of each level under `<number>-<name>`."""
     sections = [_section(outcome, metrics_by_level.get(outcome.key)) for outcome in outcomes(report.trial)]
-    script = "\n".join([f"/*!\n{_asset('uPlot.LICENSE.txt')}\n*/", _asset("uPlot.iife.min.js"), _asset("report.js")])
-    style = _asset("uPlot.min.css") + "\n" + _asset("report.css")
-    page = _environment().get_template("template.html.j2")
+    script = "\n".join([f"/*!\n{asset('uPlot.LICENSE.txt')}\n*/", asset("uPlot.iife.min.js"), asset("report.js")])
+    style = asset("uPlot.min.css") + "\n" + asset("report.css")
+    page = environment().get_template("template.html.j2")
     text = page.render(
         report=report,
         trial=report.trial,
         sections=sections,
         script=Markup(script),  # our own files: no recorded text is in them
         style=Markup(style),
-        policy=f"default-src 'none'; img-src data:; script-src '{_hash(script)}'; style-src '{_hash(style)}'",
+        policy=f"default-src 'none'; img-src data:; script-src '{policy_hash(script)}'; style-src '{policy_hash(style)}'",
         data=_data(report, sections),
     )
     return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
@@ -80,8 +80,9 @@ def _plot_data(plot: Plot) -> dict[str, Any]:
     return {"tag": plot.tag, "steps": plot.steps, "values": plot.values, "gaps": gaps}
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
+def environment() -> jinja2.Environment:
+    """Where pages are rendered: everything recorded is escaped and made visible, an unknown name is an error."""
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -89,14 +90,16 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    environment.filters |= {"number": number, "ranges": ranges, "slug": lambda text: str(text).lower().replace(" ", "-")}
-    environment.globals["glyphs"] = _GLYPHS
-    return environment
+    made.filters |= {"number": number, "ranges": ranges, "slug": lambda text: str(text).lower().replace(" ", "-")}
+    made.globals["glyphs"] = _GLYPHS
+    return made
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file that is inlined."""
     return (_HERE / "assets" / name).read_text(encoding="utf-8").strip()
 
 
-def _hash(text: str) -> str:
+def policy_hash(text: str) -> str:
+    """By which a content security policy allows one inlined text."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -1,4 +1,4 @@
-"""junit.xml: one testsuite per trial, one testcase per level and one per check.
+"""junit.xml: one testsuite per trial, one testcase per level, one per check, and one for the tests of each repository.
 
 - Pass is empty, Fail a `<failure type=boundary>`, Blocked an `<error type="blocked.boundary">`, Skipped a `<skipped>`.
 - A missed check of a Blocked level is an error, not a failure: it is no evidence against the change.
@@ -20,13 +20,16 @@ from seatrial.report.text import one_line, ranges, visible
 def junit_xml(report: Report) -> str:
     """The report as JUnit XML."""
     trial, levels = report.trial, outcomes(report.trial)
-    seconds = sum(outcome.result.seconds for outcome in levels if outcome.result)
+    seconds = sum(outcome.result.seconds for outcome in levels if outcome.result) + sum(side.seconds for side in trial.sides)
     suite = ET.Element("testsuite", {"name": visible(trial.id), "timestamp": visible(trial.created), "time": f"{seconds:.3f}"})
     _properties(suite, report)
     prefix = f"seatrial.{visible(trial.plan.loop)}"
-    if report.result is not Verdict.PASS and report.result not in {outcome.verdict for outcome in levels}:
+    carried = {*(outcome.verdict for outcome in levels), *(side.verdict for side in trial.sides)}
+    if report.result is not Verdict.PASS and report.result not in carried:
         case = _case(suite, prefix, "result", 0)
         _verdict(case, report.result, None, report.answer, report.answer)
+    for side in trial.sides:
+        _verdict(_case(suite, prefix, side.name, side.seconds), side.verdict, None, side.reason, "\n".join([side.reason, *side.notes]))
     for outcome in levels:
         _level(suite, prefix, outcome)
     counts = {

@@ -10,10 +10,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
-from seatrial.model.record import EnvironmentRecord, LevelResult, RepoState, Trial
+from seatrial.model.record import Baseline, EnvironmentRecord, LevelResult, RepoState, Trial
 from seatrial.model.verdict import Verdict
 from seatrial.report.deliverables import LOG, level_directory
-from seatrial.report.outcome import Outcome, stoppers
+from seatrial.report.outcome import Outcome, compared, known_issues, stoppers
 from seatrial.report.text import unique
 
 _KEY_PACKAGES = (
@@ -44,10 +44,14 @@ def evidence(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
     if trial.plan.arguments:
         lines.append(f"Loop arguments: {shlex.join(trial.plan.arguments)}")
     lines.append(_environment(trial))
+    lines += [f"{side.name}: {shlex.join(side.command)} (log in {side.directory})" for side in trial.sides if side.command]
     lines += [f"Preflight: {finding.name}: {finding.message}" for finding in trial.findings if not finding.ok]
     for outcome in levels:
         if outcome.result is not None:
             lines.append(f"Key lines of level {outcome.number}: {'; '.join(_key_lines(outcome.result)) or 'none'}")
+            lines += [f"Known issue {text}" for text in known_issues(trial, outcome.result)]
+    if trial.baseline is not None:
+        lines.append(_baseline(trial.baseline))
     lines.append(_time(trial, levels))
     return unique(lines)
 
@@ -70,6 +74,7 @@ def limitations(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
             lines.append(f"submodules of {repo.name} are not at the recorded commit: {', '.join(states)}")
         if repo.dirty and repo.patch is None:
             lines.append(f"{repo.name} has changes that no commit holds, and no patch of them was kept")
+    lines += [f"baseline: {note}" for note in (trial.baseline.notes if trial.baseline else ())]
     lines += _environment_limits(trial.environment)
     return unique(lines)
 
@@ -83,7 +88,10 @@ def follow_ups(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
     lines += [
         f"level {o.number}: {o.result.diagnosis.advice}" for o in levels if o.result and o.result.diagnosis and o.result.diagnosis.advice
     ]
+    lines += _by_level((o.number, f"known issue {text}") for o in levels if o.result for text in known_issues(trial, o.result))
+    lines += _pre_existing(trial, levels)
     waiting = bool(stoppers(trial))
+    lines += [] if waiting else _of_sides(trial)
     for outcome in levels:
         told = outcome.result is not None and (outcome.result.follow_ups or (outcome.result.diagnosis and outcome.result.diagnosis.advice))
         if outcome.verdict is Verdict.SKIPPED and trial.status == "done":
@@ -95,6 +103,23 @@ def follow_ups(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
     elif trial.status != "done":
         lines.append("resume the trial, or run it again")
     return unique(lines)
+
+
+def _of_sides(trial: Trial) -> list[str]:
+    """What to do about tests before the levels that did not pass."""
+    todo = {
+        Verdict.FAIL: "find the cause in {}/run.log",
+        Verdict.BLOCKED: "remove what blocks them, then resume the trial",
+        Verdict.SKIPPED: "run the tests of that repository by hand",
+    }
+    return [f"{side.name}: {todo[side.verdict].format(side.directory)}" for side in trial.sides if side.verdict in todo]
+
+
+def _pre_existing(trial: Trial, levels: Sequence[Outcome]) -> list[str]:
+    """Failures that the baseline has, too."""
+    names = [(outcome.label, outcome.verdict) for outcome in levels] + [(side.name, side.verdict) for side in trial.sides]
+    found = [one for name, verdict in names if (one := compared(trial, name, verdict)) and one.word == "fail (pre-existing)"]
+    return [f"{one.deliverable}: pre-existing: not evidence against the change ({one.note})" for one in found]
 
 
 def _next_step(outcome: Outcome, interrupted: bool) -> list[str]:
@@ -116,6 +141,13 @@ def _repository(repo: RepoState) -> str:
     modules = ", ".join(f"{module.path} at {module.commit}" for module in repo.submodules)
     where = repo.branch or "detached HEAD"
     return f"{repo.name} repo: {repo.commit} ({where}), {state}" + (f"; submodules: {modules}" if modules else "")
+
+
+def _baseline(baseline: Baseline) -> str:
+    states = ", ".join(f"{repo.name} {repo.commit[:12]}{' (dirty)' if repo.dirty else ''}" for repo in baseline.changes)
+    words = [f"{one.deliverable}: {one.word}" for one in baseline.comparisons] or ["not run yet"]
+    where = f", run directory {baseline.directory}" if baseline.directory else ""
+    return f"Baseline {baseline.source}{f' ({states})' if states else ''}{where}: {'; '.join(words)}"
 
 
 def _environment(trial: Trial) -> str:

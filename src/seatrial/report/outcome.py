@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seatrial.model.record import Finding, LevelResult, PlannedLevel, Trial
+from seatrial.model.record import Comparison, Finding, LevelResult, PlannedLevel, Trial
 from seatrial.model.verdict import Boundary, Verdict
 
 NOT_EVIDENCE = "this is not evidence against the change"
@@ -61,6 +61,22 @@ def stoppers(trial: Trial) -> tuple[Finding, ...]:
     if any(ran(result) for result in trial.levels):
         return ()
     return tuple(finding for finding in trial.findings if not finding.ok)
+
+
+def compared(trial: Trial, name: str, verdict: Verdict) -> Comparison | None:
+    """The deliverable beside the baseline's; none without a baseline, and none when it was made of another verdict."""
+    comparisons = trial.baseline.comparisons if trial.baseline else ()
+    return next((one for one in comparisons if one.deliverable == name and one.after is verdict), None)
+
+
+def known_issues(trial: Trial, result: LevelResult) -> tuple[str, ...]:
+    """`ID: TEXT` of every upstream issue that explains this level: by its known failure, or by a missed check."""
+    if result.verdict is Verdict.PASS:
+        return ()
+    names = [result.diagnosis.signature] if result.diagnosis else []
+    names += [check.name for check in result.checks if not check.passed]
+    issues = trial.plan.known_issues
+    return tuple(f"{name}: {issues[name]}" for name in dict.fromkeys(names) if name in issues)
 
 
 def _judged(result: LevelResult) -> Outcome:

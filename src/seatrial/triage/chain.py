@@ -219,6 +219,12 @@ class _Process:
         if not text.strip() or text == '"""':
             return True
         last = chain.raised[-1]
+        if not last.message and self._gap == 0 and last.lines[0][1].rstrip().endswith(":"):  # the message begins on a line of its own
+            if text.strip(" -="):
+                last.message = text.strip()
+                last.lines.append((line.number, text))
+                chain.end = line.number
+            return True
         if text[0] in " \t" and self._gap == 0:
             if len(last.lines) < _DETAIL:
                 last.lines.append((line.number, text))

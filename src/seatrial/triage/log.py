@@ -2,7 +2,7 @@
 
 - Line numbers count newline characters only, as `sed -n Np` does; the segments of a progress bar (`\\r`) share the
   number of their line and are yielded one by one.
-- Colour codes and leading time stamps (ours, and epoch seconds) are removed; undecodable bytes stay visible.
+- Colour codes, leading time stamps (ours, and epoch seconds) and the label of a run are removed; undecodable bytes stay visible.
 - The prefix that names the writing process, as `(Worker pid=7) ` or `[rank1]: `, is split off into `process`, and from
   the body also the mark of a repeated line.
 - Nothing is held: each iteration reads the file again, so a log of any size costs one line of memory.
@@ -20,8 +20,10 @@ from seatrial.model.errors import UserError
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _STAMP = re.compile(r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z|\d{10}(?:\.\d+)?) ")
+_LABEL = re.compile(r"\[\w+ \d+step\] ")
+"""What a script puts before every line of one of its runs (`sed 's/^/[mcore 1step] /'`)."""
 _PROCESS = re.compile(
-    r"(?:\((?:[A-Za-z_][\w.:-]*|(?:[A-Za-z_][\w.:-]* )?pid=\d+(?:, ip=[^)\s]+)?)\)(?: |$)"  # (name pid=7, ip=…), (name)
+    r"(?:\((?:[A-Za-z_][\w.:-]*|(?:[A-Za-z_][\w.:\[\]=-]* )?pid=\d+(?:, ip=[^)\s]+)?)\)(?: |$)"  # (name[rank=0] pid=7, ip=…), (name)
     r"|\[(?:rank|default|trainer|worker)?\d+\]: ?"  # [rank1]:
     r"|\d{1,5}: )+"  # srun --label
 )
@@ -85,6 +87,8 @@ def _split(number: int, raw: bytes) -> Iterator[Line]:
         text = _ANSI.sub("", text)
     if text[:1].isdigit() and (stamp := _STAMP.match(text)):
         text = text[stamp.end() :]
+    if text[:1] == "[" and (label := _LABEL.match(text)):
+        text = text[label.end() :]
     prefix = _PROCESS.match(text)
     process, body = (prefix.group().strip(), text[prefix.end() :]) if prefix else ("", text)
     if " across cluster]" in body:

@@ -92,7 +92,7 @@ _CARRIERS = frozenset(
 )
 _CARRIED = re.compile(
     r"Caught \w+ in (?:DataLoader worker|replica|pin memory)|[Ss]ee (?:stack trace|root cause|the (?:stack|error|log))|root cause above"
-    r"|check the stack trace above"
+    r"|check the stack trace above|\b(?:[Ww]eight transfer|[Uu]pdating weights)\b.{0,60} failed during"
     r"|(?:[Pp]rocess|[Ww]orker|[Aa]ctor|[Ee]ngine|[Ss]erver|[Ss]cheduler|[Cc]hild)\b.{0,120}"
     r"(?:finished unexpectedly|died|exited|terminated|crashed|is dead|was killed|failed to start|initialization failed|exit code)"
     r"|[Cc]onnection (?:closed|reset) by peer|Broken pipe"

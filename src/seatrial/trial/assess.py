@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.files import write_json
 from seatrial.metrics.checks import evaluate, undamaged
-from seatrial.metrics.grammar import one_step
+from seatrial.metrics.grammar import CheckSyntaxError, one_step
 from seatrial.model.errors import UserError
 from seatrial.model.knowledge import CheckSpec, Level
 from seatrial.model.loop import Phase
@@ -66,6 +67,7 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
         steps_expected=expected,
         steps_reached=reached,
         vacuous=loop.vacuous(metrics) if complete else None,
+        loop_under_test=any(loop.name.replace("-", "_") in repo.packages for repo in bench.context.changes if not repo.companion),
         change_roots=tuple(repo.path for repo in bench.context.changes if not repo.companion),
     )
     judgement = judge(evidence, loop.milestones())
@@ -90,10 +92,31 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
         seconds=round(sum(o.seconds for o in outcomes), 2),
         cpu_seconds=round(sum(o.cpu_seconds for o in outcomes), 2),
     )
+    result = result.model_copy(update={"follow_ups": (*result.follow_ups, *_next_steps(bench, result))})
     write_level_metrics(metrics, directory / "metrics.jsonl")
     write_json(directory / "checks.json", [check.model_dump(mode="json") for check in checks])
     write_json(directory / "result.json", result)
     return result
+
+
+def _next_steps(bench: Bench, result: LevelResult) -> tuple[str, ...]:
+    """What to do about a level that is no Pass."""
+    if result.verdict is Verdict.PASS:
+        return ()
+    made = list(bench.loop.next_steps(result, bench.context))
+    if result.verdict is Verdict.FAIL and bench.loop.isolations(result):
+        run = shlex.quote(str(bench.context.run_dir))
+        made.append(f"separate the suspects: seatrial isolate {run} --level {result.number}")
+        if _has_tokens(bench, result):
+            made.append(f"see which sequences and positions diverge: seatrial localize {run} --level {result.number}")
+    return tuple(made)
+
+
+def _has_tokens(bench: Bench, result: LevelResult) -> bool:
+    try:
+        return next(bench.loop.tokens(bench.context.run_dir / result.directory), None) is not None
+    except UserError:
+        return True  # a torn log is there, and `localize` says what is wrong with it
 
 
 def _sound(metrics: Metrics) -> tuple[CheckResult, ...]:
@@ -121,8 +144,12 @@ def _sound(metrics: Metrics) -> tuple[CheckResult, ...]:
 
 
 def _expression(spec: CheckSpec, metrics: Metrics) -> CheckResult:
-    """Evaluate a check, and say why it is there."""
-    result = evaluate(spec.expr, metrics, spec.boundary)
+    """Evaluate a check, and say why it is there. An assertion of a loop's own script that cannot be read was not met."""
+    try:
+        result = evaluate(spec.expr, metrics, spec.boundary)
+    except CheckSyntaxError as error:
+        problem = error.message.split("\n")[0]
+        return CheckResult(name=spec.expr, passed=False, message=f"{problem}; it stands for: {spec.why}", boundary=spec.boundary)
     message = f"{result.message}; it stands for: {spec.why}" if result.message else spec.why
     if len(result.steps) == 1 and one_step(spec.expr):
         message += "; fragile: it rests on a single step"

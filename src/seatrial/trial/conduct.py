@@ -2,6 +2,7 @@
 
 - Evidence is stored before the first process starts. `prepare` stores it and runs nothing: `resume` then runs the
   trial, on this machine or on another one that shares the directory.
+- Tests of the change and of the loop (see `sides`) run once, before the first level, and keep none from running.
 - A level is stored as soon as it is judged; a killed trial loses at most the level that was running.
 - `resume` refuses another environment or another state of the change: the levels of one trial share both.
 """
@@ -18,7 +19,6 @@ import seatrial
 from seatrial.evidence.environment import compare, environment_record
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import differs, write_repos
-from seatrial.evidence.use import not_loaded, read_loaded, unused
 from seatrial.files import read_json, write_json, write_text
 from seatrial.launch.interrupt import Interruptible
 from seatrial.launch.process import end_leftovers
@@ -26,9 +26,9 @@ from seatrial.loops import loop_of
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Loop
-from seatrial.model.record import EnvironmentRecord, Finding, ImportProof, LevelResult, Plan, PlannedLevel, RepoState, Trial
+from seatrial.model.record import Baseline, EnvironmentRecord, Finding, ImportProof, LevelResult, Plan, PlannedLevel, RepoState, Trial
 from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial import hidden, rundir
+from seatrial.trial import hidden, hindsight, rundir, sides
 from seatrial.trial.assess import judge_level
 from seatrial.trial.command import command_script
 from seatrial.trial.finish import FINAL, conclude, not_run, store
@@ -37,7 +37,7 @@ from seatrial.trial.interpreter import Interpreter, find_interpreter
 from seatrial.trial.level import Bench, Limits, run_level
 from seatrial.trial.level_files import level_imports
 from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment, preflight
-from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, Stage
+from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, SideJudged, Stage
 from seatrial.trial.ray_check import ray_findings
 
 
@@ -54,6 +54,10 @@ class Request:
     options: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)
     """The configuration in force, for the evidence."""
+    baseline: Baseline | None = None
+    """The unchanged side to compare with, once the trial has its verdict (see `baseline`)."""
+    sides: bool = True
+    """Whether the tests that go before the levels run; a rerun of one level has no use for them."""
 
 
 def start(request: Request, listener: Listener) -> Trial:
@@ -93,6 +97,7 @@ def _store(request: Request, redactor: Redactor) -> Trial:
         plan=request.plan.model_copy(update={"arguments": redactor.value(request.plan.arguments)}),
         command=tuple(redactor.value(sys.argv)),
         status="planned",
+        baseline=request.baseline,
     )
     write_json(request.out / "evidence" / "config.json", redactor.value(dict(request.config)))
     rundir.save(request.out, trial)
@@ -106,19 +111,25 @@ def resume(path: Path, listener: Listener) -> Trial:
     secret = next((word for word in trial.plan.arguments if "[redacted:" in word), None)
     if secret:
         raise UserError(f"{path}: a loop argument is a secret that was not stored: {secret}", "start a new trial with `seatrial run`")
-    stored = read_json(path / "evidence" / "request.json")
-    limits = Limits(**stored["limits"])
-    python = Path(stored["python"]) if stored["python"] else None
-    request = Request(plan=trial.plan, out=path, python=python, limits=limits, options=stored["options"])
+    request = request_of(path, trial)
     with rundir.locked(path):
-        for pids in path.glob("levels/**/*.pids"):
-            end_leftovers(pids)
-        if trial.status == "done" and all(result.verdict in (*FINAL, Verdict.SKIPPED) for result in trial.levels):
+        for place in ("levels", "sides"):
+            for pids in path.glob(f"{place}/**/*.pids"):
+                end_leftovers(pids)
+        verdicts = [*(side.verdict for side in trial.sides), *(result.verdict for result in trial.levels)]
+        if trial.status == "done" and all(verdict in (*FINAL, Verdict.SKIPPED) for verdict in verdicts):
             listener(Stage("resume", "nothing to do: every level of this trial has its verdict"))
             return trial
         _refuse_other_change(trial.plan.changes, path, Redactor(os.environ))
         listener(Planned(str(path), trial.plan))
         return _Conductor(request, listener, Redactor(os.environ)).conduct(trial)
+
+
+def request_of(path: Path, trial: Trial) -> Request:
+    """What was asked for, from the run directory."""
+    stored = read_json(path / "evidence" / "request.json")
+    python = Path(stored["python"]) if stored["python"] else None
+    return Request(trial.plan, path, python, Limits(**stored["limits"]), stored["options"], sides=stored.get("sides", True))
 
 
 def _refuse_other_change(recorded: Sequence[RepoState], path: Path, redactor: Redactor) -> None:
@@ -153,9 +164,8 @@ class _Conductor:
                 return self._finish(trial, self._blocked(trial, finding), interrupted=stop.signal is not None)
             bad = next((finding for finding in trial.findings if not finding.ok), None)
             if bad:
-                return self._finish(trial, self._blocked(trial, bad))
-            trial = trial.model_copy(update={"status": "running"})
-            rundir.save(path, trial)
+                return self._finish(self._sides(trial, bench, bad), self._blocked(trial, bad))
+            trial = self._sides(trial.model_copy(update={"status": "running"}), bench)
             kept = {result.number: result for result in trial.levels if result.verdict in FINAL}
             results: list[LevelResult] = []
             for planned in trial.plan.levels:
@@ -168,7 +178,10 @@ class _Conductor:
                 trial = trial.model_copy(update={"levels": (*results, *kept.values()), "imports": self._imports(trial.plan)})
                 rundir.save(path, trial)
                 self.listener(Judged(result))
-            judged, results = results, self._unless_unused(trial.plan, self._unless_moved(trial.plan, results))
+            why = hindsight.moved(trial.plan.changes, path, self.redactor)
+            trial = trial.model_copy(update={"sides": hindsight.sides_unless_moved(trial.sides, why)})
+            judged = results
+            results = hindsight.unless_unused(trial.plan.changes, hindsight.levels_unless_moved(results, why), path)
             for before, result in zip(judged, results, strict=True):
                 if result.directory and result != before:  # a level that was kept is not written again
                     write_json(path / result.directory / "result.json", result)
@@ -215,7 +228,8 @@ class _Conductor:
         request = self.request
         limits = {"deadline_minutes": request.limits.deadline_minutes, "stall_minutes": request.limits.stall_minutes}
         python = str(request.python.absolute()) if request.python else None
-        write_json(request.out / "evidence" / "request.json", {"python": python, "limits": limits, "options": dict(request.options)})
+        stored = {"python": python, "limits": limits, "options": dict(request.options), "sides": request.sides}
+        write_json(request.out / "evidence" / "request.json", stored)
 
     def _bench(self, plan: Plan, interpreter: Interpreter) -> Bench:
         context = Context(
@@ -241,6 +255,22 @@ class _Conductor:
             script = command_script(f"level {level.number}: {level.title}", phases, directory, environment, (*IGNORED, *LAUNCHER))
             write_text(directory / "command.sh", self.redactor.text(script))
 
+    def _sides(self, trial: Trial, bench: Bench, bad: Finding | None = None) -> Trial:
+        """The tests that go before the levels, each stored as soon as it is judged; a finding blocks them, too."""
+        kept = {side.key: side for side in trial.sides if side.verdict in FINAL}
+        results = []
+        for tests in self.loop.side_tests(bench.context) if self.request.sides else ():
+            result = kept.pop(tests.key, None)
+            if result is None and bad is not None:
+                result = sides.not_run(tests, Verdict.BLOCKED, f"preflight: {bad.name}: {bad.message}")
+            result = result or sides.run_side(bench, tests)
+            results.append(result)
+            trial = trial.model_copy(update={"sides": (*results, *kept.values())})
+            rundir.save(self.request.out, trial)
+            self.listener(SideJudged(result))
+        rundir.save(self.request.out, trial)
+        return trial
+
     def _level(self, bench: Bench, planned: PlannedLevel, earlier: Sequence[LevelResult]) -> LevelResult:
         """Run one level, unless it cannot run, or an earlier one made all evidence worthless."""
         if planned.skip:
@@ -254,45 +284,6 @@ class _Conductor:
             return judge_level(bench, level, directory, run_level(bench, level, directory))
         except BlockedError as error:
             return self._not_run(planned, Verdict.BLOCKED, error.message, error.boundary)
-
-    def _unless_unused(self, plan: Plan, results: list[LevelResult]) -> list[LevelResult]:
-        """A change of which no process loaded a file was not tested; files that nothing loaded are a limitation."""
-        changes = [repo for repo in plan.changes if not repo.companion]
-        if not changes or not any(result.verdict is Verdict.PASS for result in results):
-            return results
-        loaded: frozenset[str] = frozenset()
-        try:
-            loaded = read_loaded(sorted(self.request.out.glob("levels/*/loaded.jsonl")))
-            problem = next((text for repo in changes if (text := unused(repo, loaded))), None)
-        except UserError as error:
-            problem = error.message
-        if problem:
-            update = {"verdict": Verdict.BLOCKED, "boundary": Boundary.CONFIG, "reason": f"vacuous: {problem}", "vacuous": True}
-            return [result.model_copy(update=update) if result.verdict is Verdict.PASS else result for result in results]
-        left = tuple(text for repo in changes if (text := not_loaded(repo, loaded)))
-        return [
-            result.model_copy(update={"limitations": tuple(dict.fromkeys((*result.limitations, *left)))}) if result.phases else result
-            for result in results
-        ]
-
-    def _unless_moved(self, plan: Plan, results: list[LevelResult]) -> list[LevelResult]:
-        """A checkout that was edited while the trial ran makes every Pass worthless: nobody knows what was tested."""
-        moved = [repo for repo in plan.changes if self._moved(repo)]
-        if not moved:
-            return results
-        update = {
-            "verdict": Verdict.BLOCKED,
-            "boundary": Boundary.ENVIRONMENT,
-            "reason": f"{moved[0].path} was changed while the trial ran, so what ran is not what was recorded",
-        }
-        return [result.model_copy(update=update) if result.verdict is Verdict.PASS else result for result in results]
-
-    def _moved(self, repo: RepoState) -> bool:
-        """Whether a checkout is not what it was, or not there any more."""
-        try:
-            return differs(repo, self.request.out / "evidence", self.redactor) is not None
-        except UserError:
-            return True
 
     def _not_run(self, planned: PlannedLevel, verdict: Verdict, reason: str, boundary: Boundary | None = None) -> LevelResult:
         return not_run(self.levels[planned.number], planned, verdict, reason, boundary)

@@ -35,10 +35,12 @@ def not_run(level: Level, planned: PlannedLevel, verdict: Verdict, reason: str, 
 
 
 def conclude(trial: Trial, results: tuple[LevelResult, ...], finished: bool) -> Trial:
-    """The trial with the verdict that its levels give; one that is not finished can be resumed."""
-    verdict = worst(result.verdict for result in results)
-    decisive = next((result for result in results if result.verdict is verdict), None)
-    reason = f"level {decisive.number}: {decisive.reason}" if decisive and verdict is not Verdict.PASS else "every requested level passed"
+    """The trial with the verdict that its levels, and the tests before them, give; one that is not finished can be resumed."""
+    judged = [(result.verdict, f"level {result.number}: {result.reason}") for result in results]
+    judged += [(side.verdict, f"{side.name}: {side.reason}") for side in trial.sides]
+    verdict = worst(found for found, _ in judged)
+    decisive = next((reason for found, reason in judged if found is verdict), None)
+    reason = decisive if decisive and verdict is not Verdict.PASS else "every requested level passed"
     status = "done" if finished else "running"
     return trial.model_copy(update={"levels": results, "verdict": verdict, "reason": reason, "status": status, "ended": rundir.now()})
 

@@ -41,6 +41,8 @@ class Evidence:
     vacuous: Vacuity | None = None
     change_roots: tuple[str, ...] = ()
     """Checkouts under test: an exception raised in their files is never beside the change."""
+    loop_under_test: bool = False
+    """The loop itself is under test: that it ran with other settings than it was told to may be its fault."""
 
 
 def judge(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement:
@@ -111,9 +113,9 @@ def _crashed(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement |
             return Judgement(verdict if failed is None else Verdict.BLOCKED, f"nothing was run: {found.cause}", boundary)
         if verdict is Verdict.BLOCKED and _in_change(found, evidence.change_roots):
             verdict, boundary = Verdict.FAIL, Boundary.PROVIDER
-        return Judgement(verdict, f"{how}: {found.cause}{_after_all(evidence)}", boundary)
+        return Judgement(verdict, f"{how}{_after_all(evidence)}: {found.cause}", boundary)
     boundary, verdict, where = _place(evidence, milestones)
-    return Judgement(verdict, f"{how}, {where}, without an exception in the log{_after_all(evidence)}", boundary)
+    return Judgement(verdict, f"{how}{_after_all(evidence)}, {where}, without an exception in the log", boundary)
 
 
 def _after_all(evidence: Evidence) -> str:
@@ -122,7 +124,7 @@ def _after_all(evidence: Evidence) -> str:
     if not evidence.phases or not evidence.checks or expected is None or reached is None or reached < expected:
         return ""
     met = sum(check.passed for check in evidence.checks)
-    return f" (after all {expected} steps; {met} of {len(evidence.checks)} checks met)"
+    return f" after all {expected} steps ({met} of {len(evidence.checks)} checks met)"
 
 
 def _in_change(found: Diagnosis, roots: Sequence[str]) -> bool:
@@ -184,8 +186,12 @@ def _checks(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
     if not missed:
         return None
     first = missed[0]
+    other = first.boundary is Boundary.CONFIG and not evidence.loop_under_test
     said = first.message.startswith("measured ")
     detail = f" (measured {first.value})" if first.value is not None and not said else ""
     note = f": {first.message}" if first.message else ""
     more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
+    if other:  # nothing that the level is about was run
+        reason = f"vacuous: the run was not the one that the level claims: {first.name}{detail}{note}{more}"
+        return Judgement(Verdict.BLOCKED, reason, first.boundary, vacuous=True)
     return Judgement(Verdict.FAIL, f"missed: {first.name}{detail}{note}{more}", first.boundary)

@@ -58,7 +58,7 @@ def phase_log(directory: Path, phases: Sequence[Phase], phase: Phase) -> Path:
 
 def run_level(bench: Bench, level: Level, directory: Path) -> tuple[PhaseOutcome, ...]:
     """Run the processes of a level until one of them fails. What an earlier attempt left is kept beside, not mixed in."""
-    _set_aside(directory)
+    set_aside(directory)
     phases = bench.loop.phases(level, bench.context, directory)
     outcomes: list[PhaseOutcome] = []
     for phase in phases:
@@ -72,7 +72,7 @@ def run_level(bench: Bench, level: Level, directory: Path) -> tuple[PhaseOutcome
     return tuple(outcomes)
 
 
-def _set_aside(directory: Path) -> None:
+def set_aside(directory: Path) -> None:
     """Move an earlier attempt into `attempts/`, so that no metric of it is read as one of this attempt."""
     kept = [path for path in directory.glob("*") if path.name not in ("attempts", "command.sh")]
     if kept:
@@ -103,7 +103,7 @@ def _run_phase(bench: Bench, level: Level, directory: Path, phases: Sequence[Pha
         follower.tick(beat.seconds, beat.last_line)
 
     outcome = run(spec, tick)
-    cut = outcome.ended == "exited" and outcome.exit_code != 0 and _stopped_too(outcome.signal)
+    cut = outcome.ended == "exited" and outcome.exit_code != 0 and stopped_too(outcome.signal)
     return PhaseOutcome(
         name=phase.name,
         exit_code=None if cut else outcome.exit_code,
@@ -114,7 +114,7 @@ def _run_phase(bench: Bench, level: Level, directory: Path, phases: Sequence[Pha
     )
 
 
-def _stopped_too(killed_by: int | None) -> bool:
+def stopped_too(killed_by: int | None) -> bool:
     """Whether Seatrial was asked to stop when its child failed. A cluster signals every process of a job at once, and
     the child may be gone a moment before our own signal is seen: it must not look as if the loop had failed."""
     stops = time.monotonic() + (_TOGETHER_S if killed_by is not None else _TOGETHER_S / 10)

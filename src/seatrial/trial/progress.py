@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from seatrial.model.record import Finding, LevelResult, Plan, Trial
+from seatrial.model.record import Finding, LevelResult, Plan, SideResult, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,22 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
+class SideRunning:
+    """Tests that go before the levels are running."""
+
+    name: str
+    seconds: float
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SideJudged:
+    """Tests that go before the levels have their verdict."""
+
+    result: SideResult
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The trial has its verdict."""
 
@@ -60,5 +76,5 @@ class Ended:
     directory: str
 
 
-Event = Planned | Stage | Found | Running | Judged | Ended
+Event = Planned | Stage | Found | SideRunning | SideJudged | Running | Judged | Ended
 Listener = Callable[[Event], None]

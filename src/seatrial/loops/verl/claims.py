@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.proof import proof
+from seatrial.loops import claims as generic
 from seatrial.loops.verl.dump import read_configs
 from seatrial.model.record import CheckResult
-from seatrial.model.verdict import Boundary
 
-ABSENT = "(no such key)"
 SMOKE = {
     "actor_rollout_ref.actor.strategy": "megatron",
     "actor_rollout_ref.actor.megatron.use_mbridge": True,
@@ -21,45 +19,9 @@ SMOKE = {
 """What every level claims, level 3 but for LoRA."""
 
 
-def lookup(config: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key of nested mappings."""
-    value: Any = config
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return ABSENT
-        value = value[part]
-    return value
-
-
-def holds(claimed: Any, value: Any) -> bool:
-    """Whether a value is what is claimed; a list of one file is that file; `"> 0"` and `">= N"` are least values."""
-    if isinstance(value, list) and len(value) == 1 and not isinstance(claimed, list):
-        value = value[0]
-    if isinstance(claimed, str) and claimed.startswith(">"):
-        sign, _, least = claimed.partition(" ")
-        return type(value) in (int, float) and (value >= float(least) if sign == ">=" else value > float(least))
-    return type(value) is type(claimed) and bool(value == claimed)
-
-
-def differences(claims: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Key, value and claim, where a value is not as claimed; `values` are by dotted key."""
-    for key, claimed in claims.items():
-        value = values.get(key, ABSENT)
-        if not holds(claimed, value):
-            yield key, value, claimed
-
-
 def in_force(phase: str, claims: Mapping[str, Any], log: Path) -> CheckResult:
     """The configuration that the run printed is the one that the level claims."""
-    name = f"configuration in force ({phase})"
-    printed = read_configs(log) if log.is_file() else []
-    if not printed or printed[-1] is None:
-        return proof(name, False, "the run printed no whole configuration", Boundary.CONFIG)
-    # Of several runs in one log any may have written the metrics: each must be as claimed.
-    wrong = [item for config in printed if config for item in differences(claims, {key: lookup(config, key) for key in claims})]
-    fell = "; ".join(f"{key} fell back to {value} (claimed: {claimed})" for key, value, claimed in wrong[:3])
-    right = len(claims) - len({key for key, _, _ in wrong})
-    return proof(name, not wrong, f"{right} of {len(claims)} values as claimed", Boundary.CONFIG, "all", fell)
+    return generic.in_force(phase, claims, read_configs(log) if log.is_file() else [])
 
 
 def other_run(log: Path) -> str | None:

@@ -14,14 +14,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.files import read_text
+from seatrial.loops.lines import lines
 from seatrial.model.series import Damage, Metrics, Overlap, Series
 
-ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z ")
-"""Our own."""
-PREFIX = re.compile(r"(?:\((?:[\w.:-]+ )?pid=\d+(?:, ip=[^)\s]+)?\) )*")
-"""Ray's: the processes that a line came through."""
 REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 RECORD = re.compile(r"\bstep:(\d+) - (?=\S)")
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+|nan|inf)|True|False"
@@ -35,16 +30,6 @@ PLANS = {
 """How many steps were planned. The schedules of learning rates are the only word of supervised runs on their length."""
 TRAINED = re.compile(r"(?:^|.*/)(?:training/global_step|actor/(?:pg_)?loss|critic/vf_loss|train/loss)$")
 """Metrics that only a training step writes."""
-
-
-def lines(log: Path) -> Iterator[tuple[int, str, str]]:
-    """Number, process prefix and text of each line; the parts of a progress bar are yielded one by one."""
-    for number, raw in enumerate(read_text(log).split("\n"), 1):
-        text = STAMP.sub("", ANSI.sub("", raw), count=1)
-        match = PREFIX.match(text)
-        prefix = match[0] if match else ""
-        for part in text[len(prefix) :].split("\r"):
-            yield number, prefix, part
 
 
 def read_console(log: Path) -> Metrics:

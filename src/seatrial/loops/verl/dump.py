@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.verl.console import lines
+from seatrial.loops.lines import lines
 
 OPENING = re.compile(r"\{'(?:actor_rollout_ref|model)': ?")
 """The first key of a task runner's dump, and of a supervised run's."""

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, Self
 
+from seatrial.loops.change_names import wrong_names
 from seatrial.loops.knowledge import read_tables
-from seatrial.loops.names import wrong_names
 from seatrial.loops.options import choice, require_known
 from seatrial.loops.plain import Basic
 from seatrial.loops.verl import claims, console, vacuity

@@ -12,10 +12,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from seatrial.loops.child import run_child
 from seatrial.loops.verl.cpu.settings import MEGATRON
 from seatrial.loops.verl.drive.import_check import MARK
 from seatrial.loops.verl.gpu.checkout import import_path
-from seatrial.loops.verl.gpu.child import run_child
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from seatrial.loops.options import number
+from seatrial.loops.overrides import is_override
 from seatrial.loops.verl.cpu.imports import import_findings
 from seatrial.loops.verl.cpu.proofs import CONTROL_STEPS, prove
 from seatrial.loops.verl.cpu.settings import GRPO, LEARN, MEGATRON, NO_KL, NO_SAVE, NO_TEST, PPO, SETTINGS
-from seatrial.loops.verl.gpu.compose import is_override
 from seatrial.loops.verl.witness import witness_variables
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase

@@ -1,16 +1,17 @@
 """The import witness of a verl process: importing this module starts it.
 
 verl imports it as it is imported itself (`VERL_USE_EXTERNAL_MODULES`): in the driver, in every Ray worker, and in what
-they spawn. It reads
-- SEATRIAL_IMPORTS: the level directory, where imports.jsonl and loaded.jsonl are appended to;
-- SEATRIAL_UNDER_TEST: `package=root` entries, joined like a search path;
-- SEATRIAL_WATCH: further packages worth recording, separated by commas.
+they spawn. What it reads and writes is said by `seatrial.probes.witness`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
-from seatrial.loops.verl.drive.witness import watch_this_process
+from seatrial.loops.verl.drive.kinds import main_module, process_kind
+from seatrial.probes import provenance
+from seatrial.probes.witness import watch_this_process
 
-WITNESS = watch_this_process(os.environ)
+MAIN = main_module(sys.orig_argv)
+WITNESS = watch_this_process(os.environ, process_kind(sys.orig_argv), provenance.found([MAIN], "")[0]["file"] if MAIN else None)

@@ -38,7 +38,7 @@ def _imports(calls: Sequence[Variant], context: Context, directory: Path) -> Pha
     return Phase(
         name="imports",
         argv=(
-            *(*checkout.start_words(context, calls[0].extras), "-m", "seatrial.loops.verl.drive.ray_imports"),
+            *(*checkout.start_words(context, calls[0].extras), "-m", "seatrial.probes.ray_imports"),
             *("--out", str(directory), "--phase-dir", str(directory / "imports"), "--packages", ",".join(CHECKED), "--claims", said),
             *(("--py-executable", worker) if worker else ()),
         ),

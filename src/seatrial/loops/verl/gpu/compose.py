@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -21,15 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.files import read_text
-from seatrial.loops.verl.claims import differences
+from seatrial.loops.child import run_child
+from seatrial.loops.claims import differences
 from seatrial.loops.verl.gpu.checkout import CONFIG
-from seatrial.loops.verl.gpu.child import run_child
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
 SCRIPT_SECONDS = 60
 COMPOSE_SECONDS = 300
-OVERRIDE = re.compile(r"(?:\+\+?|~)?[^\s=+~-][^\s=]*=.*|~[^\s=+~-][^\s=]*", re.DOTALL)
 MAIN = "verl.trainer.main_ppo"
 DRIVE = Path(__file__).parents[1] / "drive" / "compose.py"
 STAND_IN = """\
@@ -41,11 +39,6 @@ else:
     with open(sys.argv[1], "a") as stream:
         stream.write(json.dumps({"argv": sys.argv[2:], "environment": dict(os.environ)}) + "\\n")
 """
-
-
-def is_override(word: str) -> bool:
-    """Whether Hydra takes it for an override: KEY=VALUE, +KEY=VALUE, ++KEY=VALUE or ~KEY. Flags would end verl's own program."""
-    return OVERRIDE.fullmatch(word) is not None
 
 
 class ScriptError(Exception):

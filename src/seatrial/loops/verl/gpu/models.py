@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from seatrial.loops.child import run_child
+from seatrial.loops.hub import cache_room, snapshot
 from seatrial.loops.verl.gpu.checkout import checkout_of
-from seatrial.loops.verl.gpu.child import run_child
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
 MAGIC = b"PAR1"
-SPARE_CACHE_MB = 1000
 BATCH = "data.train_batch_size"
 BATCH_ROWS = 16
 """Rows of a training batch, in the wrapper and in the scripts of level 4."""
@@ -29,20 +28,11 @@ COUNT_ROWS = "import sys, pyarrow.parquet as p; print(p.read_metadata(sys.argv[1
 COUNT_SECONDS = 60
 
 
-def hub_cache() -> Path:
-    """The Hugging Face cache, as the hub's own client finds it."""
-    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"))
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
-
-
 def _places(model: str) -> list[Path]:
     """Where a model may be, in order. A path is no name: it is looked up nowhere else."""
     if model.startswith(("/", ".", "~")):
         return [Path(model).expanduser()]
-    stored = hub_cache() / f"models--{model.replace('/', '--')}"
-    main = stored / "refs" / "main"
-    revision = main.read_text(encoding="utf-8").strip() if main.is_file() else "(none)"
-    return [Path(model).expanduser(), Path.home() / "models" / model, stored / "snapshots" / revision]
+    return [Path(model).expanduser(), Path.home() / "models" / model, snapshot(model)]
 
 
 def model_directory(model: str) -> Path | None:
@@ -100,12 +90,7 @@ def model_findings(context: Context) -> tuple[Finding, ...]:
         message = f"{context.options['reward_model']}: {'found' if there else 'no reward model: config.json is missing'}"
         fix = "" if there else "name a local directory, or leave reward_model out for the rule reward"
         made.append(Finding(name="reward model", ok=there, boundary=Boundary.REWARD, message=message, fix=fix))
-    cache = hub_cache()
-    near = next(place for place in (cache, *cache.parents) if place.exists())
-    free = shutil.disk_usage(near).free / 1e6
-    room = free >= SPARE_CACHE_MB
-    fix = "" if room else "set HF_HOME to a larger disk"
-    made.append(Finding(name="disk of the model cache", ok=room, message=f"{free:.0f} MB free at {near}", fix=fix))
+    made.append(cache_room())
     return tuple(made)
 
 

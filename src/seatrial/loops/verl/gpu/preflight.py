@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from seatrial.loops.gpus import gpus_here
+from seatrial.loops.overrides import WANTED, is_override
 from seatrial.loops.verl.gpu import architecture, checkout, compose, models
 from seatrial.loops.verl.gpu.calls import training
 from seatrial.loops.verl.gpu.variant import Variant, gpus
@@ -16,7 +16,6 @@ from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
-NVIDIA_SMI_SECONDS = 30
 MACHINE = ("GPUs", "CPUs")
 """Findings about this machine: the configuration can be composed all the same."""
 QUEUE_CPUS = 9
@@ -36,7 +35,8 @@ def findings(context: Context) -> tuple[Finding, ...]:
     made = [
         *(found, checkout.launching(context), *checkout.shadowing(context)),
         *(*models.model_findings(context), *architecture.findings(context)),
-        *(_gpus(gpus(context)), *_cpus(context), *_sizes(calls, gpus(context)), *_words(context)),
+        gpus_here(gpus(context), "--device cpu, or run it on a cluster with --on"),
+        *(*_cpus(context), *_sizes(calls, gpus(context)), *_words(context)),
     ]
     if all(finding.ok or finding.name in MACHINE for finding in made):
         made += _configuration(calls, context, place)
@@ -45,22 +45,6 @@ def findings(context: Context) -> tuple[Finding, ...]:
         message = f"not composed, because this must be right before: {first}"
         made.append(Finding(name="configuration", ok=True, boundary=Boundary.CONFIG, message=message))
     return tuple(made)
-
-
-def _gpus(wanted: int) -> Finding:
-    """The GPUs of this machine."""
-    smi = shutil.which("nvidia-smi")
-    listed = ""
-    if smi:
-        try:
-            listed = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False).stdout
-        except (OSError, subprocess.TimeoutExpired) as error:
-            listed = f"({error})"
-    count = sum(line.startswith("GPU ") for line in listed.splitlines())
-    if count == 0:
-        why = "no GPU was found here" + ("" if smi else ": there is no nvidia-smi")
-        return _machine("GPUs", False, why, "--device cpu, or run it on a cluster with --on")
-    return _machine("GPUs", count >= wanted, f"{count} GPUs here, {wanted} wanted", f"--set options.gpus={count}")
 
 
 def _cpus(context: Context) -> tuple[Finding, ...]:
@@ -88,11 +72,11 @@ def _sizes(calls: Mapping[str, Sequence[Variant]], count: int) -> list[Finding]:
 
 def _words(context: Context) -> list[Finding]:
     """Arguments must be overrides; and the wrapper passes them on unquoted: one with white space would become two."""
-    strange = [word for word in context.arguments if not compose.is_override(word)]
+    strange = [word for word in context.arguments if not is_override(word)]
     places = [*context.arguments, str(context.run_dir), checkout.python_path(context), *models.data_files(context)]
     split = [word for word in places if len(word.split()) != 1]
     fix = "use paths and overrides without white space"
-    said = [(f"{word!r} is no Hydra override", "write KEY=VALUE, +KEY=VALUE, ++KEY=VALUE or ~KEY") for word in strange]
+    said = [(f"{word!r} is no Hydra override", WANTED) for word in strange]
     said += [(f"the wrapper would split {word!r}", fix) for word in split]
     return [Finding(name="arguments", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix) for message, fix in said]
 

@@ -10,15 +10,15 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from seatrial.files import read_text
 from seatrial.loops.facts import read_facts
+from seatrial.loops.lines import lines
 from seatrial.loops.proof import proof
 from seatrial.loops.verl.claims import in_force
-from seatrial.loops.verl.console import lines, skipped_steps
+from seatrial.loops.verl.console import skipped_steps
+from seatrial.loops.workers import trained_with
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
@@ -30,7 +30,6 @@ SCRATCH = "Training from scratch"
 TRACKER = "latest_checkpointed_iteration.txt"
 PHASES = {"save-resume": ("save", "resume")}
 """Calls of a level that has more than the one called `run`."""
-ENGINE = ("megatron.core", "megatron.bridge")
 LEAST_PROMPTS = 30
 LEAST_T = 2.33
 """One-sided, 1 %, for as many prompts as are required."""
@@ -62,26 +61,6 @@ def adapters(phase: str, log: Path) -> CheckResult:
     counts = [int(match[1].replace(",", "")) for _, _, text in lines(log) if (match := ADAPTER.search(text))] if log.is_file() else []
     value = ", ".join(f"{count:,}" for count in counts) or "no line says so"
     return proof(f"adapters were built ({phase})", min(counts, default=0) > 0, value, Boundary.PEFT, "> 0 parameters")
-
-
-def trained_with(path: Path) -> CheckResult:
-    """Ray workers really imported Megatron-Core and Megatron-Bridge: a driver that did so has trained nothing."""
-    used = {row["package"] for row in _imports(path) if row["process"] == "worker" and row["method"] == "imported" and row["file"]}
-    absent = [package for package in ENGINE if package not in used]
-    message = f"no Ray worker imported {' and '.join(absent)}" if absent else ""
-    value = f"{len(ENGINE) - len(absent)} of {len(ENGINE)} packages"
-    return proof("Ray workers used Megatron-Core and Megatron-Bridge", not absent, value, Boundary.PROVIDER, "all", message)
-
-
-def _imports(path: Path) -> Iterator[dict[str, Any]]:
-    """The import proofs; a torn row proves nothing, and the judge names it."""
-    for row in read_text(path).split("\n") if path.is_file() else ():
-        try:
-            entry = json.loads(row)
-        except ValueError:
-            continue
-        if {"process", "package", "method", "file"} <= set(entry):
-            yield entry
 
 
 def every_step(metrics: Metrics) -> CheckResult:

@@ -1,10 +1,14 @@
-"""Where one process of verl imports its packages from, as it imports them. `drive/imports.py` starts it.
+"""Where one process of a loop imports its packages from, as it imports them. A driver of the loop starts it.
+
+It reads SEATRIAL_IMPORTS (the level directory, where imports.jsonl and loaded.jsonl are appended to), SEATRIAL_UNDER_TEST
+(`package=root` entries, joined like a search path) and SEATRIAL_WATCH (further packages worth recording, separated by commas).
 
 - Packages that are imported already are reported as `imported`, the others are located as `found`, and reported as
   `imported` once something really imports them.
 - Files of the checkouts are recorded as they are loaded: Ray ends its workers without running what they registered for
   their end.
-- A package under test that comes from elsewhere ends the process.
+- A package under test that comes from elsewhere ends the process. One that cannot be found at all does, too, unless the
+  processes of the loop have environments of their own: what is not there cannot be used, and the judge wants it from another.
 """
 
 from __future__ import annotations
@@ -23,41 +27,23 @@ WRONG_IMPORT = 90
 """Exit code of a process that found a package under test in another place than its checkout."""
 
 
-def process_kind(command: Sequence[str]) -> str:
-    """What a process is, by the command line of its interpreter.
-
-    The wrapper's own question for the device (`python3 -`) and spawned children are no drivers: were they taken for
-    one, the real driver could be missing without anybody noticing.
-    """
-    if any(word.endswith("default_worker.py") for word in command):
-        return "worker"
-    return "driver" if main_module(command).startswith(("verl.", "seatrial.")) else "child"
-
-
-def main_module(command: Sequence[str]) -> str:
-    """The module that `python -m` runs, or nothing."""
-    words = list(command)
-    return words[words.index("-m") + 1] if "-m" in words[:-1] else ""
-
-
 class Witness:
     """The import proofs of this process. As the first finder of imports it sees each one, and leaves it to the others."""
 
-    def __init__(self, directory: str, process: str, expected: Mapping[str, str], watch: Sequence[str]) -> None:
+    def __init__(self, directory: str, process: str, expected: Mapping[str, str], watch: Sequence[str], may_lack: bool = False) -> None:
         self.imports, self.files = str(Path(directory, "imports.jsonl")), str(Path(directory, "loaded.jsonl"))
-        self.process, self.expected = process, dict(expected)
+        self.process, self.expected, self.may_lack = process, dict(expected), may_lack
         self.watched = list(dict.fromkeys([*expected, *watch]))
         self.roots = {root: Path(root).resolve() for root in sorted(set(expected.values()))}
 
-    def start(self, main: str = "") -> None:
-        """Report what is known now, and watch from here on. The main module runs without being imported."""
+    def start(self, main: str | None = None) -> None:
+        """Report what is known now, and watch from here on. The file `main` runs without being imported."""
         here = [name for name in self.watched if name in sys.modules]
         rows = provenance.report(self.imports, self.process, here, self.expected)
         rows += provenance.locate(self.imports, self.process, [name for name in self.watched if name not in here], self.expected)
         self._end_if_wrong(rows)
         provenance.loaded(self.files, self.process, self.roots)
-        for row in provenance.found([main] if main else [], self.process):
-            self._loaded(row["file"])
+        self._loaded(main)
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -102,7 +88,7 @@ class Witness:
                 facts.append(self.files, {"process": self.process, "root": root, "files": [str(place.relative_to(base))]})
 
     def _end_if_wrong(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        problems = provenance.verify(rows)
+        problems = provenance.verify(row for row in rows if row["file"] or not self.may_lack)
         for problem in problems:
             print(f"seatrial: wrong import in {self.process}: {problem}", flush=True)
         if problems:
@@ -115,12 +101,12 @@ def under_test(text: str) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in text.split(os.pathsep) if entry)
 
 
-def watch_this_process(environment: Mapping[str, str]) -> Witness:
-    """Start the witness of this process."""
+def watch_this_process(environment: Mapping[str, str], process: str, main: str | None = None, may_lack: bool = False) -> Witness:
+    """Start the witness of this process, which is of the kind `process`."""
     directory = environment.get("SEATRIAL_IMPORTS")
     if not directory:
         raise ImportError("SEATRIAL_IMPORTS is not set here, although the import witness is asked for: set both, or neither")
     watch = [name for name in environment.get("SEATRIAL_WATCH", "").split(",") if name]
-    witness = Witness(directory, process_kind(sys.orig_argv), under_test(environment.get("SEATRIAL_UNDER_TEST", "")), watch)
-    witness.start(main_module(sys.orig_argv))
+    witness = Witness(directory, process, under_test(environment.get("SEATRIAL_UNDER_TEST", "")), watch, may_lack)
+    witness.start(main)
     return witness

@@ -1,0 +1,149 @@
+"""The NeMo-RL checkout that is driven: where it is, what it offers, and which Python uv made for it.
+
+Nothing here runs anything; a checkout that is not one is a finding, with what was looked for. What a checkout offers is
+read from its files, because versions differ: no version number decides.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from seatrial.files import read_text
+from seatrial.loops.nemo_rl.source import read_source
+from seatrial.model.errors import BlockedError
+from seatrial.model.loop import Context
+from seatrial.model.record import Finding
+from seatrial.model.verdict import Boundary
+
+FUNCTIONAL = "tests/functional"
+VENDORED = "3rdparty/Megatron-Bridge-workspace/Megatron-Bridge"
+BRIDGE = "src/megatron/bridge"
+CORE = "3rdparty/Megatron-LM"
+VERSION = "nemo_rl/package_info.py"
+LOADER = "nemo_rl/utils/config.py"
+CHECKER = "tests/check_metrics.py"
+CONFIGS = ("examples/configs/grpo_math_1B_megatron.yaml", "examples/configs/grpo_math_1B.yaml")
+IMAGE = Path("/opt/nemo_rl_venv")
+"""Where NeMo-RL's container has uv's environment."""
+TRANSPORTS = {
+    "NRL_REFIT_BUFFER_MEMORY_RATIO": "packed",
+    **{name: name for name in ("vllm_zmq_sparse", "vllm_s3_sparse", "nccl_reshard", "nixl")},
+}
+"""Transports by the name that tells, in the code, that there is one."""
+CLONE = "git clone --recursive https://github.com/NVIDIA-NeMo/RL.git, then --nemo-rl PATH"
+SUBMODULES = "git submodule update --init --recursive"
+_POSITIONAL = re.compile(r"add_argument\(\s*[\"']checks[\"']")
+_PEFT = re.compile(r"^[ \t]+peft:", re.MULTILINE)
+_NUMBER = re.compile(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a checkout offers."""
+
+    refit: Literal["refit_transport", "delta_compression", "none"]
+    """The key below policy.generation that chooses how weights are sent."""
+    transports: tuple[str, ...]
+    peft: bool
+    """LoRA with Megatron."""
+    megatron_generation: bool
+    scripts: frozenset[str]
+    """Names of the functionals."""
+    check_interface: Literal["positional", "unknown"]
+
+
+def generation(checkout: Path) -> Generation:
+    """What this checkout offers; nothing, when it is none."""
+    source = read_source(checkout)
+    checker, configs = checkout / CHECKER, [checkout / name for name in CONFIGS if (checkout / name).is_file()]
+    positional = checker.is_file() and _POSITIONAL.search(read_text(checker)) is not None
+    refit = next((name for name in ("refit_transport", "delta_compression") if name in source.words), None)
+    return Generation(
+        refit="refit_transport" if refit == "refit_transport" else "delta_compression" if refit else "none",
+        transports=tuple(name for word, name in TRANSPORTS.items() if word in source.words),
+        peft="peft" in source.words and any(_PEFT.search(read_text(path)) for path in configs),
+        megatron_generation="mcore_generation_config" in source.words,
+        scripts=frozenset(path.name for path in (checkout / FUNCTIONAL).glob("*.sh")),
+        check_interface="positional" if positional else "unknown",
+    )
+
+
+def checkout_of(context: Context) -> Path | None:
+    """The checkout: the one that was named, or the NeMo-RL under test."""
+    named = context.options.get("nemo_rl")
+    if named:
+        return Path(named).absolute()
+    return next((Path(repo.path) for repo in context.changes if "nemo_rl" in repo.packages), None)
+
+
+def interpreter(options: Mapping[str, Any]) -> Path:
+    """The Python of the environment that `uv run` uses in the checkout."""
+    checkout = Path(options.get("nemo_rl") or Path()).absolute()
+    named = os.environ.get("UV_PROJECT_ENVIRONMENT")
+    places = [checkout / named] if named else [checkout / ".venv", IMAGE]
+    found = next((place / "bin" / "python" for place in places if (place / "bin" / "python").is_file()), None)
+    if found is None:
+        looked = " or ".join(str(place) for place in places)
+        raise BlockedError(Boundary.ENVIRONMENT, f"{looked}: uv has not made the environment of this checkout yet", sync_command(checkout))
+    return found
+
+
+def sync_command(checkout: Path) -> str:
+    """What makes uv's environment anew."""
+    return f"cd {checkout} && {SUBMODULES} && uv sync"
+
+
+def import_path(context: Context) -> tuple[str, ...]:
+    """What stands behind the checkouts under test: the Bridge's own Megatron-LM, and the NeMo-RL checkout."""
+    tested = {package for repo in context.changes if not repo.companion for package in repo.packages}
+    checkout = checkout_of(context)
+    own = [str(checkout)] if checkout is not None and "nemo_rl" not in tested else []
+    return (*(str(place) for place in bundled_core(context)), *own)
+
+
+def bundled_core(context: Context) -> list[Path]:
+    """The Megatron-LM inside the Bridge under test, or else the vendored one; none when a Megatron-LM is under test itself."""
+    if any("megatron.core" in repo.packages for repo in context.changes):
+        return []
+    checkout = checkout_of(context)
+    bridges = [Path(repo.path) for repo in context.changes if "megatron.bridge" in repo.packages]
+    bridges += [checkout / VENDORED] if checkout is not None else []
+    # An empty submodule provides nothing; of two, the first would be imported, so the second is left out.
+    return [place / CORE for place in bridges if (place / CORE / "megatron" / "core").is_dir()][:1]
+
+
+def python_path(context: Context) -> str:
+    """PYTHONPATH of every process of the loop, as the trial sets it for the driver; workers must have the same."""
+    return os.pathsep.join((*context.import_path(), *import_path(context), str(context.run_dir / "instruments")))
+
+
+def layout(checkout: Path | None) -> Finding:
+    """Whether this is a NeMo-RL checkout, and what it offers."""
+    if checkout is None:
+        return _finding(False, "no NeMo-RL checkout was named: its own functionals are what runs", CLONE)
+    version = checkout / VERSION
+    if not version.is_file():
+        return _finding(False, f"{checkout}: not a NeMo-RL checkout: {VERSION} is missing", CLONE)
+    title = f"{checkout}: NeMo-RL {'.'.join(_NUMBER.findall(read_text(version))) or '(version unknown)'}"
+    offers = generation(checkout)
+    missing = [name for name, there in ((LOADER, (checkout / LOADER).is_file()), (f"{FUNCTIONAL}/*.sh", offers.scripts)) if not there]
+    if missing:
+        return _finding(False, f"{title}: {', '.join(missing)} is missing", "check out the whole repository, at v0.3 or later")
+    said = [
+        f"refit by {offers.refit}" if offers.refit != "none" else "one refit transport",
+        *([f"transports {', '.join(offers.transports)}"] if offers.transports else []),
+        "LoRA with Megatron" if offers.peft else "no LoRA with Megatron",
+        "Megatron generation" if offers.megatron_generation else "no Megatron generation",
+        f"{len(offers.scripts)} functionals",
+        *([] if offers.check_interface == "positional" else [f"{CHECKER} has an interface that Seatrial does not know"]),
+    ]
+    return _finding(True, f"{title}, {'; '.join(said)}")
+
+
+def _finding(ok: bool, message: str, fix: str = "") -> Finding:
+    return Finding(name="NeMo-RL", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix)

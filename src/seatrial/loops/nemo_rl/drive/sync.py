@@ -1,0 +1,197 @@
+"""The Bridge under test inside the vendored tree of the NeMo-RL checkout, for the time of one phase.
+
+- What git tracks in the one, and what is untracked there and not ignored, replaces what git tracks in the other;
+  submodules stay as they are. Every file is compared afterwards.
+- Each file that is changed or removed is saved first, with a manifest. A marker in the git directory of the checkout says
+  where: the next start finds what a killed run left, and restores it before anything else.
+- Nobody's work is lost: a vendored tree with uncommitted changes is refused, and a file that somebody edited meanwhile is
+  left alone and named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from seatrial.loops.nemo_rl.drive.process import USAGE, Failed, say
+
+NOT_EQUAL = 91
+"""Exit code: the vendored tree could not be made equal to the Bridge under test, or could not be restored."""
+MARKER = "seatrial-sync.json"
+NEW = ".seatrial-new"
+GIT_SECONDS = 120
+
+Digests = dict[str, str]
+Manifest = dict[str, "tuple[str | None, str | None]"]
+"""The digests of each file before and after; None where there is no file."""
+
+
+def git(tree: Path, *words: str) -> str:
+    """What git prints in this tree; a checkout of another user is read like one's own."""
+    command = ["git", "-c", "safe.directory=*", "-C", str(tree), *words]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")}
+    try:
+        done = subprocess.run(command, env={**kept, "GIT_OPTIONAL_LOCKS": "0"}, capture_output=True, timeout=GIT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Failed(USAGE, f"{tree}: git cannot be asked: {error}") from error
+    if done.returncode:
+        raise Failed(USAGE, f"{tree}: git {words[0]}: {os.fsdecode(done.stderr).strip() or 'failed'}")
+    return os.fsdecode(done.stdout)
+
+
+def git_directory(tree: Path) -> Path:
+    """Where git keeps what is not part of the tree."""
+    return Path(git(tree, "rev-parse", "--absolute-git-dir").rstrip("\n"))
+
+
+def digest(file: Path) -> str | None:
+    """Of what the file holds, or where the link points; None for a directory, and where nothing is."""
+    try:
+        mode = file.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if stat.S_ISLNK(mode):
+        return "link " + hashlib.sha256(os.fsencode(file.readlink())).hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest() if stat.S_ISREG(mode) else None
+
+
+def contents(tree: Path, *which: str) -> Digests:
+    """The files of a tree; a submodule is a directory, and a deleted file is none."""
+    named = dict.fromkeys(name for name in git(tree, "ls-files", "-z", *which).split("\0") if name)
+    return {name: found for name in named if (found := digest(tree / name)) is not None}
+
+
+def start(source: Path, target: Path, keep: Path, marker: Path) -> None:
+    """Make `target` equal to `source`; what it held is saved in `keep`, and the marker says so."""
+    if source.resolve() == target.resolve():
+        say(f"{target} is the tree under test itself")
+        return
+    _require_clean(target)
+    with _told("sync"):
+        _replace(source, target, keep, marker)
+
+
+def _replace(source: Path, target: Path, keep: Path, marker: Path) -> None:
+    wanted = contents(source, "--cached", "--others", "--exclude-standard")
+    if not wanted:
+        raise Failed(USAGE, f"{source}: git knows no file there")
+    names = sorted({*wanted, *contents(target, "--cached")})
+    both = {name: (digest(target / name), wanted.get(name)) for name in names}
+    manifest = {name: pair for name, pair in both.items() if pair[0] != pair[1]}
+    _save(target, keep, manifest)
+    _write(marker, {"target": str(target), "keep": str(keep)})
+    for name, (_, after) in _removals_first(manifest, 1):
+        # Without the times of the source: bytecode of the file that was there must not pass for that of the new one.
+        _remove(target, name) if after is None else _put(source / name, target / name, shutil.copy)
+    different = [name for name, found in wanted.items() if digest(target / name) != found]
+    different += [name for name, (_, after) in manifest.items() if after is None and digest(target / name) is not None]
+    if different:
+        raise Failed(NOT_EQUAL, f"sync failed: {target / different[0]} is not that of {source} ({len(different)} files differ)")
+    say(f"{target} holds a copy of {source} now: {len(wanted)} files compared, {len(manifest)} changed, what was there is in {keep}")
+
+
+def restore(marker: Path) -> None:
+    """Put back what `start` replaced, by the marker that it left; nothing to do without one."""
+    if not marker.is_file():
+        return
+    said = json.loads(marker.read_text(encoding="utf-8"))
+    target, keep = Path(said["target"]), Path(said["keep"])
+    by_hand = f"restore it by hand (git -C {target} status), then remove {marker}"
+    if not (keep / "manifest.json").is_file():
+        raise Failed(USAGE, f"{target} holds a copy that a killed run left, and what was there is not in {keep} any more: {by_hand}")
+    manifest: Manifest = {name: tuple(pair) for name, pair in json.loads((keep / "manifest.json").read_text()).items()}
+    with _told("restore"):
+        left = _put_back(target, keep / "files", manifest)
+    if left:
+        raise Failed(NOT_EQUAL, f"restore failed: {target / left[0]} was edited since ({len(left)} files); saved in {keep}: {by_hand}")
+    marker.unlink()
+    say(f"{target} is as it was before: {len(manifest)} files restored and compared")
+
+
+def recover(marker: Path) -> None:
+    """Restore what a killed run left."""
+    if marker.is_file():
+        say("an earlier run was killed while the vendored tree held its copy: restoring it")
+        restore(marker)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """A file that cannot be read or written ends the phase with its name."""
+    try:
+        yield
+    except OSError as error:
+        raise Failed(NOT_EQUAL, f"{what} failed: {error}") from error
+
+
+def _require_clean(target: Path) -> None:
+    top = git(target, "rev-parse", "--show-toplevel").rstrip("\n") if target.is_dir() else ""
+    if not top or Path(top).resolve() != target.resolve():
+        raise Failed(USAGE, f"{target}: not a checkout of its own: git submodule update --init --recursive")
+    changed = git(target, "status", "--porcelain", "-z", "--ignore-submodules=all").split("\0")[0]
+    if changed:
+        raise Failed(USAGE, f"{target} has uncommitted changes ({changed.strip()}), which could be lost: commit or stash them")
+
+
+def _save(target: Path, keep: Path, manifest: Manifest) -> None:
+    for name, (before, _) in manifest.items():
+        if any((target / parent).is_symlink() for parent in Path(name).parents):
+            raise Failed(NOT_EQUAL, f"sync failed: {target / name} lies behind a link")
+        if before is not None:
+            saved = keep / "files" / name
+            saved.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(target / name, saved, follow_symlinks=False)
+            if digest(saved) != before:
+                raise Failed(NOT_EQUAL, f"sync failed: {saved} is no copy of {target / name}")
+    keep.mkdir(parents=True, exist_ok=True)
+    _write(keep / "manifest.json", manifest)
+
+
+def _put_back(target: Path, saved: Path, manifest: Manifest) -> list[str]:
+    """Restore each file that is as we left it; returns those that are neither that nor restored."""
+    left = []
+    for name, (before, after) in _removals_first(manifest, 0):
+        place = target / name
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            place.with_name(place.name + NEW).unlink()  # of a run that was killed as it wrote
+        now = digest(place)
+        if now == after != before:
+            _remove(target, name) if before is None else _put(saved / name, place, shutil.copy2)
+            now = digest(place)
+        if now != before:
+            left.append(name)
+    return left
+
+
+def _removals_first(manifest: Manifest, side: int) -> list[tuple[str, tuple[str | None, str | None]]]:
+    """A directory may come where a file was."""
+    return sorted(manifest.items(), key=lambda item: (item[1][side] is not None, item[0]))
+
+
+def _put(source: Path, place: Path, copy: Callable[..., object]) -> None:
+    """Copy a file or link; whoever looks sees the old one or the new one."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    new = place.with_name(place.name + NEW)
+    new.unlink(missing_ok=True)
+    copy(source, new, follow_symlinks=False)
+    new.replace(place)
+
+
+def _write(file: Path, value: object) -> None:
+    new = file.with_name(file.name + NEW)
+    new.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    new.replace(file)
+
+
+def _remove(target: Path, name: str) -> None:
+    (target / name).unlink()
+    for parent in list(Path(name).parents)[:-1]:
+        with contextlib.suppress(OSError):  # there are other files in it
+            (target / parent).rmdir()

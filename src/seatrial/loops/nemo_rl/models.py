@@ -1,0 +1,63 @@
+"""The models of a run: where they are, and what is wrong with them. No network is ever used.
+
+A model is a local directory, or the name of one on the hub. A name is downloaded by NeMo-RL itself, unless it is told to
+be offline; where the cache has it, the overrides that use the cached snapshot are told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from seatrial.loops.hub import hub_cache, snapshot
+from seatrial.loops.nemo_rl.record import Training
+from seatrial.loops.overrides import key_of
+from seatrial.model.record import Finding
+from seatrial.model.verdict import Boundary
+
+MODEL = "policy.model_name"
+TOKENIZER = "policy.tokenizer.name"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_YES = ("1", "true", "yes", "on")
+
+
+def model_findings(trainings: Sequence[Training]) -> tuple[Finding, ...]:
+    """One finding for each model that the trainings name."""
+    named = dict.fromkeys(item for training in trainings for item in _named(training))
+    return tuple(_model(model, tokenizer) for model, tokenizer in named)
+
+
+def _named(training: Training) -> Iterator[tuple[str, bool]]:
+    """Models by the last override of each key, and whether the tokenizer comes from there."""
+    last = {key_of(word): word.partition("=")[2].strip("'\"") for word in training.overrides}
+    for key, value in last.items():
+        if key.endswith(".model_name") and value not in ("", "null"):
+            yield value, key == MODEL and last.get(TOKENIZER, value) == value
+
+
+def _model(model: str, tokenizer: bool) -> Finding:
+    if model.startswith(("/", ".", "~")):
+        return _directory(Path(model).expanduser(), tokenizer)
+    cached = snapshot(model)
+    if (cached / "config.json").is_file():
+        message = f"{model}: cached; to use no network: HF_HUB_OFFLINE=1, -- {MODEL}={cached} {TOKENIZER}={cached}"
+        return _data(True, message)
+    if any(os.environ.get(name, "").lower() in _YES for name in OFFLINE):
+        fix = f"hf download {model} where there is a network, with the same HF_HOME"
+        return _data(False, f"{model}: offline, and no snapshot of it below {hub_cache()}", fix)
+    return _data(True, f"{model}: no snapshot below {hub_cache()}: NeMo-RL will download it")
+
+
+def _directory(directory: Path, tokenizer: bool) -> Finding:
+    if not (directory / "config.json").is_file():
+        why = "no config.json" if directory.is_dir() else "no such directory"
+        return _data(False, f"{directory}: {why}", "--model with a directory that holds config.json, tokenizer and weights")
+    if tokenizer and not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        return _data(False, f"{directory}: no tokenizer files", f"copy tokenizer.json and tokenizer_config.json into {directory}")
+    return _data(True, str(directory))
+
+
+def _data(ok: bool, message: str, fix: str = "") -> Finding:
+    return Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix=fix)

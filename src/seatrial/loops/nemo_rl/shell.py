@@ -1,0 +1,186 @@
+"""As much of a shell script as can be known without running it: its commands, and variables that have a literal value.
+
+- Understood are words, quotes, comments, here-documents (left out), assignments, arrays, `for` over literal words,
+  `read` from a literal, and functions with literal arguments. That is what NeMo-RL's own scripts need.
+- What is not known is not guessed: it stays in a word as it is written, `$` and all. A variable that is set in a branch,
+  or to the output of a command, is not known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+KEPT = "\ue000"
+"""Stands for a `$` that the shell does not expand."""
+HERE = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(['\"]?)(\w+)\1([^\n]*\n).*?^[ \t]*\2[ \t]*$", re.DOTALL | re.MULTILINE)
+LEXEME = re.compile(
+    r"""(?P<skipped>\\\n|(?<![^\s;|&()])\#[^\n]*|\d*>&\d) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:[^"\\]|\\.)*)"
+    | (?P<blank>[ \t]+) | (?P<end>\n|;;?|&&|\|\|?|&(?!>)|[()]) | (?P<plain>\$\{[^}\n]*\}|[^\s\\'";|&()]+|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+ARRAY = re.compile(r"\$\{(\w+)\[@\]\}")
+ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
+UNKNOWN = re.compile(r"\$\(|`|\$$")
+"""In a value: the output of a command."""
+LEADING = ("then", "else", "do", "{", "!", "time")
+DECLARING = ("local", "export", "readonly", "declare")
+BRANCHES = ("if", "case", "while", "until")
+CLOSING = ("fi", "esac", "done")
+
+Values = dict[str, tuple[str, ...]]
+"""The words that a variable stands for: one, or those of an array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The words of a simple command, and the mark that ends it. An array is the words `NAME=(`, its members, and `)`."""
+
+    words: tuple[str, ...]
+    end: str = "\n"
+
+
+def commands(text: str) -> Iterator[Command]:
+    """The commands of a script."""
+    words: list[str] = []
+    word: str | None = None
+    array = False
+    for match in LEXEME.finditer(HERE.sub(lambda here: here[3], text) + "\n"):
+        kind, mark = match.lastgroup, match[0]
+        if kind == "skipped":
+            continue
+        if kind not in ("blank", "end"):
+            word = (word or "") + _unquoted(match)
+            continue
+        opens = mark == "(" and not array and word is not None and word.endswith("=")
+        if word is not None:
+            words.append(word + "(" if opens else word)
+            word = None
+        if array and mark == ")":
+            words.append(mark)
+        elif not array and not opens and kind == "end":
+            yield Command(tuple(words), mark)
+            words = []
+        array = opens or (array and mark != ")")
+
+
+def _unquoted(match: re.Match[str]) -> str:
+    """The text of one lexeme, without its quotes."""
+    if match["double"] is not None:
+        return re.sub(r"\\([\"\\$`])", lambda pair: pair[1].replace("$", KEPT), match["double"])
+    fixed = match["single"] if match["single"] is not None else match["escaped"]
+    return fixed.replace("$", KEPT) if fixed is not None else match[0]
+
+
+def expand(word: str, values: Values) -> tuple[str, ...]:
+    """What a word stands for: several words where it is an array."""
+    if (match := ARRAY.fullmatch(word)) and match[1] in values:
+        return values[match[1]]
+    return (VARIABLE.sub(lambda found: " ".join(values.get(found[1] or found[2], (found[0],))), word),)
+
+
+@dataclass(slots=True)
+class Reader:
+    """Goes through a script once and calls `seen` with the words of each command, once for each set of known values."""
+
+    seen: Callable[[tuple[str, ...]], None]
+    functions: dict[str, Sequence[Command]] = field(default_factory=dict)
+    active: list[str] = field(default_factory=list)
+
+    def read(self, text: str) -> None:
+        """Read a whole script."""
+        self._run(tuple(commands(text)), [{}])
+
+    def _run(self, script: Sequence[Command], known: list[Values]) -> None:
+        blocks: list[str] = []
+        at = 0
+        while at < len(script):
+            if name := _defined(script, at):
+                body = _body(script, at + 2)
+                self.functions[name] = body
+                at += 2 + len(body)
+                continue
+            words = _bare(script[at].words)
+            at += 1
+            if not words:
+                continue
+            if words[0] in (*BRANCHES, "for"):
+                blocks.append(words[0])
+            elif words[0] in CLOSING and blocks:
+                blocks.pop()
+            known = _loop(words, known) if words[0] == "for" else known
+            sure = not any(block in BRANCHES for block in blocks)
+            for values in known:
+                self._command(words, values, sure)
+
+    def _command(self, words: tuple[str, ...], values: Values, sure: bool) -> None:
+        if words[0].endswith("=("):
+            _assign(values, words[0][:-2], tuple(part for word in words[1:-1] for part in expand(word, values)), sure)
+            return
+        rest = words[1:] if words[0] in DECLARING else words
+        pairs = [(match[1], match[2]) for word in rest if (match := ASSIGNMENT.fullmatch(word))]
+        if len(pairs) == len(rest) or words[0] in DECLARING:
+            for name, value in pairs:
+                _assign(values, name, expand(value, values), sure)
+            return
+        called = tuple(part for word in words for part in expand(word, values))
+        if called[0] == "read" and "<<<" in called:
+            names = [word for word in called[1 : called.index("<<<")] if not word.startswith("-")]
+            for name, value in zip(names, " ".join(called[called.index("<<<") + 1 :]).split(), strict=False):
+                _assign(values, name, (value,), sure)
+        elif called[0] in self.functions and called[0] not in self.active:
+            self.active.append(called[0])
+            self._run(self.functions[called[0]], [values | {str(number): (word,) for number, word in enumerate(called[1:], 1)}])
+            self.active.pop()
+        else:
+            self.seen(tuple(word.replace(KEPT, "$") for word in called))
+
+
+def _assign(values: Values, name: str, words: tuple[str, ...], sure: bool) -> None:
+    """Set a variable; one that has no literal value, or perhaps another one, is not known."""
+    if any(UNKNOWN.search(word) for word in words) or not (sure or values.get(name) == words):
+        values.pop(name, None)
+    else:
+        values[name] = words
+
+
+def _bare(words: tuple[str, ...]) -> tuple[str, ...]:
+    """A command without the keywords before it."""
+    while words and words[0] in LEADING:
+        words = words[1:]
+    return words
+
+
+def _loop(words: tuple[str, ...], known: list[Values]) -> list[Values]:
+    """The known values of each round of a `for`; where its words are not known, neither is its variable."""
+    if len(words) < 4 or words[2] != "in":
+        return known
+    made = []
+    for values in known:
+        rounds = [part for word in words[3:] for part in expand(word, values)]
+        if any("$" in part or "*" in part for part in rounds):
+            made.append({name: value for name, value in values.items() if name != words[1]})
+        else:
+            made += [values | {words[1]: (part,)} for part in rounds]
+    return made
+
+
+def _defined(script: Sequence[Command], at: int) -> str | None:
+    """The name of the function whose definition begins here: `name`, `(`, `)`."""
+    head = script[at : at + 2]
+    if len(head) == 2 and len(head[0].words) == 1 and head[0].end == "(" and not head[1].words and head[1].end == ")":
+        return head[0].words[0]
+    return None
+
+
+def _body(script: Sequence[Command], at: int) -> Sequence[Command]:
+    """The commands from here to the brace that closes the first one."""
+    depth = 0
+    for index in range(at, len(script)):
+        first = script[index].words[:1]
+        depth += (first == ("{",)) - (first == ("}",))
+        if depth == 0 and script[index].words:
+            return script[at : index + 1]
+    return script[at:]

@@ -1,0 +1,1 @@
+"""Where generator and trainer disagree: from token rows to what the disagreement follows. Pure analysis, no files."""

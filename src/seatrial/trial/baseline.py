@@ -1,0 +1,241 @@
+"""The unchanged side: the same levels without the change, and what each deliverable is in comparison.
+
+- The trial comes first and keeps its verdict, whatever the baseline shows: a failure that was there before is still one.
+- A revision is run as a trial of its own, in `RUN/baseline/trial`, only with the levels that came to a verdict; every
+  repository of the change stands at that revision meanwhile, companions stay as they are.
+- A recorded trial is only read. Another loop is refused; another model, environment and the like are noted.
+- An interrupted baseline leaves the trial unfinished: `resume` runs what is missing.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from seatrial.evidence.git import commit_of
+from seatrial.launch.interrupt import Interrupted, Interruptible
+from seatrial.loops import loop_of
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.record import Baseline, Plan, PlannedLevel, RepoState, Trial
+from seatrial.model.verdict import Boundary
+from seatrial.trial import conduct, rundir
+from seatrial.trial.contrast import contrast
+from seatrial.trial.finish import FINAL, store
+from seatrial.trial.progress import Ended, Event, Found, Judged, Listener, Running, SideJudged, SideRunning, Stage
+from seatrial.trial.unchanged import unchanged
+
+PLACE = "baseline"
+
+
+def requested(text: str, plan: Plan, here: bool = True) -> Baseline:
+    """The baseline that a user named: a run directory, or a revision of every change, which is pinned to its commit.
+
+    On a cluster, where not `here`, a job runs one trial: there only a recorded one can be compared with.
+    """
+    directory = Path(text).absolute()
+    if (directory / "trial.json").is_file():
+        recorded = rundir.load(directory)
+        if recorded.plan.loop != plan.loop:
+            message = f"--baseline {text}: a trial of {recorded.plan.loop}, this one is of {plan.loop}"
+            raise UserError(message, "name a trial of the same loop, or a revision")
+        if _same(_under_test(recorded.plan), _under_test(plan)):
+            raise UserError(f"--baseline {text}: a trial of what is under test", "name a trial of the state before the change")
+        return Baseline(source=str(directory))
+    if not here:
+        fix = "run the baseline as a trial of its own, then give its run directory"
+        raise UserError(f"--baseline {text}: with --on only a recorded trial can be compared with", fix)
+    changes = _under_test(plan)
+    if not changes:
+        raise UserError(f"--baseline {text}: a revision needs a change", "name the checkout under test with --change PATH")
+    pinned = []
+    for repo in changes:
+        commit = commit_of(Path(repo.path), text)
+        if commit is None:
+            message = f"--baseline {text}: neither a run directory nor a revision of {repo.path}"
+            raise UserError(message, "name a directory that `seatrial run` made, or a revision that every change has")
+        pinned.append(RepoState(name=repo.name, path=repo.path, commit=commit, branch=None))
+    if _same(pinned, changes):
+        raise UserError(f"--baseline {text}: that is what is under test", "name the revision before the change")
+    return Baseline(source=text, changes=tuple(pinned))
+
+
+def _same(before: Sequence[RepoState], after: Sequence[RepoState]) -> bool:
+    """Whether two sides are the same commits without uncommitted work: such a baseline would excuse any failure."""
+    old, new = ({(repo.name, repo.commit) for repo in side} for side in (before, after))
+    return bool(new) and old == new and not any(repo.dirty for repo in (*before, *after))
+
+
+def finish(request: conduct.Request, trial: Trial, listener: Listener) -> Trial:
+    """The trial with its comparison, stored; as it is when none was asked for, or when it has no verdict yet."""
+    wanted = trial.baseline
+    if wanted is None or trial.status != "done":
+        return trial
+    with Interruptible() as stop:
+        try:
+            done = _recorded(trial, wanted, request) if _is_recorded(wanted) else _run(request, trial, wanted, listener, stop)
+        except (BlockedError, UserError) as error:
+            note = f"the baseline is Blocked: {error.message}" + (f"; fix: {error.fix}" if error.fix else "")
+            comparisons = contrast(None, request.out, trial, request.out)
+            done = wanted.model_copy(update={"comparisons": comparisons, "notes": (note,)})
+        except Interrupted:
+            done = None
+    if done == wanted:
+        return trial
+    update = {"status": "running"} if done is None else {"baseline": done}
+    trial = trial.model_copy(update=update)
+    with rundir.locked(request.out):
+        store(request.out, loop_of(trial.plan), trial)
+    listener(Ended(trial, str(request.out)))
+    return trial
+
+
+def _is_recorded(baseline: Baseline) -> bool:
+    return Path(baseline.source).is_absolute()
+
+
+def _under_test(plan: Plan) -> tuple[RepoState, ...]:
+    return tuple(repo for repo in plan.changes if not repo.companion)
+
+
+def _recorded(trial: Trial, wanted: Baseline, request: conduct.Request) -> Baseline:
+    """The comparison with a trial that is only read."""
+    place = Path(wanted.source)
+    before = rundir.load(place)
+    notes = [*_other_settings(before, trial), *_other_surroundings(before, trial)]
+    notes += _other_changes(_under_test(before.plan), _under_test(trial.plan))
+    if before.status != "done":
+        notes.append(f"the recorded trial is not finished (status: {before.status})")
+    return _compared(wanted, before, place, trial, request).model_copy(update={"directory": str(place), "notes": tuple(notes)})
+
+
+def _compared(wanted: Baseline, before: Trial, place: Path, trial: Trial, request: conduct.Request) -> Baseline:
+    comparisons = contrast(before, place, trial, request.out)
+    return wanted.model_copy(update={"comparisons": comparisons, "changes": _under_test(before.plan)})
+
+
+def _run(request: conduct.Request, trial: Trial, wanted: Baseline, listener: Listener, stop: Interruptible) -> Baseline:
+    """The comparison with a revision, of which a trial is run unless it was run already."""
+    place = request.out / PLACE / "trial"
+    levels = _with_verdict(trial)
+    if not levels and not any(side.verdict in FINAL for side in trial.sides):
+        raise BlockedError(Boundary.CONFIG, "nothing of the trial itself came to a verdict, so there is nothing to compare", "")
+    before = rundir.load(place) if (place / "trial.json").is_file() else None
+    if before is None or not _covers(before, trial, levels):
+        listener(Stage(PLACE, f"{wanted.source}: levels {', '.join(str(level.number) for level in levels) or 'none'}"))
+        before = _trial_of(request, trial, wanted, levels, place, listener, stop)
+    notes = [*_other_surroundings(before, trial), *_arguments_of_change(trial)]
+    done = _compared(wanted, before, place, trial, request)
+    return done.model_copy(update={"directory": str(place.relative_to(request.out)), "notes": tuple(notes)})
+
+
+def _with_verdict(trial: Trial) -> tuple[PlannedLevel, ...]:
+    final = {result.number for result in trial.levels if result.verdict in FINAL}
+    return tuple(level for level in trial.plan.levels if level.number in final)
+
+
+def _covers(before: Trial, trial: Trial, levels: Sequence[PlannedLevel]) -> bool:
+    """Whether a stored baseline has a verdict on all that has one in the trial."""
+    sides = {side.key for side in trial.sides if side.verdict in FINAL} - {side.key for side in before.sides if side.verdict in FINAL}
+    left = {level.number for level in levels} - {level.number for level in _with_verdict(before)}
+    return before.status == "done" and not sides and not left
+
+
+def _trial_of(
+    request: conduct.Request,
+    trial: Trial,
+    wanted: Baseline,
+    levels: tuple[PlannedLevel, ...],
+    place: Path,
+    listener: Listener,
+    stop: Interruptible,
+) -> Trial:
+    """Run the unchanged side, or finish its trial."""
+    commits = {repo.name: repo.commit for repo in wanted.changes}
+    changes = _under_test(trial.plan)
+    with unchanged([(repo, commits[repo.name]) for repo in changes], request.out / PLACE / "src") as states:
+        stop.check()
+        plan = _plan(request.plan, levels, states)
+        tell = _aside(listener)
+        if (place / "trial.json").is_file():
+            if {level.number for level in levels} <= {level.number for level in rundir.load(place).plan.levels}:
+                return _whole(conduct.resume(place, tell))
+            place.rename(place.with_name(f"trial-{len(list(place.parent.glob('trial*')))}"))
+        rundir.named_directory(place)
+        return _whole(conduct.start(replace(request, plan=plan, out=place, baseline=None), tell))
+
+
+def _whole(trial: Trial) -> Trial:
+    """A trial that ran to its end; one that did not was interrupted, and so are we."""
+    if trial.status != "done":
+        raise Interrupted(signal.SIGINT)
+    return trial
+
+
+def _plan(plan: Plan, levels: tuple[PlannedLevel, ...], states: tuple[RepoState, ...]) -> Plan:
+    """The same plan on the unchanged side. An option that names a checkout of the change means the unchanged one there."""
+    moved = {repo.path: state.path for repo, state in zip(_under_test(plan), states, strict=True)}
+    options = {name: moved.get(value, value) for name, value in plan.options.items()}
+    changes = (*states, *(repo for repo in plan.changes if repo.companion))
+    made = plan.model_copy(update={"levels": levels, "changes": changes, "options": options, "unmatched": ()})
+    return made.model_copy(update={"changes": loop_of(made).placed(changes)})
+
+
+def _other_settings(before: Trial, after: Trial) -> list[str]:
+    """What was asked for in another way."""
+    old, new = before.plan, after.plan
+    notes = [f"another model: {old.model}, here {new.model}"] if old.model != new.model else []
+    differing = [name for name in sorted({*old.options, *new.options}) if old.options.get(name) != new.options.get(name)]
+    notes += [f"another option {name}: {old.options.get(name)}, here {new.options.get(name)}" for name in differing]
+    if old.arguments != new.arguments:
+        notes.append(f"other loop arguments: {' '.join(old.arguments) or 'none'}, here {' '.join(new.arguments) or 'none'}")
+    return notes
+
+
+def _other_changes(before: Sequence[RepoState], after: Sequence[RepoState]) -> list[str]:
+    """What a recorded trial tested, where that is not simply an earlier state of the same repositories."""
+    if {repo.name for repo in before} != {repo.name for repo in after}:
+        names = [", ".join(repo.name for repo in side) or "none" for side in (before, after)]
+        return [f"other repositories under test: {names[0]}, here {names[1]}"]
+    states = {repo.name: repo.commit for repo in before}
+    return [f"{repo.name} is at the same commit, only uncommitted work differs" for repo in after if states[repo.name] == repo.commit]
+
+
+def _other_surroundings(before: Trial, after: Trial) -> list[str]:
+    """What was different beside the change: the environment, the checkouts that are only driven, Seatrial itself."""
+    notes = []
+    if before.environment and after.environment and before.environment.fingerprint != after.environment.fingerprint:
+        notes.append(f"another environment: {before.environment.fingerprint[:12]}, here {after.environment.fingerprint[:12]}")
+    driven = {repo.name: (repo.commit, repo.dirty) for repo in before.plan.changes if repo.companion}
+    for repo in after.plan.changes:
+        if repo.companion and driven.get(repo.name) != (repo.commit, repo.dirty):
+            notes.append(
+                f"another state of {repo.name}, which is driven: {driven.get(repo.name, ('none',))[0][:12]}, here {repo.commit[:12]}"
+            )
+    return notes + ([f"judged by Seatrial {before.seatrial}, here {after.seatrial}"] if before.seatrial != after.seatrial else [])
+
+
+def _arguments_of_change(trial: Trial) -> list[str]:
+    """Arguments are passed on verbatim, also where they name a file of the change."""
+    paths = [repo.path for repo in _under_test(trial.plan)]
+    named = [word for word in trial.plan.arguments if any(path in word for path in paths)]
+    return [f"a loop argument names a file of the change on both sides: {word}" for word in named]
+
+
+def _aside(listener: Listener) -> Listener:
+    """Tells of the baseline's trial so that nobody takes it for the trial itself."""
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Running):
+            listener(replace(event, title=f"{event.title}, {PLACE}"))
+        elif isinstance(event, SideRunning):
+            listener(replace(event, name=f"{event.name}, {PLACE}"))
+        elif isinstance(event, Judged):
+            listener(Stage(PLACE, f"level {event.result.number}: {event.result.verdict}, {event.result.reason}"))
+        elif isinstance(event, SideJudged):
+            listener(Stage(PLACE, f"{event.result.name}: {event.result.verdict}, {event.result.reason}"))
+        elif isinstance(event, Found):
+            listener(event)
+
+    return tell

@@ -1,0 +1,139 @@
+"""Two trials side by side: what each deliverable came to, with the change and without it. Only reads what is stored.
+
+- "fail (pre-existing)" is said only of the same failure: same boundary, same first missed check or known failure, and
+  nothing missed now that was met before. Anything else that fails now is newly broken: the change is not excused by
+  another failure that happens to sit in the same level.
+- What was Blocked or Skipped on either side, or is missing on the unchanged one, is not comparable.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+
+from seatrial.model.record import CheckResult, Comparison, LevelResult, SideResult, Trial
+from seatrial.model.verdict import Verdict
+from seatrial.trial.sides import JUNIT, read_cases
+
+ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+def contrast(before: Trial | None, before_dir: Path, after: Trial, after_dir: Path) -> tuple[Comparison, ...]:
+    """One comparison for each of the tests before the levels, and for each level; without a trial nothing is comparable."""
+    sides = {side.key: side for side in before.sides} if before else {}
+    levels = {(level.number, level.name): level for level in before.levels} if before else {}
+    made = []
+    for side in after.sides:
+        old = sides.get(side.key)
+        made.append(_side(side, old, before_dir / old.directory if old else before_dir, after_dir / side.directory))
+    for level in after.levels:
+        made.append(_level(level, levels.get((level.number, level.name)), _roots(before), _roots(after)))
+    return tuple(made)
+
+
+def _plain(name: str, before: Verdict | None, after: Verdict, why: str) -> Comparison | None:
+    """Every case but two failures, which must be told apart."""
+    known = (Verdict.PASS, Verdict.FAIL)
+    if before not in known or after not in known:
+        here = "" if after in known else f"{after} here"
+        there = "the baseline has no such deliverable" if before is None else f"{before} on the baseline: {why}"
+        note = "; ".join(part for part in (here, "" if before in known else there) if part)
+        return Comparison(deliverable=name, before=before, after=after, word="not comparable", note=note)
+    if before is after is Verdict.PASS:
+        return Comparison(deliverable=name, before=before, after=after, word="pass")
+    if after is Verdict.PASS:
+        return Comparison(deliverable=name, before=before, after=after, word="fixed", note=f"failed on the baseline: {why}")
+    if before is Verdict.PASS:
+        return Comparison(deliverable=name, before=before, after=after, word="newly broken")
+    return None
+
+
+def _both_fail(name: str, same: bool, note: str) -> Comparison:
+    fail = Verdict.FAIL
+    return Comparison(deliverable=name, before=fail, after=fail, word="fail (pre-existing)" if same else "newly broken", note=note)
+
+
+def _side(after: SideResult, before: SideResult | None, before_dir: Path, after_dir: Path) -> Comparison:
+    plain = _plain(after.name, before.verdict if before else None, after.verdict, before.reason if before else "")
+    if plain is not None:
+        return plain
+    old, now = _failing(before_dir), _failing(after_dir)
+    if not old or not now:
+        return _both_fail(after.name, False, "fails on the baseline, too, but which tests failed is not known")
+    new = [name for name in now if name not in old]
+    if new:
+        return _both_fail(after.name, False, f"fails differently: these tests do not fail on the baseline: {_few(new)}")
+    return _both_fail(after.name, True, f"the same tests fail on the baseline: {_few(now)}")
+
+
+def _failing(directory: Path) -> list[str]:
+    try:
+        return [case.name for case in read_cases(directory / JUNIT) if case.outcome in ("failed", "error")]
+    except (OSError, ET.ParseError):
+        return []
+
+
+def _level(after: LevelResult, before: LevelResult | None, old_roots: Sequence[str], roots: Sequence[str]) -> Comparison:
+    name = f"level {after.number} ({after.title})"
+    plain = _plain(name, before.verdict if before else None, after.verdict, before.reason if before else "")
+    if plain is not None:
+        return plain
+    assert before is not None  # or it would have been plain
+    was, now = _failure(before, old_roots), _failure(after, roots)
+    if before.boundary is not after.boundary or was != now:
+        return _both_fail(name, False, f"fails differently: on the baseline {_at(before)}{was}, now {_at(after)}{now}")
+    old = {check.name for check in _missed(before)}
+    new = [check.name for check in _missed(after) if check.name not in old]
+    if new:
+        return _both_fail(name, False, f"fails differently: missed now and not on the baseline: {_few(new)}")
+    return _both_fail(name, True, _values(before, after) or f"{now}, as on the baseline")
+
+
+def _missed(result: LevelResult) -> list[CheckResult]:
+    return [check for check in result.checks if not check.passed]
+
+
+def _failure(result: LevelResult, roots: Sequence[str]) -> str:
+    """What a level failed by: how it was cut, the known failure or its cause, the first missed check, or the reason."""
+    found = result.diagnosis
+    cut = next((phase for phase in result.phases if phase.ended in ("deadline", "stalled")), None)
+    if cut is not None:
+        return f"{cut.name} {cut.ended} after the milestone {found.milestone if found else None}"
+    if found is not None and found.verdict is not None:
+        return found.signature or _neutral(found.cause, roots)
+    missed = next(iter(_missed(result)), None)
+    if missed is None:
+        return _neutral(result.reason, roots)
+    short = result.steps_expected is not None and (result.steps_reached or 0) < result.steps_expected
+    return missed.name + (f" at step {result.steps_reached} of {result.steps_expected}" if short else "")
+
+
+def _neutral(text: str, roots: Sequence[str]) -> str:
+    """A message without what differs from run to run: where the checkouts are, and addresses."""
+    for root in roots:
+        text = text.replace(root, "CHECKOUT")
+    return ADDRESS.sub("0x", text)
+
+
+def _roots(trial: Trial | None) -> list[str]:
+    return [repo.path for repo in trial.plan.changes if not repo.companion] if trial else []
+
+
+def _at(result: LevelResult) -> str:
+    return f"at {result.boundary}: " if result.boundary else ""
+
+
+def _values(before: LevelResult, after: LevelResult) -> str:
+    """What the first missed check measured on both sides; nothing when it is no number."""
+    old, now = next(iter(_missed(before)), None), next(iter(_missed(after)), None)
+    if old is None or now is None or not isinstance(old.value, float) or not isinstance(now.value, float):
+        return ""
+    if old.value == now.value:
+        return f"{now.name}: bit-identical value on the baseline ({now.value!r})"
+    return f"{now.name}: measured {now.value!r}, on the baseline {old.value!r}: compare them before you excuse it"
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

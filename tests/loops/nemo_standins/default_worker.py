@@ -1,0 +1,8 @@
+"""A stand-in for a Ray worker: it imports what a policy worker imports, and does nothing."""
+
+import sys
+
+import megatron.bridge  # type: ignore[import-not-found]
+import megatron.core  # type: ignore[import-not-found]
+
+sys.stdout.write(f"(MegatronPolicyWorker pid=1) imported {megatron.bridge.__name__} and {megatron.core.__name__}\n")

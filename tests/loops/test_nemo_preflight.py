@@ -1,0 +1,191 @@
+"""The preflight of NeMo-RL: what a newcomer gets wrong is said before a GPU is touched, and with its fix."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loops.nemo_rl_checkout import Bench, on_gpus
+from seatrial.loops.nemo_rl import checkout, machine, models, preflight
+from seatrial.loops.nemo_rl.record import Training
+from seatrial.model.loop import Context
+from seatrial.model.record import Finding
+
+HUB = "Qwen/Qwen2.5-0.5B"
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return on_gpus(tmp_path, monkeypatch)
+
+
+def bad(context: Context) -> list[Finding]:
+    return [finding for finding in preflight.findings(context) if not finding.ok]
+
+
+def named(name: str, context: Context) -> list[Finding]:
+    return [finding for finding in preflight.findings(context) if finding.name == name]
+
+
+@pytest.mark.parametrize("level", ["smoke", "lora-checkpoint", "refit", "megatron-generation", "parallelism", "learning"])
+def test_every_level_composes(bench: Bench, level: str) -> None:
+    made = preflight.findings(bench.context(levels=(level,)))
+    assert [finding.message for finding in made if not finding.ok] == []
+    assert "values as claimed, every override is read" in made[-1].message
+
+
+@pytest.mark.parametrize("kind", ["moe", "vlm", "audio", "eagle", "fp8", "qat"])
+def test_every_architecture_composes(bench: Bench, kind: str) -> None:
+    assert bad(bench.context(levels=("architecture",), architecture=kind)) == []
+
+
+def test_a_recipe_composes(bench: Bench) -> None:
+    assert bad(bench.context(levels=("parallelism",), recipe="llm/grpo-llama3.2-1b-instruct-1n8g-megatron")) == []
+
+
+def test_what_is_no_checkout_is_the_only_finding(bench: Bench) -> None:
+    (found,) = preflight.findings(replace(bench.context(), options={"nemo_rl": str(bench.root)}))
+    assert (found.name, found.ok, found.fix) == ("NeMo-RL", False, checkout.CLONE)
+
+
+def test_the_machine_is_said_to_be_incomplete_and_the_configuration_is_composed_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("uv", "nvidia-smi"):
+        (bench.root / "bin" / name).unlink()
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
+    (bench.nemo_rl / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99.1,<4"\n')
+    made = preflight.findings(bench.context())
+    assert [finding.name for finding in made if not finding.ok] == ["launcher", "Python", "variables", "GPUs"]
+    wanted = {finding.name: finding for finding in made if not finding.ok}
+    assert "requires >=3.99.1,<4" in wanted["Python"].message
+    assert "uv sync" in wanted["Python"].fix
+    assert "TORCH_CUDA_ARCH_LIST is not set" in wanted["variables"].message
+    assert made[-1].message.startswith("1 runs composed")
+
+
+def test_too_few_gpus(bench: Bench) -> None:
+    (found,) = bad(bench.context(gpus="4"))
+    assert (found.message, found.fix) == ("2 GPUs here, 4 wanted", "--set options.gpus=2")
+
+
+def test_an_empty_submodule(bench: Bench) -> None:
+    context = bench.context()
+    (bench.nemo_rl / checkout.VENDORED / checkout.BRIDGE).rename(bench.root / "away")
+    found = machine.vendored(context, bench.nemo_rl)
+    assert (found.ok, found.fix) == (False, f"cd {bench.nemo_rl} && git submodule update --init --recursive")
+    assert list(machine.submodule_core(context, bench.nemo_rl)) == []
+    for place in (bench.bridge, bench.nemo_rl / checkout.VENDORED):
+        (place / checkout.CORE / "megatron").rename(bench.root / f"core-{place.name}")
+    (found,) = machine.submodule_core(context, bench.nemo_rl)
+    assert (found.name, found.ok) == ("Megatron-LM", False)
+
+
+def test_the_vendored_bridge_is_compared_with_the_one_under_test(bench: Bench) -> None:
+    context = bench.context()
+    assert "is the same as" in machine.vendored(context, bench.nemo_rl).message
+    (bench.bridge / checkout.BRIDGE / "provider.py").write_text("NAME = 'changed'\n")
+    (bench.bridge / checkout.BRIDGE / "new.py").touch()
+    assert "in 2 files (new.py, provider.py): it stands behind it" in machine.vendored(context, bench.nemo_rl).message
+    synced = replace(context, changes=(context.changes[0].model_copy(update={"synced": "x"}),))
+    assert "is replaced by a copy of it" in machine.vendored(synced, bench.nemo_rl).message
+    assert "no Bridge is under test" in machine.vendored(replace(context, changes=()), bench.nemo_rl).message
+
+
+def test_sizes_must_divide_the_gpus_that_train(bench: Bench) -> None:
+    made = preflight.findings(bench.context(levels=("parallelism",), tp="3"))
+    assert [finding.message for finding in made if not finding.ok] == ["parallelism (run): TP 3 x PP 1 x CP 1 = 3 does not divide 2 GPUs"]
+    assert made[-1].message == "not composed, because this must be right before: sizes"
+
+
+def test_evidence_never_rests_on_a_guard_that_is_switched_off(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    word = "++policy.megatron_cfg.env_vars.NRL_IGNORE_TP_ACCURACY_CHECK=1"
+    (found,) = bad(bench.context(word))
+    assert "evidence must not rest on that" in found.message
+    monkeypatch.setenv("NRL_IGNORE_TP_ACCURACY_CHECK", "1")
+    (found,) = machine.variables(bench.context(), bench.nemo_rl)
+    assert (found.ok, found.fix) == (False, "unset NRL_IGNORE_TP_ACCURACY_CHECK")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--flag",), "'--flag' is no Hydra override"),
+        (("--config",), "'--config' is no Hydra override"),
+        (("a.b='x y'",), "the script would split \"a.b='x y'\""),
+        (("word", "--config", "x y"), "'word' is no Hydra override"),
+    ],
+)
+def test_words_that_a_script_cannot_pass_on(bench: Bench, words: tuple[str, ...], said: str) -> None:
+    assert said in [finding.message for finding in named("arguments", bench.context(*words))]
+
+
+def test_a_configuration_may_be_named(bench: Bench) -> None:
+    assert bad(bench.context("--config", "examples/configs/grpo_math_8B_megatron_fp8.yaml")) == []
+    (found,) = bad(bench.context("--config", "examples/configs/grpo_math_1B.yaml", "++policy.dtensor_cfg.enabled=false"))
+    assert "claims policy.megatron_cfg.enabled = True, and the run would have False" in found.message
+
+
+def test_a_script_that_is_missing_or_fails(bench: Bench) -> None:
+    place = bench.nemo_rl / "tests" / "functional" / "grpo_megatron.sh"
+    place.write_text("echo no >&2; exit 3\n")
+    (found,) = bad(bench.context())
+    assert "smoke (run): " in found.message
+    assert found.message.endswith("ended with code 3 before training: no")
+    place.rename(place.with_name("grpo_megatron_renamed.sh"))
+    (found,) = bad(bench.context())
+    assert "tests/functional/grpo_megatron.sh is missing; similar scripts there: tests/functional/grpo_megatron" in found.message
+
+
+def asked(*overrides: str) -> list[Training]:
+    return [Training((), {}, "examples/run_grpo.py", None, overrides)]
+
+
+def test_a_local_model_must_be_whole(bench: Bench) -> None:
+    place = bench.root / "model"
+    assert bad(bench.context(model=str(place))) == []
+    (place / "tokenizer.json").unlink()
+    (found,) = models.model_findings(asked(f"policy.model_name={place}"))
+    assert (found.ok, found.message) == (False, f"{place}: no tokenizer files")
+    assert models.model_findings(asked(f"policy.model_name={place}", "policy.tokenizer.name=other"))[0].ok, "it comes from elsewhere"
+    (place / "config.json").unlink()
+    (found,) = models.model_findings(asked("policy.model_name=first", f"policy.model_name='{place}'"))
+    assert (found.ok, found.message) == (False, f"{place}: no config.json")
+    (found,) = models.model_findings(asked("policy.model_name=/none/such"))
+    assert found.message == "/none/such: no such directory"
+
+
+def test_a_model_of_the_hub(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = asked(f"policy.model_name={HUB}", "policy.draft.model_name=null")
+    (found,) = models.model_findings(wanted)
+    assert found.ok
+    assert found.message.endswith("NeMo-RL will download it")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (found,) = models.model_findings(wanted)
+    assert not found.ok
+    assert found.message == f"{HUB}: offline, and no snapshot of it below {bench.root / 'hf' / 'hub'}"
+    stored = bench.root / "hf" / "hub" / "models--Qwen--Qwen2.5-0.5B"
+    for name, text in {"refs/main": "abc", "snapshots/abc/config.json": "{}"}.items():
+        (stored / name).parent.mkdir(parents=True, exist_ok=True)
+        (stored / name).write_text(text)
+    (found,) = models.model_findings(wanted)
+    assert found.ok
+    assert f"policy.model_name={stored}/snapshots/abc policy.tokenizer.name={stored}/snapshots/abc" in found.message
+
+
+def test_old_environments_of_workers_are_mentioned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(machine.worker_environments(bench.nemo_rl)) == []
+    python = bench.nemo_rl / "venvs" / "nemo_rl.Worker" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    os.utime(python, (1, 1))
+    (found,) = machine.worker_environments(bench.nemo_rl)
+    assert found.ok
+    assert "1 environments of Ray workers" in found.message
+    assert "are older than uv.lock (nemo_rl.Worker)" in found.message
+    monkeypatch.setenv("NRL_FORCE_REBUILD_VENVS", "true")
+    (found,) = machine.worker_environments(bench.nemo_rl)
+    assert "are made anew" in found.message
