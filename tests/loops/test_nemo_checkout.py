@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from loops.nemo_rl_checkout import REAL, Bench, make_bench, repo
+from loops.nemo_rl_checkout import REAL, Bench, as_repository, make_bench, repo
 from seatrial.loops.nemo_rl import checkout
 from seatrial.loops.nemo_rl.source import Source, read_source
 from seatrial.model.errors import BlockedError
@@ -147,3 +148,14 @@ def test_the_real_checkout_offers_what_is_known_of_it() -> None:
     assert offers.check_interface == "positional"
     assert read_source(place).unread(f"{SEED}.enabled", SEED)
     assert read_source(place).unread(f"{SPARSE}.delta_compression.encoding", SPARSE) is None
+
+
+def test_the_fixture_can_be_a_repository_with_a_submodule(bench: Bench) -> None:
+    """The scripts' results are ignored there, so that a trial leaves it clean."""
+    as_repository(bench.nemo_rl)
+    (bench.nemo_rl / checkout.FUNCTIONAL / "grpo_megatron").mkdir()
+    (bench.nemo_rl / checkout.FUNCTIONAL / "grpo_megatron" / "run.log").touch()
+    for place in (bench.nemo_rl, bench.nemo_rl / checkout.VENDORED):
+        words = ["git", "-C", str(place), "status", "--porcelain"]
+        assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout == ""
+    assert (bench.nemo_rl / checkout.VENDORED / ".git").is_dir()

@@ -11,10 +11,13 @@ import pytest
 from loops.nemo_rl_checkout import Bench, on_gpus
 from seatrial.loops.nemo_rl import checkout, machine, models, preflight
 from seatrial.loops.nemo_rl.record import Training
+from seatrial.loops.nemo_rl.variant import Call
+from seatrial.loops.nemo_rl.variants import variants
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 
 HUB = "Qwen/Qwen2.5-0.5B"
+RECIPE = "llm/grpo-llama3.2-1b-instruct-1n8g-megatron"
 
 
 @pytest.fixture
@@ -30,20 +33,22 @@ def named(name: str, context: Context) -> list[Finding]:
     return [finding for finding in preflight.findings(context) if finding.name == name]
 
 
-@pytest.mark.parametrize("level", ["smoke", "lora-checkpoint", "refit", "megatron-generation", "parallelism", "learning"])
-def test_every_level_composes(bench: Bench, level: str) -> None:
-    made = preflight.findings(bench.context(levels=(level,)))
+def test_every_level_composes(bench: Bench) -> None:
+    levels = ("smoke", "lora-checkpoint", "refit", "megatron-generation", "parallelism", "learning")
+    made = preflight.findings(bench.context(levels=levels))
     assert [finding.message for finding in made if not finding.ok] == []
-    assert "values as claimed, every override is read" in made[-1].message
+    assert made[-1].message.startswith("14 runs composed, ")
+    assert made[-1].message.endswith(" values as claimed, every override is read")
 
 
-@pytest.mark.parametrize("kind", ["moe", "vlm", "audio", "eagle", "fp8", "qat"])
-def test_every_architecture_composes(bench: Bench, kind: str) -> None:
-    assert bad(bench.context(levels=("architecture",), architecture=kind)) == []
-
-
-def test_a_recipe_composes(bench: Bench) -> None:
-    assert bad(bench.context(levels=("parallelism",), recipe="llm/grpo-llama3.2-1b-instruct-1n8g-megatron")) == []
+def test_every_architecture_and_a_recipe_compose(bench: Bench) -> None:
+    made: list[Call] = []
+    for kind in ("moe", "vlm", "audio", "eagle", "fp8", "qat"):
+        made += variants("architecture", bench.context(architecture=kind))
+    made += variants("parallelism", bench.context(recipe=RECIPE))
+    found = preflight.configuration({"architecture": made}, bench.context(gpus="8"), bench.nemo_rl)
+    assert [finding.message for finding in found if not finding.ok] == []
+    assert found[-1].message.startswith("8 runs composed, ")
 
 
 def test_what_is_no_checkout_is_the_only_finding(bench: Bench) -> None:
@@ -70,6 +75,11 @@ def test_the_machine_is_said_to_be_incomplete_and_the_configuration_is_composed_
 def test_too_few_gpus(bench: Bench) -> None:
     (found,) = bad(bench.context(gpus="4"))
     assert (found.message, found.fix) == ("2 GPUs here, 4 wanted", "--set options.gpus=2")
+
+
+def test_a_recipe_may_ask_for_more_gpus_than_are_to_be_used(bench: Bench) -> None:
+    (found,) = bad(bench.context(levels=("parallelism",), recipe=RECIPE))
+    assert (found.message, found.fix) == ("parallelism (run) asks for 8 GPUs, and 2 are to be used", "--set options.gpus=8")
 
 
 def test_an_empty_submodule(bench: Bench) -> None:

@@ -95,7 +95,7 @@ def test_nothing_of_it_happens(bench: Bench) -> None:
     name = script(
         bench,
         f"""git config --global --add safe.directory x; echo y > ~/.gitconfig; apt-get install z; sudo reboot; pkill -9 python
-        rm -rf $SCRIPT_DIR/own {outside}; rm -rf $ROOT/nemo_rl $ROOT/3rdparty
+        rm -rf $SCRIPT_DIR/own {outside}; rm -rf $ROOT/nemo_rl/utils; rm -rf $ROOT/3rdparty
         echo token > $ROOT/3rdparty/Megatron-Bridge-workspace/Megatron-Bridge/env.yaml; mkdir -p $ROOT/results $SCRIPT_DIR/own
         uv run $ROOT/examples/run_grpo.py; touch $SCRIPT_DIR/own/run.log""",
     )

@@ -28,7 +28,7 @@ def ray_findings(bench: Bench, environ: Mapping[str, str]) -> tuple[Finding, ...
         return ()
     evidence = bench.context.run_dir / "evidence"
     facts, roots = evidence / "ray-nodes.json", {}
-    for repo in bench.context.changes:
+    for repo in (repo for repo in bench.context.changes if not repo.synced):  # a copy is made later, and each level proves it
         roots.update(dict.fromkeys(repo.packages, repo.import_root or repo.path))
     facts.unlink(missing_ok=True)  # those of an earlier attempt say nothing about this cluster
     words = [word for package, root in roots.items() for word in ("--root", f"{package}={root}")]

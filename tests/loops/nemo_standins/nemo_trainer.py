@@ -98,7 +98,7 @@ def value_of(tag: str, step: int) -> float:
         return {"metric-miss": 7.5, "all-masked": 0.0}.get(SIM, 1.01 + step / 1000)
     if tag == "train/num_masked_seqs_by_logprob_error":
         return 3.0 if SIM == "masking" else 0.0
-    return TAGS[tag] + (0.01 * step if tag in ("train/reward", "train/approx_entropy") else 0.0)
+    return TAGS.get(tag, 0.5) + (0.01 * step if tag in ("train/reward", "train/approx_entropy") else 0.0)
 
 
 TAGS = {
@@ -137,9 +137,15 @@ DELTA = {
 }
 
 
+def saves(config: dict[str, Any], step: int) -> bool:
+    return bool(config["checkpointing"]["enabled"]) and step % int(config["checkpointing"].get("save_period", 1)) == 0
+
+
 def write_step(stream: Any, place: Path, step: int, config: dict[str, Any]) -> None:
     sparse = "sparse" in str(config["policy"]["generation"].get("refit_transport"))
     tags = {**TAGS, **(DELTA if sparse and SIM != "vacuous-delta" else {})}
+    if saves(config, step):
+        tags["timing/train/checkpointing"] = 0.5
     values = {tag: DELTA.get(tag, 0.0) if tag in DELTA else value_of(tag, step) for tag in tags}
     stream.write(event(step, *(simple(tag, value) for tag, value in values.items())))
     stream.flush()
@@ -187,7 +193,7 @@ def train(config: dict[str, Any], steps: int, first: int) -> None:
             write_step(stream, place, step, config)
             say(RESULTS)
             must = config["checkpointing"].get("checkpoint_must_save_by")
-            if config["checkpointing"]["enabled"]:
+            if saves(config, step):
                 saved = Path(config["checkpointing"]["checkpoint_dir"]) / f"step_{step}"
                 saved.mkdir(parents=True)
                 (saved / "weights").write_text("w")
@@ -210,7 +216,14 @@ def main(program: str, words: list[str]) -> None:
     say("INFO:nemo_rl: Started local cluster with tag 'nrl_tag_ALL'")
     say("  ✓ Training dataloader loaded with 100 samples\n  ✓ Ray cluster for policy initialized with 1 nodes")
     say("\n▶ Setting up model and training...")
-    done = subprocess.run([sys.executable, str(HERE / "default_worker.py")], check=False, env=dict(os.environ), timeout=60)
+    inside = dict(os.environ)
+    if SIM == "wrong-bridge":  # an environment of its own that puts another Bridge first
+        other = Path(config["logger"]["log_dir"], "other")
+        (other / "megatron" / "bridge").mkdir(parents=True)
+        (other / "megatron" / "bridge" / "__init__.py").touch()
+        start, _, rest = inside["PYTHONPATH"].partition(os.pathsep)
+        inside["PYTHONPATH"] = os.pathsep.join((start, str(other), rest))
+    done = subprocess.run([sys.executable, str(HERE / "default_worker.py")], check=False, env=inside, timeout=60)
     if done.returncode:
         sys.exit(done.returncode)
     say("(MegatronPolicyWorker pid=7) [GPU_DIAG] [MegatronPolicyWorker] [after_nccl_init] x")
@@ -222,7 +235,9 @@ def main(program: str, words: list[str]) -> None:
         return
     say(f"  ✓ Using vLLM backend\n{' ' * 18}SETUP COMPLETE")
     if config["policy"]["megatron_cfg"]["peft"]["enabled"]:
-        say("(MegatronPolicyWorker pid=7) Applying LoRA\nTrainable parameters: 1,000")
+        say("(MegatronPolicyWorker pid=7) Total parameters: 500,000\n(MegatronPolicyWorker pid=7) Trainable parameters: 1,000")
+    if config["policy"]["generation"]["refit_transport"] == "nccl_reshard":
+        say("(MegatronPolicyWorker pid=7) nccl_reshard bulk comm group ready")
     section = "sft" if "sft" in config else "grpo"
     saved = Path(config["checkpointing"].get("checkpoint_dir") or "/nonexistent")
     steps = int(config[section]["max_num_steps"])

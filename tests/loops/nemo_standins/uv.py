@@ -24,6 +24,9 @@ def main(words: list[str]) -> int:
         rest = rest[2 if rest[0] in TAKES_VALUE else 1 :]
     if rest[0] == "bash":
         os.execvp("bash", rest)
+    if rest[0] == "python":  # the resume comparison's own asserts, which Seatrial makes again
+        sys.stdin.read()
+        return 0
     program = next(word for word in rest if word.endswith(".py"))
     given = rest[rest.index(program) + 1 :]
     if program.endswith("json_dump_tb_logs.py"):

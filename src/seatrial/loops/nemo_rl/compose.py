@@ -45,6 +45,8 @@ class Wanted:
     title: str
     training: Training
     claims: Mapping[str, Any]
+    gpus: int | None = None
+    """GPUs that it may use; None is any number."""
 
 
 def compose(
@@ -121,6 +123,9 @@ def _judge(item: Wanted, answer: Mapping[str, Any], own: Sequence[str], source: 
         theirs = next((word for word in own if key_of(word) == key), None)
         fix = f"leave {theirs} out: with it the level would not prove its claim" if theirs else "use NeMo-RL's own script unchanged"
         yield _config(False, f"{item.title} claims {key} = {claimed}, and the run would have {value}", fix)
+    asked = _all_gpus(answer["values"])
+    if item.gpus is not None and asked is not None and asked > item.gpus:
+        yield _config(False, f"{item.title} asks for {asked} GPUs, and {item.gpus} are to be used", f"--set options.gpus={asked}")
     if answer["values"].get(f"{MEGATRON}.enabled") is True:
         yield from _sizes(item.title, answer["values"])
 
@@ -137,13 +142,16 @@ def _sizes(title: str, values: Mapping[str, Any]) -> Iterator[Finding]:
         yield _config(False, message, f"use TP 1 or 2; or set {BATCHES[0]} and {BATCHES[1]} to the same number")
 
 
+def _all_gpus(values: Mapping[str, Any]) -> int | None:
+    gpus, nodes = (values.get(key) for key in CLUSTER[:2])
+    return gpus * nodes if isinstance(gpus, int) and isinstance(nodes, int) else None
+
+
 def _trainers(values: Mapping[str, Any]) -> int | None:
     """GPUs that train; None where generation has nodes of its own."""
-    gpus, nodes, together, generating = (values.get(key) for key in CLUSTER)
-    if not isinstance(gpus, int) or not isinstance(nodes, int):
-        return None
-    if together is not False:
-        return gpus * nodes
+    gpus, (nodes, together, generating) = _all_gpus(values), (values.get(key) for key in CLUSTER[1:])
+    if gpus is None or together is not False:
+        return gpus
     return gpus - generating if nodes == 1 and isinstance(generating, int) and generating < gpus else None
 
 

@@ -25,6 +25,7 @@ from seatrial.loops.nemo_rl import (
     preflight,
     proofs,
     results,
+    shown,
     side_tests,
     tokens,
     vacuity,
@@ -190,6 +191,10 @@ class NemoRl(Basic):
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         """The processes of one level."""
         return calls.phases(level, context, directory)
+
+    def shown(self, level: Level, context: Context, directory: Path) -> tuple[str, ...]:  # noqa: ARG002 - the contract
+        """What the scripts start, assert and write."""
+        return shown.shown(level, context)
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """Changes that are what their names say, and what NeMo-RL needs."""

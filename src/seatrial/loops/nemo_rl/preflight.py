@@ -37,7 +37,7 @@ def findings(context: Context) -> tuple[Finding, ...]:
         *(*_sizes(runs), *_words(context, place), *_scripts(runs, place)),
     ]
     if all(finding.ok or finding.name in MACHINE for finding in made):
-        made += _configuration(runs, context, place)
+        made += configuration(runs, context, place)
     else:
         first = ", ".join(dict.fromkeys(finding.name for finding in made if not finding.ok and finding.name not in MACHINE))
         made.append(_config(True, f"not composed, because this must be right before: {first}"))
@@ -78,7 +78,7 @@ def _scripts(runs: Calls, place: Path) -> list[Finding]:
     return made
 
 
-def _configuration(runs: Calls, context: Context, place: Path) -> list[Finding]:
+def configuration(runs: Calls, context: Context, place: Path) -> list[Finding]:
     """Run the scripts with stand-ins, look for their models, and compose what they would run."""
     environment = {**os.environ, "PYTHONPATH": checkout.python_path(context)}
     wanted: list[compose.Wanted] = []
@@ -92,7 +92,7 @@ def _configuration(runs: Calls, context: Context, place: Path) -> list[Finding]:
         except ScriptError as error:
             made.append(_config(False, f"{title}: {error}", "use a clean checkout, and set the variables that the script asks for"))
             continue
-        wanted += [compose.Wanted(title, training, call.claims) for training in trainings]
+        wanted += [compose.Wanted(title, training, call.claims, gpus(context)) for training in trainings]
     made += models.model_findings([item.training for item in wanted])
     if wanted:
         made += compose.compose(wanted, place, [str(context.python)], environment, context.arguments)

@@ -64,10 +64,7 @@ def record(script: Path, checkout: Path, words: Sequence[str], environment: Mapp
         try:
             stage.build()
             before = stage.written()
-            done = run_child(["bash", str(stage.script), *words], stage.root, stage.environment(), SCRIPT_SECONDS)
-            ended, said = done.returncode, stage.real(done.stderr)
-        except subprocess.TimeoutExpired:
-            ended, said = 124, f"no end within {SCRIPT_SECONDS} s"
+            ended, said = _run(stage, words)
         except OSError as error:
             raise ScriptError(f"{script}: {error}") from error
         rows = stage.rows()
@@ -77,6 +74,15 @@ def record(script: Path, checkout: Path, words: Sequence[str], environment: Mapp
         lines = [line for line in said.splitlines() if line and not line.startswith("+")] or ["(nothing said)"]
         raise ScriptError(f"{script}: ended with code {ended} before training: {lines[-1]}")
     return Recording(trainings, tuple(word for row in rows for word in _assertions(row["argv"])), files, ended)
+
+
+def _run(stage: Stage, words: Sequence[str]) -> tuple[int, str]:
+    """The exit code, and what was said on the error stream; what was recorded before a deadline counts."""
+    try:
+        done = run_child(["bash", str(stage.script), *words], stage.root, stage.environment(), SCRIPT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return 124, f"no end within {SCRIPT_SECONDS} s"
+    return done.returncode, stage.real(done.stderr)
 
 
 def _assertions(argv: Sequence[str]) -> Iterator[str]:

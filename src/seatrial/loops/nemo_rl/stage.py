@@ -20,8 +20,9 @@ from typing import Any
 
 from seatrial.files import read_text
 
+WORKPLACES = "3rdparty"
 DEPTH = 3
-"""Folders of the shadow tree that are real: a script writes a file of its own into 3rdparty/Gym-workspace/Gym."""
+"""So deep the folders below are real, too: scripts go into 3rdparty/Gym-workspace/Gym and write files of their own there."""
 RECORDED = ("uv", "python", "python3")
 """These start programs of NeMo-RL."""
 IDLE = (
@@ -43,7 +44,7 @@ with open(calls, "a") as stream:
     stream.write(json.dumps({"argv": [name, *words], "cwd": os.getcwd(), "environment": dict(os.environ)}) + "\\n")
 """
 SMI = '#!/bin/sh\nfor n in 0 1 2 3 4 5 6 7; do case "$*" in *--query*) echo 0;; *) echo "GPU $n: stand-in";; esac; done\n'
-REMOVE = '#!/bin/sh\nfor word; do case "$word" in -*|{own}/*|{home}/*) ;; *) exit 0;; esac; done\nexec {rm} "$@"\n'
+REMOVE = '#!/bin/sh\nfor word; do case "$word" in *..*) exit 0;; -*|{own}/*|{home}/*) ;; *) exit 0;; esac; done\nexec {rm} "$@"\n'
 """Only what the script made itself: a link of the shadow tree leads into the checkout."""
 QUERY = "#!/bin/sh\n[ -e {trained} ] && echo 1000000\nexit 0\n"
 """jq: scripts of recipes ask it for the steps that are done."""
@@ -101,7 +102,7 @@ class Stage:
         (self.folder / "afterwards.sh").write_text(AFTERWARDS.format(trained=f"{self.calls}.trained"), encoding="utf-8")
 
     def _shadow(self, part: Path) -> None:
-        """Real folders as deep as a script may work in, copies of the files beside it, links to all else."""
+        """Real folders where a script works, copies of the files beside it, links to all else but hidden files."""
         real, shadow, way = self.checkout / part, self.root / part, self.name.parent
         shadow.mkdir(parents=True)
         for entry in real.iterdir():
@@ -110,10 +111,9 @@ class Stage:
                 continue  # what earlier runs left
             if entry.is_file() and way.is_relative_to(part) and part.parts:
                 shutil.copy(entry, shadow / entry.name)  # a script that resolves a link would come to the checkout
-            elif entry.is_dir() and not entry.is_symlink() and (len(place.parts) <= DEPTH or way.is_relative_to(place)):
-                if not entry.name.startswith("."):
-                    self._shadow(place)
-            else:
+            elif entry.is_dir() and (way.is_relative_to(place) or (place.parts[0] == WORKPLACES and len(place.parts) <= DEPTH)):
+                self._shadow(place)
+            elif not entry.name.startswith("."):
                 (shadow / entry.name).symlink_to(entry)
 
     def environment(self) -> dict[str, str]:

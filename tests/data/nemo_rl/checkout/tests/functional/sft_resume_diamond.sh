@@ -11,10 +11,11 @@ $COVERED $PROJECT_ROOT/examples/run_sft.py \
     $@
 }
 one() {
-    local name=$1 part=$2
+    local name=$1 part=$2 dump=${1// /_}
     shift 2
+    if [[ $part == baseline ]]; then dump=baseline; fi
     train logger.log_dir=$LOG_DIR/$part $@ 2>&1 | sed "s/^/[$name] /" | tee $RUN_LOG.${name// /_}
-    uv run tests/json_dump_tb_logs.py $LOG_DIR/$part --output_path $EXP_DIR/${name// /_}.json
+    uv run tests/json_dump_tb_logs.py $LOG_DIR/$part --output_path $EXP_DIR/$dump.json
 }
 DTENSOR="policy.dtensor_cfg.enabled=true policy.megatron_cfg.enabled=false"
 MCORE="policy.dtensor_cfg.enabled=false policy.megatron_cfg.enabled=true"
@@ -26,7 +27,7 @@ one "dtensor 2step" dtensor checkpointing.enabled=true checkpointing.checkpoint_
 one "mcore 1step" mcore $FIRST checkpointing.enabled=true checkpointing.checkpoint_dir=$EXP_DIR/ckpts/mcore $MCORE $@
 one "mcore 2step" mcore checkpointing.enabled=true checkpointing.checkpoint_dir=$EXP_DIR/ckpts/mcore $MCORE $@
 
-uv run python - <<EOF $EXP_DIR/baseline_2step.json $EXP_DIR/mcore_2step.json
+uv run python - <<EOF $EXP_DIR/baseline.json $EXP_DIR/mcore_2step.json
 import json, sys
 one, two = (json.load(open(name)) for name in sys.argv[1:3])
 assert one["train/loss"].keys() == two["train/loss"].keys()
