@@ -95,7 +95,7 @@ def test_wrong_usage_is_2_without_a_traceback(
 def test_a_user_error_is_2_with_its_fix_and_no_traceback() -> None:
     answer = seatrial("plan", "tlr")
     assert (answer.code, answer.out) == (2, "")
-    assert answer.err == "seatrial: unknown loop 'tlr'; known: trl, verl\n  fix: use 'trl'\n"
+    assert answer.err == "seatrial: unknown loop 'tlr'; known: nemo-rl, trl, verl\n  fix: use 'trl'\n"
 
 
 def test_a_broken_configuration_is_2(tmp_path: Path) -> None:

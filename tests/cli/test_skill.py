@@ -35,7 +35,7 @@ def test_every_command_and_flag_of_a_skill_exists(name: str) -> None:
     assert len([words for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for words in calls(block)]) > 5
 
 
-@pytest.mark.parametrize("page", ["skills.md", "loop-verl.md"])
+@pytest.mark.parametrize("page", ["skills.md", "loop-verl.md", "loop-nemo-rl.md", "isolate.md", "localize.md", "baseline.md"])
 def test_every_command_and_flag_of_its_page_exists(page: str) -> None:
     assert problems((ROOT / "docs" / page).read_text(encoding="utf-8")) == []
 
@@ -107,10 +107,12 @@ def test_flags_of_inner_commands_are_known() -> None:
 def test_list_and_show() -> None:
     answer = inside("skill", "list")
     assert answer.code == 0
-    assert answer.out.startswith(f"{NAME}\tProves ")
-    (entry,) = json.loads(inside("skill", "list", "--json").out)
-    assert entry.keys() == {"name", "description", "when_to_use", "path"}
-    assert Path(entry["path"], skill.GUIDE).is_file()
+    assert f"{NAME}\tProves " in answer.out
+    entries = json.loads(inside("skill", "list", "--json").out)
+    assert [entry["name"] for entry in entries] == list(skill.skills())
+    for entry in entries:
+        assert entry.keys() == {"name", "description", "when_to_use", "path"}
+        assert Path(entry["path"], skill.GUIDE).is_file()
     assert inside("skill", "show", NAME).out == GUIDE
 
 
@@ -127,7 +129,9 @@ def test_every_file_of_a_skill_is_packaged() -> None:
 def test_installing_twice_does_nothing(project: Path) -> None:
     place = project / ".claude" / "skills" / NAME
     answer = inside("skill", "install")
-    assert (answer.code, answer.out) == (0, f"{NAME}: installed: {place}\n")
+    assert answer.code == 0
+    assert f"{NAME}: installed: {place}\n" in answer.out
+    assert {path.name for path in place.parent.iterdir()} == set(skill.skills())
     assert (place / skill.GUIDE).read_text(encoding="utf-8") == GUIDE
     before = (place / skill.GUIDE).stat()
     answer = inside("skill", "install", NAME, NAME)
@@ -145,7 +149,7 @@ def test_an_edited_skill_is_replaced_only_by_force(tmp_path: Path) -> None:
     assert str(guide) in answer.err
     assert "--force" in answer.err
     assert guide.read_text() == "mine\n"
-    answer = inside("skill", "install", "--to", tmp_path, "--force", "--json")
+    answer = inside("skill", "install", NAME, "--to", tmp_path, "--force", "--json")
     assert json.loads(answer.out) == [{"name": NAME, "path": str(tmp_path / NAME), "state": "replaced"}]
     assert guide.read_text(encoding="utf-8") == GUIDE
     assert own.read_text() == "also mine\n"
@@ -189,7 +193,7 @@ def test_an_unknown_skill_is_refused_before_anything_is_written(tmp_path: Path) 
     for words in (("install", NAME, "../x", "--to", tmp_path / "t"), ("show", "../x")):
         answer = inside("skill", *words)
         assert answer.code == 2
-        assert f"no skill is called '../x'; known: {NAME}" in answer.err
+        assert f"no skill is called '../x'; known: {', '.join(skill.skills())}" in answer.err
     assert not (tmp_path / "t").exists()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.nemo_rl import checkout
-from seatrial.loops.nemo_rl.source import read_source
+from seatrial.loops.nemo_rl.runs import checkout
+from seatrial.loops.nemo_rl.runs.source import read_source
 from seatrial.model.loop import Context
 from seatrial.model.record import RepoState
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from seatrial.loops.knowledge import read_tables
-from seatrial.loops.nemo_rl import shell
-from seatrial.loops.nemo_rl.assertions import assertions_in, own_checks, prefixed, unexpanded
-from seatrial.loops.nemo_rl.shell import commands
+from seatrial.loops.nemo_rl.runs import shell
+from seatrial.loops.nemo_rl.runs.assertions import assertions_in, own_checks, prefixed, unexpanded
+from seatrial.loops.nemo_rl.runs.shell import commands
 from seatrial.metrics.grammar import parse
 from seatrial.model.knowledge import CheckSpec, Level
 from seatrial.model.record import Cost
@@ -173,7 +173,7 @@ def test_every_tag_of_an_expression_gets_the_prefix() -> None:
 
 
 def test_the_levels_own_checks_are_of_the_check_language() -> None:
-    levels = read_tables(Path(shell.__file__).with_name("levels.toml"), "level", Level)
+    levels = read_tables(Path(shell.__file__).parents[1] / "levels.toml", "level", Level)
     for level in levels:
         for check in level.checks:
             parse(check.expr)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_rl_checkout import REAL, Bench, as_repository, make_bench, repo
-from seatrial.loops.nemo_rl import checkout
-from seatrial.loops.nemo_rl.source import Source, read_source
+from seatrial.loops.nemo_rl.runs import checkout
+from seatrial.loops.nemo_rl.runs.source import Source, read_source
 from seatrial.model.errors import BlockedError
 
 SPARSE = "policy.generation.refit_cfg.sparse"

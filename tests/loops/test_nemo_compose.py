@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_rl_checkout import PYTHON, REAL, Bench, make_bench
-from seatrial.loops.nemo_rl.compose import Wanted, compose, default_config
-from seatrial.loops.nemo_rl.record import ScriptError, Training, record
+from seatrial.loops.nemo_rl.ahead.compose import Wanted, compose, default_config
+from seatrial.loops.nemo_rl.ahead.record import ScriptError, Training, record
 from seatrial.model.record import Finding
 
 MEGATRON = "examples/configs/grpo_math_1B_megatron.yaml"

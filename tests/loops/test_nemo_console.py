@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from seatrial.loops.claims import lookup
-from seatrial.loops.nemo_rl.claims import in_force, other_run
-from seatrial.loops.nemo_rl.console import completed_steps, read_console, steps_planned, steps_reached
-from seatrial.loops.nemo_rl.dump import read_configs
+from seatrial.loops.nemo_rl.after.claims import in_force, other_run
+from seatrial.loops.nemo_rl.after.console import completed_steps, read_console, steps_planned, steps_reached
+from seatrial.loops.nemo_rl.after.dump import read_configs
 from seatrial.model.series import Metrics, Series
 
 from .nemo_logs import CONFIG, CONTROLLER, LINE, POLICY, grpo_log, nested, printed_config

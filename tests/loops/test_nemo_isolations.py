@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from seatrial.loops.nemo_rl.isolations import isolations, relaxed
+from seatrial.loops.nemo_rl.runs.isolations import isolations, relaxed
 from seatrial.model.loop import Isolation
 from seatrial.model.record import CheckResult, Diagnosis, LevelResult, PhaseOutcome
 from seatrial.model.verdict import Boundary, Verdict

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.nemo_rl.next_steps import next_steps
+from seatrial.loops.nemo_rl.after.next_steps import next_steps
 from seatrial.model.loop import Context
 from seatrial.model.record import Diagnosis, LevelResult
 from seatrial.model.verdict import Boundary, Verdict

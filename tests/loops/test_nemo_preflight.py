@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_rl_checkout import Bench, on_gpus
-from seatrial.loops.nemo_rl import checkout, machine, models, preflight
-from seatrial.loops.nemo_rl.record import Training
-from seatrial.loops.nemo_rl.variant import Call
-from seatrial.loops.nemo_rl.variants import variants
+from seatrial.loops.nemo_rl.ahead import machine, models, preflight
+from seatrial.loops.nemo_rl.ahead.record import Training
+from seatrial.loops.nemo_rl.runs import checkout
+from seatrial.loops.nemo_rl.runs.variant import Call
+from seatrial.loops.nemo_rl.runs.variants import variants
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 

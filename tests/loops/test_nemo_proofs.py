@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.nemo_rl.proofs import proofs
+from seatrial.loops.nemo_rl.after.proofs import proofs
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult, Cost
 from seatrial.model.series import Metrics, Series

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_rl_checkout import REAL, Bench, make_bench
-from seatrial.loops.nemo_rl import record as module
-from seatrial.loops.nemo_rl.record import Recording, ScriptError, record
+from seatrial.loops.nemo_rl.ahead import record as module
+from seatrial.loops.nemo_rl.ahead.record import Recording, ScriptError, record
 from seatrial.loops.overrides import key_of
 
 FUNCTIONAL = "tests/functional"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from metrics.writer import write_series
-from seatrial.loops.nemo_rl import results
+from seatrial.loops.nemo_rl.after import results
 
 
 def events(place: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seatrial.loops.nemo_rl.side_tests import side_tests
+from seatrial.loops.nemo_rl.runs.side_tests import side_tests
 from seatrial.model.loop import Context, SideTests
 from seatrial.model.record import RepoState
 

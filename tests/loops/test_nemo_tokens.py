@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.nemo_rl.tokens import tokens
+from seatrial.loops.nemo_rl.after.tokens import tokens
 from seatrial.model.errors import UserError
 
 CONFIG = "Final config:\n{'policy': {'generation': {'max_new_tokens': 2, 'temperature': 1.0, 'top_k': None, 'top_p': 0.9}}}\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.nemo_rl.transfer import MEANING, WORDS, read_transfer
+from seatrial.loops.nemo_rl.after.transfer import MEANING, WORDS, read_transfer
 from seatrial.model.series import Metrics, Series
 
 PREPARE = "timing/train/prepare_for_generation"

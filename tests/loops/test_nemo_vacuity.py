@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.loops.nemo_rl.vacuity import runs, unseen, vacuous
+from seatrial.loops.nemo_rl.after.vacuity import runs, unseen, vacuous
 from seatrial.model.series import Metrics, Series
 from seatrial.model.verdict import Boundary
 

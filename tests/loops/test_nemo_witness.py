@@ -17,9 +17,9 @@ from loops.nemo_driver import SOURCE, VENDORED, Stage, commit, put
 from probes.world import World
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.evidence.use import read_loaded, unused
-from seatrial.loops.nemo_rl import witness
 from seatrial.loops.nemo_rl.drive import functional, imports, venvs
 from seatrial.loops.nemo_rl.drive.kinds import process_kind, program
+from seatrial.loops.nemo_rl.runs import witness
 from seatrial.model.loop import Context
 from seatrial.model.record import RepoState
 from seatrial.probes import ray_imports

@@ -13,25 +13,10 @@ from typing import Self
 
 from seatrial.loops.change_names import wrong_names
 from seatrial.loops.knowledge import read_tables
-from seatrial.loops.nemo_rl import (
-    architecture,
-    assertions,
-    calls,
-    checkout,
-    claims,
-    console,
-    isolations,
-    next_steps,
-    preflight,
-    proofs,
-    results,
-    shown,
-    side_tests,
-    tokens,
-    vacuity,
-    variants,
-)
-from seatrial.loops.nemo_rl.variant import DEFAULT_MODEL, GPUS
+from seatrial.loops.nemo_rl.after import claims, console, next_steps, proofs, results, tokens, vacuity
+from seatrial.loops.nemo_rl.ahead import preflight, shown
+from seatrial.loops.nemo_rl.runs import architecture, assertions, calls, checkout, isolations, side_tests, variants
+from seatrial.loops.nemo_rl.runs.variant import DEFAULT_MODEL, GPUS
 from seatrial.loops.options import choice, number, require_known
 from seatrial.loops.plain import Basic
 from seatrial.model.errors import UserError

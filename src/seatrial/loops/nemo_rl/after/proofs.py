@@ -20,13 +20,13 @@ from seatrial.files import read_json
 from seatrial.loops.claims import ABSENT, lookup
 from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.lines import lines
-from seatrial.loops.nemo_rl import level_proofs
-from seatrial.loops.nemo_rl.assertions import FACTS, unexpanded
-from seatrial.loops.nemo_rl.claims import in_force
-from seatrial.loops.nemo_rl.console import completed_steps
-from seatrial.loops.nemo_rl.dump import read_configs
-from seatrial.loops.nemo_rl.results import ONLY, RESULTS, dumps
-from seatrial.loops.nemo_rl.vacuity import runs, supervised
+from seatrial.loops.nemo_rl.after import level_proofs
+from seatrial.loops.nemo_rl.after.claims import in_force
+from seatrial.loops.nemo_rl.after.console import completed_steps
+from seatrial.loops.nemo_rl.after.dump import read_configs
+from seatrial.loops.nemo_rl.after.results import ONLY, RESULTS, dumps
+from seatrial.loops.nemo_rl.after.vacuity import runs, supervised
+from seatrial.loops.nemo_rl.runs.assertions import FACTS, unexpanded
 from seatrial.loops.proof import proof
 from seatrial.loops.workers import trained_with
 from seatrial.model.errors import UserError

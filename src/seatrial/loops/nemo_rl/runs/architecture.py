@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.nemo_rl.checkout import checkout_of
-from seatrial.loops.nemo_rl.variant import GRPO, Call, Sizes, common_claims, gpus, model_overrides, size_claims, size_overrides
+from seatrial.loops.nemo_rl.runs.checkout import checkout_of
+from seatrial.loops.nemo_rl.runs.variant import GRPO, Call, Sizes, common_claims, gpus, model_overrides, size_claims, size_overrides
 from seatrial.loops.options import choice, number
 from seatrial.model.loop import Context
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.nemo_rl import architecture
-from seatrial.loops.nemo_rl.checkout import Generation, checkout_of, generation
-from seatrial.loops.nemo_rl.isolations import relaxed
-from seatrial.loops.nemo_rl.variant import GRPO, Call, Sizes, common_claims, gpus, model_overrides, size_claims, size_overrides
+from seatrial.loops.nemo_rl.runs import architecture
+from seatrial.loops.nemo_rl.runs.checkout import Generation, checkout_of, generation
+from seatrial.loops.nemo_rl.runs.isolations import relaxed
+from seatrial.loops.nemo_rl.runs.variant import GRPO, Call, Sizes, common_claims, gpus, model_overrides, size_claims, size_overrides
 from seatrial.loops.options import number
 from seatrial.model.loop import Context
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from seatrial.files import read_text
 from seatrial.loops.facts import read_facts
-from seatrial.loops.nemo_rl.shell import Reader
+from seatrial.loops.nemo_rl.runs.shell import Reader
 from seatrial.model.knowledge import CheckSpec, Level
 
 CHECKER = "check_metrics.py"

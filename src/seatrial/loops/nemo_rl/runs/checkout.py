@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seatrial.files import read_text
-from seatrial.loops.nemo_rl.source import read_source
+from seatrial.loops.nemo_rl.runs.source import read_source
 from seatrial.model.errors import BlockedError
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding

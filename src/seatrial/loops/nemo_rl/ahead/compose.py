@@ -20,15 +20,15 @@ from typing import Any
 from seatrial.files import read_text
 from seatrial.loops.child import run_child
 from seatrial.loops.claims import ABSENT, differences
-from seatrial.loops.nemo_rl.record import Training
-from seatrial.loops.nemo_rl.source import Source, read_source
-from seatrial.loops.nemo_rl.variant import Sizes
+from seatrial.loops.nemo_rl.ahead.record import Training
+from seatrial.loops.nemo_rl.runs.source import Source, read_source
+from seatrial.loops.nemo_rl.runs.variant import Sizes
 from seatrial.loops.overrides import key_of
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
 COMPOSE_SECONDS = 300
-DRIVE = Path(__file__).parent / "drive" / "compose.py"
+DRIVE = Path(__file__).parents[1] / "drive" / "compose.py"
 BATCHES = ("policy.train_micro_batch_size", "policy.logprob_batch_size")
 MEGATRON = "policy.megatron_cfg"
 TP, PP, CP = (f"{MEGATRON}.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))

@@ -18,8 +18,8 @@ from typing import Any
 
 from seatrial.files import read_text
 from seatrial.loops.claims import ABSENT, lookup
-from seatrial.loops.nemo_rl.dump import read_configs
-from seatrial.loops.nemo_rl.results import ONLY, token_files
+from seatrial.loops.nemo_rl.after.dump import read_configs
+from seatrial.loops.nemo_rl.after.results import ONLY, token_files
 from seatrial.model.errors import UserError
 from seatrial.model.tokens import TokenRow
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from seatrial.files import read_text
 from seatrial.loops.claims import lookup
-from seatrial.loops.nemo_rl.dump import read_configs
-from seatrial.loops.nemo_rl.results import ONLY
-from seatrial.loops.nemo_rl.transfer import OLDER, WHOLE, read_transfer
-from seatrial.loops.nemo_rl.vacuity import DELTA_TRACES
+from seatrial.loops.nemo_rl.after.dump import read_configs
+from seatrial.loops.nemo_rl.after.results import ONLY
+from seatrial.loops.nemo_rl.after.transfer import OLDER, WHOLE, read_transfer
+from seatrial.loops.nemo_rl.after.vacuity import DELTA_TRACES
 from seatrial.loops.proof import proof
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics

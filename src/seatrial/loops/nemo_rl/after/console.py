@@ -15,7 +15,7 @@ from pathlib import Path
 
 from seatrial.loops.claims import lookup
 from seatrial.loops.lines import lines
-from seatrial.loops.nemo_rl.dump import read_configs
+from seatrial.loops.nemo_rl.after.dump import read_configs
 from seatrial.model.series import Damage, Metrics, Overlap, Series
 
 EPOCH = re.compile(r"={25} Epoch (\d+)/\d+ ={25}$")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.loops import claims as generic
-from seatrial.loops.nemo_rl.dump import read_configs
+from seatrial.loops.nemo_rl.after.dump import read_configs
 from seatrial.model.record import CheckResult
 
 MEGATRON = "policy.megatron_cfg.enabled"

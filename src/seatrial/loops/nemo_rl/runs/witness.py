@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from seatrial.loops.nemo_rl.checkout import bundled_core
+from seatrial.loops.nemo_rl.runs.checkout import bundled_core
 from seatrial.model.loop import Context
 
 WATCH = ("nemo_rl", "megatron.core", "megatron.bridge", "torch", "transformers", "ray", "vllm", "sglang")

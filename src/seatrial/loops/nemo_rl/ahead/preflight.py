@@ -9,10 +9,11 @@ from pathlib import Path
 
 from seatrial.loops.gpus import gpus_here
 from seatrial.loops.hub import cache_room
-from seatrial.loops.nemo_rl import calls, checkout, compose, machine, models
-from seatrial.loops.nemo_rl.record import ScriptError, record
-from seatrial.loops.nemo_rl.variant import Call, gpus
-from seatrial.loops.nemo_rl.variants import variants
+from seatrial.loops.nemo_rl.ahead import compose, machine, models
+from seatrial.loops.nemo_rl.ahead.record import ScriptError, record
+from seatrial.loops.nemo_rl.runs import calls, checkout
+from seatrial.loops.nemo_rl.runs.variant import Call, gpus
+from seatrial.loops.nemo_rl.runs.variants import variants
 from seatrial.loops.overrides import WANTED, is_override
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding

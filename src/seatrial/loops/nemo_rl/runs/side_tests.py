@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from seatrial.loops.nemo_rl import checkout
+from seatrial.loops.nemo_rl.runs import checkout
 from seatrial.model.loop import Context, SideTests
 from seatrial.model.record import RepoState
 

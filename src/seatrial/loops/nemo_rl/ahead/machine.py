@@ -13,7 +13,7 @@ from pathlib import Path
 
 from seatrial.files import read_text
 from seatrial.loops.child import run_child
-from seatrial.loops.nemo_rl.checkout import BRIDGE, CORE, SUBMODULES, VENDORED, sync_command
+from seatrial.loops.nemo_rl.runs.checkout import BRIDGE, CORE, SUBMODULES, VENDORED, sync_command
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary

@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from seatrial.loops.nemo_rl import assertions, checkout, witness
-from seatrial.loops.nemo_rl.variant import Call
-from seatrial.loops.nemo_rl.variants import variants
+from seatrial.loops.nemo_rl.runs import assertions, checkout, witness
+from seatrial.loops.nemo_rl.runs.variant import Call
+from seatrial.loops.nemo_rl.runs.variants import variants
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
 

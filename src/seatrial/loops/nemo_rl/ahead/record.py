@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.loops.child import run_child
-from seatrial.loops.nemo_rl.stage import Stage
+from seatrial.loops.nemo_rl.ahead.stage import Stage
 
 SCRIPT_SECONDS = 60
 CHECKER = "check_metrics.py"

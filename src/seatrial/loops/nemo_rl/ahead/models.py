@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from seatrial.loops.hub import hub_cache, snapshot
-from seatrial.loops.nemo_rl.record import Training
+from seatrial.loops.nemo_rl.ahead.record import Training
 from seatrial.loops.overrides import key_of
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.loops.nemo_rl import calls, checkout
-from seatrial.loops.nemo_rl.record import ScriptError, Training, record
-from seatrial.loops.nemo_rl.results import RESULTS
-from seatrial.loops.nemo_rl.variant import Call
-from seatrial.loops.nemo_rl.variants import variants
+from seatrial.loops.nemo_rl.after.results import RESULTS
+from seatrial.loops.nemo_rl.ahead.record import ScriptError, Training, record
+from seatrial.loops.nemo_rl.runs import calls, checkout
+from seatrial.loops.nemo_rl.runs.variant import Call
+from seatrial.loops.nemo_rl.runs.variants import variants
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context
 
