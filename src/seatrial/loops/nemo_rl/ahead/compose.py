@@ -22,8 +22,8 @@ from seatrial.loops.child import run_child
 from seatrial.loops.claims import ABSENT, differences
 from seatrial.loops.nemo_rl.ahead.record import Training
 from seatrial.loops.nemo_rl.runs.source import Source, read_source
-from seatrial.loops.nemo_rl.runs.variant import Sizes
 from seatrial.loops.overrides import key_of
+from seatrial.loops.sizes import Sizes
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 

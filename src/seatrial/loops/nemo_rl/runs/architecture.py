@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.loops.nemo_rl.runs.checkout import checkout_of
-from seatrial.loops.nemo_rl.runs.variant import GRPO, Call, Sizes, common_claims, gpus, model_overrides, size_claims, size_overrides
+from seatrial.loops.nemo_rl.runs.variant import GRPO, Call, common_claims, gpus, model_overrides, size_claims, size_overrides
 from seatrial.loops.options import choice, number
+from seatrial.loops.sizes import Sizes
 from seatrial.model.loop import Context
 
 ARCHITECTURES = ("moe", "vlm", "audio", "eagle", "mtp", "fp8", "qat")

@@ -10,36 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seatrial.loops.options import number
+from seatrial.loops.sizes import KEYS, Sizes
 from seatrial.model.loop import Context
 
 GPUS = 2
 DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B"
 GRPO = "tests/functional/grpo_megatron.sh"
-KEYS = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Parallel sizes of the policy."""
-
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-
-    def problem(self, count: int) -> str | None:
-        """Why these sizes cannot be had on so many GPUs."""
-        dense = (f"TP {self.tp} x PP {self.pp} x CP {self.cp}", self.tp * self.pp * self.cp)
-        experts = (f"ETP {self.etp} x EP {self.ep} x PP {self.pp}", self.etp * self.ep * self.pp)
-        wrong = [f"{text} = {size} does not divide {count} GPUs" for text, size in (dense, experts) if count % size]
-        return wrong[0] if wrong else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +31,7 @@ class Call:
     overrides: tuple[str, ...] = ()
     claims: dict[str, Any] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
-    sizes: Sizes = Sizes()
+    sizes: Sizes = field(default_factory=Sizes)
     trainers: int = 1
     """How many of the GPUs train: the rest generates."""
     assertions: bool = True

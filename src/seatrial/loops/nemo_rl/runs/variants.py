@@ -14,8 +14,9 @@ from typing import Any
 from seatrial.loops.nemo_rl.runs import architecture
 from seatrial.loops.nemo_rl.runs.checkout import Generation, checkout_of, generation
 from seatrial.loops.nemo_rl.runs.isolations import relaxed
-from seatrial.loops.nemo_rl.runs.variant import GRPO, Call, Sizes, common_claims, gpus, model_overrides, size_claims, size_overrides
+from seatrial.loops.nemo_rl.runs.variant import GRPO, Call, common_claims, gpus, model_overrides, size_claims, size_overrides
 from seatrial.loops.options import number
+from seatrial.loops.sizes import Sizes
 from seatrial.model.loop import Context
 
 LORA = "tests/functional/grpo_megatron_lora.sh"

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from seatrial.loops.options import choice, number
+from seatrial.loops.sizes import Sizes
 from seatrial.loops.verl.gpu import models
 from seatrial.loops.verl.gpu.checkout import engine
-from seatrial.loops.verl.gpu.variant import GPUS, ROLES, Sizes, Variant, common_claims, common_variables, gpus
+from seatrial.loops.verl.gpu.variant import GPUS, ROLES, Variant, common_claims, common_variables, gpus
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.loops.options import number
+from seatrial.loops.sizes import Sizes
 from seatrial.loops.verl.gpu import architecture, models
 from seatrial.loops.verl.gpu.checkout import engine, extras
-from seatrial.loops.verl.gpu.variant import ROLES, Sizes, Variant, common_claims, common_variables, gpus
+from seatrial.loops.verl.gpu.variant import ROLES, Variant, common_claims, common_variables, gpus
 from seatrial.model.loop import Context
 
 LORA_RANK = 4
