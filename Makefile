@@ -30,7 +30,7 @@ lint: $(VENV)/.dev ## Ruff and mypy (strict)
 	$(BIN)/mypy
 
 check: lint ## Lint and the quick tests (under two minutes)
-	$(BIN)/pytest -m "not real" -n 2 --dist loadfile -q
+	$(BIN)/pytest -m "not real and not slow" -n 2 --dist loadfile -q -o tmp_path_retention_policy=failed
 
 test: lint ## Every test, also those that drive a real loop
 	@sh scripts/chromium.sh
@@ -38,7 +38,7 @@ test: lint ## Every test, also those that drive a real loop
 	$(BIN)/seatrial env build trl
 	$(BIN)/seatrial env build verl-cpu
 	@$(BIN)/python -m tests.launch.rays
-	$(BIN)/pytest -n 2 --dist loadfile -q
+	$(BIN)/pytest -n 2 --dist loadfile -q -o tmp_path_retention_policy=failed
 
 bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, and the ratio
 	$(BIN)/seatrial env build trl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -44,9 +45,15 @@ MAY_SAY = ("cli/", "probes/", "config.py")
 """Where the name of a loop may stand besides its own folder."""
 
 
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """The whole syntax tree of a file, which is read once."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imported(path: Path) -> Iterator[str]:
     """Every module that a file imports, anywhere in it; `from a import b` gives `a.b`."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -73,19 +80,21 @@ def foreign(path: Path) -> set[str]:
     return tops - set(sys.stdlib_module_names) - {"seatrial"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=place)
-def test_a_room_uses_only_what_it_may(path: Path) -> None:
+def test_a_room_uses_only_what_it_may() -> None:
+    assert [f"{place(path)}: {wrong}" for path in FILES for wrong in misused(path)] == []
+
+
+def misused(path: Path) -> list[str]:
+    """What a file imports although its room may not."""
     own = room("seatrial." + place(path).removesuffix(".py").replace("/", "."))
     ours = {name for name in imported(path) if name.startswith("seatrial.")}
     if is_driver(path):
         loop = path.relative_to(ROOT).parts[1]
-        wrong = {name for name in ours if not name.startswith(("seatrial.probes.", f"seatrial.loops.{loop}.drive."))}
-        assert not wrong - {"seatrial.probes"}, f"a driver runs in the loop's interpreter and must not import {wrong}"
-        assert foreign(path) <= LOOP_LIBRARIES
-        return
+        # A driver runs in the loop's interpreter, where nothing else of ours is.
+        wrong = {name for name in ours if not name.startswith(("seatrial.probes.", f"seatrial.loops.{loop}.drive."))} - {"seatrial.probes"}
+        return sorted(wrong | foreign(path) - LOOP_LIBRARIES)
     used = {room(name) for name in ours if name != "seatrial.__version__"}
-    assert used <= ALLOWED[own], f"{place(path)} in {own} imports {sorted(used - ALLOWED[own])}"
-    assert foreign(path) <= (LOOP_LIBRARIES if own == "probes" else THIRD_PARTY)
+    return sorted((used - ALLOWED[own]) | foreign(path) - (LOOP_LIBRARIES if own == "probes" else THIRD_PARTY))
 
 
 def test_probes_import_a_loops_libraries_only_when_they_are_used() -> None:
@@ -107,21 +116,23 @@ def test_every_room_is_in_the_table() -> None:
     assert found - {"__pycache__"} == set(ALLOWED)
 
 
-@pytest.mark.parametrize("path", FILES, ids=place)
-def test_only_commands_and_what_runs_inside_a_loop_may_print(path: Path) -> None:
-    if place(path).startswith(("cli/", "probes/")) or is_driver(path):
-        return
-    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-    assert not [call.lineno for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+def called(path: Path, *names: str) -> list[str]:
+    """Where a file calls a built-in function of one of these names."""
+    calls = [node for node in nodes(path) if isinstance(node, ast.Call)]
+    return [f"{path}:{call.lineno}" for call in calls if isinstance(call.func, ast.Name) and call.func.id in names]
 
 
-@pytest.mark.parametrize("path", FILES, ids=place)
-def test_no_eval_no_shell_no_bare_except(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call):
-            assert not (isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec")), f"{path}:{node.lineno}"
-            assert not any(word.arg == "shell" for word in node.keywords), f"{path}:{node.lineno}"
-        assert not (isinstance(node, ast.ExceptHandler) and node.type is None), f"{path}:{node.lineno}"
+def test_only_commands_and_what_runs_inside_a_loop_may_print() -> None:
+    silent = [path for path in FILES if not place(path).startswith(("cli/", "probes/")) and not is_driver(path)]
+    assert [line for path in silent for line in called(path, "print")] == []
+
+
+def test_no_eval_no_shell_no_bare_except() -> None:
+    for path in FILES:
+        assert called(path, "eval", "exec") == []
+        for node in nodes(path):
+            assert not (isinstance(node, ast.Call) and any(word.arg == "shell" for word in node.keywords)), f"{path}:{node.lineno}"
+            assert not (isinstance(node, ast.ExceptHandler) and node.type is None), f"{path}:{node.lineno}"
 
 
 def named_loops(path: Path) -> list[str]:
@@ -161,12 +172,19 @@ def test_every_module_states_its_contract() -> None:
     assert silent == []
 
 
-def test_the_rules_see_a_violation(tmp_path: Path) -> None:
+def test_the_rules_see_a_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text(
-        "from seatrial.cli import main\nimport torch, numpy.linalg\n\n\ndef f() -> None:\n    import seatrial.trial.plan\n# verl\n"
+        "from seatrial.cli import main\nimport torch, numpy.linalg\n\n\ndef f() -> None:\n    import seatrial.trial.plan\n"
+        "    print(eval('1'))\n# verl\n"
     )
     assert set(imported(bad)) == {"seatrial.cli.main", "torch", "numpy.linalg", "seatrial.trial.plan"}
     assert foreign(bad) == {"torch", "numpy"}
     assert {room(name) for name in imported(bad) if name.startswith("seatrial.")} == {"cli", "trial"}
     assert len(named_loops(bad)) == 1
+    assert (called(bad, "print"), called(bad, "eval", "exec")) == ([f"{bad}:7"], [f"{bad}:7"])
+    made = tmp_path / "metrics" / "bad.py"
+    made.parent.mkdir()
+    made.write_text("from seatrial.model import verdict\nfrom seatrial.cli import main\nimport torch\n")
+    monkeypatch.setattr("test_house.ROOT", tmp_path)
+    assert misused(made) == ["cli", "torch"]

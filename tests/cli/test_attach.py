@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -18,7 +22,11 @@ from seatrial.model.job import Ending
 from seatrial.model.record import Trial
 from seatrial.model.verdict import Verdict
 from seatrial.trial import rundir
+from trial.conftest import asked_once
+from trial.fake import FakeLoop
 from trial.fake_slurm import FakeSlurm, leave_result, make_slurm
+
+from .command import environ, inside
 
 CLI = Path(__file__).parents[1] / "trial" / "fake_cli.py"
 TOML = '[slurm.test]\ntime = "0:05:00"\npartition = "batch"\n'
@@ -31,7 +39,7 @@ class Desk:
 
     root: Path
     slurm: FakeSlurm
-    variables: dict[str, str] = field(default_factory=dict)
+    words: dict[int, str] = field(default_factory=dict)
 
     @property
     def run(self) -> Path:
@@ -41,16 +49,17 @@ class Desk:
     def trial(self) -> Trial:
         return read_model(self.run / "trial.json", Trial)
 
-    def start(self, *words: str | Path, **variables: str) -> subprocess.Popen[str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("GITHUB_", "SLURM_", "SEATRIAL_JOB"))}
-        environment = {**kept, **self.slurm.variables(), **self.variables, **variables, "PYTHONUNBUFFERED": "1"}
+    def start(self, *words: str | Path) -> subprocess.Popen[str]:
+        """The command line in a process of its own, for signals and for what it does meanwhile."""
+        environment = environ(**self.slurm.variables(), PYTHONUNBUFFERED="1")
         pipe = subprocess.PIPE
         return subprocess.Popen([sys.executable, CLI, *words], env=environment, cwd=self.root, stdout=pipe, stderr=pipe, text=True)
 
     def call(self, *words: str | Path, **variables: str) -> tuple[int, str, str]:
-        process = self.start(*words, **variables)
-        out, err = process.communicate(timeout=SECONDS)
-        return process.returncode, out, err
+        """The same in this process, to its end."""
+        with mock.patch("seatrial.loops.get_loop", return_value=FakeLoop(self.words)):
+            answer = inside(*words, cwd=self.root, **self.slurm.variables(), **variables)
+        return answer.code, answer.out, answer.err
 
     def submit(self, *words: str | Path) -> tuple[int, str, str]:
         return self.call("run", "fake", "--out", self.run, "--python", sys.executable, "--on", "slurm:test", *words)
@@ -66,7 +75,10 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "SEATRIAL_JOB"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("seatrial.trial.conduct.environment_record", asked_once)
     (tmp_path / "seatrial.toml").write_text(TOML)
     return Desk(tmp_path, make_slurm(tmp_path / "slurm"))
 
@@ -86,7 +98,7 @@ def test_a_trial_is_submitted_run_and_attached_to(desk: Desk) -> None:
 
 
 def test_a_failed_trial_is_a_fail_whatever_slurm_calls_it(desk: Desk) -> None:
-    desk.variables["FAKE_WORDS"] = '{"0": "crash"}'
+    desk.words[0] = "crash"
     desk.submit("--level", "0", "--detach")
     assert desk.job() == 1
     code, out, _ = desk.call("attach", desk.run, "--json")
@@ -182,14 +194,20 @@ def test_attaching_to_what_was_never_submitted_is_a_mistake(desk: Desk) -> None:
     assert (code, "add --on" in err) == (2, True)
 
 
-def test_a_run_directory_in_use_is_said(desk: Desk) -> None:
+def test_a_run_directory_in_use_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm says that the job has ended, and somebody still works in the directory: nobody judges it meanwhile."""
     desk.submit("--level", "0", "--detach")
     desk.slurm.says("NODE_FAIL")
-    with rundir.locked(desk.run):
-        process = desk.start("attach", desk.run)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(3)
-        assert desk.trial.status == "planned"
-    process.communicate(timeout=SECONDS)
-    assert process.returncode == 99
+    looks: list[str] = []
+    held = contextlib.ExitStack()
+    held.enter_context(rundir.locked(desk.run))
+
+    def sleep(_: float) -> None:
+        looks.append(desk.trial.status)
+        if len(looks) == 3:
+            held.close()
+
+    monkeypatch.setattr("seatrial.trial.remote.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    code, _, _ = desk.call("attach", desk.run)
+    assert (code, looks) == (99, ["planned"] * 3)
+    assert desk.trial.verdict is Verdict.BLOCKED, "judged when nobody worked there any more"

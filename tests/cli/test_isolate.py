@@ -89,3 +89,9 @@ def test_a_dry_run_only_prints(tmp_path: Path, asked: list[tuple[object, ...]], 
 def test_what_is_no_run_directory_is_2(tmp_path: Path) -> None:
     answer = inside("isolate", tmp_path)
     assert (answer.code, "no trial.json there" in answer.err) == (2, True)
+
+
+def test_a_list_without_a_name_is_refused(tmp_path: Path, asked: list[tuple[object, ...]]) -> None:
+    answer = inside("isolate", tmp_path, "--only", " ,")
+    assert (answer.code, asked) == (2, [])
+    assert "names no rerun" in answer.err

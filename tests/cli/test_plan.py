@@ -13,7 +13,7 @@ import pytest
 
 from seatrial.loops import get_loop
 
-from .command import seatrial
+from .command import inside, seatrial
 
 SETTINGS = ("user.name=T", "user.email=t@example.org", "protocol.file.allow=always", "init.defaultBranch=main")
 MODEL = "src/models/modeling_x.py"
@@ -47,7 +47,7 @@ def repo(tmp_path: Path) -> Path:
 
 
 def plan(repo: Path, *options: str) -> dict[str, Any]:
-    answer = seatrial("plan", "trl", "--auto", "--change", repo, "--json", *options, cwd=repo.parent, HOME=str(repo.parent))
+    answer = inside("plan", "trl", "--auto", "--change", repo, "--json", *options, cwd=repo.parent, HOME=str(repo.parent))
     assert answer.code == 0, answer.err
     made: dict[str, Any] = json.loads(answer.out)
     return made
@@ -155,7 +155,7 @@ def test_several_changes_add_up_and_may_be_named(repo: Path, tmp_path: Path) -> 
     git(other, "init", "-q")
     commit(other, {"src/lora_x.py": "1\n"})
     (repo / MODEL).write_text("x = 1\n")
-    answer = seatrial("plan", "trl", "--auto", "--change", f"my name/x={repo}", "--change", other, "--json")
+    answer = inside("plan", "trl", "--auto", "--change", f"my name/x={repo}", "--change", other, "--json")
     assert answer.code == 0, answer.err
     found = json.loads(answer.out)
     assert [change["name"] for change in found["changes"]] == ["my_name_x", "a_b"]
@@ -174,16 +174,16 @@ def test_several_changes_add_up_and_may_be_named(repo: Path, tmp_path: Path) -> 
     ],
 )
 def test_wrong_input_is_2(options: tuple[str, ...], message: str) -> None:
-    answer = seatrial("plan", "trl", *options, cwd=Path("/"))
+    answer = inside("plan", "trl", *options, cwd=Path("/"))
     assert answer.code == 2
     assert message in answer.err
     assert "Traceback" not in answer.err
 
 
 def test_an_unknown_base_and_a_change_given_twice_are_2(repo: Path) -> None:
-    answer = seatrial("plan", "trl", "--auto", "--change", repo, "--base", "nope")
+    answer = inside("plan", "trl", "--auto", "--change", repo, "--base", "nope")
     assert (answer.code, "unknown base 'nope'" in answer.err) == (2, True)
-    answer = seatrial("plan", "trl", "--auto", "--change", repo, "--change", repo / "src")
+    answer = inside("plan", "trl", "--auto", "--change", repo, "--change", repo / "src")
     assert (answer.code, "given twice" in answer.err) == (2, True)
 
 
@@ -203,14 +203,14 @@ def test_the_configuration_may_hold_everything(repo: Path, tmp_path: Path) -> No
     (repo / MODEL).write_text("x = 1\n")
     text = f"[run]\nlevels = '5'\narguments = ['--beta', '0']\n[change]\npaths = ['{repo}']\n"
     (tmp_path / "seatrial.toml").write_text(text)
-    made = json.loads(seatrial("plan", "--json", cwd=tmp_path).out)
+    made = json.loads(inside("plan", "--json", cwd=tmp_path).out)
     assert (levels(made), made["arguments"], made["changes"][0]["path"]) == ([5], ["--beta", "0"], str(repo))
-    made = json.loads(seatrial("plan", "--json", "--level", "1", cwd=tmp_path).out)
+    made = json.loads(inside("plan", "--json", "--level", "1", cwd=tmp_path).out)
     assert levels(made) == [1]
 
 
 def test_commands_are_shown_as_they_will_run() -> None:
-    answer = seatrial("plan", "trl", "--level", "0", "--commands")
+    answer = inside("plan", "trl", "--level", "0", "--commands")
     assert answer.code == 0
     shown = answer.out.partition("export PYTHONPATH=")[2]
     assert "# level 0: " in shown

@@ -12,7 +12,7 @@ from seatrial.loops import environments, get_loop, loop_of
 from seatrial.model.errors import UserError
 from seatrial.model.record import Plan
 
-from .command import seatrial
+from .command import inside, seatrial
 
 NAMES = ["smoke", "save-resume", "parallelism", "megatron-fsdp", "architecture", "learning"]
 
@@ -64,7 +64,7 @@ def test_a_wrong_option_is_named(options: dict[str, str], message: str) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("gpus", "0"), ("gpus", "many"), ("steps", "19"), ("steps", "101")])
 def test_a_wrong_number_is_2(name: str, value: str) -> None:
-    answer = seatrial("plan", "verl", "--set", f"options.{name}={value}")
+    answer = inside("plan", "verl", "--set", f"options.{name}={value}")
     assert (answer.code, answer.out) == (2, "")
     assert f"options.{name} = '{value}': not a whole number" in answer.err
 
@@ -98,13 +98,13 @@ def test_the_driven_checkout_is_a_companion_and_its_diff_counts_for_nothing(chec
 
 
 def test_a_checkout_that_is_under_test_is_no_companion(checkout: Path) -> None:
-    answer = seatrial("plan", "verl", "--verl", str(checkout), "--change", f"verl={checkout}", "--json")
+    answer = inside("plan", "verl", "--verl", str(checkout), "--change", f"verl={checkout}", "--json")
     assert [(repo["name"], repo["companion"]) for repo in json.loads(answer.out)["changes"]] == [("verl", False)]
 
 
 @pytest.mark.parametrize("place", ["nowhere", "."])
 def test_what_is_no_checkout_is_2(tmp_path: Path, place: str) -> None:
-    answer = seatrial("run", "verl", "--verl", str(tmp_path / place), "--level", "0")
+    answer = inside("run", "verl", "--verl", str(tmp_path / place), "--level", "0")
     assert answer.code == 2
     assert "fix:" in answer.err
     assert not (tmp_path / "trials").exists()
@@ -114,9 +114,9 @@ def test_two_checkouts_of_one_name_are_2_and_leave_nothing(checkout: Path, tmp_p
     monkeypatch.chdir(tmp_path)
     other = tmp_path / "other"
     subprocess.run(["git", "clone", "-q", checkout, other], check=True)
-    answer = seatrial("run", "verl", "--verl", str(checkout), "--change", f"verl={other}", "--level", "0")
+    answer = inside("run", "verl", "--verl", str(checkout), "--change", f"verl={other}", "--level", "0")
     assert (answer.code, "leave out --verl" in answer.err) == (2, True)
-    answer = seatrial("run", "verl", "--change", f"verl={checkout}", "--change", f"verl={other}", "--level", "0")
+    answer = inside("run", "verl", "--change", f"verl={checkout}", "--change", f"verl={other}", "--level", "0")
     assert (answer.code, "two changes are called verl" in answer.err) == (2, True)
     assert not (tmp_path / "trials").exists()
 
@@ -129,12 +129,12 @@ def test_a_change_that_is_not_what_its_name_says_is_blocked(checkout: Path) -> N
 
 
 def test_faults_are_those_of_the_cpu() -> None:
-    answer = seatrial("run", "verl", "--fault", "list")
+    answer = inside("run", "verl", "--fault", "list")
     assert (answer.code, "seatrial run verl --device cpu --fault list" in answer.err) == (2, True)
-    assert "stale-generator" in seatrial("run", "verl", "--device", "cpu", "--fault", "list").out
+    assert "stale-generator" in inside("run", "verl", "--device", "cpu", "--fault", "list").out
 
 
 def test_a_level_that_is_skipped_is_not_blocked_by_its_preflight(tmp_path: Path) -> None:
-    answer = seatrial("run", "verl", "--level", "4", "--out", str(tmp_path / "run"))
+    answer = inside("run", "verl", "--level", "4", "--out", str(tmp_path / "run"))
     assert answer.code == 77, answer.err
     assert "say which" in answer.out

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from seatrial.launch.interrupt import stop_requested
 from seatrial.launch.linelog import STAMP_LENGTH
 from seatrial.launch.process import ProcessSpec
 
@@ -56,11 +59,35 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid)
 
 
+def ended(pid: int) -> bool:
+    """Whether the process ended, though nobody may have collected it yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until(true: Callable[[], object], what: str) -> None:
+    """Wait for something that comes soon; a busy machine is given a minute."""
+    stops = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < stops, f"still not: {what}"
+        time.sleep(0.01)
+
+
 def wait_for(path: Path) -> str:
     """The content of a file that a child is about to write."""
-    stops = time.monotonic() + 20
-    while time.monotonic() < stops:
-        if path.exists() and path.read_text():
-            return path.read_text()
-        time.sleep(0.01)
-    raise AssertionError(f"{path} was not written")
+    wait_until(lambda: path.exists() and path.read_text(), f"{path} is written")
+    return path.read_text()
+
+
+def send(path: Path, *numbers: int) -> None:
+    """Send signals to this process once a file is written; the second when the first was taken."""
+
+    def work() -> None:
+        wait_for(path)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            wait_until(stop_requested, "the signal is taken")
+
+    threading.Thread(target=work, daemon=True).start()

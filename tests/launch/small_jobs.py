@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
+import pytest
 
+from seatrial.launch import ready
 from seatrial.launch.jobdir import job_dir
 from seatrial.launch.local import run_batch
 from seatrial.model.job import Batch, Component, Ending, Job, Ready, Result
@@ -94,6 +99,23 @@ def left_behind(tmp_path: Path) -> list[str]:
 def log(tmp_path: Path, name: str, job: str = "job") -> list[str]:
     """Lines of a log without their stamps."""
     return [line.partition(" ")[2] for line in (tmp_path / job / "logs" / f"{name}.log").read_text().splitlines()]
+
+
+def patient_clock(monkeypatch: pytest.MonkeyPatch, *answers: str, step: float) -> None:
+    """The time of `ready` stands still until each answer was given twice, and then goes on by a step at every look at it."""
+    owed, passed, ask = Counter(dict.fromkeys(answers, 2)), itertools.count(step, step), ready.ask
+
+    def counted(target: ready.Target) -> tuple[bool, str]:
+        found = ask(target)
+        owed[found[1]] -= 1
+        return found
+
+    monkeypatch.setattr(ready, "ask", counted)
+    monkeypatch.setattr(ready, "time", SimpleNamespace(monotonic=lambda: next(passed) if max(owed.values()) <= 0 else 0.0))
+
+
+ALMOST_A_MINUTE = 45
+"""What ends by itself after a minute was ended before; a bound near the usual second would fail on a busy machine."""
 
 
 class Clock:

@@ -20,7 +20,8 @@ from seatrial.launch.descendants import PidFile
 from seatrial.launch.process import end_leftovers, pid_file, run
 from seatrial.model.errors import UserError
 
-from .children import DAEMON, gone, lines, spec, wait_for
+from .children import DAEMON, ended, gone, lines, spec, wait_for, wait_until
+from .small_jobs import ALMOST_A_MINUTE
 
 
 @pytest.mark.parametrize("before", ["pass", "import signal; signal.signal(15, signal.SIG_IGN)", "os.environ.clear()"])
@@ -31,7 +32,7 @@ def test_a_daemon_that_outlives_the_child_is_ended(tmp_path: Path, before: str) 
     assert gone(daemon)
     assert lines(tmp_path)[0] == "done"
     assert f"left processes behind, which are ended now: {daemon} python" in lines(tmp_path)[1]
-    assert outcome.seconds < 10
+    assert outcome.seconds < ALMOST_A_MINUTE
 
 
 def test_an_orphan_without_marker_is_ended(tmp_path: Path) -> None:
@@ -40,8 +41,10 @@ def test_an_orphan_without_marker_is_ended(tmp_path: Path) -> None:
     assert gone(int((tmp_path / "daemon").read_text()))
 
 
+@pytest.mark.usefixtures("begun")
 def test_a_daemon_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    outcome = run(spec(tmp_path, DAEMON.format(before="pass", after="time.sleep(60)"), deadline_s=0.5, grace_s=0.5))
+    stays = "open('pid', 'w').write('there'); time.sleep(60)"
+    outcome = run(spec(tmp_path, DAEMON.format(before="pass", after=stays), deadline_s=0.2, grace_s=0.5))
     assert outcome.ended == "deadline"
     assert gone(int((tmp_path / "daemon").read_text()))
 
@@ -64,14 +67,14 @@ def test_two_runs_at_once_keep_apart(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     outcomes = []
-    longer = threading.Thread(
-        target=lambda: outcomes.append(run(spec(tmp_path / "a", DAEMON.format(before="pass", after="time.sleep(0.7)"))))
-    )
+    waits = "while not os.path.exists('go'): time.sleep(0.01)"
+    longer = threading.Thread(target=lambda: outcomes.append(run(spec(tmp_path / "a", DAEMON.format(before="pass", after=waits)))))
     longer.start()
     first = int(wait_for(tmp_path / "a" / "daemon"))
     run(spec(tmp_path / "b", DAEMON.format(before="pass", after="")))
     assert gone(int((tmp_path / "b" / "daemon").read_text()))
     assert psutil.pid_exists(first)
+    (tmp_path / "a" / "go").touch()
     longer.join()
     assert outcomes[0].exit_code == 0
     assert gone(first)
@@ -88,7 +91,7 @@ def test_a_run_that_ends_leaves_one_that_just_starts_alone(tmp_path: Path, monke
         child = start(spec)
         if spec.cwd == tmp_path / "b":
             started.set()
-            first_ended.wait(20)
+            first_ended.wait(60)
         return child
 
     monkeypatch.setattr(process, "_start", slow_start)
@@ -98,7 +101,7 @@ def test_a_run_that_ends_leaves_one_that_just_starts_alone(tmp_path: Path, monke
     first = threading.Thread(target=lambda: outcomes.append(run(spec(tmp_path / "a", waits))))
     first.start()
     second.start()
-    assert started.wait(20)
+    assert started.wait(60)
     (tmp_path / "a" / "go").touch()
     first.join()
     first_ended.set()
@@ -140,6 +143,7 @@ def test_a_hidden_orphan_that_left_its_session_is_ended_with_the_last_run(tmp_pa
     assert gone(daemon)
 
 
+@pytest.mark.slow
 def test_many_runs_at_once(tmp_path: Path) -> None:
     def several(number: int) -> list[int | None]:
         directory = tmp_path / str(number)
@@ -172,13 +176,11 @@ def killed(tmp_path: Path) -> Path:
 
 def test_a_killed_seatrial_takes_its_child_along_and_leftovers_are_ended(killed: Path) -> None:
     child, daemon = int(lines(killed)[0]), int((killed / "daemon").read_text())
-    stops = time.monotonic() + 5
-    while not gone(child) and time.monotonic() < stops and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
+    wait_until(lambda: ended(child), "the child ended with its Seatrial")
     assert psutil.Process(daemon).is_running()
     record = pid_file(killed / "run.log")
     assert end_leftovers(record) == 1
-    assert gone(daemon) or psutil.Process(daemon).status() == psutil.STATUS_ZOMBIE
+    assert ended(daemon)
     assert not record.exists()
     assert end_leftovers(record) == 0
 
@@ -208,7 +210,7 @@ def test_the_pid_file_names_the_child(tmp_path: Path) -> None:
     seen: list[PidFile] = []
     run(spec(tmp_path, "sleep", "0.3"), lambda _: seen.append(files.read_model(tmp_path / "run.log.pids", PidFile)))
     assert seen[0].owner == os.getpid()
-    assert abs(seen[0].started - time.time()) < 60
+    assert abs(seen[0].started - time.time()) < 600
 
 
 def test_a_torn_pid_file_is_an_error(tmp_path: Path) -> None:

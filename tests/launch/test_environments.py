@@ -20,6 +20,8 @@ from seatrial.model.verdict import Boundary
 
 from .wheels import make_wheel, only_local
 
+pytestmark = pytest.mark.slow  # nearly every test here lets pip build something
+
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import sys
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,8 @@ import pytest
 from seatrial.launch.process import Control, Interrupted, Interruptible, Outcome, Tick, pid_file, run
 from seatrial.model.errors import BlockedError
 
-from .children import gone, lines, spec, wait_for
+from .children import gone, lines, send, spec, wait_for, wait_until
+from .small_jobs import ALMOST_A_MINUTE, Clock
 
 
 @pytest.mark.parametrize("code", [0, 1, 77, 255])
@@ -58,11 +58,17 @@ def test_runs_append_to_the_log(tmp_path: Path) -> None:
 
 def test_lines_are_filtered_on_disk_and_in_ticks(tmp_path: Path) -> None:
     ticks: list[Tick] = []
-    hide = spec(tmp_path, "sh", "-c", "echo my secret; sleep 0.5", line_filter=lambda line: line.replace("secret", "***"))
-    run(hide, ticks.append)
+
+    def note(tick: Tick) -> None:
+        ticks.append(tick)
+        if len([each for each in ticks if each.last_line]) == 2:
+            (tmp_path / "go").touch()
+
+    program = "echo my secret; until [ -e go ]; do sleep 0.02; done"
+    run(spec(tmp_path, "sh", "-c", program, line_filter=lambda line: line.replace("secret", "***")), note)
     assert lines(tmp_path) == ["my ***"]
-    assert {tick.last_line for tick in ticks} == {"my ***"}
-    assert 0.1 <= ticks[0].seconds < ticks[1].seconds < 2
+    assert {tick.last_line for tick in ticks if tick.last_line} == {"my ***"}
+    assert 0.1 <= ticks[0].seconds < ticks[1].seconds
 
 
 def test_much_output_completely(tmp_path: Path) -> None:
@@ -104,15 +110,18 @@ def test_deadline(tmp_path: Path) -> None:
     assert "[seatrial] the deadline of 0.3 s passed: ending the run" in lines(tmp_path)
 
 
+@pytest.mark.usefixtures("begun")
 def test_what_a_child_says_while_it_is_ended_is_kept(tmp_path: Path) -> None:
-    program = "import signal, sys, time\nsignal.signal(15, lambda *_: (print('z' * 200000), sys.exit(0)))\ntime.sleep(60)"
-    outcome = run(spec(tmp_path, program, deadline_s=0.4))
+    program = "import signal, sys, time\nsignal.signal(15, lambda *_: (print('z' * 200000), sys.exit(0)))\n"
+    outcome = run(spec(tmp_path, program + "open('pid', 'w').write('there')\ntime.sleep(60)", deadline_s=0.2))
     assert (outcome.ended, outcome.exit_code, outcome.signal) == ("deadline", None, None)
     assert lines(tmp_path)[-1] == "z" * 200000
 
 
+@pytest.mark.usefixtures("begun")
 def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    outcome = run(spec(tmp_path, "sh", "-c", "trap '' TERM; while true; do sleep 0.1; done", deadline_s=0.2, grace_s=0.3))
+    stubborn = "trap '' TERM; echo $$ > pid; while true; do sleep 0.1; done"
+    outcome = run(spec(tmp_path, "sh", "-c", stubborn, deadline_s=0.2, grace_s=0.3))
     assert (outcome.ended, outcome.signal) == ("deadline", signal.SIGKILL)
 
 
@@ -124,9 +133,10 @@ def fake_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
 
 
+@pytest.mark.usefixtures("begun")
 def test_stall_puts_stacks_into_the_log_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_py_spy(tmp_path, monkeypatch)
-    program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    program = "import os, time; print(os.getpid(), flush=True); open('pid', 'w').write('there'); time.sleep(60)"
     outcome = run(spec(tmp_path, program, stall_s=0.3, line_filter=lambda line: line.replace("secret", "***")))
     assert (outcome.ended, outcome.exit_code, outcome.signal) == ("stalled", None, signal.SIGTERM)
     pid, *rest = lines(tmp_path)
@@ -149,15 +159,15 @@ def test_stall_without_py_spy_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_watched_change_is_progress(tmp_path: Path, watched: str) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    quiet = "for i in 1 2 3 4 5; do echo $i >> metrics.jsonl; sleep 0.15; done"
-    outcome = run(spec(tmp_path, "sh", "-c", quiet, cwd=work, stall_s=0.6, watch=(work / watched,)))
+    quiet = "for i in $(seq 20); do echo $i >> metrics.jsonl; sleep 0.05; done"
+    outcome = run(spec(tmp_path, "sh", "-c", quiet, cwd=work, stall_s=0.8, watch=(work / watched,)))
     assert (outcome.ended, outcome.exit_code) == ("exited", 0)
 
 
 def test_output_without_newlines_is_progress(tmp_path: Path) -> None:
-    outcome = run(spec(tmp_path, "sh", "-c", r"for i in 1 2 3 4 5; do printf '%s\r' $i; sleep 0.15; done", stall_s=0.6))
+    outcome = run(spec(tmp_path, "sh", "-c", r"for i in $(seq 20); do printf '%s\r' $i; sleep 0.05; done", stall_s=0.8))
     assert outcome.ended == "exited"
-    assert lines(tmp_path) == ["1\r2\r3\r4\r5\r"]
+    assert lines(tmp_path) == ["".join(f"{number}\r" for number in range(1, 21))]
 
 
 def test_program_that_is_not_there_blocks(tmp_path: Path) -> None:
@@ -177,20 +187,10 @@ def test_an_exception_on_the_way_leaves_nothing_running(tmp_path: Path) -> None:
     assert not pid_file(tmp_path / "run.log").exists()
 
 
-def signal_when(path: Path, *numbers: int) -> None:
-    def send() -> None:
-        wait_for(path)
-        for number in numbers:
-            os.kill(os.getpid(), number)
-            time.sleep(0.4)
-
-    threading.Thread(target=send, daemon=True).start()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_runs_end_in_order(tmp_path: Path, number: int) -> None:
     with Interruptible() as stop:
-        signal_when(tmp_path / "pid", number)
+        send(tmp_path / "pid", number)
         outcome = run(spec(tmp_path, "sh", "-c", "sleep 60 & echo $! > pid; wait"))
         assert (outcome.ended, outcome.exit_code) == ("interrupted", None)
         assert stop.signal == number
@@ -200,11 +200,10 @@ def test_interrupted_runs_end_in_order(tmp_path: Path, number: int) -> None:
 
 
 def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
-    began = time.monotonic()
-    signal_when(tmp_path / "pid", signal.SIGINT, signal.SIGINT)
-    with pytest.raises(Interrupted), Interruptible():
+    send(tmp_path / "pid", signal.SIGINT, signal.SIGINT)
+    with Clock() as clock, pytest.raises(Interrupted), Interruptible():
         run(spec(tmp_path, "sh", "-c", "trap '' TERM; echo $$ > pid; while true; do sleep 0.1; done", grace_s=60))
-    assert time.monotonic() - began < 20
+    assert clock.seconds < ALMOST_A_MINUTE
     assert gone(int((tmp_path / "pid").read_text()))
 
 
@@ -221,32 +220,30 @@ def test_a_controlled_run_is_seen_and_ended_from_another_thread(tmp_path: Path) 
     with pool:
         assert control.peek() is None
         control.stop("the client ended", 5)
-        assert running.result(10).ended == "interrupted"
+        assert running.result(ALMOST_A_MINUTE).ended == "interrupted"
     assert control.peek() == 128 + signal.SIGTERM
     assert lines(tmp_path) == ["[seatrial] the client ended: ending the run"]
 
 
 def test_the_end_of_a_controlled_child_is_seen_before_what_it_left_is_ended(tmp_path: Path) -> None:
-    control, running, pool = controlled(tmp_path, "sh", "-c", "(trap '' TERM; sleep 3) & echo $$ > pid; exit 7", grace_s=60)
+    control, running, pool = controlled(tmp_path, "sh", "-c", "(trap '' TERM; sleep 60) & echo $$ > pid; exit 7", grace_s=60)
     with pool, Interruptible():
-        stops = time.monotonic() + 2
-        while control.peek() is None and time.monotonic() < stops:
-            time.sleep(0.01)
+        wait_until(lambda: control.peek() is not None, "the end of the child is seen")
         assert control.peek() == 7
         assert not running.done()
         control.stop("hurry", 0)
-        assert running.result(2).exit_code == 7
+        assert running.result(ALMOST_A_MINUTE).exit_code == 7
 
 
 def test_asking_again_only_shortens(tmp_path: Path) -> None:
     control, running, pool = controlled(tmp_path, "sh", "-c", "trap '' TERM; echo $$ > pid; while true; do sleep 0.1; done")
     with pool:
         control.stop("slowly", 60)
-        time.sleep(0.5)
+        time.sleep(0.3)
         assert not running.done()
         control.stop("now", 0)
         control.stop("slowly", 60)
-        assert running.result(5).signal == signal.SIGKILL
+        assert running.result(ALMOST_A_MINUTE).signal == signal.SIGKILL
     assert control.why == "slowly"
 
 
@@ -258,7 +255,7 @@ def test_an_interrupt_of_seatrial_is_left_to_who_holds_the_control(tmp_path: Pat
             time.sleep(0.4)
             assert not running.done()
             control.stop("", 5)
-            assert running.result(5).ended == "interrupted"
+            assert running.result(ALMOST_A_MINUTE).ended == "interrupted"
 
 
 def test_a_run_that_was_asked_to_end_before_it_began_never_starts(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from seatrial.model.errors import UserError
 from seatrial.model.job import Component, Ending, Job, Result
 from seatrial.model.profile import Profile
 
+from .children import wait_until
 from .rays import NEW_PIDS, environment, instruments, leftovers, need_namespaces
 
 PROGRAM = Path(ray_step.__file__)
@@ -107,8 +107,9 @@ def test_a_ray_that_never_ran_the_client_is_no_success(tmp_path: Path, code: int
 
 
 def test_a_ray_that_lost_the_client_is_no_success(tmp_path: Path) -> None:
-    body = "child = subprocess.Popen(words[words.index('--') + 1 :]); import time; time.sleep(1); child.kill(); sys.exit(0)"
-    done = run(tmp_path, argv(fake_ray(tmp_path, body), *python("import time; time.sleep(3)")))
+    until = "import time\nwhile not os.path.exists('up'): time.sleep(0.02)\n"
+    body = f"child = subprocess.Popen(words[words.index('--') + 1 :])\n{until}child.kill()\nsys.exit(0)"
+    done = run(tmp_path, argv(fake_ray(tmp_path, body), *python("import time; open('up', 'w'); time.sleep(1)")))
     assert done.returncode == 99
     assert "did not end by itself" in done.stderr
 
@@ -158,12 +159,9 @@ def test_a_signal_reaches_the_client_and_not_ray(tmp_path: Path) -> None:
     code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(43)); open('ready', 'w'); time.sleep(60)"
     process = subprocess.Popen(argv(fake_ray(tmp_path), *python(code)), cwd=tmp_path)
     try:
-        ends = time.monotonic() + 20
-        while not (tmp_path / "ready").exists():
-            assert time.monotonic() < ends
-            time.sleep(0.02)
+        wait_until((tmp_path / "ready").exists, "the client is up")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 43
+        assert process.wait(timeout=60) == 43
     finally:
         process.kill()
         process.wait()
@@ -271,6 +269,13 @@ def test_the_client_of_a_launcher_has_its_own_variables_and_a_log_where_others_h
     (tmp_path / "job" / "results" / "0.json").unlink()
     drive(tmp_path, launcher, "import os; print(os.environ['WORD'])", "9-1-logs", WORD="of the image")
     assert (tmp_path / "job" / "logs" / "client.0.log").read_text() == "it's 0\n"
+
+
+@pytest.mark.parametrize(("other", "kept"), [("0,1", None), ("2", "2")])
+def test_gpus_that_are_named_for_two_vendors_are_named_once(tmp_path: Path, launcher: str, other: str, kept: str | None) -> None:
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ.get('ROCR_VISIBLE_DEVICES'))"
+    drive(tmp_path, launcher, code, CUDA_VISIBLE_DEVICES="0,1", ROCR_VISIBLE_DEVICES=other)
+    assert (tmp_path / "job" / "logs" / "client.0.log").read_text() == f"0,1 {kept}\n", "what somebody chose is left to be judged"
 
 
 def test_only_the_directory_of_the_driver_says_which_job_it_is(tmp_path: Path, launcher: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from seatrial.launch.ports import free_port
 from seatrial.launch.ready import Missed, Target, ask, foreign_target, wait_ready
 
-from .small_jobs import Clock
+from .small_jobs import ALMOST_A_MINUTE, Clock, patient_clock
 
 
 def never() -> str | None:
@@ -135,7 +135,7 @@ def test_waits_until_all_are_ready() -> None:
     with serving(200) as (url, _), Clock() as clock:
         assert wait_ready([Target("a", url, 30), Target("b", f"tcp://127.0.0.1:{port}", 30)], never, lambda _: None) is None
     late[0].close()
-    assert 0.3 < clock.seconds < 5
+    assert 0.3 < clock.seconds < 20
 
 
 def test_nothing_to_wait_for() -> None:
@@ -143,7 +143,8 @@ def test_nothing_to_wait_for() -> None:
     assert wait_ready([], lambda: "dead", lambda _: None) == "dead"
 
 
-def test_the_deadline_tells_who_and_the_last_answer() -> None:
+def test_the_deadline_tells_who_and_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    patient_clock(monkeypatch, "answered 503", step=1)
     with serving(503) as (url, _):
         address = url.removeprefix("http://")
         waited = wait_ready([Target("server.1", f"http://me:my-password@{address}/health?key=1", 0.5)], never, lambda _: None)
@@ -156,11 +157,12 @@ def test_each_target_has_its_own_deadline() -> None:
         waited = wait_ready([Target("slow", refusing, 60), Target("quick", refusing, 0.5)], never, lambda _: None)
     assert isinstance(waited, Missed)
     assert waited.name == "quick"
-    assert clock.seconds < 3
+    assert clock.seconds < ALMOST_A_MINUTE
 
 
 def test_waiting_says_what_for_and_how_long_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seatrial.launch.ready._SAY_EVERY_S", 0.3)
+    patient_clock(monkeypatch, "answered 503", "refused the connection", step=0.05)
     said: list[str] = []
     with serving(503) as (url, _):
         wait_ready([Target("a", f"{url}/health", 1.1), Target("b", f"tcp://127.0.0.1:{free_port()}", 100)], never, said.append)
@@ -174,4 +176,4 @@ def test_a_reason_to_give_up_is_noticed_though_a_server_hangs() -> None:
         gives_up = time.monotonic() + 0.3
         target = Target("s", f"http://127.0.0.1:{hanging.getsockname()[1]}/", 60)
         assert wait_ready([target], lambda: "dead" if time.monotonic() > gives_up else None, lambda _: None) == "dead"
-    assert clock.seconds < 1
+    assert clock.seconds < 8, "a request that hangs takes 10 s"

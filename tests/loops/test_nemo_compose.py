@@ -74,6 +74,14 @@ def test_every_rejected_override_is_named_with_the_nearest_key(bench: Bench) -> 
     assert not any(finding.ok for finding in found)
 
 
+def test_what_a_level_sets_and_a_checkout_does_not_have_is_one_finding(bench: Bench) -> None:
+    word = "policy.generation.no_such_key=true"
+    item = Wanted("refit (x)", training(word), {"policy.generation.no_such_key": True}, ours=(word,))
+    found = compose([item], bench.nemo_rl, [str(PYTHON)], {"PYTHONPATH": str(bench.site), "PATH": os.environ["PATH"]}, ())
+    assert [(finding.ok, "rejects" in finding.message) for finding in found] == [(False, True)], "not a second time as a claim"
+    assert "leave the level out" in found[0].fix
+
+
 def test_a_value_that_is_not_as_claimed_is_a_finding(bench: Bench) -> None:
     words = ("policy.megatron_cfg.enabled=false",)
     (found,) = composed(bench, training(*words), own=words, policy__megatron_cfg__enabled=True)

@@ -132,7 +132,7 @@ def test_two_drivers_do_not_meet(tmp_path: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX)
         code, log = stage.run()
     assert code == 2
-    assert f"seatrial: another trial drives {stage.checkout}" in log
+    assert f"seatrial: driver stopped: another trial drives {stage.checkout}" in log
     assert (stage.folder / "run.log").read_text() == "of the other"
 
 
@@ -149,7 +149,7 @@ def test_no_uv_and_no_git_are_told(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     (tmp_path / "bin" / "uv").unlink()
     code, log = stage.run(PATH="/usr/bin:/bin")
-    assert (code, "seatrial: cannot start the script: " in log) == (2, True)
+    assert (code, "seatrial: driver stopped: cannot start the script: " in log) == (2, True)
     bare = Stage(tmp_path / "bare", git_too=False)
     code, log = bare.run()
     assert (code, "not a git checkout that can be written" in log) == (2, True)
@@ -171,7 +171,7 @@ def test_evidence_that_cannot_be_moved_is_told_and_stays(tmp_path: Path) -> None
     stage = Stage(tmp_path, "echo x > $EXP_DIR/run.log; rm -rf $PHASE; echo file > $PHASE")
     code, log = stage.run(PHASE=str(stage.out))
     assert code == functional.NOT_KEPT
-    assert "seatrial: evidence not kept: " in log
+    assert "seatrial: driver stopped: evidence not kept: " in log
     assert (stage.checkout / FOLDER / "run.log").read_text() == "x\n"
 
 

@@ -53,7 +53,7 @@ def test_the_copy_has_helpers_that_python_can_import(tmp_path: Path, node_local:
     assert built.name.startswith("helpers_cpp.cpython-")
     assert files(place) == before
     assert not (copy / ".git").exists()
-    assert capsys.readouterr().out == f"seatrial: helpers built for {sys.executable}: {built}\n"
+    assert capsys.readouterr().out == f"seatrial: helpers built for {sys.executable} in {built.parent}\n"
     assert str(Path(sys.executable).parent) in (tmp_path / "log").read_text(), "make asks the Python of the workers"
     helpers.remove(copy)
     assert files(node_local) == []
@@ -63,6 +63,10 @@ def test_the_copy_has_helpers_that_python_can_import(tmp_path: Path, node_local:
     ("makefile", "said"),
     [
         ("default:\n\t@echo No space left on device >&2; false\n", "make ended with 2: No space left on device"),
+        (
+            "default:\n\t@printf 'g++ x\\n\\033[01mh.cpp:12: fatal error: \\033[Kpybind11.h: No such file\\nstopped.\\n' >&2; false\n",
+            "make ended with 2: h.cpp:12: fatal error: pybind11.h: No such file",
+        ),
         ("default: ; @echo built nothing\n", f"make ended with 0, and there is no helpers_cpp{SUFFIX}: "),
         ("default:\n\tcp helpers.cpp helpers_cpp\n", "there is no helpers_cpp"),
     ],
@@ -120,5 +124,5 @@ def test_a_failed_build_runs_no_script(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     code, log = stage.run("--helpers", str(core(tmp_path, "default: ; false\n")))
     assert code == 92
-    assert "seatrial: helpers failed: make ended with 2: " in log
+    assert "seatrial: driver stopped: helpers failed: make ended with 2: " in log
     assert not (stage.out / "results").exists()

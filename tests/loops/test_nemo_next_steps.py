@@ -47,3 +47,11 @@ def test_without_a_snapshot_the_cache_that_was_looked_at_is_named(tmp_path: Path
 def test_other_failures_and_local_models_need_no_snapshot(tmp_path: Path) -> None:
     assert steps("gpu.oom") == ()
     assert steps("hub-rate-limit", str(tmp_path)) == ()
+
+
+def test_rewards_without_spread_need_more_samples() -> None:
+    made = LevelResult(
+        number=0, name="smoke", title="t", verdict=Verdict.BLOCKED, reason="r", boundary=Boundary.REWARD, vacuous=True, diagnosis=None
+    )
+    (said,) = next_steps(made, Context(run_dir=Path("/r"), python=Path("/p"), model=MODEL))
+    assert "grpo.num_prompts_per_step=8" in said

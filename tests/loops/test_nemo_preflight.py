@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from loops.nemo_rl_checkout import Bench, on_gpus
 from seatrial.loops.nemo_rl.ahead import machine, models, preflight
 from seatrial.loops.nemo_rl.ahead.record import Training
 from seatrial.loops.nemo_rl.runs import checkout
-from seatrial.loops.nemo_rl.runs.variant import Call
+from seatrial.loops.nemo_rl.runs.variant import MASKING, Call
 from seatrial.loops.nemo_rl.runs.variants import variants
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
@@ -140,6 +141,22 @@ def test_a_configuration_may_be_named(bench: Bench) -> None:
     assert "claims policy.megatron_cfg.enabled = True, and the run would have False" in found.message
 
 
+def test_a_transport_that_the_checkout_does_not_have(bench: Bench) -> None:
+    for path in (bench.nemo_rl / "nemo_rl").rglob("*.py"):
+        path.write_text(path.read_text().replace("vllm_zmq_sparse", "other"))
+    (found,) = bad(bench.context(levels=("refit",), transports="full,delta"))
+    assert found.message == "refit: this NeMo-RL has no transport delta; it has full, packed, reshard"
+    assert found.fix == "--set options.transports=full,packed,reshard"
+
+
+def test_a_release_that_cannot_mask_sequences_needs_no_key_for_it(bench: Bench) -> None:
+    """NeMo-RL 0.4 and 0.5."""
+    for path in (*(bench.nemo_rl / "nemo_rl").rglob("*.py"), *(bench.nemo_rl / "examples").rglob("*.yaml")):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if MASKING not in line))
+    assert bad(bench.context()) == []
+
+
 def test_a_script_that_is_missing_or_fails(bench: Bench) -> None:
     place = bench.nemo_rl / "tests" / "functional" / "grpo_megatron.sh"
     place.write_text("echo no >&2; exit 3\n")
@@ -200,3 +217,20 @@ def test_old_environments_of_workers_are_mentioned(bench: Bench, monkeypatch: py
     monkeypatch.setenv("NRL_FORCE_REBUILD_VENVS", "true")
     (found,) = machine.worker_environments(bench.nemo_rl)
     assert "are made anew" in found.message
+
+
+def test_a_ray_that_runs_already_is_mentioned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(bench.root))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert list(machine.running_ray()) == []
+    place = bench.root / "ray" / "ray_current_cluster"
+    place.parent.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        place.write_text(address)
+        (found,) = machine.running_ray()
+        assert found.ok
+        assert found.message.startswith(f"one runs at {address} already: NeMo-RL attaches to it")
+    assert list(machine.running_ray()) == [], "it has ended"
+    place.write_text("no address")
+    assert list(machine.running_ray()) == []

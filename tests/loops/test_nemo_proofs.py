@@ -41,7 +41,11 @@ SFT: Points = {
     **{"train/loss": (2.0, 1.9), "train/grad_norm": (1.0, 0.9), "train/lr": (1e-6, 2e-6), "train/global_valid_seqs": (4.0, 4.0)},
     **{"train/global_valid_toks": (99.0, 80.0), "train/num_unmasked_tokens": (99.0, 80.0), "train/num_valid_samples": (4.0, 4.0)},
 }
-DELTA: Points = {"refit/delta/changed_elements": (0.0, 50.0, 60.0), "refit/transfer/payloads": (0.0, 2.0, 2.0)}
+DELTA: Points = {
+    **{"refit/delta/changed_elements": (0.0, 50.0, 60.0), "refit/transfer/payloads": (0.0, 2.0, 2.0)},
+    **{"refit/delta_verify/samples": (0.0, 32.0, 32.0), "refit/delta_verify/mismatches": (0.0, 0.0, 0.0)},
+}
+LOADED = "(W pid=1)   successfully loaded checkpoint from /c/ckpts/mcore/step_1/policy/weights [ t 1/1, p 1/1 ] at iteration 1\n"
 
 
 def config(content: dict[str, Any]) -> str:
@@ -119,7 +123,7 @@ def whole(made: Bench) -> None:
 def test_a_whole_run_misses_nothing_and_every_proof_has_a_value(bench: Bench) -> None:
     found = bench.proofs()
     assert bench.missed() == {}
-    assert len(found) == 8
+    assert len(found) == 15
     assert all(check.value for check in found.values())
     assert (
         found["weight transfer (run)"].value
@@ -233,6 +237,9 @@ LORA: dict[str, Any] = {"policy__megatron_cfg__peft__enabled": True, "checkpoint
 def lora(tmp_path: Path) -> Bench:
     made = Bench(tmp_path, "lora-checkpoint")
     saving = {**MEGATRON, "checkpointing": {"enabled": True}}
+    stored = tmp_path / "lora" / "checkpoints" / "step_3" / "policy"
+    stored.mkdir(parents=True)
+    (stored / "weights").touch()
     made.add("lora", {**GRPO, "timing/train/checkpointing": (0.0, 0.0, 1.0)}, config(saving) + LORA_LOG + ended(3), **LORA)
     whole(made)
     return made
@@ -259,6 +266,12 @@ def test_a_checkpoint_that_was_begun_and_never_written(lora: Bench) -> None:
     assert lora.missed()["a checkpoint was saved (lora)"].message == "its writing was not timed"
 
 
+def test_a_checkpoint_that_was_timed_and_is_not_there(lora: Bench) -> None:
+    stored = lora.directory / "lora" / "checkpoints"
+    (stored / "step_3").rename(stored / "tmp_step_3")
+    assert lora.missed()["a checkpoint was saved (lora)"].message == f"{stored}/step_3 holds no file"
+
+
 def labelled(label: str, text: str) -> str:
     return "".join(f"[{label}] {line}\n" for line in text.splitlines())
 
@@ -271,7 +284,8 @@ def resume(tmp_path: Path) -> Bench:
         "baseline": labelled("baseline 2step", config(DTENSOR) + ended(2)),
         "dtensor": labelled("dtensor 1step", config(DTENSOR) + ended(1) + saving)
         + labelled("dtensor 2step", config(DTENSOR) + ended(1, 2)),
-        "mcore": labelled("mcore 1step", config(MEGATRON) + ended(1) + saving) + labelled("mcore 2step", config(MEGATRON) + ended(1, 2)),
+        "mcore": labelled("mcore 1step", config(MEGATRON) + ended(1) + saving)
+        + labelled("mcore 2step", config(MEGATRON) + LOADED + ended(1, 2)),
     }
     for run, log in logs.items():
         made.add("resume", SFT, log, run=run, dump=f"{run}{'' if run == 'baseline' else '_2step'}.json")
@@ -308,6 +322,8 @@ def test_a_resumed_run_that_lost_a_point(resume: Bench) -> None:
     [
         ("[mcore 2step] " + "=" * 25 + " Step 2/", "[mcore 2step] " + "=" * 25 + " Step 1/", "the resumed Megatron run begins with step 2"),
         ("[mcore 1step] Saving", "[mcore 1step] Skipping", "the first Megatron run saved step 1"),
+        ("mcore/step_1/policy", "nemo_rl/Qwen", "the resumed Megatron run loaded what step 1 saved"),
+        ("successfully loaded", "did not load", "the resumed Megatron run loaded what step 1 saved"),
         (f"[mcore 2step] {repr(MEGATRON)[:-1]}", f"[mcore 2step] {repr(DTENSOR)[:-1]}", "the resumed runs trained with Megatron"),
     ],
 )
@@ -339,17 +355,34 @@ def test_a_transport_that_was_not_used(refit: Bench) -> None:
     refit.put(f"full/{PREPARE}/transfer_and_update_weights", 1.0, 1.0, 0.0)
     refit.put("delta/refit/delta/changed_elements", 0.0, 5.0, 0.0)
     refit.put("reshard/refit/delta/changed_elements", 1.0)
+    refit.put("delta/refit/delta_verify/samples", 16.0, 0.0, 0.0)
     names = [name for name in refit.missed() if "metrics.json" not in name]
     assert names == [
         "trained weights were transferred at every step (full)",
         "no sparse transport was used (reshard)",
         "the reshard transport was set up",
         "the delta transport carried changed elements",
+        "the delta transport was verified by samples",
     ]
 
 
+def test_a_delta_transport_that_left_a_step_out_or_sent_other_values(refit: Bench) -> None:
+    refit.put("delta/refit/delta/changed_elements", 0.0, 50.0)
+    refit.put("delta/refit/delta_verify/mismatches", 0.0, 1.0, 0.0)
+    missed = refit.missed()
+    assert missed["the delta transport carried changed elements"].message == "delta/refit/delta/changed_elements is not logged at step 3"
+    assert missed["the delta transport was verified by samples"].value == "64 samples, 1 differ"
+
+
+def test_a_delta_transport_has_nothing_to_carry_before_the_first_update(refit: Bench) -> None:
+    refit.put("delta/train/lr", 0.0, 1e-6, 1e-6)
+    refit.put("delta/refit/delta/changed_elements", 0.0, 0.0, 60.0)
+    refit.put("delta/refit/transfer/payloads", 0.0, 0.0, 2.0)
+    assert "the delta transport carried changed elements" not in refit.missed()
+
+
 def test_a_delta_transport_of_the_older_generation(refit: Bench) -> None:
-    for tag in DELTA:
+    for tag in list(DELTA)[:2]:
         del refit.series[f"delta/{tag}"]
     assert refit.missed()["the delta transport carried changed elements"].value == "no trace"
     refit.put(f"delta/{PREPARE}/weight_transfer/producer/sparse_encode", 0.0, 0.5, 0.5)
@@ -383,6 +416,7 @@ def test_the_path_of_an_architecture_was_taken(tmp_path: Path, claim: str, line:
     made.add("run", GRPO, config(content) + line + ended(3), **claimed)
     whole(made)
     assert made.missed() == {}
+    assert made.proofs()["the architecture's own path was turned on"].value == "eagle, qat"
     assert name in made.proofs()
     made.log("run", lambda text: text.replace(line, bad))
     assert list(made.missed()) == [name]

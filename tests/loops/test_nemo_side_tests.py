@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from seatrial.loops.nemo_rl.runs.side_tests import side_tests
 from seatrial.model.loop import Context, SideTests
 from seatrial.model.record import RepoState
@@ -52,6 +54,40 @@ def test_a_file_of_a_family_without_a_test_of_its_own_takes_the_family(tmp_path:
     put(tmp_path / "bridge", "tests/unit_tests/models/qwen/test_qwen_bridge.py")
     bridge = by_key(side_tests(context(tmp_path, "src/megatron/bridge/models/qwen/rotary.py")))["bridge"]
     assert bridge.files == ("tests/unit_tests/models/qwen/test_qwen_bridge.py",)
+
+
+@pytest.mark.parametrize(
+    ("changed", "test"),
+    [
+        ("models/conversion/auto_bridge.py", "models/test_auto_bridge.py"),
+        ("models/exaone/exaone45/modelling_exaone45/model.py", "models/exaone45/test_exaone45_bridge.py"),
+        ("training/post_training/dspark/loss.py", "training/post_training/test_dspark_loss.py"),
+        ("training/megatron_mimo_parallel_utils.py", "training/megatron_mimo/test_megatron_mimo_parallel_utils.py"),
+        ("inference/_tokenizer.py", "inference/test_tokenizer.py"),
+        ("training/checkpointing.py", "training/test_checkpointing_async.py"),
+    ],
+)
+def test_tests_that_lie_elsewhere_are_found(tmp_path: Path, changed: str, test: str) -> None:
+    """Each pair is one of the Bridge's own, of its last hundred commits."""
+    put(tmp_path / "bridge", f"tests/unit_tests/{test}", "tests/unit_tests/models/other/test_model.py")
+    bridge = by_key(side_tests(context(tmp_path, f"src/megatron/bridge/{changed}")))["bridge"]
+    assert bridge.files == (f"tests/unit_tests/{test}",)
+    assert not any("no unit test" in note for note in bridge.notes)
+
+
+def test_a_changed_file_without_any_test_is_named(tmp_path: Path) -> None:
+    put(tmp_path / "bridge", "tests/unit_tests/models/test_param_mapping.py", "tests/unit_tests/utils/test_config.py")
+    lacking = [f"src/megatron/bridge/training/file_{number}.py" for number in range(7)]
+    unused = ("src/megatron/bridge/recipes/qwen/qwen3.py", "src/megatron/bridge/peft/__init__.py", "src/megatron/bridge/x.md")
+    notes = by_key(side_tests(context(tmp_path, *unused)))["bridge"].notes
+    assert not any("no unit test" in note for note in notes)
+    notes = by_key(side_tests(context(tmp_path, "src/megatron/bridge/training/tokenizers/config.py", *unused)))["bridge"].notes
+    assert notes[-1] == "no unit test was found for src/megatron/bridge/training/tokenizers/config.py"
+    assert (
+        by_key(side_tests(context(tmp_path, *lacking)))["bridge"]
+        .notes[-1]
+        .endswith("file_3.py, src/megatron/bridge/training/file_4.py and 2 more")
+    )
 
 
 def test_without_any_test_nothing_is_run_and_it_is_said(tmp_path: Path) -> None:

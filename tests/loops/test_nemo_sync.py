@@ -164,7 +164,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     put(stage.out, {"vendored-before": "in the way"})
     code, log = stage.run("--sync", f"{source}={target}")
     assert code == sync.NOT_EQUAL
-    assert "seatrial: sync failed: " in log
+    assert "seatrial: driver stopped: sync failed: " in log
     assert tree(target) == before
 
 

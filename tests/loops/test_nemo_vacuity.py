@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.loops.nemo_rl.after.vacuity import runs, unseen, vacuous
+from seatrial.loops.nemo_rl.after.training import runs
+from seatrial.loops.nemo_rl.after.vacuity import unseen, vacuous
 from seatrial.model.series import Metrics, Series
 from seatrial.model.verdict import Boundary
 
@@ -14,9 +15,9 @@ GRPO: Points = {
     "train/loss": (0.1, 0.2),
     "train/reward": (0.5, 0.25),
     "train/grad_norm": (0.3, 0.0),
-    "train/lr": (0.0, 1e-6),
-    "train/advantages/max": (0.0, 1.5),
-    "train/advantages/min": (0.0, -1.5),
+    "train/lr": (1e-6, 1e-6),
+    "train/advantages/max": (1.5, 0.0),
+    "train/advantages/min": (-1.5, 0.0),
     "train/token_mult_prob_error": (1.01, 1.02),
     "train/global_valid_toks": (100.0, 90.0),
     "timing/train/total_step_time": (3.0, 3.0),
@@ -93,6 +94,31 @@ def test_a_delta_transport_that_carried_nothing(trace: Points) -> None:
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"train/lr": (0.0, 1e-6)},
+        {"train/advantages/max": (0.0, 1.5), "train/advantages/min": (0.0, -1.5)},
+        {"train/lr": (0.0, 1e-6, 1e-6), "train/advantages/max": (1.0, 0.0, 1.0), "train/advantages/min": (-1.0, 0.0, -1.0)},
+    ],
+)
+@pytest.mark.parametrize("transport", ["full", "packed", "reshard", "delta"])
+def test_transfers_that_had_nothing_to_carry(change: Points, transport: str) -> None:
+    """The update of the last step is never transferred."""
+    found = vacuous(metrics_of(GRPO, HEAD_DELTA, change, prefix=f"{transport}/"))
+    assert found is not None
+    assert f"no transfer in {transport} carried trained weights" in found.reason
+    assert vacuous(metrics_of(GRPO, change)) is None  # where weights are not transferred, any step will do
+
+
+def test_a_delta_transport_that_sent_everything() -> None:
+    total: Points = {"refit/delta/total_elements": (9000.0, 500.0)}
+    found = vacuous(metrics_of(GRPO, HEAD_DELTA, total, prefix="delta/"))
+    assert found is not None
+    assert "sent every element at every step" in found.reason
+    assert vacuous(metrics_of(GRPO, HEAD_DELTA, {"refit/delta/total_elements": (9000.0, 9000.0)}, prefix="delta/")) is None
+
+
+@pytest.mark.parametrize(
     ("absent", "words"),
     [
         ("train/grad_norm", "nothing shows that anything was trained"),
@@ -105,3 +131,17 @@ def test_what_is_not_shown(absent: str, words: str) -> None:
     assert unseen(metrics_of(SFT)) is None
     table = {tag: points for tag, points in GRPO.items() if tag != absent}
     assert words in (unseen(metrics_of(table, prefix="delta/")) or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"train/token_mult_prob_error": (1.01,)}, "every step was logged is not shown"),
+        ({"train/loss": (0.1, 0.1), "train/grad_norm": (0.3, 0.3), "train/token_mult_prob_error": (1.01, 1.01)}, "no step repeats another"),
+        ({"train/advantages/max": (1.0, 1.0)}, "no gradient at step 2"),
+        ({"train/token_mult_prob_error": (1.0, 1.0)}, "generator and trainer are two computations is not shown"),
+        ({"train/num_masked_seqs_by_logprob_error": (0.0, 1.0)}, "sequences were masked for their error"),
+    ],
+)
+def test_numbers_that_meet_every_threshold_and_show_nothing(change: Points, words: str) -> None:
+    assert words in (unseen(metrics_of(GRPO, change)) or "")

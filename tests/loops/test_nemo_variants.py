@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,51 @@ def test_a_synced_bridge_and_local_helpers_are_the_drivers_business(bench: Bench
     assert f"{bench.bridge}=/vendored" in words
     assert words[words.index("--helpers") + 1].endswith("3rdparty/Megatron-LM")
     assert str(bench.bridge / "src") not in changed.import_path()
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "claimed"),
+    [
+        ("policy.model_name=Qwen/Qwen3-0.6B", "policy.model_name", "Qwen/Qwen2.5-0.5B"),
+        ("++grpo.overlong_filtering=true", "grpo.overlong_filtering", False),
+        ("loss_fn.force_on_policy_ratio=true", "loss_fn.force_on_policy_ratio", False),
+        ("logger.log_dir=/elsewhere", "logger.log_dir", None),
+        ("+checkpointing.pretrained_checkpoint.format=megatron_bridge", "checkpointing.pretrained_checkpoint", None),
+    ],
+)
+def test_an_argument_that_takes_from_what_the_level_proves_is_claimed_otherwise(bench: Bench, word: str, key: str, claimed: Any) -> None:
+    assert key not in one(bench, "smoke").claims
+    context = replace(bench.context(), arguments=(word,))
+    (call,) = variants.variants("smoke", context)
+    assert key in call.claims
+    assert call.claims[key] == claimed
+    _, resume = variants.variants("lora-checkpoint", context)
+    assert resume.claims[key] == claimed
+
+
+def test_checkpoints_and_converted_models_of_a_level_are_its_own(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's own place may hold what a killed run left; the user's cache what another Bridge converted."""
+    context, level = bench.context(), tmp_path / "1-lora-checkpoint"
+    lora, resume = variants.variants("lora-checkpoint", context)
+    assert calls.training(lora, context, level).argv[-1] == f"checkpointing.checkpoint_dir={level}/lora/checkpoints"
+    assert not any("checkpoint_dir" in word for word in calls.training(resume, context, level).argv), "its script has places of its own"
+    assert calls.training(resume, context, level).env["NRL_MEGATRON_CHECKPOINT_DIR"] == f"{level}/converted"
+    monkeypatch.setenv("NRL_MEGATRON_CHECKPOINT_DIR", "/scratch")
+    place = calls.training(resume, context, level).env["NRL_MEGATRON_CHECKPOINT_DIR"]
+    assert place == f"/scratch/seatrial-{context.run_dir.name}/1-lora-checkpoint/converted"
+
+
+def test_a_recipe_goes_before_the_functional_and_must_be_of_the_architecture(bench: Bench) -> None:
+    name = "llm/grpo-llama3.2-1b-instruct-1n8g-megatron"
+    call = one(bench, "architecture", architecture="mtp", recipe=name)
+    assert call.script == f"tests/test_suites/{name}.sh"
+    assert call.claims["policy.megatron_cfg.mtp_num_layers"] == "> 0"
+    assert one(bench, "architecture", architecture="moe", recipe=name).claims["policy.megatron_cfg.expert_model_parallel_size"] == "> 1"
+    claims = one(bench, "parallelism", recipe=name, tp="4").claims
+    assert claims["policy.megatron_cfg.tensor_model_parallel_size"] == 4
+    assert "policy.megatron_cfg.pipeline_model_parallel_size" not in claims
+
+
+def test_without_expert_parallelism_a_dense_model_would_pass_for_one_with_experts(bench: Bench) -> None:
+    loop = get_loop("nemo-rl").configured({"nemo_rl": str(bench.nemo_rl), "architecture": "moe", "ep": "1"})
+    assert "nothing shows that the model has experts" in (loop.levels()[5].skip or "")

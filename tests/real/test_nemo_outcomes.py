@@ -95,6 +95,8 @@ OUTCOMES: list[tuple[str, int, dict[str, str], Verdict, Boundary | None, str, st
     ("no-mapping", 0, {}, FAIL, Boundary.PROVIDER, "exit code 0, yet", "mapping"),
     ("corrupt", 0, {}, FAIL, Boundary.METRICS, "metrics are damaged", ""),
     ("masking", 0, {}, FAIL, Boundary.ROLLOUT, "masking hides outlier sequences", ""),
+    ("converted-before", 0, {}, BLOCKED, Boundary.CONFIG, "was made by an earlier run", ""),
+    ("resumed-from-nothing", 1, {"peft": "broken"}, FAIL, Boundary.CHECKPOINT, "loaded what step 1 saved", ""),
     ("teardown", 0, {}, FAIL, Boundary.METRICS, "exit code 134 after all 2 steps", "compare with the unchanged side"),
 ]
 

@@ -146,7 +146,7 @@ def test_package_that_was_only_found_is_a_limitation(tmp_path: Path) -> None:
     assert any(
         text.startswith("bridge was located in driver") and text.endswith("not proven by a real import there") for text in built.limitations
     )
-    assert "(found, not imported)" in proof_of(built, "Local import")
+    assert "(only found by driver, generator)" in proof_of(built, "Local import")
 
 
 def test_nothing_requested_is_left_unmentioned(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from seatrial.model.record import Baseline, Diagnosis, Report, SideResult, Trial
 from seatrial.model.verdict import Verdict, worst
 from seatrial.report.build import build_report
 from seatrial.report.html import report_html
+from seatrial.report.junit import junit_xml
+from seatrial.report.outcome import DOUBT
 
 from .trials import LADDER, REPO, SIDE, TITLE, against_baseline, check, level, trial, write_run
 
@@ -60,6 +63,31 @@ def test_a_recorded_pass_without_its_files_is_taken_back(tmp_path: Path, file: s
     assert f"{file} is {'empty' if content == '' else 'missing'}" in built.deliverables[0].proof
 
 
+def test_junit_is_no_greener_than_the_report(tmp_path: Path) -> None:
+    """Also beside a level that fails, which alone would make the file red."""
+    built = report(tmp_path, trial(level(verdict=Verdict.FAIL), sides=(side(Verdict.PASS, errors=1),)))
+    (case,) = [case for case in ET.fromstring(junit_xml(built)).iter("testcase") if case.get("name") == "Bridge-side checks"]
+    failure = case.find("failure")
+    assert failure is not None
+    assert "recorded as Pass, but 1 tests failed" in (failure.get("message") or "")
+
+
+def test_tests_that_never_ended_are_not_called_unasked_for(tmp_path: Path) -> None:
+    line = report(tmp_path, trial(status="planned", verdict=None)).deliverables[0]
+    assert line.proof == "no test of the change came to its end before the trial was cut off (status: planned)"
+    assert "run them in its repository" in report(tmp_path, trial(level())).deliverables[0].proof
+
+
+def test_a_failure_that_is_not_quite_the_same_is_not_excused(tmp_path: Path) -> None:
+    made = against_baseline()
+    assert made.baseline is not None
+    for note, words in ((DOUBT, "pre-existing ("), ("the same", "pre-existing: not evidence against the change (")):
+        comparisons = tuple(one.model_copy(update={"note": note}) for one in made.baseline.comparisons)
+        built = report(tmp_path, made.model_copy(update={"baseline": made.baseline.model_copy(update={"comparisons": comparisons})}))
+        assert all(words in text for text in built.follow_ups if "pre-existing" in text)
+        assert any("pre-existing" in text for text in built.follow_ups)
+
+
 def test_a_comparison_of_another_verdict_is_not_shown(tmp_path: Path) -> None:
     made = against_baseline()
     other = made.model_copy(update={"levels": (made.levels[0].model_copy(update={"verdict": Verdict.BLOCKED}),)})
@@ -77,6 +105,13 @@ def test_a_baseline_never_changes_the_result(tmp_path: Path, verdict: Verdict) -
     waiting = report(tmp_path, made.model_copy(update={"baseline": Baseline(source="main", changes=(REPO,))}))
     assert waiting.answer == plain.answer
     assert f"Baseline main (bridge {REPO.commit[:12]} (dirty)): not run yet" in waiting.evidence
+
+
+def test_a_known_issue_is_found_by_its_expression_however_it_is_written(tmp_path: Path) -> None:
+    made = trial(level(verdict=Verdict.FAIL, checks=(check('max(data["train/loss"]) < 1', passed=False),)))
+    plan = made.plan.model_copy(update={"known_issues": {"max( data['train/loss'] )<1": "#9"}})
+    built = report(tmp_path, made.model_copy(update={"plan": plan}))
+    assert any(text.endswith('known issue max(data["train/loss"]) < 1: #9') for text in built.follow_ups)
 
 
 def test_a_known_issue_is_found_by_signature_and_said_only_of_what_did_not_pass(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ TERM_IS_FINE = (
     "while True: time.sleep(0.1)\n"
 )
 """A client that stops in order, and says so by an exit code."""
+SOON = TERM_IS_FINE.replace("time.sleep(1)", "time.sleep(0.3)")
+"""The same without a cluster, whose second word may take a second to come."""
 STEP_ONLY = "told to stop by a signal that this script did not get"
 
 
@@ -49,17 +51,17 @@ class Task:
             self.process = subprocess.Popen(words, stdout=log, stderr=log, env=environment, start_new_session=True)
 
     def up(self) -> None:
-        until(lambda: "up" in self.log.read_text() or None, "start of the program", 20)
+        until(lambda: "up" in self.log.read_text() or None, "start of the program", 60)
 
     def end(self) -> tuple[int, str]:
         """Its exit code, and what it wrote down."""
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=60)
         return code, (self.dir.endpoints(0) / "ended.7-0.client.0.0").read_text().strip()
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["the task alone, by cgroups", "all its processes"])
 def test_a_program_is_told_once_however_slurm_tells(tmp_path: Path, whole: bool) -> None:
-    task = Task(tmp_path, *script(TERM_IS_FINE, "5"))
+    task = Task(tmp_path, *script(SOON, "5"))
     task.up()
     if whole:
         os.killpg(task.process.pid, signal.SIGTERM)
@@ -70,7 +72,7 @@ def test_a_program_is_told_once_however_slurm_tells(tmp_path: Path, whole: bool)
 
 
 def test_the_warning_of_the_time_limit_reaches_the_program_as_term(tmp_path: Path) -> None:
-    task = Task(tmp_path, *script(TERM_IS_FINE, "5"))
+    task = Task(tmp_path, *script(SOON, "5"))
     task.up()
     task.process.send_signal(signal.SIGUSR1)
     assert task.end() == (5, "5 0")

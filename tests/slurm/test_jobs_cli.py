@@ -6,19 +6,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from cli.command import SEATRIAL, Answer, inside
 from seatrial.launch.jobdir import job_dir
 
 from .cluster import PrivateSlurm
 from .stand_ins import StandIns, stand_ins
 
-SEATRIAL = Path(sys.executable).with_name("seatrial")
 JOBS = """
 [[jobs]]
 name = "collect"
@@ -38,20 +36,9 @@ command = ["echo", "merged"]
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a call said."""
-
-    code: int
-    out: str
-    err: str
-
-
 def jobs(*words: str | Path, cwd: Path) -> Answer:
     """Run `seatrial jobs …`."""
-    command = [str(SEATRIAL), "jobs", *map(str, words)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
-    return Answer(done.returncode, done.stdout, done.stderr)
+    return inside("jobs", *words, cwd=cwd)
 
 
 @pytest.fixture
@@ -171,6 +158,7 @@ def test_waiting_says_when_the_controller_is_silent_and_jobs_go_on_after_ctrl_c(
 
 def test_jobs_run_on_this_machine(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_CONF", raising=False)
+    (place / "jobs.toml").write_text(JOBS.replace("sleep $((4 * {index})); ", ""))
     answer = jobs("submit", "jobs.toml", "--on", "local", "--out", "here", cwd=place)
     assert answer.code == 1
     assert "client-failed (client.0, exit code 1)" in answer.err

@@ -71,11 +71,11 @@ def test_every_other_failure_of_squeue_is_no_answer(slurm: StandIns, said: str) 
 
 def test_a_command_that_hangs_is_no_answer(slurm: StandIns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "TIMEOUT_S", 0.3)
-    slurm.answer("squeue", seconds=20)
+    slurm.answer("squeue", seconds=60)
     began = time.monotonic()
     with pytest.raises(ControllerDown, match="did not answer within"):
         commands.squeue("", ids=["12"])
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 45
 
 
 def test_without_slurm_the_fix_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -214,8 +215,11 @@ def test_jobs_that_run_on_this_machine_are_not_lost(fake: StandIns, batch: Path,
 def test_waiting_ends_at_its_deadline(fake: StandIns, batch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "FIRST_WAIT_S", 0.05)
     fake.answer("squeue", queue(batch, dict.fromkeys(range(6), "RUNNING")))
+    slept: list[float] = []
+    monkeypatch.setattr(status, "time", SimpleNamespace(time=time.time, monotonic=lambda: sum(slept), sleep=slept.append))
     found = list(status.snapshots(Poller([batch]), deadline_s=1))
     assert 2 <= len(found) <= 20
+    assert 1 <= sum(slept) < 1.5
     assert not found[-1].ended
 
 

@@ -117,6 +117,20 @@ def test_a_step_with_nothing_in_the_loss_is_zero_as_the_loop_has_it() -> None:
     assert (step.error, step.tokens, step.agrees) == (0.0, 0, True)
 
 
+def test_what_the_tokens_do_not_show_is_said() -> None:
+    result = found([row([0.0, 0.0]), row([0.0], 1)], logged(1.0, 1.4, 1.5))
+    assert result.conclusion[0] == "step 2 of run and 1 more logged a metric and no tokens: nothing here is about them"
+    masked = found([row([0.0, 0.0], masked_out=True)], logged(0.0)).conclusion
+    assert masked[0] == "in 1 of 1 steps every sequence was taken out of the loss: nothing was trained on"
+    empty = row([0.0], 1, mask=(False,) * (PROMPT + 1))
+    assert found([row([0.0]), empty], logged(1.0)).conclusion[0] == "1 of 2 sequences have no token in the loss"
+
+
+def test_one_sequence_that_is_off_is_not_called_even() -> None:
+    last = found(rows(lambda chance, number, _: 3.0 if number == 5 else chance.gauss(0, 0.001))).conclusion[-1]
+    assert last.startswith("1 of 16 sequences hold most of the error, and share nothing that could be tested (")
+
+
 def test_no_mismatch_is_said() -> None:
     result = found(rows(lambda chance, _, __: chance.gauss(0, 0.005)))
     assert result.conclusion[-1] == "no mismatch in these tokens: every step and every sequence has an error of at most 1.05"

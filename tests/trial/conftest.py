@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from launch.children import wait_until
 from seatrial.evidence.environment import environment_record
 from seatrial.evidence.repos import repo_states
+from seatrial.launch import process
 from seatrial.model.loop import Context, SideTests
 from seatrial.model.record import Baseline, Finding, LevelResult, Plan, Trial
 from seatrial.trial import conduct
@@ -95,6 +97,17 @@ class Bench:
     def resume(self) -> Trial:
         self.monkeypatch.setattr(conduct, "loop_of", self._loop)
         return conduct.resume(self.out, self._listen)
+
+    def patient(self, started: Callable[[], bool]) -> None:
+        """From now on a process counts as started when this is true: a short deadline does not pass before that."""
+        start = process._start
+
+        def waits(spec: process.ProcessSpec) -> subprocess.Popen[bytes]:
+            child = start(spec)
+            wait_until(started, "the process has started")
+            return child
+
+        self.monkeypatch.setattr(process, "_start", waits)
 
     def level(self, number: int) -> Path:
         return next(self.out.glob(f"levels/{number}-*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ import pytest
 from seatrial.evidence.repos import repo_state
 from seatrial.files import read_json, read_model, write_json
 from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.record import Report, Trial
+from seatrial.model.record import Baseline, Comparison, Report, Trial
 from seatrial.model.verdict import Verdict
 from seatrial.trial import baseline, conduct, rundir
+from seatrial.trial.differences import ahead, lacks, other_changes
 from seatrial.trial.progress import Event, Running, SideJudged, Stage
-from seatrial.trial.unchanged import unchanged
+from seatrial.trial.unchanged import POINTER, discard, ignored, unchanged
 
 from .conftest import Bench, commit, git
 from .test_sides import WRITES, stand_in
@@ -151,15 +153,41 @@ def test_a_submodule_that_cannot_be_had_blocks_the_baseline_with_the_command(rep
     assert worktrees(repo) == 1
 
 
+def test_pointers_of_git_lfs_are_no_contents(repo: Path, tmp_path: Path) -> None:
+    git(repo, "config", "filter.lfs.clean", f"cat > /dev/null; echo {POINTER}")
+    git(repo, "config", "filter.lfs.smudge", "cat")  # as `git lfs install --skip-smudge` does
+    old = commit(repo, {".gitattributes": "*.bin filter=lfs\n", "model.bin": "weights\n"})
+    commit(repo, {"pkg/smoke.py": "a = 2\n"})
+    words = r"1 files of Git LFS are pointers in a worktree of .*, such as model\.bin"
+    with pytest.raises(BlockedError, match=words), unchanged([(repo_state(repo), old)], tmp_path / "src"):
+        raise AssertionError("nothing can be made of it")
+    git(repo, "config", "filter.lfs.smudge", "echo weights")
+    with unchanged([(repo_state(repo), old)], tmp_path / "src") as (made,):
+        assert (Path(made.path, "model.bin").read_text(), made.dirty) == ("weights\n", ())
+    assert worktrees(repo) == 1
+
+
 def test_what_a_killed_seatrial_left_is_taken_over(repo: Path, tmp_path: Path) -> None:
     old = git(repo, "rev-parse", "HEAD")
     state = repo_state(repo)
     place = tmp_path / "src" / state.name
     git(repo, "worktree", "add", "-q", "--detach", str(place), old)
+    git(repo, "worktree", "lock", str(place))  # as git leaves it when it is killed, too
     (place / "left.py").touch()
     with unchanged([(state.model_copy(update={"changed": ("pkg/smoke.py", "gone.py")}), old)], tmp_path / "src") as (made,):
         assert (made.dirty, made.commit, made.branch, made.changed) == ((), old, None, ("pkg/smoke.py",))
     assert (worktrees(repo), place.exists()) == (1, False)
+
+
+def test_what_a_killed_seatrial_left_is_discarded_when_nothing_is_to_be_run(repo: Path, tmp_path: Path) -> None:
+    inner = submodule(repo)
+    old = commit(repo, {})
+    place = tmp_path / "src" / repo_state(repo).name
+    git(repo, "worktree", "add", "-q", "--detach", str(place), old)
+    git(inner, "worktree", "add", "-q", "--detach", str(place / "third" / "inner"), "HEAD")
+    discard([repo_state(repo)], tmp_path / "src")
+    discard([repo_state(repo)], tmp_path / "src")
+    assert (worktrees(repo), worktrees(inner), place.exists()) == (1, 1, False)
 
 
 def test_a_recorded_trial_is_read_and_what_differs_is_noted(bench: Bench, repo: Path) -> None:
@@ -220,13 +248,114 @@ def test_a_trial_of_the_same_change_excuses_nothing(bench: Bench, repo: Path) ->
     bench.start(0)
     with pytest.raises(UserError, match="a trial of what is under test"):
         baseline.requested(str(bench.out), bench.request(0).plan)
+    commit(repo, {})
+    with pytest.raises(UserError, match="a trial of what is under test"):  # another commit, the same files
+        baseline.requested(str(bench.out), bench.request(0).plan)
+    with pytest.raises(UserError, match="that is what is under test"):
+        baseline.requested("HEAD~1", bench.request(0).plan)
+    git(repo, "reset", "-q", "--hard", "HEAD~1")
     (repo / "pkg" / "smoke.py").write_text("a = 2\n")
     plan = bench.request(0).plan
     assert baseline.requested(str(bench.out), plan).source == str(bench.out)
     name = "my_checkout_ü is at the same commit, only uncommitted work differs"
-    assert baseline._other_changes(rundir.load(bench.out).plan.changes, plan.changes) == [name]
+    assert other_changes(rundir.load(bench.out).plan.changes, plan.changes) == [name]
     commit(repo, {})
-    assert baseline._other_changes(rundir.load(bench.out).plan.changes, bench.request(0).plan.changes) == []
+    assert other_changes(rundir.load(bench.out).plan.changes, bench.request(0).plan.changes) == []
+
+
+def test_a_trial_of_the_same_uncommitted_work_excuses_nothing(bench: Bench, repo: Path) -> None:
+    (repo / "pkg" / "smoke.py").write_text("a = 2\n")
+    bench.changes = (repo,)
+    bench.start(0)
+    with pytest.raises(UserError, match="a trial of what is under test"):
+        baseline.requested(str(bench.out), bench.request(0).plan)
+    (repo / "pkg" / "smoke.py").write_text("a = 3\n")
+    assert baseline.requested(str(bench.out), bench.request(0).plan).source == str(bench.out)
+
+
+def test_a_trial_with_an_injected_fault_excuses_nothing(bench: Bench) -> None:
+    request = replace(bench.request(0), options={"fault": "crash"})
+    conduct.start(request, bench._listen)
+    with pytest.raises(UserError, match=r"a fault was injected into that trial \(crash\)"):
+        baseline.requested(str(bench.out), request.plan)
+
+
+def test_what_was_compared_stays_when_the_recorded_trial_is_gone(bench: Bench, repo: Path, tmp_path: Path) -> None:
+    recorded = bench.out
+    bench.start(0)
+    bench.out = recorded.with_name("second")
+    bench.out.mkdir()
+    word(repo, "stuck")
+    trial = run(bench, repo, str(recorded), 0)
+    assert words(trial) == [("level 0 (Fake smoke)", "newly broken")]
+    recorded.rename(tmp_path / "moved away")
+    assert again(bench) == trial
+    other = trial.model_copy(update={"levels": (trial.levels[0].model_copy(update={"verdict": Verdict.PASS}),)})
+    assert words(baseline.finish(conduct.request_of(bench.out, other), other, bench._listen)) == [
+        ("level 0 (Fake smoke)", "not comparable")
+    ]
+
+
+def test_nobody_takes_the_worktrees_of_a_baseline_away(bench: Bench, repo: Path) -> None:
+    word(repo, "fine")
+    word(repo, "stuck")
+    seen: list[str] = []
+
+    def meddle(event: Event) -> None:
+        if isinstance(event, Stage) and event.name == "baseline" and not seen:
+            trial = rundir.load(bench.out)
+            with pytest.raises(UserError, match="another seatrial") as caught:
+                baseline.finish(conduct.request_of(bench.out, trial), trial, bench._listen)
+            seen.append(caught.value.message)
+
+    bench.meddle = meddle
+    assert words(run(bench, repo, "HEAD~1", 0)) == [("level 0 (Fake smoke)", "newly broken")]
+    assert len(seen) == 1
+
+
+def test_git_that_a_terminal_interrupts_is_no_blocked_baseline(bench: Bench, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    word(repo, "fine")
+    word(repo, "stuck")
+
+    def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), 2)
+        raise UserError("`git worktree` failed with exit code -2", "")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("seatrial.trial.unchanged.git", interrupted)
+        trial = run(bench, repo, "HEAD~1", 0)
+    assert (trial.status, words(trial)) == ("running", [])
+    assert words(again(bench)) == [("level 0 (Fake smoke)", "newly broken")]
+
+
+def test_a_baseline_that_a_build_would_complete_fixes_nothing(bench: Bench, repo: Path) -> None:
+    old = commit(repo, {".gitignore": "ignored\n_version.py\n"})
+    (repo / "pkg" / "_version.py").touch()
+    (repo / "ignored").touch()
+    assert ignored(repo_state(repo), old) == ("pkg/_version.py",)
+    bench.changes, bench.words = (repo,), {0: "crash"}
+    before = bench.start(0)
+    wanted = Baseline(source="HEAD~1", changes=before.plan.changes)
+    assert "holds 1 files that git ignores and that the baseline lacks, such as pkg/_version.py" in lacks(before, wanted)[0]
+    fixed = Comparison(deliverable="level 0 (Fake smoke)", before=Verdict.FAIL, after=Verdict.PASS, word="fixed", note="why")
+    found = baseline._not_built(fixed, before)
+    assert (found.word, found.note) == (
+        "not comparable",
+        "the baseline lacks files that a build makes, and never came to a step there; why",
+    )
+    trained = before.model_copy(update={"levels": (before.levels[0].model_copy(update={"steps_reached": 2}),)})
+    assert baseline._not_built(fixed, trained) == fixed
+
+
+def test_a_baseline_that_has_moved_on_is_noted(bench: Bench, repo: Path) -> None:
+    bench.changes = (repo,)
+    (change,) = bench.request(0).plan.changes
+    newer = change.model_copy(update={"commit": commit(repo, {"other.py": "x = 1\n"})})
+    trial = Trial(id="t", seatrial="0", created="", plan=bench.request(0).plan, command=(), status="done")
+    assert ahead(trial, Baseline(source="main", changes=(change,))) == []
+    before = trial.model_copy(update={"plan": trial.plan.model_copy(update={"changes": (change,)})})
+    (note,) = ahead(before, Baseline(source="main", changes=(newer,)))
+    assert note.startswith("main holds commits that my_checkout_ü does not: a difference may be theirs")
 
 
 def test_options_that_name_the_change_mean_the_unchanged_one(bench: Bench, repo: Path, tmp_path: Path) -> None:

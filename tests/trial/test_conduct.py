@@ -92,10 +92,11 @@ def test_a_later_level_runs_although_an_earlier_one_failed(bench: Bench) -> None
 
 def test_a_deadline_and_a_stall_are_placed_by_the_last_milestone(bench: Bench) -> None:
     bench.words = {0: "hang"}
-    bench.limits = Limits(stall_minutes=0.5 / 60)
+    bench.patient(lambda: any(bench.out.glob("levels/*/run/waiting")))
+    bench.limits = Limits(stall_minutes=0.3 / 60)
     level = result(bench.start(0), 0)
     assert (level.verdict, level.boundary, level.phases[0].ended) == (Verdict.FAIL, Boundary.OPTIMIZER, "stalled")
-    bench.limits = Limits(deadline_minutes=0.5 / 60)
+    bench.limits = Limits(deadline_minutes=0.3 / 60)
     bench.out = bench.out.with_name("second run")
     bench.out.mkdir()
     level = result(bench.start(0), 0)

@@ -8,6 +8,7 @@ import pytest
 
 from seatrial.model.record import CheckResult, Comparison, Diagnosis, LevelResult, PhaseOutcome, Plan, RepoState, SideResult, Trial
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.report.outcome import DOUBT
 from seatrial.trial.contrast import contrast
 
 PASS, FAIL, BLOCKED, SKIPPED = Verdict.PASS, Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED
@@ -63,7 +64,13 @@ def cut(how: str) -> tuple[PhaseOutcome, ...]:
     return (PhaseOutcome.model_validate({"name": "run", "exit_code": None, "ended": how, "seconds": 3}),)
 
 
+def bound(value: float | str) -> CheckResult:
+    return CheckResult(name="a", passed=False, value=value, threshold="< 1.05")
+
+
 SAME = [
+    (level(checks=(bound(1.07),)), level(checks=(bound(1.08),)), f"a: measured 1.08, on the baseline 1.07: {DOUBT}"),
+    (level(checks=(bound("NaN"),)), level(checks=(bound(1.08),)), f"a: measured 1.08, on the baseline 'NaN': {DOUBT}"),
     (
         level(checks=(check("a < 1", value=1.25),)),
         level(checks=(check("a < 1", value=1.25),)),
@@ -72,7 +79,13 @@ SAME = [
     (level(checks=(check("a < 1", value=1.2),)), level(checks=(check("a < 1", value=9.0),)), "a < 1: measured 9.0, on the baseline 1.2"),
     (level(checks=(check("a < 1", value="NaN"),)), level(checks=(check("a < 1", value="NaN"),)), "a < 1, as on the baseline"),
     (level(checks=(check("a < 1"), check("b"))), level(checks=(check("a < 1"), check("b", True))), "a < 1, as on the baseline"),
-    (level(diagnosis=crash("x", "known")), level(diagnosis=crash("y", "known")), "known, as on the baseline"),
+    (level(diagnosis=crash("x", "known")), level(diagnosis=crash("x", "known")), "known, as on the baseline"),
+    (level(diagnosis=crash("x", "known")), level(diagnosis=crash("y", "known")), f"known: y, on the baseline x: {DOUBT}"),
+    (
+        level(checks=(check("a", value="2 of 9"),)),
+        level(checks=(check("a", value="3 of 9"),)),
+        f"measured '3 of 9', on the baseline '2 of 9': {DOUBT}",
+    ),
     (
         level(diagnosis=crash("E: /old/a.py at 0x7f1")),
         level(diagnosis=crash("E: /new/a.py at 0x9e2")),
@@ -107,6 +120,14 @@ OTHER = [
         "a at step 2 of 3, now at metrics: a at step 1 of 3",
     ),
     (level(reason="one"), level(reason="two"), "one, now at metrics: two"),
+    (level(checks=(bound(1.06),)), level(checks=(bound(1.09),)), "by more than on the baseline: a: measured 1.09, on the baseline 1.06"),
+    (
+        level(diagnosis=crash("x", "known"), steps_reached=9),
+        level(diagnosis=crash("x", "known"), steps_reached=1),
+        "came to step 1, on the baseline to step 9",
+    ),
+    (level(checks=(bound(1.06),)), level(checks=(bound("NaN"),)), "a: measured 'NaN', on the baseline 1.06"),
+    (level(checks=(check("x"), bound(1.06))), level(checks=(check("x"), bound(9.0))), "a: measured 9.0, on the baseline 1.06"),
 ]
 
 
@@ -121,10 +142,10 @@ def side(verdict: Verdict) -> SideResult:
     return SideResult(key="own", name="Own tests", verdict=verdict, reason="why", directory="sides/own")
 
 
-def failing(directory: Path, *names: str) -> Path:
+def failing(directory: Path, *names: str, message: str = "x") -> Path:
     place = directory / "sides" / "own"
     place.mkdir(parents=True)
-    rows = "".join(f"<testcase classname='t' name='{name}'><failure message='x'/></testcase>" for name in names)
+    rows = "".join(f"<testcase classname='t' name='{name}'><failure message='{message}'/></testcase>" for name in names)
     (place / "junit.xml").write_text(f"<testsuite>{rows}<testcase name='good'/></testsuite>")
     return directory
 
@@ -141,6 +162,21 @@ def test_tests_are_compared_by_name(tmp_path: Path, before: str, after: str, wor
     old, new = failing(tmp_path / "old", *before), failing(tmp_path / "new", *after)
     (found,) = contrast(trial(sides=(side(FAIL),)), old, trial(sides=(side(FAIL),)), new)
     assert (found.deliverable, found.word, note in found.note) == ("Own tests", word, True), found.note
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word", "note"),
+    [
+        ("E: at 0x1f", "E: at 0x2e", "fail (pre-existing)", "the same tests fail on the baseline: t::a"),
+        ("E: 1", "E: 2", "fail (pre-existing)", f"with other messages: t::a: E: 2, on the baseline E: 1: {DOUBT}"),
+        ("assert 0", "ImportError: x", "newly broken", "fails differently: t::a: ImportError: x, on the baseline assert 0"),
+        ("assert 1 == 2", "AssertionError: y", "fail (pre-existing)", DOUBT),
+    ],
+)
+def test_a_test_that_fails_by_another_exception_is_newly_broken(tmp_path: Path, before: str, after: str, word: str, note: str) -> None:
+    old, new = failing(tmp_path / "old", "a", message=before), failing(tmp_path / "new", "a", message=after)
+    (found,) = contrast(trial(sides=(side(FAIL),)), old, trial(sides=(side(FAIL),)), new)
+    assert (found.word, note in found.note) == (word, True), found.note
 
 
 def test_tests_that_left_no_names_are_not_excused(tmp_path: Path) -> None:

@@ -183,6 +183,10 @@ def level(verdict: Verdict = Verdict.FAIL, checks: dict[str, bool] | None = None
     return base.model_copy(update={"phases": (DIED if died else EXITED,), **fields})
 
 
+def unknown(cause: str) -> LevelResult:
+    return level(died=True, diagnosis=CRASH.model_copy(update={"signature": None, "cause": cause}))
+
+
 MISSED = level(checks={"a": False, "b": True})
 CRASHED = level(died=True, diagnosis=CRASH)
 CASES: list[tuple[str, LevelResult, LevelResult, Failure]] = [
@@ -208,6 +212,10 @@ CASES: list[tuple[str, LevelResult, LevelResult, Failure]] = [
         "another failure",
     ),
     ("a crash that nothing explains", CRASHED, level(died=True), "another failure"),
+    ("the same cause elsewhere", unknown("E: /a/b/x.pt in 1234"), unknown("E: /c/x.pt in 98765"), "still there"),
+    ("another cause", unknown("E: /a/x.pt"), unknown("E: /a/y.pt"), "another failure"),
+    ("no cause, the same end", level(died=True), level(died=True), "still there"),
+    ("no cause, another end", level(died=True), level(phases=(DIED.model_copy(update={"ended": "stalled"}),)), "another failure"),
 ]
 
 
@@ -242,8 +250,9 @@ def reruns(*found: tuple[str, Failure]) -> tuple[Rerun, ...]:
     )
 
 
-def test_a_failure_that_does_not_repeat_has_no_suspects() -> None:
-    suspects, lines = matrix.conclude(reruns(("repeat", "gone"), ("a", "gone")), crashed=False)
+@pytest.mark.parametrize("control", ["gone", "another failure"])
+def test_a_failure_that_does_not_repeat_has_no_suspects(control: Failure) -> None:
+    suspects, lines = matrix.conclude(reruns(("repeat", control), ("a", "gone")), crashed=False)
     assert suspects == ()
     assert lines[0].startswith("the failure does not repeat")
 

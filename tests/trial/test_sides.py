@@ -24,6 +24,8 @@ NO_TORCH = Case("t::c", "error", "ModuleNotFoundError: No module named 'torch'")
 OWN = Case("t::d", "error", "ModuleNotFoundError: No module named 'pkg.new'")
 FOREIGN_NAME = Case("t::g", "error", "ImportError: cannot import name 'x' from 'torch' (/e/torch/__init__.py)")
 OWN_NAME = Case("t::e", "error", "ImportError: cannot import name 'x' from 'pkg' (/c/pkg/__init__.py)")
+QUOTES = Case("t::h", "failed", "AssertionError: assert 'No space left on device' in 'ok'")
+ASKS = Case("t::i", "failed", "AssertionError: No GPUs are available assert False")
 SKIPPED = Case("t::f", "skipped", "no GPU")
 COLLECTED = "collected 3 items\n"
 
@@ -55,6 +57,14 @@ def ended(code: int | None = 0, how: str = "exited", signal: int | None = None) 
         (ended(None, "interrupted"), None, COLLECTED, Verdict.BLOCKED, "interrupted by a signal"),
         (ended(1), None, "error: no such environment\n", Verdict.BLOCKED, "no test ran: exit code 1, and no whole junit.xml"),
         (ended(139, signal=11), None, "", Verdict.FAIL, "exit code 139"),
+        (ended(139), None, "", Verdict.FAIL, "exit code 139"),  # a wrapper says so
+        (ended(0), None, COLLECTED, Verdict.FAIL, "exit code 0, and no whole junit.xml was left"),
+        (ended(None, "deadline"), None, "collected 0 items\n", Verdict.BLOCKED, "and no test had started"),
+        (ended(5), (FAILED,), "", Verdict.FAIL, "1 of 1 tests failed"),  # a conftest may set the exit code
+        (ended(0), (PASSED,), "!!!!!! _pytest.outcomes.Exit: enough !!!!!!\n", Verdict.FAIL, "exit code 0: _pytest.outcomes.Exit: enough"),
+        (ended(255), None, "", Verdict.BLOCKED, "no test ran: exit code 255"),
+        (ended(1), (QUOTES,), "", Verdict.FAIL, "No space left on device"),
+        (ended(1), (ASKS,), "", Verdict.BLOCKED, "the environment lacks what 1 of 1 tests need"),
         (ended(1), None, "tests/test_a.py ... [ 30%]\nbye\n", Verdict.FAIL, "exit code 1, and no whole junit.xml was left: bye"),
     ],
 )
@@ -80,6 +90,7 @@ def test_a_junit_file_is_read_by_what_ended_each_test(tmp_path: Path) -> None:
         f"<testcase classname='' name='tests.x'><error message='collection failure'>{text}</error></testcase>",
         "<testcase classname='a' name='d'><error message='failed on setup with &quot;x&quot;'>nothing marked</error></testcase>",
         "<testcase classname='a' name='e'><skipped message='no GPU'/></testcase>",
+        "<testcase time='0'/>",
     )
     (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{''.join(rows)}</testsuite></testsuites>")
     assert read_cases(tmp_path / "junit.xml") == (
@@ -120,7 +131,8 @@ def test_a_trial_is_no_better_than_the_tests_before_it(bench: Bench, repo: Path,
     own, other = side(trial, "own"), side(trial, "bad")
     assert (own.passed, own.reason, own.directory) == (1, "1 tests passed", "sides/own")
     assert (other.passed, other.failed, other.files) == (1, 1, ("test_good.py", "test_bad.py"))
-    assert own.command[-3:] == ("--junitxml", str(bench.out / "sides/own/junit.xml"), "test_good.py")
+    assert own.command[-5:-2] == ("--junitxml", str(bench.out / "sides/own/junit.xml"), "--verbosity=0")
+    assert own.command[-2:] == ("--maxfail=0", "test_good.py")
     assert side(trial, "none").reason == "none of its test files exists"
     assert side(trial, "left").reason == "the change has no such tests"
     assert not [path for path in bench.out.rglob("*") if path.is_file() and {secret, "Zx81kQ&lt;93"} & {*path.read_text().split()}]
@@ -163,11 +175,43 @@ def test_tests_without_a_verdict_run_again_and_others_are_kept(bench: Bench, tmp
 
 
 def test_a_deadline_ends_the_tests(bench: Bench, tmp_path: Path) -> None:
-    bench.sides = lambda _: (stand_in("import time; print('collected 1 item', flush=True); time.sleep(60)", tmp_path, 0.4 / 60),)
+    hangs = "import time; print('collected 1 item', flush=True); open('there', 'w').close(); time.sleep(60)"
+    bench.sides = lambda _: (stand_in(hangs, tmp_path, 0.2 / 60),)
+    bench.patient((tmp_path / "there").exists)
     trial = bench.start(0)
     assert side(trial, "own").verdict is Verdict.FAIL
     assert "did not end before its deadline" in trial.reason
     assert not list(bench.out.rglob("*.pids"))
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("os._exit(0)", "exit code 0, and no whole junit.xml was left: test_token.py ."),
+        ("pytest.exit('enough', returncode=0)", "it stopped before its last test, with exit code 0: _pytest.outcomes.Exit: enough"),
+    ],
+)
+def test_a_test_that_ends_pytest_is_a_failure_however_quiet_pytest_was_asked_to_be(
+    bench: Bench, repo: Path, code: str, reason: str
+) -> None:
+    commit(repo, {"test_token.py": f"import os, pytest\n\ndef test_a() -> None: ...\n\ndef test_b() -> None:\n    {code}\n"})
+    bench.changes, bench.sides = (repo,), lambda _: (SideTests("own", "Own tests", PYTEST, repo, files=("test_token.py",), minutes=1),)
+    found = side(bench.start(0), "own")
+    assert (found.verdict, found.reason) == (Verdict.FAIL, reason)
+
+
+def test_a_message_of_any_length_is_cut(tmp_path: Path) -> None:
+    row = f"<testcase classname='a' name='b'><failure message='{'x' * 100_000}'/></testcase>"
+    (tmp_path / "junit.xml").write_text(f"<testsuite>{row}</testsuite>")
+    (case,) = read_cases(tmp_path / "junit.xml")
+    assert case.message == "x" * 600 + "…"
+    assert len(judge_side(ended(1), None, "y" * 100_000, ())[1]) < 1000
+
+
+def test_the_name_of_a_test_is_no_secret(bench: Bench, tmp_path: Path) -> None:
+    row = '<testcase classname="test_token" name="test_a"><failure message="boom"/></testcase>'
+    bench.sides = lambda _: (stand_in(f"open(JUNIT, 'w').write('<testsuite>{row}</testsuite>')", tmp_path),)
+    assert side(bench.start(0), "own").reason == "1 of 1 tests failed: test_token::test_a: boom"
 
 
 def test_a_program_that_cannot_be_started_blocks(bench: Bench, tmp_path: Path) -> None:

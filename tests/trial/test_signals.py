@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -11,29 +10,38 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 
+from cli.command import Answer, environ, inside
 from seatrial.files import read_model
 from seatrial.model.record import Report, Trial
 from seatrial.model.verdict import Verdict
+
+from .fake import FakeLoop
 
 CLI = Path(__file__).with_name("fake_cli.py")
 SECONDS = 30
 
 
-def call(*arguments: str, words: dict[int, str] | None = None) -> subprocess.Popen[str]:
-    """The command line with the fake loop."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GITHUB_")}
-    environment["FAKE_WORDS"] = json.dumps(words or {})
+def start(out: Path, words: dict[int, str]) -> subprocess.Popen[str]:
+    """The command line with the fake loop, in a process of its own."""
+    command = [sys.executable, str(CLI), *run_words(out, "0-2")]
     return subprocess.Popen(
-        [sys.executable, CLI, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/"
+        command, env=environ(FAKE_WORDS=json.dumps(words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/"
     )
 
 
-def start(out: Path, words: dict[int, str], level: str = "0-2") -> subprocess.Popen[str]:
-    return call("run", "fake", "--level", level, "--out", str(out), "--python", sys.executable, words=words)
+def run_words(out: Path, level: str) -> tuple[str, ...]:
+    return ("run", "fake", "--level", level, "--out", str(out), "--python", sys.executable)
+
+
+def call(*arguments: str, words: dict[int, str] | None = None) -> Answer:
+    """The same in this process, to its end."""
+    with mock.patch("seatrial.loops.get_loop", return_value=FakeLoop(words)):
+        return inside(*arguments, cwd=Path("/"))
 
 
 def wait_for(path: Path) -> None:
@@ -72,7 +80,7 @@ def hanging(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 Hanging = tuple[subprocess.Popen[str], Path]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_trial_is_judged_and_can_be_finished(hanging: Hanging, number: signal.Signals) -> None:
     process, out = hanging
     assert children_of(out)
@@ -88,8 +96,7 @@ def test_an_interrupted_trial_is_judged_and_can_be_finished(hanging: Hanging, nu
     assert read_model(out / "report.json", Report).result is Verdict.BLOCKED
     assert not list(out.rglob("*.pids"))
     finished = call("resume", str(out))
-    output, _ = finished.communicate(timeout=SECONDS)
-    assert finished.returncode == 0, output
+    assert finished.code == 0, finished.err
     trial = read_model(out / "trial.json", Trial)
     assert (trial.verdict, trial.status) == (Verdict.PASS, "done")
 
@@ -101,8 +108,7 @@ def test_a_trial_whose_seatrial_was_killed_is_finished_and_keeps_what_passed(han
     process.communicate()
     assert read_model(out / "trial.json", Trial).status == "running"
     finished = call("resume", str(out))
-    output, _ = finished.communicate(timeout=SECONDS)
-    assert finished.returncode == 0, output
+    assert finished.code == 0, finished.err
     assert children_of(out) == []
     assert (out / "levels" / "0-smoke" / "run.log").stat().st_mtime_ns == before
     assert (out / "levels" / "1-second" / "attempts" / "1" / "run.log").exists()
@@ -122,54 +128,46 @@ def test_a_second_signal_ends_at_once(hanging: Hanging) -> None:
 def test_two_trials_in_one_directory_are_refused(hanging: Hanging) -> None:
     process, out = hanging
     other = call("resume", str(out))
-    output, _ = other.communicate(timeout=SECONDS)
-    assert other.returncode == 2
-    assert f"another seatrial (process {process.pid}) works in this directory" in output
+    assert other.code == 2
+    assert f"another seatrial (process {process.pid}) works in this directory" in other.err
     assert process.poll() is None
 
 
 @pytest.mark.parametrize(("word", "code"), [("fine", 0), ("crash", 1), ("flat", 99)])
 def test_the_exit_code_is_the_verdict(tmp_path: Path, word: str, code: int) -> None:
-    process = start(tmp_path / "run", {0: word}, level="0")
-    output, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == code, output
-    assert (tmp_path / "run" / "summary.md").read_text() in output
+    answer = call(*run_words(tmp_path / "run", "0"), words={0: word})
+    assert answer.code == code, answer.err
+    assert (tmp_path / "run" / "summary.md").read_text() in answer.out
 
 
 def test_only_skipped_exits_with_77_and_json_is_one_object_per_line(tmp_path: Path) -> None:
-    process = call("run", "fake", "--level", "3", "--out", str(tmp_path / "r"), "--python", sys.executable, "--json")
-    output, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 77
-    events = [json.loads(line)["event"] for line in output.splitlines()]
+    answer = call(*run_words(tmp_path / "r", "3"), "--json")
+    assert (answer.code, answer.err) == (77, "")
+    events = [json.loads(line)["event"] for line in answer.out.splitlines()]
     assert (events[0], events[-1]) == ("planned", "ended")
 
 
 def test_what_stands_behind_two_dashes_is_the_loops(tmp_path: Path) -> None:
     words = ("--", "--level", "9", "--json", "--", "--help")
-    process = call("run", "fake", "--level", "0", "--out", str(tmp_path / "r"), "--python", sys.executable, *words)
-    output, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, output
+    answer = call(*run_words(tmp_path / "r", "0"), *words)
+    assert answer.code == 0, answer.err
     assert read_model(tmp_path / "r" / "trial.json", Trial).plan.arguments == words[1:]
     assert str(list(words[1:])) in (tmp_path / "r" / "levels" / "0-smoke" / "run.log").read_text()
 
 
 def test_a_directory_that_holds_a_trial_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trial.json").write_text("{}")
-    process = start(tmp_path, {})
-    output, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 2
-    assert "holds a trial already" in output
+    answer = call(*run_words(tmp_path, "0-2"))
+    assert answer.code == 2
+    assert "holds a trial already" in answer.err
 
 
 def test_faults_are_listed_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
-    listed, _ = call("run", "fake", "--fault", "list").communicate(timeout=SECONDS)
-    assert listed.split() == ["crash", "levels", "0,1", "raises"]
-    process = call("run", "fake", "--fault", "nope", "--out", str(tmp_path / "r"))
-    output, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 2
-    assert "unknown fault 'nope'; known: crash" in output
-    process = call("run", "fake", "--level", "2", "--fault", "crash", "--out", str(tmp_path / "r"))
-    output, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 2
-    assert "the fault crash acts at level 0, 1 only" in output
+    assert call("run", "fake", "--fault", "list").out.split() == ["crash", "levels", "0,1", "raises"]
+    answer = call("run", "fake", "--fault", "nope", "--out", str(tmp_path / "r"))
+    assert answer.code == 2
+    assert "unknown fault 'nope'; known: crash" in answer.err
+    answer = call("run", "fake", "--level", "2", "--fault", "crash", "--out", str(tmp_path / "r"))
+    assert answer.code == 2
+    assert "the fault crash acts at level 0, 1 only" in answer.err
     assert not (tmp_path / "r").exists()

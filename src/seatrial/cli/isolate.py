@@ -24,12 +24,15 @@ def isolate(
 
     from seatrial.cli.run import listener
     from seatrial.files import read_text
+    from seatrial.model.errors import UserError
     from seatrial.model.verdict import ExitCode
     from seatrial.trial import isolate as trial
     from seatrial.trial import remote
 
     remote.refuse_while_active(run.absolute(), os.environ)
-    names = tuple(name.strip() for name in only.split(",") if name.strip()) if only is not None else ()
+    names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
+    if only is not None and not names:
+        raise UserError(f"--only {only!r}: names no rerun", "name some, or leave --only out to run them all")
     case = trial.open_case(run, level, names)
     if dry_run:
         for place, script in trial.scripts(case, names):

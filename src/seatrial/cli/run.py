@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -58,7 +59,7 @@ def run(
     force = loaded.config
     wanted = conduct.Request(
         plan=asked.plan,
-        out=out.absolute() if out else rundir.new_path(Path(force.run.trials), asked.loop.name),
+        out=(out.resolve() if ".." in out.parts else out.absolute()) if out else rundir.new_path(Path(force.run.trials), asked.loop.name),
         python=Path(force.environment.python) if force.environment.python else None,
         limits=Limits(force.limits.deadline_minutes, force.limits.stall_minutes),
         options={"fault": fault} if fault else {},
@@ -85,7 +86,6 @@ def close(trial: Trial, directory: Path, json: bool, cut: str = "", in_job: bool
     `cut` says why a trial on a cluster has no verdict of its own. Inside its job only the place of the report is said:
     whoever attaches prints the rest.
     """
-    import os
     import shlex
 
     from seatrial.files import read_model, read_text
@@ -113,7 +113,8 @@ def _require_fault(fault: str, loop: Loop, levels: list[int]) -> None:
 
     known = loop.faults()
     if not known:
-        raise UserError(f"{loop.title} has no faults to inject on this device", f"seatrial run {loop.name} --device cpu --fault list")
+        cpu = f"seatrial run {loop.name} --device cpu --fault list" if "device" in loop.options() else "leave --fault out"
+        raise UserError(f"{loop.title} has no faults to inject here", cpu)
     if fault == "list":
         typer.echo("\n".join(f"{name:20} levels {','.join(map(str, places)):12} {text}" for name, (text, places) in known.items()))
         raise typer.Exit

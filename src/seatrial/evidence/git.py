@@ -114,6 +114,17 @@ def commit_of(repo: Path, revision: str) -> str | None:
     return found if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", found) else None
 
 
+def tree_of(repo: Path, commit: str) -> str | None:
+    """The id of the files of a commit, or None when it is unknown here. Different commits may have the same."""
+    data = git(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{commit}^{{tree}}", ok=(0, 1, 128))
+    return line(data) or None
+
+
+def is_ancestor(repo: Path, commit: str, other: str) -> bool:
+    """Whether `other` holds everything that `commit` holds."""
+    return line(git(repo, "merge-base", commit, other, ok=(0, 1))) == commit
+
+
 def scratch_directory() -> tempfile.TemporaryDirectory[str]:
     """A directory outside the repository for a scratch index."""
     return tempfile.TemporaryDirectory(prefix="seatrial-git-")

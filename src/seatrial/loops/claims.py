@@ -53,5 +53,6 @@ def in_force(phase: str, claims: Mapping[str, Any], printed: Sequence[Mapping[st
     # Of several runs in one log any may have written the metrics: each must be as claimed.
     wrong = [item for config in printed if config for item in differences(claims, {key: lookup(config, key) for key in claims})]
     fell = "; ".join(f"{key} fell back to {value} (claimed: {claimed})" for key, value, claimed in wrong[:3])
+    shown = fell or ", ".join(f"{key}={lookup(printed[-1] or {}, key)}" for key in list(claims)[:3])
     right = len(claims) - len({key for key, _, _ in wrong})
-    return proof(name, not wrong, f"{right} of {len(claims)} values as claimed", Boundary.CONFIG, "all", fell)
+    return proof(name, not wrong, f"{right} of {len(claims)} values as claimed", Boundary.CONFIG, "all", shown)

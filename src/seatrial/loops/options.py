@@ -21,7 +21,8 @@ def choice(options: Mapping[str, str], name: str, known: tuple[str, ...]) -> str
     """One of the known values; the first is the default."""
     value = options.get(name, known[0])
     if value not in known:
-        raise UserError(f"options.{name} = {value!r}: not one of {', '.join(known)}", f"use {known[0]}")
+        near = difflib.get_close_matches(value, known, n=1) or known
+        raise UserError(f"options.{name} = {value!r}: not one of {', '.join(known)}", f"use {near[0]}")
     return value
 
 

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -70,7 +70,9 @@ def side_verdict(side: SideResult, run_dir: Path) -> tuple[Verdict, str]:
 
 def _change_side(trial: Trial, run_dir: Path) -> list[Deliverable]:
     if not trial.sides:
-        proof = "a trial runs the loop, not the change's own tests; run those in its repository"
+        proof = "no tests of the change were run: the loop knows of none, or they were left out; run them in its repository"
+        if trial.status != "done" and not trial.levels:  # they go before the levels
+            proof = f"no test of the change came to its end before the trial was cut off (status: {trial.status})"
         return [Deliverable(name="Change-side checks", verdict=NOT_REQUESTED, proof=proof)]
     made = []
     for side in trial.sides:
@@ -102,7 +104,27 @@ def _local_import(trial: Trial, loop_title: str) -> Deliverable:
     unproven = [words for repo in trial.plan.changes for words in _unproven(repo, proofs)]
     if unproven:
         return Deliverable(name=name, verdict=Verdict.BLOCKED, proof=f"{'; '.join(unproven)}; {NOT_EVIDENCE}, nor for it")
-    return Deliverable(name=name, verdict=Verdict.PASS, proof="; ".join(_import_words(proof) for proof in proofs))
+    return Deliverable(name=name, verdict=Verdict.PASS, proof="; ".join(_import_groups(proofs)))
+
+
+def _import_groups(proofs: Sequence[ImportProof]) -> list[str]:
+    """One text per package and file, with the processes that imported it and those that only would have."""
+    places: dict[tuple[str, str | None], dict[str, bool]] = {}
+    for proof in proofs:
+        processes = places.setdefault((proof.package, proof.file), {})
+        processes[proof.process] = processes.get(proof.process, False) or proof.method == "imported"
+    return [f"{package} {_place(file)} ({_processes(processes)})" for (package, file), processes in places.items()]
+
+
+def _place(file: str | None) -> str:
+    return f"from {file}" if file else "not found"
+
+
+def _processes(processes: Mapping[str, bool]) -> str:
+    imported = [name for name, real in processes.items() if real]
+    found = [name for name, real in processes.items() if not real]
+    parts = [f"imported by {', '.join(imported)}"] if imported else []
+    return "; ".join([*parts, *([f"only found by {', '.join(found)}"] if found else [])])
 
 
 def _import_words(proof: ImportProof) -> str:

@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from seatrial.model.record import Baseline, EnvironmentRecord, LevelResult, RepoState, Trial
-from seatrial.model.verdict import Verdict
+from seatrial.model.verdict import Boundary, Verdict
 from seatrial.report.deliverables import LOG, level_directory
-from seatrial.report.outcome import Outcome, compared, known_issues, stoppers
+from seatrial.report.outcome import DOUBT, Outcome, compared, known_issues, stoppers
 from seatrial.report.text import unique
 
 _KEY_PACKAGES = (
@@ -119,7 +119,9 @@ def _pre_existing(trial: Trial, levels: Sequence[Outcome]) -> list[str]:
     """Failures that the baseline has, too."""
     names = [(outcome.label, outcome.verdict) for outcome in levels] + [(side.name, side.verdict) for side in trial.sides]
     found = [one for name, verdict in names if (one := compared(trial, name, verdict)) and one.word == "fail (pre-existing)"]
-    return [f"{one.deliverable}: pre-existing: not evidence against the change ({one.note})" for one in found]
+    return [
+        f"{one.deliverable}: pre-existing{'' if DOUBT in one.note else ': not evidence against the change'} ({one.note})" for one in found
+    ]
 
 
 def _next_step(outcome: Outcome, interrupted: bool) -> list[str]:
@@ -180,6 +182,7 @@ def _key_lines(result: LevelResult) -> list[str]:
         lines.insert(0, f"first error: {diagnosis.cause}" + (f" ({where})" if where else ""))
     if result.steps_expected is not None:
         lines.append(f"{result.steps_reached or 0}/{result.steps_expected} steps completed")
+    lines += [f"{check.name}: {check.message}" for check in result.checks if check.passed and check.boundary is Boundary.CONFIG]
     if result.checks:
         lines.append(f"{sum(check.passed for check in result.checks)}/{len(result.checks)} checks met")
     return lines

@@ -13,6 +13,8 @@ from seatrial.model.record import Comparison, Finding, LevelResult, PlannedLevel
 from seatrial.model.verdict import Boundary, Verdict
 
 NOT_EVIDENCE = "this is not evidence against the change"
+DOUBT = "compare them before you excuse it"
+"""Ends the note on a failure that was there before, but was not quite the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,13 @@ def known_issues(trial: Trial, result: LevelResult) -> tuple[str, ...]:
         return ()
     names = [result.diagnosis.signature] if result.diagnosis else []
     names += [check.name for check in result.checks if not check.passed]
-    issues = trial.plan.known_issues
-    return tuple(f"{name}: {issues[name]}" for name in dict.fromkeys(names) if name in issues)
+    issues = {_compact(name): text for name, text in trial.plan.known_issues.items()}
+    return tuple(f"{name}: {issues[_compact(name)]}" for name in dict.fromkeys(names) if name and _compact(name) in issues)
+
+
+def _compact(name: str) -> str:
+    """The id of a known issue without what does not count in an expression: blanks, and which quotes it uses."""
+    return "".join(name.split()).replace("'", '"')
 
 
 def _judged(result: LevelResult) -> Outcome:

@@ -9,22 +9,27 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from seatrial.evidence.git import commit_of
+from seatrial.evidence.git import commit_of, tree_of
+from seatrial.evidence.redact import Redactor
+from seatrial.evidence.repos import differs
+from seatrial.files import read_json
 from seatrial.launch.interrupt import Interrupted, Interruptible
 from seatrial.loops import loop_of
 from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.record import Baseline, Plan, PlannedLevel, RepoState, Trial
+from seatrial.model.record import Baseline, Comparison, Plan, PlannedLevel, RepoState, Trial
 from seatrial.model.verdict import Boundary
 from seatrial.trial import conduct, rundir
 from seatrial.trial.contrast import contrast
+from seatrial.trial.differences import ahead, arguments_of_change, lacks, other_changes, other_settings, other_surroundings, under_test
 from seatrial.trial.finish import FINAL, store
 from seatrial.trial.progress import Ended, Event, Found, Judged, Listener, Running, SideJudged, SideRunning, Stage
-from seatrial.trial.unchanged import unchanged
+from seatrial.trial.unchanged import discard, unchanged
 
 PLACE = "baseline"
 
@@ -40,13 +45,17 @@ def requested(text: str, plan: Plan, here: bool = True) -> Baseline:
         if recorded.plan.loop != plan.loop:
             message = f"--baseline {text}: a trial of {recorded.plan.loop}, this one is of {plan.loop}"
             raise UserError(message, "name a trial of the same loop, or a revision")
-        if _same(_under_test(recorded.plan), _under_test(plan)):
+        fault = _fault(directory)
+        if fault:
+            message = f"--baseline {text}: a fault was injected into that trial ({fault}), so its failures excuse nothing"
+            raise UserError(message, "name a trial without --fault")
+        if _same(under_test(recorded.plan), under_test(plan), directory / "evidence"):
             raise UserError(f"--baseline {text}: a trial of what is under test", "name a trial of the state before the change")
         return Baseline(source=str(directory))
     if not here:
         fix = "run the baseline as a trial of its own, then give its run directory"
         raise UserError(f"--baseline {text}: with --on only a recorded trial can be compared with", fix)
-    changes = _under_test(plan)
+    changes = under_test(plan)
     if not changes:
         raise UserError(f"--baseline {text}: a revision needs a change", "name the checkout under test with --change PATH")
     pinned = []
@@ -61,50 +70,75 @@ def requested(text: str, plan: Plan, here: bool = True) -> Baseline:
     return Baseline(source=text, changes=tuple(pinned))
 
 
-def _same(before: Sequence[RepoState], after: Sequence[RepoState]) -> bool:
-    """Whether two sides are the same commits without uncommitted work: such a baseline would excuse any failure."""
-    old, new = ({(repo.name, repo.commit) for repo in side} for side in (before, after))
-    return bool(new) and old == new and not any(repo.dirty for repo in (*before, *after))
+def _fault(directory: Path) -> str:
+    """The fault that was injected into a recorded trial."""
+    stored = directory / "evidence" / "request.json"
+    return str(read_json(stored).get("options", {}).get("fault") or "") if stored.is_file() else ""
+
+
+def _same(before: Sequence[RepoState], after: Sequence[RepoState], evidence: Path | None = None) -> bool:
+    """Whether two sides hold the same files: such a baseline would excuse any failure. `evidence` has the patches of `before`."""
+    old = {repo.name: repo for repo in before}
+    return bool(after) and set(old) == {repo.name for repo in after} and all(_alike(old[repo.name], repo, evidence) for repo in after)
+
+
+def _alike(old: RepoState, new: RepoState, evidence: Path | None) -> bool:
+    """Whether two states of one repository hold the same files: another commit may, and uncommitted work may be the same."""
+    if not old.dirty and not new.dirty:
+        trees = {tree_of(Path(new.path), repo.commit) or repo.commit for repo in (old, new)}
+        return len(trees) == 1
+    return evidence is not None and differs(old.model_copy(update={"path": new.path}), evidence, Redactor(os.environ)) is None
 
 
 def finish(request: conduct.Request, trial: Trial, listener: Listener) -> Trial:
-    """The trial with its comparison, stored; as it is when none was asked for, or when it has no verdict yet."""
+    """The trial with its comparison, stored; as it is when none was asked for, when it has no verdict yet, or when every
+    verdict has been compared already. The directory is held meanwhile: a second Seatrial would take the worktrees away."""
     wanted = trial.baseline
-    if wanted is None or trial.status != "done":
+    if wanted is None or trial.status != "done" or _settled(wanted, trial, request.out):
         return trial
-    with Interruptible() as stop:
-        try:
-            done = _recorded(trial, wanted, request) if _is_recorded(wanted) else _run(request, trial, wanted, listener, stop)
-        except (BlockedError, UserError) as error:
-            note = f"the baseline is Blocked: {error.message}" + (f"; fix: {error.fix}" if error.fix else "")
-            comparisons = contrast(None, request.out, trial, request.out)
-            done = wanted.model_copy(update={"comparisons": comparisons, "notes": (note,)})
-        except Interrupted:
-            done = None
-    if done == wanted:
-        return trial
-    update = {"status": "running"} if done is None else {"baseline": done}
-    trial = trial.model_copy(update=update)
     with rundir.locked(request.out):
+        with Interruptible() as stop:
+            done = _finished(request, trial, wanted, listener, stop)
+        if done == wanted:
+            return trial
+        update = {"status": "running"} if done is None else {"baseline": done}
+        trial = trial.model_copy(update=update)
         store(request.out, loop_of(trial.plan), trial)
     listener(Ended(trial, str(request.out)))
     return trial
+
+
+def _finished(request: conduct.Request, trial: Trial, wanted: Baseline, listener: Listener, stop: Interruptible) -> Baseline | None:
+    """The comparison, or why there is none; None when it was interrupted."""
+    try:
+        return _recorded(trial, wanted, request) if _is_recorded(wanted) else _run(request, trial, wanted, listener, stop)
+    except (BlockedError, UserError) as error:
+        if stop.signal is not None:  # a terminal interrupts git, too
+            return None
+        note = f"the baseline is Blocked: {error.message}" + (f"; fix: {error.fix}" if error.fix else "")
+        comparisons = contrast(None, request.out, trial, request.out)
+        return wanted.model_copy(update={"comparisons": comparisons, "notes": (note,)})
+    except Interrupted:
+        return None
+
+
+def _settled(wanted: Baseline, trial: Trial, out: Path) -> bool:
+    """Whether there is nothing left to compare: what was compared is kept when the baseline is not there any more."""
+    now = [(one.deliverable, one.after) for one in contrast(None, out, trial, out)]
+    judged = all(one.before in FINAL for one in wanted.comparisons if one.after in FINAL)
+    return bool(wanted.comparisons) and judged and now == [(one.deliverable, one.after) for one in wanted.comparisons]
 
 
 def _is_recorded(baseline: Baseline) -> bool:
     return Path(baseline.source).is_absolute()
 
 
-def _under_test(plan: Plan) -> tuple[RepoState, ...]:
-    return tuple(repo for repo in plan.changes if not repo.companion)
-
-
 def _recorded(trial: Trial, wanted: Baseline, request: conduct.Request) -> Baseline:
     """The comparison with a trial that is only read."""
     place = Path(wanted.source)
     before = rundir.load(place)
-    notes = [*_other_settings(before, trial), *_other_surroundings(before, trial)]
-    notes += _other_changes(_under_test(before.plan), _under_test(trial.plan))
+    notes = [*other_settings(before, trial), *other_surroundings(before, trial)]
+    notes += other_changes(under_test(before.plan), under_test(trial.plan))
     if before.status != "done":
         notes.append(f"the recorded trial is not finished (status: {before.status})")
     return _compared(wanted, before, place, trial, request).model_copy(update={"directory": str(place), "notes": tuple(notes)})
@@ -112,7 +146,7 @@ def _recorded(trial: Trial, wanted: Baseline, request: conduct.Request) -> Basel
 
 def _compared(wanted: Baseline, before: Trial, place: Path, trial: Trial, request: conduct.Request) -> Baseline:
     comparisons = contrast(before, place, trial, request.out)
-    return wanted.model_copy(update={"comparisons": comparisons, "changes": _under_test(before.plan)})
+    return wanted.model_copy(update={"comparisons": comparisons, "changes": under_test(before.plan)})
 
 
 def _run(request: conduct.Request, trial: Trial, wanted: Baseline, listener: Listener, stop: Interruptible) -> Baseline:
@@ -125,9 +159,23 @@ def _run(request: conduct.Request, trial: Trial, wanted: Baseline, listener: Lis
     if before is None or not _covers(before, trial, levels):
         listener(Stage(PLACE, f"{wanted.source}: levels {', '.join(str(level.number) for level in levels) or 'none'}"))
         before = _trial_of(request, trial, wanted, levels, place, listener, stop)
-    notes = [*_other_surroundings(before, trial), *_arguments_of_change(trial)]
+    else:
+        discard(under_test(trial.plan), request.out / PLACE / "src")
+    unbuilt = lacks(trial, wanted)
+    notes = [*other_surroundings(before, trial), *arguments_of_change(trial), *ahead(trial, wanted), *unbuilt]
     done = _compared(wanted, before, place, trial, request)
-    return done.model_copy(update={"directory": str(place.relative_to(request.out)), "notes": tuple(notes)})
+    comparisons = tuple(_not_built(one, before) if unbuilt else one for one in done.comparisons)
+    update = {"directory": str(place.relative_to(request.out)), "notes": tuple(notes), "comparisons": comparisons}
+    return done.model_copy(update=update)
+
+
+def _not_built(one: Comparison, before: Trial) -> Comparison:
+    """A level is not fixed by the change when its baseline, without what a build makes, never came to a step."""
+    level = next((item for item in before.levels if one.deliverable == f"level {item.number} ({item.title})"), None)
+    if one.word != "fixed" or (level is not None and level.steps_reached):
+        return one
+    note = f"the baseline lacks files that a build makes, and never came to a step there; {one.note}"
+    return one.model_copy(update={"word": "not comparable", "note": note})
 
 
 def _with_verdict(trial: Trial) -> tuple[PlannedLevel, ...]:
@@ -153,7 +201,7 @@ def _trial_of(
 ) -> Trial:
     """Run the unchanged side, or finish its trial."""
     commits = {repo.name: repo.commit for repo in wanted.changes}
-    changes = _under_test(trial.plan)
+    changes = under_test(trial.plan)
     with unchanged([(repo, commits[repo.name]) for repo in changes], request.out / PLACE / "src") as states:
         stop.check()
         plan = _plan(request.plan, levels, states)
@@ -175,52 +223,11 @@ def _whole(trial: Trial) -> Trial:
 
 def _plan(plan: Plan, levels: tuple[PlannedLevel, ...], states: tuple[RepoState, ...]) -> Plan:
     """The same plan on the unchanged side. An option that names a checkout of the change means the unchanged one there."""
-    moved = {repo.path: state.path for repo, state in zip(_under_test(plan), states, strict=True)}
+    moved = {repo.path: state.path for repo, state in zip(under_test(plan), states, strict=True)}
     options = {name: moved.get(value, value) for name, value in plan.options.items()}
     changes = (*states, *(repo for repo in plan.changes if repo.companion))
     made = plan.model_copy(update={"levels": levels, "changes": changes, "options": options, "unmatched": ()})
     return made.model_copy(update={"changes": loop_of(made).placed(changes)})
-
-
-def _other_settings(before: Trial, after: Trial) -> list[str]:
-    """What was asked for in another way."""
-    old, new = before.plan, after.plan
-    notes = [f"another model: {old.model}, here {new.model}"] if old.model != new.model else []
-    differing = [name for name in sorted({*old.options, *new.options}) if old.options.get(name) != new.options.get(name)]
-    notes += [f"another option {name}: {old.options.get(name)}, here {new.options.get(name)}" for name in differing]
-    if old.arguments != new.arguments:
-        notes.append(f"other loop arguments: {' '.join(old.arguments) or 'none'}, here {' '.join(new.arguments) or 'none'}")
-    return notes
-
-
-def _other_changes(before: Sequence[RepoState], after: Sequence[RepoState]) -> list[str]:
-    """What a recorded trial tested, where that is not simply an earlier state of the same repositories."""
-    if {repo.name for repo in before} != {repo.name for repo in after}:
-        names = [", ".join(repo.name for repo in side) or "none" for side in (before, after)]
-        return [f"other repositories under test: {names[0]}, here {names[1]}"]
-    states = {repo.name: repo.commit for repo in before}
-    return [f"{repo.name} is at the same commit, only uncommitted work differs" for repo in after if states[repo.name] == repo.commit]
-
-
-def _other_surroundings(before: Trial, after: Trial) -> list[str]:
-    """What was different beside the change: the environment, the checkouts that are only driven, Seatrial itself."""
-    notes = []
-    if before.environment and after.environment and before.environment.fingerprint != after.environment.fingerprint:
-        notes.append(f"another environment: {before.environment.fingerprint[:12]}, here {after.environment.fingerprint[:12]}")
-    driven = {repo.name: (repo.commit, repo.dirty) for repo in before.plan.changes if repo.companion}
-    for repo in after.plan.changes:
-        if repo.companion and driven.get(repo.name) != (repo.commit, repo.dirty):
-            notes.append(
-                f"another state of {repo.name}, which is driven: {driven.get(repo.name, ('none',))[0][:12]}, here {repo.commit[:12]}"
-            )
-    return notes + ([f"judged by Seatrial {before.seatrial}, here {after.seatrial}"] if before.seatrial != after.seatrial else [])
-
-
-def _arguments_of_change(trial: Trial) -> list[str]:
-    """Arguments are passed on verbatim, also where they name a file of the change."""
-    paths = [repo.path for repo in _under_test(trial.plan)]
-    named = [word for word in trial.plan.arguments if any(path in word for path in paths)]
-    return [f"a loop argument names a file of the change on both sides: {word}" for word in named]
 
 
 def _aside(listener: Listener) -> Listener:

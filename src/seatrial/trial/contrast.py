@@ -1,8 +1,9 @@
 """Two trials side by side: what each deliverable came to, with the change and without it. Only reads what is stored.
 
-- "fail (pre-existing)" is said only of the same failure: same boundary, same first missed check or known failure, and
-  nothing missed now that was met before. Anything else that fails now is newly broken: the change is not excused by
-  another failure that happens to sit in the same level.
+- "fail (pre-existing)" is said only of the same failure: same boundary, same first missed check or known failure, nothing
+  missed now that was met before, nothing missed by more (see `misses`), and no earlier end. Anything else that fails now is
+  newly broken: the change is not excused by another failure that happens to sit in the same level.
+- Where two failures look the same but did not measure or say the same, the note shows both and does not excuse.
 - What was Blocked or Skipped on either side, or is missing on the unchanged one, is not comparable.
 """
 
@@ -15,9 +16,12 @@ from pathlib import Path
 
 from seatrial.model.record import CheckResult, Comparison, LevelResult, SideResult, Trial
 from seatrial.model.verdict import Verdict
+from seatrial.report.outcome import DOUBT
+from seatrial.trial.misses import worse
 from seatrial.trial.sides import JUNIT, read_cases
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")
+KIND = re.compile(r"[\w.]+(?=:|$)")
 
 
 def contrast(before: Trial | None, before_dir: Path, after: Trial, after_dir: Path) -> tuple[Comparison, ...]:
@@ -65,14 +69,28 @@ def _side(after: SideResult, before: SideResult | None, before_dir: Path, after_
     new = [name for name in now if name not in old]
     if new:
         return _both_fail(after.name, False, f"fails differently: these tests do not fail on the baseline: {_few(new)}")
-    return _both_fail(after.name, True, f"the same tests fail on the baseline: {_few(now)}")
+    other = [f"{name}: {now[name]}, on the baseline {old[name]}" for name in now if _kind(now[name]) != _kind(old[name])]
+    if other:
+        return _both_fail(after.name, False, f"fails differently: {_few(other, 1)}")
+    unlike = [f"{name}: {now[name]}, on the baseline {old[name]}" for name in now if now[name] != old[name]]
+    if unlike:
+        return _both_fail(after.name, True, f"the same tests fail on the baseline, with other messages: {_few(unlike, 1)}: {DOUBT}")
+    return _both_fail(after.name, True, f"the same tests fail on the baseline: {_few(list(now))}")
 
 
-def _failing(directory: Path) -> list[str]:
+def _failing(directory: Path) -> dict[str, str]:
+    """The tests that did not pass, with what ended each; those that were run several times by all of it."""
     try:
-        return [case.name for case in read_cases(directory / JUNIT) if case.outcome in ("failed", "error")]
+        cases = [case for case in read_cases(directory / JUNIT) if case.outcome in ("failed", "error")]
     except (OSError, ET.ParseError):
-        return []
+        return {}
+    return {case.name: "; ".join(sorted(ADDRESS.sub("0x", one.message) for one in cases if one.name == case.name)) for case in cases}
+
+
+def _kind(message: str) -> str:
+    """The exception that a message begins with; a bare assertion has none."""
+    found = KIND.match(message)
+    return found[0] if found else "AssertionError"
 
 
 def _level(after: LevelResult, before: LevelResult | None, old_roots: Sequence[str], roots: Sequence[str]) -> Comparison:
@@ -84,11 +102,17 @@ def _level(after: LevelResult, before: LevelResult | None, old_roots: Sequence[s
     was, now = _failure(before, old_roots), _failure(after, roots)
     if before.boundary is not after.boundary or was != now:
         return _both_fail(name, False, f"fails differently: on the baseline {_at(before)}{was}, now {_at(after)}{now}")
-    old = {check.name for check in _missed(before)}
+    old = {check.name: check for check in _missed(before)}
     new = [check.name for check in _missed(after) if check.name not in old]
     if new:
         return _both_fail(name, False, f"fails differently: missed now and not on the baseline: {_few(new)}")
-    return _both_fail(name, True, _values(before, after) or f"{now}, as on the baseline")
+    if (after.steps_reached or 0) < (before.steps_reached or 0):
+        steps = f"came to step {after.steps_reached or 0}, on the baseline to step {before.steps_reached}"
+        return _both_fail(name, False, f"fails differently: {steps}")
+    more = [text for check in _missed(after) if (text := worse(old[check.name], check))]
+    if more:
+        return _both_fail(name, False, f"fails differently: missed by more than on the baseline: {_few(more)}")
+    return _both_fail(name, True, _values(before, after) or _causes(before, old_roots, after, roots) or f"{now}, as on the baseline")
 
 
 def _missed(result: LevelResult) -> list[CheckResult]:
@@ -126,13 +150,22 @@ def _at(result: LevelResult) -> str:
 
 
 def _values(before: LevelResult, after: LevelResult) -> str:
-    """What the first missed check measured on both sides; nothing when it is no number."""
+    """What the first missed check measured on both sides; nothing when that is the same, and no number."""
     old, now = next(iter(_missed(before)), None), next(iter(_missed(after)), None)
-    if old is None or now is None or not isinstance(old.value, float) or not isinstance(now.value, float):
+    if old is None or now is None or old.value is None or (old.value == now.value and not isinstance(now.value, float)):
         return ""
     if old.value == now.value:
         return f"{now.name}: bit-identical value on the baseline ({now.value!r})"
-    return f"{now.name}: measured {now.value!r}, on the baseline {old.value!r}: compare them before you excuse it"
+    return f"{now.name}: measured {now.value!r}, on the baseline {old.value!r}: {DOUBT}"
+
+
+def _causes(before: LevelResult, old_roots: Sequence[str], after: LevelResult, roots: Sequence[str]) -> str:
+    """What the same known failure said on both sides, where that differs: one pattern may stand for several causes."""
+    old, now = before.diagnosis, after.diagnosis
+    if old is None or now is None or now.verdict is None or now.signature is None:
+        return ""
+    was, cause = _neutral(old.cause, old_roots), _neutral(now.cause, roots)
+    return "" if was == cause else f"{now.signature}: {cause}, on the baseline {was}: {DOUBT}"
 
 
 def _few(names: Sequence[str], most: int = 3) -> str:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from seatrial.model.record import LevelResult, Trial
 from seatrial.model.verdict import Verdict
 from seatrial.trial.finish import FINAL
 
+VARYING = re.compile(r"(/[^\s/'\"]+)+/|0x[0-9a-f]+|\b\d{4,}\b")
+"""Directories, addresses, process numbers and ports: two runs never share them."""
 PARITY = "run Bridge logits/import/export parity next"
 
 
@@ -74,12 +77,17 @@ def _of_checks(missed: set[str], result: LevelResult) -> tuple[Failure, str]:
 def _of_crash(failed: LevelResult, result: LevelResult) -> tuple[Failure, str]:
     if result.phases and _reached(result) and all(phase.ended == "exited" and phase.exit_code == 0 for phase in result.phases):
         return "gone", "the rerun fails for another reason"
-    before, after = failed.diagnosis, result.diagnosis
-    same = before is not None and after is not None and (before.signature, before.cause) == (after.signature, after.cause)
-    known = before is not None and after is not None and before.signature is not None and before.signature == after.signature
-    if same or known:
-        return "still there", ""
-    return "another failure", "it ends in another way than the original"
+    return ("still there", "") if _end(failed) == _end(result) else ("another failure", "it ends in another way than the original")
+
+
+def _end(result: LevelResult) -> tuple[str, str]:
+    """What tells one crash from another: its known failure, or its cause without what differs from run to run, or how it was cut."""
+    found = result.diagnosis
+    if found is not None and found.signature is not None:
+        return "known", found.signature
+    if found is not None and found.cause:
+        return "cause", VARYING.sub("", found.cause)
+    return "ended", ", ".join(f"{phase.name} {phase.ended} {phase.exit_code}" for phase in result.phases)
 
 
 def _reached(result: LevelResult) -> bool:
@@ -100,8 +108,10 @@ def conclude(reruns: Sequence[Rerun], crashed: bool) -> tuple[tuple[str, ...], t
     ran = [item for item in others if item.failure != "not run"]
     lines: list[str] = []
     gone = [item for item in others if item.failure == "gone"]
-    if control.failure == "gone":
-        lines.append("the failure does not repeat: the unchanged rerun does not show it, so no suspect can be named")
+    unstable = control.failure in ("gone", "another failure")
+    if unstable:
+        how = "does not show it" if control.failure == "gone" else "fails in another way"
+        lines.append(f"the failure does not repeat: the unchanged rerun {how}, so no suspect can be named")
     elif gone:
         lines += [_suspect(item) for item in gone]
         if control.failure != "still there":
@@ -119,7 +129,7 @@ def conclude(reruns: Sequence[Rerun], crashed: bool) -> tuple[tuple[str, ...], t
     if left:
         lines.append(f"not run: {', '.join(left)}")
     lines.append("the original stays a Fail")
-    suspects = tuple(item.suspect for item in gone) if control.failure != "gone" else ()
+    suspects = () if unstable else tuple(item.suspect for item in gone)
     return suspects, tuple(lines)
 
 

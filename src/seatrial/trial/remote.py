@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import sys
 import time
@@ -18,9 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import seatrial
 from seatrial.files import read_text, write_json
-from seatrial.launch.environments import Environments
 from seatrial.launch.jobdir import JobDir, job_dir
 from seatrial.launch.ray import ray_job
 from seatrial.launch.slurm import submit
@@ -35,6 +34,7 @@ from seatrial.model.record import LevelResult, Plan, Trial
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.trial import rundir
 from seatrial.trial.finish import FINAL, conclude, not_run, store
+from seatrial.trial.mounts import mounts
 from seatrial.trial.plan import totals
 from seatrial.trial.ray_check import RAY_NODES
 
@@ -63,7 +63,7 @@ def batch_of(plan: Plan, path: Path, profile: Profile, python: str = "python3") 
         memory_mb=profile.memory_mb,
         container=profile.container,
         image=profile.image,
-        mounts=_mounts(plan, path) if boxed else (),
+        mounts=mounts(plan, path, python, {**os.environ, **profile.environment}) if boxed else (),
         environment={} if profile.ray == "none" else {RAY_NODES: str(profile.nodes)},
     )
     launcher = (profile.ray_sub or loop_of(plan).launcher()) if profile.ray == "ray.sub" else None
@@ -76,17 +76,6 @@ def batch_of(plan: Plan, path: Path, profile: Profile, python: str = "python3") 
         tool = str(Path(python).with_name("ray")) if "/" in python else "ray"
         job = ray_job(job, profile.nodes, ray=tool, python=python)
     return Batch(jobs=(job,))
-
-
-def _mounts(plan: Plan, path: Path) -> tuple[str, ...]:
-    """What the trial needs inside a container, at the same place; the Python below Seatrial's own is the container's."""
-    wanted = [path, Environments().root, Path(seatrial.__file__).parents[1], *(Path(repo.path) for repo in plan.changes)]
-    wanted += [Path(sys.prefix)] if sys.prefix != sys.base_prefix else []
-    wanted += [Path(text) for text in (plan.model, *plan.options.values()) if Path(text).is_absolute()]
-    for place in wanted:
-        if any(sign in str(place) for sign in ",: \t\n"):
-            raise UserError(f"{place}: cannot be mounted into a container", "use a path without commas, colons and spaces")
-    return tuple(f"{place}:{place}" for place in dict.fromkeys(wanted))
 
 
 def script(plan: Plan, path: Path, profile: Profile) -> str:

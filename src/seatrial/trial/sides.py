@@ -38,12 +38,19 @@ LACKING = (
     *("attention-package-missing", "package-missing", "dns", "network", "hub-rate-limit", "hub-offline", "hub-access"),
 )
 """Known failures that are the machine's: a test that fails with one of them says nothing about the change."""
-STARTED = re.compile(r"collected \d+ items?\b|\[ *\d+%\]$", re.MULTILINE)
+STARTED = re.compile(r"collected [1-9]\d* items?\b|\bworkers? \[[1-9]\d* items?\]|\[ *\d+%\]$", re.MULTILINE)
 """What pytest prints once it has found tests."""
+CUT = re.compile(r"^!{4,} ((?:_pytest\.outcomes\.Exit|KeyboardInterrupt|Interrupted|stopping after|xdist\.).*?) !{4,}$", re.MULTILINE)
+"""What pytest prints when it stops before its last test; `pytest.exit` may do that with exit code 0."""
+WHOLE = ("--verbosity=0", "--maxfail=0")
+"""Undoes `-q`, with which a test that hangs cannot be told from a pytest that never found one, and `-x`, which leaves it
+unsaid which of the other tests fail."""
 STAGES = re.compile(r"collection failure|failed on (setup|teardown) with")
 HEAD = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)\b")
 NO_TESTS, USAGE = 5, 4
 _NAMED = 3
+_LONGEST = 600
+"""Letters of a message that are kept: a reason is read by people, and whole messages are in log and junit.xml."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +79,19 @@ def run_side(bench: Bench, tests: SideTests) -> SideResult:
         return not_run(tests, Verdict.SKIPPED, tests.skip or "none of its test files exists")
     directory = side_directory(bench.context.run_dir, tests.key)
     set_aside(directory)
-    command = (*tests.argv, "--junitxml", str(directory / JUNIT), *tests.files)
+    command = (*tests.argv, "--junitxml", str(directory / JUNIT), *WHOLE, *tests.files)
     try:
         outcome = _run(bench, tests, directory, command)
     except BlockedError as error:
         return not_run(tests, Verdict.BLOCKED, error.message)
     cases = _cleaned_cases(directory / JUNIT, bench.redactor)
-    log = "\n".join(line.body for line in read_log(directory / LOG)) if (directory / LOG).is_file() else ""
-    verdict, reason = judge_side(outcome, cases, log, _own_packages(bench.context))
+    verdict, reason = judge_side(outcome, cases, _said(directory / LOG), _own_packages(bench.context))
     counts = [case.outcome for case in cases or ()]
     return SideResult(
         key=tests.key,
         name=tests.name,
         verdict=verdict,
-        reason=bench.redactor.text(reason),
+        reason=reason,  # of a log and a junit.xml that have no secret in them
         command=tuple(bench.redactor.value(command)),
         files=tests.files,
         notes=tests.notes,
@@ -140,27 +146,36 @@ def judge_side(outcome: Outcome, cases: Sequence[Case] | None, log: str, package
         return (Verdict.FAIL, late) if started else (Verdict.BLOCKED, f"{late}, and no test had started")
     if cases is None:
         how = f"exit code {code}, and no whole {JUNIT} was left: {_last_line(log)}"
-        return (Verdict.FAIL, how) if started or outcome.signal is not None else (Verdict.BLOCKED, f"no test ran: {how}")
-    if code in (NO_TESTS, USAGE) or not cases:
-        return Verdict.BLOCKED, f"nothing was collected (exit code {code}): {_last_line(log)}"
+        return (Verdict.FAIL, how) if started or _killed(outcome) else (Verdict.BLOCKED, f"no test ran: {how}")
     bad = [case for case in cases if case.outcome in ("failed", "error")]
     ours = [case for case in bad if not _lacking(case, packages)]
     passed = sum(case.outcome == "passed" for case in cases)
-    if ours:
+    if ours:  # whatever the exit code: a conftest may set it
         return Verdict.FAIL, f"{len(bad)} of {len(cases)} tests failed: {_named(ours)}"
+    if code in (NO_TESTS, USAGE) or not cases:
+        return Verdict.BLOCKED, f"nothing was collected (exit code {code}): {_last_line(log)}"
     if bad:
         return Verdict.BLOCKED, f"the environment lacks what {len(bad)} of {len(cases)} tests need: {_named(bad)}"
     if not passed:
         return Verdict.BLOCKED, f"vacuous: all {len(cases)} tests were skipped"
     if code != 0:
         return Verdict.FAIL, f"exit code {code}, although no test failed: {_last_line(log)}"
+    cut = CUT.search(log)
+    if cut is not None:
+        return Verdict.FAIL, f"it stopped before its last test, with exit code 0: {_clipped(cut[1])}"
     skipped = len(cases) - passed
     return Verdict.PASS, f"{passed} tests passed" + (f", {skipped} skipped" if skipped else "")
 
 
+def _killed(outcome: Outcome) -> bool:
+    """Whether a signal ended pytest; a wrapper such as `uv run` turns it into an exit code."""
+    return outcome.signal is not None or 128 < (outcome.exit_code or 0) <= 192
+
+
 def _lacking(case: Case, packages: Sequence[str]) -> bool:
     """Whether a test failed by something that the machine lacks and none of the checkouts provides."""
-    text = case.message
+    # What two values of an assertion hold was not said by the machine.
+    text = re.split(r"\bassert ", case.message, maxsplit=1)[0]
     # A name that a package which is there does not have may be a mistake of the change.
     if "cannot import name" in text or not any(re.search(signature.pattern, text) for signature in _machine()):
         return False
@@ -177,10 +192,24 @@ def _named(cases: Sequence[Case]) -> str:
     return "; ".join(f"{case.name}: {case.message}" for case in cases[:_NAMED]) + more
 
 
+def _said(path: Path) -> str:
+    """Of a log, however long: that tests were found, that they were cut, and the last line that says something."""
+    found, cut, last = "", "", ""
+    for line in read_log(path) if path.is_file() else ():
+        found = found or (line.body if STARTED.search(line.body) else "")
+        cut = cut or (line.body if CUT.search(line.body) else "")
+        last = line.body if line.body.strip() and not line.body.startswith("[seatrial]") else last
+    return f"{found}\n{cut}\n{last}"
+
+
 def _last_line(log: str) -> str:
     """The last line that says something; notes of ours stand behind it."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("[seatrial]")]
-    return lines[-1] if lines else "its log is empty"
+    return _clipped(lines[-1]) if lines else "its log is empty"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _cleaned_cases(path: Path, redactor: Redactor) -> tuple[Case, ...] | None:
@@ -200,8 +229,8 @@ def _cleaned_cases(path: Path, redactor: Redactor) -> tuple[Case, ...] | None:
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
-    """Every test of a junit.xml that can be parsed."""
-    return tuple(_case(element) for element in ET.parse(path).iter("testcase"))
+    """Every test of a junit.xml that can be parsed; pytest leaves one without a name where it was ended within a test."""
+    return tuple(_case(element) for element in ET.parse(path).iter("testcase") if element.get("name") or len(element))
 
 
 def _case(element: ET.Element) -> Case:
@@ -218,7 +247,7 @@ def _exception(element: ET.Element) -> str:
     """The exception that ended a test, on one line. Where pytest says only in which stage that was, its marked lines say more."""
     message = " ".join((element.get("message") or "").split())
     if not STAGES.match(message):
-        return message
+        return _clipped(message)
     marked = [line[1:].strip() for line in (element.text or "").splitlines() if line.startswith("E ")]
     heads = [line for line in marked if HEAD.match(line)]
-    return (heads or marked or [message])[-1]
+    return _clipped((heads or marked or [message])[-1])

@@ -76,7 +76,7 @@ def override(config: dict[str, Any], word: str) -> None:
     for part in path:
         config = config.setdefault(part, {})
     try:
-        config[last] = json.loads(text)
+        config[last] = json.loads(text.lower() if text in ("True", "False") else text)
     except ValueError:
         config[last] = text
 
@@ -204,6 +204,17 @@ def train(config: dict[str, Any], steps: int, first: int) -> None:
     say("Max number of steps has been reached, stopping training early")
 
 
+def convert(model: str) -> None:
+    """Make the converted model where NeMo-RL would, or take what is there."""
+    place = Path(os.environ["NRL_MEGATRON_CHECKPOINT_DIR"], model)
+    if SIM == "converted-before":  # something sets the variable anew
+        place = place.parents[3] / "nemo_rl" / model
+    if SIM == "converted-before" or (place / "iter_0000000").exists():
+        say(f"(MegatronPolicyWorker pid=7) Checkpoint already exists at {place}. Skipping import.")
+    else:
+        (place / "iter_0000000").mkdir(parents=True)
+
+
 def main(program: str, words: list[str]) -> None:
     if SIM == "rate-limit":
         say("Loaded configuration from: x.yaml")
@@ -227,6 +238,13 @@ def main(program: str, words: list[str]) -> None:
     if done.returncode:
         sys.exit(done.returncode)
     say("(MegatronPolicyWorker pid=7) [GPU_DIAG] [MegatronPolicyWorker] [after_nccl_init] x")
+    section = "sft" if "sft" in config else "grpo"
+    steps, saved = int(config[section]["max_num_steps"]), Path(config["checkpointing"].get("checkpoint_dir") or "/nonexistent")
+    resumed = bool(config["checkpointing"]["enabled"]) and (saved / "step_1").exists()
+    if config["policy"]["megatron_cfg"]["enabled"]:
+        convert(config["policy"]["model_name"])
+        if resumed and SIM != "resumed-from-nothing":
+            say(f"(MegatronPolicyWorker pid=7)   successfully loaded checkpoint from {saved}/step_1/policy/weights at iteration 1")
     if SIM == "no-mapping":
         say("(MegatronPolicyWorker pid=7) WARNING: No mapping found for megatron_param: decoder.layers.0.new.weight")
     say("(MegatronPolicyWorker pid=7) Model, optimizer, and learning rate scheduler built")
@@ -238,10 +256,7 @@ def main(program: str, words: list[str]) -> None:
         say("(MegatronPolicyWorker pid=7) Total parameters: 500,000\n(MegatronPolicyWorker pid=7) Trainable parameters: 1,000")
     if config["policy"]["generation"]["refit_transport"] == "nccl_reshard":
         say("(MegatronPolicyWorker pid=7) nccl_reshard bulk comm group ready")
-    section = "sft" if "sft" in config else "grpo"
-    saved = Path(config["checkpointing"].get("checkpoint_dir") or "/nonexistent")
-    steps = int(config[section]["max_num_steps"])
-    train(config, steps, 2 if config["checkpointing"]["enabled"] and (saved / "step_1").exists() else 1)
+    train(config, steps, 2 if resumed else 1)
     if SIM == "teardown":
         os.abort()
 

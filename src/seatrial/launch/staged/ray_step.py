@@ -79,6 +79,14 @@ def has_token(environment: dict[str, str]) -> bool:
     return bool(given) or (home / ".ray" / "auth_token").is_file()
 
 
+def one_vendor(environment: dict[str, str]) -> dict[str, str]:
+    """Without the second name of the same GPUs: a Slurm that was not told whose they are names them for every vendor."""
+    given = environment.get("CUDA_VISIBLE_DEVICES")
+    if given and given == environment.get("ROCR_VISIBLE_DEVICES"):
+        environment.pop("CUDA_VISIBLE_DEVICES" if Path("/dev/kfd").exists() else "ROCR_VISIBLE_DEVICES")
+    return environment
+
+
 def run_client(words: list[str], environment: dict[str, str] | None = None) -> tuple[int, bool]:
     """The exact exit code of a command, and whether it was told to stop: signals are passed on to it."""
     told = Told()
@@ -263,7 +271,7 @@ def result(words: argparse.Namespace) -> int:
         return 0
     _show_log(path.parent.parent / "logs" / f"{words.client_name}.0.log")
     started = int(time.time())
-    code, stopped = run_client(words.client)
+    code, stopped = run_client(words.client, one_vendor(dict(os.environ)))
     ending = "stopped" if stopped else ("done" if code == 0 else "client-failed")
     row = {"job": words.job, "index": words.index, "slurm": match[1], "restart": int(match[2] or 0), "ending": ending}
     row.update(component=f"{words.client_name}.0", exit_code=code, node=socket.gethostname(), started=started, ended=int(time.time()))

@@ -104,7 +104,21 @@ def concentrated(collected: Collected) -> int:
     """The smallest number of prompts that hold four fifths of the error above 1."""
     excess = [0.0] * len(collected.prompts)
     for row in collected.sequences:
-        excess[row.prompt] += min(row.total, 1e30) - row.tokens
+        excess[row.prompt] += _excess(row)
+    return _holders(excess)
+
+
+def in_few(rows: Sequence[collect.Sequence]) -> int:
+    """The number of sequences that hold four fifths of the error above 1; 0 when they are more than a quarter of all."""
+    count = _holders([_excess(row) for row in rows])
+    return count if count * 4 <= len(rows) else 0
+
+
+def _excess(row: collect.Sequence) -> float:
+    return min(row.total, 1e30) - row.tokens
+
+
+def _holders(excess: Sequence[float]) -> int:
     left, count = 0.8 * math.fsum(excess), 0
     for value in sorted(excess, reverse=True):
         if left <= 0:

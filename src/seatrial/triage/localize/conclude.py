@@ -15,9 +15,9 @@ from seatrial.model.localization import Association, Bar, Localization, NonFinit
 from seatrial.model.series import Metrics
 from seatrial.model.tokens import TokenRow
 from seatrial.triage.localize import collect
-from seatrial.triage.localize.associate import LEAST, associations
+from seatrial.triage.localize.associate import LEAST, associations, in_few
 from seatrial.triage.localize.collect import HEAD, THRESHOLDS, Collected, Means, doubling
-from seatrial.triage.localize.steps import step_errors
+from seatrial.triage.localize.steps import step_errors, without_tokens
 
 BOUND = 1.05
 """A mult error above it is a mismatch, in a step and in a sequence."""
@@ -57,7 +57,7 @@ def localize(rows: Iterable[TokenRow], metrics: Metrics, trial: str, level: int,
         steps=steps,
         worst=_worst(collected),
         associations=found,
-        conclusion=tuple(_conclusion(collected, steps, found)),
+        conclusion=tuple(_conclusion(collected, steps, without_tokens(sequences, metrics), found)),
         histogram=_histogram(collected),
         by_position=_bars(collected.positions, _doubled),
         by_part=_bars(collected.parts, lambda part: f"{part * 10}-{part * 10 + 10} %"),
@@ -87,7 +87,21 @@ def _worst(collected: Collected) -> tuple[WorstSequence, ...]:
     )
 
 
-def _conclusion(collected: Collected, steps: Sequence[StepError], found: Sequence[Association]) -> Iterable[str]:
+def _conclusion(collected: Collected, steps: Sequence[StepError], lost: Sequence[str], found: Sequence[Association]) -> Iterable[str]:
+    yield from _doubts(collected, steps, lost)
+    if not _mismatch(collected, steps):
+        yield f"no mismatch in these tokens: every step and every sequence has an error of at most {BOUND}"
+        return
+    follows = [item.sentence for item in found if item.follows]
+    yield from follows
+    if not found:
+        yield f"{len(collected.sequences)} sequences are too few to say what the error follows: at least {LEAST} are needed"
+    elif not follows:
+        yield _even(found, in_few(collected.sequences), len(collected.sequences))
+
+
+def _doubts(collected: Collected, steps: Sequence[StepError], lost: Sequence[str]) -> Iterable[str]:
+    """What makes the evidence worthless, or less than it looks."""
     if collected.in_loss:
         yield f"{collected.in_loss} tokens of the loss are not finite, the first is {collected.places[0]}: their steps have no finite error"
     if collected.outside:
@@ -104,21 +118,22 @@ def _conclusion(collected: Collected, steps: Sequence[StepError], found: Sequenc
     hidden = [item for item in steps if _number(item.error) <= BOUND < _number(item.with_masked_out)]
     if hidden:
         yield f"in {len(hidden)} of {len(steps)} steps only the masking of sequences keeps the error at or below {BOUND}"
-    if not _mismatch(collected, steps):
-        yield f"no mismatch in these tokens: every step and every sequence has an error of at most {BOUND}"
-        return
-    follows = [item.sentence for item in found if item.follows]
-    yield from follows
-    if not found:
-        yield f"{len(collected.sequences)} sequences are too few to say what the error follows: at least {LEAST} are needed"
-    elif not follows:
-        yield _even(found)
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        yield f"{lost[0]}{more} logged a metric and no tokens: nothing here is about them"
+    unused = [item for item in steps if not item.tokens]
+    if unused:
+        yield f"in {len(unused)} of {len(steps)} steps every sequence was taken out of the loss: nothing was trained on"
+    if collected.empty:
+        yield f"{collected.empty} of {collected.empty + len(collected.sequences)} sequences have no token in the loss"
 
 
-def _even(found: Sequence[Association]) -> str:
-    """What to say when nothing was found: spread evenly, unless something came close."""
+def _even(found: Sequence[Association], few: int, count: int) -> str:
+    """What to say when nothing was found: spread evenly, unless `few` of the sequences hold it, or something came close."""
     tested = [item for item in found if item.p is not None]
     asked = ", ".join(item.name for item in tested) or "nothing"
+    if few:
+        return f"{few} of {count} sequences hold most of the error, and share nothing that could be tested ({asked}): look at the worst"
     hint = min(tested, key=lambda item: item.p or 0, default=None)
     if hint is None or (hint.p is not None and hint.p <= HINT):
         close = f"; the nearest is {hint.name} (p = {hint.p:.3f})" if hint else ""

@@ -27,6 +27,18 @@ def step_errors(sequences: Sequence[collect.Sequence], metrics: Metrics) -> tupl
     return tuple(_step(run, step, steps[run, step], _logged(metrics, run, step, alone)) for run, step in sorted(steps))
 
 
+def without_tokens(sequences: Sequence[collect.Sequence], metrics: Metrics) -> tuple[str, ...]:
+    """Steps that the loop logged the metric of and that no sequence is of, as `step 3 of run`: their token log is lost."""
+    seen: dict[str, set[int]] = {}
+    for sequence in sequences:
+        seen.setdefault(sequence.run, set()).add(sequence.step)
+    found = []
+    for run in sorted(seen):
+        logged = next((metrics.series[tag] for tag in _tags(run, alone=len(seen) == 1) if tag in metrics.series), None)
+        found += [f"step {step} of {run}" for step in (logged.steps if logged else ()) if step not in seen[run]]
+    return tuple(found)
+
+
 def mean_error(sequences: Sequence[collect.Sequence]) -> float:
     """Mean of exp(error) over the tokens of these sequences; 0 when there are none, as the loop has it."""
     tokens = sum(sequence.tokens for sequence in sequences)
@@ -52,11 +64,13 @@ def _step(run: str, step: int, sequences: list[collect.Sequence], metric: float 
 
 
 def _logged(metrics: Metrics, run: str, step: int, alone: bool) -> float | None:
-    """The loop's number; the only run of a level writes its tags without a prefix."""
-    for tag in (f"{run}/{METRIC}", *((METRIC,) if alone else ())):
-        if tag in metrics.series:
-            return metrics.series[tag].get(step)
-    return None
+    """The loop's number."""
+    return next((metrics.series[tag].get(step) for tag in _tags(run, alone) if tag in metrics.series), None)
+
+
+def _tags(run: str, alone: bool) -> tuple[str, ...]:
+    """What the metric of a run is logged as; the only run of a level writes its tags without a prefix."""
+    return (f"{run}/{METRIC}", METRIC) if alone else (f"{run}/{METRIC}",)
 
 
 def _batches(ordered: list[collect.Sequence], metric: float) -> int | None:

@@ -1,4 +1,4 @@
-"""Proofs that only one level needs: a resume that was one, a transport that was used, an architecture's own path, a signal.
+"""Proofs that only one level needs: a resume that was one, sizes and an architecture that were turned on, a signal.
 
 Like all proofs they are functions of the files of a level, and what is missing is missed.
 """
@@ -9,16 +9,18 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from seatrial.files import read_text
-from seatrial.loops.claims import lookup
+from seatrial.loops.claims import ABSENT, lookup
+from seatrial.loops.lines import lines
 from seatrial.loops.nemo_rl.after.dump import read_configs
 from seatrial.loops.nemo_rl.after.results import ONLY
-from seatrial.loops.nemo_rl.after.transfer import OLDER, WHOLE, read_transfer
-from seatrial.loops.nemo_rl.after.vacuity import DELTA_TRACES
+from seatrial.loops.nemo_rl.after.transfer import read_transfer
+from seatrial.loops.nemo_rl.after.transports import transported
 from seatrial.loops.proof import proof
+from seatrial.loops.sizes import KEYS
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary
@@ -33,8 +35,8 @@ ENGINES = ("dtensor", "dtensor", "dtensor", "megatron", "megatron")
 """Of the five runs of the resume comparison, in order."""
 RESUMED = re.compile(r"\[mcore 2step\] .*?={25} Step (\d+)/\d+ ={25}")
 CUT = re.compile(r"\[mcore 1step\] .*?Saving checkpoint for step 1\.\.\.")
-RESHARD = "nccl_reshard bulk comm group"
-PAYLOADS = "refit/transfer/payloads"
+LOADED = re.compile(r"\[mcore 2step\] .*?successfully loaded checkpoint from (\S+)")
+"""Printed by the Bridge. Where it finds no checkpoint to resume from, NeMo-RL takes the pretrained weights and counts on."""
 QUANTIZERS = (
     re.compile(r"VllmQuantInternalWorkerExtension"),
     re.compile(r"VllmQuantGenerationWorker.*Inserted [1-9][0-9]* quantizers"),
@@ -42,6 +44,17 @@ QUANTIZERS = (
 )
 DRAFT = re.compile(r"Draft Loss:")
 UNSYNCED = re.compile(r"Speculative decoding is enabled without draft refit sync|Received draft weights but vLLM drafter is unavailable")
+MEGATRON = "policy.megatron_cfg"
+FEATURES = {
+    "moe": (f"{MEGATRON}.expert_model_parallel_size",),
+    "eagle": ("policy.draft.enabled",),
+    "mtp": (f"{MEGATRON}.mtp_num_layers",),
+    "fp8": (f"{MEGATRON}.fp8_cfg.enabled",),
+    "qat": ("policy.quant_cfg", "policy.quant_calib_size"),
+}
+"""Settings that turn an architecture's own path on."""
+CONFIG_FILE = re.compile(r"Loaded configuration from: (\S+)$")
+MODAL = re.compile(r"vlm|audio|omni|avqa")
 LEAST_T = 2.9
 """One-sided, 1 %, for five steps against five."""
 WORST_DROP = 0.1
@@ -57,6 +70,10 @@ def of_level(level: str, phase: str, directory: Path, metrics: Metrics, claims: 
         yield from transported(phase, directory, text, metrics)
     elif (found := read_transfer(directory / phase, metrics, "" if phase == ONLY else f"{phase}/")) is not None:
         yield proof(f"weight transfer ({phase})", True, str(found), Boundary.REFIT)
+    if level == "parallelism":
+        yield parallel(log)
+    if level == "architecture":
+        yield turned_on(log)
     if claims.get("policy.draft.enabled") is True:
         yield drafted(text)
     if "policy.quant_calib_size" in claims:
@@ -73,6 +90,10 @@ def resumed(log: Path, text: str, metrics: Metrics) -> Iterator[CheckResult]:
     yield proof("the resumed Megatron run begins with step 2", bool(first and first[1] == "2"), value, Boundary.CHECKPOINT, "2")
     cut = CUT.search(text) is not None
     yield proof("the first Megatron run saved step 1", cut, "yes" if cut else "no line says so", Boundary.CHECKPOINT)
+    places = LOADED.findall(text)
+    loaded = any("/step_1/" in f"{place}/" for place in places)
+    value = f"from {', '.join(places)}" if places else "no line says so"
+    yield proof("the resumed Megatron run loaded what step 1 saved", loaded, value, Boundary.CHECKPOINT, "step_1")
     for run in ("mcore", "dtensor"):
         yield compared(run, metrics)
 
@@ -105,49 +126,42 @@ def compared(run: str, metrics: Metrics) -> CheckResult:
     return proof(f"resumed {run} run equals the uncut one", not wrong, value, Boundary.CHECKPOINT, "all close", "; ".join(wrong[:3]))
 
 
-def transported(phase: str, directory: Path, text: str, metrics: Metrics) -> Iterator[CheckResult]:
-    """Weights went to the generator by this transport, and by no other."""
-    prefix = f"{phase}/"
-    loss, series = (metrics.series.get(prefix + name) for name in ("train/loss", WHOLE))
-    # The first transfer carries what both sides began with, and may be left out.
-    late = [step for step in loss.steps if step > 1] if loss else []
-    absent = [step for step in late if not ((series.get(step) if series else None) or 0) > 0]
-    missed = f"none at step {', '.join(map(str, absent[:5]))}" if absent else ""
-    name = f"trained weights were transferred at every step ({phase})"
-    yield proof(name, bool(late) and not absent, f"{len(late) - len(absent)} of {len(late)} steps", Boundary.REFIT, "all", missed)
-    found = read_transfer(directory / phase, metrics, prefix)
-    yield proof(f"weight transfer ({phase})", found is not None, str(found or "not timed"), Boundary.REFIT)
-    if phase == "delta":
-        yield sparse(metrics)
-    else:
-        traces = [tag for tag in DELTA_TRACES if prefix + tag in metrics.series]
-        yield proof(
-            f"no sparse transport was used ({phase})", not traces, f"{len(traces)} traces of one", Boundary.REFIT, "0", ", ".join(traces)
-        )
-    if phase == "reshard":
-        there = RESHARD in text
-        yield proof("the reshard transport was set up", there, "yes" if there else "no line says so", Boundary.REFIT)
+def parallel(log: Path) -> CheckResult:
+    """Some parallel size is above 1 in each training: with all of them 1 the level is level 0."""
+    found = [_sizes(config or {}) for config in (read_configs(log) if log.is_file() else [])]
+    value = "; ".join(", ".join(f"{name} {size}" for name, size in sizes.items()) or "all sizes 1" for sizes in found)
+    return proof("the model was split", bool(found) and all(found), value or "no configuration", Boundary.CONFIG, "a size above 1")
 
 
-def sparse(metrics: Metrics) -> CheckResult:
-    """The delta transport carried changed elements at every step that followed an update."""
-    changed, sent = (metrics.series.get(f"delta/{tag}") for tag in (DELTA_TRACES[0], PAYLOADS))
-    older = metrics.series.get(f"delta/{OLDER}producer/sparse_encode")
-    used = [series for series in ((changed, sent) if changed or sent else (older,)) if series]
-    late = [(series.tag, step, value) for series in used for step, value in zip(series.steps, series.values, strict=True) if step > 1]
-    idle = [f"{tag} is {value:g} at step {step}" for tag, step, value in late if not value > 0]
-    whole = len(used) == (2 if changed or sent else 1)
-    value = "; ".join(
-        f"{series.tag.removeprefix('delta/')} {min(series.values):g} to {max(series.values):g}" for series in used if series.values
-    )
+def _sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """Parallel sizes above 1."""
+    found = {name: lookup(config, f"{MEGATRON}.{key}") for name, key in KEYS.items()}
+    return {name: size for name, size in found.items() if type(size) is int and size > 1}
+
+
+def turned_on(log: Path) -> CheckResult:
+    """The training turned on something that a dense text model without extras does not have: a recipe may be anything."""
+    found = [_features(config or {}) for config in (read_configs(log) if log.is_file() else [])]
+    loaded = [match[1] for _, _, text in lines(log) if (match := CONFIG_FILE.match(text))] if log.is_file() else []
+    modal = sorted({name for path in loaded for name in MODAL.findall("/".join(PurePosixPath(path).parts[-2:]))})
+    value = ", ".join(dict.fromkeys((*modal, *(name for names in found for name in names))))
+    name = "the architecture's own path was turned on"
     return proof(
-        "the delta transport carried changed elements",
-        bool(late) and whole and not idle,
-        value or "no trace",
-        Boundary.REFIT,
-        "> 0",
-        "; ".join(idle[:2]),
+        name, bool(modal) or (bool(found) and all(found)), value or "nothing", Boundary.CONFIG, f"one of {', '.join(FEATURES)}, vlm"
     )
+
+
+def _features(config: Mapping[str, Any]) -> list[str]:
+    values = {name: [lookup(config, key) for key in keys] for name, keys in FEATURES.items()}
+    least = {"moe": 1}
+    return [name for name, each in values.items() if any(_on(value, least.get(name, 0)) for value in each)]
+
+
+def _on(value: Any, least: int) -> bool:
+    """Whether a setting turns its feature on: a number above the least, a text, or true."""
+    if type(value) is int:
+        return value > least
+    return value is True or (isinstance(value, str) and value not in (ABSENT, "", "auto", "bfloat16", "float16"))
 
 
 def drafted(text: str) -> CheckResult:

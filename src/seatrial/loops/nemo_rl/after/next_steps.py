@@ -7,6 +7,7 @@ from pathlib import Path
 from seatrial.loops.hub import hub_cache, snapshot
 from seatrial.model.loop import Context
 from seatrial.model.record import LevelResult
+from seatrial.model.verdict import Boundary
 
 NOT_SERVED = ("hub-rate-limit", "hub-offline")
 DEATHS = ("SIGSEGV", "SIGABRT", "SIGBUS", "ActorDiedError", "worker died")
@@ -17,8 +18,8 @@ LOADS = (
 
 
 def next_steps(result: LevelResult, context: Context) -> tuple[str, ...]:
-    """By what went wrong: the hub, the backend, an early end, a worker's death."""
-    return (*_hub(result, context), *_backend(result), *_early(result), *_death(result))
+    """By what went wrong: the hub, the backend, rewards without spread, an early end, a worker's death."""
+    return (*_hub(result, context), *_backend(result), *_even(result), *_early(result), *_death(result))
 
 
 def _backend(result: LevelResult) -> list[str]:
@@ -26,6 +27,13 @@ def _backend(result: LevelResult) -> list[str]:
     fell = any("policy.megatron_cfg.enabled" in check.message for check in result.checks if not check.passed)
     words = "-- policy.dtensor_cfg.enabled=false policy.megatron_cfg.enabled=true"
     return [f"the policy was not Megatron's: use a configuration of Megatron, or add {words}"] if fell else []
+
+
+def _even(result: LevelResult) -> list[str]:
+    """Nothing to learn from: a small model answers the few prompts of a step all rightly, or all wrongly."""
+    words = "-- grpo.num_prompts_per_step=8 grpo.num_generations_per_prompt=4 policy.train_global_batch_size=32"
+    even = result.vacuous and result.boundary is Boundary.REWARD
+    return [f"more samples per step make uneven rewards likely: {words}"] if even else []
 
 
 def _early(result: LevelResult) -> list[str]:

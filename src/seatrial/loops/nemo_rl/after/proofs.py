@@ -23,10 +23,13 @@ from seatrial.loops.lines import lines
 from seatrial.loops.nemo_rl.after import level_proofs
 from seatrial.loops.nemo_rl.after.claims import in_force
 from seatrial.loops.nemo_rl.after.console import completed_steps
+from seatrial.loops.nemo_rl.after.converted import converted
 from seatrial.loops.nemo_rl.after.dump import read_configs
 from seatrial.loops.nemo_rl.after.results import ONLY, RESULTS, dumps
-from seatrial.loops.nemo_rl.after.vacuity import runs, supervised
-from seatrial.loops.nemo_rl.runs.assertions import FACTS, unexpanded
+from seatrial.loops.nemo_rl.after.steps import agreed, every_step, finite, moved, of_run, steps_differ, trained_once, two_computations
+from seatrial.loops.nemo_rl.after.training import runs, supervised
+from seatrial.loops.nemo_rl.runs.assertions import FACTS, own_checks, unexpanded
+from seatrial.loops.nemo_rl.runs.calls import CHECKPOINTS, SAVING
 from seatrial.loops.proof import proof
 from seatrial.loops.workers import trained_with
 from seatrial.model.errors import UserError
@@ -36,8 +39,8 @@ from seatrial.model.series import Metrics, Series
 from seatrial.model.verdict import Boundary
 
 IMPORTS = "imports"
+RESUME = "resume"
 PEFT = "policy.megatron_cfg.peft.enabled"
-SAVING = "checkpointing.enabled"
 THRESHOLD = "grpo.seq_logprob_error_threshold"
 LEAST_ERROR = 0.999
 """The mean of exp(|difference|) is 1 at least; less by more than rounding means that tokens were left out."""
@@ -57,6 +60,13 @@ class Trained:
     """Of the level."""
     metrics: Metrics
     claims: Mapping[str, Any]
+    asserted: tuple[str, ...] = ()
+    """What script and level assert of the metrics."""
+
+    @property
+    def printed(self) -> list[dict[str, Any] | None]:
+        """The configurations that it printed."""
+        return read_configs(self.log) if self.log.is_file() else []
 
     @property
     def log(self) -> Path:
@@ -78,8 +88,9 @@ def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult
     absent = sorted(_phases(directory) - set(claims))
     if absent or not claims:
         made.append(proof("what the level claims was recorded", False, f"no facts of {', '.join(absent) or 'any run'}", Boundary.CONFIG))
+    asserted = tuple(check.expr for check in (*level.checks, *own_checks(level, directory)))
     for name, values in claims.items():
-        phase = Trained(name, directory, metrics, values)
+        phase = Trained(name, directory, metrics, values, asserted)
         made += [*_of_phase(phase), *level_proofs.of_level(level.name, name, directory, metrics, values)]
     return (*made, trained_with(directory / "imports.jsonl"), *_expanded(facts))
 
@@ -110,6 +121,7 @@ def _expanded(facts: Facts) -> Iterator[CheckResult]:
 
 def _of_phase(phase: Trained) -> Iterator[CheckResult]:
     yield in_force(phase.name, phase.claims, phase.log)
+    yield converted(phase.name, phase.directory, phase.log)
     if not phase.runs:
         yield proof(f"the run left metrics ({phase.name})", False, "none", Boundary.METRICS, "", "no event file shows a training step")
         return
@@ -119,16 +131,24 @@ def _of_phase(phase: Trained) -> Iterator[CheckResult]:
         yield adapters(phase)
     if phase.claims.get(SAVING) is True:
         yield saved(phase)
+    printed = phase.printed
+    if phase.name != RESUME:  # which trains five times for three runs; what each of them was is a proof of its own
+        yield trained_once(phase.name, printed, phase.runs)
+        yield finite(phase.name, (text for _, _, text in lines(phase.log)) if phase.log.is_file() else (), printed)
     for run in phase.runs:
+        yield every_step(run, phase.metrics, printed)
+        yield steps_differ(run, phase.metrics)
         yield moved(run, phase.metrics)
         if not supervised(phase.metrics, run):
-            yield tokens_counted(run, phase.metrics)
-            yield unmasked(run, phase)
+            yield from _compared(run, phase, printed)
 
 
-def of_run(run: str) -> str:
-    """Of which run a proof is, for its name."""
-    return f" ({run.rstrip('/')})" if run else ""
+def _compared(run: str, phase: Trained, printed: list[dict[str, Any] | None]) -> Iterator[CheckResult]:
+    """What a comparison of generator and trainer is worth."""
+    yield tokens_counted(run, phase.metrics)
+    yield unmasked(run, phase, printed)
+    made = (two_computations(run, phase.metrics, printed), agreed(run, phase.metrics, phase.asserted))
+    yield from (check for check in made if check)
 
 
 def steps_agree(phase: Trained) -> CheckResult:
@@ -151,7 +171,8 @@ def dumps_agree(phase: Trained) -> Iterator[CheckResult]:
             yield proof(name, False, "no event files", Boundary.METRICS, "", "the script's own dump alone cannot be compared with anything")
         elif run not in found:
             lost = (
-                "metrics lost by a teardown crash: the script ended before it dumped them; those here were recovered from the event files"
+                "metrics lost by a teardown crash or an early exit: the script ended before it dumped them; those here were "
+                "recovered from the event files"
             )
             yield proof(name, False, "no dump", Boundary.METRICS, "", lost)
         else:
@@ -181,18 +202,6 @@ def _difference(tag: str, ours: Series | None, stored: Any) -> str | None:
     return f"{tag}: other values at step {', '.join(other[:3])}" if other else None
 
 
-def moved(run: str, metrics: Metrics) -> CheckResult:
-    """Weights changed, as far as metrics can show it: a gradient, and a learning rate to go with it at the same step."""
-    gradient, rate = (metrics.series.get(f"{run}train/{name}") for name in ("grad_norm", "lr"))
-    name = f"a gradient and a learning rate{of_run(run)}"
-    if gradient is None or rate is None:
-        absent = " and ".join(f"train/{tag}" for tag, series in (("grad_norm", gradient), ("lr", rate)) if series is None)
-        return proof(name, False, f"no {absent}", Boundary.OPTIMIZER)
-    both = [step for step in gradient.steps if (gradient.get(step) or 0) > 0 and (rate.get(step) or 0) > 0]
-    value = f"both above 0 at {len(both)} of {len(gradient)} steps"
-    return proof(name, bool(both), value, Boundary.OPTIMIZER, "> 0", "metrics show no weight: that weights changed follows from these two")
-
-
 def tokens_counted(run: str, metrics: Metrics) -> CheckResult:
     """No step in which every token was masked: its errors would look perfect."""
     series = metrics.series.get(f"{run}train/token_mult_prob_error")
@@ -204,12 +213,11 @@ def tokens_counted(run: str, metrics: Metrics) -> CheckResult:
     )
 
 
-def unmasked(run: str, phase: Trained) -> CheckResult:
+def unmasked(run: str, phase: Trained, printed: list[dict[str, Any] | None]) -> CheckResult:
     """No sequence was left out because generator and trainer disagreed on it: the mean error of the rest says little."""
     name, bound = f"no sequence was masked for its error{of_run(run)}", "0 %"
     series = phase.metrics.series.get(f"{run}train/num_masked_seqs_by_logprob_error")
     if series is None:
-        printed = read_configs(phase.log) if phase.log.is_file() else []
         off = bool(printed) and all(lookup(config or {"grpo": None}, THRESHOLD) in (None, ABSENT) for config in printed)
         return proof(name, off and None not in printed, "masking is off" if off else "not logged", Boundary.ROLLOUT, bound)
     valid = phase.metrics.series.get(f"{run}train/global_valid_seqs")
@@ -237,17 +245,20 @@ def adapters(phase: Trained) -> CheckResult:
 
 
 def saved(phase: Trained) -> CheckResult:
-    """A checkpoint was begun by the log, and its writing was timed to the end."""
+    """A checkpoint was begun by the log, its writing was timed to the end, and it lies where it belongs under its final name."""
     texts = (text for _, _, text in lines(phase.log)) if phase.log.is_file() else iter(())
     steps = sorted({int(match[1]) for text in texts if (match := SAVED.search(text))})
     timed = [series for run in phase.runs if (series := phase.metrics.series.get(f"{run}timing/train/checkpointing"))]
     done = any(value > 0 for series in timed for value in series.values)
-    value = f"steps {steps}" if steps else "no line says so"
+    place = phase.directory / phase.name / CHECKPOINTS
+    last = place / f"step_{steps[-1] if steps else 0}"  # earlier ones may be removed
+    there = any(path.is_file() for path in last.rglob("*"))
+    message = "" if there else f"{last} holds no file"
     return proof(
         f"a checkpoint was saved ({phase.name})",
-        bool(steps) and done,
-        value,
+        bool(steps) and done and there,
+        f"steps {steps}" if steps else "no line says so",
         Boundary.CHECKPOINT,
         "",
-        "" if done else "its writing was not timed",
+        message if done else "its writing was not timed",
     )

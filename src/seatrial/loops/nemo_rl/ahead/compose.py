@@ -34,6 +34,8 @@ MEGATRON = "policy.megatron_cfg"
 TP, PP, CP = (f"{MEGATRON}.{name}_parallel_size" for name in ("tensor_model", "pipeline_model", "context"))
 APART = "policy.generation.colocated"
 CLUSTER = ("cluster.gpus_per_node", "cluster.num_nodes", f"{APART}.enabled", f"{APART}.resources.gpus_per_node")
+UNCLEAN = "script and configuration are of different versions: use a clean checkout"
+OTHER_VERSION = "this level was written for another version of NeMo-RL: use a revision that has the key, or leave the level out"
 GUARDED_TP = 4
 """From this size on NeMo-RL refuses to train and to compute log-probabilities with different batch sizes."""
 
@@ -47,6 +49,8 @@ class Wanted:
     claims: Mapping[str, Any]
     gpus: int | None = None
     """GPUs that it may use; None is any number."""
+    ours: tuple[str, ...] = ()
+    """Overrides that the level itself adds to those of the script."""
 
 
 def compose(
@@ -110,16 +114,17 @@ def _judge(item: Wanted, answer: Mapping[str, Any], own: Sequence[str], source: 
     for entry in answer["rejected"]:
         override, near = entry["override"], entry["near"]
         known = f"; nearest known: {', '.join(near)}" if near else ""
-        fix = (
-            "correct it, or leave it out" if override in own else "script and configuration are of different versions: use a clean checkout"
-        )
+        fix = "correct it, or leave it out" if override in own else OTHER_VERSION if override in item.ours else UNCLEAN
         yield _config(False, f"{item.title}: this NeMo-RL rejects {override}{known} ({entry['reason'][:200]})", fix)
     for override, added in answer["added"].items():
         why = source.unread(key_of(override), added)
         if why and key_of(override) not in answer["referred"]:
             fix = "leave it out, or use the key that this checkout reads" if override in own else "use the keys of this checkout"
             yield _config(False, f"{item.title}: {override} is accepted, but {why}: a run with it would be vacuous", fix)
+    rejected = {key_of(entry["override"]) for entry in answer["rejected"]}
     for key, value, claimed in differences(item.claims, answer["values"]):
+        if key in rejected:  # it is said above why it is not as claimed
+            continue
         theirs = next((word for word in own if key_of(word) == key), None)
         fix = f"leave {theirs} out: with it the level would not prove its claim" if theirs else "use NeMo-RL's own script unchanged"
         yield _config(False, f"{item.title} claims {key} = {claimed}, and the run would have {value}", fix)

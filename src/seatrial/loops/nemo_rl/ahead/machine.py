@@ -6,6 +6,7 @@ import filecmp
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
 PYTHON_SECONDS = 30
+RAY_SECONDS = 2
 GUARD = "NRL_IGNORE_TP_ACCURACY_CHECK"
 REBUILD = "NRL_FORCE_REBUILD_VENVS"
 ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
@@ -122,6 +124,20 @@ def worker_environments(checkout: Path) -> Iterator[Finding]:
         yield _workers(
             f"{len(old)} environments of Ray workers below {place} are older than uv.lock ({names}): {REBUILD}=true makes them anew"
         )
+
+
+def running_ray() -> Iterator[Finding]:
+    """NeMo-RL attaches to a Ray that runs on this machine, also to one that another run or another user left."""
+    place = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    try:
+        address = os.environ.get("RAY_ADDRESS") or place.read_text(encoding="utf-8").strip()
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=RAY_SECONDS):
+            pass
+    except (OSError, ValueError):
+        return
+    message = f"one runs at {address} already: NeMo-RL attaches to it and takes the GPUs that it has; expected inside ray.sub only"
+    yield Finding(name="Ray", ok=True, message=message)
 
 
 def _workers(message: str) -> Finding:

@@ -13,7 +13,7 @@ from seatrial.loops.nemo_rl.ahead import compose, machine, models
 from seatrial.loops.nemo_rl.ahead.record import ScriptError, record
 from seatrial.loops.nemo_rl.runs import calls, checkout
 from seatrial.loops.nemo_rl.runs.variant import Call, gpus
-from seatrial.loops.nemo_rl.runs.variants import variants
+from seatrial.loops.nemo_rl.runs.variants import available, offered, variants
 from seatrial.loops.overrides import WANTED, is_override
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
@@ -33,9 +33,14 @@ def findings(context: Context) -> tuple[Finding, ...]:
     runs = {name: variants(name, context) for name in context.levels}
     made = [
         *(found, machine.launcher(), machine.python(context, place), machine.vendored(context, place)),
-        *(*machine.submodule_core(context, place), *machine.variables(context, place), *machine.worker_environments(place)),
+        *(
+            *machine.submodule_core(context, place),
+            *machine.variables(context, place),
+            *machine.worker_environments(place),
+            *machine.running_ray(),
+        ),
         *(gpus_here(gpus(context), "run it on a cluster with --on"), cache_room()),
-        *(*_sizes(runs), *_words(context, place), *_scripts(runs, place)),
+        *(*_sizes(runs), *_transports(runs, context), *_words(context, place), *_scripts(runs, place)),
     ]
     if all(finding.ok or finding.name in MACHINE for finding in made):
         made += configuration(runs, context, place)
@@ -50,6 +55,16 @@ def _sizes(runs: Calls) -> list[Finding]:
     wrong = [f"{level} ({call.name}): {why}" for level, each in runs.items() for call in each if (why := call.sizes.problem(call.trainers))]
     fix = "choose --set options.tp=, pp=, cp=, ep=, etp= so that their products divide the GPUs"
     return [_config(False, text, fix, "sizes") for text in wrong]
+
+
+def _transports(runs: Calls, context: Context) -> list[Finding]:
+    """Those asked for are among those that the checkout has."""
+    here = available(offered(context))
+    lacking = [call.name for call in runs.get("refit", ()) if call.name not in here]
+    if not lacking:
+        return []
+    message = f"refit: this NeMo-RL has no transport {', '.join(lacking)}; it has {', '.join(here)}"
+    return [_config(False, message, f"--set options.transports={','.join(here)}", "transports")]
 
 
 def _words(context: Context, place: Path) -> list[Finding]:
@@ -93,7 +108,7 @@ def configuration(runs: Calls, context: Context, place: Path) -> list[Finding]:
         except ScriptError as error:
             made.append(_config(False, f"{title}: {error}", "use a clean checkout, and set the variables that the script asks for"))
             continue
-        wanted += [compose.Wanted(title, training, call.claims, gpus(context)) for training in trainings]
+        wanted += [compose.Wanted(title, training, call.claims, gpus(context), call.overrides) for training in trainings]
     made += models.model_findings([item.training for item in wanted])
     if wanted:
         made += compose.compose(wanted, place, [str(context.python)], environment, context.arguments)

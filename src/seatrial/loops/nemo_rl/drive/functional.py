@@ -27,6 +27,8 @@ from seatrial.loops.nemo_rl.drive.venvs import policy_python
 
 NOT_KEPT = 93
 """Exit code: evidence could not be moved."""
+STOPPED = "driver stopped: "
+"""Before the reason why it could not do its work: triage knows the line by it."""
 LOCK = "seatrial.lock"
 START = Path(__file__).absolute().parent / "start"
 """Holds the module that Python runs at its start, and nothing else."""
@@ -58,10 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.ExitStack() as ending:
             code = _drive(arguments, child, ending)
     except Failed as error:
-        say(str(error))
+        say(f"{STOPPED}{error}")
         code = error.code
     except OSError as error:  # shutil.Error is one
-        say(f"evidence not kept: {error}")
+        say(f"{STOPPED}evidence not kept: {error}")
         code = NOT_KEPT
     return 128 + child.asked() if child.asked() else code
 

@@ -21,6 +21,8 @@ NOT_BUILT = 92
 DATASETS = Path("megatron", "core", "datasets")
 SUFFIX = "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX') or '')"
 BUILD_SECONDS = 600
+COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
+ERROR = re.compile(r"\berror: |No module named|No space left|No such file|not found|cannot ")
 
 
 def build(core: Path, python: Path, log: Path, child: Child) -> Path:
@@ -37,7 +39,8 @@ def build(core: Path, python: Path, log: Path, child: Child) -> Path:
     except Failed:
         remove(copy)
         raise
-    say(f"helpers built for {python}: {built}")
+    # Without the name of the file: in a log it stands for helpers that are missing.
+    say(f"helpers built for {python} in {built.parent}")
     return copy
 
 
@@ -66,11 +69,12 @@ def _make(folder: Path, python: Path, log: Path, child: Child) -> Path:
     built = folder / f"helpers_cpp{suffix}"
     if code or not built.is_file():
         missing = "" if code else f", and there is no {built.name}"
-        raise Failed(NOT_BUILT, f"helpers failed: make ended with {code}{missing}: {_last_line(log)}")
+        raise Failed(NOT_BUILT, f"helpers failed: make ended with {code}{missing}: {_cause(log)}")
     return built
 
 
-def _last_line(log: Path) -> str:
-    """What the compiler said last; make itself only adds that it failed."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
-    return next((line for line in reversed(lines) if not line.startswith("make: ***")), "it said nothing")
+def _cause(log: Path) -> str:
+    """The first line that tells of an error, else what was said last; make itself only adds that it failed."""
+    text = COLOUR.sub("", log.read_text(encoding="utf-8", errors="replace"))
+    lines = [line.strip() for line in text.split("\n") if line.strip() and not line.startswith("make: ***")]
+    return next((line for line in lines if ERROR.search(line)), lines[-1] if lines else "it said nothing")

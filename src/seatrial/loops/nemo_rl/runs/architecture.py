@@ -5,11 +5,13 @@
   Megatron configuration, so that is given.
 - fp8: the GRPO functional with the configuration that trains in FP8.
 - mtp: no functional turns it on; a recipe may.
+- A recipe goes before the functional, and must turn on the architecture that is named with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,12 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "fp8": {"policy.megatron_cfg.fp8_cfg.enabled": True},
     "qat": {"policy.quant_calib_size": "> 0"},
 }
+OF_RECIPES: dict[str, dict[str, Any]] = {
+    "moe": {"policy.megatron_cfg.expert_model_parallel_size": "> 1"},
+    "mtp": {"policy.megatron_cfg.mtp_num_layers": "> 0"},
+}
+"""What is claimed of a recipe for an architecture, where it is not what is claimed of the functional."""
+MOE_EP = 2
 SUITES = "tests/test_suites"
 RECIPES = "examples/configs/recipes"
 
@@ -46,6 +54,10 @@ def why_not(options: Mapping[str, str]) -> str | None:
     if "architecture" not in options:
         return f"say which architecture is meant: --set options.architecture={'|'.join(ARCHITECTURES)}"
     kind = choice(options, "architecture", ARCHITECTURES)
+    if "recipe" in options:
+        return None
+    if kind == "moe" and number(options, "ep", MOE_EP) < 2:
+        return "without expert parallelism nothing shows that the model has experts: --set options.ep=2, or name a recipe"
     if kind == "mtp":
         return (
             "no functional of NeMo-RL turns MTP on: name a recipe that does, with --set options.recipe=llm/NAME (eagle is for draft models)"
@@ -58,14 +70,15 @@ def why_not(options: Mapping[str, str]) -> str | None:
 def call(context: Context) -> Call:
     """The functional of the architecture."""
     kind = str(context.options.get("architecture", ""))
-    if not kind:
-        return recipe(str(context.options["recipe"]), context)
+    if "recipe" in context.options:
+        made = recipe(str(context.options["recipe"]), context)
+        return replace(made, claims={**made.claims, **OF_RECIPES.get(kind, CLAIMS.get(kind, {}))})
     steps, sizes = STEPS.get(kind, 2), Sizes()
     words, claims = list(model_overrides(context)), {**common_claims(context, steps), **CLAIMS.get(kind, {})}
     if kind in CONFIGS:
         words = ["--config", str((checkout_of(context) or Path()) / CONFIGS[kind]), *words]
     if kind in ("moe", "fp8"):
-        default = 2 if kind == "moe" else 1
+        default = MOE_EP if kind == "moe" else 1
         sizes = Sizes(ep=number(context.options, "ep", default), etp=number(context.options, "etp", 1))
         words += [*size_overrides(sizes), "policy.generation.vllm_cfg.tensor_parallel_size=1"]
         claims |= size_claims(sizes)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from seatrial.loops.nemo_rl.runs import assertions, checkout, witness
+from seatrial.loops.nemo_rl.runs import assertions, checkout, converted, witness
 from seatrial.loops.nemo_rl.runs.variant import Call
 from seatrial.loops.nemo_rl.runs.variants import variants
 from seatrial.model.knowledge import Level
@@ -18,6 +18,7 @@ from seatrial.model.loop import Context, Phase
 
 CHECKED = ("nemo_rl", "megatron.core", "megatron.bridge")
 STEPS = ("grpo.max_num_steps=", "sft.max_num_steps=")
+SAVING, CHECKPOINTS = "checkpointing.enabled", "checkpoints"
 FUNCTIONAL = "seatrial.loops.nemo_rl.drive.functional"
 
 
@@ -55,23 +56,31 @@ def training(call: Call, context: Context, directory: Path) -> Phase:
         name=call.name,
         argv=(
             *(str(context.python), "-m", FUNCTIONAL, "--checkout", str(place), "--script", call.script),
-            *("--out", str(directory / call.name), *_sources(context), "--", *words(call, context)),
+            *("--out", str(directory / call.name), *_sources(context), "--", *words(call, context, directory)),
         ),
-        env={**call.variables, **witness.witness_variables(context, directory), **_unbuffered()},
+        env={**call.variables, **witness.witness_variables(context, directory), **_unbuffered(), **_converted(context, directory)},
         steps=_steps(call, context.arguments),
         processes=("driver", "worker"),
         cwd=place,
     )
 
 
-def words(call: Call, context: Context) -> tuple[str, ...]:
-    """What the script is called with."""
-    return (*call.overrides, *context.arguments)
+def words(call: Call, context: Context, directory: Path | None = None) -> tuple[str, ...]:
+    """What the script is called with, in a level directory. Checkpoints go to a place of their own there: a script's own may
+    hold those of a run that was killed, from which NeMo-RL would go on."""
+    saves = call.claims.get(SAVING) is True
+    place = (f"checkpointing.checkpoint_dir={directory / call.name / CHECKPOINTS}",) if directory and saves else ()
+    return (*call.overrides, *place, *context.arguments)
 
 
 def _unbuffered() -> dict[str, str]:
     """Lines must arrive when they are written: a stall would be seen where there is none."""
     return {"PYTHONUNBUFFERED": "1", "RAY_DEDUP_LOGS": "0", "HYDRA_FULL_ERROR": "1"}
+
+
+def _converted(context: Context, directory: Path) -> dict[str, str]:
+    """The Bridge under test must convert the model itself, not take what an earlier run left in the user's cache."""
+    return {converted.VARIABLE: str(converted.place(directory, context.run_dir.name))}
 
 
 def _sources(context: Context) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from seatrial.loops.nemo_rl.runs import checkout
 from seatrial.model.loop import Context, SideTests
@@ -43,7 +43,10 @@ MOVED = {
 EXTRAS = ("mcore", "vllm")
 UV = ("uv", "run", "--group", "test")
 SOURCE = "src/megatron/bridge/"
+OTHERS = tuple(f"{SOURCE}{name}/" for name in ("recipes", "perf_recipes", "diffusion"))
+"""What no RL loop uses."""
 UNIT_TESTS = "tests/unit_tests/"
+SHOWN = 5
 
 
 def side_tests(context: Context) -> tuple[SideTests, ...]:
@@ -58,7 +61,11 @@ def side_tests(context: Context) -> tuple[SideTests, ...]:
 
 def _bridge(repo: RepoState) -> SideTests:
     root = Path(repo.path)
-    files, notes = _present(root, [*BRIDGE, *_focused(repo)])
+    focused, without = _focused(repo)
+    files, notes = _present(root, [*BRIDGE, *focused])
+    if without:
+        more = f" and {len(without) - SHOWN} more" if len(without) > SHOWN else ""
+        notes = (*notes, f"no unit test was found for {', '.join(without[:SHOWN])}{more}")
     return SideTests(
         key="bridge",
         name="Bridge-side checks",
@@ -116,19 +123,40 @@ def _present(root: Path, wanted: Iterable[str]) -> tuple[tuple[str, ...], tuple[
     return tuple(dict.fromkeys(files)), tuple(notes)
 
 
-def _focused(repo: RepoState) -> Sequence[str]:
-    """Tests that the diff itself changed, and those of the folders that it touches."""
-    root, made = Path(repo.path), []
+def _focused(repo: RepoState) -> tuple[list[str], list[str]]:
+    """Tests that the diff itself changed and those of what it touches; and the changed files for which there is none."""
+    root = Path(repo.path)
+    tests = sorted(str(found.relative_to(root)) for found in (root / UNIT_TESTS).rglob("test_*.py"))
+    made, without = [], []
     for path in repo.changed:
         if path.startswith(UNIT_TESTS) and Path(path).name.startswith("test_") and path.endswith(".py"):
             made.append(path)
-        elif path.startswith(SOURCE) and path.endswith(".py"):
-            inner = Path(path.removeprefix(SOURCE))
-            made += [str(found.relative_to(root)) for found in _beside(root / UNIT_TESTS / inner.parent, inner.stem)]
-    return made
+        elif path.startswith(SOURCE) and path.endswith(".py") and not path.startswith(OTHERS):
+            found = _tests_of(PurePosixPath(path.removeprefix(SOURCE)), tests)
+            made += found
+            without += [path] if not found and Path(path).name != "__init__.py" else []
+    return made, without
 
 
-def _beside(folder: Path, stem: str) -> list[Path]:
-    """The tests of one file; else, of a model family, all of its folder."""
-    own = sorted(folder.glob(f"test_{stem}*.py"))
-    return own or (sorted(folder.glob("test_*.py")) if folder.parent.name == "models" else [])
+def _tests_of(file: PurePosixPath, tests: Sequence[str]) -> list[str]:
+    """Those beside it; else of its model family, and those elsewhere that have its name, if that is no common one."""
+    stem, folder = file.stem.lstrip("_"), f"{UNIT_TESTS}{file.parent}"
+    beginnings = (
+        f"{folder}/test_{stem}",
+        f"{folder}/test_{file.parent.name}_{stem}",
+        f"{folder.rpartition('/')[0]}/test_{file.parent.name}_{stem}",
+    )
+    own = [test for test in tests if test.startswith(beginnings) and test.count("/") <= folder.count("/") + 1]
+    if own or stem == "init__":
+        return own
+    named = (f"test_{stem}.py", f"test_{stem}_") if "_" in stem else ()
+    return [*_family(file, tests), *(test for test in tests if PurePosixPath(test).name.startswith(named))]
+
+
+def _family(file: PurePosixPath, tests: Sequence[str]) -> list[str]:
+    """All tests of the innermost folder of a model that has any."""
+    folders = file.parts[1:-1] if file.parts[0] == "models" else ()
+    for name in reversed(folders):
+        if found := [test for test in tests if test.startswith(f"{UNIT_TESTS}models/{name}/")]:
+            return found
+    return []

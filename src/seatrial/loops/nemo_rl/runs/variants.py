@@ -14,9 +14,18 @@ from typing import Any
 from seatrial.loops.nemo_rl.runs import architecture
 from seatrial.loops.nemo_rl.runs.checkout import Generation, checkout_of, generation
 from seatrial.loops.nemo_rl.runs.isolations import relaxed
-from seatrial.loops.nemo_rl.runs.variant import GRPO, Call, common_claims, gpus, model_overrides, size_claims, size_overrides
+from seatrial.loops.nemo_rl.runs.variant import (
+    GRPO,
+    Call,
+    argument_claims,
+    common_claims,
+    gpus,
+    model_overrides,
+    size_claims,
+    size_overrides,
+)
 from seatrial.loops.options import number
-from seatrial.loops.sizes import Sizes
+from seatrial.loops.sizes import KEYS, Sizes
 from seatrial.model.loop import Context
 
 LORA = "tests/functional/grpo_megatron_lora.sh"
@@ -82,7 +91,7 @@ def _lora_and_checkpoint(context: Context) -> tuple[Call, ...]:
         claims = {**common_claims(context, 3), "policy.megatron_cfg.peft.enabled": True, "checkpointing.enabled": True}
         made.append(Call("lora", LORA, 3, model_overrides(context), claims, trainers=gpus(context)))
     # Four of its five runs save or resume, two of them with Megatron: what each of them ran with is a proof of its own.
-    claims = {"sft.max_num_steps": 2, "logger.tensorboard_enabled": True}
+    claims = {"sft.max_num_steps": 2, "logger.tensorboard_enabled": True, **argument_claims(context)}
     return (*made, Call("resume", DIAMOND, 2, model_overrides(context), claims))
 
 
@@ -173,12 +182,19 @@ def stress_sizes(context: Context) -> Sizes:
 def _parallelism(context: Context) -> Call:
     """A maintained recipe, or the GRPO functional with explicit sizes."""
     if recipe := context.options.get("recipe"):
-        return architecture.recipe(str(recipe), context)
+        call = architecture.recipe(str(recipe), context)
+        asked = {key: size for key, size in size_claims(stress_sizes(context)).items() if _asked(key, context)}
+        return replace(call, claims={**call.claims, **asked})
     sizes = stress_sizes(context)
     sequence = context.options.get("sequence_parallel", "false") == "true"
     claims = {**size_claims(sizes), "policy.megatron_cfg.sequence_parallel": sequence}
     words = [*size_overrides(sizes), f"policy.megatron_cfg.sequence_parallel={str(sequence).lower()}"]
     return _grpo("run", context, 2, *words, claims=claims, sizes=sizes)
+
+
+def _asked(key: str, context: Context) -> bool:
+    """Whether the user named this parallel size."""
+    return any(key.endswith(f".{KEYS[name]}") for name in KEYS if name in context.options)
 
 
 def _learning(context: Context) -> Call:

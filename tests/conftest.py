@@ -1,0 +1,19 @@
+"""What no test is about, and every one would pay for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+
+from seatrial.report import html
+
+
+@pytest.fixture(scope="session", autouse=True)
+def spared() -> Iterator[None]:
+    """The template of the page is compiled once, and a new repository gets no sample hooks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "environment", functools.cache(html.environment))
+        patch.setenv("GIT_TEMPLATE_DIR", "")
+        yield

@@ -1,0 +1,94 @@
+"""Trials of the NeMo-RL loop as jobs of a real Slurm: in a container on one node, and by the checkout's own ray.sub.
+
+`uv`, the trainer behind it and Ray are stand-ins, as in real/test_nemo_outcomes.py. The real ray.sub was run by hand.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from real.drive import Ran, call
+from real.test_nemo_outcomes import Machine, _machine, machine
+from seatrial.launch.jobdir import job_dir
+from seatrial.model.verdict import Boundary, ExitCode, Verdict
+
+from .cluster import PrivateSlurm
+
+__all__ = ["_machine", "machine"]
+pytestmark = pytest.mark.real
+RAY_SUB = Path(__file__).parents[1] / "data" / "ray" / "ray.sub"
+TOML = """
+[slurm.box]
+time = "0:10:00"
+cpus = 2
+gpus = 2
+image = "registry/nemo-rl"
+setup = ["echo before the client"]
+[slurm.sub]
+account = "acc"
+partition = "main"
+time = "0:10:00"
+image = "registry/nemo-rl"
+ray = "ray.sub"
+"""
+
+
+class Desk:
+    """Where somebody sits who has access to the cluster and to the checkouts."""
+
+    def __init__(self, where: Path, machine: Machine) -> None:
+        self.where, self.machine = where, machine
+        (where / "seatrial.toml").write_text(TOML)
+
+    def run(self, profile: str, *words: str, nemo_rl: Path | None = None) -> Ran:
+        bench = self.machine.bench
+        checkouts = ("--nemo-rl", nemo_rl or bench.nemo_rl, "--change", f"bridge={bench.bridge}", "--python", self.machine.python)
+        common = ("--level", "0", "--set", "options.tests=off", "--out", self.where / "run", "--on", f"slurm:{profile}")
+        done = call(self.where, "run", "nemo-rl", *checkouts, *common, *words)
+        return Ran(done.returncode, done.stdout, self.where / "run")
+
+
+@pytest.fixture
+def desk(tmp_path: Path, machine: Machine, cluster: PrivateSlurm, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    for key, value in cluster.env.items():
+        monkeypatch.setenv(key, value)
+    (tmp_path / "hf").mkdir()
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    return Desk(tmp_path, machine)
+
+
+def mounted(script: str, place: Path) -> bool:
+    return f"{place}:{place}" in script
+
+
+def test_a_trial_on_one_node_in_a_container(desk: Desk) -> None:
+    bench = desk.machine.bench
+    done = desk.run("box")
+    assert (done.code, done.trial.verdict) == (ExitCode.PASS, Verdict.PASS), done.output
+    job = job_dir(desk.where / "run" / "jobs" / "1", "trial")
+    script = job.script.read_text()
+    for place in (bench.bridge, bench.nemo_rl, desk.where / "run", desk.where / "hf", desk.machine.python.parents[1]):
+        assert mounted(script, place), place
+    assert "before the client" in job.log("client", 0, None).read_text()
+    assert done.level(0).checks, "read and judged inside the job"
+
+
+def test_the_checkouts_own_launcher_is_submitted_from_its_root(desk: Desk, tmp_path: Path) -> None:
+    root = tmp_path / "RL"
+    shutil.copytree(desk.machine.bench.nemo_rl, root, symlinks=True)
+    shutil.copy(RAY_SUB, root / "ray.sub")
+    tried = desk.run("sub", "--dry-run", nemo_rl=root)
+    assert (tried.code, "sbatch --test-only: ok" in tried.output) == (0, True), tried.output
+    assert f"cd -- {root}\n" in tried.output
+    assert f"    {root}/ray.sub\n" in tried.output
+    assert "export CONTAINER=registry/nemo-rl\n" in tried.output
+    assert " resume " in next(line for line in tried.output.splitlines() if line.startswith("export COMMAND="))
+    mounts = next(line for line in tried.output.splitlines() if line.startswith("export MOUNTS="))
+    assert all(mounted(mounts, place) for place in (root, desk.machine.bench.bridge, tmp_path / "run", tmp_path / "hf"))
+    done = desk.run("sub", nemo_rl=root)
+    level = done.level(0)
+    assert (done.code, level.verdict, level.boundary) == (ExitCode.BLOCKED, Verdict.BLOCKED, Boundary.CLUSTER), done.output
+    assert "0 of 1 expected nodes are in the Ray cluster" in level.reason, "the stand-in starts no Ray, and the trial ran inside the job"
