@@ -422,15 +422,19 @@ def test_the_path_of_an_architecture_was_taken(tmp_path: Path, claim: str, line:
     assert list(made.missed()) == [name]
 
 
+RISE = "learning signal: the reward rose"
+
+
 @pytest.mark.parametrize(
     ("rewards", "accuracy", "missed"),
     [
         ([0.1, 0.2, 0.1, 0.2, 0.1] * 2 + [0.3, 0.4] * 5, (0.1, 0.3), []),
-        ([0.1, 0.2, 0.1, 0.2, 0.1] * 4, (0.3, 0.25), []),
-        ([0.5, 0.4, 0.5, 0.4, 0.5] * 2 + [0.1, 0.2] * 5, (), ["learning signal: the reward did not fall"]),
-        ([0.5] * 10 + [0.4] * 10, (), ["learning signal: the reward did not fall"]),
+        ([0.1, 0.2, 0.1, 0.2, 0.1] * 4, (0.3, 0.25), [RISE]),
+        ([0.1, 0.2, 0.1, 0.2, 0.1] * 3 + [0.1, 0.2, 0.1, 0.2, 0.2], (0.3, 0.25), []),
+        ([0.5, 0.4, 0.5, 0.4, 0.5] * 2 + [0.1, 0.2] * 5, (), ["learning signal: the reward did not fall", RISE]),
+        ([0.5] * 10 + [0.4] * 10, (), ["learning signal: the reward did not fall", RISE]),
         ([0.5] * 4, (), ["learning signal: the reward did not fall"]),
-        ([0.1, 0.2, 0.1, 0.2, 0.1] * 4, (0.5, 0.1), ["learning signal: validation did not fall"]),
+        ([0.1, 0.2, 0.1, 0.2, 0.1] * 4, (0.5, 0.1), [RISE, "learning signal: validation did not fall"]),
     ],
 )
 def test_the_learning_signal(bench: Bench, rewards: list[float], accuracy: tuple[float, ...], missed: list[str]) -> None:

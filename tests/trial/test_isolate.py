@@ -257,6 +257,12 @@ def test_a_failure_that_does_not_repeat_has_no_suspects(control: Failure) -> Non
     assert lines[0].startswith("the failure does not repeat")
 
 
+@pytest.mark.parametrize(("control", "stops"), [("gone", True), ("another failure", True), ("still there", False), ("no evidence", False)])
+def test_nothing_more_is_run_when_the_failure_does_not_repeat(failed: Bench, control: Failure, stops: bool) -> None:
+    found = isolate._matrix(isolate.open_case(failed.out), {}, ())
+    assert isolate._does_not_repeat(found.model_copy(update={"reruns": reruns(("repeat", control), ("a", "not run"))})) is stops
+
+
 @pytest.mark.parametrize(("crashed", "advice"), [(False, matrix.PARITY), (True, "read its first cause in the log again")])
 def test_when_no_rerun_helps(crashed: bool, advice: str) -> None:
     suspects, lines = matrix.conclude(reruns(("repeat", "still there"), ("a", "still there"), ("b", "still there")), crashed)

@@ -68,7 +68,7 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
         steps_reached=reached,
         vacuous=loop.vacuous(metrics) if complete else None,
         loop_under_test=any(loop.name.replace("-", "_") in repo.packages for repo in bench.context.changes if not repo.companion),
-        change_roots=tuple(repo.path for repo in bench.context.changes if not repo.companion),
+        change_roots=tuple(root for repo in bench.context.changes if not repo.companion for root in (repo.path, repo.synced) if root),
     )
     judgement = judge(evidence, loop.milestones())
     result = LevelResult(

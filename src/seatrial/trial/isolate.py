@@ -132,10 +132,15 @@ def isolate(case: Case, listener: Listener, only: Sequence[str] = ()) -> Matrix:
             judged[isolation.name] = trial
             matrix = _matrix(case, judged, only, interrupted=trial.status != "done")
             _store(case, matrix)
-            if matrix.interrupted:
+            if matrix.interrupted or (not only and _does_not_repeat(matrix)):
                 return matrix
         _store(case, matrix)
         return matrix
+
+
+def _does_not_repeat(matrix: Matrix) -> bool:
+    """The failure was not there again without any change: no other rerun could say anything, so none is run."""
+    return any(rerun.name == REPEAT.name and rerun.failure in ("gone", "another failure") for rerun in matrix.reruns)
 
 
 def _wanted(case: Case, only: Sequence[str]) -> list[Isolation]:

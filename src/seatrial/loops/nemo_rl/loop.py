@@ -19,6 +19,7 @@ from seatrial.loops.nemo_rl.runs import architecture, assertions, calls, checkou
 from seatrial.loops.nemo_rl.runs.variant import DEFAULT_MODEL, GPUS
 from seatrial.loops.options import choice, number, require_known
 from seatrial.loops.plain import Basic
+from seatrial.loops.sizes import KEYS
 from seatrial.model.errors import UserError
 from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
 from seatrial.model.loop import Context, Isolation, Phase, SideTests, Vacuity
@@ -45,7 +46,13 @@ OPTIONS = {
     "steps": "steps of level 6, 20 to 100",
     "helpers": "local: build Megatron's dataset helpers in a node-local copy (home is full or read-only)",
 }
-CHOICES = {"bridge": ("path", "sync"), "tests": ("on", "off"), "peft": ("on", "broken"), "sequence_parallel": ("false", "true")}
+CHOICES = {
+    "bridge": ("path", "sync"),
+    "tests": ("on", "off"),
+    "peft": ("on", "broken"),
+    "sequence_parallel": ("false", "true"),
+    "helpers": ("off", "local"),
+}
 NUMBERS = ("gpus", "tp", "pp", "cp", "ep", "etp")
 NO_LORA = (
     "a Megatron run of two steps that was cut after the first and resumed is the run that was not cut, within the tolerances of "
@@ -81,7 +88,7 @@ class NemoRl(Basic):
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         given = options or {}
         require_known(self.title, OPTIONS, given)
-        self.chosen: Mapping[str, str] = {name: str(Path(text).absolute()) if name == "nemo_rl" else text for name, text in given.items()}
+        self.chosen: Mapping[str, str] = {name: str(Path(text).resolve()) if name == "nemo_rl" else text for name, text in given.items()}
         for name, known in CHOICES.items():
             choice(self.chosen, name, known)
         for name in NUMBERS:
@@ -138,6 +145,11 @@ class NemoRl(Basic):
 
     def _changed(self, level: Level) -> dict[str, object]:
         options = self.chosen
+        if level.name == "refit" and "transports" in options:
+            return {"title": f"{level.title} ({options['transports'].replace(',', ', ')})", **self._too_few(level)}
+        if level.name == "parallelism":
+            sizes = ", ".join(f"{name.upper()} {number(options, name, 2 if name == 'tp' else 1)}" for name in KEYS)
+            return {"title": f"{level.title} ({options.get('recipe', sizes)})", **self._too_few(level)}
         if level.name == "learning":
             return {"steps": number(options, "steps", variants.LEARNING_STEPS[0], *variants.LEARNING_STEPS)}
         if (
@@ -147,15 +159,20 @@ class NemoRl(Basic):
         ):
             return {"title": "Checkpoint (LoRA blocked by NeMo-RL)", "proves": NO_LORA}
         if level.name == "architecture":
-            return {"skip": architecture.why_not(options)}
-        count = number(options, "gpus", GPUS)
-        if level.name in ("refit", "parallelism") and count < 2:
-            return {"skip": "one GPU is not enough for it: name more with --set options.gpus=N"}
+            named = options.get("architecture", options.get("recipe"))
+            return {"skip": architecture.why_not(options), **({"title": f"{level.title} ({named})"} if named else {})}
+        if level.name == "refit":
+            return self._too_few(level)
         if level.name == "megatron-generation" and "nemo_rl" in options:
             offers = checkout.generation(Path(options["nemo_rl"]))
             supported = offers.megatron_generation and Path(variants.MEGATRON_GENERATION).name in offers.scripts
             return {} if supported else {"skip": "this NeMo-RL checkout does not support policy.generation.backend=megatron"}
         return {}
+
+    def _too_few(self, level: Level) -> dict[str, object]:
+        """One GPU has nothing to transfer to, and nothing to be parallel with."""
+        few = number(self.chosen, "gpus", GPUS) < 2
+        return {"skip": level.skip or "one GPU is not enough for it: name more with --set options.gpus=N"} if few else {}
 
     def milestones(self) -> tuple[Milestone, ...]:
         """Those of milestones.toml."""
@@ -177,9 +194,9 @@ class NemoRl(Basic):
         """The processes of one level."""
         return calls.phases(level, context, directory)
 
-    def shown(self, level: Level, context: Context, directory: Path) -> tuple[str, ...]:  # noqa: ARG002 - the contract
+    def shown(self, level: Level, context: Context, directory: Path) -> tuple[str, ...]:
         """What the scripts start, assert and write."""
-        return shown.shown(level, context)
+        return shown.shown(level, context, directory)
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """Changes that are what their names say, and what NeMo-RL needs."""
@@ -206,7 +223,13 @@ class NemoRl(Basic):
         made = []
         if level.name in ("lora-checkpoint", "learning") and (why := variants.no_peft(context.options, variants.offered(context))):
             made.append(why)
+        if level.name != "parallelism" and "policy.megatron_cfg" not in " ".join(context.arguments):
+            made.append("all parallel sizes were 1, but for experts where they are named: use level 4")
+        if level.name == "parallelism" and "recipe" not in context.options and number(context.options, "ep", 1) == 1:
+            made.append("expert parallel size 1: routing across ranks was not exercised")
+        made += _foreign_core(context)
         if level.name == "refit":
+            made.append("full and packed leave the same trace: that tensors were packed rests on the size of the buckets that was set")
             run, here = variants.transports(context), variants.available(variants.offered(context))
             left = [name for name in variants.TRANSPORTS if name not in run]
             made += [f"transport not run: {name}{'' if name in here else ', which this checkout does not have'}" for name in left]
@@ -249,6 +272,15 @@ class NemoRl(Basic):
     def unseen(self, metrics: Metrics) -> str | None:
         """No gradient norm, or no rewards."""
         return vacuity.unseen(metrics)
+
+
+def _foreign_core(context: Context) -> list[str]:
+    """Of a Bridge under test without a Megatron-LM of its own."""
+    tested = [repo.path for repo in context.changes if "megatron.bridge" in repo.packages and not repo.companion]
+    cores = checkout.bundled_core(context)
+    if not tested or not cores or any(core.is_relative_to(path) for core in cores for path in tested):
+        return []
+    return [f"the Bridge under test has no Megatron-LM (an empty submodule?): Megatron-Core came from {cores[0]}"]
 
 
 def _require_transports(options: Mapping[str, str]) -> None:

@@ -195,6 +195,8 @@ def learned(metrics: Metrics) -> Iterator[CheckResult]:
         t = _t(first, last)
         value = f"{statistics.fmean(first):.4g} to {statistics.fmean(last):.4g} (quarters of {quarter} steps), t = {t:.2f}"
         yield proof(name, t > -LEAST_T, value, Boundary.REWARD, f"t > -{LEAST_T}")
+        more = "" if t > 0 else "nothing was learned in so few steps, or it cannot be seen: more steps (options.steps), or a baseline"
+        yield proof("learning signal: the reward rose", t > 0, value, Boundary.REWARD, "last quarter above the first", more)
     accuracy = metrics.series.get("validation/accuracy")
     if accuracy is not None and len(accuracy) > 1:
         value = f"{accuracy.values[0]:.4g} at step {accuracy.steps[0]} to {accuracy.values[-1]:.4g} at step {accuracy.steps[-1]}"

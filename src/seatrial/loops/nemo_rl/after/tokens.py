@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from seatrial.files import read_text
 from seatrial.loops.claims import ABSENT, lookup
 from seatrial.loops.nemo_rl.after.dump import read_configs
 from seatrial.loops.nemo_rl.after.results import ONLY, token_files
@@ -53,7 +52,7 @@ def _config(log: Path) -> Mapping[str, Any]:
 def _rows(path: Path, run: str, config: Mapping[str, Any]) -> Iterator[TokenRow]:
     known = {name: lookup(config, f"policy.generation.{name}") for name in SETTINGS}
     settings = tuple((name, str(value)) for name, value in known.items() if value != ABSENT)
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    for number, line in enumerate(_lines(path), 1):
         if not line:
             continue
         try:
@@ -64,6 +63,13 @@ def _rows(path: Path, run: str, config: Mapping[str, Any]) -> Iterator[TokenRow]
             raise UserError(
                 f"{path}:{number}: not a sequence of a training step: {what}", "the log is torn: run the level again"
             ) from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """One after another: a step of a real run may hold a hundred megabytes."""
+    with path.open("rb") as stream:
+        for line in stream:
+            yield line.decode("utf-8", "replace").rstrip("\n")
 
 
 def _row(

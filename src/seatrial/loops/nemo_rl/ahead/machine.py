@@ -8,13 +8,16 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from seatrial.files import read_text
 from seatrial.loops.child import run_child
-from seatrial.loops.nemo_rl.runs.checkout import BRIDGE, CORE, SUBMODULES, VENDORED, sync_command
+from seatrial.loops.nemo_rl.drive import helpers, sync
+from seatrial.loops.nemo_rl.drive.process import Failed
+from seatrial.loops.nemo_rl.runs.checkout import BRIDGE, CORE, SUBMODULES, VENDORED, bundled_core, sync_command
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
@@ -79,6 +82,23 @@ def vendored(context: Context, checkout: Path) -> Finding:
         return _bridge(True, f"{place} is the same as the Bridge under test")
     how = "is replaced by a copy of it while the trial runs" if tested.synced else "stands behind it on PYTHONPATH"
     return _bridge(True, f"{place} differs from the Bridge under test in {len(apart)} files ({', '.join(apart[:3])}): it {how}")
+
+
+def sources(context: Context, checkout: Path) -> Iterator[Finding]:
+    """What the driver would refuse: a vendored tree that cannot be replaced for a while, and helpers that cannot be built."""
+    try:
+        marker = sync.git_directory(checkout) / sync.MARKER if (checkout / ".git").exists() else None
+        if marker is not None and marker.is_file():
+            message = f"{checkout / VENDORED} still holds the Bridge of a run that was killed"
+            yield _bridge(False, message, f"{sys.executable} -m seatrial.loops.nemo_rl.drive.recover {checkout}")
+        elif any(repo.synced for repo in context.changes):
+            sync.require_clean(checkout / VENDORED)
+    except Failed as error:
+        yield _bridge(False, str(error), "see the message, or --set options.bridge=path")
+    for core in bundled_core(context)[:1] if context.options.get("helpers") == "local" else ():
+        if not (core / helpers.DATASETS / "Makefile").is_file():
+            message = f"{core / helpers.DATASETS}: no Makefile, so helpers = local has nothing to build"
+            yield Finding(name="Megatron-LM", ok=False, message=message, fix=f"cd {core.parents[1]} && {SUBMODULES}")
 
 
 def submodule_core(context: Context, checkout: Path) -> Iterator[Finding]:

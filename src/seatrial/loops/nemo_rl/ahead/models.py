@@ -10,9 +10,14 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from seatrial.files import read_json
 from seatrial.loops.hub import hub_cache, snapshot
+from seatrial.loops.model_kinds import KINDS, is_kind
 from seatrial.loops.nemo_rl.ahead.record import Training
+from seatrial.loops.nemo_rl.runs.variant import DEFAULT_MODEL
+from seatrial.loops.options import number
 from seatrial.loops.overrides import key_of
+from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
@@ -27,6 +32,21 @@ def model_findings(trainings: Sequence[Training]) -> tuple[Finding, ...]:
     """One finding for each model that the trainings name."""
     named = dict.fromkeys(item for training in trainings for item in _named(training))
     return tuple(_model(model, tokenizer) for model, tokenizer in named)
+
+
+def experts(context: Context) -> Iterator[Finding]:
+    """Expert parallelism is about a model with experts: on a dense one it would show nothing."""
+    wanted = context.options.get("architecture") == "moe" and "architecture" in context.levels
+    wanted = wanted or ("parallelism" in context.levels and number(context.options, "ep", 1) > 1)
+    if not wanted or "recipe" in context.options:
+        return
+    place = Path(context.model) if Path(context.model).is_dir() else snapshot(context.model)
+    file = place / "config.json"
+    if not file.is_file() and context.model != DEFAULT_MODEL:
+        yield _data(True, f"{context.model}: whether it has experts is not known before it is downloaded")
+    elif not file.is_file() or not is_kind(read_json(file), "moe"):
+        fix = "--model with a model that has experts, or --set options.recipe=…"
+        yield _data(False, f"{context.model} has no experts ({', '.join(KINDS['moe'])}), so expert parallelism would show nothing", fix)
 
 
 def _named(training: Training) -> Iterator[tuple[str, bool]]:

@@ -37,6 +37,8 @@ def findings(context: Context) -> tuple[Finding, ...]:
             *machine.submodule_core(context, place),
             *machine.variables(context, place),
             *machine.worker_environments(place),
+            *machine.sources(context, place),
+            *models.experts(context),
             *machine.running_ray(),
         ),
         *(gpus_here(gpus(context), "run it on a cluster with --on"), cache_room()),

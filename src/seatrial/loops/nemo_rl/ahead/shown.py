@@ -16,20 +16,23 @@ from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context
 
 
-def shown(level: Level, context: Context) -> tuple[str, ...]:
+def shown(level: Level, context: Context, directory: Path) -> tuple[str, ...]:
     """For each call: how it trains, with which variables, what the script asserts, and where its files will be."""
     place = checkout.checkout_of(context)
     if place is None:
         return ("no NeMo-RL checkout was named: what its scripts start is not known",)
-    return tuple(line for call in variants(level.name, context) for line in _call(call, context, place))
+    layout = checkout.layout(place)
+    if not layout.ok:
+        return (f"what its scripts start is not known: {layout.message}",)
+    return tuple(line for call in variants(level.name, context) for line in _call(call, context, place, directory))
 
 
-def _call(call: Call, context: Context, place: Path) -> Iterator[str]:
+def _call(call: Call, context: Context, place: Path, directory: Path) -> Iterator[str]:
     path = checkout.python_path(context)
     environment = {**os.environ, **call.variables, "PYTHONPATH": path}
     yield f"{call.script} ({call.name}) starts:"
     try:
-        found = record(place / call.script, place, calls.words(call, context), environment)
+        found = record(place / call.script, place, calls.words(call, context, directory), environment)
     except (ScriptError, ValueError) as error:
         yield f"  not known: {error}"
         return

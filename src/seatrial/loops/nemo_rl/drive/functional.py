@@ -77,7 +77,7 @@ def _drive(arguments: argparse.Namespace, child: Child, ending: contextlib.ExitS
     if (out / "results").exists():
         raise Failed(USAGE, f"{out / 'results'} exists already: it is the evidence of another run")
     out.mkdir(parents=True, exist_ok=True)
-    marker = _alone(checkout, ending)
+    marker = alone(checkout, ending)
     folder = script.with_suffix("")
     if os.path.lexists(folder):
         say(f"the script would delete what an earlier run left: {folder} is now {move(folder, out / 'earlier')}")
@@ -100,7 +100,7 @@ def _drive(arguments: argparse.Namespace, child: Child, ending: contextlib.ExitS
         raise Failed(USAGE, f"cannot start the script: {error}") from error
 
 
-def _alone(checkout: Path, ending: contextlib.ExitStack) -> Path:
+def alone(checkout: Path, ending: contextlib.ExitStack) -> Path:
     """Keep other drivers out, and restore what a killed one left; returns the place of the marker that tells it."""
     try:
         place = sync.git_directory(checkout)

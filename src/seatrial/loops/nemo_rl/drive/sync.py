@@ -73,7 +73,7 @@ def start(source: Path, target: Path, keep: Path, marker: Path) -> None:
     if source.resolve() == target.resolve():
         say(f"{target} is the tree under test itself")
         return
-    _require_clean(target)
+    require_clean(target)
     with _told("sync"):
         _replace(source, target, keep, marker)
 
@@ -131,7 +131,8 @@ def _told(what: str) -> Iterator[None]:
         raise Failed(NOT_EQUAL, f"{what} failed: {error}") from error
 
 
-def _require_clean(target: Path) -> None:
+def require_clean(target: Path) -> None:
+    """Refuse a target whose own changes could be lost, or that is no repository of its own."""
     top = git(target, "rev-parse", "--show-toplevel").rstrip("\n") if target.is_dir() else ""
     if not top or Path(top).resolve() != target.resolve():
         raise Failed(USAGE, f"{target}: not a checkout of its own: git submodule update --init --recursive")

@@ -83,7 +83,10 @@ def checkout_of(context: Context) -> Path | None:
 
 def interpreter(options: Mapping[str, Any]) -> Path:
     """The Python of the environment that `uv run` uses in the checkout."""
-    checkout = Path(options.get("nemo_rl") or Path()).absolute()
+    if not options.get("nemo_rl"):
+        message = "no NeMo-RL checkout was named: its own functionals are what runs, in the environment that uv made for it"
+        raise BlockedError(Boundary.CONFIG, message, "--nemo-rl PATH, also when NeMo-RL itself is under test")
+    checkout = Path(options["nemo_rl"]).absolute()
     named = os.environ.get("UV_PROJECT_ENVIRONMENT")
     places = [checkout / named] if named else [checkout / ".venv", IMAGE]
     found = next((place / "bin" / "python" for place in places if (place / "bin" / "python").is_file()), None)

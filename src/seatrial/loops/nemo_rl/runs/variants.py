@@ -203,4 +203,4 @@ def _learning(context: Context) -> Call:
     words = (*model_overrides(context), f"grpo.max_num_steps={steps}", "data.shuffle=false", "checkpointing.enabled=false")
     peft = no_peft(context.options, offered(context)) is None
     claims = {**common_claims(context, steps), "data.shuffle": False, **({"policy.megatron_cfg.peft.enabled": True} if peft else {})}
-    return Call("run", LORA if peft else GRPO, steps, words, claims, trainers=gpus(context), assertions=False)
+    return Call("run", LORA if peft else GRPO, steps, words, claims, trainers=gpus(context))

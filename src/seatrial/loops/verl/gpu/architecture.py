@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from seatrial.loops.model_kinds import KINDS
 from seatrial.loops.options import choice, number
 from seatrial.loops.sizes import Sizes
 from seatrial.loops.verl.gpu import models
@@ -51,7 +52,7 @@ def findings(context: Context) -> tuple[Finding, ...]:
     kind = str(context.options.get("architecture")) if "architecture" in context.levels else ""
     made = models.data_findings(context, "geo3k", "images") if kind == "vlm" else models.data_findings(context, "gsm8k")
     if kind and not models.is_kind(context, kind):
-        message = f"architecture = {kind}, and config.json of the model has none of {', '.join(models.KINDS[kind])}"
+        message = f"architecture = {kind}, and config.json of the model has none of {', '.join(KINDS[kind])}"
         return (*made, Finding(name="model", ok=False, boundary=Boundary.CONFIG, message=message, fix=f"--model with a {kind} model"))
     return made
 

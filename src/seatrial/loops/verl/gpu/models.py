@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from seatrial.loops import model_kinds
 from seatrial.loops.child import run_child
 from seatrial.loops.hub import cache_room, snapshot
 from seatrial.loops.verl.gpu.checkout import checkout_of
@@ -57,19 +58,9 @@ def model_settings(context: Context) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
-KINDS = {
-    "moe": ("num_experts", "n_routed_experts", "num_local_experts"),
-    "vlm": ("vision_config",),
-    "mtp": ("num_nextn_predict_layers", "mtp_num_layers", "mtp_num_hidden_layers"),
-}
-"""Keys of a config.json that tell an architecture."""
-
-
 def is_kind(context: Context, kind: str) -> bool:
     """Whether the model is of an architecture, by its own config.json."""
-    settings = model_settings(context)
-    inner = settings.get("text_config")
-    return any(source.get(key) for source in (settings, inner) if isinstance(source, dict) for key in KINDS[kind])
+    return model_kinds.is_kind(model_settings(context), kind)
 
 
 def data_files(context: Context, dataset: str = "gsm8k") -> tuple[str, str]:
