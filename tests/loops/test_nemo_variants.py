@@ -46,6 +46,8 @@ def test_lora_is_left_out_where_the_checkout_is_known_to_be_broken(bench: Bench)
     loop = get_loop("nemo-rl").configured({"nemo_rl": str(bench.nemo_rl), "peft": "broken"})
     level = loop.levels()[1]
     assert "LoRA was not run" in level.proves
+    assert "PEFT is broken in this NeMo-RL checkout" in level.left_out[0]
+    assert get_loop("nemo-rl").configured({"nemo_rl": str(bench.nemo_rl)}).levels()[2].title.endswith("(full, packed, reshard, delta)")
     assert any("PEFT is broken in this NeMo-RL checkout" in text for text in loop.limitations(level, bench.context(peft="broken")))
 
 

@@ -45,6 +45,8 @@ class Level(Record):
     checks: tuple[CheckSpec, ...] = ()
     skip: str | None = None
     """Set when the level cannot run yet, with the reason."""
+    left_out: tuple[str, ...] = ()
+    """Parts that this configuration leaves out, each with the reason: they are told as not requested."""
 
 
 class Milestone(Record):

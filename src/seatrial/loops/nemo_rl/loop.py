@@ -15,11 +15,10 @@ from seatrial.loops.change_names import wrong_names
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.nemo_rl.after import claims, console, next_steps, proofs, results, tokens, vacuity
 from seatrial.loops.nemo_rl.ahead import preflight, shown
-from seatrial.loops.nemo_rl.runs import architecture, assertions, calls, checkout, isolations, side_tests, variants
+from seatrial.loops.nemo_rl.runs import architecture, assertions, calls, checkout, isolations, ladder, limits, side_tests, variants
 from seatrial.loops.nemo_rl.runs.variant import DEFAULT_MODEL, GPUS
 from seatrial.loops.options import choice, number, require_known
 from seatrial.loops.plain import Basic
-from seatrial.loops.sizes import KEYS
 from seatrial.model.errors import UserError
 from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
 from seatrial.model.loop import Context, Isolation, Phase, SideTests, Vacuity
@@ -54,10 +53,6 @@ CHOICES = {
     "helpers": ("off", "local"),
 }
 NUMBERS = ("gpus", "tp", "pp", "cp", "ep", "etp")
-NO_LORA = (
-    "a Megatron run of two steps that was cut after the first and resumed is the run that was not cut, within the tolerances of "
-    "NeMo-RL's own comparison; LoRA was not run"
-)
 PACKAGES = {"bridge": "megatron.bridge", "megatron": "megatron.core", "nemo-rl": "nemo_rl", "nemo_rl": "nemo_rl"}
 """What a change of this name must provide."""
 
@@ -137,42 +132,8 @@ class NemoRl(Basic):
         return checkout.import_path(context)
 
     def levels(self) -> tuple[Level, ...]:
-        """The ladder with these options: what cannot be run says why, and a cluster is asked for the GPUs that are used."""
-        count = number(self.chosen, "gpus", GPUS)
-        return tuple(
-            level.model_copy(update={"cost": level.cost.model_copy(update={"gpus": count}), **self._changed(level)}) for level in _levels()
-        )
-
-    def _changed(self, level: Level) -> dict[str, object]:
-        options = self.chosen
-        if level.name == "refit" and "transports" in options:
-            return {"title": f"{level.title} ({options['transports'].replace(',', ', ')})", **self._too_few(level)}
-        if level.name == "parallelism":
-            sizes = ", ".join(f"{name.upper()} {number(options, name, 2 if name == 'tp' else 1)}" for name in KEYS)
-            return {"title": f"{level.title} ({options.get('recipe', sizes)})", **self._too_few(level)}
-        if level.name == "learning":
-            return {"steps": number(options, "steps", variants.LEARNING_STEPS[0], *variants.LEARNING_STEPS)}
-        if (
-            level.name == "lora-checkpoint"
-            and "nemo_rl" in options
-            and variants.no_peft(options, checkout.generation(Path(options["nemo_rl"])))
-        ):
-            return {"title": "Checkpoint (LoRA blocked by NeMo-RL)", "proves": NO_LORA}
-        if level.name == "architecture":
-            named = options.get("architecture", options.get("recipe"))
-            return {"skip": architecture.why_not(options), **({"title": f"{level.title} ({named})"} if named else {})}
-        if level.name == "refit":
-            return self._too_few(level)
-        if level.name == "megatron-generation" and "nemo_rl" in options:
-            offers = checkout.generation(Path(options["nemo_rl"]))
-            supported = offers.megatron_generation and Path(variants.MEGATRON_GENERATION).name in offers.scripts
-            return {} if supported else {"skip": "this NeMo-RL checkout does not support policy.generation.backend=megatron"}
-        return {}
-
-    def _too_few(self, level: Level) -> dict[str, object]:
-        """One GPU has nothing to transfer to, and nothing to be parallel with."""
-        few = number(self.chosen, "gpus", GPUS) < 2
-        return {"skip": level.skip or "one GPU is not enough for it: name more with --set options.gpus=N"} if few else {}
+        """The ladder with these options."""
+        return ladder.ladder(_levels(), self.chosen)
 
     def milestones(self) -> tuple[Milestone, ...]:
         """Those of milestones.toml."""
@@ -220,22 +181,7 @@ class NemoRl(Basic):
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """What this configuration leaves out."""
-        made = []
-        if level.name in ("lora-checkpoint", "learning") and (why := variants.no_peft(context.options, variants.offered(context))):
-            made.append(why)
-        if level.name != "parallelism" and "policy.megatron_cfg" not in " ".join(context.arguments):
-            made.append("all parallel sizes were 1, but for experts where they are named: use level 4")
-        if level.name == "parallelism" and "recipe" not in context.options and number(context.options, "ep", 1) == 1:
-            made.append("expert parallel size 1: routing across ranks was not exercised")
-        made += _foreign_core(context)
-        if level.name == "refit":
-            made.append("full and packed leave the same trace: that tensors were packed rests on the size of the buckets that was set")
-            run, here = variants.transports(context), variants.available(variants.offered(context))
-            left = [name for name in variants.TRANSPORTS if name not in run]
-            made += [f"transport not run: {name}{'' if name in here else ', which this checkout does not have'}" for name in left]
-        if any("enforce_eager=true" in word.lower() or "num_cuda_graphs=null" in word for word in context.arguments):
-            made.append("CUDA graphs were off: this is a reduced-optimization run")
-        return tuple(made)
+        return limits.limitations(level, context)
 
     def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
         """The event files of each run; metrics.json where there are none."""
@@ -272,15 +218,6 @@ class NemoRl(Basic):
     def unseen(self, metrics: Metrics) -> str | None:
         """No gradient norm, or no rewards."""
         return vacuity.unseen(metrics)
-
-
-def _foreign_core(context: Context) -> list[str]:
-    """Of a Bridge under test without a Megatron-LM of its own."""
-    tested = [repo.path for repo in context.changes if "megatron.bridge" in repo.packages and not repo.companion]
-    cores = checkout.bundled_core(context)
-    if not tested or not cores or any(core.is_relative_to(path) for core in cores for path in tested):
-        return []
-    return [f"the Bridge under test has no Megatron-LM (an empty submodule?): Megatron-Core came from {cores[0]}"]
 
 
 def _require_transports(options: Mapping[str, str]) -> None:
