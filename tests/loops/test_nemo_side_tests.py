@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,15 @@ def test_unit_tests_run_once_for_each_extra_that_they_are_marked_with(tmp_path: 
     assert len(missing) == 2
     assert sides["nemo-rl-mcore"].notes == ()
     assert str(rl) in sides["nemo-rl"].env["PYTHONPATH"]
+
+
+def test_the_bridge_under_test_goes_first_also_when_it_will_be_synced(tmp_path: Path) -> None:
+    put(tmp_path / "rl", "tests/unit/utils/test_checkpoint.py", "tests/unit/utils/test_packed_tensor.py")
+    plain = context(tmp_path)
+    for synced in (None, str(tmp_path / "rl" / "vendored")):
+        repo = plain.changes[0].model_copy(update={"import_root": "/b/src", "synced": synced})
+        side = by_key(side_tests(replace(plain, changes=(repo,))))["nemo-rl"]
+        assert side.env["PYTHONPATH"].startswith("/b/src:")
 
 
 def test_they_can_be_switched_off(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ def test_a_run_that_could_have_failed(metrics: Metrics) -> None:
     [
         ({"train/advantages/max": (0.0, 0.0), "train/advantages/min": (0.0, 0.0)}, "all advantages were zero", Boundary.REWARD),
         ({"train/lr": (0.0, 0.0)}, "the learning rate was 0 at every step", Boundary.OPTIMIZER),
-        ({"train/token_mult_prob_error": (0.0, 0.0)}, "no token counted in the loss", Boundary.DATA),
         ({"train/global_valid_toks": (0.0, 0.0)}, "no token counted in the loss", Boundary.DATA),
     ],
 )
@@ -66,6 +65,13 @@ def test_nothing_to_learn_from(change: Points, words: str, boundary: Boundary) -
     assert words in found.reason
     assert " in packed" in found.reason
     assert found.boundary is boundary
+
+
+def test_tokens_that_counted_and_were_masked_as_impossible_are_left_to_the_proofs() -> None:
+    masked: Points = {"train/token_mult_prob_error": (0.0, 0.0)}
+    assert vacuous(metrics_of(GRPO, masked)) is None
+    unknown = {tag: points for tag, points in GRPO.items() if tag != "train/global_valid_toks"}
+    assert vacuous(metrics_of(unknown, masked)) is not None
 
 
 def test_sequences_masked_for_their_errors_are_a_failure_and_no_vacuity() -> None:

@@ -142,6 +142,25 @@ def test_the_order_of_the_rules(first: int, second: int) -> None:
     assert (both.verdict, both.boundary, reasons[0]) == (alone.verdict, alone.boundary, reasons[1])
 
 
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("masked (full)", Verdict.FAIL), ("masked (delta)", Verdict.BLOCKED), ("masked (actor)", Verdict.BLOCKED)]
+)
+def test_a_vacuous_run_does_not_excuse_another_one(name: str, verdict: Verdict) -> None:
+    missed = CheckResult(name=name, kind="proof", passed=False, boundary=Boundary.ROLLOUT)
+    phases = tuple(phase(0).model_copy(update={"name": run}) for run in ("full", "delta"))
+    found = decide(vacuous=Vacuity("vacuous: v", Boundary.REFIT, "delta/"), checks=(missed,), phases=phases)
+    assert (found.verdict, found.boundary) == (verdict, Boundary.ROLLOUT if verdict is Verdict.FAIL else Boundary.REFIT)
+
+
+def test_settings_of_one_run_do_not_excuse_another_one() -> None:
+    fallen = FALLEN.model_copy(update={"name": "in force (lora)"})
+    expression = CheckResult(name='max(data["resume/train/loss"]) < 1', passed=False, boundary=Boundary.CHECKPOINT)
+    phases = tuple(phase(0).model_copy(update={"name": run}) for run in ("lora", "resume"))
+    assert decide(checks=(fallen, expression), phases=phases).boundary is Boundary.CHECKPOINT
+    alone = CheckResult(name='max(data["train/loss"]) < 1', passed=False, boundary=Boundary.METRICS)
+    assert decide(checks=(fallen, alone), phases=phases).boundary is Boundary.CONFIG
+
+
 def test_damage_comes_before_a_value_that_is_not_finite() -> None:
     both = Metrics(series=series(math.nan).series, damage=DAMAGED.damage)
     assert "damaged" in decide(metrics=both).reason

@@ -32,14 +32,20 @@ def plan(
     commands: Annotated[bool, typer.Option("--commands", help="Also print each command, its environment and the files it writes.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Say what would run, why, and what it would cost. Runs nothing."""
+    """Say what would run, why, and what it would cost. Trains nothing.
+
+    --commands also runs the loop's own scripts with stand-ins for whatever they start, to see what that would be.
+    """
+    from seatrial.trial import hidden
+
     passed = context.obj or ()
     options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
     loaded = request.load_config(config, settings, loop, level, model, change, base, arguments=passed, options=options)
     asked = request.ask(loaded, auto)
-    typer.echo(asked.plan.model_dump_json(indent=2) if json else describe(asked))
+    redactor = hidden.redactor(asked.plan.arguments)
+    typer.echo(redactor.text(asked.plan.model_dump_json(indent=2) if json else describe(asked)))
     if commands and not json:
-        typer.echo(describe_commands(asked))
+        typer.echo(redactor.text(describe_commands(asked)))
 
 
 def describe(asked: Asked) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
@@ -13,6 +14,11 @@ ISOLATION_VERSION = 1
 OPTION = "isolation"
 """Option of a rerun: the loop arguments that it sets, so that the loop does not claim what they change on purpose."""
 Failure = Literal["gone", "still there", "another failure", "no evidence", "not run"]
+
+
+def settings(arguments: Sequence[str], options: Mapping[str, str]) -> str:
+    """What a rerun changes, in one line: options as `--set` takes them, then loop arguments."""
+    return " ".join([*(f"options.{name}={value}" for name, value in options.items()), *arguments])
 
 
 class Measured(Record):
@@ -29,6 +35,8 @@ class Rerun(Record):
     name: str
     arguments: tuple[str, ...]
     """Loop arguments on top of the trial's own."""
+    options: dict[str, str] = Field(default_factory=dict)
+    """Options of the loop on top of the trial's own."""
     suspect: str
     """What the rerun points to when the failure is gone."""
     reduced: bool = False

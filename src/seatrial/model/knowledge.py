@@ -46,7 +46,7 @@ class Level(Record):
     skip: str | None = None
     """Set when the level cannot run yet, with the reason."""
     left_out: tuple[str, ...] = ()
-    """Parts that this configuration leaves out, each with the reason: they are told as not requested."""
+    """Parts that cannot be run in this configuration, each with the reason: they are Skipped."""
 
 
 class Milestone(Record):

@@ -58,6 +58,8 @@ class Vacuity:
 
     reason: str
     boundary: Boundary = Boundary.REWARD
+    run: str = ""
+    """The run of the level that it is about, by the prefix of its metrics; what another run missed is not excused by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class Isolation:
     """What a Pass of the rerun points to."""
     reduced: bool = False
     """The rerun switches an optimisation off: its Pass is a reduced-optimization pass, and no Pass of the level."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the loop on top of the trial's own."""
 
 
 class Loop(Protocol):

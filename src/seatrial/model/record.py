@@ -192,6 +192,8 @@ class LevelResult(Record):
     steps_expected: int | None = None
     proves: str = ""
     limitations: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Parts of the level that were not run, each with the reason: they are Skipped."""
     follow_ups: tuple[str, ...] = ()
     key_lines: tuple[str, ...] = ()
     directory: str = ""

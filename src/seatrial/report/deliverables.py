@@ -32,10 +32,9 @@ def deliverables(
     """Every deliverable of the trial; `levels` are its outcomes, `ladder` all levels of the loop."""
     lines = [*_change_side(trial, run_dir), _local_import(trial, loop_title), *_policy_run(trial, loop_title, levels)]
     lines += [_level(trial, f"Requested variants, {outcome.label}", outcome) for outcome in levels if outcome.number != 0]
-    specs = {(level.number, level.name): level for level in ladder}
     for outcome in levels:
-        left = specs[outcome.number, outcome.name].left_out if (outcome.number, outcome.name) in specs else ()
-        lines += [Deliverable(name=f"Requested variants, part of level {outcome.number}", verdict=NOT_REQUESTED, proof=why) for why in left]
+        name, left = f"Requested variants, part of level {outcome.number}", outcome.result.left_out if outcome.result else ()
+        lines += [Deliverable(name=name, verdict=Verdict.SKIPPED, proof=why) for why in left]
     others = [level for level in ladder if (level.number, level.name) not in {(o.number, o.name) for o in levels}]
     if others:
         names = "; ".join(f"level {level.number} ({level.title})" for level in others)

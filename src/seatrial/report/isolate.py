@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seatrial.model.isolation import Matrix, Measured, Rerun
+from seatrial.model.isolation import Matrix, Measured, Rerun, settings
 from seatrial.report.text import number, one_line
 
 
@@ -13,7 +13,7 @@ def matrix_md(matrix: Matrix) -> str:
         "",
         *(f"- {one_line(text)}" for text in matrix.conclusion),
         "",
-        "| run | arguments | verdict | original failure | missed check | reason | log |",
+        "| run | settings | verdict | original failure | missed check | reason | log |",
         "|---|---|---|---|---|---|---|",
         _row("original", "", f"{matrix.verdict}", "", matrix.measured, matrix.reason, matrix.log),
     ]
@@ -25,10 +25,10 @@ def _rerun(item: Rerun) -> str:
     if item.reduced and item.verdict == "Pass":
         verdict = "reduced-optimization pass"
     failure = f"{item.failure} ({item.note})" if item.note else item.failure
-    return _row(item.name, " ".join(item.arguments), verdict, failure, item.measured, item.reason, item.log)
+    return _row(item.name, settings(item.arguments, item.options), verdict, failure, item.measured, item.reason, item.log)
 
 
-def _row(name: str, arguments: str, verdict: str, failure: str, measured: Measured | None, reason: str, log: str) -> str:
+def _row(name: str, changed: str, verdict: str, failure: str, measured: Measured | None, reason: str, log: str) -> str:
     missed = f"{measured.name}: {number(measured.value)}" if measured else ""
-    cells = [one_line(cell).replace("|", r"\|") for cell in (name, arguments, verdict, failure, missed, reason, log)]
+    cells = [one_line(cell).replace("|", r"\|") for cell in (name, changed, verdict, failure, missed, reason, log)]
     return f"| {' | '.join(cells)} |"

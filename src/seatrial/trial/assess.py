@@ -86,6 +86,7 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
         steps_expected=expected,
         proves=level.proves,
         limitations=_limitations(bench, level),
+        left_out=level.left_out,
         follow_ups=(diagnosis.advice,) if diagnosis and diagnosis.advice and diagnosis.verdict else (),
         key_lines=_key_lines(diagnosis),
         directory=str(directory.relative_to(bench.context.run_dir)),

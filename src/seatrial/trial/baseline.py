@@ -211,7 +211,14 @@ def _trial_of(
                 return _whole(conduct.resume(place, tell))
             place.rename(place.with_name(f"trial-{len(list(place.parent.glob('trial*')))}"))
         rundir.named_directory(place)
-        return _whole(conduct.start(replace(request, plan=plan, out=place, baseline=None), tell))
+        python = request.python or _own_python(trial)
+        return _whole(conduct.start(replace(request, plan=plan, out=place, python=python, baseline=None), tell))
+
+
+def _own_python(trial: Trial) -> Path | None:
+    """The Python of a loop that runs in the user's own environment: a worktree of the change has none of its own."""
+    ours = loop_of(trial.plan).environment is not None
+    return Path(trial.environment.python) if trial.environment and not ours else None
 
 
 def _whole(trial: Trial) -> Trial:

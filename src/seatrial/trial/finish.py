@@ -37,6 +37,7 @@ def not_run(level: Level, planned: PlannedLevel, verdict: Verdict, reason: str, 
 def conclude(trial: Trial, results: tuple[LevelResult, ...], finished: bool) -> Trial:
     """The trial with the verdict that its levels, and the tests before them, give; one that is not finished can be resumed."""
     judged = [(result.verdict, f"level {result.number}: {result.reason}") for result in results]
+    judged += [(Verdict.SKIPPED, f"part of level {result.number}: {why}") for result in results for why in result.left_out]
     judged += [(side.verdict, f"{side.name}: {side.reason}") for side in trial.sides]
     verdict = worst(found for found, _ in judged)
     decisive = next((reason for found, reason in judged if found is verdict), None)

@@ -18,7 +18,8 @@ from seatrial.evidence.repos import differs
 from seatrial.files import read_json, write_json, write_text
 from seatrial.loops import loop_of
 from seatrial.model.errors import UserError
-from seatrial.model.isolation import OPTION, Matrix, Rerun
+from seatrial.model.isolation import OPTION, Matrix, Rerun, settings
+from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Isolation, Loop
 from seatrial.model.record import LevelResult, Plan, Trial
 from seatrial.model.verdict import Verdict
@@ -57,12 +58,19 @@ class Case:
     def plan(self, isolation: Isolation) -> Plan:
         """The trial's plan, for this level alone, with the settings of the rerun on top."""
         plan = self.trial.plan
-        levels = tuple(level for level in plan.levels if level.number == self.result.number)
-        return plan.model_copy(update={"levels": levels, "arguments": (*plan.arguments, *isolation.arguments)})
+        arguments, options = (*plan.arguments, *isolation.arguments), {**plan.options, **isolation.options}
+        changed = plan.model_copy(update={"arguments": arguments, "options": options})
+        level = _level(loop_of(changed), self.result.number)  # its title may tell the options
+        levels = tuple(item.model_copy(update={"title": level.title}) for item in plan.levels if item.number == level.number)
+        return changed.model_copy(update={"levels": levels})
 
     def options(self, isolation: Isolation) -> dict[str, str]:
         """Options of the trial's request, and what the rerun changes."""
         return {**self.request.options, OPTION: " ".join(isolation.arguments)}
+
+
+def _level(loop: Loop, number: int) -> Level:
+    return next(level for level in loop.levels() if level.number == number)
 
 
 def open_case(path: Path, number: int | None = None, only: Sequence[str] = ()) -> Case:
@@ -104,16 +112,17 @@ def scripts(case: Case, only: Sequence[str] = ()) -> list[tuple[str, str]]:
     recorded = case.trial.environment
     if recorded is None:
         raise UserError(f"{case.run}: the trial recorded no environment", "run the level again, then isolate it")
-    level = next(item for item in case.loop.levels() if item.number == case.result.number)
     made = []
     for isolation in _wanted(case, only):
         place, plan = case.directory(isolation), case.plan(isolation)
+        loop = loop_of(plan)
+        level = _level(loop, case.result.number)
         options = {**plan.options, **case.options(isolation)}
         context = Context(place, Path(recorded.python), plan.model, (level.name,), plan.changes, plan.arguments, options)
         directory = rundir.level_directory(place, plan.levels[0])
-        import_path = (*context.import_path(), *case.loop.import_path(context), str(place / "instruments"))
-        title = f"{isolation.name}: level {level.number}, {level.title}"
-        phases = case.loop.phases(level, context, directory)
+        import_path = (*context.import_path(), *loop.import_path(context), str(place / "instruments"))
+        title = f"{isolation.name}: level {level.number}, {level.title}; on top: {_settings(isolation) or 'nothing'}"
+        phases = loop.phases(level, context, directory)
         script = command_script(title, phases, directory, child_environment({}, import_path, {}), (*IGNORED, *LAUNCHER))
         made.append((str(place), Redactor(os.environ).text(script)))
     return made
@@ -143,6 +152,10 @@ def _does_not_repeat(matrix: Matrix) -> bool:
     return any(rerun.name == REPEAT.name and rerun.failure in ("gone", "another failure") for rerun in matrix.reruns)
 
 
+def _settings(isolation: Isolation) -> str:
+    return settings(isolation.arguments, isolation.options)
+
+
 def _wanted(case: Case, only: Sequence[str]) -> list[Isolation]:
     return [item for item in case.isolations if not only or item.name in only]
 
@@ -162,8 +175,10 @@ def _finished(case: Case, isolation: Isolation) -> Trial | None:
     if not (place / "trial.json").is_file():
         return None
     trial = rundir.load(place)
-    if trial.plan.arguments != case.plan(isolation).arguments:
-        raise UserError(f"{place}: holds a rerun with other arguments: {' '.join(trial.plan.arguments)}", "move that directory away")
+    stored, wanted = trial.plan, case.plan(isolation)
+    if (stored.arguments, stored.options) != (wanted.arguments, wanted.options):
+        message = f"{place}: holds a rerun with other settings: {settings(stored.arguments, stored.options) or 'none'}"
+        raise UserError(message, "move that directory away")
     judged = trial.status == "done" and any(level.verdict in FINAL for level in trial.levels)
     return trial if judged else None
 
@@ -205,6 +220,7 @@ def _rerun(case: Case, isolation: Isolation, trial: Trial | None) -> Rerun:
     made = Rerun(
         name=isolation.name,
         arguments=isolation.arguments,
+        options=dict(isolation.options),
         suspect=isolation.suspect,
         reduced=isolation.reduced,
         directory=str(place),

@@ -7,6 +7,7 @@ something was asserted. An exit code of 0 proves nothing by itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ class Evidence:
 
 def judge(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement:
     """The verdict, by the first rule that applies."""
-    for rule in (_imports, _ended, _crashed, _silent, _steps, _damage, _non_finite, _vacuous, _checks):
+    for rule in (_imports, _ended, _crashed, _silent, _steps, _damage, _non_finite, _elsewhere, _vacuous, _checks):
         found = rule(evidence, milestones)
         if found:
             return found
@@ -175,6 +176,23 @@ def _non_finite(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
     return None
 
 
+def _elsewhere(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
+    """What one run of a level missed is not excused by another that was vacuous or had other settings."""
+    names = {phase.name for phase in evidence.phases}
+    missed = [(check, _run_of(check, names)) for check in evidence.checks if not check.passed]
+    excused = {run for check, run in missed if check.boundary is Boundary.CONFIG}
+    excused |= {evidence.vacuous.run.partition("/")[0]} if evidence.vacuous else set()
+    others = [check for check, run in missed if run and run not in excused and check.boundary is not Boundary.CONFIG]
+    return _missed(others[0], len(others)) if others and any(excused) else None
+
+
+def _run_of(check: CheckResult, names: set[str]) -> str:
+    """The run that a check is about, where it says so: `name (run)` of a proof, `data["run/train/…"]` of an expression."""
+    pattern = r"\(([\w-]+)[^()]*\)$" if check.kind == "proof" else r"""data\[["']([\w-]+)/"""
+    found = re.search(pattern, check.name)
+    return found[1] if found and found[1] in names else ""
+
+
 def _vacuous(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
     if not evidence.vacuous:
         return None
@@ -186,12 +204,17 @@ def _checks(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
     if not missed:
         return None
     first = missed[0]
-    other = first.boundary is Boundary.CONFIG and not evidence.loop_under_test
+    if first.boundary is Boundary.CONFIG and not evidence.loop_under_test:  # nothing that the level is about was run
+        found = _missed(first, len(missed))
+        reason = found.reason.replace("missed: ", "vacuous: the run was not the one that the level claims: ", 1)
+        return Judgement(Verdict.BLOCKED, reason, first.boundary, vacuous=True)
+    return _missed(first, len(missed))
+
+
+def _missed(first: CheckResult, count: int) -> Judgement:
+    """Fail by one missed check, of so many."""
     said = first.message.startswith("measured ")
     detail = f" (measured {first.value})" if first.value is not None and not said else ""
     note = f": {first.message}" if first.message else ""
-    more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
-    if other:  # nothing that the level is about was run
-        reason = f"vacuous: the run was not the one that the level claims: {first.name}{detail}{note}{more}"
-        return Judgement(Verdict.BLOCKED, reason, first.boundary, vacuous=True)
+    more = f", and {count - 1} more" if count > 1 else ""
     return Judgement(Verdict.FAIL, f"missed: {first.name}{detail}{note}{more}", first.boundary)

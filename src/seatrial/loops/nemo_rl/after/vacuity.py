@@ -27,17 +27,23 @@ DELTA_TRACES = ("refit/delta/changed_elements", "timing/train/prepare_for_genera
 def vacuous(metrics: Metrics) -> Vacuity | None:
     """Why this run could not have shown anything, or None."""
     for run in runs(metrics):
-        where = f" in {run.rstrip('/')}" if run else ""
-        if not _moved(metrics, run):
-            return Vacuity(f"vacuous: the learning rate was 0 at every step{where}, so no weight could change", Boundary.OPTIMIZER)
-        if _nothing_in_loss(metrics, run):
-            return Vacuity(f"vacuous: no token counted in the loss at any step{where}, so there was nothing to learn from", Boundary.DATA)
-        if not supervised(metrics, run) and not _spread(metrics, run):
-            return Vacuity(f"vacuous: all advantages were zero at every step{where}, so there was nothing to learn from")
-        if run in TRANSPORTS and _nothing_to_carry(metrics, run):
-            return Vacuity(f"vacuous: no transfer{where} carried trained weights: there was nothing to learn from before the last step")
-        if run == DELTA and (reason := _no_delta(metrics)):
-            return Vacuity(f"vacuous: {reason}", Boundary.REFIT)
+        if found := _reason(metrics, run, f" in {run.rstrip('/')}" if run else ""):
+            reason, boundary = found
+            return Vacuity(f"vacuous: {reason}", boundary, run)
+    return None
+
+
+def _reason(metrics: Metrics, run: str, where: str) -> tuple[str, Boundary] | None:
+    if not _moved(metrics, run):
+        return f"the learning rate was 0 at every step{where}, so no weight could change", Boundary.OPTIMIZER
+    if _nothing_in_loss(metrics, run):
+        return f"no token counted in the loss at any step{where}, so there was nothing to learn from", Boundary.DATA
+    if not supervised(metrics, run) and not _spread(metrics, run):
+        return f"all advantages were zero at every step{where}, so there was nothing to learn from", Boundary.REWARD
+    if run in TRANSPORTS and _nothing_to_carry(metrics, run):
+        return f"no transfer{where} carried trained weights: there was nothing to learn from before the last step", Boundary.REWARD
+    if run == DELTA and (reason := _no_delta(metrics)):
+        return reason, Boundary.REFIT
     return None
 
 
@@ -78,7 +84,7 @@ def _nothing_in_loss(metrics: Metrics, run: str) -> bool:
         return False
     counted = _values(metrics, f"{run}train/global_valid_toks")
     errors = _values(metrics, f"{run}train/token_mult_prob_error")
-    return (bool(counted) and not any(counted)) or (bool(errors) and not any(errors))
+    return not any(counted) if counted else bool(errors) and not any(errors)
 
 
 def _spread(metrics: Metrics, run: str) -> bool:

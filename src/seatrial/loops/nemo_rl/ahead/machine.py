@@ -91,6 +91,9 @@ def sources(context: Context, checkout: Path) -> Iterator[Finding]:
         if marker is not None and marker.is_file():
             message = f"{checkout / VENDORED} still holds the Bridge of a run that was killed"
             yield _bridge(False, message, f"{sys.executable} -m seatrial.loops.nemo_rl.drive.recover {checkout}")
+        elif any(repo.synced for repo in context.changes) and os.environ.get("SEATRIAL_RAY_NODES", "1") != "1":
+            message = "bridge = sync copies the Bridge on one node, and Ray runs over several: others may hold another tree at that path"
+            yield _bridge(False, message, "--set options.bridge=path")
         elif any(repo.synced for repo in context.changes):
             sync.require_clean(checkout / VENDORED)
     except Failed as error:

@@ -5,6 +5,7 @@ Both repositories move their tests. A file that is not there is reported with wh
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -63,6 +64,8 @@ def _bridge(repo: RepoState) -> SideTests:
     root = Path(repo.path)
     focused, without = _focused(repo)
     files, notes = _present(root, [*BRIDGE, *focused])
+    if not repo.changed:
+        notes = (*notes, "what the change touches is not known (name --base): only the general tests were chosen")
     if without:
         more = f" and {len(without) - SHOWN} more" if len(without) > SHOWN else ""
         notes = (*notes, f"no unit test was found for {', '.join(without[:SHOWN])}{more}")
@@ -87,7 +90,7 @@ def _units(place: Path, context: Context) -> list[SideTests]:
         name="NeMo-RL unit checks",
         argv=(*UV, "pytest", "-q"),
         cwd=place,
-        env={"PYTHONPATH": checkout.python_path(context)},
+        env={"PYTHONPATH": os.pathsep.join((*_tested(context), checkout.python_path(context)))},
         files=tuple(file for file in files if None not in marks[file]),
         notes=notes,
         skip=None if files else f"{place}: none of the unit tests of the surface exists",
@@ -100,6 +103,11 @@ def _units(place: Path, context: Context) -> list[SideTests]:
             name = f"NeMo-RL unit checks ({extra})"
             made.append(replace(common, key=f"nemo-rl-{extra}", name=name, argv=argv, files=marked, notes=() if made else notes))
     return made
+
+
+def _tested(context: Context) -> list[str]:
+    """The checkouts under test go first, also one that is copied into the vendored tree: that copy is made later."""
+    return [repo.import_root for repo in context.changes if repo.import_root and not repo.companion]
 
 
 def _marks(file: Path) -> set[str | None]:
