@@ -25,7 +25,15 @@ class FakeCase:
 
 
 def made(run: Path, complete: bool = True, interrupted: bool = False) -> Matrix:
-    rerun = Rerun(name="repeat", arguments=(), suspect="none", directory="d", verdict=Verdict.FAIL, failure="still there")
+    rerun = Rerun(
+        name="full-transport",
+        arguments=(),
+        options={"transports": "full"},
+        suspect="none",
+        directory="d",
+        verdict=Verdict.FAIL,
+        failure="still there",
+    )
     found = Matrix(
         trial="t",
         level=0,
@@ -74,7 +82,8 @@ def test_the_exit_code(
 def test_machines_get_the_matrix(tmp_path: Path, asked: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolate, "isolate", lambda *_: made(tmp_path))
     answer = inside("isolate", tmp_path, "--json")
-    assert json.loads(answer.out)["verdict"] == "Fail"
+    found = json.loads(answer.out)
+    assert (found["verdict"], found["reruns"][0]["options"]) == ("Fail", {"transports": "full"})
     assert asked == [(tmp_path, None, ())]
 
 

@@ -119,7 +119,8 @@ def on_gpus(root: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         program.parent.mkdir(exist_ok=True)
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
-    values = {"PATH": f"{root / 'bin'}:/usr/bin:/bin", "HF_HOME": str(root / "hf"), "HOME": str(root / "home")}
+    path = os.pathsep.join((str(root / "bin"), os.environ.get("PATH") or os.defpath))
+    values = {"PATH": path, "HF_HOME": str(root / "hf"), "HOME": str(root / "home")}
     for name, value in {**values, "TORCH_CUDA_ARCH_LIST": "9.0"}.items():
         monkeypatch.setenv(name, value)
     unset = ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "UV_PROJECT_ENVIRONMENT", "NEMO_RL_VENV_DIR")

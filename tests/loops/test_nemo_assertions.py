@@ -9,7 +9,7 @@ import pytest
 
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.nemo_rl.runs import shell
-from seatrial.loops.nemo_rl.runs.assertions import assertions_in, own_checks, prefixed, unexpanded
+from seatrial.loops.nemo_rl.runs.assertions import assertions_in, own_checks, prefixed, unexpanded, unread
 from seatrial.loops.nemo_rl.runs.shell import commands
 from seatrial.metrics.grammar import parse
 from seatrial.model.knowledge import CheckSpec, Level
@@ -89,6 +89,17 @@ one_case fake 1.15 "$@"
 """,
     )
     assert found == ('max(data["real/err"]) < 1.05', 'max(data["fake/err"]) < 1.15')
+
+
+def test_what_was_really_handed_over_must_have_been_read(tmp_path: Path) -> None:
+    """Cases of one script may assert the same; each of them must have been read."""
+    path = tmp_path / "run.sh"
+    path.write_text("for case in a b; do uv run check_metrics.py $EXP_DIR/$case/metrics.json \"max(data['x']) < 1\"; done\n")
+    assert assertions_in(path) == ("max(data['a/x']) < 1", "max(data['b/x']) < 1")
+    assert unread(path, ["max(data['x']) < 1"] * 2) == []
+    assert unread(path, ["max(data['x']) < 1"] * 3) == ["max(data['x']) < 1"]
+    assert unread(path, ["max(data['x']) < 2"]) == ["max(data['x']) < 2"]
+    assert unread(path, []) == []
 
 
 def test_loops_over_literal_words_are_gone_through(tmp_path: Path) -> None:

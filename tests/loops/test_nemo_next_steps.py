@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,20 @@ def test_a_snapshot_in_the_cache_is_named_with_how_to_check_and_use_it(tmp_path:
     assert "local_files_only=True" in check
     assert f"--model {place}" in use
     assert "HF_HUB_OFFLINE=1" in use
+
+
+def test_the_command_that_checks_a_snapshot_survives_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "it's mine" / "models--Qwen--Qwen2.5-0.5B"
+    monkeypatch.setenv("HF_HUB_CACHE", str(place.parent))
+    (place / "snapshots" / "abc").mkdir(parents=True)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("abc")
+    (place / "snapshots" / "abc" / "config.json").write_text("{}")
+    check, use = steps("hub-rate-limit")
+    program = shlex.split(check.partition("uv run ")[2])[-1]
+    assert f"p = {str(place / 'snapshots' / 'abc')!r};" in program
+    compile(program, "program", "exec")
+    assert str(place / "snapshots" / "abc") in shlex.split(use)
 
 
 def test_without_a_snapshot_the_cache_that_was_looked_at_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from seatrial.loops.nemo_rl.runs.variant import MASKING, Call
 from seatrial.loops.nemo_rl.runs.variants import variants
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
+from seatrial.model.verdict import Boundary
 
 HUB = "Qwen/Qwen2.5-0.5B"
 RECIPE = "llm/grpo-llama3.2-1b-instruct-1n8g-megatron"
@@ -61,8 +64,8 @@ def test_what_is_no_checkout_is_the_only_finding(bench: Bench) -> None:
 def test_the_machine_is_said_to_be_incomplete_and_the_configuration_is_composed_all_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("uv", "nvidia-smi"):
-        (bench.root / "bin" / name).unlink()
+    real = shutil.which  # the caller's own PATH may have them, too
+    monkeypatch.setattr(shutil, "which", lambda name: None if name in ("uv", "nvidia-smi") else real(name))
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
     (bench.nemo_rl / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99.1,<4"\n')
     made = preflight.findings(bench.context())
@@ -94,6 +97,12 @@ def test_an_empty_submodule(bench: Bench) -> None:
         (place / checkout.CORE / "megatron").rename(bench.root / f"core-{place.name}")
     (found,) = machine.submodule_core(context, bench.nemo_rl)
     assert (found.name, found.ok) == ("Megatron-LM", False)
+
+
+def test_commands_that_fix_something_quote_their_paths() -> None:
+    place = Path("/my checkouts/RL")
+    assert shlex.split(checkout.submodules_command(place))[:3] == ["cd", str(place), "&&"]
+    assert checkout.sync_command(place).endswith(" && uv sync")
 
 
 def test_the_vendored_bridge_is_compared_with_the_one_under_test(bench: Bench) -> None:
@@ -166,6 +175,23 @@ def test_a_script_that_is_missing_or_fails(bench: Bench) -> None:
     place.rename(place.with_name("grpo_megatron_renamed.sh"))
     (found,) = bad(bench.context())
     assert "tests/functional/grpo_megatron.sh is missing; similar scripts there: tests/functional/grpo_megatron" in found.message
+
+
+def test_assertions_that_only_the_shell_can_tell(bench: Bench) -> None:
+    """What the checker would get is compared with what was read from the script: the level judges by the latter."""
+    place = bench.nemo_rl / "tests" / "functional" / "grpo_megatron.sh"
+    line = "uv run tests/check_metrics.py $JSON_METRICS \"max(data['train/x']) < $BOUND\""
+    place.write_text(f"{place.read_text()}BOUND=$(echo 2)\n{line}\n")
+    (found,) = bad(bench.context())
+    assert (found.name, found.boundary) == ("assertions", Boundary.CONFIG)
+    said = "tests/functional/grpo_megatron.sh asserts max(data['train/x']) < 2, which Seatrial does not read from it"
+    assert found.message == f"smoke (run): {said} (1 of 6 assertions)"
+
+
+def test_the_thresholds_of_a_recipe_are_not_used_and_need_not_be_read(bench: Bench) -> None:
+    place = bench.nemo_rl / "tests" / "test_suites" / f"{RECIPE}.sh"
+    place.write_text(f"{place.read_text()}BOUND=$(echo 2)\nuv run tests/check_metrics.py x.json \"max(data['x']) < $BOUND\"\n")
+    assert named("assertions", bench.context(levels=("parallelism",), recipe=RECIPE)) == []
 
 
 def asked(*overrides: str) -> list[Training]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.nemo_rl.after.proofs import proofs
+from seatrial.loops.nemo_rl.after.proofs import Trained, dumps_agree, proofs
+from seatrial.loops.nemo_rl.after.results import metric_files
+from seatrial.metrics.read import read_metrics
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult, Cost
 from seatrial.model.series import Metrics, Series
@@ -113,7 +116,10 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def whole(made: Bench) -> None:
-    """Files that the engine and the witness leave."""
+    """Files that the engine, the witness and the conversion of the model leave."""
+    stored = made.directory / "converted" / "Qwen" / "Qwen2.5-0.5B" / "iter_0000000"
+    stored.mkdir(parents=True)
+    (stored / "run_config.yaml").touch()
     packages = ("megatron.core", "megatron.bridge")
     rows = [{"process": "worker", "package": name, "method": "imported", "file": f"/b/{name}", "ok": True} for name in packages]
     (made.directory / "imports.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -193,6 +199,28 @@ def test_a_dump_that_is_torn_and_a_nan_that_both_have(bench: Bench) -> None:
     assert "metrics.json agrees with the event files" not in bench.missed()
     path.write_text("{")
     assert "not valid JSON" in bench.missed()["metrics.json agrees with the event files"].message
+
+
+DUMPED = Path(__file__).parents[1] / "data" / "nemo_rl" / "dumped"
+"""Event files by torch's SummaryWriter, as NeMo-RL uses it: a run that was cut after step 2 and resumed from step 1, with NaN, infinity,
+histograms, texts and hyperparameters; and what NeMo-RL's own tests/json_dump_tb_logs.py (7ea279ab) made of them."""
+
+
+@pytest.mark.parametrize(
+    ("tag", "words"), [("", ""), ("train/loss", "train/loss: other values at step 2"), ("train/kl", "train/kl: other")]
+)
+def test_what_the_real_programs_write(tmp_path: Path, tag: str, words: str) -> None:
+    place = tmp_path / "run" / "results"
+    shutil.copytree(DUMPED, place)
+    if tag:
+        table = json.loads((place / "metrics.json").read_text())
+        table[tag]["2"] = 0.2
+        (place / "metrics.json").write_text(json.dumps(table))
+    metrics = read_metrics(metric_files(tmp_path)[""])
+    (found,) = dumps_agree(Trained("run", tmp_path, metrics, {}))
+    assert (found.passed, found.value) == (not tag, "6 series, 18 points")
+    assert found.message.startswith(words)
+    assert bool(found.message) == bool(tag)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_rl_checkout import REAL, Bench, make_bench
+from seatrial.loops.child import run_child
 from seatrial.loops.nemo_rl.ahead import record as module
 from seatrial.loops.nemo_rl.ahead.record import Recording, ScriptError, record
+from seatrial.loops.nemo_rl.ahead.stage import Stage
 from seatrial.loops.overrides import key_of
 
 FUNCTIONAL = "tests/functional"
@@ -56,6 +58,21 @@ def test_the_environment_is_told_as_the_run_would_have_it(bench: Bench) -> None:
     for name in ("PATH", "HOME", "TMPDIR", "BASH_ENV", "GIT_CONFIG_GLOBAL"):
         assert environment.get(name) == os.environ.get(name), name
     assert not [value for value in environment.values() if "seatrial-record" in value]
+
+
+def test_no_value_of_the_users_environment_is_written_down(bench: Bench) -> None:
+    """Tokens are among them. What the script sets or unsets is told all the same."""
+    name = script(bench, "export NEW=mine CHANGED=after; unset GONE; uv run $ROOT/examples/run_grpo.py")
+    given = {**os.environ, "HF_TOKEN": "hf_verysecret", "CHANGED": "secret-before", "GONE": "secret-gone"}
+    stage = Stage(bench.root / "stage", bench.nemo_rl, Path(FUNCTIONAL, f"{name}.sh"), given)
+    stage.build()
+    assert run_child(["bash", str(stage.script)], stage.root, stage.environment(), 60).returncode == 0
+    written = [path for path in stage.folder.rglob("*") if path.is_file() and not path.is_relative_to(stage.root)]
+    assert stage.calls in written
+    assert not [path for path in written if "secret" in path.read_text()]
+    (row,) = stage.rows()
+    kept = {key: row["environment"].get(key) for key in ("HF_TOKEN", "NEW", "CHANGED", "GONE")}
+    assert kept == {"HF_TOKEN": "hf_verysecret", "NEW": "mine", "CHANGED": "after", "GONE": None}
 
 
 def test_a_script_that_trains_several_times(bench: Bench) -> None:

@@ -97,6 +97,24 @@ def test_a_model_that_another_bridge_may_have_converted(bench: Bench, place: str
         assert found.message.startswith(f"{path} was made by an earlier run")
 
 
+def test_a_model_that_nothing_shows_to_be_converted(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence proves nothing; and a trial is judged where the user's own place is set no more."""
+    made, name = bench.directory / "converted", "the Bridge under test converted the model (run)"
+    made.rename(tmp_path / "away")
+    (made / "Qwen" / "iter_0000000").mkdir(parents=True)
+    assert list(bench.missed()) == [name], "a folder alone is none"
+    assert bench.missed()[name].message == f"{made} holds none: the import of the Bridge under test was not exercised"
+    own = tmp_path / "scratch" / f"seatrial-{bench.directory.parents[1].name}" / bench.directory.name / "converted"
+    own.parent.mkdir(parents=True)
+    (tmp_path / "away").rename(own)
+    monkeypatch.setenv("NRL_MEGATRON_CHECKPOINT_DIR", str(tmp_path / "scratch"))
+    assert bench.missed() == {}
+    monkeypatch.delenv("NRL_MEGATRON_CHECKPOINT_DIR")
+    assert list(bench.missed()) == [name]
+    bench.log("run", lambda text: f"(W pid=1) Using default megatron checkpoint dir: {own}\n" + text)
+    assert bench.missed() == {}
+
+
 @pytest.mark.parametrize(
     ("level", "settings", "name", "value"),
     [

@@ -1,7 +1,6 @@
 """Whole trials of the NeMo-RL loop: its scripts really run, `uv`, the trainer behind it and Ray are stand-ins.
 
-Each simulated outcome must be right in verdict, boundary and next step. SEATRIAL_NEMO_RL_CHECKOUT=DIR does it with the
-scripts of a real checkout; its configuration is then not composed, for which it would need omegaconf.
+Each simulated outcome must be right in verdict, boundary and next step.
 """
 
 from __future__ import annotations
@@ -147,6 +146,16 @@ def test_every_level_of_the_ladder_passes_when_nothing_goes_wrong(machine: Machi
     result = level_of(machine.run(f"ladder-{level}", level))
     assert result.verdict is PASS, result.reason
     assert any(check.kind == "expression" for check in result.checks)
+
+
+@pytest.mark.parametrize("architecture", ["eagle", "fp8"])
+def test_an_architecture_passes_by_its_own_path(machine: Machine, architecture: str) -> None:
+    result = level_of(machine.run(f"architecture-{architecture}", 5, architecture=architecture))
+    assert result.verdict is PASS, result.reason
+    checks = {check.name: check for check in result.checks}
+    assert checks["the architecture's own path was turned on"].value == architecture
+    drafted = {"the draft model was trained and synchronised", 'min(data["train/draft_loss"]) > 0'}
+    assert drafted & set(checks) == (drafted if architecture == "eagle" else set())
 
 
 def test_what_earlier_runs_left_in_the_checkout_is_kept_and_the_checkout_stays_clean(machine: Machine) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from seatrial.files import read_json, read_model
+from seatrial.loops.nemo_rl.runs.isolations import OVERRIDDEN
 from seatrial.model.errors import UserError
 from seatrial.model.isolation import Failure, Matrix, Rerun
 from seatrial.model.knowledge import Level
@@ -22,28 +24,36 @@ from seatrial.trial.progress import Event, Running
 from .conftest import Bench, commit
 from .fake import FakeLoop
 
+ONLY_FINE = Isolation("only-fine", (), "the other transports", options={"word": "fine"})
 MADE = (Isolation("fused-off", ("word=fine",), "the fused kernel", reduced=True), Isolation("short", ("word=stuck",), "long sequences"))
 
 
 class Separable(FakeLoop):
-    """A fake loop whose argument `word=…` says how its process goes, and whose failures have reruns."""
+    """A fake loop whose argument `word=…`, or else its option, says how its process goes, and whose failures have reruns."""
 
     made: tuple[Isolation, ...] = MADE
+
+    def levels(self) -> tuple[Level, ...]:
+        word = self.chosen.get("word")
+        return tuple(level.model_copy(update={"title": f"{level.title} ({word})"}) if word else level for level in super().levels())
 
     def isolations(self, result: LevelResult) -> tuple[Isolation, ...]:
         return self.made if result.number == 0 else ()
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         words = [word.partition("=")[2] for word in context.arguments if word.startswith("word=")]
-        return FakeLoop({level.number: words[-1] if words else self.words.get(level.number, "fine")}).phases(level, context, directory)
+        word = words[-1] if words else context.options.get("word", self.words.get(level.number, "fine"))
+        return FakeLoop({level.number: word}).phases(level, context, directory)
 
 
 @pytest.fixture
 def failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A trial whose level 0 missed a check."""
 
-    def loop(_: Plan) -> Separable:
-        return Separable(bench.words, bench.finding)
+    def loop(plan: Plan) -> Separable:
+        made = Separable(bench.words, bench.finding)
+        made.chosen = plan.options
+        return made
 
     monkeypatch.setattr(bench, "_loop", loop)
     monkeypatch.setattr(isolate, "loop_of", loop)
@@ -89,6 +99,39 @@ def test_the_whole_matrix(failed: Bench) -> None:
     failed.events.clear()
     assert isolated(failed) == found
     assert not failed.events  # finished reruns are not run again
+
+
+def test_a_rerun_may_change_options_of_the_loop(failed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Separable, "made", (ONLY_FINE,))
+    ((_, repeated), (_, script)) = isolate.scripts(isolate.open_case(failed.out))
+    assert "level 0, Fake smoke; set on top: nothing" in repeated
+    assert "only-fine: level 0, Fake smoke (fine); set on top: options.word=fine" in script
+    found = isolated(failed)
+    assert failures(found) == {"repeat": "still there", "only-fine": "gone"}
+    assert (found.reruns[0].options, found.reruns[1].options) == ({}, {"word": "fine"})
+    place = failed.out / "isolate" / "0-smoke"
+    assert read_model(place / "isolate.json", Matrix) == found
+    assert "| only-fine | options.word=fine | Pass | gone |" in (place / "isolate.md").read_text()
+    rerun = read_model(place / "1-only-fine" / "trial.json", Trial)
+    assert rerun.plan.options == {"word": "fine"}
+    assert rerun.plan.levels[0].title == rerun.levels[0].title == "Fake smoke (fine)"
+    failed.events.clear()
+    assert isolated(failed) == found
+    assert not failed.events
+
+
+def test_the_options_of_the_trial_stay_in_force(failed: Bench) -> None:
+    case = isolate.open_case(failed.out)
+    trial = case.trial.model_copy(update={"plan": case.trial.plan.model_copy(update={"options": {"word": "stuck", "gpus": "2"}})})
+    case = replace(case, trial=trial)
+    assert case.plan(ONLY_FINE).options == {"word": "fine", "gpus": "2"}
+    assert case.plan(MADE[0]).options == trial.plan.options
+
+
+def test_loops_can_read_the_arguments_of_a_trial_from_a_result(failed: Bench) -> None:
+    isolated(failed, ["short"])
+    rerun = read_model(failed.out / "isolate" / "0-smoke" / "2-short" / "trial.json", Trial)
+    assert f"{OVERRIDDEN}word=stuck" in rerun.levels[0].limitations
 
 
 def test_what_is_not_asked_for_is_not_run(failed: Bench) -> None:
@@ -158,12 +201,13 @@ def _edit(out: Path, trial: Trial, verdict: Verdict) -> None:
     (out / "trial.json").write_text(trial.model_copy(update={"levels": (level,)}).model_dump_json())
 
 
-def test_a_rerun_with_other_arguments_is_not_taken_for_ours(failed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rerun_with_other_settings_is_not_taken_for_ours(failed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conduct, "start", lambda request, _: _stored(request))
     isolated(failed, ["short"])
-    monkeypatch.setattr(Separable, "made", (MADE[0], Isolation("short", ("word=flat",), "x")))
-    with pytest.raises(UserError, match="holds a rerun with other arguments: word=stuck"):
-        isolated(failed)
+    for other in (Isolation("short", ("word=flat",), "x"), replace(MADE[1], options={"word": "fine"})):
+        monkeypatch.setattr(Separable, "made", (MADE[0], other))
+        with pytest.raises(UserError, match="holds a rerun with other settings: word=stuck"):
+            isolated(failed)
 
 
 def _stored(request: conduct.Request) -> Trial:

@@ -41,7 +41,6 @@ class Case:
 
     run: Path
     trial: Trial
-    loop: Loop
     result: LevelResult
     isolations: tuple[Isolation, ...]
     request: conduct.Request
@@ -77,8 +76,7 @@ def open_case(path: Path, number: int | None = None, only: Sequence[str] = ()) -
     """What would be rerun. UserError when there is nothing to separate, or when it cannot be done as the trial was."""
     path = path.absolute()
     trial = rundir.load(path)
-    loop = loop_of(trial.plan)
-    result, isolations = _chosen(path, trial, loop, number)
+    result, isolations = _chosen(path, trial, loop_of(trial.plan), number)
     known = [item.name for item in isolations]
     wrong = next((name for name in only if name not in known), None)
     if wrong is not None:
@@ -86,7 +84,7 @@ def open_case(path: Path, number: int | None = None, only: Sequence[str] = ()) -
     secret = next((word for word in trial.plan.arguments if "[redacted:" in word), None)
     if secret:
         raise UserError(f"{path}: a loop argument is a secret that was not stored: {secret}", "start a new trial with `seatrial run`")
-    return Case(path, trial, loop, result, isolations, conduct.request_of(path, trial))
+    return Case(path, trial, result, isolations, conduct.request_of(path, trial))
 
 
 def _chosen(path: Path, trial: Trial, loop: Loop, number: int | None) -> tuple[LevelResult, tuple[Isolation, ...]]:
@@ -112,20 +110,23 @@ def scripts(case: Case, only: Sequence[str] = ()) -> list[tuple[str, str]]:
     recorded = case.trial.environment
     if recorded is None:
         raise UserError(f"{case.run}: the trial recorded no environment", "run the level again, then isolate it")
-    made = []
-    for isolation in _wanted(case, only):
-        place, plan = case.directory(isolation), case.plan(isolation)
-        loop = loop_of(plan)
-        level = _level(loop, case.result.number)
-        options = {**plan.options, **case.options(isolation)}
-        context = Context(place, Path(recorded.python), plan.model, (level.name,), plan.changes, plan.arguments, options)
-        directory = rundir.level_directory(place, plan.levels[0])
-        import_path = (*context.import_path(), *loop.import_path(context), str(place / "instruments"))
-        title = f"{isolation.name}: level {level.number}, {level.title}; on top: {_settings(isolation) or 'nothing'}"
-        phases = loop.phases(level, context, directory)
-        script = command_script(title, phases, directory, child_environment({}, import_path, {}), (*IGNORED, *LAUNCHER))
-        made.append((str(place), Redactor(os.environ).text(script)))
-    return made
+    return [(str(case.directory(isolation)), _script(case, isolation, Path(recorded.python))) for isolation in _wanted(case, only)]
+
+
+def _script(case: Case, isolation: Isolation, python: Path) -> str:
+    """The commands of one rerun; its title tells what is set on top of the trial's own settings."""
+    place, plan = case.directory(isolation), case.plan(isolation)
+    loop = loop_of(plan)
+    level = _level(loop, case.result.number)
+    options = {**plan.options, **case.options(isolation)}
+    context = Context(place, python, plan.model, (level.name,), plan.changes, plan.arguments, options)
+    directory = rundir.level_directory(place, plan.levels[0])
+    import_path = (*context.import_path(), *loop.import_path(context), str(place / "instruments"))
+    changed = settings(isolation.arguments, isolation.options) or "nothing"
+    title = f"{isolation.name}: level {level.number}, {level.title}; set on top: {changed}"
+    phases = loop.phases(level, context, directory)
+    script = command_script(title, phases, directory, child_environment({}, import_path, {}), (*IGNORED, *LAUNCHER))
+    return Redactor(os.environ).text(script)
 
 
 def isolate(case: Case, listener: Listener, only: Sequence[str] = ()) -> Matrix:
@@ -150,10 +151,6 @@ def isolate(case: Case, listener: Listener, only: Sequence[str] = ()) -> Matrix:
 def _does_not_repeat(matrix: Matrix) -> bool:
     """The failure was not there again without any change: no other rerun could say anything, so none is run."""
     return any(rerun.name == REPEAT.name and rerun.failure in ("gone", "another failure") for rerun in matrix.reruns)
-
-
-def _settings(isolation: Isolation) -> str:
-    return settings(isolation.arguments, isolation.options)
 
 
 def _wanted(case: Case, only: Sequence[str]) -> list[Isolation]:

@@ -11,6 +11,7 @@ import os
 import pprint
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from metrics.writer import event, simple, version  # noqa: E402
 SIM = os.environ.get("SIM", "pass")
 TITLE = "=" * 25
 RESULTS = """📊 Training Results:
-  • Loss: 0.1000
+  • Loss: 0.1000{draft}
   • Generation KL Error: 0.0005
   • Avg Reward: 0.2000
 ⏱️  Timing:
@@ -51,6 +52,7 @@ def base(program: str) -> dict[str, Any]:
                 **{f"{name}_parallel_size": 1 for name in sizes},
             },
             "dtensor_cfg": {"enabled": not megatron},
+            "draft": {"enabled": False},
             "generation": {
                 "backend": "vllm",
                 "temperature": 1.0,
@@ -81,8 +83,16 @@ def override(config: dict[str, Any], word: str) -> None:
         config[last] = text
 
 
+def configured_by(words: list[str]) -> str:
+    """The configuration that is named last, which counts."""
+    return next((after for word, after in reversed(list(pairwise(words))) if word == "--config"), "default.yaml")
+
+
 def configuration(program: str, words: list[str]) -> dict[str, Any]:
     config = base(program)
+    file = Path(configured_by(words)).name
+    config["policy"]["draft"]["enabled"] = "eagle3" in file
+    config["policy"]["megatron_cfg"]["fp8_cfg"]["enabled"] = "fp8" in file
     for word in [word for word in words if "=" in word]:
         override(config, word)
     if SIM == "dtensor":
@@ -96,6 +106,8 @@ def value_of(tag: str, step: int) -> float:
         return math.nan
     if tag == "train/token_mult_prob_error":
         return {"metric-miss": 7.5, "all-masked": 0.0}.get(SIM, 1.01 + step / 1000)
+    if SIM == "all-masked" and tag in ("train/global_valid_toks", "train/num_unmasked_tokens"):
+        return 0.0
     if tag == "train/num_masked_seqs_by_logprob_error":
         return 3.0 if SIM == "masking" else 0.0
     return TAGS.get(tag, 0.5) + (0.01 * step if tag in ("train/reward", "train/approx_entropy") else 0.0)
@@ -144,6 +156,8 @@ def saves(config: dict[str, Any], step: int) -> bool:
 def write_step(stream: Any, place: Path, step: int, config: dict[str, Any]) -> None:
     sparse = "sparse" in str(config["policy"]["generation"].get("refit_transport"))
     tags = {**TAGS, **(DELTA if sparse and SIM != "vacuous-delta" else {})}
+    if config["policy"]["draft"]["enabled"]:
+        tags["train/draft_loss"] = 0.7
     if saves(config, step):
         tags["timing/train/checkpointing"] = 0.5
     values = {tag: DELTA.get(tag, 0.0) if tag in DELTA else value_of(tag, step) for tag in tags}
@@ -191,7 +205,7 @@ def train(config: dict[str, Any], steps: int, first: int) -> None:
             say("▶ Computing logprobs...")
             say("▶ Training policy...")
             write_step(stream, place, step, config)
-            say(RESULTS)
+            say(RESULTS.format(draft="\n  • Draft Loss: 0.7000" if config["policy"]["draft"]["enabled"] else ""))
             must = config["checkpointing"].get("checkpoint_must_save_by")
             if saves(config, step):
                 saved = Path(config["checkpointing"]["checkpoint_dir"]) / f"step_{step}"
@@ -206,6 +220,7 @@ def train(config: dict[str, Any], steps: int, first: int) -> None:
 
 def convert(model: str) -> None:
     """Make the converted model where NeMo-RL would, or take what is there."""
+    say(f"(MegatronPolicyWorker pid=7) Using default megatron checkpoint dir: {os.environ['NRL_MEGATRON_CHECKPOINT_DIR']}")
     place = Path(os.environ["NRL_MEGATRON_CHECKPOINT_DIR"], model)
     if SIM == "converted-before":  # something sets the variable anew
         place = place.parents[3] / "nemo_rl" / model
@@ -213,6 +228,7 @@ def convert(model: str) -> None:
         say(f"(MegatronPolicyWorker pid=7) Checkpoint already exists at {place}. Skipping import.")
     else:
         (place / "iter_0000000").mkdir(parents=True)
+        (place / "iter_0000000" / "run_config.yaml").write_text("model: {}\n")
 
 
 def main(program: str, words: list[str]) -> None:
@@ -221,7 +237,7 @@ def main(program: str, words: list[str]) -> None:
         say("huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/models/x")
         sys.exit(1)
     config = configuration(program, words)
-    say(f"Loaded configuration from: {words[words.index('--config') + 1] if '--config' in words else 'default.yaml'}")
+    say(f"Loaded configuration from: {configured_by(words)}")
     say(f"Overrides: {[word for word in words if '=' in word]}\nApplied CLI overrides\nFinal config:")
     say(pprint.pformat(config))
     say("INFO:nemo_rl: Started local cluster with tag 'nrl_tag_ALL'")

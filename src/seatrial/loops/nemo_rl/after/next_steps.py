@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from seatrial.loops.hub import hub_cache, snapshot
@@ -64,7 +65,8 @@ def _hub(result: LevelResult, context: Context) -> tuple[str, ...]:
     if not (place / "config.json").is_file():
         fix = "download it once, on a machine that may, or name a directory with --model"
         return (f"{hub_cache()} holds no snapshot of {context.model}: {fix}",)
+    loads, model = shlex.quote(LOADS.format(path=str(place))), shlex.quote(str(place))
     return (
-        f"a snapshot is at {place}; check that it loads: uv run python -c {LOADS.format(path=str(place))!r}",
-        f"then run offline: HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 seatrial run nemo-rl … --model {place} (model and tokenizer)",
+        f"a snapshot is at {place}; check that it loads: uv run python -c {loads}",
+        f"then run offline: HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 seatrial run nemo-rl … --model {model} (model and tokenizer)",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from seatrial.files import read_text
 from seatrial.loops.child import run_child
 from seatrial.loops.nemo_rl.drive import helpers, sync
 from seatrial.loops.nemo_rl.drive.process import Failed
-from seatrial.loops.nemo_rl.runs.checkout import BRIDGE, CORE, SUBMODULES, VENDORED, bundled_core, sync_command
+from seatrial.loops.nemo_rl.runs.checkout import BRIDGE, CORE, VENDORED, bundled_core, submodules_command, sync_command
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
@@ -73,7 +74,7 @@ def vendored(context: Context, checkout: Path) -> Finding:
     """The Bridge inside the checkout is there, and whether it is the one under test."""
     place = checkout / VENDORED
     if not (place / BRIDGE).is_dir():
-        return _bridge(False, f"{place}: no {BRIDGE}: the submodule is empty", f"cd {checkout} && {SUBMODULES}")
+        return _bridge(False, f"{place}: no {BRIDGE}: the submodule is empty", submodules_command(checkout))
     tested = next((repo for repo in context.changes if "megatron.bridge" in repo.packages), None)
     if tested is None:
         return _bridge(True, f"{place}: no Bridge is under test, this one is used")
@@ -90,7 +91,7 @@ def sources(context: Context, checkout: Path) -> Iterator[Finding]:
         marker = sync.git_directory(checkout) / sync.MARKER if (checkout / ".git").exists() else None
         if marker is not None and marker.is_file():
             message = f"{checkout / VENDORED} still holds the Bridge of a run that was killed"
-            yield _bridge(False, message, f"{sys.executable} -m seatrial.loops.nemo_rl.drive.recover {checkout}")
+            yield _bridge(False, message, shlex.join([sys.executable, "-m", "seatrial.loops.nemo_rl.drive.recover", str(checkout)]))
         elif any(repo.synced for repo in context.changes) and os.environ.get("SEATRIAL_RAY_NODES", "1") != "1":
             message = "bridge = sync copies the Bridge on one node, and Ray runs over several: others may hold another tree at that path"
             yield _bridge(False, message, "--set options.bridge=path")
@@ -101,7 +102,7 @@ def sources(context: Context, checkout: Path) -> Iterator[Finding]:
     for core in bundled_core(context)[:1] if context.options.get("helpers") == "local" else ():
         if not (core / helpers.DATASETS / "Makefile").is_file():
             message = f"{core / helpers.DATASETS}: no Makefile, so helpers = local has nothing to build"
-            yield Finding(name="Megatron-LM", ok=False, message=message, fix=f"cd {core.parents[1]} && {SUBMODULES}")
+            yield Finding(name="Megatron-LM", ok=False, message=message, fix=submodules_command(core.parents[1]))
 
 
 def submodule_core(context: Context, checkout: Path) -> Iterator[Finding]:
@@ -110,7 +111,7 @@ def submodule_core(context: Context, checkout: Path) -> Iterator[Finding]:
     tested = any("megatron.core" in repo.packages for repo in context.changes)
     if not tested and not any((place / CORE / "megatron" / "core").is_dir() for place in bridges):
         message = f"no Megatron-LM below {' or '.join(str(place / CORE) for place in bridges)}: the submodule is empty"
-        yield Finding(name="Megatron-LM", ok=False, message=message, fix=f"cd {checkout} && {SUBMODULES}")
+        yield Finding(name="Megatron-LM", ok=False, message=message, fix=submodules_command(checkout))
 
 
 def _differing(left: Path, right: Path) -> Iterator[str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from seatrial.loops.gpus import gpus_here
 from seatrial.loops.hub import cache_room
 from seatrial.loops.nemo_rl.ahead import compose, machine, models
-from seatrial.loops.nemo_rl.ahead.record import ScriptError, record
-from seatrial.loops.nemo_rl.runs import calls, checkout
+from seatrial.loops.nemo_rl.ahead.record import Recording, ScriptError, record
+from seatrial.loops.nemo_rl.runs import assertions, calls, checkout
 from seatrial.loops.nemo_rl.runs.variant import Call, gpus
 from seatrial.loops.nemo_rl.runs.variants import available, offered, variants
 from seatrial.loops.overrides import WANTED, is_override
@@ -106,15 +106,26 @@ def configuration(runs: Calls, context: Context, place: Path) -> list[Finding]:
         words = phase.argv[phase.argv.index("--") + 1 :]
         title = f"{level} ({call.name})"
         try:
-            trainings = record(place / call.script, place, words, {**environment, **phase.env}).trainings
+            found = record(place / call.script, place, words, {**environment, **phase.env})
         except ScriptError as error:
             made.append(_config(False, f"{title}: {error}", "use a clean checkout, and set the variables that the script asks for"))
             continue
-        wanted += [compose.Wanted(title, training, call.claims, gpus(context), call.overrides) for training in trainings]
+        made += _unread(title, call, place, found) if call.assertions else []
+        wanted += [compose.Wanted(title, training, call.claims, gpus(context), call.overrides) for training in found.trainings]
     made += models.model_findings([item.training for item in wanted])
     if wanted:
         made += compose.compose(wanted, place, [str(context.python)], environment, context.arguments)
     return made
+
+
+def _unread(title: str, call: Call, place: Path, found: Recording) -> list[Finding]:
+    """What the script really hands to the checker was also read from it: else the level would judge by less than the script."""
+    lost = assertions.unread(place / call.script, found.assertions)
+    if not lost:
+        return []
+    message = f"{title}: {call.script} asserts {lost[0]}, which Seatrial does not read from it"
+    more = f" ({len(lost)} of {len(found.assertions)} assertions)" if len(found.assertions) > 1 else ""
+    return [_config(False, message + more, "use NeMo-RL's own script unchanged, or leave the level out", "assertions")]
 
 
 def _config(ok: bool, message: str, fix: str = "", name: str = "configuration") -> Finding:

@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 import shlex
 import shutil
 import sys
@@ -31,7 +33,7 @@ IDLE = (
 )
 """These do nothing."""
 STAND_IN = """\
-import json, os, sys
+import hashlib, json, os, sys
 calls, name, *words = sys.argv[1:]
 if "-" in words:
     sys.stdin.read()
@@ -40,9 +42,15 @@ if any(word.endswith("json_dump_tb_logs.py") for word in words) and "--output_pa
         stream.write("{}")
 if any(os.path.basename(word).startswith("run_") and word.endswith(".py") for word in words):
     open(calls + ".trained", "w").close()
+with open(os.path.join(os.path.dirname(calls), "given.json")) as stream:
+    salt, given = json.load(stream)
+own = {k: v for k, v in os.environ.items() if given.get(k) != hashlib.blake2b(os.fsencode(v), key=bytes.fromhex(salt)).hexdigest()}
+gone = [k for k in given if k not in os.environ]
 with open(calls, "a") as stream:
-    stream.write(json.dumps({"argv": [name, *words], "cwd": os.getcwd(), "environment": dict(os.environ)}) + "\\n")
+    stream.write(json.dumps({"argv": [name, *words], "cwd": os.getcwd(), "environment": own, "unset": gone}) + "\\n")
 """
+"""Variables are stored where they differ from those given to the script, which hold the user's tokens: of these it knows
+salted digests."""
 SMI = '#!/bin/sh\nfor n in 0 1 2 3 4 5 6 7; do case "$*" in *--query*) echo 0;; *) echo "GPU $n: stand-in";; esac; done\n'
 REMOVE = '#!/bin/sh\nfor word; do case "$word" in *..*) exit 0;; -*|{own}/*|{home}/*) ;; *) exit 0;; esac; done\nexec {rm} "$@"\n'
 """Only what the script made itself: a link of the shadow tree leads into the checkout."""
@@ -89,6 +97,7 @@ class Stage:
         programs = self.folder / "bin"
         programs.mkdir()
         (self.folder / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
+        (self.folder / "given.json").write_text(json.dumps(self._digests()), encoding="utf-8")
         made = dict.fromkeys(IDLE, "#!/bin/sh\nexit 0\n")
         for name in RECORDED:
             words = shlex.join([sys.executable, "-I", "-S", str(self.folder / "stand_in.py"), str(self.calls), name])
@@ -122,6 +131,12 @@ class Stage:
         ours = {"HOME": self.home, "GIT_CONFIG_GLOBAL": self.home / ".gitconfig", "TMPDIR": self.home / "tmp"}
         return {**self.given, "PATH": path, "BASH_ENV": str(self.folder / "afterwards.sh"), **{k: str(v) for k, v in ours.items()}}
 
+    def _digests(self) -> tuple[str, dict[str, str]]:
+        """A salt, and what the script runs with as digests: no value can be read back from the file."""
+        salt = secrets.token_bytes(32)
+        made = {key: hashlib.blake2b(os.fsencode(value), key=salt).hexdigest() for key, value in self.environment().items()}
+        return salt.hex(), made
+
     def written(self) -> set[str]:
         """Files and empty folders beside the script."""
         found = [path for path in self.script.parent.rglob("*") if not path.is_symlink()]
@@ -135,9 +150,8 @@ class Stage:
 
     def _told(self, row: Mapping[str, Any]) -> dict[str, Any]:
         changed = self.environment()
-        environment = {
-            key: self.given.get(key) if changed.get(key) == value else self.real(value) for key, value in row["environment"].items()
-        }
+        full = {**{key: value for key, value in changed.items() if key not in row["unset"]}, **row["environment"]}
+        environment = {key: self.given.get(key) if changed.get(key) == value else self.real(value) for key, value in full.items()}
         kept = {key: value for key, value in environment.items() if value is not None and key != "_"}
         return {"argv": [self.real(word) for word in row["argv"]], "cwd": self.real(row["cwd"]), "environment": kept}
 

@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from seatrial.files import read_text
@@ -29,13 +31,24 @@ CASE = re.compile(r"\$\{?EXP_(?:NAME|DIR)\}?/([\w.-]+)/metrics\.json")
 
 def assertions_in(script: Path) -> tuple[str, ...]:
     """The expressions that a script hands to the checker, each once, in order."""
-    found: list[str] = []
+    return tuple(dict.fromkeys(prefixed(expr, f"{case}/" if case else "") for case, expr in _read(script)))
+
+
+def unread(script: Path, handed: Iterable[str]) -> list[str]:
+    """Of the expressions that the shell really handed to the checker: those that `assertions_in` does not have, or has of fewer
+    cases. They would never be evaluated."""
+    return list((Counter(handed) - Counter(expr for _, expr in _read(script))).elements())
+
+
+def _read(script: Path) -> list[tuple[str, str]]:
+    """Case ("" is the only one) and expression of each, as often as they are handed to the checker."""
+    found: list[tuple[str, str]] = []
 
     def seen(words: tuple[str, ...]) -> None:
         found.extend(_expressions(words))
 
     Reader(seen).read(read_text(script))
-    return tuple(dict.fromkeys(found))
+    return found
 
 
 def unexpanded(expressions: tuple[str, ...] | list[str]) -> list[str]:
@@ -61,8 +74,8 @@ def prefixed(expr: str, prefix: str) -> str:
     return TAG.sub(lambda match: f"data[{match[1]}{prefix}", expr)
 
 
-def _expressions(words: tuple[str, ...]) -> list[str]:
-    """What follows the metrics file in a call of the checker."""
+def _expressions(words: tuple[str, ...]) -> list[tuple[str, str]]:
+    """What follows the metrics file in a call of the checker, with the case of that file."""
     called = next((index for index, word in enumerate(words) if PurePosixPath(word).name == CHECKER), None)
     if called is None:
         return []
@@ -71,4 +84,4 @@ def _expressions(words: tuple[str, ...]) -> list[str]:
         del given[given.index(WIDTH) : given.index(WIDTH) + 2]
     stop = next((index for index, word in enumerate(given) if REDIRECTION.match(word)), len(given))
     case = CASE.search(given[0]) if given else None
-    return [prefixed(expr, f"{case[1]}/" if case else "") for expr in given[1:stop]]
+    return [(case[1] if case else "", expr) for expr in given[1:stop]]

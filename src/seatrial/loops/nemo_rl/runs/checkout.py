@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,12 @@ def interpreter(options: Mapping[str, Any]) -> Path:
 
 def sync_command(checkout: Path) -> str:
     """What makes uv's environment anew."""
-    return f"cd {checkout} && {SUBMODULES} && uv sync"
+    return f"{submodules_command(checkout)} && uv sync"
+
+
+def submodules_command(checkout: Path) -> str:
+    """What fills the empty submodules of a repository."""
+    return f"cd {shlex.quote(str(checkout))} && {SUBMODULES}"
 
 
 def import_path(context: Context) -> tuple[str, ...]:

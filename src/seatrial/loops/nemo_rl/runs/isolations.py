@@ -2,8 +2,8 @@
 
 - A log-probability mismatch has many suspects: parallelism, kernels, packing, length, the other generation engine.
 - An illegal memory access is rerun without CUDA graphs; that is a reduced optimisation, and its Pass none of the level.
-- A crash in a checkpoint is rerun without checkpoints, one in a refit with another way for the weights.
-What a rerun changes on purpose is not claimed of it: see `relaxed`.
+- A crash in a checkpoint is rerun without checkpoints, one in the refit level with another way for the weights.
+What a rerun changes on purpose is not claimed of it: see `relaxed`. A rerun that would change nothing is left out.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from seatrial.model.record import LevelResult
 from seatrial.model.verdict import Boundary, Verdict
 
 MISMATCH = ("token_mult_prob_error", "seq_mult_prob_error", "gen_kl_error", "probs_ratio")
-ILLEGAL_ACCESS = ("illegal_access", "cuda-graph")
+ILLEGAL_ACCESS = ("accelerator-memory-fault", "cuda-graph-fault")
+"""Known failures, by id: the general one, and that of this loop."""
 POLICY, GENERATION = "policy.megatron_cfg", "policy.generation"
-MEGATRON_GENERATION, REFIT = "megatron-generation", "refit"
-"""Names of the levels whose generator, or whose transport, is another than that of the rest."""
+MEGATRON_GENERATION, REFIT, PARALLELISM = "megatron-generation", "refit", "parallelism"
+"""Names of the levels whose generator, transport or parallel sizes are others than those of the rest."""
+NOT_FULL = {"packed", "reshard", "delta"}
+FULL = {"transports": "full"}
+"""Options of level 2: only this transport is run."""
+OVERRIDDEN, NOT_RUN = "loop arguments override the level's own settings: ", "transport not run: "
+"""Limitations of a result that tell how it was run."""
 
 
 def isolations(result: LevelResult) -> tuple[Isolation, ...]:
@@ -30,7 +36,7 @@ def isolations(result: LevelResult) -> tuple[Isolation, ...]:
     if _illegal_access(result):
         return (_without_graphs(result.name),)
     if _mismatch(result):
-        return (*_numerics(result.name), *(_transports(result) if result.name == REFIT else ()))
+        return (*_numerics(result), *_transports(result))
     if not _crashed(result):
         return ()
     if result.boundary is Boundary.CHECKPOINT:
@@ -46,7 +52,7 @@ def relaxed(claims: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, 
 
 def _illegal_access(result: LevelResult) -> bool:
     found = result.diagnosis.signature if result.diagnosis else None
-    return found is not None and any(word in found for word in ILLEGAL_ACCESS)
+    return found in ILLEGAL_ACCESS
 
 
 def _mismatch(result: LevelResult) -> bool:
@@ -70,8 +76,8 @@ def _without_graphs(level: str) -> Isolation:
     return Isolation("eager", (f"{GENERATION}.vllm_cfg.enforce_eager=true",), "the CUDA graphs of vLLM", reduced=True)
 
 
-def _numerics(level: str) -> tuple[Isolation, ...]:
-    made = [
+def _numerics(result: LevelResult) -> tuple[Isolation, ...]:
+    every = [
         Isolation("no-sequence-parallel", (f"{POLICY}.sequence_parallel=false",), "sequence parallelism", reduced=True),
         Isolation("no-rope-fusion", (f"{POLICY}.apply_rope_fusion=false",), "the fused rope kernel", reduced=True),
         Isolation("short-sequences", ("policy.max_total_sequence_length=256",), "what builds up over long sequences"),
@@ -80,24 +86,36 @@ def _numerics(level: str) -> tuple[Isolation, ...]:
             "tp-1", (f"{POLICY}.tensor_model_parallel_size=1", f"{POLICY}.sequence_parallel=false"), "tensor parallelism", reduced=True
         ),
     ]
-    if level == MEGATRON_GENERATION:
+    idle = _idle(result)
+    made = [item for item in every if item.name not in idle]
+    if result.name == MEGATRON_GENERATION:
         made.append(Isolation("vllm", (f"{GENERATION}.backend=vllm",), "generation by Megatron"))
-    elif level != REFIT:  # other transports than the default are for vLLM alone
+    elif result.name != REFIT:  # other transports than the default are for vLLM alone
         made.append(Isolation("megatron", (f"{GENERATION}.backend=megatron",), "generation by vLLM, or the export of weights to it"))
     return tuple(made)
 
 
+def _idle(result: LevelResult) -> set[str]:
+    """Names of reruns that would change nothing: only level 4, or the trial's own arguments, turn these settings on."""
+    if result.name == PARALLELISM:
+        return set()
+    settings = {"no-sequence-parallel": ("sequence_parallel", "false"), "tp-1": ("tensor_model_parallel_size", "1")}
+    return {name for name, (key, off) in settings.items() if not _turned_on(result, key, off)}
+
+
+def _turned_on(result: LevelResult, key: str, off: str) -> bool:
+    """Whether the trial's own loop arguments give the policy's setting another value than `off`; the last one counts."""
+    own = [word for text in result.limitations if text.startswith(OVERRIDDEN) for word in text.removeprefix(OVERRIDDEN).split()]
+    said = [word.lower() for word in own if POLICY in word and key in word]
+    return bool(said) and not said[-1].endswith(f"={off}")
+
+
 def _transports(result: LevelResult) -> tuple[Isolation, ...]:
-    """Other ways for the weights; which key switches deltas off depends on the generation of the checkout."""
-    older = any("delta_compression.enabled" in text for text in _texts(result))
-    full = f"{GENERATION}.delta_compression.enabled=false" if older else f"{GENERATION}.refit_transport=null"
-    made = [Isolation("full-transport", (full,), "the compressed or resharding transport", reduced=True)]
-    if result.name == REFIT:
-        made.append(Isolation("colocated", (f"{GENERATION}.colocated.enabled=true", full), "the transfer between workers"))
-    return tuple(made)
-
-
-def _texts(result: LevelResult) -> tuple[str, ...]:
-    found = result.diagnosis
-    said = (found.cause, found.advice, *found.excerpt) if found else ()
-    return (*said, result.reason, *result.limitations, *(check.message for check in result.checks))
+    """Other ways for the weights, at the level that is about them: the full transport alone, unless nothing else was run, and no
+    transfer between GPUs at all."""
+    if result.name != REFIT:
+        return ()
+    full = Isolation("full-transport", (), "a transport other than full", reduced=True, options=FULL)
+    left = {text.removeprefix(NOT_RUN).partition(",")[0] for text in result.limitations if text.startswith(NOT_RUN)}
+    colocated = Isolation("colocated", (f"{GENERATION}.colocated.enabled=true",), "the transfer between workers", options=FULL)
+    return (colocated,) if left == NOT_FULL else (full, colocated)

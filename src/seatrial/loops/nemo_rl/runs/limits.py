@@ -13,7 +13,7 @@ def limitations(level: Level, context: Context) -> tuple[str, ...]:
     made = []
     if level.name in ("lora-checkpoint", "learning") and (why := variants.no_peft(context.options, variants.offered(context))):
         made.append(why)
-    if level.name != "parallelism" and "policy.megatron_cfg" not in " ".join(context.arguments):
+    if level.name != "parallelism" and "recipe" not in context.options and "policy.megatron_cfg" not in " ".join(context.arguments):
         made.append("all parallel sizes were 1, but for experts where they are named: use level 4")
     if level.name == "parallelism" and "recipe" not in context.options and number(context.options, "ep", 1) == 1:
         made.append("expert parallel size 1: routing across ranks was not exercised")

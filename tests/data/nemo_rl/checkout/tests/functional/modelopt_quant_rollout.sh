@@ -10,7 +10,7 @@ quantized() {
     shift 4
     [[ "$name" == *real* ]] && real+=(++policy.generation.real_quant=true)
     mkdir -p "$where/logs" "${NRL_MEGATRON_CHECKPOINT_DIR:-$PROJECT_ROOT/.cache}/$name"
-    NRL_MEGATRON_CHECKPOINT_DIR="$PROJECT_ROOT/.cache/$name" uv run --no-sync --extra modelopt --group test \
+    NRL_MEGATRON_CHECKPOINT_DIR="${NRL_MEGATRON_CHECKPOINT_DIR:-$PROJECT_ROOT/.cache}/$name" uv run --no-sync --extra modelopt --group test \
         coverage run -a --data-file="$PROJECT_ROOT/tests/.coverage" --source="$PROJECT_ROOT/nemo_rl" \
         "$PROJECT_ROOT/examples/run_grpo.py" \
         --config "$PROJECT_ROOT/examples/modelopt/qa_grpo_math_megatron.yaml" \
