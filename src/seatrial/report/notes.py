@@ -182,7 +182,8 @@ def _key_lines(result: LevelResult) -> list[str]:
         lines.insert(0, f"first error: {diagnosis.cause}" + (f" ({where})" if where else ""))
     if result.steps_expected is not None:
         lines.append(f"{result.steps_reached or 0}/{result.steps_expected} steps completed")
-    lines += [f"{check.name}: {check.message}" for check in result.checks if check.passed and check.boundary is Boundary.CONFIG]
+    claims = [check for check in result.checks if check.passed and check.boundary is Boundary.CONFIG]
+    lines += [f"{check.name}: {check.message or check.value}" for check in claims]
     if result.checks:
         lines.append(f"{sum(check.passed for check in result.checks)}/{len(result.checks)} checks met")
     return lines

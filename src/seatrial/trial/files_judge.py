@@ -72,9 +72,11 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
     planned = expected if expected is not None else loop.steps_planned((*metric_paths, log))
     done = loop.milestones()[-1]
     completed = diagnosis.milestone == done.id
+    # A console that prints too little for a verdict is no failure of the run: what it lacks makes it inconclusive, never a Pass.
+    scarce = not metric_paths and loop.unseen(metrics) is not None
     evidence = Evidence(
         metrics=metrics,
-        checks=(_completed(done, completed), *_exited(log), *_checks(level, metrics)),
+        checks=(_completed(done, completed), *_exited(log), *_checks(level, metrics, scarce)),
         diagnosis=diagnosis,
         steps_expected=planned,
         steps_reached=loop.steps_reached(metrics),
@@ -89,7 +91,7 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
         missing = other or _unseen(loop, level, metrics) or _several(evidence) or _restarted(loop, log) or foreign
         if missing:
             judgement = Judgement(Verdict.BLOCKED, f"inconclusive: {missing}", Boundary.METRICS, vacuous=True)
-    return _result(judgement, evidence, diagnosis, log, done, _limitations(level, metrics, not metric_paths, planned))
+    return _result(judgement, evidence, diagnosis, log, done, _limitations(level, metrics, not metric_paths, planned, scarce))
 
 
 def _completed(done: Milestone, reached: bool) -> CheckResult:
@@ -108,7 +110,7 @@ def _exited(log: Path) -> list[CheckResult]:
     return [CheckResult(name="exit code", kind="proof", passed=code in (0, TIMED_OUT), value=code, boundary=Boundary.ENVIRONMENT)]
 
 
-def _checks(level: Level | None, metrics: Metrics) -> tuple[CheckResult, ...]:
+def _checks(level: Level | None, metrics: Metrics, scarce: bool) -> tuple[CheckResult, ...]:
     """A gradient that is not zero for each model that was trained, and the checks of the level whose metrics are there."""
     made = []
     norms = [series for tag, series in metrics.series.items() if tag.rpartition("/")[2] == "grad_norm"]
@@ -117,7 +119,8 @@ def _checks(level: Level | None, metrics: Metrics) -> tuple[CheckResult, ...]:
         text = number_to_json(least)
         made.append(CheckResult(name="some gradient is not zero", kind="proof", passed=least > 0, value=text, boundary=Boundary.OPTIMIZER))
     made += _gaps(metrics)
-    made += [evaluate(spec.expr, metrics, spec.boundary) for spec in (level.checks if level else ()) if not _excused(spec, level, metrics)]
+    specs = [spec for spec in (level.checks if level else ()) if not _excused(spec, level, metrics, scarce)]
+    made += [evaluate(spec.expr, metrics, spec.boundary) for spec in specs]
     return tuple(made)
 
 
@@ -134,10 +137,10 @@ def _gaps(metrics: Metrics) -> list[CheckResult]:
     return made
 
 
-def _excused(spec: CheckSpec, level: Level | None, metrics: Metrics) -> str | None:
-    """A metric that these files need not hold, since only Seatrial's own run of the level has it."""
+def _excused(spec: CheckSpec, level: Level | None, metrics: Metrics, scarce: bool) -> str | None:
+    """A metric that these files need not hold: only Seatrial's own run of the level has it, or the console does not print it."""
     absent = [tag for tag in re.findall(r'data\["([^"]+)"\]', spec.expr) if tag not in metrics.series]
-    own = spec.driver or (level is not None and level.number != 0)
+    own = scarce or spec.driver or (level is not None and level.number != 0)
     return absent[0] if absent and own else None
 
 
@@ -185,7 +188,7 @@ def _foreign(loop: Loop, log: Path, metrics: Metrics) -> str | None:
     return f"{apart} of {points} values are not those that the log prints: the metrics are of another run"
 
 
-def _limitations(level: Level | None, metrics: Metrics, from_console: bool, planned: int | None) -> tuple[str, ...]:
+def _limitations(level: Level | None, metrics: Metrics, from_console: bool, planned: int | None, scarce: bool) -> tuple[str, ...]:
     made = ["judged from files alone: imports, weights and exit codes were not seen"]
     if from_console:
         made.append("metrics were read from the console, rounded as printed there")
@@ -197,7 +200,7 @@ def _limitations(level: Level | None, metrics: Metrics, from_console: bool, plan
                 f"{tag} begins at step {series.steps[0]}: the steps before it were not seen (a resumed run, or rows that are sparse)"
             )
     for spec in level.checks if level else ():
-        if absent := _excused(spec, level, metrics):
+        if absent := _excused(spec, level, metrics, scarce):
             made.append(f"not checked, since {absent} was not logged: {spec.expr}")
     made += level.claims_not if level else ()
     return tuple(made)
