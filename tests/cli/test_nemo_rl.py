@@ -43,6 +43,9 @@ def test_a_wrong_option_is_named(options: dict[str, str], message: str) -> None:
 
 def test_what_a_checkout_or_a_host_does_not_have_is_skipped_with_the_reason(tmp_path: Path) -> None:
     loop = get_loop("nemo-rl").configured({"nemo_rl": str(tmp_path), "gpus": "1", "architecture": "mtp"})
+    assert loop.levels()[1].title == "LoRA and checkpoint", "nothing is known of what is no checkout"
+    (tmp_path / "nemo_rl").mkdir()
+    (tmp_path / "nemo_rl" / "package_info.py").touch()
     skipped = {level.number: level.skip or "" for level in loop.levels() if level.skip}
     assert skipped.keys() == {2, 3, 4, 5}
     assert "does not support policy.generation.backend=megatron" in skipped[3]

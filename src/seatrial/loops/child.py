@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+
+class NoAnswerError(Exception):
+    """A driver did not answer; one line says why."""
+
+
+def ask(start: Sequence[str], driver: Path, cwd: Path, environment: Mapping[str, str], seconds: float, request: Any) -> Any:
+    """The JSON answer of a driver, run in the loop's own interpreter, to a JSON request; NoAnswerError when there is none."""
+    quiet = {**environment, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = run_child([*start, str(driver)], cwd, quiet, seconds, json.dumps(request))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoAnswerError(str(error)) from error
+    if done.returncode:
+        raise NoAnswerError(f"{start[0]}: {(done.stderr.strip().splitlines() or ['(nothing said)'])[-1]}")
+    return json.loads(done.stdout)
 
 
 def run_child(

@@ -9,8 +9,6 @@
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.files import read_text
-from seatrial.loops.child import run_child
+from seatrial.loops.child import NoAnswerError, ask
 from seatrial.loops.claims import ABSENT, differences
 from seatrial.loops.nemo_rl.ahead.record import Training
 from seatrial.loops.nemo_rl.runs.source import Source, read_source
@@ -66,16 +64,11 @@ def compose(
         ]
         if unknown:
             return unknown
-        request = json.dumps({"checkout": str(checkout), "runs": runs})
-        quiet = {**environment, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         try:
-            done = run_child([*start, str(DRIVE)], checkout, quiet, COMPOSE_SECONDS, request)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return [_environment(f"the configuration could not be composed: {error}")]
-    if done.returncode:
-        last = (done.stderr.strip() or "(nothing said)").rsplit("\n", 1)[-1]
-        return [_environment(f"the configuration could not be composed in {start[0]}: {last}")]
-    source, answers = read_source(checkout), json.loads(done.stdout)
+            answers = ask(start, DRIVE, checkout, environment, COMPOSE_SECONDS, {"checkout": str(checkout), "runs": runs})
+        except NoAnswerError as error:
+            return [_environment(f"the configuration could not be composed in {error}")]
+    source = read_source(checkout)
     made = [finding for item, answer in zip(wanted, answers, strict=True) for finding in _judge(item, answer, own, source)]
     claimed = sum(len(item.claims) for item in wanted)
     return _once(made) or [_config(True, f"{len(wanted)} runs composed, {claimed} values as claimed, every override is read")]

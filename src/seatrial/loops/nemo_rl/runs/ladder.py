@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from seatrial.loops.nemo_rl.runs import architecture, variants
-from seatrial.loops.nemo_rl.runs.checkout import generation
+from seatrial.loops.nemo_rl.runs.checkout import VERSION, Generation, generation
 from seatrial.loops.nemo_rl.runs.variant import GPUS
 from seatrial.loops.options import number
 from seatrial.loops.sizes import KEYS
@@ -30,8 +30,8 @@ def _changed(level: Level, options: Mapping[str, str]) -> dict[str, object]:
         case "lora-checkpoint":
             return _without_lora(options)
         case "refit":
-            here = variants.available(generation(Path(options["nemo_rl"]))) if "nemo_rl" in options else ()
-            named = options.get("transports", ",".join(here)).replace(",", ", ")
+            offers = _offered(options)
+            named = options.get("transports", ",".join(variants.available(offers) if offers else ())).replace(",", ", ")
             return {**_titled(level, named), **_too_few(options)}
         case "megatron-generation":
             return _megatron_generation(options)
@@ -46,6 +46,12 @@ def _changed(level: Level, options: Mapping[str, str]) -> dict[str, object]:
     return {}
 
 
+def _offered(options: Mapping[str, str]) -> Generation | None:
+    """What the checkout offers; None when none was named, or what was named is none: the preflight says so."""
+    place = Path(options["nemo_rl"]) if "nemo_rl" in options else None
+    return generation(place) if place is not None and (place / VERSION).is_file() else None
+
+
 def _titled(level: Level, what: str) -> dict[str, object]:
     return {"title": f"{level.title} ({what})"} if what else {}
 
@@ -58,13 +64,14 @@ def _too_few(options: Mapping[str, str]) -> dict[str, object]:
 
 def _without_lora(options: Mapping[str, str]) -> dict[str, object]:
     """LoRA that this checkout does not have, or that is known to be broken there, is no fault of the change."""
-    why = variants.no_peft(options, generation(Path(options["nemo_rl"]))) if "nemo_rl" in options else None
+    offers = _offered(options)
+    why = variants.no_peft(options, offers) if offers else None
     return {"title": "Checkpoint (LoRA blocked by NeMo-RL)", "proves": NO_LORA, "left_out": (why,)} if why else {}
 
 
 def _megatron_generation(options: Mapping[str, str]) -> dict[str, object]:
-    if "nemo_rl" not in options:
+    offers = _offered(options)
+    if offers is None:
         return {}
-    offers = generation(Path(options["nemo_rl"]))
     supported = offers.megatron_generation and Path(variants.MEGATRON_GENERATION).name in offers.scripts
     return {} if supported else {"skip": "this NeMo-RL checkout does not support policy.generation.backend=megatron"}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.files import read_text
-from seatrial.loops.child import run_child
+from seatrial.loops.child import NoAnswerError, ask, run_child
 from seatrial.loops.claims import differences
 from seatrial.loops.verl.gpu.checkout import CONFIG
 from seatrial.model.record import Finding
@@ -106,16 +106,10 @@ def compose(
 ) -> list[Finding]:
     """Findings over all runs; `own` are the user's overrides, which are named as such."""
     runs = [{"config_name": w.recording.config_name(), "overrides": w.recording.overrides(), "keys": list(w.claims)} for w in wanted]
-    request = json.dumps({"config_dir": str(checkout / CONFIG), "runs": runs})
-    quiet = {**environment, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = run_child([*start, str(DRIVE)], checkout, quiet, COMPOSE_SECONDS, request)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [_environment(f"the configuration could not be composed: {error}")]
-    if done.returncode:
-        last = (done.stderr.strip() or "(nothing said)").rsplit("\n", 1)[-1]
-        return [_environment(f"the configuration could not be composed in {start[0]}: {last}")]
-    answers = json.loads(done.stdout)
+        answers = ask(start, DRIVE, checkout, environment, COMPOSE_SECONDS, {"config_dir": str(checkout / CONFIG), "runs": runs})
+    except NoAnswerError as error:
+        return [_environment(f"the configuration could not be composed in {error}")]
     made = [finding for run, answer in zip(wanted, answers, strict=True) for finding in _judge(run, answer, own)]
     return made or [_config(True, f"{len(wanted)} runs composed, {sum(len(run['keys']) for run in runs)} values as claimed")]
 
