@@ -106,7 +106,10 @@ def processes_of(run_dir: Path) -> list[int]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARKER, "").startswith(f"{run_dir.name}-") and process.status() != psutil.STATUS_ZOMBIE:
+            given = process.environ()
+            # Trials of tests that run beside this one have the same name, but not the same place.
+            mine = given.get(MARKER, "").startswith(f"{run_dir.name}-") and any(str(run_dir) in value for value in given.values())
+            if mine and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
         except psutil.Error:
             continue  # it ended meanwhile, or belongs to somebody else
