@@ -38,7 +38,7 @@ test: lint ## Every test, also those that drive a real loop
 	$(BIN)/seatrial env build trl
 	$(BIN)/seatrial env build verl-cpu
 	@$(BIN)/python -m tests.launch.rays
-	$(BIN)/pytest -n 2 --dist loadfile -q -o tmp_path_retention_policy=failed
+	@$(BIN)/python -m tests.whole
 
 bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, and the ratio
 	$(BIN)/seatrial env build trl

@@ -2,11 +2,12 @@
 
 - The platform is registered through verl's own registry (`PlatformRegistry`), so the rest of verl asks it and not CUDA.
 - Ray is asked for one logical GPU, since verl places its workers by that resource.
-- Two functions of torch are replaced, each for a reason stated where it happens; no file of verl is touched.
+- Two functions of torch and one of verl are replaced, each for a reason stated where it happens; no file of verl is touched.
 """
 
 from __future__ import annotations
 
+import random
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,11 @@ from typing import Any
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry, set_platform
+
+from seatrial.loops.verl.drive import import_patches
+
+_PORTS = range(20000, 30000)
+"""Below what Linux gives to connections (32768 and up)."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -110,5 +116,22 @@ def _patch_torch() -> None:
     torch.Tensor.pin_memory = lambda self, *_, **__: self
 
 
+def _patch_ports(module: types.ModuleType) -> None:
+    """verl asks the kernel for a free port, closes it, and listens there seconds later, when the worker has imported torch.
+
+    On a busy machine another process was given it meanwhile: EADDRINUSE. A range is verl's own option; it starts anywhere in
+    ours, so that two trainings do not ask for the same port either.
+    """
+    group = module.RayWorkerGroup
+    ask = group._get_master_addr_port
+
+    def get(self: Any, pg: Any, bundle_index: int = 0, master_port_range: Any = None) -> Any:
+        start = random.SystemRandom().choice(_PORTS)
+        return ask(self, pg, bundle_index, master_port_range or [start, start + 100])
+
+    group._get_master_addr_port = get
+
+
 set_platform(CpuPlatform())
 _patch_torch()
+import_patches.after("verl.single_controller.ray.base", _patch_ports)
