@@ -1,0 +1,144 @@
+"""One line of a journal: a rollout, or a failure, as a JSON object that carries its own head and checksum.
+
+    {"_seatrial":{"crc":"1a2b3c4d","end":"000217","unit":7,"task":"…",…},"responses_create_params":…,"response":…,"reward":1.0}
+
+- The line is the row as other tools know it, behind one more key. `end` is where the head ends, so that merge and profile read the
+  head alone; `crc` covers everything behind itself.
+- A record counts when it ends in a newline, its checksum holds and its head parses. Anything else is torn: owed again.
+- Numbers are finite. A reward that is not is a failure of class `reward`, never a record.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+KEY = "_seatrial"
+_START = b'{"_seatrial":{"crc":"'
+_CRC = len(_START)
+_COVERED = _CRC + 8
+_END = b'","end":"'
+_DIGITS = _COVERED + len(_END)
+_HEAD = _DIGITS + 6 + 2
+
+
+class FailureKind(StrEnum):
+    """What kept a unit from a result."""
+
+    TIMEOUT = "timeout"
+    CONNECTION = "connection"
+    """Refused, reset, closed early: the server may be gone."""
+    RATE_LIMIT = "rate-limit"
+    HTTP_4XX = "http-4xx"
+    HTTP_5XX = "http-5xx"
+    CONTEXT_LENGTH = "context-length"
+    SANDBOX = "sandbox"
+    JUDGE = "judge"
+    PARSE = "parse"
+    """An answer that is not what the interface promises."""
+    REWARD = "reward"
+    """The verifier raised, or gave no finite number."""
+    AGENT = "agent"
+    """The environment itself said that the rollout failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What merge, status and profile need to know of a record."""
+
+    unit: int
+    task: str
+    """The row's stable id."""
+    repeat: int
+    seed: int
+    outcome: str
+    """`ok`, or `failed`."""
+    reward: float | None = None
+    """Of `ok`, always."""
+    answer: str | None = None
+    """What the verifier extracted, for majority votes."""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    turns: int | None = None
+    """Answers of the model."""
+    latency_s: float | None = None
+    finish: str | None = None
+    """stop, length, tool_calls, …, as the server said."""
+    kind: str | None = None
+    """Of `failed`: a FailureKind."""
+    final: bool = False
+    """Of `failed`: whether it is owed no more."""
+    tries: int = 1
+    """Requests it took, over this attempt."""
+    message: str = ""
+    ended: float = 0.0
+    """Seconds since 1970."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Other numbers of the row."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is a rollout."""
+        return self.outcome == "ok"
+
+    @property
+    def settled(self) -> bool:
+        """Whether the unit is owed no more."""
+        return self.outcome == "ok" or self.final
+
+
+class TornError(ValueError):
+    """A line that is no record: cut, changed, or not ours."""
+
+
+def encode(head: Head, row: Mapping[str, Any]) -> bytes:
+    """The line, with its newline. A ValueError for a number that is not finite."""
+    fields: dict[str, Any] = {name: value for name in Head.__slots__ if (value := getattr(head, name)) not in (None, "", {})}
+    for value in (*fields.values(), *head.metrics.values()):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"unit {head.unit}: {value} is not finite")
+    inner = orjson.dumps(fields)
+    body = orjson.dumps({key: value for key, value in row.items() if key != KEY})
+    end = _HEAD + len(inner) - 1
+    covered = b'%s%06d",%s%s%s' % (_END, end, inner[1:], b"" if body == b"{}" else b",", body[1:])
+    return b"%s%08x%s\n" % (_START, zlib.crc32(covered), covered)
+
+
+def check(line: bytes) -> int:
+    """Where the head of a whole record ends; raises TornError."""
+    if line[-1:] != b"\n" or line[:_CRC] != _START:
+        raise TornError("no newline at the end" if line[:_CRC] == _START else "not a record")
+    try:
+        crc, end = int(line[_CRC:_COVERED], 16), int(line[_DIGITS : _DIGITS + 6])
+    except ValueError:
+        raise TornError("its checksum is cut") from None
+    if zlib.crc32(memoryview(line)[_COVERED:-1]) != crc:
+        raise TornError("its checksum does not hold")
+    return end
+
+
+def unit_of(line: bytes) -> int:
+    """The unit of a record that `check` has taken: it stands first in the head."""
+    start = _HEAD + 7
+    return int(line[start : line.index(b",", start)])
+
+
+def head_of(line: bytes, end: int) -> Head:
+    """The head of a record that `check` has taken."""
+    try:
+        return Head(**orjson.loads(b"{" + line[_HEAD:end]))
+    except (TypeError, orjson.JSONDecodeError) as error:
+        raise TornError(f"its head is of another version: {error}") from error
+
+
+def row_of(line: bytes) -> dict[str, Any]:
+    """The row as other tools know it, without our head."""
+    row: dict[str, Any] = orjson.loads(line)
+    row.pop(KEY, None)
+    return row
