@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from seatrial.launch.servers import Server
-from seatrial.model.job import Count, Name
+from seatrial.model.job import Count, Mount, Name, Variables
 from seatrial.model.record import Record
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
@@ -236,6 +236,19 @@ class Verify(Record):
         return self
 
 
+class Collector(Record):
+    """The process that collects a shard, where it runs as a job."""
+
+    cpus: Count = 2
+    memory_mb: Count | None = None
+    minutes: Count | None = None
+    """Time limit of a shard's job; None takes the profile's."""
+    container: str | None = None
+    """A name that the profile knows; None runs it outside of containers."""
+    image: str | None = None
+    mounts: tuple[Mount, ...] = ()
+
+
 class Campaign(Record):
     """A campaign.toml."""
 
@@ -257,7 +270,8 @@ class Campaign(Record):
     """Whether each shard runs the sandbox as a service for Gym's resources servers (NEMO_SKILLS_SANDBOX_HOST and _PORT)."""
     skills_layout: bool = False
     """Whether merge also writes rollouts-rs<seed>.jsonl with .done files, as NeMo-Skills users know them."""
-    environment: Mapping[str, str] = Field(default_factory=dict)
+    collector: Collector = Field(default_factory=Collector)
+    environment: Variables = Field(default_factory=dict)
     """Variables of the collector."""
 
     @model_validator(mode="after")
@@ -295,6 +309,7 @@ class Campaign(Record):
                 "failures": True,
                 "skills_layout": True,
                 "environment": True,
+                "collector": True,
                 "policy": {"url", "urls", "key_env", "server"},
                 "work": {"parallel", "rounds", "target_minutes", "rollout_s"},
                 "gym": {"environment", "python", "directory", "deadline_s", "servers", "shared_environments"},

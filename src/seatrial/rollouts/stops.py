@@ -1,0 +1,45 @@
+"""stop.json: why a campaign stopped by itself. Whoever writes it first says why; `resume` puts it aside."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import orjson
+
+from seatrial.files import read_model
+from seatrial.model.record import Record
+from seatrial.rollouts.place import Place
+
+
+class Stop(Record):
+    """Why no more is collected."""
+
+    reason: str
+    by: str
+    """The attempt that said so."""
+    at: int
+    """Seconds since 1970."""
+
+
+def stopped(place: Place) -> Stop | None:
+    """Why the campaign stopped, or None."""
+    return read_model(place.stop, Stop) if place.stop.is_file() else None
+
+
+def stop(place: Place, reason: str, by: str) -> None:
+    """Stop the campaign; the first reason stays."""
+    temporary = place.root / f".stop-{os.getpid()}-{os.urandom(4).hex()}"
+    temporary.write_bytes(orjson.dumps(Stop(reason=reason, by=by, at=int(time.time())).model_dump()))
+    try:
+        os.link(temporary, place.stop)  # unlike a rename it never replaces
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+
+
+def go_on(place: Place) -> None:
+    """Put the reason aside, so that a resumed campaign may collect again."""
+    if place.stop.is_file():
+        place.stop.replace(place.root / f"stop-{int(time.time())}.json")
