@@ -1,4 +1,4 @@
-"""`seatrial env`: build, list, check and remove the environments that loops run in.
+"""`seatrial env`: build, list, check and remove the environments that loops, and NeMo Gym, run in.
 
 - Output is a table on a terminal and plain tab-separated lines elsewhere; `--json` prints one JSON document.
 - `check` exits with 0 when the environment is ready and with 99 (Blocked) when it is not.
@@ -22,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(metavar="ENV", help="The environment: trl, verl-cpu; an unknown one lists them.")]
+Name = Annotated[str, typer.Argument(metavar="ENV", help="The environment: trl, verl-cpu, gym; an unknown one lists them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -108,8 +108,9 @@ def _lock(name: str) -> Path:
     """The lock of an environment; an unknown one is an error that lists the known ones."""
     from seatrial.loops import environments
     from seatrial.model.errors import UserError
+    from seatrial.rollouts import gym
 
-    known = environments()
+    known = {**environments(), gym.ENVIRONMENT: gym.LOCK}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         raise UserError(f"unknown environment {name!r}; known: {', '.join(known)}", f"use {close[0] if close else next(iter(known))!r}")

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resume": ("resume", "Finish a trial that was killed, interrupted or blocked."),
     "attach": ("attach", "Follow a trial that runs as a Slurm job, to its verdict."),
     "jobs": ("jobs", "Submit jobs to a cluster, list them, wait for them, read their logs, cancel them."),
+    "rollouts": ("rollouts", "Collect rollouts in campaigns: shards here or over many jobs; resume, merge, profile, select."),
     "report": ("report", "Print the summary of a trial; rebuild its reports."),
     "judge": ("judge", "Judge the files that any run left, without running anything."),
     "localize": ("localize", "Show which sequences and tokens a log-probability mismatch sits in."),

@@ -1,0 +1,93 @@
+"""campaign.toml with flags on top, or flags alone, as a Campaign. Errors name the file, the table and the key."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seatrial.cli.tables import fix_of, message_of, place_of, read_toml
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from seatrial.rollouts.campaign import Campaign
+
+
+def read_campaign(file: Path | None, flags: Mapping[str, Any], settings: Sequence[str] = ()) -> Campaign:
+    """The campaign of a file, of flags (dotted keys; None is unsaid), or of both: flags win. Paths in it become absolute."""
+    from pydantic import ValidationError
+
+    from seatrial.model.errors import UserError
+    from seatrial.rollouts.campaign import Campaign
+
+    data = read_toml(file) if file else {}
+    for key, value in [*flags.items(), *map(_setting, settings)]:
+        if value is not None:
+            _put(data, key, value)
+    if not data.get("datasets"):
+        raise UserError("nothing to collect: no campaign file, and no --input", "name a campaign.toml, or say --input FILE.jsonl --url URL")
+    _make_absolute(data, file.parent if file else Path.cwd())
+    data.setdefault("name", "rollouts")
+    try:
+        return Campaign.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = file or "flags"
+        raise UserError(f"{where}: {place_of(data, first['loc'])}: {message_of(first)}", _fix(first)) from error
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """`KEY=VALUE`, the value as in TOML; what is no TOML is a text."""
+    from seatrial.model.errors import UserError
+
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise UserError(f"--set {text}: KEY=VALUE is meant", "write --set sampling.temperature=0.7")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value
+
+
+def _put(data: dict[str, Any], key: str, value: Any) -> None:
+    from seatrial.model.errors import UserError
+
+    *tables, last = key.split(".")
+    for name in tables:
+        data = data.setdefault(name, {})
+        if not isinstance(data, dict):
+            raise UserError(f"{key}: {name} is no table", "a key of one dataset is set in the file")
+    data[last] = value
+
+
+def _make_absolute(data: dict[str, Any], base: Path) -> None:
+    """Relative paths start at the file; jobs run elsewhere."""
+    for dataset in data["datasets"] if isinstance(data["datasets"], list) else ():
+        if isinstance(dataset, dict) and isinstance(dataset.get("path"), str):
+            dataset["path"] = str((base / dataset["path"]).absolute())
+    verifiers = data.get("verifiers")
+    for verify in verifiers.values() if isinstance(verifiers, dict) else ():
+        function = verify.get("function") if isinstance(verify, dict) else None
+        if isinstance(function, str) and ".py:" in function:
+            verify["function"] = str((base / function).absolute())
+
+
+def _fix(error: Any) -> str:
+    from seatrial.launch.servers import Server
+    from seatrial.rollouts import campaign
+
+    tables: dict[str, type[BaseModel]] = {
+        "datasets": campaign.Dataset,
+        "work": campaign.Work,
+        "policy": campaign.Policy,
+        "server": Server,
+        "requests": campaign.Requests,
+        "failures": campaign.Failures,
+        "gym": campaign.Gym,
+        "verifiers": campaign.Verify,
+        "sandbox": campaign.SandboxLimits,
+        "collector": campaign.Collector,
+    }
+    return fix_of(error, tables, campaign.Campaign, "docs/rollouts.md")

@@ -1,0 +1,254 @@
+"""`seatrial rollouts start`, `resume`, `cancel` and `demo`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from seatrial.cli.rollouts import show
+from seatrial.cli.rollouts.show import say
+from seatrial.cli.rollouts.watch import Directory
+
+if TYPE_CHECKING:
+    from seatrial.rollouts.campaign import Campaign
+    from seatrial.rollouts.conduct import Conductor, Where
+    from seatrial.rollouts.place import Place
+
+File = Annotated[Path | None, typer.Argument(metavar="[campaign.toml]", help="What to collect. Flags below come before it.")]
+On = Annotated[str, typer.Option("--on", metavar="local|slurm[:PROFILE]", help="This machine, or a profile of seatrial.toml.")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration with profiles. Default: the nearest seatrial.toml.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as sampling.temperature=0.7; repeatable.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Submit and leave; needs --on slurm. `resume` follows.")]
+
+
+def start(
+    file: File = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The campaign's directory. Default: campaigns/<time>-<name>.")] = None,
+    on: On = "local",
+    inputs: Annotated[Path | None, typer.Option("--input", help="Rows: Gym JSONL, or JSONL or Parquet with prompt and answer.")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="A pre-hosted policy, such as http://host:8000/v1.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Name of the policy's model. Default: the server's only one.")] = None,
+    verifier: Annotated[str | None, typer.Option("--verifier", help="exact, choice, math, code, or a name of [verifiers].")] = None,
+    repeats: Annotated[int | None, typer.Option("--repeats", min=1, help="Rollouts of each row.")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Instead of --repeats: repetitions by number, such as 0-3,7.")] = None,
+    shards: Annotated[int | None, typer.Option("--shards", min=1, help="Number of shards. Default: from the target duration.")] = None,
+    settings: Set = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show shards, jobs and scripts; collect nothing.")] = False,
+    detach: Detach = False,
+    config: ConfigFile = None,
+) -> None:
+    """Start a campaign: check every row, cut the work into shards, collect, merge and profile.
+
+    Bad rows are reported with their line numbers before anything starts. On this machine the command ends with the campaign. On
+    Slurm it follows the jobs; Ctrl-C leaves them running.
+    """
+    from seatrial.cli.campaign_file import read_campaign
+    from seatrial.rollouts.conduct import LOCAL
+    from seatrial.rollouts.manifest import make
+    from seatrial.rollouts.place import Place
+
+    if file is not None and inputs is not None:
+        _refuse("--input and a campaign file exclude each other: the file names its datasets", "leave one of them out")
+    flags: dict[str, Any] = {
+        "datasets": [{"name": inputs.stem or "rows", "path": str(inputs)}] if inputs else None,
+        "policy.url": url,
+        "policy.model": model,
+        "verifier": verifier,
+        "work.repeats": repeats,
+        "work.seeds": seeds,
+        "work.shards": shards,
+    }
+    campaign = read_campaign(file, flags, settings or ())
+    where = _where(on, config)
+    if detach and where.name == LOCAL:
+        _refuse("--detach leaves jobs to Slurm, and --on local has none", "use --on slurm:PROFILE")
+    root = (out or Path("campaigns") / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{campaign.name}").absolute()
+    if dry_run:
+        _dry_run(campaign, where, root)
+    _ready(campaign)
+    manifest = make(campaign, Path.cwd(), Place(root), say)
+    _hide_from_git(root)
+    typer.echo(str(root))
+    say(f"{manifest.rows} rows, {manifest.units} rollouts, {manifest.shards} shards")
+    _carry(Place(root), where, detach)
+
+
+def resume(
+    directory: Directory,
+    file: File = None,
+    on: Annotated[str | None, typer.Option("--on", metavar="local|slurm[:PROFILE]", help="Default: where the last round ran.")] = None,
+    settings: Set = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Owe units again that failed for good.")] = False,
+    detach: Detach = False,
+    config: ConfigFile = None,
+) -> None:
+    """Collect what is missing, then merge and profile.
+
+    With a campaign file or --set, settings that no result depends on may change (where the servers are, how many requests at a
+    time, deadlines, how jobs are launched). What results depend on must be as it was: a changed key is refused and named.
+    """
+    from seatrial.files import write_json
+    from seatrial.rollouts import rounds
+    from seatrial.rollouts.manifest import load, load_campaign
+    from seatrial.rollouts.place import Place
+    from seatrial.rollouts.stops import go_on, stopped
+
+    place = Place(directory.absolute())
+    manifest = load(place)
+    if manifest.imported:
+        _refuse(f"{directory}: was imported, so there is nothing to collect", "merge, profile and select work on it")
+    if file or settings:
+        campaign = _changed(place, file, settings or [])
+        write_json(place.campaign, campaign)
+    campaign = load_campaign(place)
+    past = rounds.rounds(place)
+    where = _where(on or (past[-1].on if past else "local"), config)
+    _ready(campaign)
+    if why := stopped(place):
+        say(f"it had stopped by itself: {why.reason}")
+        go_on(place)
+    if retry_failed:
+        from seatrial.rollouts.journal.forgive import forgive
+
+        say(f"{forgive(place)} failures are owed again")
+    _carry(place, where, detach)
+
+
+def cancel(directory: Directory) -> None:
+    """Cancel the jobs of a campaign that wait or run on Slurm. What was collected stays; `resume` goes on."""
+    from seatrial.rollouts.conduct import cancel as cancel_jobs
+    from seatrial.rollouts.place import Place
+
+    names = cancel_jobs(Place(directory.absolute()))
+    for name in names:
+        typer.echo(f"cancelled {name}")
+    if not names:
+        say("nothing to cancel: no job of it waits or runs on Slurm")
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option("--out", help="Directory. Default: campaigns/<time>-demo.")] = None,
+) -> None:
+    """Run a small campaign here: a tiny model, trained and served locally, answers sums; verified, merged and profiled.
+
+    The first time it builds the environment of the default trial (minutes) and trains the model (half a minute).
+    """
+    from seatrial.cli.campaign_file import read_campaign
+    from seatrial.launch.environments import Environments
+    from seatrial.launch.interrupt import Interruptible
+    from seatrial.loops import environments
+    from seatrial.rollouts.conduct import Where
+    from seatrial.rollouts.demo import ENVIRONMENT, write_demo
+    from seatrial.rollouts.manifest import make
+    from seatrial.rollouts.place import Place
+
+    cache = Environments()
+    with Interruptible():
+        python = cache.build(ENVIRONMENT, environments()[ENVIRONMENT], say).python
+    root = (out or Path("campaigns") / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-demo").absolute()
+    file = write_demo(root.with_name(f"{root.name}-inputs"), python, cache.root / "demo-model")
+    say(f"the campaign is described in {file}")
+    make(read_campaign(file, {}), Path.cwd(), Place(root), say)
+    _hide_from_git(root)
+    typer.echo(str(root))
+    _carry(Place(root), Where(), detach=False)
+
+
+def _refuse(message: str, fix: str) -> None:
+    from seatrial.model.errors import UserError
+
+    raise UserError(message, fix)
+
+
+def _where(on: str, config: Path | None) -> Where:
+    from seatrial.cli.request import load_config, profile_named
+    from seatrial.rollouts.conduct import LOCAL, Where
+
+    if on == LOCAL:
+        return Where()
+    name, profile = profile_named(load_config(config, None), on)
+    return Where(f"slurm:{name}", profile)
+
+
+def _ready(campaign: Campaign) -> None:
+    """What can be known ahead is known ahead: keys, the sandbox, Gym's environment."""
+    from seatrial.rollouts.preflight import prepare
+
+    prepare(campaign, say)
+
+
+def _changed(place: Place, file: Path | None, settings: list[str]) -> Campaign:
+    """The campaign with what may change; a UserError names what may not."""
+    from seatrial.cli.campaign_file import read_campaign
+    from seatrial.files import read_json
+    from seatrial.model.errors import UserError
+    from seatrial.rollouts.manifest import changes, load
+
+    stored = None if file else read_json(place.campaign)
+    campaign = read_campaign(file, stored or {}, settings)
+    found = changes(load(place), campaign, Path.cwd())
+    if found:
+        lines = "\n  ".join(found)
+        raise UserError(f"{place.root}: results depend on what has changed:\n  {lines}", "change it back, or start a new campaign")
+    return campaign
+
+
+def _carry(place: Place, where: Where, detach: bool) -> None:
+    """Carry a campaign to its end, and end with its exit code."""
+    from seatrial.cli.rollouts.results import merge_and_profile
+    from seatrial.launch.interrupt import Interrupted, Interruptible
+    from seatrial.model.verdict import ExitCode
+    from seatrial.rollouts.conduct import Conductor
+
+    progress = show.Progress()
+    conductor = Conductor(place, where, say, progress.show)
+    try:
+        with Interruptible():
+            status = conductor.submit() if detach else conductor.carry()
+    except Interrupted:
+        _interrupted(conductor)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    if detach:
+        return
+    if not status.owed:
+        merge_and_profile(place.root)
+    show.close(status, place.root)
+
+
+def _interrupted(conductor: Conductor) -> None:
+    place = shlex.quote(str(conductor.place.root))
+    if conductor.where.profile is None:
+        say(f"interrupted; what was collected is kept. Go on with: seatrial rollouts resume {place}")
+    else:
+        say(f"interrupted; the jobs go on. Follow: seatrial rollouts resume {place}. Cancel: seatrial rollouts cancel {place}")
+
+
+def _hide_from_git(root: Path) -> None:
+    """The directory may lie in a checkout under test, which must not look changed."""
+    from seatrial.files import write_text
+
+    write_text(root / ".gitignore", "*\n")
+
+
+def _dry_run(campaign: Campaign, where: Where, root: Path) -> None:
+    """Shards, jobs and, on Slurm, scripts as they are; makes nothing. Ends with 0, or 99 when Slurm would refuse."""
+    import tempfile
+
+    from seatrial.model.verdict import ExitCode
+    from seatrial.rollouts.manifest import make
+    from seatrial.rollouts.place import Place
+    from seatrial.rollouts.showing import describe
+
+    with tempfile.TemporaryDirectory() as name:
+        # The inputs are read and cut for real, somewhere else.
+        place = Place(Path(name) / root.name)
+        manifest = make(campaign, Path.cwd(), place, say)
+        shown = describe(place, root, campaign, manifest, where)
+    typer.echo(shown.text)
+    for job, answer in shown.answers:
+        say(f"{job}: {answer}")
+    raise typer.Exit(ExitCode.PASS if all(answer == "ok" for _, answer in shown.answers) else ExitCode.BLOCKED)

@@ -1,0 +1,108 @@
+"""campaign.toml as data: what excludes what, and what a result depends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from seatrial.rollouts.campaign import Campaign, parse_numbers
+
+PLAIN: dict[str, Any] = {
+    "name": "small",
+    "datasets": [{"name": "sums", "path": "sums.jsonl"}],
+    "policy": {"url": "http://127.0.0.1:8000/v1"},
+    "verifier": "exact",
+}
+SERVER = {"kind": "vllm", "model": "/models/m"}
+
+
+def made(**changes: Any) -> Campaign:
+    return Campaign.model_validate({**PLAIN, **changes})
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("0-3,7", (0, 1, 2, 3, 7)), ("5", (5,)), ("2..4", (2, 3, 4)), ("1, 0", (1, 0))])
+def test_numbers(text: str, numbers: tuple[int, ...]) -> None:
+    assert parse_numbers(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "3-1", "0-2,1", "a", "1-", "-1", "1,,2"])
+def test_what_are_no_numbers(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_numbers(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy": {"url": "http://h/v1", "server": SERVER}}, "url and server was said"),
+        ({"policy": {}}, "none of them"),
+        ({"policy": {"server": {"kind": "url", "url": "http://h/v1"}}}, "say policy.url"),
+        ({"work": {"repeats": 2, "seeds": "0-1"}}, "exclude each other"),
+        ({"verifier": None}, "who scores it"),
+        ({"verifier": "maths"}, "unknown verifier 'maths'"),
+        ({"gym": {"resources": ["mcqa"]}}, "excludes verifier"),
+        ({"gym": {"resources": ["mcqa"], "config_paths": ["a.yaml"]}, "verifier": None}, "either config_paths or resources"),
+        ({"gym": {"resources": ["mcqa"], "collect_arguments": ["+a=1"]}, "verifier": None}, 'driver = "collector"'),
+        ({"gym": {"resources": ["mcqa"], "python": "/p", "environment": "gym"}, "verifier": None}, "exclude each other"),
+        ({"sandbox_service": True}, "for Gym's resources servers"),
+        ({"datasets": [PLAIN["datasets"][0], PLAIN["datasets"][0]]}, "two datasets"),
+        ({"verifiers": {"mine": {"kind": "exact", "function": "a:b"}}}, "go together"),
+        ({"verifiers": {"mine": {"kind": "math", "model": "m"}}}, "of kind judge"),
+        ({"verifiers": {"mine": {"kind": "exact", "pattern": "("}}}, "pattern"),
+        ({"environment": {"OPENAI_API_KEY": "sk-1234567890abcdef"}}, "secret"),
+        ({"unknown": 1}, "Extra inputs"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        made(**changes)
+
+
+def test_a_dataset_has_its_own_verifier_and_repeats() -> None:
+    datasets = [{"name": "a", "path": "a"}, {"name": "b", "path": "b", "verifier": "strict", "repeats": 2}]
+    campaign = made(datasets=datasets, verifiers={"strict": {"kind": "exact", "ignore_case": False}}, work={"seeds": "0-3,7"})
+    assert campaign.verifier_of(campaign.datasets[0]).ignore_case
+    assert not campaign.verifier_of(campaign.datasets[1]).ignore_case
+    assert campaign.work.labels() == (0, 1, 2, 3, 7)
+    assert campaign.work.labels(campaign.datasets[1].repeats) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"requests": {"concurrency": 7}},
+        {"policy": {"url": "http://elsewhere:1/v1", "key_env": "KEY"}},
+        {"failures": {"max_share": 0.9}},
+        {"work": {"rounds": 9, "parallel": 3}},
+        {"collector": {"cpus": 9}},
+        {"datasets": [{"name": "sums", "path": "/other/place.jsonl"}]},
+    ],
+)
+def test_what_no_result_depends_on_may_change(changes: dict[str, Any]) -> None:
+    assert made(**changes).identity() == made().identity()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": {"temperature": 0.5}},
+        {"work": {"repeats": 2}},
+        {"work": {"seed": 1}},
+        {"work": {"shards": 3}},
+        {"policy": {"url": "http://127.0.0.1:8000/v1", "model": "another"}},
+        {"policy": {"url": "http://127.0.0.1:8000/v1", "api": "responses"}},
+        {"verifier": "choice"},
+        {"datasets": [{"name": "sums", "path": "sums.jsonl", "limit": 1}]},
+        {"sandbox": {"memory_mb": 1}},
+    ],
+)
+def test_what_results_depend_on_is_part_of_the_identity(changes: dict[str, Any]) -> None:
+    assert made(**changes).identity() != made().identity()
+
+
+def test_a_self_hosted_policy_is_known_by_its_model() -> None:
+    hosted = made(policy={"server": SERVER})
+    assert hosted.identity()["policy"]["model"] == "/models/m"
+    assert hosted.identity() == made(policy={"url": "http://h/v1", "model": "/models/m"}).identity()

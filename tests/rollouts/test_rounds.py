@@ -1,0 +1,77 @@
+"""Rounds: what is launched, in which jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.test_campaign import SERVER, made
+from seatrial.model.errors import UserError
+from seatrial.model.job import Batch
+from seatrial.rollouts import rounds
+from seatrial.rollouts.place import Place
+
+
+def test_the_first_round_has_a_task_per_shard(tmp_path: Path) -> None:
+    planned = rounds.plan(Place(tmp_path), {2: 5, 0: 5, 1: 5}, 5, "local")
+    assert planned.tasks == ((0,), (1,), (2,))
+    assert (planned.number, planned.owed) == (1, 15)
+
+
+def test_what_is_left_over_is_packed_into_tasks_of_a_full_shard(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    rounds.store(place, rounds.plan(place, dict.fromkeys(range(6), 10), 10, "local"))
+    later = rounds.plan(place, {0: 4, 1: 6, 3: 1, 4: 10, 5: 2}, 10, "slurm:x")
+    assert later.tasks == ((0, 1), (3,), (4,), (5,))
+    assert later.number == 2
+    rounds.store(place, later)
+    assert [item.number for item in rounds.rounds(place)] == [1, 2]
+    assert rounds.load(place, 2) == later
+
+
+def batch(tmp_path: Path, tasks: int = 3, merge: bool = False, **changes: Any) -> Batch:
+    campaign = made(**changes)
+    planned = rounds.plan(Place(tmp_path), dict.fromkeys(range(tasks), 10), 10, "local")
+    return rounds.batch_of(Place(tmp_path), campaign, planned, 8, merge=merge)
+
+
+def test_a_pre_hosted_policy_needs_the_collector_alone(tmp_path: Path) -> None:
+    (job,) = batch(tmp_path, work={"parallel": 2}).jobs
+    assert [item.name for item in job.components] == ["client"]
+    assert (job.array, job.parallel) == (3, 2)
+    assert job.client.command[-6:] == ("collect", str(tmp_path), "--round", "1", "--task", "{index}")
+
+
+def test_servers_stand_in_the_same_job_with_one_address_or_all_of_them(tmp_path: Path) -> None:
+    (job,) = batch(tmp_path, policy={"server": {**SERVER, "replicas": 2}}).jobs
+    assert [item.name for item in job.components] == ["policy", "client"]
+    assert job.client.command[-2:] == ("--urls", "{urls:policy}")
+    (job,) = batch(tmp_path, policy={"server": {**SERVER, "replicas": 2, "route": True, "name": "other"}}).jobs
+    assert [item.name for item in job.components] == ["policy-copy", "policy", "client"]
+    assert job.client.command[-2:] == ("--urls", "{url:policy}")
+
+
+def test_the_sandbox_stands_beside_gym(tmp_path: Path) -> None:
+    (job,) = batch(tmp_path, gym={"resources": ["code_gen"]}, verifier=None, sandbox_service=True).jobs
+    assert [item.name for item in job.components] == ["sandbox", "client"]
+    assert job.client.command[-2:] == ("--sandbox", "{url:sandbox}")
+
+
+def test_on_a_cluster_the_merge_comes_after_the_collecting_tasks_however_they_ended(tmp_path: Path) -> None:
+    collect, merge = batch(tmp_path, merge=True, collector={"minutes": 30}).jobs
+    assert collect.minutes == 30
+    assert [(after.job, after.when) for after in merge.after] == [("collect", "any")]
+    assert merge.client.command[-2:] == ("finish", str(tmp_path))
+
+
+def test_a_collector_in_a_container_sees_the_campaign(tmp_path: Path) -> None:
+    (job,) = batch(tmp_path, collector={"container": "gym", "mounts": ["/data:/data"]}).jobs
+    assert job.client.mounts[0] == f"{tmp_path}:{tmp_path}"
+    assert "/data:/data" in job.client.mounts
+
+
+def test_a_directory_with_words_in_braces_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="braces"):
+        batch(tmp_path / "{index}")
