@@ -12,8 +12,10 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -30,12 +32,19 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` atomically; an OSError becomes an error that names the path (see `write_error`)."""
+    with replacing(path) as stream:
+        stream.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A stream whose content becomes `path` when the block ends well, and nothing when it does not; errors as in `write_bytes`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
+                yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
             Path(temporary).chmod(0o644)
@@ -43,7 +52,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise write_error(path, error) from error
 
@@ -56,7 +65,7 @@ def write_error(path: Path, error: OSError) -> UserError | BlockedError:
     return UserError(message, "make the directory writable, or choose another place")
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     """Make a rename durable; some filesystems refuse to sync a directory, which is no reason to fail."""
     try:
         handle = os.open(path, os.O_RDONLY)

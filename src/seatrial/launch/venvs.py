@@ -149,15 +149,21 @@ def site_packages(directory: Path, python: str) -> Path:
 
 
 def find_python(version: str) -> str:
-    """An interpreter of `major.minor`: Seatrial's own if it fits, or the one on PATH; else a BlockedError."""
+    """An interpreter of `major.minor`: Seatrial's own if it fits, or the one on PATH, or one that pyenv has; else a BlockedError."""
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
-    found = shutil.which(f"python{version}")
-    # A version manager's stand-in exists for every version and works for the activated ones only: try it.
-    if found and _output([found, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip() == version:
-        return found
+    # A version manager's stand-in exists for every version and works for the activated ones only: try it, then ask for the real one.
+    for found in (shutil.which(f"python{version}"), _of_pyenv(version)):
+        if found and _output([found, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip() == version:
+            return found
     fix = f"install Python {version} with its venv module, so that python{version} is on PATH"
     raise BlockedError(Boundary.ENVIRONMENT, f"no working python{version} on PATH, and Seatrial runs on another version", fix)
+
+
+def _of_pyenv(version: str) -> str | None:
+    """The newest `major.minor` that pyenv has, activated or not."""
+    prefix = _output(["pyenv", "prefix", version]).strip() if shutil.which("pyenv") else ""
+    return f"{prefix}/bin/python{version}" if prefix.startswith("/") else None
 
 
 def read_installed(python: Path) -> Installed:

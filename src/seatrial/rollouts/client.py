@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from seatrial.launch.interrupt import stop_requested
 from seatrial.model.errors import UserError
@@ -27,7 +28,8 @@ def collect_task(place: Place, number: int, task: int, urls: Sequence[str], sand
     if not 0 <= task < len(planned.tasks):
         raise UserError(f"round {number} has {len(planned.tasks)} tasks, and no task {task}", "seatrial rollouts resume plans anew")
     campaign = load_campaign(place)
-    backend = make_backend(campaign, place, [*urls] or _prehosted(campaign), sandbox)
+    logs = rounds.directory(place, number) / "gym" / str(task)
+    backend = make_backend(campaign, place, [*urls] or _prehosted(campaign), sandbox, logs, progress)
     return run(place, campaign, planned.tasks[task], backend, progress)
 
 
@@ -65,17 +67,33 @@ def key_of(variable: str | None) -> str | None:
     return os.environ[variable]
 
 
-def make_backend(campaign: Campaign, place: Place, urls: Sequence[str], sandbox: str | None) -> Backend:
-    """Who makes the rollouts of this campaign."""
+def make_backend(
+    campaign: Campaign, place: Place, urls: Sequence[str], sandbox: str | None, logs: Path, progress: Callable[[str], None]
+) -> Backend:
+    """Who makes the rollouts of this campaign; `logs` is for servers that it starts."""
     bases = [base_url(url) for url in urls]
     key = key_of(campaign.policy.key_env)
     if campaign.gym:
         from seatrial.rollouts.gym.backend import GymBackend
 
-        return GymBackend(campaign, place, bases, key, sandbox)
+        agents = agents_of(place)
+        return GymBackend(campaign, bases, key, logs, agents=agents, sandbox=_host_and_port(sandbox), progress=progress)
     from seatrial.rollouts.direct.backend import DirectBackend
 
     return DirectBackend(campaign, bases, make_verifiers(campaign, bases), key)
+
+
+def agents_of(place: Place) -> set[str]:
+    """Every agent that a row names."""
+    with Units(place, load(place)) as units:
+        return {agent for index in range(units.rows) if (agent := units.row(index).agent)}
+
+
+def _host_and_port(url: str | None) -> tuple[str, int] | None:
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    return parts.hostname or "127.0.0.1", parts.port or 80
 
 
 def base_url(url: str) -> str:
@@ -85,13 +103,19 @@ def base_url(url: str) -> str:
 
 
 def make_verifiers(campaign: Campaign, urls: Sequence[str]) -> Mapping[str, Verifier]:
-    """The verifier of each dataset; datasets that say the same share one."""
+    """The verifier of each dataset; datasets that say the same share one. A judge without a URL is the policy itself."""
     from seatrial.rollouts.verify import make_verifier
 
+    datasets = {dataset.name: dataset for dataset in campaign.datasets}
     made: dict[str, Verifier] = {}
     verifiers: dict[str, Verifier] = {}
     for dataset in campaign.datasets:
         verify = campaign.verifier_of(dataset)
-        key = verify.model_dump_json() + (dataset.answer or "")
-        made[key] = verifiers[dataset.name] = made.get(key) or make_verifier(verify, campaign.sandbox, Path.cwd(), None)
+        if verify.kind == "judge" and verify.url is None and urls:
+            policy = campaign.policy
+            verify = verify.model_copy(update={"url": urls[0], "model": verify.model or policy.model, "key_env": policy.key_env})
+        key = verify.model_dump_json()
+        if key not in made:
+            made[key] = make_verifier(verify, campaign.sandbox, Path.cwd(), None, datasets)
+        verifiers[dataset.name] = made[key]
     return verifiers

@@ -29,7 +29,7 @@ class Place:
 
     @property
     def index(self) -> Path:
-        """Where each row starts in `inputs`, and how many units come before it."""
+        """Where each row starts in `inputs`, and where the last one ends."""
         return self.root / "inputs.index"
 
     @property

@@ -58,6 +58,8 @@ class Outcome:
     turns: int | None = None
     finish: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    latency_s: float | None = None
+    """Where it is another than that of the call: of a rollout that was stored before."""
 
 
 class RolloutError(Exception):

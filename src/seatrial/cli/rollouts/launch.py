@@ -23,6 +23,8 @@ On = Annotated[str, typer.Option("--on", metavar="local|slurm[:PROFILE]", help="
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration with profiles. Default: the nearest seatrial.toml.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as sampling.temperature=0.7; repeatable.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Submit and leave; needs --on slurm. `resume` follows.")]
+_DEMO = "trl"
+"""The environment that has what the demo's server needs: torch and transformers."""
 
 
 def start(
@@ -91,9 +93,8 @@ def resume(
     With a campaign file or --set, settings that no result depends on may change (where the servers are, how many requests at a
     time, deadlines, how jobs are launched). What results depend on must be as it was: a changed key is refused and named.
     """
-    from seatrial.files import write_json
     from seatrial.rollouts import rounds
-    from seatrial.rollouts.manifest import load, load_campaign
+    from seatrial.rollouts.manifest import load, load_campaign, save_campaign
     from seatrial.rollouts.place import Place
     from seatrial.rollouts.stops import go_on, stopped
 
@@ -103,7 +104,7 @@ def resume(
         _refuse(f"{directory}: was imported, so there is nothing to collect", "merge, profile and select work on it")
     if file or settings:
         campaign = _changed(place, file, settings or [])
-        write_json(place.campaign, campaign)
+        save_campaign(place, campaign)
     campaign = load_campaign(place)
     past = rounds.rounds(place)
     where = _where(on or (past[-1].on if past else "local"), config)
@@ -114,7 +115,8 @@ def resume(
     if retry_failed:
         from seatrial.rollouts.journal.forgive import forgive
 
-        say(f"{forgive(place)} failures are owed again")
+        forgive(place)
+        say("units that had failed for good are owed again")
     _carry(place, where, detach)
 
 
@@ -142,13 +144,13 @@ def demo(
     from seatrial.launch.interrupt import Interruptible
     from seatrial.loops import environments
     from seatrial.rollouts.conduct import Where
-    from seatrial.rollouts.demo import ENVIRONMENT, write_demo
+    from seatrial.rollouts.demo.data import write_demo
     from seatrial.rollouts.manifest import make
     from seatrial.rollouts.place import Place
 
     cache = Environments()
     with Interruptible():
-        python = cache.build(ENVIRONMENT, environments()[ENVIRONMENT], say).python
+        python = cache.build(_DEMO, environments()[_DEMO], say).python
     root = (out or Path("campaigns") / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-demo").absolute()
     file = write_demo(root.with_name(f"{root.name}-inputs"), python, cache.root / "demo-model")
     say(f"the campaign is described in {file}")

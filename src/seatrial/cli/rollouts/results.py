@@ -34,7 +34,7 @@ def merge(
 def _merge(directory: Path, partial: bool) -> str:
     from seatrial.launch.interrupt import Interruptible
     from seatrial.rollouts.manifest import load, load_campaign
-    from seatrial.rollouts.merge import merge as merge_campaign
+    from seatrial.rollouts.merge.merging import merge as merge_campaign
     from seatrial.rollouts.place import Place
     from seatrial.rollouts.units import Units
 
@@ -75,8 +75,7 @@ def _profile(directory: Path, pass_at: float, k: list[int] | None, out: Path | N
 
     place = Place(directory)
     target = out or place.profile
-    for note in write(make_profile(place, pass_at=pass_at, ks=k, progress=say), target):
-        say(note)
+    write(make_profile(place, pass_at=pass_at, ks=k, progress=say), target)
     return read_text(target / ("profile.json" if as_json else "profile.md"))
 
 
@@ -103,7 +102,6 @@ def select(
     from seatrial.rollouts.place import Place
     from seatrial.rollouts.select import select as select_tasks
 
-    sort = "pass-rate" if by_rate else "order"
     found = select_tasks(
         Place(directory),
         low=low,
@@ -112,12 +110,13 @@ def select(
         tag=tag,
         min_n=min_n,
         out=out,
-        sort=sort,
+        sort="pass-rate" if by_rate else "order",
         with_rate=with_rate,
         pass_at=pass_at,
     )
     typer.echo(str(out))
-    say(found.in_words())
+    left = "".join(f"; {count} {reason}" for reason, count in found.left_out.items())
+    say(f"{found.rows} of {found.tasks} tasks{left}")
 
 
 def rescore(

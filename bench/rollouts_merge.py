@@ -1,0 +1,218 @@
+"""Merge, resume scan and profile of a large campaign, beside Gym's own profiler on the same rows.
+
+    python bench/rollouts_merge.py [--rows 320000] [--gym-python PATH]
+
+Makes a campaign of 320,000 rollouts of 3.5 to 4 KB in 400 shards, with duplicate, torn and failed records; then scans it as `resume`
+does, merges and profiles it, each in a process of its own, and prints seconds, CPU seconds, rows/s and peak memory. With
+--gym-python, a Python that has nemo-gym, Gym's RewardProfiler reads the merged rows; the mean rewards of all tasks are compared.
+Nothing is asserted about speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from seatrial.rollouts import manifest as manifests
+from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.journal.attempt import Attempt
+from seatrial.rollouts.journal.holder import Holder
+from seatrial.rollouts.journal.lease import Lease
+from seatrial.rollouts.journal.scan import Scanner
+from seatrial.rollouts.manifest import Manifest
+from seatrial.rollouts.merge.merging import merge
+from seatrial.rollouts.place import Place
+from seatrial.rollouts.profile.build import profile
+from seatrial.rollouts.record import Head, encode
+from seatrial.rollouts.units import Units
+
+REPEATS = 16
+SHARDS = 400
+TEXT = "".join(random.Random(0).choices("abcdefgh ijklm nopqr ", k=4000))
+
+# Prints wall and CPU seconds, peak KiB, tasks and the digest of their mean rewards, which must be made as in `digest` below.
+PEER = """
+import hashlib, json, resource, sys, time
+import orjson
+from nemo_gym.reward_profile import RewardProfiler
+rows, results = [], []
+began = time.monotonic()
+with open(sys.argv[1], "rb") as stream:
+    for line in stream:
+        result = orjson.loads(line)
+        results.append(result)
+        rows.append({key: result[key] for key in ("_ng_task_index", "_ng_rollout_index", "agent_ref", "responses_create_params")})
+tasks, _ = RewardProfiler().profile_from_data(rows, results, allow_partial_rollouts=True)
+wall, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
+found = hashlib.sha256()
+for task in sorted(tasks, key=lambda task: task["_ng_task_index"]):
+    found.update(f"{task['_ng_task_index']} {task['num_rollouts']} {task['mean/reward']:.9f}".encode())
+print(json.dumps([wall, used.ru_utime + used.ru_stime, used.ru_maxrss, len(tasks), found.hexdigest()]))
+"""
+
+
+def make_campaign(place: Place, rows: int) -> Manifest:
+    """The directory of a campaign that was collected, with everything that can go wrong on the way."""
+    base = place.root.parent
+    with (base / "rows.jsonl").open("w", encoding="utf-8") as stream:
+        for number in range(rows):
+            stream.write(json.dumps({"prompt": f"question {number}", "answer": str(number)}) + "\n")
+    campaign = Campaign.model_validate(
+        {
+            "name": "bench",
+            "datasets": [{"name": "questions", "path": "rows.jsonl"}],
+            "work": {"repeats": REPEATS, "shards": min(SHARDS, rows)},
+            "policy": {"url": "http://127.0.0.1:9/v1", "model": "stub"},
+            "verifier": "exact",
+        }
+    )
+    return manifests.make(campaign, base, place)
+
+
+def line_of(units: Units, number: int, source: random.Random, *, fails: bool = False) -> bytes:
+    """A record as the collector writes it."""
+    unit = units.unit(number)
+    reward, repeat = float(source.random() < unit.row.index % 10 / 9), unit.repeat
+    if fails:
+        return encode(Head(unit.number, unit.row.id, repeat, unit.seed, "failed", kind="timeout", final=source.random() < 0.1), {})
+    answer = str(unit.row.index if reward else source.randrange(9))
+    head = Head(unit.number, unit.row.id, repeat, unit.seed, "ok", reward, answer, 120, 700, 1, 3.25, "stop", ended=1.7e9 + number)
+    text = TEXT[: source.randint(2700, 3200)]
+    row = {
+        "responses_create_params": {"input": [{"role": "user", "content": unit.row.data["prompt"]}], "temperature": 1.0},
+        "response": {
+            "id": f"resp_{number}",
+            "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text, "annotations": []}]}],
+            "usage": {"input_tokens": 120, "output_tokens": 700, "total_tokens": 820},
+        },
+        "reward": reward,
+        "_ng_task_index": unit.row.index,
+        "_ng_rollout_index": repeat,
+        "agent_ref": {"name": "seatrial_direct"},
+        "task_id": unit.row.id,
+    }
+    return encode(head, row)
+
+
+def fill(place: Place, units: Units, shards: int) -> int:
+    """Write every shard's journal, in the order in which rollouts end: two attempts in every fourth; gives the number of lines."""
+    source, lines = random.Random(1), 0
+    for shard in range(shards):
+        numbers = list(units.of_shard(shard))
+        numbers.sort(key=lambda number: number + source.uniform(0, 64))
+        cut = len(numbers) // 2 if shard % 4 == 0 else len(numbers)
+        again = source.sample(numbers[:cut], len(numbers) // 100)
+        for part in filter(None, (numbers[:cut], numbers[cut:] + again)):
+            with Lease.acquire(place.shard(shard), Holder.here(), 0) as lease, Attempt.open(lease.directory, lease.holder) as attempt:
+                for number in part:
+                    if source.random() < 0.002:
+                        attempt.append(line_of(units, number, source, fails=True))
+                    attempt.append(line_of(units, number, source))
+                if shard % 16 == 8:
+                    attempt.append(line_of(units, part[0], source)[:-300] + b"\n")
+                if shard % 16 == 0:
+                    attempt.append(line_of(units, part[0], source)[:-300])
+            lines += len(part)
+    return lines
+
+
+def apart(name: str, place: Place, what: str) -> str:
+    """Run one of WORK in a process of its own, print what it cost, and give back what it says."""
+    command = [sys.executable, __file__, "--one", name, str(place.root)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    wall, cpu, peak, rows, word = json.loads(done.stdout)
+    rate = f"{rows / wall:,.0f} rows/s, {rows / cpu:,.0f} per CPU-s"
+    print(f"{what}: {wall:.2f} s, {cpu:.2f} CPU-s, {rate}, peak {peak / 1024:.0f} MiB")
+    return str(word)
+
+
+def one(name: str, root: str) -> int:
+    """The other side of `apart`."""
+    began = time.monotonic()
+    rows, word = WORK[name](Place(Path(root)))
+    wall, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
+    print(json.dumps([wall, used.ru_utime + used.ru_stime, used.ru_maxrss, rows, word]))
+    return 0
+
+
+def scanned(place: Place) -> tuple[int, str]:
+    """What resume does first."""
+    with Units(place, manifests.load(place)) as units:
+        scan = Scanner(place, units).update()
+    return scan.ok, f"{scan.ok} ok, {scan.failed} failed, {scan.owed} owed, {scan.torn} torn, {scan.tails} tails, {scan.duplicates} twice"
+
+
+def merged(place: Place) -> tuple[int, str]:
+    """A merge, to disk."""
+    manifest = manifests.load(place)
+    with Units(place, manifest) as units:
+        result = merge(place, manifest, units)
+    return result.ok, f"{result.ok} rows of {result.expected}, {result.rollouts.bytes / 1e9:.2f} GB, sha256 {result.sha256[:16]}"
+
+
+def profiled(place: Place) -> tuple[int, str]:
+    """The profile, from the journal; says the digest of all means."""
+    digest, rows = hashlib.sha256(), 0
+    for task in profile(place).tasks:
+        if task.reward:
+            rows += task.n
+            digest.update(f"{task.index} {task.n} {task.reward.mean:.9f}".encode())
+    return rows, digest.hexdigest()
+
+
+WORK: dict[str, Callable[[Place], tuple[int, str]]] = {work.__name__: work for work in (scanned, merged, profiled)}
+"""Each gives rows, and a word about them."""
+
+
+def peer(place: Place, python: str) -> str:
+    """Gym's profiler on the merged rows; gives the digest of all means."""
+    command = [python, "-c", PEER, str(place.merged / "rollouts.jsonl")]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    wall, cpu, peak, tasks, found = json.loads(done.stdout.splitlines()[-1])
+    print(f"Gym RewardProfiler on the merged rows: {wall:.1f} s, {cpu:.1f} CPU-s, {tasks} tasks, peak {peak / 1024:,.0f} MiB")
+    return str(found)
+
+
+def measure(place: Place, rows: int, gym_python: str | None) -> int:
+    """All figures; the exit code."""
+    manifest = make_campaign(place, rows // REPEATS)
+    with Units(place, manifest) as units:
+        lines = fill(place, units, manifest.shards)
+    print(f"campaign: {manifest.units:,} units in {manifest.shards} shards, {lines:,} rollouts in the journal")
+    print(f"  {apart('scanned', place, 'resume scan')} (bar: 5 s)")
+    first = apart("merged", place, "merge, sorted, hashed, synced")
+    print(f"  {first} (bar: 40,000 rows/s, 300 MiB)")
+    same = first == apart("merged", place, "merge again")
+    print(f"  {'the same bytes' if same else 'OTHER BYTES'}")
+    ours = apart("profiled", place, "profile (bar: 70,000 rows/s, 300 MiB)")
+    if gym_python is None:
+        print("Gym RewardProfiler: not measured (give --gym-python)")
+        return 0 if same else 1
+    equal = peer(place, gym_python) == ours
+    print("means of all tasks: equal" if equal else "means of all tasks: DIFFERENT")
+    return 0 if same and equal else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=320_000, help="rollouts")
+    parser.add_argument("--gym-python", help="a Python that has nemo-gym")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        return one(*options.one)
+    with tempfile.TemporaryDirectory(prefix="seatrial-bench-") as folder:
+        return measure(Place(Path(folder) / "campaign"), options.rows, options.gym_python)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""The collector: the owed units of some shards, from one backend, in one event loop.
+
+- At most `requests.concurrency` units are in memory; rows are read when there is a slot for them.
+- Shards are taken one after another, the next one while the last units of the one before are still open: no idle tail.
+- It ends when all was tried (`done`; what may heal is still owed), when `stop` says so (`stopped`), when the campaign stopped itself
+  (`budget`), when nobody answers (`servers`), or when other attempts hold what is left (`fenced`). Open rollouts get `drain_s` to
+  finish when it is stopped. Whatever was not written down is owed again.
+- The backend is opened when the first owed unit is found, and closed in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from seatrial.model.errors import UserError
+from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.collect.budget import Budget
+from seatrial.rollouts.collect.desk import Desk
+from seatrial.rollouts.collect.limiter import Limiter
+from seatrial.rollouts.collect.pulse import Pulse
+from seatrial.rollouts.collect.roller import Roller
+from seatrial.rollouts.journal.scan import Scanner
+from seatrial.rollouts.manifest import load
+from seatrial.rollouts.place import Place
+from seatrial.rollouts.stops import stop as stop_campaign
+from seatrial.rollouts.stops import stopped
+from seatrial.rollouts.units import Units
+from seatrial.rollouts.work import Backend, ServersGoneError
+
+Reason = Literal["done", "stopped", "budget", "servers", "fenced"]
+_LOOK_S = 0.2
+_KEEP_S = 2.0
+_SAY_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a collector ended."""
+
+    reason: Reason
+    ok: int
+    """Units of its shards that are settled well, earlier attempts included."""
+    failed: int
+    """Settled for good as failures."""
+    owed: int
+    """Not settled."""
+    message: str = ""
+
+
+async def collect(
+    place: Place,
+    campaign: Campaign,
+    units: Units,
+    shards: Sequence[int],
+    backend: Backend,
+    *,
+    stop: Callable[[], str | None],
+    progress: Callable[[str], None],
+    drain_s: float = 60.0,
+    only: Callable[[int], bool] | None = None,
+) -> Ended:
+    """Collect what is owed in these shards. `stop` is asked five times a second and gives a reason or None; `only` names the units
+    that can be done at all. Raises BlockedError and UserError for what no attempt can mend by itself."""
+    if (source := load(place).rescored) and only is None:
+        raise UserError(f"{place.root}: holds the rollouts of {source}, scored anew: nothing is collected here", f"resume {source}")
+    return await _Collector(place, campaign, units, shards, backend, stop, progress, only).run(drain_s)
+
+
+class _Collector:
+    def __init__(
+        self,
+        place: Place,
+        campaign: Campaign,
+        units: Units,
+        shards: Sequence[int],
+        backend: Backend,
+        stop: Callable[[], str | None],
+        progress: Callable[[str], None],
+        only: Callable[[int], bool] | None,
+    ) -> None:
+        self._place, self._units, self._shards = place, units, tuple(dict.fromkeys(shards))
+        self._backend, self._stop, self._progress, self._only = backend, stop, progress, only
+        requests = campaign.requests
+        self._limiter = Limiter(requests.concurrency)
+        self._pulse = Pulse(backend, requests.dead_s, self._limiter, progress)
+        self._roller = Roller(backend, requests, self._limiter, self._pulse)
+        self._desk = Desk(place, units, self._shards)
+        self._budget = Budget(campaign.failures, place, load(place).shards, frozenset(self._shards))
+        self._halt: asyncio.Future[tuple[Reason, str]] = asyncio.get_running_loop().create_future()
+        self._workers: list[asyncio.Task[None]] = []
+        self._listener: asyncio.Task[None] | None = None
+
+    async def run(self, drain_s: float) -> Ended:
+        """Work until the end, whatever it is."""
+        ticker, work = asyncio.create_task(self._tick()), asyncio.create_task(self._work())
+        how: str = "error"
+        try:
+            await asyncio.wait((self._halt, ticker, work), return_when=asyncio.FIRST_COMPLETED)
+            how, message = self._why(ticker, work)
+            if how in ("stopped", "budget"):
+                await self._drain(drain_s)
+        finally:
+            await _end(ticker, work, *self._workers, *([self._listener] if self._listener else []))
+            await self._pulse.close()
+            try:
+                self._desk.close(how)
+            finally:
+                await self._backend.close()
+        return self._ended(how, message)
+
+    def _why(self, ticker: asyncio.Task[None], work: asyncio.Task[None]) -> tuple[Reason, str]:
+        """The reason to end. What was asked for comes first, then what went wrong."""
+        if self._halt.done():
+            return self._halt.result()
+        if ticker.done():
+            ticker.result()
+        try:
+            work.result()
+        except ServersGoneError as gone:
+            return "servers", str(gone)
+        lost = self._desk.lost()
+        return ("fenced", lost) if lost else ("done", "")
+
+    def _ended(self, how: Reason, message: str) -> Ended:
+        """Counts come from the journal, not from what we think that we wrote."""
+        scan = Scanner(self._place, self._units).update(self._shards)
+        total = sum(1 for shard in self._shards for _ in self._units.of_shard(shard))
+        return Ended(how, scan.ok, scan.failed, total - scan.ok - scan.failed, message)
+
+    async def _work(self) -> None:
+        if stopped(self._place):
+            return self._stop_for_budget()
+        if not await self._desk.start():
+            return None
+        await self._backend.open()
+        self._pulse.heard()
+        self._workers = [asyncio.create_task(self._worker()) for _ in range(self._limiter.cap)]
+        await asyncio.gather(*self._workers)
+        return None
+
+    async def _worker(self) -> None:
+        while (slot := await self._limiter.acquire()) is not None:
+            try:
+                given = await self._desk.next(self._only)
+            except BaseException:
+                self._limiter.release(slot)
+                raise
+            if given is None:
+                return self._limiter.release(slot)
+            number, book = given
+            worked: bool | None = None
+            try:
+                worked = await self._roller.settle(self._units.unit(number), book, slot)
+            finally:
+                self._desk.back(book, written=worked is not None)
+            if worked is False:
+                self._check_budget()
+        return None
+
+    async def _drain(self, drain_s: float) -> None:
+        """Let open rollouts finish; whoever waits for anything else goes at once."""
+        self._roller.closing = True
+        for worker in self._workers:
+            if worker not in self._roller.rolling:
+                worker.cancel()
+        left = [worker for worker in self._workers if not worker.done()]
+        if left:
+            self._progress(f"stopping: {len(left)} open rollouts have {drain_s:g} s to finish")
+            await asyncio.wait(left, timeout=drain_s)
+
+    async def _tick(self) -> None:
+        kept = said = time.monotonic()
+        while True:
+            if why := self._stop():
+                self._end("stopped", why)
+            await asyncio.sleep(_LOOK_S)
+            now = time.monotonic()
+            if now - kept >= _KEEP_S:
+                kept = now
+                await self._keep()
+            if now - said >= _SAY_S:
+                said = now
+                self._progress(f"{self._desk.says()}; {self._limiter.open} open of {int(self._limiter.limit)} allowed")
+
+    async def _keep(self) -> None:
+        written = self._desk.keep(self._limiter)
+        self._stop_for_budget()
+        if self._limiter.open and self._pulse.silent() and (self._listener is None or self._listener.done()):
+            self._listener = asyncio.create_task(self._listen())
+        if written is not None:
+            await asyncio.to_thread(self._budget.look, written)
+            self._check_budget()
+
+    async def _listen(self) -> None:
+        """A server that hangs fails no connection: ask."""
+        try:
+            await self._pulse.check()
+        except ServersGoneError as gone:
+            self._end("servers", str(gone))
+
+    def _check_budget(self) -> None:
+        if not self._halt.done() and (why := self._budget.exceeded(self._desk.ok, self._desk.failed)):
+            stop_campaign(self._place, why, self._desk.who())
+            self._stop_for_budget()
+
+    def _stop_for_budget(self) -> None:
+        if found := stopped(self._place):
+            self._end("budget", found.reason)
+
+    def _end(self, reason: Reason, message: str) -> None:
+        """End the collector; the first reason stays."""
+        if not self._halt.done():
+            self._halt.set_result((reason, message))
+            self._limiter.close()
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    """Cancel and collect tasks. What else went wrong by then left its units owed."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

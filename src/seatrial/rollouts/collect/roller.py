@@ -1,0 +1,201 @@
+"""One unit, until it is written down: tries, waits between them, and what its failure means for later attempts.
+
+- Only what can heal is tried again: `requests.tries` times, waiting longer each time, and as long as the server asks for.
+- A refusal (429, 503) says nothing about the unit: it has PATIENCE times as many tries, while the limiter learns.
+- A lost connection costs a try only when somebody answers all the same; while nobody does, `Pulse` waits. A unit that was there
+  more than `requests.tries` times when the servers went away may be why they did: it is given up for this attempt.
+- Messages are redacted and cut before they are written.
+- A failure is final when nothing can heal it, or `requests.attempts` attempts gave it up; else the unit is owed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from seatrial.evidence.redact import Redactor
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.rollouts.campaign import Requests
+from seatrial.rollouts.collect.book import Book
+from seatrial.rollouts.collect.limiter import Limiter
+from seatrial.rollouts.collect.pulse import Pulse
+from seatrial.rollouts.record import FailureKind, Head
+from seatrial.rollouts.work import Backend, Outcome, RolloutError, ServersGoneError, Unit
+
+PATIENCE = 4
+_LONGEST_WAIT_S = 60.0
+_MESSAGE = 500
+_ANSWER = 500
+_OVERLOAD = frozenset({FailureKind.RATE_LIMIT, FailureKind.TIMEOUT, FailureKind.CONNECTION})
+
+
+@dataclass(slots=True)
+class Tries:
+    """What a unit has been through in this attempt."""
+
+    made: int = 0
+    refused: int = 0
+    gone: int = 0
+
+    def count(self, kind: FailureKind, *, gone: bool) -> int:
+        """Count a try; says how many of its sort there were."""
+        if gone:
+            self.gone += 1
+            return self.gone
+        if kind is FailureKind.RATE_LIMIT:
+            self.refused += 1
+            return self.refused
+        self.made += 1
+        return self.made
+
+    @property
+    def requests(self) -> int:
+        """Of all sorts."""
+        return self.made + self.refused + self.gone
+
+
+class Roller:
+    """Rolls units out, one call each, in as many tasks as there are."""
+
+    def __init__(self, backend: Backend, requests: Requests, limiter: Limiter, pulse: Pulse) -> None:
+        self._backend = backend
+        self._requests = requests
+        self._limiter = limiter
+        self._pulse = pulse
+        self._redactor = Redactor(os.environ)
+        self.closing = False
+        """Whether units that would wait are to be left owed."""
+        self.rolling: set[asyncio.Task[Any]] = set()
+        """Tasks whose request is open."""
+
+    async def settle(self, unit: Unit, book: Book, slot: int) -> bool | None:
+        """Do a unit and write it down: whether it worked; None when it is left owed because we are closing. Gives `slot` back."""
+        tries = Tries()
+        while True:
+            began = time.monotonic()
+            result = await self._roll(unit, slot)
+            if isinstance(result, Outcome):
+                error = _write(book, unit, result, tries.requests + 1, time.monotonic() - began)
+                if error is None:
+                    return True
+                result = error
+            wait = await self._after(result, tries)
+            if wait is None:
+                message = self._redactor.text(str(result))[:_MESSAGE]
+                final = self._is_final(result, book.failed_before(unit.number))
+                _write_failure(book, unit, result, message, tries=tries.requests, final=final)
+                return False
+            if self.closing:
+                return None
+            await asyncio.sleep(wait)
+            again = await self._limiter.acquire()
+            if again is None:
+                return None
+            slot = again
+
+    async def _roll(self, unit: Unit, slot: int) -> Outcome | RolloutError:
+        """One try, within its deadline; the slot is given back with what it taught."""
+        answered = overloaded = False
+        task = asyncio.current_task()
+        assert task is not None
+        self.rolling.add(task)
+        try:
+            async with asyncio.timeout(self._requests.timeout_s):
+                outcome = await self._backend.roll(unit)
+            answered = True
+            return outcome
+        except TimeoutError:
+            overloaded = True
+            return RolloutError(FailureKind.TIMEOUT, f"no answer within {self._requests.timeout_s:g} s")
+        except RolloutError as error:
+            overloaded = error.kind in _OVERLOAD
+            answered = not overloaded
+            return error
+        except (ServersGoneError, BlockedError, UserError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever one row breaks costs that row: it must not end every attempt at the same place
+            return RolloutError(FailureKind.AGENT, _bug(error), heals=True)
+        finally:
+            self.rolling.discard(task)
+            self._limiter.release(slot, answered=answered, overloaded=overloaded)
+            if answered:
+                self._pulse.heard()
+
+    async def _after(self, error: RolloutError, tries: Tries) -> float | None:
+        """How long to wait before the next try; None when there is none."""
+        gone = error.kind is FailureKind.CONNECTION and not await self._pulse.check()
+        count = tries.count(error.kind, gone=gone)
+        allowed = self._requests.tries * (PATIENCE if error.kind is FailureKind.RATE_LIMIT else 1)
+        if gone:
+            return 0.0 if count <= self._requests.tries else None
+        if not error.heals or count >= allowed:
+            return None
+        wait = min(self._requests.backoff_s * 2.0 ** (count - 1), _LONGEST_WAIT_S) * random.uniform(0.5, 1.5)
+        return max(wait, error.after_s or 0.0)
+
+    def _is_final(self, error: RolloutError, before: int) -> bool:
+        return not error.heals or error.kind is FailureKind.PARSE or before + 1 >= self._requests.attempts
+
+
+def _write(book: Book, unit: Unit, outcome: Outcome, tries: int, latency_s: float) -> RolloutError | None:
+    """Write a rollout down; an error when it cannot be stored, such as a metric that is not finite."""
+    head = Head(
+        unit=unit.number,
+        task=unit.row.id,
+        repeat=unit.repeat,
+        seed=unit.seed,
+        outcome="ok",
+        reward=outcome.reward,
+        answer=_short(outcome.answer),
+        input_tokens=outcome.input_tokens,
+        output_tokens=outcome.output_tokens,
+        turns=outcome.turns,
+        latency_s=round(latency_s if outcome.latency_s is None else outcome.latency_s, 4),
+        finish=outcome.finish,
+        tries=tries,
+        ended=round(time.time(), 3),
+        metrics=outcome.metrics,
+    )
+    try:
+        book.write(head, outcome.row)
+    except (ValueError, TypeError) as error:
+        return RolloutError(FailureKind.REWARD, f"the rollout cannot be stored: {error}")
+    return None
+
+
+def _write_failure(book: Book, unit: Unit, error: RolloutError, message: str, *, tries: int, final: bool) -> None:
+    head = Head(
+        unit=unit.number,
+        task=unit.row.id,
+        repeat=unit.repeat,
+        seed=unit.seed,
+        outcome="failed",
+        kind=error.kind.value,
+        final=final,
+        tries=tries,
+        message=message,
+        ended=round(time.time(), 3),
+    )
+    try:
+        book.write(head, error.row)
+    except (ValueError, TypeError):
+        book.write(head, {})  # what was worth keeping cannot be kept; the failure itself can
+
+
+def _short(answer: str | None) -> str | None:
+    """An answer for majority votes: a long one by its beginning and its hash, so that different ones stay apart."""
+    if answer is None or len(answer) <= _ANSWER:
+        return answer
+    return f"{answer[:_ANSWER]}… sha256:{hashlib.sha256(answer.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def _bug(error: Exception) -> str:
+    """A bug by its place, since its message alone seldom says anything."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"

@@ -1,0 +1,159 @@
+"""One HTTP session over the servers of a policy, all of the same kind.
+
+- A request goes to the server with the fewest open. One whose connection failed is left alone for a while: it would have the fewest
+  open for ever.
+- Redirects are not followed. Proxies of the environment are asked only for https:// servers: what is served in the job is near.
+- The key stands in the Authorization header and nowhere else: it is taken out of everything that a server sends back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
+
+import aiohttp
+import orjson
+
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.verdict import Boundary
+from seatrial.rollouts.campaign import Requests
+from seatrial.rollouts.direct.errors import of_exception, of_status
+
+_ASIDE_S = 5.0
+_ASK_S = 10.0
+_AGAIN_S = 1.0
+_HIDDEN = b"[redacted:api-key]"
+_SHORT_KEY = 6
+"""A key below this length ("EMPTY" is usual for vLLM) hides nothing and would be found in half of all answers."""
+
+
+@dataclass(slots=True)
+class _Server:
+    base: str
+    path: str
+    shown: str
+    open: int = 0
+    aside_until: float = 0.0
+
+
+class Client:
+    """Asks the servers; made once per collector."""
+
+    def __init__(self, urls: Sequence[str], path: str, key: str | None, requests: Requests) -> None:
+        bases = [url.rstrip("/") for url in urls]
+        self._servers = [_Server(base, f"{base}/{path}", _shown(base)) for base in bases]
+        self._requests = requests
+        self._key = key
+        self._hidden = key.encode() if key and len(key) >= _SHORT_KEY else None
+        self._proxies = any(base.startswith("https://") for base in bases)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        """Make the session; connections come with the first requests."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "seatrial"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        self._session = aiohttp.ClientSession(
+            # The collector bounds what is open; the connector must not do it a second time.
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._requests.connect_s),
+            headers=headers,
+            skip_auto_headers=("Accept-Encoding",),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=self._proxies,
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._session:
+            await self._session.close()
+            self._session = None
+
+    async def post(self, body: bytes) -> bytes:
+        """The body of a 200 answer; raises RolloutError for anything else. Deadlines are the caller's."""
+        server = self._pick()
+        server.open += 1
+        try:
+            async with self._live().post(server.path, data=body, allow_redirects=False) as answer:
+                data = self._clean(await answer.read())
+                if answer.status == 200:
+                    return data
+                raise of_status(answer.status, data, answer.headers)
+        except (aiohttp.ClientError, OSError) as error:
+            # TimeoutError is an OSError: here it can only be the connection's, the request has no limit of its own.
+            server.aside_until = time.monotonic() + _ASIDE_S
+            raise of_exception(error, server.shown) from error
+        finally:
+            server.open -= 1
+
+    async def alive(self) -> str | None:
+        """None when at least one server answers, else why none does."""
+        answers = await asyncio.gather(*(self._ask(server) for server in self._servers))
+        if any(status is not None and status < 500 for status, _ in answers):
+            return None
+        return "; ".join(f"{server.shown} {words}" for server, (_, words) in zip(self._servers, answers, strict=True))
+
+    async def models(self) -> list[str]:
+        """Names of the models that the servers list, waited for as long as the campaign lets nobody answer; may be none."""
+        until = time.monotonic() + self._requests.dead_s
+        while (why := await self.alive()) is not None:
+            if time.monotonic() >= until:
+                fix = "see that the server runs and that policy.url is its base, such as http://host:8000/v1"
+                raise BlockedError(Boundary.ROLLOUT, f"no server of the policy answered within {self._requests.dead_s:g} s: {why}", fix)
+            await asyncio.sleep(min(_AGAIN_S, self._requests.dead_s / 4))
+        for server in self._servers:
+            status, said = await self._ask(server)
+            if status in (401, 403):
+                fix = "policy.key_env names the variable that holds the key: set it" if self._key is None else "check the key"
+                raise UserError(f"{server.shown} refuses the key: HTTP {status}", fix)
+            if status == 200:
+                return _names(said)
+        return []
+
+    async def _ask(self, server: _Server) -> tuple[int | None, str]:
+        """GET models: the status and the body, or None and why there is none."""
+        try:
+            async with (
+                asyncio.timeout(_ASK_S),
+                self._live().get(f"{server.base}/models", allow_redirects=False) as answer,
+            ):
+                data = self._clean(await answer.read()).decode("utf-8", "replace")
+                return answer.status, data if answer.status == 200 else f"answered {answer.status}"
+        except TimeoutError:
+            return None, f"did not answer within {_ASK_S:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            return None, str(error) or type(error).__name__
+
+    def _pick(self) -> _Server:
+        if len(self._servers) == 1:
+            return self._servers[0]
+        now = time.monotonic()
+        return min(self._servers, key=lambda server: (max(server.aside_until - now, 0.0), server.open))
+
+    def _clean(self, data: bytes) -> bytes:
+        return data.replace(self._hidden, _HIDDEN) if self._hidden and self._hidden in data else data
+
+    def _live(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("the client is not open")
+        return self._session
+
+
+def _names(text: str) -> list[str]:
+    """Model names of a listing; none when it is of another shape."""
+    try:
+        data = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return []
+    entries = data.get("data") if isinstance(data, dict) else None
+    found = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return [name for name in found if isinstance(name, str)]
+
+
+def _shown(base: str) -> str:
+    """The server without what its URL may hold of secrets."""
+    parts = urlsplit(base)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -1,0 +1,85 @@
+"""A process beside the collector that cleans up when the collector is killed, however that happens.
+
+    python -m seatrial.rollouts.gym.guard PID_FILE DIRECTORY
+
+- It waits on its standard input, a pipe that only the collector holds. A word on it means that all ended in order; its end without
+  a word means that the collector died: then the processes of the run are ended, and the private directory is removed.
+- It is in the collector's session, or it would be taken for a leftover itself, but not in its process group: Ctrl-C is not for it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from seatrial import files
+from seatrial.launch.descendants import PidFile, end_leftovers
+from seatrial.model.errors import UserError
+
+DONE = b"done\n"
+_OWNER_S = 10.0
+_WAIT_S = 10.0
+
+
+class Guard:
+    """Holds the pipe; for the collector."""
+
+    def __init__(self, pid_file: Path, directory: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "seatrial.rollouts.gym.guard", str(pid_file), str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+
+    def dismiss(self) -> None:
+        """Everything ended in order: the guard goes, too."""
+        try:
+            self._process.communicate(DONE, timeout=_WAIT_S)
+        except (subprocess.TimeoutExpired, OSError):
+            self._process.kill()
+            self._process.wait()
+
+
+def main(pid_file: Path, directory: Path) -> None:
+    """Wait, and clean up if there is need to."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.stdin.buffer.read() != DONE:
+        _clean_up(pid_file)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _clean_up(pid_file: Path) -> None:
+    if not pid_file.exists():
+        return
+    record = files.read_model(pid_file, PidFile)
+    stops = time.monotonic() + _OWNER_S
+    while True:
+        try:
+            end_leftovers(pid_file, grace_s=1.0)
+            break
+        except UserError:
+            # The pipe of a process closes a moment before the process is gone.
+            if time.monotonic() > stops:
+                raise
+            time.sleep(0.05)
+    # Some of Ray's processes hide the marker that leftovers are found by; the session is theirs alone.
+    for pid in psutil.pids():
+        try:
+            if os.getsid(pid) == record.pid:
+                os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,144 @@
+"""Rows out of a file, one at a time, with what is wrong with those that are none.
+
+- JSONL: UTF-8, with or without a byte order mark, CRLF or LF, with or without a last newline; blank lines hold no row.
+- Parquet: by batches, never the whole file. What JSON cannot say (bytes, decimals, NaN) is refused with its column.
+- The file is hashed while it is read, to its end even where no more rows are wanted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from seatrial.model.errors import UserError
+
+_BATCH = 256
+_BOM = b"\xef\xbb\xbf"
+_DIGITS = bytes(ord("0") if chr(code) in "0123456789" else ord(" ") for code in range(256))
+_LONG = b"0" * 19
+"""Digits that may not fit into 64 bits. To look for them in a line translated by _DIGITS takes an eighth of a regular expression."""
+
+
+class BadRowError(ValueError):
+    """A row that cannot be used, and why."""
+
+
+Found = tuple[int, dict[str, Any] | BadRowError]
+"""The line of a row (Parquet: its number), counted from 1, and the row, or why it is none."""
+
+
+class Source:
+    """A file of rows. Its size and hash are known when `rows` has come to its end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = 0
+        self.sha256 = ""
+        self.enough = False
+        """Set it, and the rest of the file is hashed and counted, but not parsed."""
+        self.skipped = 0
+        """Rows after that."""
+
+    def rows(self) -> Iterator[Found]:
+        """Each row until there is enough; blank lines hold none."""
+        try:
+            with self.path.open("rb") as stream:
+                is_parquet = stream.read(4) == b"PAR1"
+            yield from self._parquet_rows() if is_parquet else self._jsonl_rows()
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot read: {error.strerror or error}", "check the path and its permissions") from error
+
+    def _jsonl_rows(self) -> Iterator[Found]:
+        digest = hashlib.sha256()
+        with self.path.open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                digest.update(line)
+                self.bytes += len(line)
+                text = (line.removeprefix(_BOM) if number == 1 else line).strip()
+                if text and self.enough:
+                    self.skipped += 1
+                elif text:
+                    yield number, _row(text)
+        self.sha256 = digest.hexdigest()
+
+    def _parquet_rows(self) -> Iterator[Found]:
+        try:
+            import pyarrow as arrow
+            import pyarrow.parquet as parquet
+        except ImportError as error:
+            raise UserError(f"{self.path}: Parquet needs pyarrow: {error}", 'pip install "seatrial[rollouts]"') from error
+        self.bytes, self.sha256 = self.path.stat().st_size, sha256_of(self.path)
+        number = 0
+        try:
+            with parquet.ParquetFile(self.path) as file:
+                for batch in file.iter_batches(batch_size=_BATCH, use_threads=False):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield number, _storable(row)
+                        if self.enough:
+                            self.skipped = file.metadata.num_rows - number
+                            return
+        except arrow.ArrowException as error:
+            raise UserError(f"{self.path}: not a whole Parquet file (after row {number}): {error}", "write it again") from error
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file, read in blocks."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """A line as an object. Raises BadRowError, also for numbers that would not survive being written again."""
+    try:
+        row = orjson.loads(text)
+        if _LONG in text.translate(_DIGITS):
+            json.loads(text, parse_int=_small)
+    except orjson.JSONDecodeError as error:
+        raise BadRowError(f"not JSON: {_without_line(error)}") from error
+    if not isinstance(row, dict):
+        raise BadRowError(f"not an object: {text[:40].decode(errors='replace')}")
+    return row
+
+
+def _row(text: bytes) -> dict[str, Any] | BadRowError:
+    try:
+        return parse(text)
+    except BadRowError as error:
+        return error
+
+
+def _without_line(error: json.JSONDecodeError) -> str:
+    """A line of JSONL is always line 1 of itself: saying so would mislead."""
+    return f"{error.msg} (column {error.colno})"
+
+
+def _small(digits: str) -> int:
+    number = int(digits)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise BadRowError(f"{digits[:24]} does not fit into 64 bits: write it as a text")
+    return number
+
+
+def _storable(row: dict[str, Any]) -> dict[str, Any] | BadRowError:
+    for column, value in row.items():
+        if said := _unstorable(value):
+            return BadRowError(f"column {column!r} holds {said}: JSON cannot say it")
+    return row
+
+
+def _unstorable(value: Any) -> str | None:
+    """What of a value JSON cannot say."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return next(filter(None, map(_unstorable, value.values())), None)
+    if isinstance(value, list):
+        return next(filter(None, map(_unstorable, value)), None)
+    return None if value is None or isinstance(value, str | bool | int) else f"a {type(value).__name__}"

@@ -1,0 +1,219 @@
+"""The manifest of a campaign: what is owed, and what its results depend on. Without a manifest there is no campaign.
+
+- A campaign directory appears at once and whole: it is built beside its place and renamed. A refusal or a kill leaves none, and of
+  two starts into one place only one succeeds.
+- Results depend on `identity` (settings) and on the content of the input files. `changes` names what is different, key by key.
+- Number of shards: `work.shards`; else ceil(units * rollout_s / (concurrency * 60 * target_minutes)), since a shard keeps
+  `requests.concurrency` rollouts open, each taking `work.rollout_s`. At least 1, at most as many as units.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from seatrial import __version__
+from seatrial.files import read_model, sync_directory, write_error, write_json
+from seatrial.model.errors import UserError
+from seatrial.model.record import Record
+from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.inputs.reading import sha256_of
+from seatrial.rollouts.inputs.writing import InputFile as InputFile
+from seatrial.rollouts.inputs.writing import Progress, Written, write_inputs
+from seatrial.rollouts.place import Place
+
+
+class ImportedFile(Record):
+    """A file of rollouts that was imported."""
+
+    path: str
+    sha256: str
+    bytes: int
+    rollouts: int
+    failures: int
+
+
+class Imported(Record):
+    """Where rollouts came from that we did not collect."""
+
+    kind: Literal["gym", "skills"]
+    reward_key: str | None
+    """The column that became the reward."""
+    files: tuple[ImportedFile, ...]
+    bad: int = 0
+    """Lines that are not in the journal."""
+    bad_lines: tuple[str, ...] = ()
+    """The first of them: file, line, why."""
+
+
+class Manifest(Record):
+    """manifest.json."""
+
+    version: Literal[1] = 1
+    name: str
+    made: str
+    """UTC, ISO 8601."""
+    seatrial: str
+    identity: Mapping[str, Any]
+    """Campaign.identity(); of an import only the rule of its seeds."""
+    imported: Imported | None = None
+    """Such a campaign collects nothing and has no campaign.json."""
+    rescored: str | None = None
+    """The campaign directory whose rollouts were scored anew: here nothing is collected."""
+    files: tuple[InputFile, ...]
+    """In the order of their rows."""
+    inputs_sha256: str
+    rows: int
+    units: int
+    repeats: Mapping[str, tuple[int, ...]]
+    """Labels of the repetitions of each dataset."""
+    shards: int
+    deal: Literal["rows", "units"]
+    """`rows`: all repetitions of a row in one shard (row % shards), where a server remembers the prompt. `units`: unit % shards."""
+
+
+def make(campaign: Campaign, base: Path, place: Place, progress: Progress | None = None) -> Manifest:
+    """Read and check all inputs and make the campaign directory. Raises a UserError that lists every bad row."""
+    with building(place) as draft:
+        written = write_inputs(campaign, base, draft, progress)
+        repeats = {dataset.name: campaign.work.labels(dataset.repeats) for dataset in campaign.datasets}
+        save_campaign(draft, campaign)
+        manifest = describe(campaign.name, campaign.identity(), written, repeats)
+        shards = shard_count(campaign, manifest.units)
+        manifest = manifest.model_copy(update={"shards": shards, "deal": "rows" if manifest.rows >= shards else "units"})
+        write_json(draft.manifest, manifest)
+    return manifest
+
+
+def describe(name: str, identity: Mapping[str, Any], written: Written, repeats: Mapping[str, tuple[int, ...]]) -> Manifest:
+    """The manifest of inputs that were written, in one shard."""
+    return Manifest(
+        name=name,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        seatrial=__version__,
+        identity=identity,
+        files=written.files,
+        inputs_sha256=written.sha256,
+        rows=sum(file.rows for file in written.files),
+        units=sum(file.rows * len(repeats[file.dataset]) for file in written.files),
+        repeats=repeats,
+        shards=1,
+        deal="rows",
+    )
+
+
+def shard_count(campaign: Campaign, units: int) -> int:
+    """How many shards so many units make; the formula stands above."""
+    work = campaign.work
+    wanted = work.shards or math.ceil(units * work.rollout_s / (campaign.requests.concurrency * 60 * work.target_minutes))
+    return max(1, min(wanted, units))
+
+
+@contextmanager
+def building(place: Place) -> Iterator[Place]:
+    """A place to build a campaign directory in, which becomes `place` when the block ends well and is removed when it does not."""
+    root = place.root.resolve()
+    _check_free(root)
+    draft = Place(root.parent / f".{root.name}.{secrets.token_hex(4)}")
+    try:
+        draft.root.mkdir(parents=True)
+        try:
+            yield draft
+            sync_directory(draft.root)
+            # Renames over nothing and over an empty directory; of two that start at once the second finds the first one's.
+            draft.root.rename(root)
+        except BaseException:
+            shutil.rmtree(draft.root, ignore_errors=True)
+            raise
+        sync_directory(root.parent)
+    except OSError as error:
+        _check_free(root)
+        raise write_error(root, error) from error
+
+
+def _check_free(root: Path) -> None:
+    if (root / "manifest.json").exists():
+        raise UserError(f"{root}: holds a campaign already", f"seatrial rollouts resume {root}, or name another directory")
+    if root.exists() and not (root.is_dir() and not any(root.iterdir())):
+        raise UserError(f"{root}: is there already, and is no empty directory", "name another directory")
+
+
+def load(place: Place) -> Manifest:
+    """The manifest of a campaign directory."""
+    if not place.manifest.is_file():
+        raise UserError(f"{place.root}: no manifest.json, so it is no campaign", "name a directory that `seatrial rollouts start` made")
+    return read_model(place.manifest, Manifest)
+
+
+def load_campaign(place: Place) -> Campaign:
+    """The campaign as it was started."""
+    if not place.campaign.is_file() and load(place).imported:
+        raise UserError(f"{place.root}: its rollouts were imported: there is nothing to collect", "merge, profile and select work on it")
+    return read_model(place.campaign, Campaign)
+
+
+def save_campaign(place: Place, campaign: Campaign) -> None:
+    """Store the campaign, all defaults said, so that `load_campaign` gives the same."""
+    # An environment beside an own interpreter is refused when it is said; its default need not be.
+    unsaid = {"gym": {"environment"}} if campaign.gym and campaign.gym.python else None
+    stored = campaign.model_dump(mode="json", exclude=unsaid)
+    if campaign.policy.server:
+        # So with a server: what its kind has no use for is refused when it is said.
+        stored["policy"]["server"] = campaign.policy.server.model_dump(mode="json", exclude_unset=True)
+    write_json(place.campaign, stored)
+
+
+def check_inputs(place: Place, manifest: Manifest) -> None:
+    """See that inputs.jsonl is what the manifest says; reads all of it."""
+    if sha256_of(place.inputs) != manifest.inputs_sha256:
+        raise UserError(f"{place.inputs}: its content is not what manifest.json says", "restore the file, or start a new campaign")
+
+
+def changes(manifest: Manifest, campaign: Campaign, base: Path) -> list[str]:
+    """Keys and input files that differ from when the campaign was started, each in words; empty when nothing does."""
+    known = {file.dataset: file for file in manifest.files}
+    asked = {dataset.name: dataset for dataset in campaign.datasets}
+    both = known.keys() & asked.keys()
+    before, now = _flat(_by_name(manifest.identity, both)), _flat(_by_name(campaign.identity(), both))
+    keys = dict.fromkeys((*before, *now))
+    found = [f"{key}: {_shown(before, key)} -> {_shown(now, key)}" for key in keys if _shown(before, key) != _shown(now, key)]
+    found += [f"datasets.{name}: removed" for name in known if name not in both]
+    found += [f"datasets.{name}: added" for name in asked if name not in both]
+    if (old := [name for name in known if name in both]) != (new := [name for name in asked if name in both]):
+        found.append(f"datasets: order {', '.join(old)} -> {', '.join(new)}")
+    contents = [(name, _content_change(known[name], base / asked[name].path)) for name in asked if name in both]
+    return found + [f"datasets.{name}: {said}" for name, said in contents if said]
+
+
+def _content_change(file: InputFile, path: Path) -> str | None:
+    try:
+        if path.stat().st_size == file.bytes and sha256_of(path) == file.sha256:
+            return None
+    except OSError as error:
+        return f"{path} cannot be read any more: {error.strerror or error}"
+    return f"content changed ({path})"
+
+
+def _by_name(identity: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
+    """Datasets by name, so that one more does not look like a change of all that follow."""
+    datasets = {item["name"]: item for item in identity.get("datasets", ()) if item["name"] in names}
+    return {**identity, "datasets": datasets}
+
+
+def _flat(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Dotted keys. A table of the campaign that is empty has none; further down it is a value."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flat(item, f"{above}{key}.") if isinstance(item, Mapping) and (item or not above) else {f"{above}{key}": item}
+    return flat
+
+
+def _shown(flat: Mapping[str, Any], key: str) -> str:
+    return json.dumps(flat[key], ensure_ascii=False) if key in flat else "(none)"

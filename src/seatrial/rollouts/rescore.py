@@ -1,0 +1,162 @@
+"""`rescore`: the rewards of stored rollouts computed anew, into a campaign directory of its own. The policy is not asked.
+
+- Units are those of the source. A rollout keeps its row, response, tokens and latency, and gets the new reward, answer and fields of
+  the verifier; `rescored` in its row says which reward it had.
+- Units that failed for good in the source stay failed, of the same class. Units that are missing there stay missing.
+- It is the same collector with another backend: exactly once, and called again it goes on where it was.
+- What the source gets after `rescore` began is not looked at again until the next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from seatrial import __version__
+from seatrial.files import sync_directory, write_json
+from seatrial.model.errors import UserError
+from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.client import make_verifiers, run
+from seatrial.rollouts.direct.answer import text_of
+from seatrial.rollouts.journal.scan import OWED, Scanner
+from seatrial.rollouts.manifest import Manifest, building, check_inputs, load, save_campaign
+from seatrial.rollouts.merge.index import Index
+from seatrial.rollouts.place import Place
+from seatrial.rollouts.record import FailureKind, Head, check, head_of, row_of
+from seatrial.rollouts.status import Status, Watch
+from seatrial.rollouts.units import Units
+from seatrial.rollouts.work import Outcome, RolloutError, Unit, Verifier
+
+
+def rescore(source: Place, out: Place, campaign: Campaign, progress: Callable[[str], None]) -> Status:
+    """Score the rollouts of `source` as `campaign` says, into `out`; goes on when `out` was begun. Says how `out` stands then."""
+    manifest = prepare_rescore(source, out, campaign)
+    backend = RescoreBackend(source, make_verifiers(campaign, [str(url) for url in (campaign.policy.url, *campaign.policy.urls) if url]))
+    run(out, campaign, range(manifest.shards), backend, progress, only=backend.has)
+    with Units(out, manifest) as units:
+        return Watch(out, manifest, units).look()
+
+
+def prepare_rescore(source: Place, out: Place, campaign: Campaign) -> Manifest:
+    """Make the new campaign directory, or take up the one that an earlier call made. Refuses another source or other settings."""
+    known = load(source)
+    _check(known, campaign, source)
+    # Seeds are those that the rollouts were asked with.
+    identity = {**campaign.identity(), "work": known.identity["work"]}
+    if out.manifest.is_file():
+        return _same(load(out), known, identity, out)
+    check_inputs(source, known)
+    manifest = known.model_copy(
+        update={
+            "name": campaign.name,
+            "made": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seatrial": __version__,
+            "identity": identity,
+            "imported": None,
+            "rescored": str(source.root.absolute()),
+        }
+    )
+    with building(out) as draft:
+        for before, now in ((source.inputs, draft.inputs), (source.index, draft.index)):
+            shutil.copyfile(before, now)
+            _sync(now)
+        save_campaign(draft, campaign)
+        write_json(draft.manifest, manifest)
+        sync_directory(draft.root)
+    return manifest
+
+
+class RescoreBackend:
+    """Gives the stored rollouts of another campaign with the verifier applied again; a `Backend`."""
+
+    def __init__(self, source: Place, verifiers: Mapping[str, Verifier]) -> None:
+        self._source = source
+        self._verifiers = verifiers
+        self._settled = bytearray()
+        self._index = Index(0)
+
+    def has(self, number: int) -> bool:
+        """Whether the source has settled this unit; known once it is open."""
+        return self._settled[number] != OWED
+
+    async def open(self) -> None:
+        """Find where the winning record of each unit lies."""
+        await asyncio.to_thread(self._read)
+
+    async def roll(self, unit: Unit) -> Outcome:
+        """One stored rollout, scored."""
+        head, row = self._record(unit.number)
+        if not head.ok:
+            raise RolloutError(FailureKind(head.kind or ""), head.message, heals=False, row=row)
+        output = (row.get("response") or {}).get("output") or []
+        # Rollouts that were imported from Skills have what was said in a column of its own.
+        text = text_of(output) if output else str(row.get("generation") or "")
+        score = await self._verifiers[unit.row.dataset].score(unit.row, text, output)
+        if not math.isfinite(score.reward):
+            raise RolloutError(FailureKind.REWARD, f"the verifier gave {score.reward}, which is not finite", row=row)
+        note = {"source": str(self._source.root.absolute()), "reward": head.reward, "answer": head.answer}
+        return Outcome(
+            row={**row, **score.fields, "reward": score.reward, "rescored": note},
+            reward=score.reward,
+            answer=score.answer,
+            input_tokens=head.input_tokens,
+            output_tokens=head.output_tokens,
+            turns=head.turns,
+            finish=head.finish,
+            metrics={**head.metrics, **score.metrics},
+            latency_s=head.latency_s,
+        )
+
+    async def alive(self) -> str | None:
+        """Files do not go away."""
+        return None
+
+    async def close(self) -> None:
+        """End the verifiers."""
+        for verifier in {id(verifier): verifier for verifier in self._verifiers.values()}.values():
+            await verifier.close()
+
+    def _read(self) -> None:
+        with Units(self._source, load(self._source)) as units:
+            self._index = Index(units.total)
+            self._settled = Scanner(self._source, units, self._index).update().settled
+
+    def _record(self, number: int) -> tuple[Head, dict[str, Any]]:
+        file, offset = self._index.place_of(number)
+        handle = os.open(self._index.files[file], os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            line = os.pread(handle, self._index.length[number], offset)
+        finally:
+            os.close(handle)
+        return head_of(line, check(line)), row_of(line)
+
+
+def _check(known: Manifest, campaign: Campaign, source: Place) -> None:
+    if campaign.gym:
+        raise UserError("campaign: [gym]: Gym's resources servers verify while they collect", "give a campaign file with a verifier")
+    if absent := [file.dataset for file in known.files if file.dataset not in {dataset.name for dataset in campaign.datasets}]:
+        raise UserError(
+            f"campaign: no dataset is called {absent[0]}, whose rollouts {source.root} holds", f'add one with name = "{absent[0]}"'
+        )
+
+
+def _same(found: Manifest, known: Manifest, identity: Mapping[str, Any], out: Place) -> Manifest:
+    """The manifest of a rescore that was begun; a UserError when this is another one."""
+    if not found.rescored or found.inputs_sha256 != known.inputs_sha256:
+        raise UserError(f"{out.root}: holds another campaign", "name another directory")
+    if changed := [key for key in identity if identity[key] != found.identity.get(key)]:
+        raise UserError(f"{out.root}: was begun with another {', '.join(changed)}", "name another directory, or say what you said before")
+    return found
+
+
+def _sync(path: os.PathLike[str]) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,8 @@
+"""Real isolation for untrusted code, with what Linux offers."""
+
+from __future__ import annotations
+
+from seatrial.rollouts.sandbox.process import SandboxError
+from seatrial.rollouts.sandbox.sandbox import Ran, Sandbox, why_not
+
+__all__ = ["Ran", "Sandbox", "SandboxError", "why_not"]

@@ -1,0 +1,119 @@
+"""Worker processes that verify: each loads once what it needs, answers one request at a time, and may hang or crash.
+
+- A worker that does not answer in time is killed, with all that it started, and replaced by a new one when it is needed.
+- Requests and answers are JSON; see `worker`, which runs in the process.
+- Workers die with this process, however it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seatrial.launch.descendants import die_with_parent
+from seatrial.model.errors import UserError
+
+_LOAD_S = 120.0
+_MOST = 4
+
+
+class WorkerError(Exception):
+    """No answer: too late, or the worker died. The message says which."""
+
+
+class Workers:
+    """A pool of workers of one kind."""
+
+    def __init__(self, arguments: Sequence[str], timeout_s: float, count: int | None = None) -> None:
+        self._arguments = arguments
+        self._timeout_s = timeout_s
+        self._turn = asyncio.Semaphore(count or min(os.cpu_count() or 1, _MOST))
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+
+    async def ask(self, request: Mapping[str, Any]) -> Any:
+        """The answer to a request. Raises WorkerError, and UserError when a worker cannot load what it needs."""
+        async with self._turn:
+            worker = self._idle.pop() if self._idle else await self._start()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    answer = await worker.ask(request)
+            except TimeoutError:
+                await self._end(worker)
+                raise WorkerError(f"no answer within {self._timeout_s:g} s") from None
+            except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+                raise WorkerError(f"the worker process died ({await self._end(worker)})") from None
+            except BaseException:
+                await self._end(worker)
+                raise
+            self._idle.append(worker)
+            return answer
+
+    async def close(self) -> None:
+        """End every worker."""
+        for worker in [*self._all]:
+            await self._end(worker)
+        self._idle.clear()
+
+    async def _start(self) -> _Worker:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "seatrial.rollouts.verify.worker", *self._arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+        worker = _Worker(process)
+        self._all.add(worker)
+        what = f"a worker of the verifier ({' '.join(self._arguments)})"
+        try:
+            async with asyncio.timeout(_LOAD_S):
+                said = await worker.read()
+        except TimeoutError:
+            await self._end(worker)
+            raise UserError(f"{what} did not load within {_LOAD_S:g} s", "see what its import waits for") from None
+        except (asyncio.IncompleteReadError, ValueError):
+            raise UserError(f"{what} died while loading ({await self._end(worker)})", "import it in a Python of your own") from None
+        except BaseException:
+            await self._end(worker)
+            raise
+        if said is not None:
+            await self._end(worker)
+            raise UserError(str(said), "see that it can be imported where the collector runs")
+        return worker
+
+    async def _end(self, worker: _Worker) -> str:
+        self._all.discard(worker)
+        return await worker.end()
+
+
+class _Worker:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def ask(self, request: Mapping[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        body = json.dumps(request).encode()
+        self._process.stdin.write(b"%012d" % len(body) + body)
+        await self._process.stdin.drain()
+        return await self.read()
+
+    async def read(self) -> Any:
+        assert self._process.stdout is not None
+        length = int(await self._process.stdout.readexactly(12))
+        return json.loads(await self._process.stdout.readexactly(length))
+
+    async def end(self) -> str:
+        """Kill it and what it started, and say how it had ended."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        code = await self._process.wait()
+        return f"signal {-code}" if code < 0 else f"exit code {code}"

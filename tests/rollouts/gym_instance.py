@@ -1,0 +1,88 @@
+"""What the tests of Gym share: rows for mcqa, a campaign, an event loop in a thread, and a driver that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.gym import install
+from seatrial.rollouts.gym.command import Asked
+from seatrial.rollouts.gym.servers import GymServers
+from seatrial.rollouts.work import Row, Unit
+
+T = TypeVar("T")
+
+KEY = "sk-0123456789-not-for-logs"
+AGENT = "mcqa_simple_agent"
+_OPTIONS = [{"A": "first"}, {"B": "second"}, {"C": "third"}, {"D": "fourth"}]
+
+
+class Loop:
+    """An event loop in a thread, so that servers and backends outlive a test."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def __call__(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 60) -> T:
+        """Run it there and wait."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def campaign(url: str, *, gym: dict[str, Any] | None = None, **more: Any) -> Campaign:
+    """A campaign whose only dataset is `d`."""
+    given = {"resources": ["mcqa"], "shared_environments": True, "deadline_s": 60, **(gym or {})}
+    requests = {"timeout_s": 20, "concurrency": 16, **more.pop("requests", {})}
+    datasets = [{"name": "d", "path": "d.jsonl"}]
+    return Campaign.model_validate({"name": "c", "datasets": datasets, "policy": {"url": url}, "gym": given, "requests": requests, **more})
+
+
+def row(index: int, mark: str = "", agent: str = AGENT) -> Row:
+    """A row of mcqa; `mark` is for the stub."""
+    prompt = f"Answer in \\boxed{{}}. {mark} Question {index} [[gold=C p=0.5]]\nA: first\nB: second\nC: third\nD: fourth"
+    params = {"input": [{"role": "user", "content": prompt}]}
+    data = {"responses_create_params": params, "options": _OPTIONS, "expected_answer": "C", "grading_mode": "lenient_boxed"}
+    return Row(index, f"t{index}", "d", data, agent=agent, source=f"d.jsonl:{index + 1}")
+
+
+def unit(number: int, mark: str = "", agent: str = AGENT, repeats: int = 1) -> Unit:
+    """A unit; with `repeats` several of one row, whose seeds are their numbers as Gym's are."""
+    return Unit(number, row(number // repeats, mark, agent), number % repeats, number % repeats)
+
+
+def fake_installation(root: Path) -> install.Installation:
+    """A Gym that is a stand-in, below `root`."""
+    configs = ("resources_servers/mcqa/configs/mcqa.yaml", "responses_api_models/vllm_model/configs/vllm_model.yaml")
+    for name in ("bin/activate", *(f"site/{config}" for config in configs)):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    (root / "bin" / "python").symlink_to(sys.executable)
+    (root / "bin" / "gym").symlink_to(Path(__file__).with_name("fake_gym.py"))
+    return install.Installation(root / "bin" / "python", root, Path(sys.base_prefix), root / "site")
+
+
+def drive(python: str, url: str, logs: str) -> None:
+    """Start Gym, say so, and wait to be killed."""
+    about = campaign(url, gym={"python": python}).gym
+    assert about is not None
+    GymServers(about, install.find(about), Asked((url,), "stub", KEY), Path(logs), lambda _: None).start()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    drive(*sys.argv[1:])
