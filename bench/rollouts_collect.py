@@ -2,9 +2,10 @@
 
     python bench/rollouts_collect.py [--rows 20000] [--flat 100000] [--gym-python PATH]
 
-The stub server has a process of its own; so has each measured side, best of several alternating runs, since timings on shared machines
-are noisy. Printed are rollouts per second, CPU milliseconds per rollout of the client alone, and peak memory; then our memory at 1,000 rows and at --flat rows. With --gym-python, a Python that has nemo-gym,
-bench/gym_collect.py ROWS URL measures Gym's own collection in that interpreter: it prints the same four numbers as JSON.
+The stub server has a process of its own; so has each measured side, best of several alternating runs, since timings on shared
+machines are noisy. Printed are rollouts per second, CPU milliseconds per rollout of the client alone, and peak memory; then our
+memory at 1,000 rows and at --flat rows. With --gym-python, a Python that has nemo-gym, bench/gym_collect.py ROWS URL measures Gym's
+own collection in that interpreter: its last line is [rows, wall seconds, CPU seconds, peak KiB] as JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import asyncio
 import json
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -164,15 +164,23 @@ def run_side(side: str, folder: Path) -> None:
     began, used = time.monotonic(), time.process_time()
     rows = {"ours": ours, "bare": bare}[side](folder)
     wall, cpu = time.monotonic() - began, time.process_time() - used
-    print(json.dumps([rows, wall, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+    print(json.dumps([rows, wall, cpu, peak_kib()]))
+
+
+def peak_kib() -> int:
+    """Peak memory of this program. Not ru_maxrss: that survives exec, so a child would report its parent's size as its own."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
 
 
 def gym(python: str | None, folder: Path, url: str) -> Measured | None:
     """Gym's own collection, in its interpreter."""
-    if python is None:
-        print("Gym: not measured (say --gym-python)")
+    script = HERE / "gym_collect.py"
+    if python is None or not script.is_file():
+        print(f"Gym: not measured ({'say --gym-python' if python is None else f'there is no {script}'})")
         return None
-    command = [python, str(HERE / "gym_collect.py"), str(folder / "rows.jsonl"), url]
+    command = [python, str(script), str(folder / "rows.jsonl"), url]
     return Measured(*json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1]))
 
 

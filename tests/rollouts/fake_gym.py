@@ -1,7 +1,7 @@
 """A stand-in for Gym's command line: the same interface, no Ray, no imports beyond the standard library, ready at once.
 
 `FAKE_GYM` names what goes wrong: `dies` (a server ends at its start, after saying the key), `deaf` (a server never answers),
-`broken` (the collector fails whatever it is given). Rows ask for it by a word in their prompt: see `answer` and `collect`.
+`broken` (the collector fails whatever it is given), `asleep` (it never gets to its rows). Rows ask for it by a word in their prompt: see `answer` and `collect`.
 """
 
 from __future__ import annotations
@@ -90,6 +90,8 @@ def collect(words: dict[str, str]) -> int:
     if WRONG == "broken":
         sys.stdout.write("no such option\n")
         return 1
+    if WRONG == "asleep":
+        time.sleep(60)
     failures = output.with_name(output.stem + "_failures.jsonl").open("a")
     for line in output.with_name(output.stem + "_materialized_inputs.jsonl").read_text().splitlines():
         row = json.loads(line)

@@ -6,12 +6,15 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
+from seatrial.launch import process, ready
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.gym import install
+from seatrial.rollouts.gym import backend, install
 from seatrial.rollouts.gym.command import Asked
 from seatrial.rollouts.gym.servers import GymServers
 from seatrial.rollouts.work import Row, Unit
@@ -40,6 +43,16 @@ class Loop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hurry() -> Iterator[None]:
+    """Look more often: nobody else is waiting. A module that imports this has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ready, "_ASK_EVERY_S", 0.05)
+        patch.setattr(process, "_TICK_S", 0.05)
+        patch.setattr(backend, "_WATCH_S", 0.05)
+        yield
 
 
 def campaign(url: str, *, gym: dict[str, Any] | None = None, **more: Any) -> Campaign:

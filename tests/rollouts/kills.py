@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from seatrial.launch.descendants import die_with_parent
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.collect import book
@@ -113,11 +114,13 @@ def merging(place: Place) -> MergeResult:
 
 
 def start(work: Callable[..., object], *words: object) -> int:
-    """Run some work in a process of its own; 0 or 1 is its exit code."""
+    """Run some work in a process of its own, which dies with this one; 0 or 1 is its exit code."""
+    bind = die_with_parent()
     if pid := os.fork():
         return pid
     code = 1
     try:
+        bind()
         work(*words)
         code = 0
     finally:

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from rollouts.gym_instance import KEY, Loop, campaign, fake_installation, unit
+from rollouts.gym_instance import KEY, Loop, campaign, fake_installation, hurry, unit
 from rollouts.stub import Stub
 from seatrial.model.errors import UserError
 from seatrial.rollouts.gym import install
 from seatrial.rollouts.gym.backend import GymBackend
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError
+
+__all__ = ["hurry"]
 
 
 class Running:
@@ -46,7 +48,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[install.I
 
 @pytest.fixture(scope="module")
 def running(installation: install.Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    found = Running(tmp_path_factory.mktemp("run"), requests={"timeout_s": 0.4})
+    found = Running(tmp_path_factory.mktemp("run"), requests={"timeout_s": 1})
     found.loop(found.backend.open())
     yield found
     found.close()
@@ -63,7 +65,7 @@ def test_a_rollout_is_the_agents_answer_with_our_indices(running: Running) -> No
     ("mark", "kind", "heals", "words"),
     [
         ("boom", FailureKind.HTTP_5XX, True, "HTTP 500: Agent___a: out of luck"),
-        ("hang", FailureKind.TIMEOUT, True, "no rollout within 0.4 s"),
+        ("hang", FailureKind.TIMEOUT, True, "no rollout within 1 s"),
         ("class", FailureKind.AGENT, True, "the agent failed: tool"),
         ("class terminal", FailureKind.AGENT, False, "the agent failed: tool"),
         ("text", FailureKind.PARSE, True, "not an object"),

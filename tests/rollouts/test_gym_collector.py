@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.gym_instance import KEY, Loop, campaign, fake_installation, unit
+from rollouts.gym_instance import KEY, Loop, campaign, fake_installation, hurry, unit
 from rollouts.stub import Stub
 from seatrial.model.errors import BlockedError
-from seatrial.rollouts.gym import install
+from seatrial.rollouts.gym import collector, install
 from seatrial.rollouts.gym.backend import GymBackend
 from seatrial.rollouts.gym.collector import collect_with_gym
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.work import Outcome, RolloutError, Unit
+
+__all__ = ["hurry"]
 
 
 class Collecting:
@@ -38,7 +40,7 @@ def collecting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collecting]
     loop(stub.start())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(install, "find", lambda _: fake_installation(root / "gym"))
-        about = campaign(stub.url, gym={"driver": "collector"}, requests={"timeout_s": 1.0, "concurrency": 2})
+        about = campaign(stub.url, gym={"driver": "collector"}, requests={"timeout_s": 0.8, "concurrency": 2})
         backend = GymBackend(about, [stub.url], KEY, root / "logs")
         loop(backend.open())
     yield Collecting(loop, backend)
@@ -78,6 +80,15 @@ def test_a_collector_that_fails_whatever_it_is_given_is_no_rows_fault(
     monkeypatch.setattr(collecting.backend.servers, "environment", {**collecting.backend.servers.environment, "FAKE_GYM": "broken"})
     with pytest.raises(BlockedError, match="5 times without a single rollout: no such option"):
         collecting([unit(number) for number in range(64)], tmp_path)
+
+
+def test_a_collector_that_never_gets_to_its_rows_is_no_rows_fault(
+    collecting: Collecting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "_START_S", 0.2)
+    monkeypatch.setattr(collecting.backend.servers, "environment", {**collecting.backend.servers.environment, "FAKE_GYM": "asleep"})
+    with pytest.raises(BlockedError, match=r"sent no row within 0.2 s of its start"):
+        collecting([unit(0)], tmp_path)
 
 
 def test_nothing_to_do_starts_nothing(collecting: Collecting, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from rollouts.gym_instance import KEY, campaign, fake_installation
 from seatrial.launch.locks import read_lock
+from seatrial.launch.venvs import find_python
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.rollouts.campaign import Gym
 from seatrial.rollouts.gym import LOCK, install, ports
@@ -31,6 +32,20 @@ def test_the_lock_is_a_full_freeze_for_python_3_12() -> None:
     assert (lock.python, lock.pins["nemo-gym"]) == ("3.12", "0.4.0")
     assert {"ray", "tiktoken", "uvicorn"} <= lock.pins.keys()
     assert lock.disk_mb >= 900
+
+
+def test_its_python_is_found_where_only_pyenv_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = tmp_path / "versions" / "3.99.1" / "bin" / "python3.99"
+    scripts = {"bin/python3.99": "echo not activated >&2; exit 127", "bin/pyenv": f"echo {real.parent.parent}", str(real): "echo 3.99"}
+    for name, script in scripts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    assert find_python("3.99") == str(real)
+    real.unlink()
+    with pytest.raises(BlockedError, match=r"no working python3.99"):
+        find_python("3.99")
 
 
 def test_an_environment_that_is_not_built_says_how(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -99,6 +114,16 @@ def test_the_key_is_in_no_word_and_gym_is_told_the_variable(tmp_path: Path) -> N
     assert not any(KEY in word for word in words)
     assert [word for word in words if "uv_venv_dir" in word] == ["+uv_venv_dir=/mine"]
     assert "+config_paths=[resources_servers/mcqa/configs/mcqa.yaml,responses_api_models/vllm_model/configs/vllm_model.yaml]" in words
+
+
+def test_logs_of_its_own_are_asked_for_only_where_gym_can_bear_it(tmp_path: Path) -> None:
+    with Block() as block:
+        given = (fake_installation(tmp_path), block, POLICY, Private(tmp_path / "p"))
+        shared, own = start_words(about(), *given), start_words(about(shared_environments=False), *given)
+    assert f"+nemo_gym_log_dir='{tmp_path / 'p' / 'l'}'" in shared
+    assert "+skip_venv_if_present=true" in shared
+    assert not any("nemo_gym_log_dir" in word or "skip_venv" in word for word in own)
+    assert any(word.startswith("+uv_cache_dir=") for word in own)
 
 
 def test_several_servers_of_a_policy_are_a_list_and_any_text_is_quoted(tmp_path: Path) -> None:

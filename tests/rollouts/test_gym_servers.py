@@ -13,12 +13,14 @@ from typing import Any
 import psutil
 import pytest
 
-from rollouts.gym_instance import KEY, campaign, fake_installation
+from rollouts.gym_instance import KEY, campaign, fake_installation, hurry
 from seatrial.launch.process import pid_file
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.rollouts.gym.command import Asked
 from seatrial.rollouts.gym.guard import Guard
 from seatrial.rollouts.gym.servers import GymServers
+
+__all__ = ["hurry"]
 
 
 def servers(tmp_path: Path, said: list[str] | None = None, **gym: Any) -> GymServers:

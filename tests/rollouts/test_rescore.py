@@ -15,7 +15,7 @@ from seatrial.rollouts.journal.scan import Scanner
 from seatrial.rollouts.manifest import load, load_campaign
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.rescore import RescoreBackend, prepare_rescore
+from seatrial.rollouts.rescore import RescoreBackend, prepare_rescore, rescore
 from seatrial.rollouts.units import Units
 from seatrial.rollouts.work import Outcome, RolloutError, Row, Score, Unit
 
@@ -165,3 +165,14 @@ def test_inputs_that_were_edited_are_refused(tmp_path: Path) -> None:
     source.inputs.write_bytes(source.inputs.read_bytes().replace(b"question", b"Question"))
     with pytest.raises(UserError, match="not what manifest"):
         prepare_rescore(source, Place(tmp_path / "out"), campaign)
+
+
+def test_the_whole_of_it_with_a_real_verifier(tmp_path: Path) -> None:
+    source, campaign = collected(tmp_path)
+    verify = {"number": {"kind": "exact", "pattern": r"answer (\d)"}}
+    changed = Campaign.model_validate({**campaign.model_dump(exclude_unset=True), "verifier": "number", "verifiers": verify})
+    out = Place(tmp_path / "out")
+    for _ in range(2):
+        status = rescore(source, out, changed, lambda _: None)
+        assert (status.ok, status.failed, status.owed, status.mean_reward) == (4, 1, 1, 0.0)
+    assert {head.unit: head.answer for head in heads(out) if head.ok} == {0: "0", 1: "1", 3: "3", 5: "5"}

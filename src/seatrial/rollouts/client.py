@@ -75,9 +75,11 @@ def make_backend(
     key = key_of(campaign.policy.key_env)
     if campaign.gym:
         from seatrial.rollouts.gym.backend import GymBackend
+        from seatrial.rollouts.gym.streaming import GymCollector
 
         agents = agents_of(place)
-        return GymBackend(campaign, bases, key, logs, agents=agents, sandbox=_host_and_port(sandbox), progress=progress)
+        kind = GymBackend if campaign.gym.driver == "agents" else GymCollector
+        return kind(campaign, bases, key, logs, agents=agents, sandbox=_host_and_port(sandbox), progress=progress)
     from seatrial.rollouts.direct.backend import DirectBackend
 
     return DirectBackend(campaign, bases, make_verifiers(campaign, bases), key)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from seatrial.rollouts.record import FailureKind
 
@@ -101,6 +101,14 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """End everything that was started."""
+
+
+@runtime_checkable
+class Streaming(Backend, Protocol):
+    """A backend that takes many units at once and hands them on as they are done, by a collector of its own."""
+
+    def stream(self, units: Sequence[Unit]) -> AsyncIterator[tuple[Unit, Outcome | RolloutError]]:
+        """Each unit once, in any order; what never comes out is owed."""
 
 
 class Verifier(Protocol):

@@ -94,7 +94,7 @@ def resume(
     time, deadlines, how jobs are launched). What results depend on must be as it was: a changed key is refused and named.
     """
     from seatrial.rollouts import rounds
-    from seatrial.rollouts.manifest import load, load_campaign, save_campaign
+    from seatrial.rollouts.manifest import check_inputs, load, load_campaign, save_campaign
     from seatrial.rollouts.place import Place
     from seatrial.rollouts.stops import go_on, stopped
 
@@ -102,6 +102,9 @@ def resume(
     manifest = load(place)
     if manifest.imported:
         _refuse(f"{directory}: was imported, so there is nothing to collect", "merge, profile and select work on it")
+    if manifest.rescored:
+        _refuse(f"{directory}: was scored anew, and collects nothing", "repeat the rescore command to go on with it")
+    check_inputs(place, manifest)
     if file or settings:
         campaign = _changed(place, file, settings or [])
         save_campaign(place, campaign)

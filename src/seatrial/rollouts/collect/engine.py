@@ -18,6 +18,7 @@ from typing import Literal
 
 from seatrial.model.errors import UserError
 from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.collect.book import Book
 from seatrial.rollouts.collect.budget import Budget
 from seatrial.rollouts.collect.desk import Desk
 from seatrial.rollouts.collect.limiter import Limiter
@@ -29,12 +30,14 @@ from seatrial.rollouts.place import Place
 from seatrial.rollouts.stops import stop as stop_campaign
 from seatrial.rollouts.stops import stopped
 from seatrial.rollouts.units import Units
-from seatrial.rollouts.work import Backend, ServersGoneError
+from seatrial.rollouts.work import Backend, ServersGoneError, Streaming
 
 Reason = Literal["done", "stopped", "budget", "servers", "fenced"]
 _LOOK_S = 0.2
 _KEEP_S = 2.0
 _SAY_S = 15.0
+_BATCH = 2000
+"""Units that a streaming backend is handed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class _Collector:
             if how in ("stopped", "budget"):
                 await self._drain(drain_s)
         finally:
-            await _end(ticker, work, *self._workers, *([self._listener] if self._listener else []))
+            await _cancel(ticker, work, *self._workers, *([self._listener] if self._listener else []))
             await self._pulse.close()
             try:
                 self._desk.close(how)
@@ -138,7 +141,10 @@ class _Collector:
             return None
         await self._backend.open()
         self._pulse.heard()
-        self._workers = [asyncio.create_task(self._worker()) for _ in range(self._limiter.cap)]
+        if isinstance(self._backend, Streaming):
+            self._workers = [asyncio.create_task(self._stream(self._backend))]
+        else:
+            self._workers = [asyncio.create_task(self._worker()) for _ in range(self._limiter.cap)]
         await asyncio.gather(*self._workers)
         return None
 
@@ -160,6 +166,26 @@ class _Collector:
             if worked is False:
                 self._check_budget()
         return None
+
+    async def _stream(self, backend: Streaming) -> None:
+        """Hand over many units at a time; the backend has its own way with them."""
+        while batch := await self._batch():
+            try:
+                async for unit, result in backend.stream([self._units.unit(number) for number in batch]):
+                    book = batch.pop(unit.number)
+                    worked = self._roller.note(unit, book, result)
+                    self._desk.back(book, written=True)
+                    if not worked:
+                        self._check_budget()
+            finally:
+                for book in batch.values():
+                    self._desk.back(book, written=False)
+
+    async def _batch(self) -> dict[int, Book]:
+        batch: dict[int, Book] = {}
+        while len(batch) < _BATCH and (given := await self._desk.next(self._only)) is not None:
+            batch[given[0]] = given[1]
+        return batch
 
     async def _drain(self, drain_s: float) -> None:
         """Let open rollouts finish; whoever waits for anything else goes at once."""
@@ -218,7 +244,7 @@ class _Collector:
             self._limiter.close()
 
 
-async def _end(*tasks: asyncio.Task[None]) -> None:
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
     """Cancel and collect tasks. What else went wrong by then left its units owed."""
     for task in tasks:
         task.cancel()

@@ -87,9 +87,7 @@ class Roller:
                 result = error
             wait = await self._after(result, tries)
             if wait is None:
-                message = self._redactor.text(str(result))[:_MESSAGE]
-                final = self._is_final(result, book.failed_before(unit.number))
-                _write_failure(book, unit, result, message, tries=tries.requests, final=final)
+                self._give_up(unit, book, result, tries.requests)
                 return False
             if self.closing:
                 return None
@@ -98,6 +96,17 @@ class Roller:
             if again is None:
                 return None
             slot = again
+
+    def note(self, unit: Unit, book: Book, result: Outcome | RolloutError) -> bool:
+        """Write down what a streaming backend made of a unit: whether it worked. How long it took is not known."""
+        error = _write(book, unit, result, 1, None) if isinstance(result, Outcome) else result
+        if error is not None:
+            self._give_up(unit, book, error, 1)
+        return error is None
+
+    def _give_up(self, unit: Unit, book: Book, error: RolloutError, tries: int) -> None:
+        message = self._redactor.text(str(error))[:_MESSAGE]
+        _write_failure(book, unit, error, message, tries=tries, final=self._is_final(error, book.failed_before(unit.number)))
 
     async def _roll(self, unit: Unit, slot: int) -> Outcome | RolloutError:
         """One try, within its deadline; the slot is given back with what it taught."""
@@ -143,8 +152,9 @@ class Roller:
         return not error.heals or error.kind is FailureKind.PARSE or before + 1 >= self._requests.attempts
 
 
-def _write(book: Book, unit: Unit, outcome: Outcome, tries: int, latency_s: float) -> RolloutError | None:
+def _write(book: Book, unit: Unit, outcome: Outcome, tries: int, latency_s: float | None) -> RolloutError | None:
     """Write a rollout down; an error when it cannot be stored, such as a metric that is not finite."""
+    took = latency_s if outcome.latency_s is None else outcome.latency_s
     head = Head(
         unit=unit.number,
         task=unit.row.id,
@@ -156,7 +166,7 @@ def _write(book: Book, unit: Unit, outcome: Outcome, tries: int, latency_s: floa
         input_tokens=outcome.input_tokens,
         output_tokens=outcome.output_tokens,
         turns=outcome.turns,
-        latency_s=round(latency_s if outcome.latency_s is None else outcome.latency_s, 4),
+        latency_s=None if took is None else round(took, 4),
         finish=outcome.finish,
         tries=tries,
         ended=round(time.time(), 3),

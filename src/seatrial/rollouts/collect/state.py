@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from pydantic import Field
 
@@ -59,14 +58,9 @@ class ShardState(Record):
     """Of the last failure."""
 
 
-def state_path(shard_dir: Path, label: str) -> Path:
-    """The state file of the attempt `NNNN-<token>`."""
-    return shard_dir / f"state-{label}.json"
-
-
 def write_state(place: Place, state: ShardState) -> float:
     """Replace the state of an attempt; gives the time at which that was, by the file system's clock."""
-    path = state_path(place.shard(state.shard), f"{state.attempt:04d}-{state.token}")
+    path = place.shard(state.shard) / f"state-{state.attempt:04d}-{state.token}.json"
     write_json(path, state)
     return path.stat().st_mtime
 

@@ -66,7 +66,7 @@ def retry_after(value: str | None) -> float | None:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
         except (ValueError, TypeError):
             return None
-    # `not >` also turns away NaN.
+    # NaN is not above zero either.
     return min(seconds, _LONGEST_WAIT_S) if seconds > 0 else 0.0
 
 

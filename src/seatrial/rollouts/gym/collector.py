@@ -35,6 +35,8 @@ from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError, Unit
 
 LOG = "gym-collect.log"
 _LOOK_S = 0.2
+_START_S = 300.0
+"""Until the collector has imported all it needs and sends its first row."""
 _GRACE_S = 5.0
 _HOPELESS = 5
 """So many collectors in a row may end without a single row before the first one."""
@@ -117,8 +119,11 @@ class _Collector:
             yield refused
         self._running = asyncio.create_task(asyncio.to_thread(run, self._spec()))
         tails = (_Tail(self._output), _Tail(self._failures))
-        moved = time.monotonic()
+        began = time.monotonic()
+        moved: float | None = None
         while True:
+            if moved is None and self._failures.exists():  # made right before the first row is sent
+                moved = time.monotonic()
             ended = self._running.done()
             for line in [line for tail in tails for line in tail.read()]:
                 done = self._take(_parsed(self._backend.clean(line)))
@@ -128,12 +133,19 @@ class _Collector:
             if ended:
                 self._code = self._running.result().exit_code
                 return
-            if time.monotonic() - moved > self._backend.campaign.requests.timeout_s and not self._stalled:
-                self._stalled = True
-                self._control.stop(f"no row for {self._backend.campaign.requests.timeout_s:g} s", _GRACE_S)
+            self._end_if_stalled(began, moved)
             if why := self._backend.gone():
                 raise ServersGoneError(why)
             await asyncio.wait((self._running,), timeout=_LOOK_S)
+
+    def _end_if_stalled(self, began: float, moved: float | None) -> None:
+        """`moved` is when the last row came, or the first was sent; None before that."""
+        now, limit = time.monotonic(), self._backend.campaign.requests.timeout_s
+        if moved is None and now - began > _START_S:
+            raise BlockedError(Boundary.ROLLOUT, f"Gym's collector sent no row within {_START_S:g} s of its start", f"see {self._log}")
+        if moved is not None and now - moved > limit and not self._stalled:
+            self._stalled = True
+            self._control.stop(f"no row for {limit:g} s", _GRACE_S)
 
     async def end(self) -> None:
         """End the collector, if it still runs."""

@@ -47,7 +47,7 @@ class Private:
 
     @property
     def logs(self) -> Path:
-        """A log per server, as Gym writes it; they may hold secrets."""
+        """A log per server, as Gym writes it where servers share an environment; they may hold secrets."""
         return self.root / "l"
 
     @property
@@ -72,10 +72,14 @@ def start_words(gym: Gym, installation: Installation, ports: Block, policy: Aske
         f"+policy_base_url={url}",
         f"+policy_api_key=${{oc.env:{KEY}}}",
         f"+policy_model_name={quoted(policy.model)}",
-        f"+nemo_gym_log_dir={quoted(str(private.logs))}",
         f"+uv_venv_dir={quoted(str(private.venvs))}",
     ]
-    ours += ["+skip_venv_if_present=true"] if gym.shared_environments else [f"+uv_cache_dir={quoted(_uv_cache())}"]
+    if gym.shared_environments:
+        ours += ["+skip_venv_if_present=true", f"+nemo_gym_log_dir={quoted(str(private.logs))}"]
+    else:
+        # No log directory: with one, Gym 0.4.0 runs the installation under pipefail, where a server without requirements of its own
+        # fails without a word (`grep -v` finds nothing).
+        ours += [f"+uv_cache_dir={quoted(_uv_cache())}"]
     paths = f"+config_paths=[{','.join(config_paths(gym))}]"
     return (*installation.program, "env", "start", paths, *_ours(ours, gym.run_arguments), *gym.run_arguments)
 

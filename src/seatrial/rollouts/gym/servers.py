@@ -30,6 +30,7 @@ import psutil
 from seatrial import files
 from seatrial.evidence.redact import Redactor
 from seatrial.launch.interrupt import stop_requested
+from seatrial.launch.linelog import STAMP_LENGTH
 from seatrial.launch.process import Control, Outcome, ProcessSpec, end_leftovers, pid_file, run
 from seatrial.launch.ready import Missed, Target, wait_ready
 from seatrial.model.errors import BlockedError, UserError
@@ -46,6 +47,7 @@ _GRACE_S = 2.0
 _STARTED_S = 30.0
 _LOOK_S = 0.1
 _LAST_LINES = 15
+_WHOSE = "Gym's "
 _LONGEST_TEMPORARY = 30
 """Ray's sockets lie below the private directory, and their paths may have 107 characters in all."""
 
@@ -110,10 +112,10 @@ class GymServers:
         """None, or which process is no more, with the end of its log."""
         if self._ended is not None:
             how = f"with code {self._ended.exit_code}" if isinstance(self._ended, Outcome) else f"({self._ended})"
-            return f"Gym's servers ended {how}: {self._last_lines(self.log)}"
+            return f"Gym's servers ended {how}: {self._last_lines()}"
         for name, process in self._watched.items():
             if not _lives(process):
-                return f"Gym's server {name} died: {self._last_lines(self.private.logs / f'{name}.log')}"
+                return f"Gym's server {name} died: {self._last_lines(name)}"
         return None
 
     def end(self) -> None:
@@ -172,7 +174,7 @@ class GymServers:
 
     def _wait_for_servers(self, stops: float) -> None:
         head = f"http://{LOOPBACK}:{self.ports.head}/server_instances"
-        self._wait([Target("Gym's head", head, stops - time.monotonic())])
+        self._wait([Target(f"{_WHOSE}head", head, stops - time.monotonic())])
         while not (listed := _get_json(head)):
             self._halt_or_raise()
             if time.monotonic() > stops:
@@ -184,17 +186,15 @@ class GymServers:
             raise UserError(f"Gym starts {len(self.instances)} servers ({names}), and gym.servers says {self._gym.servers}", "correct one")
         self._watched = {found.name: process for found in self.instances if (process := _process(found.pid))}
         if missing := [found.name for found in self.instances if found.name not in self._watched]:
-            raise self._blocked(f"Gym's server {missing[0]} died: {self._last_lines(self.private.logs / f'{missing[0]}.log')}")
+            raise self._blocked(f"Gym's server {missing[0]} died: {self._last_lines(missing[0])}")
         left = stops - time.monotonic()
-        self._wait([Target(f"Gym's {found.name}", f"{found.url}/", left) for found in self.instances])
+        self._wait([Target(f"{_WHOSE}{found.name}", f"{found.url}/", left) for found in self.instances])
         self._progress(f"Gym's {len(self.instances)} servers are ready: {', '.join(found.name for found in self.instances)}")
 
     def _wait(self, targets: list[Target]) -> None:
         result = wait_ready(targets, self._halt, self._progress)
         if isinstance(result, Missed):
-            name = result.name.removeprefix("Gym's ")
-            log = self.private.logs / f"{name}.log"
-            raise self._blocked(f"{result.message}; {self._last_lines(log if log.is_file() else self.log)}")
+            raise self._blocked(f"{result.message}; {self._last_lines(result.name.removeprefix(_WHOSE))}")
         if result is not None:
             raise self._blocked(result)
 
@@ -210,11 +210,18 @@ class GymServers:
     def _blocked(self, message: str) -> BlockedError:
         return BlockedError(Boundary.ENVIRONMENT, message, f"see {self.log}")
 
-    def _last_lines(self, log: Path) -> str:
-        """Of a log of Gym's, without secrets."""
-        lines = files.read_text(log).splitlines() if log.is_file() else []
+    def _last_lines(self, name: str | None = None) -> str:
+        """What a server, or Gym itself, said last, without secrets."""
+        own = self.private.logs / f"{name}.log"
+        if name is not None and own.is_file():
+            lines = files.read_text(own).splitlines()
+        else:
+            lines = [line[STAMP_LENGTH:] for line in files.read_text(self.log).splitlines()] if self.log.is_file() else []
+            # Servers put their names before their lines, once they are far enough.
+            others = tuple(f"({found.name}) " for found in self.instances if found.name != name) if name else ()
+            lines = [line for line in lines if not line.startswith(others)]
         kept = [line for line in lines if line.strip()][-_LAST_LINES:]
-        return self.redactor.text("\n".join(kept)) if kept else f"{log.name} is empty"
+        return self.redactor.text("\n".join(kept)) or "nothing was said"
 
 
 def _temporary() -> Path:

@@ -27,7 +27,8 @@ SLOTS = 256
 _FIRST_UID = 1_000_000_000
 _NOBODY = 65534
 _SHM = 8 << 20
-_OPEN_FILES = 128
+_OPEN_FILES = 64
+"""Of a process. Few: what stands in the buffers of sockets is memory that nobody is charged for."""
 _RELOCATED = "/python"
 """At the top: bubblewrap gives parents the permissions that they have outside, and a home is closed to others."""
 _LINKED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")

@@ -58,6 +58,9 @@ class Jailed:
         self._first = 0
         self._pidfd = -1
         self._watcher: asyncio.Task[None] | None = None
+        self._ending = asyncio.Lock()
+        self._over = False
+        self._code: int | None = None
 
     def hold(self, first: int) -> None:
         """Take hold of the namespace's first process, and watch it; it must not have begun yet."""
@@ -72,14 +75,21 @@ class Jailed:
 
     async def end(self) -> int | None:
         """End whatever is left, wait until it is gone, and give the program's exit code if it ended by itself. May be called again."""
+        if self._pidfd >= 0 and not self.gone.is_set():
+            # Also when the program has ended: what it left would be ended by bubblewrap, but a moment later.
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        async with self._ending:
+            if not self._over:
+                self._code = await self._finish()
+                self._over = True
+            return self._code
+
+    async def _finish(self) -> int | None:
         if self._pidfd >= 0:
-            if not self.gone.is_set():
-                # The program's own end is enough to end the rest, but that takes a moment; and it may not have ended.
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             await _within(self.gone.wait(), "the end of a sandbox")
             os.close(self._pidfd)
             self._pidfd = -1
-        elif self._process.returncode is None and not self.gone.is_set():
+        elif self._process.returncode is None:
             self._process.kill()
         if self._watcher is not None:
             self._watcher.cancel()
