@@ -35,8 +35,10 @@ check: lint ## Lint and the quick tests (under two minutes)
 test: lint ## Every test, also those that drive a real loop
 	@sh scripts/chromium.sh
 	@sh scripts/slurm.sh
+	@sh scripts/sandbox.sh
 	$(BIN)/seatrial env build trl
 	$(BIN)/seatrial env build verl-cpu
+	$(BIN)/seatrial env build gym
 	@$(BIN)/python -m tests.launch.rays
 	@$(BIN)/python -m tests.whole
 
@@ -48,6 +50,10 @@ bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, 
 	$(BIN)/python bench/router.py
 	@sh scripts/slurm.sh
 	$(BIN)/python bench/slurm_status.py
+	$(BIN)/seatrial env build gym
+	$(BIN)/python bench/rollouts_collect.py --gym-python "$$($(BIN)/python bench/peer.py gym)"
+	$(BIN)/python bench/rollouts_merge.py
+	$(BIN)/python bench/rollouts_profile.py --gym-python "$$($(BIN)/python bench/peer.py gym)"
 
 clean: ## Remove .venv and caches of this checkout (not the environments)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build

@@ -1,10 +1,13 @@
-"""Print the interpreter of the embedded loop's environment: it has the peers that benchmarks compare with."""
+"""Print the interpreter of an environment that has the peers which benchmarks compare with: the embedded loop's, or `gym`."""
 
 from __future__ import annotations
 
-from seatrial.launch.environments import Environments
-from seatrial.loops import get_loop
+import sys
 
-loop = get_loop("trl")
-found = Environments().find(loop.name, loop.lock())
-print(found.python if found else "missing: run `seatrial env build trl`")
+from seatrial.launch.environments import Environments
+from seatrial.loops import environments
+from seatrial.rollouts import gym
+
+name = sys.argv[1] if len(sys.argv) > 1 else "trl"
+found = Environments().find(name, {**environments(), gym.ENVIRONMENT: gym.LOCK}[name])
+print(found.python if found else f"missing: run `seatrial env build {name}`")

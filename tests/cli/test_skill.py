@@ -35,7 +35,7 @@ def test_every_command_and_flag_of_a_skill_exists(name: str) -> None:
     assert len([words for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for words in calls(block)]) > 5
 
 
-@pytest.mark.parametrize("page", ["skills.md", "loop-verl.md", "loop-nemo-rl.md", "isolate.md", "localize.md", "baseline.md"])
+@pytest.mark.parametrize("page", ["skills.md", "loop-verl.md", "loop-nemo-rl.md", "isolate.md", "localize.md", "baseline.md", "rollouts.md", "reward-profile.md"])
 def test_every_command_and_flag_of_its_page_exists(page: str) -> None:
     assert problems((ROOT / "docs" / page).read_text(encoding="utf-8")) == []
 

@@ -1,7 +1,8 @@
 """A stand-in for Gym's command line: the same interface, no Ray, no imports beyond the standard library, ready at once.
 
 `FAKE_GYM` names what goes wrong: `dies` (a server ends at its start, after saying the key), `deaf` (a server never answers),
-`broken` (the collector fails whatever it is given), `asleep` (it never gets to its rows). Rows ask for it by a word in their prompt: see `answer` and `collect`.
+`broken` (the collector fails whatever it is given), `asleep` (it never gets to its rows).
+Rows ask for it by a word in their prompt: see `answer` and `collect`.
 """
 
 from __future__ import annotations

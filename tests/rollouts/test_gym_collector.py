@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,14 @@ def test_failures_of_agents_and_rows_that_leave_no_trace_are_failures(collecting
     found = collecting([unit(0), unit(1, "class"), unit(2, "lost"), unit(3, "lost")], tmp_path)
     assert failures(found) == dict.fromkeys((1, 2, 3), FailureKind.AGENT)
     assert all(outcome.heals for outcome in found.values() if isinstance(outcome, RolloutError))
+
+
+def test_a_row_that_cannot_be_sent_starts_nothing(collecting: Collecting, tmp_path: Path) -> None:
+    sound = unit(0)
+    params = {"input": "q", "metadata": {"extra_body": "no object"}}
+    found = collecting([replace(sound, row=replace(sound.row, data={"responses_create_params": params}))], tmp_path)
+    assert failures(found) == {0: FailureKind.PARSE}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_row_that_never_ends_costs_its_deadline(collecting: Collecting, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -67,11 +67,10 @@ async def collect_with_gym(backend: GymBackend, units: Iterable[Unit], directory
                 await attempt.end()
             rest = list(attempt.owed.values())
             barren = barren + 1 if len(rest) == len(group) else 0
-            if not came and barren >= _HOPELESS and len(group) > 1:
+            if not came and barren >= _HOPELESS:
                 message = f"Gym's collector ended {barren} times without a single rollout: {attempt.last_line()}"
                 raise BlockedError(Boundary.ROLLOUT, message, f"see {directory / LOG}")
             if (failure := attempt.failure()) is not None:
-                came += len(rest)
                 for unit in rest:
                     yield unit, failure
             else:
@@ -94,15 +93,15 @@ class _Collector:
         self._sent: dict[Key, dict[str, Any]] = {}
         self.owed: dict[Key, Unit] = {}
         """What has not come out yet."""
-        with (scratch / "rollouts_materialized_inputs.jsonl").open("wb") as stream:
+        with (scratch / "rollouts_materialized_inputs.jsonl").open("wb") as inputs:
             for unit in group:
-                self._materialize(unit, stream.write)
+                self._materialize(unit, inputs)
         self._control = Control()
         self._stalled = False
         self._code: int | None = None
         self._running: asyncio.Task[Ended] | None = None
 
-    def _materialize(self, unit: Unit, write: Any) -> None:
+    def _materialize(self, unit: Unit, inputs: BinaryIO) -> None:
         try:
             body = body_of(unit, self._backend.campaign, self._backend.sampling)
         except RolloutError as error:
@@ -111,12 +110,14 @@ class _Collector:
         key = (body[TASK], body[REPEAT])
         self.owed[key] = unit
         self._sent[key] = {name: body[name] for name in (TASK, REPEAT, "agent_ref", "skills_ref") if name in body}
-        write(orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE))
+        inputs.write(orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE))
 
     async def rows(self) -> AsyncIterator[Done]:
         """Rows as they arrive, until the collector ends or is ended because none does."""
         for refused in self._refused:
             yield refused
+        if not self.owed:
+            return
         self._running = asyncio.create_task(asyncio.to_thread(run, self._spec()))
         tails = (_Tail(self._output), _Tail(self._failures))
         began = time.monotonic()
