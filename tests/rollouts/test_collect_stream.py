@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ class Streams(Told):
         self.poisoned, self.lost, self.gone_after = poisoned, lost, gone_after
         self.batches: list[int] = []
 
-    async def stream(self, units: Sequence[Unit]) -> AsyncIterator[tuple[Unit, Outcome | RolloutError]]:
+    async def stream(self, units: Sequence[Unit]) -> AsyncGenerator[tuple[Unit, Outcome | RolloutError], None]:
         self.batches.append(len(units))
         for unit in reversed(units):
             if self.gone_after == 0:

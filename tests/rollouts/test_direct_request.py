@@ -45,16 +45,17 @@ def test_the_limit_keeps_the_name_that_the_campaign_uses(name: str) -> None:
     assert asked.params["max_output_tokens"] == 9
 
 
-def test_a_rows_own_parameters_come_first_and_nulls_say_nothing() -> None:
+def test_the_campaigns_sampling_wins_and_nulls_say_nothing() -> None:
     own = {"temperature": 0.1, "max_output_tokens": 3, "top_p": None, "model": "another", "stream": True}
     body, _ = ask(own, {"temperature": 0.7, "max_completion_tokens": 9, "top_p": 0.5})
-    assert body == {"model": "m", "messages": HI, "temperature": 0.1, "max_completion_tokens": 3, "top_p": 0.5, "seed": 7}
+    assert body == {"model": "m", "messages": HI, "temperature": 0.7, "max_completion_tokens": 9, "top_p": 0.5, "seed": 7}
 
 
 def test_a_rows_extra_body_is_sent_but_its_seed_is_the_units() -> None:
     own = {"metadata": {"extra_body": '{"seed": 1, "min_p": 0.1}', "chat_template_kwargs": '{"enable_thinking": false}', "note": "x"}}
-    body, asked = ask(own, {"min_p": 0.9, "chat_template_kwargs": {"a": 1}})
+    body, asked = ask(own, {"chat_template_kwargs": {"a": 1}})
     assert (body["seed"], body["min_p"]) == (7, 0.1)
+    assert ask(own, {"min_p": 0.9})[0]["min_p"] == 0.9
     assert body["chat_template_kwargs"] == {"a": 1, "enable_thinking": False}
     assert "metadata" not in body
     assert asked.params["metadata"]["note"] == "x"

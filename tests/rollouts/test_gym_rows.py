@@ -35,11 +35,11 @@ def test_a_row_gets_global_indices_its_agent_and_its_seed_where_gym_puts_them() 
     assert list(body) == [*row(2).data, "agent_ref", "_ng_task_index", "_ng_rollout_index"]
 
 
-def test_a_rows_own_parameters_and_agent_come_first_and_the_row_is_not_touched() -> None:
+def test_the_campaigns_sampling_wins_as_in_gym_and_the_row_is_not_touched() -> None:
     given = with_params(temperature=0.1, metadata={"extra_body": '{"top_k": 3}', "note": "x"})
     body = sent(given, temperature=0.7, top_p=0.9, min_p=0.05, max_tokens=8)
     params = body["responses_create_params"]
-    assert (params["temperature"], params["top_p"], params["max_output_tokens"]) == (0.1, 0.9, 8)
+    assert (params["temperature"], params["top_p"], params["max_output_tokens"]) == (0.7, 0.9, 8)
     assert json.loads(params["metadata"]["extra_body"]) == {"min_p": 0.05, "top_k": 3, "seed": 77}
     assert params["metadata"]["note"] == "x"
     assert body["agent_ref"] == {"name": "own"}

@@ -257,7 +257,7 @@ class Campaign(Record):
     work: Work = Field(default_factory=Work)
     policy: Policy
     sampling: Mapping[str, Any] = Field(default_factory=dict)
-    """More parameters of every request: temperature, top_p, max_output_tokens, …; a row's own come first."""
+    """Parameters of every request: temperature, top_p, max_output_tokens, …; they win over a row's own, as Gym's do."""
     requests: Requests = Field(default_factory=Requests)
     failures: Failures = Field(default_factory=Failures)
     gym: Gym | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -107,7 +107,7 @@ class Backend(Protocol):
 class Streaming(Backend, Protocol):
     """A backend that takes many units at once and hands them on as they are done, by a collector of its own."""
 
-    def stream(self, units: Sequence[Unit]) -> AsyncIterator[tuple[Unit, Outcome | RolloutError]]:
+    def stream(self, units: Sequence[Unit]) -> AsyncGenerator[tuple[Unit, Outcome | RolloutError], None]:
         """Each unit once, in any order; what never comes out is owed."""
 
 

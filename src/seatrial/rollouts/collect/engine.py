@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
@@ -171,12 +172,13 @@ class _Collector:
         """Hand over many units at a time; the backend has its own way with them."""
         while batch := await self._batch():
             try:
-                async for unit, result in backend.stream([self._units.unit(number) for number in batch]):
-                    book = batch.pop(unit.number)
-                    worked = self._roller.note(unit, book, result)
-                    self._desk.back(book, written=True)
-                    if not worked:
-                        self._check_budget()
+                async with aclosing(backend.stream([self._units.unit(number) for number in batch])) as stream:
+                    async for unit, result in stream:
+                        book = batch.pop(unit.number)
+                        worked = self._roller.note(unit, book, result)
+                        self._desk.back(book, written=True)
+                        if not worked:
+                            self._check_budget()
             finally:
                 for book in batch.values():
                     self._desk.back(book, written=False)

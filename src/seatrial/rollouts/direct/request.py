@@ -81,9 +81,9 @@ def build(
     seed: int,
 ) -> Asked:
     """The request for a row whose own parameters, `input` among them, are `own`. A ValueError says what cannot be asked."""
-    params = {**sampling.known, **{key: value for key, value in own.items() if value is not None and key not in ("stream", "model")}}
+    params = {key: value for key, value in own.items() if value is not None and key not in ("stream", "model")} | sampling.known
     metadata = params.pop("metadata", None) or {}
-    extra = {**sampling.extra, **_loads(metadata, "extra_body")}
+    extra = _loads(metadata, "extra_body") | sampling.extra
     if seed != NO_SEED:
         extra["seed"] = seed
     if api == "chat":

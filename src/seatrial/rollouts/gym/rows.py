@@ -37,10 +37,10 @@ def body_of(unit: Unit, campaign: Campaign, sampling: Sampling) -> dict[str, Any
         # By this name Gym's resources servers know what is expected.
         row.setdefault("expected_answer", expected(row, dataset))
     row.setdefault(AGENT, {"name": unit.row.agent})
-    params = {**own, **{key: value for key, value in sampling.known.items() if own.get(key) is None}}
+    params = {**own, **sampling.known}
     metadata = dict(params.get("metadata") or {})
     try:
-        extra = {**sampling.extra, **json.loads(metadata.get("extra_body") or "{}")}
+        extra = {**json.loads(metadata.get("extra_body") or "{}"), **sampling.extra}
     except (ValueError, TypeError) as error:
         message = f"{unit.row.source}: {PARAMS}.metadata.extra_body is no JSON object in a text: {error}"
         raise RolloutError(FailureKind.PARSE, message) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from seatrial.rollouts.gym.backend import GymBackend
 from seatrial.rollouts.gym.collector import collect_with_gym
@@ -12,6 +12,6 @@ from seatrial.rollouts.work import Outcome, RolloutError, Unit
 class GymCollector(GymBackend):
     """A `Streaming` backend."""
 
-    def stream(self, units: Sequence[Unit]) -> AsyncIterator[tuple[Unit, Outcome | RolloutError]]:
+    def stream(self, units: Sequence[Unit]) -> AsyncGenerator[tuple[Unit, Outcome | RolloutError], None]:
         """Roll them out with Gym's collector; what it never hands on is owed."""
         return collect_with_gym(self, units, self._logs)

@@ -19,6 +19,7 @@ from typing import Literal, TypeVar
 
 from seatrial.rollouts.campaign import SandboxLimits
 from seatrial.rollouts.sandbox import bubblewrap, syscalls
+from seatrial.rollouts.sandbox.spawn import whole
 from seatrial.rollouts.sandbox.watch import look
 
 Trouble = Literal["timeout", "memory", "processes", "files", "output"]
@@ -121,6 +122,10 @@ class Jailed:
 
 async def start(argv: list[str], files: Mapping[str, str], limits: SandboxLimits, slot: int, cpu_s: float | None = None) -> Jailed:
     """Start a program in a sandbox of its own, with these files in its working directory. Raises SandboxError."""
+    return await whole(_start(argv, files, limits, slot, cpu_s), Jailed.end)
+
+
+async def _start(argv: list[str], files: Mapping[str, str], limits: SandboxLimits, slot: int, cpu_s: float | None) -> Jailed:
     bwrap = bubblewrap.find()
     if bwrap is None:
         raise SandboxError("bubblewrap (bwrap) is not installed")

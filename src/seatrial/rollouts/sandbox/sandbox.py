@@ -56,7 +56,7 @@ class Ran:
     stdout: str
     stderr: str
     exit_code: int | None
-    """128 + signal when one ended it; None when we did."""
+    """128 + signal when one ended it, ours included; None when that is not known."""
     ending: Ending
     seconds: float
 

@@ -46,17 +46,19 @@ class Session:
         self.turn = asyncio.Lock()
         """Cells of a session run one after another."""
         self.jailed: Jailed | None = None
+        self.closed = False
         self._limits = limits
         self._held = AsyncExitStack()
+        self._life = asyncio.Lock()
+        """Whoever closes waits until it is open: half a sandbox cannot be ended."""
 
     async def open(self) -> None:
-        number = await self._held.enter_async_context(slot())
-        try:
+        async with self._life:
+            if self.closed:
+                raise SandboxError("the session was ended while it began")
+            number = await self._held.enter_async_context(slot())
             argv = [*bubblewrap.interpreter(), "-c", bubblewrap.inside("cells")]
             self.jailed = await start(argv, {}, self._limits, number, cpu_s=self._limits.cpu_s * _CPU)
-        except BaseException:
-            await self._held.aclose()
-            raise
 
     async def run(self, code: str, wall_s: float, minimal: bool, new: bool) -> Cell:
         """One cell; the session is over when its ending is not `done`."""
@@ -76,11 +78,13 @@ class Session:
         return Cell("", "", True, ending, new)
 
     async def close(self) -> None:
-        try:
-            if self.jailed is not None:
-                await self.jailed.end()
-        finally:
-            await self._held.aclose()
+        async with self._life:
+            self.closed = True
+            try:
+                if self.jailed is not None:
+                    await self.jailed.end()
+            finally:
+                await self._held.aclose()
 
     async def _answer(self, jailed: Jailed, request: bytes) -> tuple[str, str, bool] | None:
         """Output, errors, and whether the cell failed. None when the interpreter ended, or said what it should not."""
@@ -110,22 +114,26 @@ class Sessions:
     async def run(self, name: str, code: str, wall_s: float, minimal: bool = False) -> Cell:
         """Run a cell in the session of that name, which is made when there is none. Raises SandboxError."""
         await self.end_idle()
-        session, new = await self._session(name)
-        async with session.turn:
-            session.used = time.time()
-            try:
-                if new:
-                    await session.open()
-                elif session.jailed is None:
-                    raise SandboxError(f"session {name} has just ended: send the cell again")
-                cell = await session.run(code, min(wall_s, self._limits.wall_s), minimal, new)
-            except BaseException:
-                await self._drop(name, session)
-                raise
-            session.used = time.time()
-            if cell.ending != "done":
-                await self._drop(name, session)
-            return cell
+        while True:
+            session = await self._session(name)
+            async with session.turn:
+                if not session.closed:
+                    return await self._in(name, session, code, min(wall_s, self._limits.wall_s), minimal)
+
+    async def _in(self, name: str, session: Session, code: str, wall_s: float, minimal: bool) -> Cell:
+        session.used = time.time()
+        new = session.jailed is None
+        try:
+            if new:
+                await session.open()
+            cell = await session.run(code, wall_s, minimal, new)
+        except BaseException:
+            await self._drop(name, session)
+            raise
+        session.used = time.time()
+        if cell.ending != "done":
+            await self._drop(name, session)
+        return cell
 
     async def end(self, name: str) -> bool:
         """End a session, whatever it does; False when there is none."""
@@ -147,19 +155,18 @@ class Sessions:
         for name in list(self.open):
             await self.end(name)
 
-    async def _session(self, name: str) -> tuple[Session, bool]:
+    async def _session(self, name: str) -> Session:
         while (session := self.open.get(name)) is None:
             if len(self.open) < self._most:
                 self.open[name] = Session(self._limits)
-                return self.open[name], True
+                continue
             idle = [(other.used, key) for key, other in self.open.items() if not other.turn.locked()]
             if not idle:
                 raise SandboxError(f"{self._most} sessions are busy already")
             await self.end(min(idle)[1])
-        return session, False
+        return session
 
     async def _drop(self, name: str, session: Session) -> None:
         if self.open.get(name) is session:
             del self.open[name]
         await session.close()
-        session.jailed = None

@@ -17,6 +17,7 @@ from typing import Any
 
 from seatrial.launch.descendants import die_with_parent
 from seatrial.model.errors import UserError
+from seatrial.rollouts.sandbox.spawn import whole
 
 _LOAD_S = 120.0
 _MOST = 4
@@ -61,15 +62,7 @@ class Workers:
         self._idle.clear()
 
     async def _start(self) -> _Worker:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "seatrial.rollouts.verify.worker", *self._arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=die_with_parent(),
-        )
-        worker = _Worker(process)
+        worker = await whole(self._spawn(), _Worker.end)
         self._all.add(worker)
         what = f"a worker of the verifier ({' '.join(self._arguments)})"
         try:
@@ -87,6 +80,17 @@ class Workers:
             await self._end(worker)
             raise UserError(str(said), "see that it can be imported where the collector runs")
         return worker
+
+    async def _spawn(self) -> _Worker:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "seatrial.rollouts.verify.worker", *self._arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+        return _Worker(process)
 
     async def _end(self, worker: _Worker) -> str:
         self._all.discard(worker)
