@@ -15,7 +15,7 @@ from seatrial.rollouts.place import Place
 
 
 def test_the_first_round_has_a_task_per_shard(tmp_path: Path) -> None:
-    planned = rounds.plan(Place(tmp_path), {2: 5, 0: 5, 1: 5}, 5, "local")
+    planned = rounds.plan(Place(tmp_path), {2: 5, 0: 5, 1: 5}, 5, "slurm:x")
     assert planned.tasks == ((0,), (1,), (2,))
     assert (planned.number, planned.owed) == (1, 15)
 

@@ -70,6 +70,7 @@ def test_a_session_keeps_its_variables_until_it_is_deleted() -> None:
     served(talk)
 
 
+@pytest.mark.slow
 def test_cells_that_fail() -> None:
     async def talk(ask: Ask, client: aiohttp.ClientSession, url: str) -> None:
         failed = await ask("y = 1\n1 / 0")
@@ -121,6 +122,7 @@ def test_requests_without_sense_are_refused_by_name() -> None:
     served(talk)
 
 
+@pytest.mark.slow
 def test_sessions_make_room_for_new_ones() -> None:
     async def crowd() -> None:
         sessions = Sessions(LIMITS, most=2, idle_s=0.2)
@@ -138,6 +140,27 @@ def test_sessions_make_room_for_new_ones() -> None:
             assert sessions.open == {}
         finally:
             await sessions.close()
+
+    asyncio.run(crowd())
+    assert left_over() == []
+
+
+def test_a_session_that_is_ended_while_it_begins_or_works_leaves_nothing() -> None:
+    async def crowd() -> None:
+        sessions = Sessions(LIMITS, most=2)
+
+        async def use(number: int) -> str:
+            name = str(number % 3)
+            if number % 4 == 0:
+                return str(await sessions.end(name))
+            try:
+                return (await sessions.run(name, "import time\ntime.sleep(0.01)", 1.0)).ending
+            except SandboxError as error:
+                return str(error)
+
+        found = set(await asyncio.gather(*(use(number) for number in range(24))))
+        await sessions.close()
+        assert found <= {"True", "False", "done", "killed", "2 sessions are busy already", "the session was ended while it began"}
 
     asyncio.run(crowd())
     assert left_over() == []

@@ -15,16 +15,26 @@ if TYPE_CHECKING:
     from seatrial.rollouts.campaign import Campaign
 
 
-def read_campaign(file: Path | None, flags: Mapping[str, Any], settings: Sequence[str] = ()) -> Campaign:
-    """The campaign of a file, of flags (dotted keys; None is unsaid), or of both: flags win. Paths in it become absolute."""
+_RIVALS = {"work.repeats": ("seeds", "repeats"), "work.seeds": ("repeats", "repeats"), "verifier": (None, "verifier")}
+"""What gives way to a flag: a key beside it, and a key of each dataset."""
+
+
+def read_campaign(
+    file: Path | None, flags: Mapping[str, Any], settings: Sequence[str] = (), stored: Mapping[str, Any] | None = None
+) -> Campaign:
+    """The campaign of a file, of flags (dotted keys; None is unsaid), or of both: flags win. Paths in it become absolute.
+
+    `stored` are the settings of a campaign that was started, instead of a file.
+    """
     from pydantic import ValidationError
 
     from seatrial.model.errors import UserError
     from seatrial.rollouts.campaign import Campaign
 
-    data = read_toml(file) if file else {}
+    data = read_toml(file) if file else dict(stored or {})
     for key, value in [*flags.items(), *map(_setting, settings)]:
         if value is not None:
+            _clear_rivals(data, key)
             _put(data, key, value)
     if not data.get("datasets"):
         raise UserError("nothing to collect: no campaign file, and no --input", "name a campaign.toml, or say --input FILE.jsonl --url URL")
@@ -49,6 +59,15 @@ def _setting(text: str) -> tuple[str, Any]:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value
+
+
+def _clear_rivals(data: dict[str, Any], key: str) -> None:
+    beside, in_datasets = _RIVALS.get(key, (None, None))
+    if beside is not None and isinstance(work := data.get("work"), dict):
+        work.pop(beside, None)
+    for dataset in data.get("datasets") or () if in_datasets is not None else ():
+        if isinstance(dataset, dict):
+            dataset.pop(in_datasets, None)
 
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:

@@ -12,17 +12,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from seatrial.launch.servers import Server
 from seatrial.model.job import Count, Mount, Name, Variables
 from seatrial.model.record import Record
-
-Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
-Url = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$")]
-Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Seconds = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
+from seatrial.rollouts.values import Label, Repeats, Sampling, Seconds, Share, Url, Variable, parse_numbers
 
 
 class Dataset(Record):
@@ -48,7 +43,7 @@ class Dataset(Record):
     """Only the first so many rows."""
     weight: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Only this share of the rows, chosen by their ids: the same ones every time."""
-    repeats: Count | None = None
+    repeats: Repeats | None = None
     """Instead of the campaign's."""
     verifier: str | None = None
     """Instead of the campaign's: a name of `[verifiers]`, or a kind."""
@@ -57,7 +52,7 @@ class Dataset(Record):
 class Work(Record):
     """How the units come about, and how they are cut."""
 
-    repeats: Count | None = None
+    repeats: Repeats | None = None
     """Rollouts of each row; 1 when nothing is said."""
     seeds: str | None = None
     """Instead of repeats: the repetitions by number, such as 0-3,7."""
@@ -77,7 +72,7 @@ class Work(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.repeats and self.seeds:
+        if self.repeats and self.seeds is not None:
             raise ValueError('repeats and seeds exclude each other: repeats = 4 is seeds = "0-3"')
         self.labels()
         return self
@@ -86,7 +81,7 @@ class Work(Record):
         """Numbers of the repetitions; a dataset's own `repeats` comes before the campaign's."""
         if repeats is not None:
             return tuple(range(repeats))
-        return parse_numbers(self.seeds) if self.seeds else tuple(range(self.repeats or 1))
+        return parse_numbers(self.seeds) if self.seeds is not None else tuple(range(self.repeats or 1))
 
 
 class Policy(Record):
@@ -125,7 +120,7 @@ class Requests(Record):
     connect_s: Seconds = 10.0
     tries: Count = 4
     """Of one unit within an attempt, for failures that can heal."""
-    backoff_s: Annotated[float, Field(ge=0)] = 1.0
+    backoff_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
     """Before the second try; doubled each time, at most a minute, never less than the server asks for."""
     attempts: Count = 3
     """Attempts of a shard after which a unit that failed each time is given up."""
@@ -256,7 +251,7 @@ class Campaign(Record):
     datasets: tuple[Dataset, ...] = Field(min_length=1)
     work: Work = Field(default_factory=Work)
     policy: Policy
-    sampling: Mapping[str, Any] = Field(default_factory=dict)
+    sampling: Sampling = Field(default_factory=dict)
     """Parameters of every request: temperature, top_p, max_output_tokens, …; they win over a row's own, as Gym's do."""
     requests: Requests = Field(default_factory=Requests)
     failures: Failures = Field(default_factory=Failures)
@@ -322,16 +317,3 @@ class Campaign(Record):
         if self.policy.server:
             kept["policy"]["model"] = self.policy.model or self.policy.server.served_name or self.policy.server.model
         return kept
-
-
-def parse_numbers(text: str) -> tuple[int, ...]:
-    """`0-3,7` as numbers; a ValueError for anything else, and for a number said twice."""
-    found: list[int] = []
-    for part in text.replace(" ", "").split(","):
-        match = re.fullmatch(r"(\d+)(?:(?:-|\.\.)(\d+))?", part)
-        if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise ValueError(f"{part!r} is no number and no range: write 0-3,7")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    if len(set(found)) < len(found):
-        raise ValueError(f"{text}: a number is said twice")
-    return tuple(found)

@@ -6,7 +6,6 @@ The exit code says the rest: 0 when nothing of these shards is owed any more, 99
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.collect.engine import Ended, collect
 from seatrial.rollouts.manifest import load, load_campaign
 from seatrial.rollouts.place import Place
+from seatrial.rollouts.preflight import key_of
 from seatrial.rollouts.units import Units
 from seatrial.rollouts.work import Backend, Verifier
 
@@ -29,8 +29,9 @@ def collect_task(place: Place, number: int, task: int, urls: Sequence[str], sand
         raise UserError(f"round {number} has {len(planned.tasks)} tasks, and no task {task}", "seatrial rollouts resume plans anew")
     campaign = load_campaign(place)
     logs = rounds.directory(place, number) / "gym" / str(task)
-    backend = make_backend(campaign, place, [*urls] or _prehosted(campaign), sandbox, logs, progress)
-    return run(place, campaign, planned.tasks[task], backend, progress)
+    shards = planned.tasks[task]
+    backend = make_backend(campaign, place, shards, [*urls] or _prehosted(campaign), sandbox, logs, progress)
+    return run(place, campaign, shards, backend, progress)
 
 
 def run(
@@ -58,26 +59,23 @@ def _prehosted(campaign: Campaign) -> list[str]:
     return [str(url) for url in ((campaign.policy.url,) if campaign.policy.url else campaign.policy.urls)]
 
 
-def key_of(variable: str | None) -> str | None:
-    """An API key, from the variable that holds it."""
-    if variable is None:
-        return None
-    if not os.environ.get(variable):
-        raise UserError(f"the variable {variable} is to hold an API key, and is not set here", f"export {variable} where you start")
-    return os.environ[variable]
-
-
 def make_backend(
-    campaign: Campaign, place: Place, urls: Sequence[str], sandbox: str | None, logs: Path, progress: Callable[[str], None]
+    campaign: Campaign,
+    place: Place,
+    shards: Sequence[int],
+    urls: Sequence[str],
+    sandbox: str | None,
+    logs: Path,
+    progress: Callable[[str], None],
 ) -> Backend:
-    """Who makes the rollouts of this campaign; `logs` is for servers that it starts."""
+    """Who makes the rollouts of these shards; `logs` is for servers that it starts."""
     bases = [base_url(url) for url in urls]
     key = key_of(campaign.policy.key_env)
     if campaign.gym:
         from seatrial.rollouts.gym.backend import GymBackend
         from seatrial.rollouts.gym.streaming import GymCollector
 
-        agents = agents_of(place)
+        agents = agents_of(place, shards)
         kind = GymBackend if campaign.gym.driver == "agents" else GymCollector
         return kind(campaign, bases, key, logs, agents=agents, sandbox=_host_and_port(sandbox), progress=progress)
     from seatrial.rollouts.direct.backend import DirectBackend
@@ -85,10 +83,11 @@ def make_backend(
     return DirectBackend(campaign, bases, make_verifiers(campaign, bases), key)
 
 
-def agents_of(place: Place) -> set[str]:
-    """Every agent that a row names."""
+def agents_of(place: Place, shards: Sequence[int]) -> set[str]:
+    """Every agent that a row of these shards names."""
     with Units(place, load(place)) as units:
-        return {agent for index in range(units.rows) if (agent := units.row(index).agent)}
+        rows = {units.row_of(number) for shard in shards for number in units.of_shard(shard)}
+        return {agent for index in sorted(rows) if (agent := units.row(index).agent)}
 
 
 def _host_and_port(url: str | None) -> tuple[str, int] | None:

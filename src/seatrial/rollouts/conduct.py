@@ -1,8 +1,9 @@
 """Carrying a campaign to its end: rounds of jobs, here or on Slurm, until nothing is owed; then merge and profile.
 
-- One conductor at a time (a lock in the campaign's directory). On Slurm it may leave: jobs go on, and `resume` takes up where they are.
+- One conductor at a time (`conducting`). On Slurm it may leave: jobs go on, and `resume` takes up where they are.
 - What is launched is derived from what is missing, each time anew. A round that still waits or runs is followed, never doubled.
-- It ends when everything is settled, when the campaign stopped by itself, or after `work.rounds` rounds that left something owed.
+- It ends when everything is settled, when the campaign was stopped (stop.json), when a round settled nothing, or after `work.rounds`
+  rounds; while something is owed it says why it ended.
 """
 
 from __future__ import annotations
@@ -10,28 +11,33 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from seatrial.launch.interrupt import check_stop, stop_requested
+from seatrial.launch.cachelock import exclusive
+from seatrial.launch.interrupt import check_stop
 from seatrial.launch.jobdir import job_dir
+from seatrial.launch.linelog import STAMP_LENGTH
 from seatrial.launch.local.batch import run_batch
 from seatrial.launch.local.machine import gpus_here
 from seatrial.launch.slurm import submit as slurm
-from seatrial.launch.slurm.status import LIVE, Poller, Snapshot, snapshots
-from seatrial.model.job import Batch, UnitState
+from seatrial.launch.slurm.status import LIVE, LOCK, Poller, Snapshot, is_busy, snapshots
+from seatrial.model.errors import UserError
+from seatrial.model.job import Batch, UnitState, UnitStatus
 from seatrial.model.profile import Profile
-from seatrial.rollouts import rounds
+from seatrial.rollouts import preflight, rounds
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.manifest import Manifest, load, load_campaign
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.rounds import Round
+from seatrial.rollouts.rounds import LOCAL, Round
 from seatrial.rollouts.status import Status, Watch
-from seatrial.rollouts.stops import stopped
+from seatrial.rollouts.stops import stop
 from seatrial.rollouts.units import Units
 
-LOCAL = "local"
 _LOOK_S = 2.0
+_LOCK_S = 5.0
+_TAIL = 4096
 
 Say = Callable[[str], None]
 Show = Callable[[Status], None]
@@ -51,8 +57,13 @@ class Where:
         return self.profile.gpus_per_node if self.profile else len(gpus_here())
 
 
+def conducting(place: Place, say: Say) -> AbstractContextManager[None]:
+    """Be the one who changes and carries a campaign; a BlockedError says who does already."""
+    return exclusive(place.root / LOCK, f"another seatrial that carries {place.root}", say, _LOCK_S)
+
+
 class Conductor:
-    """Carries one campaign."""
+    """Carries one campaign; for whoever holds `conducting`."""
 
     def __init__(self, place: Place, where: Where, say: Say, show: Show) -> None:
         self.place, self.where = place, where
@@ -62,37 +73,38 @@ class Conductor:
 
     def carry(self) -> Status:
         """Launch and follow rounds until there is nothing to do, or no sense in another. Raises `Interrupted` when asked to stop."""
-        with slurm.locked(self.place.root), Units(self.place, self.manifest) as units:
+        with Units(self.place, self.manifest) as units:
             watch = Watch(self.place, self.manifest, units)
             self._follow_last(watch)
-            status = watch.look()
-            for _ in range(self.campaign.work.rounds):
-                if not status.owed or stopped(self.place):
-                    break
-                before = status.owed
+            status, launched, idle = watch.look(), 0, False
+            while status.owed and not status.stopped and not idle and launched < self.campaign.work.rounds:
+                before, launched = status.owed, launched + 1
                 self._run(self._next(watch), watch)
                 check_stop()
                 status = watch.look()
-                if status.owed == before and not stopped(self.place):
-                    self._say(f"the round settled nothing: {self._why()}")
-                    break
+                idle = status.owed == before
+            if status.owed and launched and not status.stopped:
+                ended = "the round settled nothing" if idle else f"{launched} rounds were launched (work.rounds), and not all is settled"
+                self._say(f"{ended}: {self._why()}")
             return status
 
-    def submit(self) -> Status:
+    def submit(self) -> None:
         """Launch one round on Slurm and leave it there."""
-        with slurm.locked(self.place.root), Units(self.place, self.manifest) as units:
+        with Units(self.place, self.manifest) as units:
             watch = Watch(self.place, self.manifest, units)
-            status = watch.look()
-            if status.owed and not self._live():
+            if not watch.look().owed:
+                self._say("nothing is owed: nothing was submitted")
+            elif live := self._live():
+                self._say(f"round {live.number} on {live.on} has not ended: nothing was submitted")
+            else:
                 self._hand_over(self._next(watch))
-            return status
-
-    def _planned(self, watch: Watch) -> Round:
-        largest = -(-self.manifest.units // self.manifest.shards)
-        return rounds.plan(self.place, watch.owed_by_shard(), largest, self.where.name)
 
     def _next(self, watch: Watch) -> Round:
-        planned = self._planned(watch)
+        """Plan what is owed now, once everything that can be known before is known."""
+        preflight.check(self.campaign, here=self.where.profile is None)
+        preflight.build(self.campaign, self._say)
+        largest = -(-self.manifest.units // self.manifest.shards)
+        planned = rounds.plan(self.place, watch.owed_by_shard, largest, self.where.name, self.campaign.work.parallel)
         rounds.store(self.place, planned)
         return planned
 
@@ -117,13 +129,9 @@ class Conductor:
         self._say("; ".join(f"submitted {item.job} as {item.slurm}" for item in sent))
 
     def _live(self) -> Round | None:
-        """The last round, if it was submitted to Slurm and has not ended."""
-        past = rounds.rounds(self.place)
-        if not past or past[-1].on == LOCAL or not rounds.is_launched(self.place, past[-1].number):
-            return None
-        directory = rounds.directory(self.place, past[-1].number)
-        sent = job_dir(directory, rounds.COLLECT).submission()
-        return past[-1] if sent and not _collected(Poller([directory]).poll()) else None
+        """The last round, if it was submitted to Slurm and still collects."""
+        last = _submitted(self.place)
+        return last if last and not _collected(Poller([rounds.directory(self.place, last.number)]).poll()) else None
 
     def _follow_last(self, watch: Watch) -> None:
         """A round on Slurm that has not ended is followed before another is planned."""
@@ -133,11 +141,12 @@ class Conductor:
 
     def _follow(self, planned: Round, watch: Watch) -> None:
         """Until the collecting jobs have ended; the merge that comes after them is not waited for."""
-        poller = Poller([rounds.directory(self.place, planned.number)])
+        poller, silent = Poller([rounds.directory(self.place, planned.number)]), ""
         for snapshot in snapshots(poller):
             self._show(watch.look())
-            if snapshot.controller:
+            if snapshot.controller and snapshot.controller != silent:
                 self._say(f"Slurm does not answer ({snapshot.controller}); jobs are not lost")
+            silent = snapshot.controller
             if _collected(snapshot):
                 return
 
@@ -147,8 +156,10 @@ class Conductor:
         over = threading.Event()
 
         def look() -> None:
-            while not over.wait(_LOOK_S):
-                self._show(watch.look())
+            # What cannot be read now is said by the look that follows the round.
+            with suppress(UserError, OSError):
+                while not over.wait(_LOOK_S):
+                    self._show(watch.look())
 
         thread = threading.Thread(target=look, daemon=True)
         thread.start()
@@ -159,24 +170,54 @@ class Conductor:
             thread.join()
 
     def _why(self) -> str:
-        """What the last round's units say of their end."""
+        """How the first task of the last round that is not done ended, and the last words of its collector."""
         directory = rounds.directory(self.place, rounds.rounds(self.place)[-1].number)
         units = [unit for unit in Poller([directory]).poll().units if unit.job == rounds.COLLECT and unit.state is not UnitState.DONE]
-        reasons = list(dict.fromkeys(unit.reason for unit in units if unit.reason))
-        more = f"; logs: seatrial jobs logs {directory} {rounds.COLLECT} --index {units[0].index}" if units else ""
-        return "; ".join(reasons[:3] or ["no reason was left"]) + more
+        if not units:
+            return "what failed may heal, and is owed"
+        words = _last_words(directory, units[0])
+        return f"{len(units)} tasks are not done; the first, {units[0].index}: {units[0].reason or units[0].state}{words}"
+
+
+def _last_words(directory: Path, unit: UnitStatus) -> str:
+    """The end of a collector's log: its last message, and the fix below it."""
+    log = job_dir(directory, rounds.COLLECT).log("client", 0, unit.index)
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - _TAIL))
+            lines = stream.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    texts = [line[STAMP_LENGTH:] for line in lines]
+    starts = [number for number, text in enumerate(texts) if text.startswith("seatrial: ")]
+    return "".join(f"\n  {text.strip()}" for text in texts[starts[-1] :]) if starts else ""
 
 
 def _collected(snapshot: Snapshot) -> bool:
     return all(unit.state not in LIVE for unit in snapshot.units if unit.job == rounds.COLLECT)
 
 
-def cancel(place: Place) -> tuple[str, ...]:
-    """Cancel what waits or runs on Slurm."""
+def _submitted(place: Place) -> Round | None:
+    """The last round, if its jobs were handed to Slurm."""
     past = rounds.rounds(place)
-    if not past or past[-1].on == LOCAL or stop_requested():
-        return ()
-    return slurm.cancel(rounds.directory(place, past[-1].number))
+    if not past or past[-1].on == LOCAL or not rounds.is_launched(place, past[-1].number):
+        return None
+    return past[-1] if job_dir(rounds.directory(place, past[-1].number), rounds.COLLECT).submission() else None
+
+
+def cancel(place: Place) -> tuple[str, ...]:
+    """Stop a campaign that somebody carries, or whose jobs wait or run on Slurm; gives what was stopped.
+
+    stop.json comes first: whoever follows the jobs would launch another round for what they leave owed.
+    """
+    load(place)
+    last, carried = _submitted(place), is_busy(place.root)
+    directory = rounds.directory(place, last.number) if last else None
+    live = directory if directory and not Poller([directory]).poll().ended else None
+    if live or carried:
+        stop(place, "it was cancelled", "seatrial rollouts cancel")
+    jobs = slurm.cancel(live) if live else ()
+    return (*(f"job {name}" for name in jobs), *(("what another seatrial carries",) if carried else ()))
 
 
 def wait_a_moment() -> None:

@@ -176,8 +176,11 @@ def check_inputs(place: Place, manifest: Manifest) -> None:
         raise UserError(f"{place.inputs}: its content is not what manifest.json says", "restore the file, or start a new campaign")
 
 
-def changes(manifest: Manifest, campaign: Campaign, base: Path) -> list[str]:
-    """Keys and input files that differ from when the campaign was started, each in words; empty when nothing does."""
+def changes(manifest: Manifest, campaign: Campaign, base: Path, *, may_be_gone: bool = False) -> list[str]:
+    """Keys and input files that differ from when the campaign was started, each in words; empty when nothing does.
+
+    `may_be_gone`: a file that cannot be read is no change, because the campaign has its rows.
+    """
     known = {file.dataset: file for file in manifest.files}
     asked = {dataset.name: dataset for dataset in campaign.datasets}
     both = known.keys() & asked.keys()
@@ -188,16 +191,16 @@ def changes(manifest: Manifest, campaign: Campaign, base: Path) -> list[str]:
     found += [f"datasets.{name}: added" for name in asked if name not in both]
     if (old := [name for name in known if name in both]) != (new := [name for name in asked if name in both]):
         found.append(f"datasets: order {', '.join(old)} -> {', '.join(new)}")
-    contents = [(name, _content_change(known[name], base / asked[name].path)) for name in asked if name in both]
+    contents = [(name, _content_change(known[name], base / asked[name].path, may_be_gone)) for name in asked if name in both]
     return found + [f"datasets.{name}: {said}" for name, said in contents if said]
 
 
-def _content_change(file: InputFile, path: Path) -> str | None:
+def _content_change(file: InputFile, path: Path, may_be_gone: bool) -> str | None:
     try:
         if path.stat().st_size == file.bytes and sha256_of(path) == file.sha256:
             return None
     except OSError as error:
-        return f"{path} cannot be read any more: {error.strerror or error}"
+        return None if may_be_gone else f"{path} cannot be read any more: {error.strerror or error}"
     return f"content changed ({path})"
 
 

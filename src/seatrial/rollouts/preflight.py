@@ -1,4 +1,4 @@
-"""What can be known before a campaign starts is known then: API keys, the sandbox, packages, and Gym's environment."""
+"""What can be known before a round is launched is known then: API keys, the sandbox, packages, and Gym's environment."""
 
 from __future__ import annotations
 
@@ -12,19 +12,29 @@ from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Campaign
 
 
-def prepare(campaign: Campaign, progress: Callable[[str], None]) -> None:
-    """Raises a UserError or a BlockedError for what would stop every shard; builds Gym's environment where it is ours."""
+def check(campaign: Campaign, *, here: bool) -> None:
+    """Raises a UserError or a BlockedError for what would stop every shard.
+
+    `here`: the collectors run on this machine. Whether another one, or a container, has a sandbox is seen there.
+    """
     verifiers = [] if campaign.gym else [campaign.verifier_of(dataset) for dataset in campaign.datasets]
     for variable in (campaign.policy.key_env, *(verify.key_env for verify in verifiers)):
-        if variable and not os.environ.get(variable):
-            raise UserError(f"the variable {variable} is to hold an API key, and is not set here", f"export {variable}=…")
+        key_of(variable)
     kinds = {verify.kind for verify in verifiers}
-    if "math" in kinds and importlib.util.find_spec("math_verify") is None:
+    boxed = campaign.collector.container or campaign.collector.image
+    if "math" in kinds and not boxed and importlib.util.find_spec("math_verify") is None:
         raise UserError("the verifier math needs math-verify, which is not installed", 'pip install "seatrial[rollouts]"')
-    if "code" in kinds or campaign.sandbox_service:
+    if here and ("code" in kinds or campaign.sandbox_service):
         _check_sandbox()
-    if campaign.gym:
-        _prepare_gym(campaign, progress)
+
+
+def key_of(variable: str | None) -> str | None:
+    """An API key, from the variable that holds it; a UserError when it is not set."""
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise UserError(f"the variable {variable} is to hold an API key, and is not set here", f"export {variable}=… before you start")
+    return os.environ[variable]
 
 
 def _check_sandbox() -> None:
@@ -35,9 +45,9 @@ def _check_sandbox() -> None:
         raise BlockedError(Boundary.ENVIRONMENT, f"no sandbox here: {reason}", fix)
 
 
-def _prepare_gym(campaign: Campaign, progress: Callable[[str], None]) -> None:
+def build(campaign: Campaign, progress: Callable[[str], None]) -> None:
+    """Build Gym's environment, where it is ours and is not there yet."""
     from seatrial.rollouts.gym import LOCK
 
-    assert campaign.gym is not None
-    if campaign.gym.python is None and campaign.gym.environment is not None:
+    if campaign.gym and campaign.gym.python is None and campaign.gym.environment is not None:
         Environments().build(campaign.gym.environment, LOCK, progress)

@@ -1,7 +1,8 @@
 """Rounds: each launch of a campaign is a batch of its own, which collects what is owed at that moment.
 
-- The first round has one task per shard. A later one has tasks of about the same size, each with several shards: the rest of a
-  campaign is spread thin over many shards, and a server per shard would mostly start and stop.
+- The first round on a cluster has one task per shard. A later one has tasks of about the same size, each with several shards: the
+  rest of a campaign is spread thin over many shards, and a server per shard would mostly start and stop.
+- On this machine there are as many tasks as run at a time, and all shards are dealt to them: servers start once.
 - A round that waits or runs is followed, never doubled.
 """
 
@@ -22,6 +23,7 @@ from seatrial.model.record import Record
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.place import Place
 
+LOCAL = "local"
 COLLECT, MERGE = "collect", "merge"
 SANDBOX = "sandbox"
 _PLAN = "plan.json"
@@ -56,10 +58,13 @@ def is_launched(place: Place, number: int) -> bool:
     return (directory(place, number) / BATCH).is_file()
 
 
-def plan(place: Place, owed: Mapping[int, int], largest: int, on: str) -> Round:
-    """The next round for shards that owe so many units; `largest` is the size of a full shard."""
-    past = rounds(place)
-    tasks = [(shard,) for shard in sorted(owed)] if not past else _packed(owed, largest)
+def plan(place: Place, owed: Mapping[int, int], largest: int, on: str, parallel: int | None = None) -> Round:
+    """The next round for shards that owe so many units; `largest` is the size of a full shard, `parallel` as in `[work]`."""
+    past, shards = rounds(place), sorted(owed)
+    if on == LOCAL:
+        tasks = [tuple(shards[first :: parallel or 1]) for first in range(min(parallel or 1, len(shards)))]
+    else:
+        tasks = _packed(owed, largest) if past else [(shard,) for shard in shards]
     number = past[-1].number + 1 if past else 1
     return Round(number=number, made=int(time.time()), on=on, owed=sum(owed.values()), tasks=tuple(tasks))
 
@@ -108,7 +113,7 @@ def batch_of(place: Place, campaign: Campaign, planned: Round, gpus_per_node: in
             components=(*services, _client(place, campaign, client)),
             array=len(planned.tasks),
             parallel=campaign.work.parallel,
-            minutes=campaign.collector.minutes,
+            minutes=campaign.collector.minutes if planned.on != LOCAL else None,  # of a shard's job, and here is none
         )
     ]
     if merge:

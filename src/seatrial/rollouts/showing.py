@@ -30,11 +30,11 @@ def describe(draft: Place, root: Path, campaign: Campaign, manifest: Manifest, w
     """The first round of a campaign that would lie in `root`; its inputs lie in `draft`."""
     with Units(draft, manifest) as units:
         sizes = {shard: sum(1 for _ in units.of_shard(shard)) for shard in range(manifest.shards)}
-    planned = rounds.plan(draft, sizes, max(sizes.values()), where.name)
+    planned = rounds.plan(draft, sizes, max(sizes.values()), where.name, campaign.work.parallel)
     batch = rounds.batch_of(Place(root), campaign, planned, where.gpus_per_node, merge=where.profile is not None)
     lines = [*_summary(campaign, manifest, sizes), ""]
     if where.profile is None:
-        return Shown("\n".join(lines + _commands(batch)))
+        return Shown("\n".join(lines + _commands(batch, len(planned.tasks))))
     scripts = render_batch(
         batch, where.profile, root / "rounds" / "0001", {job.name: f"seatrial-{job.name}-00000000" for job in batch.jobs}
     )
@@ -56,9 +56,7 @@ def _summary(campaign: Campaign, manifest: Manifest, sizes: dict[int, int]) -> l
     return lines
 
 
-def _commands(batch: Batch) -> list[str]:
-    lines = []
-    for job in batch.jobs:
-        lines.append(f"job {job.name}: {len(job.units())} units, at most {job.parallel or len(job.units())} at a time")
-        lines += [f"  {item.name} x {item.replicas}: {shlex.join(item.command)}" for item in job.components]
-    return lines
+def _commands(batch: Batch, tasks: int) -> list[str]:
+    (job,) = batch.jobs
+    lines = [f"{tasks} task{'s at a time' if tasks > 1 else ''} on this machine, with all shards between them; each runs:"]
+    return lines + [f"  {item.name} x {item.replicas}: {shlex.join(item.command)}" for item in job.components]

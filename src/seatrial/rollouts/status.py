@@ -23,6 +23,8 @@ from seatrial.rollouts.units import Units
 FRESH_S = 20.0
 """A collector writes its state every two seconds; file systems and clocks may lag."""
 _WINDOW_S = 60.0
+_ENOUGH_S = 3.0
+"""What was seen over less time says little of the speed."""
 
 
 class Status(Record):
@@ -58,8 +60,8 @@ class Status(Record):
     on: str
     stopped: str
     """Why it stopped by itself; empty when it did not."""
-    slowest: tuple[int, ...]
-    """Shards that owe most."""
+    owing_most: tuple[int, ...]
+    """Up to five shards."""
 
     @property
     def settled(self) -> int:
@@ -74,11 +76,14 @@ class Watch:
         self._place, self._manifest, self._units = place, manifest, units
         self._scanner = Scanner(place, units)
         self._seen: deque[tuple[float, int]] = deque()
+        self.owed_by_shard: dict[int, int] = {}
+        """Shards that owe something, and how much, as of the last look."""
 
     def look(self) -> Status:
         """The campaign now."""
         scan = self._scanner.update()
-        owed = self.owed_by_shard()
+        rows_done = self._count(scan.settled)
+        owed = self.owed_by_shard
         states = self._working()
         settled = scan.ok + scan.failed
         rate = self._rate(settled, states)
@@ -91,9 +96,7 @@ class Watch:
             failed=scan.failed,
             owed=scan.owed,
             rows=self._manifest.rows,
-            rows_done=sum(
-                OWED not in scan.settled[span.start : span.stop] for span in map(self._units.units_of_row, range(self._manifest.rows))
-            ),
+            rows_done=rows_done,
             shards=self._manifest.shards,
             shards_done=self._manifest.shards - len(owed),
             collectors=len({(state.host, state.pid) for state in states}),
@@ -109,20 +112,26 @@ class Watch:
             round=past[-1].number if past else 0,
             on=past[-1].on if past else "",
             stopped=why.reason if why else "",
-            slowest=tuple(sorted(owed, key=lambda shard: -owed[shard])[:5]),
+            owing_most=tuple(sorted(owed, key=lambda shard: -owed[shard])[:5]),
         )
 
-    def owed_by_shard(self) -> dict[int, int]:
-        """Shards that owe something, and how much, as of the last look."""
-        counts: dict[int, int] = {}
-        for shard in range(self._manifest.shards):
-            if count := sum(1 for _ in self._scanner.owed((shard,))):
-                counts[shard] = count
-        return counts
+    def _count(self, settled: bytearray) -> int:
+        """Set what each shard owes; gives the number of rows that owe nothing. Every two seconds, so no unit is looked at by itself."""
+        shards, done = self._manifest.shards, 0
+        counts = [0] * shards
+        for row, (first, end) in enumerate(self._units.spans()):
+            if missing := settled.count(OWED, first, end):
+                counts[row % shards] += missing
+            else:
+                done += 1
+        if self._manifest.deal == "units":
+            counts = [settled[shard::shards].count(OWED) for shard in range(shards)]
+        self.owed_by_shard = {shard: count for shard, count in enumerate(counts) if count}
+        return done
 
     def _working(self) -> list[ShardState]:
-        """States of shards whose collectors wrote them lately."""
-        newest = newest_states(self._place, range(self._manifest.shards)).values()
+        """States of shards that owe something and whose collectors wrote lately."""
+        newest = newest_states(self._place, self.owed_by_shard).values()
         return [state for state, written in newest if state.ended is None and time.time() - written <= FRESH_S]
 
     def _rate(self, settled: int, states: list[ShardState]) -> float | None:
@@ -131,8 +140,9 @@ class Watch:
         self._seen.append((now, settled))
         while self._seen[-1][0] - self._seen[0][0] > _WINDOW_S:
             self._seen.popleft()
-        (since, before), passed = self._seen[0], now - self._seen[0][0]
-        if passed > 3.0 and since and settled > before:
+        since, before = self._seen[0]
+        passed = now - since
+        if passed > _ENOUGH_S and settled > before:
             return (settled - before) / passed
         said = sum(state.rate for state in states)
         return said or None

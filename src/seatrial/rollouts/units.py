@@ -107,6 +107,13 @@ class Units:
         first = self._unit_starts[part] + (index - self._row_starts[part]) * width
         return range(first, first + width)
 
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """The units of each row, in order: the first, and the one behind the last."""
+        for part, labels in enumerate(self._labels):
+            width = len(labels)
+            for first in range(self._unit_starts[part], self._unit_starts[part + 1], width):
+                yield first, first + width
+
     def dataset_of(self, index: int) -> str:
         """The dataset of a row, which is not read for it."""
         return self._names[self._part_of_row(index)]

@@ -50,4 +50,4 @@ def sandbox(
     from seatrial.rollouts.sandbox.service import run_service
 
     limits = load_campaign(Place(campaign)).sandbox if campaign else SandboxLimits()
-    run_service(host, port, limits, lambda url: say(f"the sandbox listens on {url}"))
+    run_service(host, port, limits, lambda chosen: say(f"the sandbox listens on http://{host}:{chosen}"))

@@ -49,12 +49,15 @@ def start(
     Slurm it follows the jobs; Ctrl-C leaves them running.
     """
     from seatrial.cli.campaign_file import read_campaign
-    from seatrial.rollouts.conduct import LOCAL
+    from seatrial.rollouts.conduct import conducting
     from seatrial.rollouts.manifest import make
     from seatrial.rollouts.place import Place
+    from seatrial.rollouts.preflight import check
 
     if file is not None and inputs is not None:
         _refuse("--input and a campaign file exclude each other: the file names its datasets", "leave one of them out")
+    if repeats is not None and seeds is not None:
+        _refuse("--repeats and --seeds exclude each other: --repeats 4 is --seeds 0-3", "leave one of them out")
     flags: dict[str, Any] = {
         "datasets": [{"name": inputs.stem or "rows", "path": str(inputs)}] if inputs else None,
         "policy.url": url,
@@ -65,18 +68,17 @@ def start(
         "work.shards": shards,
     }
     campaign = read_campaign(file, flags, settings or ())
-    where = _where(on, config)
-    if detach and where.name == LOCAL:
-        _refuse("--detach leaves jobs to Slurm, and --on local has none", "use --on slurm:PROFILE")
+    where = _where(on, config, detach)
     root = (out or Path("campaigns") / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{campaign.name}").absolute()
     if dry_run:
         _dry_run(campaign, where, root)
-    _ready(campaign)
+    check(campaign, here=where.profile is None)
     manifest = make(campaign, Path.cwd(), Place(root), say)
     _hide_from_git(root)
     typer.echo(str(root))
     say(f"{manifest.rows} rows, {manifest.units} rollouts, {manifest.shards} shards")
-    _carry(Place(root), where, detach)
+    with conducting(Place(root), say):
+        _carry(Place(root), where, detach)
 
 
 def resume(
@@ -94,9 +96,9 @@ def resume(
     time, deadlines, how jobs are launched). What results depend on must be as it was: a changed key is refused and named.
     """
     from seatrial.rollouts import rounds
-    from seatrial.rollouts.manifest import check_inputs, load, load_campaign, save_campaign
+    from seatrial.rollouts.conduct import conducting
+    from seatrial.rollouts.manifest import check_inputs, load, save_campaign
     from seatrial.rollouts.place import Place
-    from seatrial.rollouts.stops import go_on, stopped
 
     place = Place(directory.absolute())
     manifest = load(place)
@@ -104,27 +106,22 @@ def resume(
         _refuse(f"{directory}: was imported, so there is nothing to collect", "merge, profile and select work on it")
     if manifest.rescored:
         _refuse(f"{directory}: was scored anew, and collects nothing", "repeat the rescore command to go on with it")
-    check_inputs(place, manifest)
-    if file or settings:
-        campaign = _changed(place, file, settings or [])
-        save_campaign(place, campaign)
-    campaign = load_campaign(place)
     past = rounds.rounds(place)
-    where = _where(on or (past[-1].on if past else "local"), config)
-    _ready(campaign)
-    if why := stopped(place):
-        say(f"it had stopped by itself: {why.reason}")
-        go_on(place)
-    if retry_failed:
-        from seatrial.rollouts.journal.forgive import forgive
-
-        forgive(place)
-        say("units that had failed for good are owed again")
-    _carry(place, where, detach)
+    where = _where(on or (past[-1].on if past else "local"), config, detach)
+    with conducting(place, say):
+        check_inputs(place, manifest)
+        campaign = _unchanged(place, file, settings or [])
+        if file or settings:
+            save_campaign(place, campaign)
+        _take_up(place, retry_failed)
+        _carry(place, where, detach)
 
 
 def cancel(directory: Directory) -> None:
-    """Cancel the jobs of a campaign that wait or run on Slurm. What was collected stays; `resume` goes on."""
+    """Stop a campaign: cancel its jobs that wait or run on Slurm, and end what another terminal carries.
+
+    What was collected stays; `resume` goes on.
+    """
     from seatrial.rollouts.conduct import cancel as cancel_jobs
     from seatrial.rollouts.place import Place
 
@@ -132,7 +129,7 @@ def cancel(directory: Directory) -> None:
     for name in names:
         typer.echo(f"cancelled {name}")
     if not names:
-        say("nothing to cancel: no job of it waits or runs on Slurm")
+        say("nothing to cancel: no job of it waits or runs on Slurm, and nobody carries it")
 
 
 def demo(
@@ -146,7 +143,7 @@ def demo(
     from seatrial.launch.environments import Environments
     from seatrial.launch.interrupt import Interruptible
     from seatrial.loops import environments
-    from seatrial.rollouts.conduct import Where
+    from seatrial.rollouts.conduct import Where, conducting
     from seatrial.rollouts.demo.data import write_demo
     from seatrial.rollouts.manifest import make
     from seatrial.rollouts.place import Place
@@ -160,7 +157,8 @@ def demo(
     make(read_campaign(file, {}), Path.cwd(), Place(root), say)
     _hide_from_git(root)
     typer.echo(str(root))
-    _carry(Place(root), Where(), detach=False)
+    with conducting(Place(root), say):
+        _carry(Place(root), Where(), detach=False)
 
 
 def _refuse(message: str, fix: str) -> None:
@@ -169,56 +167,68 @@ def _refuse(message: str, fix: str) -> None:
     raise UserError(message, fix)
 
 
-def _where(on: str, config: Path | None) -> Where:
+def _where(on: str, config: Path | None, detach: bool) -> Where:
     from seatrial.cli.request import load_config, profile_named
-    from seatrial.rollouts.conduct import LOCAL, Where
+    from seatrial.rollouts.conduct import Where
+    from seatrial.rollouts.rounds import LOCAL
 
     if on == LOCAL:
+        if detach:
+            _refuse("--detach leaves jobs to Slurm, and --on local has none", "use --on slurm:PROFILE")
         return Where()
     name, profile = profile_named(load_config(config, None), on)
     return Where(f"slurm:{name}", profile)
 
 
-def _ready(campaign: Campaign) -> None:
-    """What can be known ahead is known ahead: keys, the sandbox, Gym's environment."""
-    from seatrial.rollouts.preflight import prepare
-
-    prepare(campaign, say)
-
-
-def _changed(place: Place, file: Path | None, settings: list[str]) -> Campaign:
+def _unchanged(place: Place, file: Path | None, settings: list[str]) -> Campaign:
     """The campaign with what may change; a UserError names what may not."""
     from seatrial.cli.campaign_file import read_campaign
     from seatrial.files import read_json
     from seatrial.model.errors import UserError
     from seatrial.rollouts.manifest import changes, load
 
-    stored = None if file else read_json(place.campaign)
-    campaign = read_campaign(file, stored or {}, settings)
-    found = changes(load(place), campaign, Path.cwd())
+    campaign = read_campaign(file, {}, settings, stored=read_json(place.campaign))
+    found = changes(load(place), campaign, Path.cwd(), may_be_gone=file is None)
     if found:
         lines = "\n  ".join(found)
         raise UserError(f"{place.root}: results depend on what has changed:\n  {lines}", "change it back, or start a new campaign")
     return campaign
 
 
+def _take_up(place: Place, retry_failed: bool) -> None:
+    """Put aside why it stopped, and what failed for good if that is asked for."""
+    from seatrial.rollouts.journal.forgive import forgive
+    from seatrial.rollouts.stops import go_on, stopped
+
+    if why := stopped(place):
+        say(f"it had stopped: {why.reason}")
+        go_on(place)
+    if retry_failed:
+        forgive(place)
+        say("units that had failed for good are owed again")
+
+
 def _carry(place: Place, where: Where, detach: bool) -> None:
-    """Carry a campaign to its end, and end with its exit code."""
+    """Carry a campaign to its end, and end with its exit code. The caller holds `conducting`."""
     from seatrial.cli.rollouts.results import merge_and_profile
     from seatrial.launch.interrupt import Interrupted, Interruptible
     from seatrial.model.verdict import ExitCode
     from seatrial.rollouts.conduct import Conductor
 
     progress = show.Progress()
-    conductor = Conductor(place, where, say, progress.show)
+    conductor = Conductor(place, where, progress.say, progress.show)
     try:
         with Interruptible():
-            status = conductor.submit() if detach else conductor.carry()
+            if detach:
+                conductor.submit()
+                say(f"follow: seatrial rollouts resume {shlex.quote(str(place.root))}, or status --follow")
+                return
+            status = conductor.carry()
     except Interrupted:
+        progress.close()
         _interrupted(conductor)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    if detach:
-        return
+    progress.close()
     if not status.owed:
         merge_and_profile(place.root)
     show.close(status, place.root)

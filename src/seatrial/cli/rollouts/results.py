@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from seatrial.cli.rollouts import show
 from seatrial.cli.rollouts.show import say
 from seatrial.cli.rollouts.watch import Directory
+
+if TYPE_CHECKING:
+    from seatrial.rollouts.place import Place
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 PassAt = Annotated[float, typer.Option("--pass-at", metavar="REWARD", help="A reward of this and more is correct.")]
@@ -128,20 +131,39 @@ def rescore(
 ) -> None:
     """Compute the rewards of stored rollouts anew, without asking the policy. Repeat the command to go on after an interruption."""
     from seatrial.cli.campaign_file import read_campaign
-    from seatrial.files import read_json
+    from seatrial.launch.interrupt import Interruptible
+    from seatrial.model.verdict import ExitCode
     from seatrial.rollouts.place import Place
     from seatrial.rollouts.rescore import rescore as rescore_campaign
 
     source = Place(directory)
-    stored = {} if file else read_json(source.campaign)
-    campaign = read_campaign(file, {**stored, **({"verifier": verifier} if verifier else {})}, settings or ())
-    from seatrial.launch.interrupt import Interruptible
-
-    with Interruptible():
+    stored = None if file else _stored(source)
+    if stored and verifier:
+        # Gym's servers verified while it was collected; now the named verifier does.
+        stored |= {"gym": None, "sandbox_service": False}
+    campaign = read_campaign(file, {"verifier": verifier}, settings or (), stored)
+    with Interruptible() as stop:
         status = rescore_campaign(source, Place(out.absolute()), campaign, say)
-    if not status.owed:
-        merge_and_profile(out.absolute())
+        stop.check()
+    if status.owed:
+        typer.echo(show.table(status))
+        say(f"{status.owed} rollouts are not scored yet. Those that {directory} lacks: resume it. Then repeat this command")
+        raise typer.Exit(ExitCode.BLOCKED)
+    merge_and_profile(out.absolute())
     show.close(status, out)
+
+
+def _stored(source: Place) -> dict[str, Any]:
+    """The settings of a campaign; one that was imported has none."""
+    from seatrial.files import read_json
+    from seatrial.model.errors import UserError
+    from seatrial.rollouts.manifest import load
+
+    if load(source).imported:
+        message = f"{source.root}: was imported, so no settings say how to score it"
+        raise UserError(message, "name a campaign file with its datasets and a verifier: --campaign FILE")
+    stored: dict[str, Any] = read_json(source.campaign)
+    return stored
 
 
 def import_(

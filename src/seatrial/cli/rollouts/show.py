@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from seatrial.rollouts.status import Status
 
 _SPEAK_S = 10.0
+_CLEAR = "\r\x1b[K"
 
 
 def say(text: str) -> None:
@@ -23,7 +26,7 @@ def say(text: str) -> None:
 
 def line(status: Status) -> str:
     """Everything that matters, in one line."""
-    share = 100 * status.settled / status.units
+    share = 100 * status.settled / status.units if status.units else 100.0
     parts = [f"{status.settled}/{status.units} rollouts ({share:.1f} %)", f"{status.shards_done}/{status.shards} shards"]
     if status.owed and status.per_s:
         parts.append(f"{status.per_s:.3g}/s, {duration(status.eta_s or 0)} to go")
@@ -54,8 +57,8 @@ def table(status: Status) -> str:
         "reward": f"mean {reward}",
         "failures": failures,
     }
-    if status.owed and status.slowest:
-        facts["owing most"] = ", ".join(f"shard {number}" for number in status.slowest)
+    if status.owing_most:
+        facts["owing most"] = ", ".join(f"shard {number}" for number in status.owing_most)
     odd = {"torn": status.torn, "twice": status.duplicates, "contradicting": status.conflicts, "foreign": status.foreign}
     if any(odd.values()):
         facts["records"] = ", ".join(f"{count} {name}" for name, count in odd.items() if count)
@@ -73,30 +76,52 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """A line that is rewritten on a terminal; elsewhere a new one when something changed, now and then."""
+    """A line that is rewritten on a terminal, below what else is said; elsewhere a new one when something changed, now and then.
+
+    Several threads may call it.
+    """
 
     def __init__(self) -> None:
         self._last, self._spoke = "", float("-inf")
         self._rewrite = sys.stderr.isatty()
+        self._lock = threading.Lock()
 
     def show(self, status: Status) -> None:
         """Show where the campaign stands."""
-        text = line(status)
-        if text == self._last or (not self._rewrite and time.monotonic() - self._spoke < _SPEAK_S and status.owed):
-            return
-        self._last, self._spoke = text, time.monotonic()
-        if self._rewrite:
-            typer.echo(f"\r\x1b[Kseatrial: {text}", nl=not status.owed, err=True)
-        else:
-            say(text)
+        text, now = line(status), time.monotonic()
+        with self._lock:
+            if self._rewrite:
+                self._last = f"seatrial: {text}"[: shutil.get_terminal_size().columns - 1]  # a longer one would not be rewritten
+                typer.echo(f"{_CLEAR}{self._last}", nl=False, err=True)
+            elif text != self._last and (now - self._spoke >= _SPEAK_S or not status.owed):
+                self._last, self._spoke = text, now
+                say(text)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        with self._lock:
+            if self._rewrite and self._last:
+                typer.echo(f"{_CLEAR}seatrial: {text}\n{self._last}", nl=False, err=True)
+            else:
+                say(text)
+
+    def close(self) -> None:
+        """What follows is on a new line."""
+        with self._lock:
+            if self._rewrite and self._last:
+                typer.echo(err=True)
+                self._last = ""
 
 
 def close(status: Status, directory: Path) -> None:
-    """The last lines, and the exit code when something is owed."""
+    """The last lines; the exit code is 99 when something is owed, or when no rollout worked: then there is no result."""
     from seatrial.model.verdict import ExitCode
 
     typer.echo(table(status))
+    place = shlex.quote(str(directory))
     if status.owed:
-        place = shlex.quote(str(directory))
         say(f"{status.owed} rollouts are still owed; collect them with: seatrial rollouts resume {place}")
+    elif not status.ok:
+        say(f"no rollout worked: {directory}/merged/failures.jsonl says why; then: seatrial rollouts resume {place} --retry-failed")
+    if status.owed or not status.ok:
         raise typer.Exit(ExitCode.BLOCKED)

@@ -15,7 +15,7 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The campaign's d
 def status(
     directory: Directory,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Look every two seconds until nothing is owed. Ctrl-C stops looking.")
+        bool, typer.Option("--follow", "-f", help="Look every two seconds until nothing is owed or it stopped. Ctrl-C ends it.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --follow one line each time.")] = False,
 ) -> None:
@@ -42,5 +42,6 @@ def status(
                 break
             wait_a_moment()
             found = watch.look()
+    progress.close()
     if not follow:
         typer.echo(found.model_dump_json(indent=2) if as_json else show.table(found))

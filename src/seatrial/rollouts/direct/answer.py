@@ -3,7 +3,8 @@
 - Reasoning (`reasoning_content`, `reasoning`) is an item of its own: verifiers see only what was said.
 - An answer without content is an empty answer, not a broken one: a model that thinks until its limit says nothing.
 - What the interface promises and the server does not keep (no JSON object, no choices, no output) is a failure of class `parse`.
-- Token counts of chat completions are taken over; where the server gives none they are unknown, never zero.
+- Token counts are taken over; where the server gives none, or what is no count, they are unknown, never zero. So is a finish reason
+  that is no short text: a profile adds and groups them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from seatrial.rollouts.work import RolloutError
 
 _KEPT = 2000
 """Characters of an unreadable answer that are kept in the failure's row."""
+_MOST_TOKENS = 1 << 53
+"""A column of a profile holds no larger number exactly."""
+_LONGEST_REASON = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def _from_chat(data: dict[str, Any], number: int) -> Answer:
         "incomplete_details": {"reason": "max_output_tokens"} if finish == "length" else None,
         "usage": usage,
     }
-    return Answer(response, text, finish, given, made)
+    return Answer(response, text, _reason(finish), _count(given), _count(made))
 
 
 def _said(content: Any) -> str:
@@ -129,7 +133,17 @@ def _from_responses(data: dict[str, Any]) -> Answer:
         finish = "length" if reason == "max_output_tokens" else reason or "incomplete"
     else:
         finish = "tool_calls" if called else "stop"
-    return Answer(data, text, finish, usage.get("input_tokens"), usage.get("output_tokens"))
+    return Answer(data, text, _reason(finish), _count(usage.get("input_tokens")), _count(usage.get("output_tokens")))
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens; None for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_TOKENS else None
+
+
+def _reason(value: Any) -> str | None:
+    """A finish reason; None for what is none."""
+    return value if isinstance(value, str) and len(value) <= _LONGEST_REASON else None
 
 
 def _unreadable(message: str, body: bytes) -> RolloutError:

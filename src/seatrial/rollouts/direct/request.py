@@ -1,6 +1,6 @@
 """What is asked of the policy: the row's prompt with the campaign's sampling, in either interface.
 
-- A row's own parameters come before the campaign's. The seed is the unit's: repetitions of a row must differ.
+- The campaign's sampling wins over a row's own parameters, as in Gym. The seed is the unit's: repetitions of a row must differ.
 - What is recorded is what the Responses interface calls it; parameters that it does not know (top_k, seed) stand in
   `metadata.extra_body`, a JSON text, as Gym writes them. Chat completions get them beside the others, as their servers expect.
 - The limit of tokens may be called max_output_tokens, max_tokens or max_completion_tokens. A chat server is told the name that

@@ -17,6 +17,7 @@ import signal
 from collections.abc import Awaitable, Mapping
 from typing import Literal, TypeVar
 
+from seatrial.launch.descendants import adopt_orphans
 from seatrial.rollouts.campaign import SandboxLimits
 from seatrial.rollouts.sandbox import bubblewrap, syscalls
 from seatrial.rollouts.sandbox.spawn import whole
@@ -88,8 +89,6 @@ class Jailed:
     async def _finish(self) -> int | None:
         if self._pidfd >= 0:
             await _within(self.gone.wait(), "the end of a sandbox")
-            os.close(self._pidfd)
-            self._pidfd = -1
         elif self._process.returncode is None:
             self._process.kill()
         if self._watcher is not None:
@@ -99,8 +98,20 @@ class Jailed:
         said = await _within(self.status.read(), "the status of bubblewrap")
         await _within(self._process.wait(), "the end of bubblewrap")
         self.gone.set()
+        self._collect()
         code = re.search(rb'"exit-code": (\d+)', said)
         return int(code[1]) if code else None
+
+    def _collect(self) -> None:
+        """Take the first process, ended, from the table of processes. bubblewrap does not wait for it, so it is ours by now."""
+        if self._pidfd < 0:
+            return
+        try:
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            pass  # bubblewrap did, as it does when we ended it
+        os.close(self._pidfd)
+        self._pidfd = -1
 
     def _ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -129,6 +140,8 @@ async def _start(argv: list[str], files: Mapping[str, str], limits: SandboxLimit
     bwrap = bubblewrap.find()
     if bwrap is None:
         raise SandboxError("bubblewrap (bwrap) is not installed")
+    # Or every program would leave an ended process to whoever is above us, for as long as that one does not look.
+    adopt_orphans()
     uid = bubblewrap.uid_of(slot)
     seccomp, block_in, block_out, status_out, status_in = -1, -1, -1, -1, -1
     try:

@@ -120,4 +120,10 @@ class _Worker:
         except ProcessLookupError:
             pass
         code = await self._process.wait()
+        try:
+            # What it had started may be ours now (see `adopt_orphans`); there is nobody else to collect it.
+            while os.waitpid(-self._process.pid, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
         return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,66 @@
+"""Values of a campaign.toml that are more than their type: what cannot be stored, counted or kept secret is refused when it is said."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+MOST_REPEATS = 100_000
+"""Of a row. They are listed one by one; more are a slip of the keyboard."""
+_LARGEST_LABEL = (1 << 63) - 1
+
+
+def _without_secrets(url: str) -> str:
+    """An address is stored and shown, so it holds no key."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError("only scheme, host, port and path: the address is stored, a key is named by key_env")
+    return url
+
+
+def _storable(sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key, value in sampling.items():
+        if what := _unstorable(value):
+            raise ValueError(f"{key} holds {what}, which no request can say")
+    return sampling
+
+
+def _unstorable(value: Any) -> str | None:
+    """What of a value JSON cannot say; a date of TOML would become a text on its way."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return next(filter(None, map(_unstorable, value.values())), None)
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(_unstorable, value)), None)
+    return None if value is None or isinstance(value, str | bool | int) else f"a {type(value).__name__}"
+
+
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
+Url = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$"), AfterValidator(_without_secrets)]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Seconds = Annotated[float, Field(ge=1e-3, le=1e9)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Repeats = Annotated[int, Field(ge=1, le=MOST_REPEATS)]
+Sampling = Annotated[Mapping[str, Any], AfterValidator(_storable)]
+
+
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """`0-3,7` as numbers; a ValueError for anything else, for a number said twice, and for more than anybody means."""
+    found: list[int] = []
+    for part in text.replace(" ", "").split(","):
+        match = re.fullmatch(r"([0-9]{1,20})(?:(?:-|\.\.)([0-9]{1,20}))?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if last < first or last > _LARGEST_LABEL:
+            raise ValueError(f"{part!r} is no number and no range: write 0-3,7")
+        if len(found) + last - first >= MOST_REPEATS:
+            raise ValueError(f"{text}: more than {MOST_REPEATS} repetitions")
+        found += range(first, last + 1)
+    if len(set(found)) < len(found):
+        raise ValueError(f"{text}: a number is said twice")
+    return tuple(found)
