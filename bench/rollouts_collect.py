@@ -4,8 +4,8 @@
 
 The stub server has a process of its own; so has each measured side, best of several alternating runs, since timings on shared
 machines are noisy. Printed are rollouts per second, CPU milliseconds per rollout of the client alone, and peak memory; then our
-memory at 1,000 rows and at --flat rows. With --gym-python, a Python that has nemo-gym, bench/gym_collect.py ROWS URL measures Gym's
-own collection in that interpreter: its last line is [rows, wall seconds, CPU seconds, peak KiB] as JSON.
+memory at 1,000 rows and at --flat rows. With --gym-python, a Python that has nemo-gym, bench/gym_collect.py measures Gym's own
+collection of --gym-rows rows.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import aiohttp
 import orjson
+from peak import peak_kib
 
 from seatrial.launch.ports import free_port
 from seatrial.rollouts import manifest as manifests
@@ -167,20 +168,12 @@ def run_side(side: str, folder: Path) -> None:
     print(json.dumps([rows, wall, cpu, peak_kib()]))
 
 
-def peak_kib() -> int:
-    """Peak memory of this program. Not ru_maxrss: that survives exec, so a child would report its parent's size as its own."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
-
-
 def gym(python: str | None, folder: Path, url: str) -> Measured | None:
-    """Gym's own collection, in its interpreter."""
-    script = HERE / "gym_collect.py"
-    if python is None or not script.is_file():
-        print(f"Gym: not measured ({'say --gym-python' if python is None else f'there is no {script}'})")
+    """Gym's own collection."""
+    if python is None:
+        print("Gym: not measured (say --gym-python)")
         return None
-    command = [python, str(script), str(folder / "rows.jsonl"), url]
+    command = [sys.executable, str(HERE / "gym_collect.py"), str(folder / "rows.jsonl"), url, python]
     return Measured(*json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1]))
 
 

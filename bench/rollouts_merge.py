@@ -1,17 +1,15 @@
-"""Merge, resume scan and profile of a large campaign, beside Gym's own profiler on the same rows.
+"""Merge and resume scan of a large campaign.
 
-    python bench/rollouts_merge.py [--rows 320000] [--gym-python PATH]
+    python bench/rollouts_merge.py [--rows 320000]
 
 Makes a campaign of 320,000 rollouts of 3.5 to 4 KB in 400 shards, with duplicate, torn and failed records; then scans it as `resume`
-does, merges and profiles it, each in a process of its own, and prints seconds, CPU seconds, rows/s and peak memory. With
---gym-python, a Python that has nemo-gym, Gym's RewardProfiler reads the merged rows; the mean rewards of all tasks are compared.
-Nothing is asserted about speed.
+does and merges it twice, each in a process of its own, and prints seconds, CPU seconds, rows/s and peak memory. Nothing is asserted
+about speed. What Gym makes of the same rows: bench/rollouts_profile.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import random
 import resource
@@ -22,6 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from peak import peak_kib
+
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.journal.attempt import Attempt
@@ -31,33 +31,12 @@ from seatrial.rollouts.journal.scan import Scanner
 from seatrial.rollouts.manifest import Manifest
 from seatrial.rollouts.merge.merging import merge
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.profile.build import profile
 from seatrial.rollouts.record import Head, encode
 from seatrial.rollouts.units import Units
 
 REPEATS = 16
 SHARDS = 400
 TEXT = "".join(random.Random(0).choices("abcdefgh ijklm nopqr ", k=4000))
-
-# Prints wall and CPU seconds, peak KiB, tasks and the digest of their mean rewards, which must be made as in `digest` below.
-PEER = """
-import hashlib, json, resource, sys, time
-import orjson
-from nemo_gym.reward_profile import RewardProfiler
-rows, results = [], []
-began = time.monotonic()
-with open(sys.argv[1], "rb") as stream:
-    for line in stream:
-        result = orjson.loads(line)
-        results.append(result)
-        rows.append({key: result[key] for key in ("_ng_task_index", "_ng_rollout_index", "agent_ref", "responses_create_params")})
-tasks, _ = RewardProfiler().profile_from_data(rows, results, allow_partial_rollouts=True)
-wall, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
-found = hashlib.sha256()
-for task in sorted(tasks, key=lambda task: task["_ng_task_index"]):
-    found.update(f"{task['_ng_task_index']} {task['num_rollouts']} {task['mean/reward']:.9f}".encode())
-print(json.dumps([wall, used.ru_utime + used.ru_stime, used.ru_maxrss, len(tasks), found.hexdigest()]))
-"""
 
 
 def make_campaign(place: Place, rows: int) -> Manifest:
@@ -140,7 +119,7 @@ def one(name: str, root: str) -> int:
     began = time.monotonic()
     rows, word = WORK[name](Place(Path(root)))
     wall, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps([wall, used.ru_utime + used.ru_stime, used.ru_maxrss, rows, word]))
+    print(json.dumps([wall, used.ru_utime + used.ru_stime, peak_kib(), rows, word]))
     return 0
 
 
@@ -159,30 +138,11 @@ def merged(place: Place) -> tuple[int, str]:
     return result.ok, f"{result.ok} rows of {result.expected}, {result.rollouts.bytes / 1e9:.2f} GB, sha256 {result.sha256[:16]}"
 
 
-def profiled(place: Place) -> tuple[int, str]:
-    """The profile, from the journal; says the digest of all means."""
-    digest, rows = hashlib.sha256(), 0
-    for task in profile(place).tasks:
-        if task.reward:
-            rows += task.n
-            digest.update(f"{task.index} {task.n} {task.reward.mean:.9f}".encode())
-    return rows, digest.hexdigest()
-
-
-WORK: dict[str, Callable[[Place], tuple[int, str]]] = {work.__name__: work for work in (scanned, merged, profiled)}
+WORK: dict[str, Callable[[Place], tuple[int, str]]] = {work.__name__: work for work in (scanned, merged)}
 """Each gives rows, and a word about them."""
 
 
-def peer(place: Place, python: str) -> str:
-    """Gym's profiler on the merged rows; gives the digest of all means."""
-    command = [python, "-c", PEER, str(place.merged / "rollouts.jsonl")]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    wall, cpu, peak, tasks, found = json.loads(done.stdout.splitlines()[-1])
-    print(f"Gym RewardProfiler on the merged rows: {wall:.1f} s, {cpu:.1f} CPU-s, {tasks} tasks, peak {peak / 1024:,.0f} MiB")
-    return str(found)
-
-
-def measure(place: Place, rows: int, gym_python: str | None) -> int:
+def measure(place: Place, rows: int) -> int:
     """All figures; the exit code."""
     manifest = make_campaign(place, rows // REPEATS)
     with Units(place, manifest) as units:
@@ -193,25 +153,18 @@ def measure(place: Place, rows: int, gym_python: str | None) -> int:
     print(f"  {first} (bar: 40,000 rows/s, 300 MiB)")
     same = first == apart("merged", place, "merge again")
     print(f"  {'the same bytes' if same else 'OTHER BYTES'}")
-    ours = apart("profiled", place, "profile (bar: 70,000 rows/s, 300 MiB)")
-    if gym_python is None:
-        print("Gym RewardProfiler: not measured (give --gym-python)")
-        return 0 if same else 1
-    equal = peer(place, gym_python) == ours
-    print("means of all tasks: equal" if equal else "means of all tasks: DIFFERENT")
-    return 0 if same and equal else 1
+    return 0 if same else 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=320_000, help="rollouts")
-    parser.add_argument("--gym-python", help="a Python that has nemo-gym")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         return one(*options.one)
     with tempfile.TemporaryDirectory(prefix="seatrial-bench-") as folder:
-        return measure(Place(Path(folder) / "campaign"), options.rows, options.gym_python)
+        return measure(Place(Path(folder) / "campaign"), options.rows)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from peak import peak_kib
 from rollouts_merge import fill, make_campaign
 
 from seatrial.rollouts.merge.merging import merge
@@ -51,7 +52,8 @@ wall, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
 figures = [[task[f"{name}/reward"] for name in ("mean", "std", "min", "max", "median")] for task in profiled]
 over = {key: value for key, value in metrics.items() if key.endswith("/accuracy")}
 cpu = used.ru_utime + used.ru_stime - start.ru_utime - start.ru_stime
-print(json.dumps({"wall": wall, "cpu": cpu, "kib": used.ru_maxrss, "tasks": figures, "over": over}))
+marks = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")]
+print(json.dumps({"wall": wall, "cpu": cpu, "kib": int(marks[0]), "tasks": figures, "over": over}))
 """
 
 
@@ -72,7 +74,7 @@ def one(root: str, out: str) -> int:
         if at.tasks == overall.tasks
     }
     figures = [[getattr(reward, name) for name in FIGURES] for reward in rewards]
-    print(json.dumps({"wall": wall, "cpu": cpu, "kib": used.ru_maxrss, "rows": overall.ok, "tasks": figures, "over": over}))
+    print(json.dumps({"wall": wall, "cpu": cpu, "kib": peak_kib(), "rows": overall.ok, "tasks": figures, "over": over}))
     return 0
 
 
