@@ -16,6 +16,7 @@ from seatrial.launch import process, ready
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.gym import backend, install
 from seatrial.rollouts.gym.command import Asked
+from seatrial.rollouts.gym.generation import Generation
 from seatrial.rollouts.gym.servers import GymServers
 from seatrial.rollouts.work import Row, Unit
 
@@ -76,15 +77,20 @@ def unit(number: int, mark: str = "", agent: str = AGENT, repeats: int = 1) -> U
     return Unit(number, row(number // repeats, mark, agent), number % repeats, number % repeats)
 
 
-def fake_installation(root: Path) -> install.Installation:
+NEWER = Generation("0.4.9")
+OLDER = Generation("0.2.9", modern=False, liveness=False, lacks=("disable_aggregation",))
+
+
+def fake_installation(root: Path, generation: Generation = NEWER) -> install.Installation:
     """A Gym that is a stand-in, below `root`."""
     configs = ("resources_servers/mcqa/configs/mcqa.yaml", "responses_api_models/vllm_model/configs/vllm_model.yaml")
     for name in ("bin/activate", *(f"site/{config}" for config in configs)):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
     (root / "bin" / "python").symlink_to(sys.executable)
-    (root / "bin" / "gym").symlink_to(Path(__file__).with_name("fake_gym.py"))
-    return install.Installation(root / "bin" / "python", root, Path(sys.base_prefix), root / "site")
+    for name in ("gym",) if generation.modern else ("ng_run", "ng_collect_rollouts"):
+        (root / "bin" / name).symlink_to(Path(__file__).with_name("fake_gym.py"))
+    return install.Installation(root / "bin" / "python", root, Path(sys.base_prefix), root / "site", generation)
 
 
 def drive(python: str, url: str, logs: str) -> None:

@@ -35,6 +35,8 @@ class Stub:
     padding: int = 0
     """Characters of filler in each answer."""
     models: tuple[str, ...] = (MODEL,)
+    owner: str = "stub"
+    """Who the listing says that the models belong to."""
     key: str | None = None
     """Refuse requests without it."""
     port: int = 0
@@ -110,7 +112,7 @@ class _Connection(asyncio.Protocol):
         if stub.key is not None and f"authorization: bearer {stub.key}".encode().lower() not in head.lower():
             return self.answer(401, {"error": {"message": "no such key"}})
         if head.startswith(b"GET"):
-            return self.answer(200, {"object": "list", "data": [{"id": name} for name in stub.models]})
+            return self.answer(200, {"object": "list", "data": [{"id": name, "owned_by": stub.owner} for name in stub.models]})
         stub.calls += 1
         if stub.capacity is not None and stub.open >= stub.capacity:
             stub.refused += 1

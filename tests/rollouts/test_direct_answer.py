@@ -114,6 +114,14 @@ def test_little_is_kept_of_a_long_unreadable_answer() -> None:
         {"object": "error", "message": "This model's maximum context length is 4096 tokens. However, you requested 5000", "code": 400},
         {"error": {"message": "'max_tokens' is too large: 9. This model's maximum context length is 4096 tokens", "code": 400}},
         {"error": {"message": "The decoder prompt (length 9) is longer than the maximum model length of 4.", "type": "BadRequestError"}},
+        # vLLM 0.32, measured: too long, no room for the answer, and filled to the last token
+        {
+            "error": {
+                "message": "This model's maximum context length is 64 tokens. However, your prompt contains at least 65 input tokens, which"
+            }
+        },
+        {"error": {"message": "max_output_tokens=1000 cannot be greater than max_model_len=64. Please request fewer output tokens."}},
+        {"error": {"message": "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", "type": "BadRequestError"}},
         {"object": "error", "message": "The input (9 tokens) is longer than the model's context length (4 tokens)."},
         {"object": "error", "message": "Requested token count exceeds the model's maximum context length of 4 tokens."},
         {"error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}},

@@ -114,6 +114,15 @@ def test_classes_of_failure(marker: str, kind: FailureKind, heals: bool) -> None
     assert (error.kind, error.heals) == (kind, heals)
 
 
+@pytest.mark.parametrize(("owner", "api", "sent"), [("vllm", "responses", 11), ("openai", "responses", None), ("openai", "chat", 11)])
+def test_the_seed_goes_where_the_server_takes_it(owner: str, api: str, sent: int | None) -> None:
+    async def act(backend: DirectBackend, server: Stub) -> Any:
+        await backend.roll(unit("hi"))
+        return server.bodies[-1].get("seed")
+
+    assert with_backend(act, stub=Stub(owner=owner), policy={"url": "http://127.0.0.1:9/v1", "api": api}) == sent
+
+
 def test_a_refusal_carries_the_wait_that_was_asked_for() -> None:
     assert fails("x", stub=Stub(capacity=0, retry_after="7")).after_s == 7
 

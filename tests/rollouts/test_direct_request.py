@@ -32,6 +32,14 @@ def test_responses_get_the_seed_as_gym_sends_it() -> None:
     assert asked.params["metadata"] == metadata
 
 
+def test_responses_of_vllm_get_the_seed_beside_the_others_too() -> None:
+    """vLLM 0.32 ignores metadata: without this, rollouts had a recorded seed that nobody used."""
+    for seed, sent in ((7, 7), (NO_SEED, None)):
+        asked = build({"input": HI}, sort_sampling({}), api="responses", model="m", seed=seed, vllm=True)
+        assert orjson.loads(asked.body).get("seed") == sent
+        assert "seed" not in asked.params  # recorded as Gym writes it
+
+
 def test_no_seed_is_sent_when_the_rule_is_none() -> None:
     body, asked = ask({}, seed=NO_SEED)
     assert body == {"model": "m", "messages": HI}
@@ -137,6 +145,12 @@ def test_responses_are_sent_what_chat_cannot_say() -> None:
 def test_sampling_that_the_campaign_says_elsewhere_is_refused(key: str) -> None:
     with pytest.raises(UserError, match=f"sampling.{key} cannot be said"):
         sort_sampling({key: 1})
+
+
+@pytest.mark.parametrize("limit", [0, -1, "8", 8.0, True])
+def test_a_limit_of_tokens_that_no_answer_fits_is_refused(limit: Any) -> None:
+    with pytest.raises(UserError, match=r"sampling.max_tokens is "):
+        sort_sampling({"max_tokens": limit})
 
 
 def test_two_names_for_one_limit_are_refused() -> None:

@@ -20,9 +20,16 @@ def test_the_first_round_has_a_task_per_shard(tmp_path: Path) -> None:
     assert (planned.number, planned.owed) == (1, 15)
 
 
+def test_on_this_machine_all_shards_are_dealt_to_the_tasks_that_run_at_a_time(tmp_path: Path) -> None:
+    owed = dict.fromkeys(range(5), 10)
+    assert rounds.plan(Place(tmp_path), owed, 10, "local").tasks == ((0, 1, 2, 3, 4),)
+    assert rounds.plan(Place(tmp_path), owed, 10, "local", 2).tasks == ((0, 2, 4), (1, 3))
+    assert rounds.plan(Place(tmp_path), {7: 1}, 10, "local", 3).tasks == ((7,),)
+
+
 def test_what_is_left_over_is_packed_into_tasks_of_a_full_shard(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    rounds.store(place, rounds.plan(place, dict.fromkeys(range(6), 10), 10, "local"))
+    rounds.store(place, rounds.plan(place, dict.fromkeys(range(6), 10), 10, "slurm:x"))
     later = rounds.plan(place, {0: 4, 1: 6, 3: 1, 4: 10, 5: 2}, 10, "slurm:x")
     assert later.tasks == ((0, 1), (3,), (4,), (5,))
     assert later.number == 2
@@ -33,7 +40,7 @@ def test_what_is_left_over_is_packed_into_tasks_of_a_full_shard(tmp_path: Path) 
 
 def batch(tmp_path: Path, tasks: int = 3, merge: bool = False, **changes: Any) -> Batch:
     campaign = made(**changes)
-    planned = rounds.plan(Place(tmp_path), dict.fromkeys(range(tasks), 10), 10, "local")
+    planned = rounds.plan(Place(tmp_path), dict.fromkeys(range(tasks), 10), 10, "slurm:x")
     return rounds.batch_of(Place(tmp_path), campaign, planned, 8, merge=merge)
 
 
@@ -64,6 +71,12 @@ def test_on_a_cluster_the_merge_comes_after_the_collecting_tasks_however_they_en
     assert collect.minutes == 30
     assert [(after.job, after.when) for after in merge.after] == [("collect", "any")]
     assert merge.client.command[-2:] == ("finish", str(tmp_path))
+
+
+def test_the_time_limit_of_a_shards_job_holds_for_no_task_here(tmp_path: Path) -> None:
+    planned = rounds.plan(Place(tmp_path), {0: 1}, 1, "local")
+    (job,) = rounds.batch_of(Place(tmp_path), made(collector={"minutes": 30}), planned, 8, merge=False).jobs
+    assert job.minutes is None
 
 
 def test_a_collector_in_a_container_sees_the_campaign(tmp_path: Path) -> None:

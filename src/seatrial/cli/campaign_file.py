@@ -43,9 +43,10 @@ def read_campaign(
     try:
         return Campaign.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = file or "flags"
-        raise UserError(f"{where}: {place_of(data, first['loc'])}: {message_of(first)}", _fix(first)) from error
+        # A key that nobody knows explains why another one is missing.
+        first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+        where = ": ".join(filter(None, (str(file or ""), place_of(data, first["loc"]) if first["loc"] else "")))
+        raise UserError(": ".join(filter(None, (where, message_of(first)))), _fix(first, file)) from error
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -93,10 +94,15 @@ def _make_absolute(data: dict[str, Any], base: Path) -> None:
             verify["function"] = str((base / function).absolute())
 
 
-def _fix(error: Any) -> str:
+def _fix(error: Any, file: Path | None) -> str:
+    """Known keys, or where to read on; without a file the flag that is missing."""
     from seatrial.launch.servers import Server
     from seatrial.rollouts import campaign
 
+    if file is None and error["type"] == "missing" and error["loc"] == ("policy",):
+        return "say --url http://host:8000/v1, or name a campaign file"
+    if file is None and not error["loc"] and "verifier" in str(error["msg"]):
+        return "say --verifier"
     tables: dict[str, type[BaseModel]] = {
         "datasets": campaign.Dataset,
         "work": campaign.Work,

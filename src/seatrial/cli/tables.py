@@ -46,15 +46,15 @@ def place_of(data: Any, path: tuple[int | str, ...]) -> str:
 
 def message_of(error: Any) -> str:
     """pydantic's error in words of a TOML file."""
-    if error["type"] == "extra_forbidden":
-        return "unknown key"
+    if error["type"] in ("extra_forbidden", "missing"):
+        return "unknown key" if error["type"] == "extra_forbidden" else "is missing"
     if error["type"] in _WORDS:
         return f"{_WORDS[error['type']]} (got {error['input']!r})"
     if error["type"] == "string_pattern_mismatch":
         keys = [word for word in error["loc"] if word in _EXAMPLES]
         example = f"; an example is {_EXAMPLES[keys[-1]]}" if keys else f" (it must match {error['ctx']['pattern']})"
         return f"{error['input']!r} cannot stand here{example}"
-    got = "" if error["type"] in ("missing", "value_error") else f" (got {error['input']!r})"
+    got = "" if error["type"] == "value_error" else f" (got {error['input']!r})"
     return str(error["msg"]).removeprefix("Value error, ") + got
 
 

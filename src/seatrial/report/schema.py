@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 from seatrial.files import write_text
 from seatrial.model.record import SCHEMA_VERSION, Record, Report, Trial
@@ -17,7 +18,7 @@ _KINDS: dict[str, type[Record]] = {"report": Report, "trial": Trial}
 
 def schemas() -> dict[str, str]:
     """The text of every shipped schema, by file name."""
-    return {f"{name}.schema.json": _schema(name, kind) for name, kind in _KINDS.items()}
+    return {f"{name}.schema.json": schema_text(name, kind) for name, kind in _KINDS.items()}
 
 
 def write_schemas(directory: Path = DIRECTORY) -> None:
@@ -26,6 +27,7 @@ def write_schemas(directory: Path = DIRECTORY) -> None:
         write_text(directory / name, text)
 
 
-def _schema(name: str, kind: type[Record]) -> str:
+def schema_text(name: str, kind: type[Record], mode: Literal["serialization", "validation"] = "serialization") -> str:
+    """The schema of a file; `validation` where keys that were not said may be absent."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"urn:seatrial:{name}:{SCHEMA_VERSION}"}
-    return json.dumps(head | kind.model_json_schema(mode="serialization"), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(head | kind.model_json_schema(mode=mode), indent=2, ensure_ascii=False) + "\n"

@@ -2,7 +2,7 @@
 
 - One conductor at a time (`conducting`). On Slurm it may leave: jobs go on, and `resume` takes up where they are.
 - What is launched is derived from what is missing, each time anew. A round that still waits or runs is followed, never doubled.
-- It ends when everything is settled, when the campaign was stopped (stop.json), when a round settled nothing, or after `work.rounds`
+- It ends when everything is settled, when the campaign was stopped (stop.json), when a round left no record, or after `work.rounds`
   rounds; while something is owed it says why it ended.
 """
 
@@ -21,6 +21,7 @@ from seatrial.launch.jobdir import job_dir
 from seatrial.launch.linelog import STAMP_LENGTH
 from seatrial.launch.local.batch import run_batch
 from seatrial.launch.local.machine import gpus_here
+from seatrial.launch.slurm import commands
 from seatrial.launch.slurm import submit as slurm
 from seatrial.launch.slurm.status import LIVE, LOCK, Poller, Snapshot, is_busy, snapshots
 from seatrial.model.errors import UserError
@@ -56,6 +57,11 @@ class Where:
         """GPUs of a node, or of this machine."""
         return self.profile.gpus_per_node if self.profile else len(gpus_here())
 
+    @property
+    def most_tasks(self) -> int | None:
+        """Tasks that the cluster takes in one array; None on this machine."""
+        return int(commands.setting(commands.own_cluster(), "MaxArraySize")) if self.profile else None
+
 
 def conducting(place: Place, say: Say) -> AbstractContextManager[None]:
     """Be the one who changes and carries a campaign; a BlockedError says who does already."""
@@ -78,13 +84,14 @@ class Conductor:
             self._follow_last(watch)
             status, launched, idle = watch.look(), 0, False
             while status.owed and not status.stopped and not idle and launched < self.campaign.work.rounds:
-                before, launched = status.owed, launched + 1
+                before, launched = status, launched + 1
                 self._run(self._next(watch), watch)
                 check_stop()
                 status = watch.look()
-                idle = status.owed == before
+                # A failure brings its unit nearer to being given up; a round without a record would be the same again.
+                idle = (status.owed, status.failures) == (before.owed, before.failures)
             if status.owed and launched and not status.stopped:
-                ended = "the round settled nothing" if idle else f"{launched} rounds were launched (work.rounds), and not all is settled"
+                ended = "the round left no record" if idle else f"something is owed after {launched} rounds (work.rounds)"
                 self._say(f"{ended}: {self._why()}")
             return status
 
@@ -104,7 +111,8 @@ class Conductor:
         preflight.check(self.campaign, here=self.where.profile is None)
         preflight.build(self.campaign, self._say)
         largest = -(-self.manifest.units // self.manifest.shards)
-        planned = rounds.plan(self.place, watch.owed_by_shard, largest, self.where.name, self.campaign.work.parallel)
+        work, where = self.campaign.work, self.where
+        planned = rounds.plan(self.place, watch.owed_by_shard, largest, where.name, work.parallel, where.most_tasks)
         rounds.store(self.place, planned)
         return planned
 
@@ -175,8 +183,8 @@ class Conductor:
         units = [unit for unit in Poller([directory]).poll().units if unit.job == rounds.COLLECT and unit.state is not UnitState.DONE]
         if not units:
             return "what failed may heal, and is owed"
-        words = _last_words(directory, units[0])
-        return f"{len(units)} tasks are not done; the first, {units[0].index}: {units[0].reason or units[0].state}{words}"
+        first, others = units[0], f" (and {len(units) - 1} more)" if len(units) > 1 else ""
+        return f"task {first.index}{others}: {first.reason or first.state}{_last_words(directory, first)}"
 
 
 def _last_words(directory: Path, unit: UnitStatus) -> str:

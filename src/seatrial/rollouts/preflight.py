@@ -10,6 +10,7 @@ from seatrial.launch.environments import Environments
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.direct.request import sort_sampling
 
 
 def check(campaign: Campaign, *, here: bool) -> None:
@@ -32,9 +33,13 @@ def key_of(variable: str | None) -> str | None:
     """An API key, from the variable that holds it; a UserError when it is not set."""
     if variable is None:
         return None
-    if not os.environ.get(variable):
+    # A key that was read from a file brings its newline along.
+    key = os.environ.get(variable, "").strip()
+    if not key:
         raise UserError(f"the variable {variable} is to hold an API key, and is not set here", f"export {variable}=… before you start")
-    return os.environ[variable]
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"the variable {variable} is to hold an API key, and holds characters that no header can", "see what was exported")
+    return key
 
 
 def _check_sandbox() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from seatrial.files import read_model, write_json
@@ -58,13 +59,15 @@ def is_launched(place: Place, number: int) -> bool:
     return (directory(place, number) / BATCH).is_file()
 
 
-def plan(place: Place, owed: Mapping[int, int], largest: int, on: str, parallel: int | None = None) -> Round:
-    """The next round for shards that owe so many units; `largest` is the size of a full shard, `parallel` as in `[work]`."""
-    past, shards = rounds(place), sorted(owed)
-    if on == LOCAL:
-        tasks = [tuple(shards[first :: parallel or 1]) for first in range(min(parallel or 1, len(shards)))]
-    else:
-        tasks = _packed(owed, largest) if past else [(shard,) for shard in shards]
+def plan(place: Place, owed: Mapping[int, int], largest: int, on: str, parallel: int | None = None, most: int | None = None) -> Round:
+    """The next round for shards that owe so many units; `largest` is the size of a full shard, `parallel` as in `[work]`.
+
+    `most` is how many tasks the cluster takes in one array: where shards are more, they are dealt to so many tasks.
+    """
+    past, most = rounds(place), (parallel or 1) if on == LOCAL else most
+    tasks = _packed(owed, largest) if past and on != LOCAL else [(shard,) for shard in sorted(owed)]
+    if most and len(tasks) > most:
+        tasks = [tuple(chain.from_iterable(tasks[first::most])) for first in range(most)]
     number = past[-1].number + 1 if past else 1
     return Round(number=number, made=int(time.time()), on=on, owed=sum(owed.values()), tasks=tuple(tasks))
 

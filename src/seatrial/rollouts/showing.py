@@ -30,7 +30,7 @@ def describe(draft: Place, root: Path, campaign: Campaign, manifest: Manifest, w
     """The first round of a campaign that would lie in `root`; its inputs lie in `draft`."""
     with Units(draft, manifest) as units:
         sizes = {shard: sum(1 for _ in units.of_shard(shard)) for shard in range(manifest.shards)}
-    planned = rounds.plan(draft, sizes, max(sizes.values()), where.name, campaign.work.parallel)
+    planned = rounds.plan(draft, sizes, max(sizes.values()), where.name, campaign.work.parallel, where.most_tasks)
     batch = rounds.batch_of(Place(root), campaign, planned, where.gpus_per_node, merge=where.profile is not None)
     lines = [*_summary(campaign, manifest, sizes), ""]
     if where.profile is None:
@@ -46,7 +46,8 @@ def describe(draft: Place, root: Path, campaign: Campaign, manifest: Manifest, w
 def _summary(campaign: Campaign, manifest: Manifest, sizes: dict[int, int]) -> list[str]:
     work, requests = campaign.work, campaign.requests
     minutes = max(sizes.values()) * work.rollout_s / requests.concurrency / 60
-    guess = f"about {minutes:.0f} min each, if a rollout takes {work.rollout_s:g} s and {requests.concurrency} are open"
+    each = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
+    guess = f"{each} each, if a rollout takes {work.rollout_s:g} s and {requests.concurrency} are open"
     lines = [f"campaign {manifest.name}: {manifest.rows} rows, {manifest.units} rollouts"]
     for file in manifest.files:
         labels = manifest.repeats[file.dataset]
@@ -58,5 +59,6 @@ def _summary(campaign: Campaign, manifest: Manifest, sizes: dict[int, int]) -> l
 
 def _commands(batch: Batch, tasks: int) -> list[str]:
     (job,) = batch.jobs
-    lines = [f"{tasks} task{'s at a time' if tasks > 1 else ''} on this machine, with all shards between them; each runs:"]
+    count = f"{tasks} tasks at a time" if tasks > 1 else "1 task"
+    lines = [f"{count} on this machine, with all shards between them; {{index}} is the number of a task, which runs:"]
     return lines + [f"  {item.name} x {item.replicas}: {shlex.join(item.command)}" for item in job.components]

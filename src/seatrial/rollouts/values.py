@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints
+
+from seatrial.rollouts.inputs.reading import unstorable
 
 MOST_REPEATS = 100_000
 """Of a row. They are listed one by one; more are a slip of the keyboard."""
@@ -24,21 +25,11 @@ def _without_secrets(url: str) -> str:
 
 
 def _storable(sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A date of TOML would become a text on its way, and NaN nothing at all."""
     for key, value in sampling.items():
-        if what := _unstorable(value):
+        if what := unstorable(value):
             raise ValueError(f"{key} holds {what}, which no request can say")
     return sampling
-
-
-def _unstorable(value: Any) -> str | None:
-    """What of a value JSON cannot say; a date of TOML would become a text on its way."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return next(filter(None, map(_unstorable, value.values())), None)
-    if isinstance(value, list | tuple):
-        return next(filter(None, map(_unstorable, value)), None)
-    return None if value is None or isinstance(value, str | bool | int) else f"a {type(value).__name__}"
 
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]

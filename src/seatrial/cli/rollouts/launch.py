@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from seatrial.rollouts.conduct import Conductor, Where
     from seatrial.rollouts.place import Place
 
-File = Annotated[Path | None, typer.Argument(metavar="[campaign.toml]", help="What to collect. Flags below come before it.")]
+File = Annotated[Path | None, typer.Argument(metavar="[campaign.toml]", help="What to collect (docs/rollouts.md). Flags win over it.")]
 On = Annotated[str, typer.Option("--on", metavar="local|slurm[:PROFILE]", help="This machine, or a profile of seatrial.toml.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration with profiles. Default: the nearest seatrial.toml.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as sampling.temperature=0.7; repeatable.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,8 +85,16 @@ def _profile(directory: Path, pass_at: float, k: list[int] | None, out: Path | N
 
 def merge_and_profile(directory: Path) -> None:
     """What follows a complete campaign; ends with 99 when it is not complete."""
+    from seatrial.model.errors import UserError
+
     _merge(directory, partial=False)
-    _profile(directory, 1.0, None, None, False)
+    try:
+        _profile(directory, 1.0, None, None, False)
+    except UserError as error:
+        if importlib.util.find_spec("pyarrow") is not None:
+            raise
+        # All but one form of the profile was written: no reason to call a complete campaign anything else.
+        say(f"{error.message}; {error.fix}")
     say(f"profile: {directory / 'profile' / 'profile.html'}, profile.md beside it")
 
 

@@ -47,7 +47,7 @@ def table(status: Status) -> str:
     eta = "-" if status.eta_s is None else duration(status.eta_s)
     reward = "-" if status.mean_reward is None else f"{status.mean_reward:.4f}"
     failures = ", ".join(f"{kind} {count}" for kind, count in status.failures.items()) or "none"
-    where = f"round {status.round} on {status.on}" if status.round else "nothing launched yet"
+    where = f"round {status.round} on {status.on}" if status.round else "no round was launched"
     facts = {
         "campaign": f"{status.name} ({where})",
         "rollouts": f"{status.settled} of {status.units} settled: {status.ok} ok, {status.failed} failed for good; {status.owed} owed",

@@ -52,8 +52,8 @@ class Desk:
             async with self._turn:
                 # Whoever waited here finds the next shard taken already.
                 if self._current is book:
-                    self._settle(book)
                     await self._take()
+                    self._settle(book)
         return None
 
     def back(self, book: Book, *, written: bool) -> None:
@@ -94,8 +94,8 @@ class Desk:
             book.close("done")
 
     async def _take(self) -> bool:
-        """Open the next shard that owes anything; those that others hold are noted."""
-        self._current = None
+        """Open the next shard that owes anything; those that others hold are noted. Until it is open, the one before stays current:
+        nobody who asks meanwhile may think that there are no more."""
         for shard in self._shards:
             try:
                 book = await self._open(shard)
@@ -107,6 +107,7 @@ class Desk:
                 self._numbers = book.numbers(self._units)
                 self._current = book
                 return True
+        self._current = None
         return False
 
     async def _open(self, shard: int) -> Book | None:

@@ -23,6 +23,10 @@ _KEPT = 2000
 _MOST_TOKENS = 1 << 53
 """A column of a profile holds no larger number exactly."""
 _LONGEST_REASON = 100
+_BROKEN_OFF = ("abort", "error")
+"""How chat servers say that they, not the model, ended an answer."""
+_NOT_DONE = ("failed", "cancelled", "queued", "in_progress")
+"""Of the Responses interface: there is no answer, or only a part of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ def text_of(output: Sequence[Mapping[str, Any]]) -> str:
 def _from_chat(data: dict[str, Any], number: int) -> Answer:
     choice = data["choices"][0]
     message, finish = choice["message"], choice.get("finish_reason")
+    if data.get("error") or finish in _BROKEN_OFF:
+        raise _failed(data.get("error") or f"finish_reason is {finish}")
     output: list[dict[str, Any]] = []
     if thought := message.get("reasoning_content") or message.get("reasoning"):
         summary = [{"text": thought, "type": "summary_text"}]
@@ -122,13 +128,13 @@ def _chat_usage(usage: dict[str, Any] | None) -> tuple[int | None, int | None, d
 
 
 def _from_responses(data: dict[str, Any]) -> Answer:
-    if data.get("status") == "failed" or data.get("error"):
-        said = (data.get("error") or {}).get("message", "no reason")
-        raise RolloutError(FailureKind.HTTP_5XX, f"the server says that the response failed: {said}")
+    status = data.get("status")
+    if data.get("error") or status in _NOT_DONE:
+        raise _failed(data.get("error") or f"status is {status}")
     text = text_of(data["output"])
     called = any(item["type"] == "function_call" for item in data["output"])
     usage = data.get("usage") or {}
-    if data.get("status") == "incomplete":
+    if status == "incomplete":
         reason = (data.get("incomplete_details") or {}).get("reason")
         finish = "length" if reason == "max_output_tokens" else reason or "incomplete"
     else:
@@ -144,6 +150,12 @@ def _count(value: Any) -> int | None:
 def _reason(value: Any) -> str | None:
     """A finish reason; None for what is none."""
     return value if isinstance(value, str) and len(value) <= _LONGEST_REASON else None
+
+
+def _failed(error: Any) -> RolloutError:
+    """What the server itself calls a failure is none of the model: never a reward, and another try may mend it."""
+    said = error.get("message", error) if isinstance(error, dict) else error
+    return RolloutError(FailureKind.HTTP_5XX, f"the server says that the response failed: {said}")
 
 
 def _unreadable(message: str, body: bytes) -> RolloutError:

@@ -54,7 +54,7 @@ class DirectBackend:
         dataset = self._datasets[row.dataset]
         own = row.data[PARAMS] if is_gym(row.data, dataset) else {"input": prompt_messages(row.data, dataset)}
         try:
-            asked = build(own, self._sampling, api=self._api, model=self._model or "", seed=unit.seed)
+            asked = build(own, self._sampling, api=self._api, model=self._model or "", seed=unit.seed, vllm=self._client.is_vllm)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RolloutError(FailureKind.HTTP_4XX, f"{row.source}: not asked: {type(error).__name__}: {error}") from error
         answer = answers.read(await self._client.post(asked.body), self._api, unit.number)

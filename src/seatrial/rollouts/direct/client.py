@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -21,11 +22,17 @@ from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Requests
 from seatrial.rollouts.direct.errors import of_exception, of_status
+from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.work import RolloutError
 
+MOST_BYTES = 128 << 20
+"""Of one answer."""
 _ASIDE_S = 5.0
 _ASK_S = 10.0
 _AGAIN_S = 1.0
 _HIDDEN = b"[redacted:api-key]"
+_VLLM = "vllm"
+"""What vLLM calls itself in its listing of models."""
 _SHORT_KEY = 6
 """A key below this length ("EMPTY" is usual for vLLM) hides nothing and would be found in half of all answers."""
 
@@ -50,6 +57,8 @@ class Client:
         self._hidden = key.encode() if key and len(key) >= _SHORT_KEY else None
         self._proxies = any(base.startswith("https://") for base in bases)
         self._session: aiohttp.ClientSession | None = None
+        self.is_vllm = False
+        """Whether the servers say that they are vLLM; known after `models`."""
 
     async def open(self) -> None:
         """Make the session; connections come with the first requests."""
@@ -78,14 +87,14 @@ class Client:
         server.open += 1
         try:
             async with self._live().post(server.path, data=body, allow_redirects=False) as answer:
-                data = self._clean(await answer.read())
+                data = self._clean(await _body(answer))
                 if answer.status == 200:
                     return data
-                raise of_status(answer.status, data, answer.headers)
+                raise self._hide(of_status(answer.status, data, answer.headers))
         except (aiohttp.ClientError, OSError) as error:
             # TimeoutError is an OSError: here it can only be the connection's, the request has no limit of its own.
             server.aside_until = time.monotonic() + _ASIDE_S
-            raise of_exception(error, server.shown) from error
+            raise self._hide(of_exception(error, server.shown)) from error
         finally:
             server.open -= 1
 
@@ -110,7 +119,9 @@ class Client:
                 fix = "policy.key_env names the variable that holds the key: set it" if self._key is None else "check the key"
                 raise UserError(f"{server.shown} refuses the key: HTTP {status}", fix)
             if status == 200:
-                return _names(said)
+                listed = _listed(said)
+                self.is_vllm = any(entry.get("owned_by") == _VLLM for entry in listed)
+                return [name for entry in listed if isinstance(name := entry.get("id"), str)]
         return []
 
     async def _ask(self, server: _Server) -> tuple[int | None, str]:
@@ -120,12 +131,12 @@ class Client:
                 asyncio.timeout(_ASK_S),
                 self._live().get(f"{server.base}/models", allow_redirects=False) as answer,
             ):
-                data = self._clean(await answer.read()).decode("utf-8", "replace")
+                data = self._clean(await _body(answer)).decode("utf-8", "replace")
                 return answer.status, data if answer.status == 200 else f"answered {answer.status}"
         except TimeoutError:
             return None, f"did not answer within {_ASK_S:g} s"
-        except (aiohttp.ClientError, OSError) as error:
-            return None, str(error) or type(error).__name__
+        except (aiohttp.ClientError, OSError, RolloutError) as error:
+            return None, self._without_key(str(error)) or type(error).__name__
 
     def _pick(self) -> _Server:
         if len(self._servers) == 1:
@@ -136,21 +147,39 @@ class Client:
     def _clean(self, data: bytes) -> bytes:
         return data.replace(self._hidden, _HIDDEN) if self._hidden and self._hidden in data else data
 
+    def _hide(self, error: RolloutError) -> RolloutError:
+        """A message may quote headers, such as where a redirect leads."""
+        error.args = (self._without_key(str(error)),)
+        return error
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._hidden.decode(), _HIDDEN.decode()) if self._hidden else text
+
     def _live(self) -> aiohttp.ClientSession:
         if self._session is None:
             raise RuntimeError("the client is not open")
         return self._session
 
 
-def _names(text: str) -> list[str]:
-    """Model names of a listing; none when it is of another shape."""
+async def _body(answer: aiohttp.ClientResponse) -> bytes:
+    """The whole body; a RolloutError for one that does not end where any answer does: it would take the memory of all others."""
+    parts, size = [], 0
+    async for part in answer.content.iter_any():
+        size += len(part)
+        if size > MOST_BYTES:
+            raise RolloutError(FailureKind.PARSE, f"the answer is longer than {MOST_BYTES >> 20} MiB", heals=True)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _listed(text: str) -> list[dict[str, Any]]:
+    """The models of a listing; none when it is of another shape."""
     try:
         data = orjson.loads(text)
     except orjson.JSONDecodeError:
         return []
     entries = data.get("data") if isinstance(data, dict) else None
-    found = [entry.get("id") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return [name for name in found if isinstance(name, str)]
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 def _shown(base: str) -> str:

@@ -1,7 +1,8 @@
 """What went wrong with a request, as a class of failure: from a status, or from an exception of the client.
 
 - 429 and 503 ask for patience; what the server says in Retry-After is passed on.
-- A prompt that does not fit is told by the words of vLLM, SGLang and OpenAI; it can never heal.
+- A prompt that does not fit is told by the words of vLLM, SGLang and OpenAI; it can never heal. Where it fills the context to the last
+  token, vLLM complains of the nothing that is left for max_tokens.
 - 401, 403, 404, 405 and redirects speak of the server's address or key, not of the row: the row is owed again in a later attempt.
 - Messages are of bounded length; redaction, and how much of them is stored, is the collector's.
 """
@@ -22,7 +23,9 @@ from seatrial.rollouts.work import RolloutError
 _READ = 4000
 """Characters of an error body that are looked at."""
 _CONTEXT = re.compile(
-    r"context_length_exceeded|maximum context length|model'?s context length|maximum model length|context window|max_model_len", re.I
+    r"context_length_exceeded|maximum context length|model'?s context length|maximum model length|context window|max_model_len"
+    r"|max_tokens must be at least 1, got (?:0|-\d)",
+    re.I,
 )
 _TOO_LONG = frozenset({400, 413, 422})
 _ABOUT_THE_SERVER = frozenset({401, 403, 404, 405, 407})

@@ -3,6 +3,7 @@
 - The campaign's sampling wins over a row's own parameters, as in Gym. The seed is the unit's: repetitions of a row must differ.
 - What is recorded is what the Responses interface calls it; parameters that it does not know (top_k, seed) stand in
   `metadata.extra_body`, a JSON text, as Gym writes them. Chat completions get them beside the others, as their servers expect.
+- The Responses interface of vLLM takes a seed beside the others and none from metadata. Gym's servers refuse it there.
 - The limit of tokens may be called max_output_tokens, max_tokens or max_completion_tokens. A chat server is told the name that
   the campaign used, and `max_tokens` otherwise, which every server knows.
 - One turn: tools are passed on, and an answer that calls them is the rollout; nobody executes them.
@@ -65,6 +66,8 @@ def sort_sampling(sampling: Mapping[str, Any]) -> Sampling:
     said = [name for name in _LIMITS if sampling.get(name) is not None]
     if len(said) > 1:
         raise UserError(f"campaign: sampling.{said[0]} and sampling.{said[1]} are the same thing", "keep one of them")
+    if said and not (type(limit := sampling[said[0]]) is int and limit >= 1):
+        raise UserError(f"campaign: sampling.{said[0]} is {limit!r}", "say a whole number of tokens, at least 1")
     known = {key: value for key, value in sampling.items() if key in _RESPONSES and value is not None}
     if said:
         known["max_output_tokens"] = sampling[said[0]]
@@ -79,8 +82,10 @@ def build(
     api: Literal["chat", "responses"],
     model: str,
     seed: int,
+    vllm: bool = False,
 ) -> Asked:
-    """The request for a row whose own parameters, `input` among them, are `own`. A ValueError says what cannot be asked."""
+    """The request for a row whose own parameters, `input` among them, are `own`; `vllm`: the server is one. A ValueError says what
+    cannot be asked."""
     params = {key: value for key, value in own.items() if value is not None and key not in ("stream", "model")} | sampling.known
     metadata = params.pop("metadata", None) or {}
     extra = _loads(metadata, "extra_body") | sampling.extra
@@ -93,7 +98,7 @@ def build(
         if template:
             asked["chat_template_kwargs"] = {**(asked.get("chat_template_kwargs") or {}), **template}
     else:
-        asked = {**params, **{key: value for key, value in extra.items() if key != "seed"}}
+        asked = {**params, **{key: value for key, value in extra.items() if vllm or key != "seed"}}
     if extra:
         metadata = {**metadata, "extra_body": orjson.dumps(extra).decode()}
     if metadata:

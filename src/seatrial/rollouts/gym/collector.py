@@ -1,6 +1,6 @@
-"""Gym's own collector (`gym eval run --no-serve`) through its seam, made safe.
+"""Gym's own collector (`gym eval run --no-serve`, `ng_collect_rollouts`) through its seam, made safe.
 
-- It is given materialized inputs with our indices and seeds, and an empty output: with --resume it rolls out exactly these rows, and
+- It is given materialized inputs with our indices and seeds, and an empty output: going on with that it rolls out exactly these rows, and
   no file of Gym's is the truth: rows are handed on as they arrive, and what a killed collector wrote is simply owed again.
 - One row that its agent answers with an error ends Gym's collector. The rest is run again in halves, so that the row is found and
   becomes a failure of its own. The same goes for a collector that hands on nothing for as long as one rollout may take.

@@ -62,7 +62,7 @@ class Private:
 
 
 def start_words(gym: Gym, installation: Installation, ports: Block, policy: Asked, private: Private) -> tuple[str, ...]:
-    """`gym env start` for one instance."""
+    """The command that starts the servers of one instance."""
     url = quoted(policy.urls[0]) if len(policy.urls) == 1 else f"[{','.join(map(quoted, policy.urls))}]"
     ours = [
         *_head(ports.head),
@@ -81,11 +81,11 @@ def start_words(gym: Gym, installation: Installation, ports: Block, policy: Aske
         # fails without a word (`grep -v` finds nothing).
         ours += [f"+uv_cache_dir={quoted(_uv_cache())}"]
     paths = f"+config_paths=[{','.join(config_paths(gym))}]"
-    return (*installation.program, "env", "start", paths, *_ours(ours, gym.run_arguments), *gym.run_arguments)
+    return (*installation.command(installation.generation.start), paths, *_ours(ours, gym.run_arguments), *gym.run_arguments)
 
 
 def collect_words(gym: Gym, installation: Installation, head: int, output: Path, concurrency: int) -> tuple[str, ...]:
-    """`gym eval run` against servers that run, for inputs that are materialized already: their file is not even opened."""
+    """The command of Gym's collector against servers that run, for inputs that are materialized already: their file is not even opened."""
     ours = [
         *_head(head),
         "+disable_aggregation=true",
@@ -94,8 +94,7 @@ def collect_words(gym: Gym, installation: Installation, head: int, output: Path,
         f"+input_jsonl_fpath={quoted(str(output))}",
         f"+output_jsonl_fpath={quoted(str(output))}",
     ]
-    fixed = (*installation.program, "eval", "run", "--no-serve", "--resume")
-    return (*fixed, *_ours(ours, gym.collect_arguments), *gym.collect_arguments)
+    return (*installation.command(installation.generation.collect), *_ours(ours, gym.collect_arguments), *gym.collect_arguments)
 
 
 def environment(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,15 @@ from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Gym
 from seatrial.rollouts.gym import ENVIRONMENT, LOCK
+from seatrial.rollouts.gym.generation import Generation, find_generation
 
 SERVER_KINDS = ("resources_servers", "responses_api_agents", "responses_api_models")
 _ASK_S = 60.0
 _QUESTION = """
-import importlib.util, json, sys
+import importlib.metadata, importlib.util, json, sys
 found = importlib.util.find_spec("nemo_gym")
-print(json.dumps([sys.prefix, sys.base_prefix, found.origin if found else None]))
+version = next((one.version for one in importlib.metadata.distributions(name="nemo-gym")), None)
+print(json.dumps([sys.prefix, sys.base_prefix, found.origin if found else None, version]))
 """
 _NODE = "it is chosen on the node, for each instance"
 _OURS = {
@@ -62,15 +64,15 @@ class Installation:
     """Of the interpreter that the environment was made with."""
     root: Path
     """Where the code of Gym's own servers lies."""
+    generation: Generation
 
-    @property
-    def program(self) -> tuple[str, str]:
-        """Gym's command. By its interpreter: the first line of a script may be too long for the kernel."""
-        return str(self.python), str(self.python.parent / "gym")
+    def command(self, words: Sequence[str]) -> tuple[str, ...]:
+        """One of Gym's. By its interpreter: the first line of a script may be too long for the kernel."""
+        return str(self.python), str(self.python.parent / words[0]), *words[1:]
 
 
 def find(gym: Gym) -> Installation:
-    """The Gym of a campaign, which is asked where it lies; a BlockedError or UserError says what is missing."""
+    """The Gym of a campaign, which is asked where it lies and which one it is; a BlockedError or UserError says what is missing."""
     if gym.python:
         python = Path(gym.python).expanduser().absolute()
         if not python.is_file():
@@ -83,29 +85,33 @@ def find(gym: Gym) -> Installation:
             message = f"the environment {ENVIRONMENT} is not built in {Environments().root}"
             raise BlockedError(Boundary.ENVIRONMENT, message, f"seatrial env build {ENVIRONMENT}")
         python = environment.python
-    prefix, base, origin = _ask(python)
-    program = python.parent / "gym"
-    if origin is None or not program.is_file():
-        missing = "nemo-gym is not installed there" if origin is None else f"{program} is not there"
-        raise UserError(f"{python}: {missing}", "install nemo-gym 0.4 or newer in it, or leave gym.python out: seatrial env build gym")
-    return Installation(python, Path(prefix), Path(base), Path(origin).parent.parent)
+    prefix, base, origin, version = _ask(python)
+    fix = "install nemo-gym in it, or leave gym.python out: seatrial env build gym"
+    if origin is None:
+        raise UserError(f"{python}: nemo-gym is not installed there", fix)
+    package = Path(origin).parent
+    generation = find_generation(python.parent, package, version)
+    if generation is None:
+        raise UserError(f"{python}: nemo-gym is there, but neither gym nor ng_run is in {python.parent}", fix)
+    return Installation(python, Path(prefix), Path(base), package.parent, generation)
 
 
-def _ask(python: Path) -> tuple[str, str, str | None]:
+def _ask(python: Path) -> tuple[str, str, str | None, str | None]:
     try:
         done = subprocess.run(
             [str(python), "-I", "-c", _QUESTION], capture_output=True, text=True, timeout=_ASK_S, stdin=subprocess.DEVNULL
         )
-        prefix, base, origin = json.loads(done.stdout)
+        prefix, base, origin, version = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {error}", "rebuild the environment") from error
-    return prefix, base, origin
+    return prefix, base, origin, version
 
 
 def check(gym: Gym, installation: Installation) -> None:
     """Refuse what would fail later, or be ignored."""
     _refuse("gym.run_arguments", gym.run_arguments, _OURS)
     _refuse("gym.collect_arguments", gym.collect_arguments, _COLLECT_OURS)
+    _check_generation(gym, installation.generation)
     if gym.directory and not Path(gym.directory).expanduser().is_dir():
         raise UserError(f"campaign: gym.directory: {gym.directory} is no directory", "name the root of your Gym checkout")
     if any(letter in str(installation.root) for letter in " \t'\"$&;()"):
@@ -119,6 +125,21 @@ def check(gym: Gym, installation: Installation) -> None:
             raise UserError(f"campaign: [gym]: there is no {path} below {' or '.join(map(str, roots))}", _close(path, roots))
         if any(letter in path for letter in ",[]'\" "):
             raise UserError(f"campaign: gym.config_paths: {path!r}: Gym cannot take a sign in this path", "rename it")
+
+
+def _check_generation(gym: Gym, generation: Generation) -> None:
+    if gym.driver == "collector" and generation.lacks:
+        missing = " and ".join(generation.lacks)
+        message = f"{generation}: its collector has no {missing}, so it would not hand on the rows it is given as they are made"
+        raise UserError(f'campaign: gym.driver = "collector": {message}', 'say driver = "agents", or use NeMo Gym 0.3 or newer')
+    said = {
+        "gym.run_arguments": (gym.run_arguments, generation.start),
+        "gym.collect_arguments": (gym.collect_arguments, generation.collect),
+    }
+    for where, (arguments, (program, *_)) in said.items():
+        flag = next((argument for argument in arguments if argument.startswith("-")), None)
+        if flag and not generation.modern:
+            raise UserError(f"campaign: {where}: {flag}: {program} of NeMo Gym {generation.version} takes no flags", "say +key=value")
 
 
 def config_paths(gym: Gym) -> tuple[str, ...]:

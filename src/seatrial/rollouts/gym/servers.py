@@ -1,8 +1,9 @@
 """One instance of Gym's servers: started, waited for, watched, ended.
 
 - It has its own block of ports, its own Ray, its own directory (see `command`); any number of instances may run on a machine.
-- Ready means: the head lists the expected servers, and each answers 200. Until then the deadline counts, what is waited for is
-  said, and the death of any process ends the wait at once, with the last lines of the log that matters.
+- Ready means: the head lists the expected servers, and each answers (200, where this generation of Gym does). Until then the
+  deadline counts, what is waited for is said, and the death of any process ends the wait at once, with the last lines of the log
+  that matters.
 - Later `gone()` tells within a moment that a process died; Gym itself looks once a minute.
 - Nothing is left of it: not after `end`, not after a failed start, not after kill -9 of the collector (see `guard`).
 - What Gym prints stands in gym.log, without secrets. Its own log files may hold some: they stay in the private directory.
@@ -30,7 +31,7 @@ import psutil
 from seatrial import files
 from seatrial.evidence.redact import Redactor
 from seatrial.launch.interrupt import stop_requested
-from seatrial.launch.linelog import STAMP_LENGTH
+from seatrial.launch.linelog import STAMP_LENGTH, LineLog
 from seatrial.launch.process import Control, Outcome, ProcessSpec, end_leftovers, pid_file, run
 from seatrial.launch.ready import Missed, Target, wait_ready
 from seatrial.model.errors import BlockedError, UserError
@@ -96,6 +97,7 @@ class GymServers:
         """Return when every server is ready; a BlockedError or UserError says why not, and leaves nothing behind."""
         try:
             self._prepare()
+            self._say_which()
             self._thread.start()
             self._wait_for_processes()
             self._guard = Guard(pid_file(self.log), self.private.root)
@@ -145,6 +147,12 @@ class GymServers:
             fix = "install uv, or say gym.shared_environments = true where Gym's own environment has all that the servers need"
             raise BlockedError(Boundary.ENVIRONMENT, "Gym makes an environment for each of its servers with uv, which is not on PATH", fix)
 
+    def _say_which(self) -> None:
+        which = f"{self.installation.generation} ({self.installation.python})"
+        self._progress(which)
+        with LineLog(self.log, self.redactor.text) as log:
+            log.note(which)
+
     def _run(self) -> None:
         spec = ProcessSpec(
             argv=self._words,
@@ -169,7 +177,7 @@ class GymServers:
         while not pid_file(self.log).is_file():
             self._halt_or_raise()
             if time.monotonic() > stops:
-                raise self._blocked(f"gym env start was not started within {_STARTED_S:g} s")
+                raise self._blocked(f"{self._words[1]} was not started within {_STARTED_S:g} s")
             time.sleep(_LOOK_S)
 
     def _wait_for_servers(self, stops: float) -> None:
@@ -188,7 +196,8 @@ class GymServers:
         if missing := [found.name for found in self.instances if found.name not in self._watched]:
             raise self._blocked(f"Gym's server {missing[0]} died: {self._last_lines(missing[0])}")
         left = stops - time.monotonic()
-        self._wait([Target(f"{_WHOSE}{found.name}", f"{found.url}/", left) for found in self.instances])
+        foreign = not self.installation.generation.liveness
+        self._wait([Target(f"{_WHOSE}{found.name}", f"{found.url}/", left, foreign) for found in self.instances])
         self._progress(f"Gym's {len(self.instances)} servers are ready: {', '.join(found.name for found in self.instances)}")
 
     def _wait(self, targets: list[Target]) -> None:
@@ -220,7 +229,7 @@ class GymServers:
             # Servers put their names before their lines, once they are far enough.
             others = tuple(f"({found.name}) " for found in self.instances if found.name != name) if name else ()
             lines = [line for line in lines if not line.startswith(others)]
-        kept = [line for line in lines if line.strip()][-_LAST_LINES:]
+        kept = [line for line in lines if line.strip() and not line.startswith("[seatrial]")][-_LAST_LINES:]
         return self.redactor.text("\n".join(kept)) or "nothing was said"
 
 

@@ -128,17 +128,17 @@ def _small(digits: str) -> int:
 
 def _storable(row: dict[str, Any]) -> dict[str, Any] | BadRowError:
     for column, value in row.items():
-        if said := _unstorable(value):
+        if said := unstorable(value):
             return BadRowError(f"column {column!r} holds {said}: JSON cannot say it")
     return row
 
 
-def _unstorable(value: Any) -> str | None:
+def unstorable(value: Any) -> str | None:
     """What of a value JSON cannot say."""
     if isinstance(value, float):
         return None if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return next(filter(None, map(_unstorable, value.values())), None)
+        return next(filter(None, map(unstorable, value.values())), None)
     if isinstance(value, list):
-        return next(filter(None, map(_unstorable, value)), None)
+        return next(filter(None, map(unstorable, value)), None)
     return None if value is None or isinstance(value, str | bool | int) else f"a {type(value).__name__}"

@@ -1,0 +1,45 @@
+"""The JSON Schemas of a campaign's files and of `status --json`, generated from the types that write them.
+
+The files under `schemas/` are shipped for consumers, such as the viewer; a test holds them equal to what is generated here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from seatrial.files import write_text
+from seatrial.model.record import Record
+from seatrial.report.schema import schema_text
+from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.collect.state import ShardState
+from seatrial.rollouts.manifest import Manifest
+from seatrial.rollouts.merge.result import MergeResult
+from seatrial.rollouts.profile.model import Summary
+from seatrial.rollouts.rounds import Round
+from seatrial.rollouts.status import Status
+from seatrial.rollouts.stops import Stop
+
+DIRECTORY = Path(__file__).parent / "schemas"
+_KINDS: dict[str, type[Record]] = {
+    "manifest": Manifest,
+    "merge": MergeResult,
+    "plan": Round,
+    "profile": Summary,
+    "state": ShardState,
+    "status": Status,
+    "stop": Stop,
+}
+
+
+def schemas() -> dict[str, str]:
+    """The text of every shipped schema, by file name."""
+    texts = {name: schema_text(f"rollouts-{name}", kind) for name, kind in _KINDS.items()}
+    # What a server's kind has no use for is not said in campaign.json.
+    texts["campaign"] = schema_text("rollouts-campaign", Campaign, "validation")
+    return {f"{name}.schema.json": text for name, text in texts.items()}
+
+
+def write_schemas(directory: Path = DIRECTORY) -> None:
+    """Write the shipped schemas anew, after a change of the types."""
+    for name, text in schemas().items():
+        write_text(directory / name, text)

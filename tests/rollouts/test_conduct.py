@@ -1,0 +1,169 @@
+"""The conductor: rounds until nothing is owed, or until there is no sense in another; it says why. Collectors run in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.collecting import make
+from rollouts.served import halves, run_in_process, serving
+from seatrial.launch.interrupt import Interrupted, Interruptible
+from seatrial.launch.jobdir import job_dir
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.job import Batch, UnitState, UnitStatus
+from seatrial.model.profile import Profile
+from seatrial.rollouts import conduct, rounds, stops
+from seatrial.rollouts.conduct import Conductor, Where, cancel, conducting
+from seatrial.rollouts.place import Place
+from seatrial.rollouts.status import Status
+
+
+@pytest.fixture(autouse=True)
+def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_in_process(monkeypatch)
+
+
+def campaign(tmp_path: Path, url: str, prompts: list[str], **tables: Any) -> Place:
+    tables = {"work": {"repeats": 2, "shards": 2}, "verifier": "choice", **tables}
+    place, _ = make(tmp_path, prompts, policy={"url": url, "model": "stub"}, **tables)
+    return place
+
+
+def carried(place: Place, where: Where | None = None) -> tuple[Status, list[str]]:
+    said: list[str] = []
+    with conducting(place, said.append):
+        status = Conductor(place, where or Where(), said.append, lambda status: None).carry()
+    return status, said
+
+
+def test_one_round_settles_everything_and_a_second_call_launches_none(tmp_path: Path) -> None:
+    with serving() as stub:
+        place = campaign(tmp_path, stub.url, halves(3))
+        status, said = carried(place)
+        assert (status.ok, status.owed, status.round, stub.calls) == (6, 0, 1, 6)
+        assert said == ["round 1 on local: 6 rollouts in 1 task"]
+        status, said = carried(place)
+        assert (status.owed, status.round, stub.calls, said) == (0, 1, 6, [])
+
+
+def test_a_poisoned_prompt_is_given_up_within_the_rounds_of_one_call(tmp_path: Path) -> None:
+    with serving() as stub:
+        place = campaign(tmp_path, stub.url, [*halves(2), "[[status=500]]"], requests={"tries": 1})
+        status, said = carried(place)
+    assert (status.ok, status.failed, status.owed, status.round) == (4, 2, 0, 3)
+    assert said[1:] == ["round 2 on local: 2 rollouts in 1 task", "round 3 on local: 2 rollouts in 1 task"]
+
+
+def test_rounds_are_limited(tmp_path: Path) -> None:
+    with serving() as stub:
+        work = {"repeats": 2, "shards": 2, "rounds": 1}
+        place = campaign(tmp_path, stub.url, [*halves(2), "[[status=500 times=2]]"], work=work, requests={"tries": 1})
+        status, said = carried(place)
+        assert (status.ok, status.owed) == (4, 2)
+        assert said[-1].startswith("something is owed after 1 rounds (work.rounds): task 0")
+        assert carried(place)[0].owed == 0
+
+
+def test_a_campaign_that_stopped_by_itself_is_not_launched_again(tmp_path: Path) -> None:
+    with serving() as stub:
+        place = campaign(tmp_path, stub.url, ["[[status=400]]", *halves(3)], failures={"max_count": 0}, requests={"concurrency": 1})
+        status, said = carried(place)
+        assert status.stopped.endswith("failures.max_count is 0")
+        assert status.owed > 0
+        assert len(said) == 1
+        calls = stub.calls
+        assert carried(place)[0].stopped
+        assert stub.calls == calls
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    place = campaign(tmp_path, "http://127.0.0.1:9/v1", halves(2))
+    status, said = carried(place)
+    assert (status.ok, status.owed, status.round) == (0, 4, 1)
+    assert "no server of the policy answered" in said[1]
+    assert said[2].startswith("the round left no record: task 0")
+
+
+def test_one_conductor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conduct, "_LOCK_S", 0.0)
+    place = campaign(tmp_path, "http://h/v1", halves(1))
+    with conducting(place, print), pytest.raises(BlockedError, match=r"another seatrial that carries .*process"):
+        carried(place)
+
+
+def test_a_key_is_looked_for_only_when_something_is_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S4_KEY", "k")
+    with serving(key="k") as stub:
+        place, _ = make(tmp_path, halves(1), verifier="choice", policy={"url": stub.url, "key_env": "S4_KEY"})
+        monkeypatch.delenv("S4_KEY")
+        with pytest.raises(UserError, match="S4_KEY"):
+            carried(place)
+        assert rounds.rounds(place) == ()
+        monkeypatch.setenv("S4_KEY", "k")
+        assert carried(place)[0].owed == 0
+    monkeypatch.delenv("S4_KEY")
+    assert carried(place)[0].owed == 0
+
+
+def test_asked_to_stop_it_ends_after_the_round_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = campaign(tmp_path, "http://h/v1", halves(2))
+    with Interruptible() as stop:
+
+        def interrupted(batch: Batch, directory: Path, say: object) -> None:
+            stop.signal = 2
+
+        monkeypatch.setattr(conduct, "run_batch", interrupted)
+        with pytest.raises(Interrupted):
+            carried(place)
+
+
+def test_the_last_words_of_a_collector_and_their_fix(tmp_path: Path) -> None:
+    log = job_dir(tmp_path, rounds.COLLECT).log("client", 0, 3)
+    unit = UnitStatus(job=rounds.COLLECT, index=3, state=UnitState.FAILED, slurm="", reason="")
+    assert conduct._last_words(tmp_path, unit) == ""
+    log.parent.mkdir(parents=True)
+    stamp = "2026-11-15T17:08:11.568Z "
+    log.write_text("".join(stamp + text + "\n" for text in ("seatrial: waiting", "seatrial: Blocked: nobody answers", "  fix: start it")))
+    assert conduct._last_words(tmp_path, unit) == "\n  seatrial: Blocked: nobody answers\n  fix: start it"
+
+
+def test_nothing_to_cancel(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no manifest\.json"):
+        cancel(Place(tmp_path))
+    place = campaign(tmp_path, "http://h/v1", halves(1))
+    assert cancel(place) == ()
+    rounds.store(place, rounds.plan(place, {0: 2}, 2, "slurm:x"))  # planned, and never submitted
+    assert cancel(place) == ()
+    assert stops.stopped(place) is None
+
+
+def test_a_campaign_that_somebody_carries_is_stopped(tmp_path: Path) -> None:
+    place = campaign(tmp_path, "http://h/v1", halves(1))
+    with conducting(place, print):
+        assert cancel(place) == ("what another seatrial carries",)
+    found = stops.stopped(place)
+    assert found is not None
+    assert found.reason == "it was cancelled"
+    assert carried(place)[0].round == 0
+
+
+def test_left_on_slurm_nothing_is_submitted_twice_or_needlessly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = campaign(tmp_path, "http://h/v1", halves(1))
+    handed: list[int] = []
+    said: list[str] = []
+    monkeypatch.setattr(Where, "most_tasks", 1000)
+
+    def submit(batch: Batch, *_: object) -> tuple[()]:
+        handed.append(len(batch.jobs))
+        return ()
+
+    monkeypatch.setattr("seatrial.rollouts.conduct.slurm.submit", submit)
+    conductor = Conductor(place, Where("slurm:x", Profile(partition="p")), said.append, lambda status: None)
+    conductor.submit()
+    assert handed == [2]
+    monkeypatch.setattr(conductor, "_live", lambda: rounds.rounds(place)[-1])
+    conductor.submit()
+    assert handed == [2]
+    assert said[-1] == "round 1 on slurm:x has not ended: nothing was submitted"

@@ -1,0 +1,76 @@
+"""What is known before a round is launched."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.test_campaign import made
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.rollouts import preflight, sandbox
+from seatrial.rollouts.campaign import Campaign
+
+JUDGE = {"kind": "judge", "url": "http://j/v1", "model": "m", "key_env": "S4_JUDGE_KEY"}
+
+
+def keyed(**more: Any) -> Campaign:
+    return made(policy={"url": "http://h/v1", "key_env": "S4_KEY"}, **more)
+
+
+def test_a_key_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("S4_KEY", raising=False)
+    with pytest.raises(UserError, match="variable S4_KEY is to hold an API key") as caught:
+        preflight.check(keyed(), here=True)
+    assert caught.value.fix.startswith("export S4_KEY=")
+    monkeypatch.setenv("S4_KEY", "secret")
+    preflight.check(keyed(), here=True)
+    assert preflight.key_of("S4_KEY") == "secret"
+    assert preflight.key_of(None) is None
+
+
+def test_so_is_the_key_of_a_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S4_KEY", "secret")
+    with pytest.raises(UserError, match="S4_JUDGE_KEY"):
+        preflight.check(keyed(verifier="j", verifiers={"j": JUDGE}), here=False)
+
+
+def test_an_empty_key_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S4_KEY", "")
+    with pytest.raises(UserError, match="is not set here"):
+        preflight.key_of("S4_KEY")
+
+
+def test_math_needs_its_package_where_the_collector_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="needs math-verify") as caught:
+        preflight.check(made(verifier="math"), here=False)
+    assert caught.value.fix == 'pip install "seatrial[rollouts]"'
+    preflight.check(made(verifier="math", collector={"container": "tools"}), here=False)
+
+
+def test_code_needs_a_sandbox_on_this_machine_only_if_it_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "why_not", lambda: "no bwrap")
+    with pytest.raises(BlockedError, match="no sandbox here: no bwrap"):
+        preflight.check(made(verifier="code"), here=True)
+    preflight.check(made(verifier="code"), here=False)
+    with pytest.raises(BlockedError, match="no sandbox here"):
+        preflight.check(made(gym={"resources": ["code_gen"]}, verifier=None, sandbox_service=True), here=True)
+
+
+def test_gyms_environment_is_built_only_where_it_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+
+    class Cache:
+        def build(self, name: str, lock: Path, progress: object) -> None:
+            assert lock.is_file()
+            built.append(name)
+
+    monkeypatch.setattr(preflight, "Environments", Cache)
+    preflight.build(made(), print)
+    preflight.build(made(gym={"resources": ["mcqa"], "python": "/opt/python"}, verifier=None), print)
+    assert built == []
+    preflight.build(made(gym={"resources": ["mcqa"]}, verifier=None), print)
+    assert built == ["gym"]
