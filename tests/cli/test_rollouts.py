@@ -11,6 +11,7 @@ import pytest
 
 from rollouts.served import QUICK, halves, run_in_process, serving, write_rows
 from rollouts.stub import Stub
+from seatrial.cli.rollouts import results
 from seatrial.rollouts import rounds
 from seatrial.rollouts.manifest import load, load_campaign
 from seatrial.rollouts.place import Place
@@ -20,10 +21,17 @@ from .command import Answer, inside
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     run_in_process(monkeypatch)
     with serving() as found:
         yield found
+
+
+@pytest.fixture
+def stub(served: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """For tests that are not about the profile, which takes longest."""
+    monkeypatch.setattr(results, "_profile", lambda *_: "")
+    return served
 
 
 def campaign_file(tmp_path: Path, url: str, more: str = "") -> Path:
@@ -45,8 +53,8 @@ def files(tmp_path: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (tmp_path / "c/merged").iterdir() if path.is_file()}
 
 
-def test_flags_alone(tmp_path: Path, stub: Stub) -> None:
-    answer = start(tmp_path, stub.url, halves(3), "--repeats", "2", "--shards", "2")
+def test_flags_alone(tmp_path: Path, served: Stub) -> None:
+    answer = start(tmp_path, served.url, halves(3), "--repeats", "2", "--shards", "2")
     assert answer.code == 0, answer.err
     assert answer.out.splitlines()[0] == str(tmp_path / "c")
     assert "rollouts:   6 of 6 settled: 6 ok, 0 failed for good; 0 owed" in answer.out
@@ -56,14 +64,14 @@ def test_flags_alone(tmp_path: Path, stub: Stub) -> None:
     assert (tmp_path / "c/.gitignore").read_text() == "*\n"
 
 
-def test_a_complete_campaign_is_only_merged_and_profiled_again(tmp_path: Path, stub: Stub) -> None:
-    assert start(tmp_path, stub.url, halves(2)).code == 0
-    before, calls = files(tmp_path), stub.calls
+def test_a_complete_campaign_is_only_merged_and_profiled_again(tmp_path: Path, served: Stub) -> None:
+    assert start(tmp_path, served.url, halves(2)).code == 0
+    before, calls = files(tmp_path), served.calls
     (tmp_path / "c/profile/profile.md").unlink()
     (tmp_path / "rows.jsonl").unlink()  # the campaign has its own copy
     answer = inside("rollouts", "resume", "c", cwd=tmp_path)
     assert answer.code == 0, answer.err
-    assert (files(tmp_path), stub.calls) == (before, calls)
+    assert (files(tmp_path), served.calls) == (before, calls)
     assert len(rounds.rounds(Place(tmp_path / "c"))) == 1
     assert (tmp_path / "c/profile/profile.md").is_file()
 
@@ -95,6 +103,8 @@ def test_without_a_directory_it_is_named_by_time_and_name(tmp_path: Path, stub: 
         (["campaign.toml", "--set", "policy.urls=['http://h/v1']"], "say one of url (pre-hosted)"),
         (["campaign.toml", "--set", "work.shard=2"], "campaign.toml: work.shard: unknown key"),
         (["campaign.toml", "--set", "policy.key_env=S4_KEY"], "the variable S4_KEY is to hold an API key, and is not set here"),
+        (["campaign.toml", "--set", "sampling.seed=1"], "sampling.seed cannot be said"),
+        (["campaign.toml", "--out", "a{index}"], "a{index}: words in braces have a meaning in a job"),
         (["no.toml"], "no.toml: cannot read"),
     ],
 )
@@ -110,9 +120,7 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, words: list[str], messag
 
 def test_bad_rows_are_listed_with_their_lines_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "C"}\n{"prompt": 3}\nno\n')
-    answer = inside(
-        "rollouts", "start", "--input", "rows.jsonl", "--url", "http://h/v1", "--verifier", "exact", "--out", "c", cwd=tmp_path
-    )
+    answer = inside("rollouts", "start", "--input", "rows.jsonl", "--url", "http://h/v1", "--verifier", "exact", "--out", "c", cwd=tmp_path)
     assert answer.code == 2
     assert "2 bad rows; nothing was started" in answer.err
     assert "rows.jsonl:2: " in answer.err
@@ -125,6 +133,14 @@ def test_a_directory_that_holds_a_campaign_is_refused(tmp_path: Path, stub: Stub
     answer = start(tmp_path, stub.url, halves(1))
     assert answer.code == 2
     assert f"{tmp_path}/c: holds a campaign already" in answer.err
+
+
+def test_a_file_of_any_name_is_a_dataset(tmp_path: Path) -> None:
+    write_rows(tmp_path / "my rows (1).jsonl", halves(1))
+    words = ("--input", "my rows (1).jsonl", "--url", "http://h/v1", "--verifier", "exact", "--dry-run")
+    answer = inside("rollouts", "start", *words, cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    assert "\n  my-rows-1: 1 rows x 1 (" in answer.out
 
 
 def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A stand-in for Gym's command line: the same interface, no Ray, no imports beyond the standard library, ready at once.
 
+Called as `ng_run` or `ng_collect_rollouts` it is Gym before 0.4: its servers have no page at /, and write no logs of their own.
+
 `FAKE_GYM` names what goes wrong: `dies` (a server ends at its start, after saying the key), `deaf` (a server never answers),
 `broken` (the collector fails whatever it is given), `asleep` (it never gets to its rows).
 Rows ask for it by a word in their prompt: see `answer` and `collect`.
@@ -11,15 +13,15 @@ import http.server
 import json
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, ClassVar
 
 SERVERS = {"mcqa": "resources_servers", "mcqa_simple_agent": "responses_api_agents", "other_agent": "responses_api_agents"}
 WRONG = os.environ.get("FAKE_GYM", "")
+CALLED = Path(sys.argv[0]).name
+OLDER = CALLED.startswith("ng_")
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -29,7 +31,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     instances: ClassVar[list[dict[str, Any]]] = []
 
     def do_GET(self) -> None:
-        self.send(200, self.instances if self.path == "/server_instances" else {"status": "ok"})
+        if self.path == "/server_instances":
+            self.send(200, self.instances)
+        elif OLDER:
+            self.send(404, {"detail": "Not Found"})
+        else:
+            self.send(200, {"status": "ok"})
 
     def do_POST(self) -> None:
         status, body = answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -70,22 +77,36 @@ def serve(port: int) -> None:
     http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
+def be_server(name: str, port: int, log: Path | None) -> None:
+    """A server, in a process of its own."""
+    if log is not None:
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+    if WRONG and name == "mcqa":
+        os.write(1, f"Traceback: no module named luck ({os.environ['SEATRIAL_POLICY_API_KEY']})\n".encode())
+        if WRONG == "dies":
+            os._exit(1)
+        if WRONG == "deaf":
+            signal.pause()
+    serve(port)
+
+
 def start(words: dict[str, str]) -> None:
-    """`gym env start`."""
+    """`gym env start`, `ng_run`."""
     low, logs = int(words["port_range_low"]), Path(words["nemo_gym_log_dir"].strip("'"))
     for number, (name, kind) in enumerate(SERVERS.items()):
-        with (logs / f"{name}.log").open("w") as log:
-            child = subprocess.Popen([sys.executable, __file__, "serve", name, str(low + number)], stdout=log, stderr=log)
-        url = f"http://127.0.0.1:{low + number}"
-        Handler.instances.append({"process_name": name, "server_type": kind, "url": url, "pid": child.pid})
+        pid = os.fork()
+        if pid == 0:
+            be_server(name, low + number, None if OLDER else logs / f"{name}.log")
+        Handler.instances.append({"process_name": name, "server_type": kind, "url": f"http://127.0.0.1:{low + number}", "pid": pid})
     sys.stdout.write(f"the key is {os.environ['SEATRIAL_POLICY_API_KEY']}\n")
     sys.stdout.flush()
-    threading.Thread(target=serve, args=(int(words["head_server.port"]),), daemon=True).start()
-    signal.pause()
+    serve(int(words["head_server.port"]))
 
 
 def collect(words: dict[str, str]) -> int:
-    """`gym eval run --no-serve --resume`."""
+    """`gym eval run --no-serve --resume`, `ng_collect_rollouts +resume_from_cache=true`."""
     output = Path(words["output_jsonl_fpath"].strip("'"))
     assert output.read_bytes() == b""
     if WRONG == "broken":
@@ -112,20 +133,14 @@ def collect(words: dict[str, str]) -> int:
 
 
 def main() -> None:
-    """As `gym` does."""
-    if sys.argv[1] == "serve":
-        if WRONG and sys.argv[2] == "mcqa":
-            sys.stdout.write(f"Traceback: no module named luck ({os.environ['SEATRIAL_POLICY_API_KEY']})\n")
-            sys.stdout.flush()
-            if WRONG == "dies":
-                sys.exit(1)
-            if WRONG == "deaf":
-                signal.pause()
-        serve(int(sys.argv[3]))
-    words = dict(word.lstrip("+").split("=", 1) for word in sys.argv[3:] if "=" in word)
-    if sys.argv[1:3] == ["env", "start"]:
+    """As `gym`, `ng_run` and `ng_collect_rollouts` do."""
+    words = dict(word.lstrip("+").split("=", 1) for word in sys.argv[1:] if "=" in word)
+    command = " ".join((CALLED, *(word for word in sys.argv[1:] if "=" not in word)))
+    if command in ("gym env start", "ng_run"):
         start(words)
-    sys.exit(collect(words))
+    if command == "gym eval run --no-serve --resume" or (command == "ng_collect_rollouts" and words["resume_from_cache"] == "true"):
+        sys.exit(collect(words))
+    sys.exit(f"no such command: {command}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 
 from seatrial.launch import process, ready
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.gym import backend, install
+from seatrial.rollouts.gym import backend, collector, install, servers
 from seatrial.rollouts.gym.command import Asked
 from seatrial.rollouts.gym.generation import Generation
 from seatrial.rollouts.gym.servers import GymServers
@@ -51,6 +51,9 @@ def hurry() -> Iterator[None]:
     """Look more often: nobody else is waiting. A module that imports this has it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ready, "_ASK_EVERY_S", 0.05)
+        patch.setattr(ready, "_LOOK_S", 0.02)
+        patch.setattr(servers, "_LOOK_S", 0.02)
+        patch.setattr(collector, "_LOOK_S", 0.02)
         patch.setattr(process, "_TICK_S", 0.05)
         patch.setattr(backend, "_WATCH_S", 0.05)
         yield

@@ -48,7 +48,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[install.I
 
 @pytest.fixture(scope="module")
 def running(installation: install.Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    found = Running(tmp_path_factory.mktemp("run"), requests={"timeout_s": 1})
+    found = Running(tmp_path_factory.mktemp("run"), requests={"timeout_s": 0.5})
     found.loop(found.backend.open())
     yield found
     found.close()
@@ -65,7 +65,7 @@ def test_a_rollout_is_the_agents_answer_with_our_indices(running: Running) -> No
     ("mark", "kind", "heals", "words"),
     [
         ("boom", FailureKind.HTTP_5XX, True, "HTTP 500: Agent___a: out of luck"),
-        ("hang", FailureKind.TIMEOUT, True, "no rollout within 1 s"),
+        ("hang", FailureKind.TIMEOUT, True, "no rollout within 0.5 s"),
         ("class", FailureKind.AGENT, True, "the agent failed: tool"),
         ("class terminal", FailureKind.AGENT, False, "the agent failed: tool"),
         ("text", FailureKind.PARSE, True, "not an object"),
@@ -116,7 +116,7 @@ def test_an_agent_of_a_campaign_that_gym_has_not_is_told_before_anything_is_roll
 
 def test_a_death_ends_open_requests_at_once(installation: install.Installation, tmp_path: Path) -> None:
     del installation
-    found = Running(tmp_path, requests={"dead_s": 0.4})
+    found = Running(tmp_path, requests={"dead_s": 0.2})
 
     async def killed() -> None:
         await found.backend.open()
@@ -138,7 +138,7 @@ def test_a_death_ends_open_requests_at_once(installation: install.Installation, 
 
 def test_a_policy_that_is_gone_ends_them_too(installation: install.Installation, tmp_path: Path) -> None:
     del installation
-    found = Running(tmp_path, requests={"dead_s": 0.4})
+    found = Running(tmp_path, requests={"dead_s": 0.2})
 
     async def deserted() -> None:
         await found.backend.open()

@@ -41,7 +41,7 @@ def collecting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collecting]
     loop(stub.start())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(install, "find", lambda _: fake_installation(root / "gym"))
-        about = campaign(stub.url, gym={"driver": "collector"}, requests={"timeout_s": 0.8, "concurrency": 2})
+        about = campaign(stub.url, gym={"driver": "collector"}, requests={"timeout_s": 0.5, "concurrency": 2})
         backend = GymBackend(about, [stub.url], KEY, root / "logs")
         loop(backend.open())
     yield Collecting(loop, backend)

@@ -80,7 +80,7 @@ def test_one_that_is_deaf_costs_the_deadline(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("FAKE_GYM", "deaf")
     before = below()
     with pytest.raises(BlockedError, match=r"not ready within .* s: Gym's (mcqa|head): http.*refused"):
-        servers(tmp_path, deadline_s=0.5).start()
+        servers(tmp_path, deadline_s=0.3).start()
     assert below() <= before
 
 

@@ -31,6 +31,20 @@ def test_a_key_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert preflight.key_of(None) is None
 
 
+def test_a_key_may_end_in_a_newline_and_nothing_else_that_no_header_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("S4_KEY", "secret\n")
+    assert preflight.key_of("S4_KEY") == "secret"
+    monkeypatch.setenv("S4_KEY", "sec\nret")
+    with pytest.raises(UserError, match="holds characters that no header can") as caught:
+        preflight.key_of("S4_KEY")
+    assert "ret" not in caught.value.message.replace("header", "")
+
+
+def test_a_sampling_parameter_that_cannot_be_said_is_named() -> None:
+    with pytest.raises(UserError, match=r"sampling\.n cannot be said"):
+        preflight.check(made(sampling={"n": 2}), here=True)
+
+
 def test_so_is_the_key_of_a_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S4_KEY", "secret")
     with pytest.raises(UserError, match="S4_JUDGE_KEY"):

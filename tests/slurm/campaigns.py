@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,12 @@ class Desk:
     def results(self, number: int) -> list[Result | None]:
         """Of the tasks of a round."""
         return [self.job(number).result(task) for task in range(len(self.rounds()[number - 1].tasks))]
+
+    def lingered(self, number: int) -> list[float]:
+        """Seconds between the result of each task of a round and the end of its Slurm job."""
+        said = self.cluster.run("squeue", "-h", "-a", "-r", "-t", "all", "-j", self.slurm_id(number), "-o", "%K %e").stdout.splitlines()
+        ends = {int(task): datetime.fromisoformat(end).timestamp() for task, end in map(str.split, said)}
+        return [ends[task] - result.ended for task, result in enumerate(self.results(number)) if result]
 
     def merge_ended(self, number: int) -> tuple[Result, str]:
         """The merge job of a round, awaited, and its log."""

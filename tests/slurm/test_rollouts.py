@@ -125,7 +125,7 @@ def test_cancel_ends_the_jobs_and_whoever_carries_them_and_resume_goes_on(own: P
 
 def test_a_server_that_dies_in_a_task_costs_that_task_and_the_merge_says_what_is_missing(own: PrivateSlurm, tmp_path: Path) -> None:
     mark = tmp_path / "died"
-    desk = Desk.make(tmp_path, own, stub_server(mark) + "[work]\nshards = 3\nrepeats = 2\n", rows=9)
+    desk = Desk.make(tmp_path, own, stub_server(mark) + "[work]\nshards = 3\nrepeats = 2\nparallel = 2\n", rows=6)
     left = desk.call(*desk.start("--detach"))
     assert left.code == 0, left.out
     result, log = desk.merge_ended(1)
@@ -133,13 +133,15 @@ def test_a_server_that_dies_in_a_task_costs_that_task_and_the_merge_says_what_is
     assert died is not None
     assert (died.ending, died.component, died.exit_code) == (Ending.SERVICE_ENDED, "policy.0", 1)
     assert died.ended - mark.stat().st_mtime < 3
+    # With its result a task is over: its server is not left waiting while others of the array have yet to start.
+    assert all(left_s < 6 for left_s in desk.lingered(1))
     assert (result.ending, result.exit_code) == (Ending.CLIENT_FAILED, 99)
-    assert "incomplete: 4 of 18 units have no result (14 ok, 0 failed for good); the first: " in log, log
+    assert "incomplete: 2 of 12 units have no result (10 ok, 0 failed for good); the first: " in log, log
     assert not (desk.place.merged / "merge.json").exists()
     answer = desk.call("resume", "c")
     assert answer.code == 0, answer.out
     assert [found.tasks for found in desk.rounds()] == [((0,), (1,), (2,)), ((1,),)]
-    complete(desk.place, 18)
+    complete(desk.place, 12)
     desk.nothing_left()
 
 

@@ -17,7 +17,9 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
 
 from seatrial import __version__
 from seatrial.files import read_model, sync_directory, write_error, write_json
@@ -77,6 +79,18 @@ class Manifest(Record):
     shards: int
     deal: Literal["rows", "units"]
     """`rows`: all repetitions of a row in one shard (row % shards), where a server remembers the prompt. `units`: unit % shards."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """What is owed is arithmetic over these numbers: a file in which they contradict each other says nothing."""
+        rows = {file.dataset: file.rows for file in self.files}
+        units = sum(count * len(self.repeats.get(name, ())) for name, count in rows.items())
+        once = all(labels and len(set(labels)) == len(labels) for labels in self.repeats.values())
+        if rows.keys() != self.repeats.keys() or not once or (self.rows, self.units) != (sum(rows.values()), units):
+            raise ValueError("rows, repeats and units contradict each other")
+        if not 1 <= self.shards <= max(self.units, 1) or not {"seed", "seed_rule"} <= self.identity.get("work", {}).keys():
+            raise ValueError("shards or identity.work are not those of a campaign")
+        return self
 
 
 def make(campaign: Campaign, base: Path, place: Place, progress: Progress | None = None) -> Manifest:

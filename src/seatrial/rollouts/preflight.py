@@ -18,6 +18,7 @@ def check(campaign: Campaign, *, here: bool) -> None:
 
     `here`: the collectors run on this machine. Whether another one, or a container, has a sandbox is seen there.
     """
+    sort_sampling(campaign.sampling)  # names what cannot stand there
     verifiers = [] if campaign.gym else [campaign.verifier_of(dataset) for dataset in campaign.datasets]
     for variable in (campaign.policy.key_env, *(verify.key_env for verify in verifiers)):
         key_of(variable)

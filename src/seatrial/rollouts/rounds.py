@@ -95,11 +95,16 @@ def _packed(owed: Mapping[int, int], largest: int) -> list[tuple[int, ...]]:
     return [tuple(task) for task in tasks]
 
 
+def check_root(root: Path) -> None:
+    """A UserError for a campaign directory whose name cannot stand in a job."""
+    if PLACEHOLDER.search(str(root)):
+        raise UserError(f"{root}: words in braces have a meaning in a job", "choose another directory with --out")
+
+
 def batch_of(place: Place, campaign: Campaign, planned: Round, gpus_per_node: int, *, merge: bool) -> Batch:
     """The jobs of a round: the collecting tasks with their servers, and, when asked for, a merge after them."""
     root = place.root.absolute()
-    if PLACEHOLDER.search(str(root)):
-        raise UserError(f"{root}: words in braces have a meaning in a job", "choose another directory with --out")
+    check_root(root)
     services: list[Component] = []
     client = ["collect", str(root), "--round", str(planned.number), "--task", "{index}"]
     if campaign.policy.server:

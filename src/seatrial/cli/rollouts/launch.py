@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from pathlib import Path
@@ -53,13 +54,14 @@ def start(
     from seatrial.rollouts.manifest import make
     from seatrial.rollouts.place import Place
     from seatrial.rollouts.preflight import check
+    from seatrial.rollouts.rounds import check_root
 
     if file is not None and inputs is not None:
         _refuse("--input and a campaign file exclude each other: the file names its datasets", "leave one of them out")
     if repeats is not None and seeds is not None:
         _refuse("--repeats and --seeds exclude each other: --repeats 4 is --seeds 0-3", "leave one of them out")
     flags: dict[str, Any] = {
-        "datasets": [{"name": inputs.stem or "rows", "path": str(inputs)}] if inputs else None,
+        "datasets": [{"name": _label(inputs.stem), "path": str(inputs)}] if inputs else None,
         "policy.url": url,
         "policy.model": model,
         "verifier": verifier,
@@ -70,6 +72,7 @@ def start(
     campaign = read_campaign(file, flags, settings or ())
     where = _where(on, config, detach)
     root = (out or Path("campaigns") / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{campaign.name}").absolute()
+    check_root(root)
     if dry_run:
         _dry_run(campaign, where, root)
     check(campaign, here=where.profile is None)
@@ -159,6 +162,11 @@ def demo(
     typer.echo(str(root))
     with conducting(Place(root), say):
         _carry(Place(root), Where(), detach=False)
+
+
+def _label(text: str) -> str:
+    """A file's name as that of a dataset."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:80] or "rows"
 
 
 def _refuse(message: str, fix: str) -> None:

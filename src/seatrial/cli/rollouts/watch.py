@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def status(
     place = Place(directory)
     manifest = load(place)
     progress = show.Progress()
-    with Units(place, manifest) as units, Interruptible():
+    with Units(place, manifest) as units, Interruptible(), closing(progress):
         watch = Watch(place, manifest, units)
         found = watch.look()
         while follow:
@@ -42,6 +43,5 @@ def status(
                 break
             wait_a_moment()
             found = watch.look()
-    progress.close()
     if not follow:
         typer.echo(found.model_dump_json(indent=2) if as_json else show.table(found))

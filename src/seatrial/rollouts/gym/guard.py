@@ -2,8 +2,8 @@
 
     python -m seatrial.rollouts.gym.guard PID_FILE DIRECTORY
 
-- It waits on its standard input, a pipe that only the collector holds. A word on it means that all ended in order; its end without
-  a word means that the collector died: then the processes of the run are ended, and the private directory is removed.
+- It waits on its standard input, a pipe that only the collector holds. The end of it means that the collector died: then the
+  processes of the run are ended, and the private directory is removed. When all ended in order, the collector kills its guard.
 - It is in the collector's session, or it would be taken for a leftover itself, but not in its process group: Ctrl-C is not for it.
 """
 
@@ -23,9 +23,7 @@ from seatrial import files
 from seatrial.launch.descendants import PidFile, end_leftovers
 from seatrial.model.errors import UserError
 
-DONE = b"done\n"
 _OWNER_S = 10.0
-_WAIT_S = 10.0
 
 
 class Guard:
@@ -42,20 +40,17 @@ class Guard:
 
     def dismiss(self) -> None:
         """Everything ended in order: the guard goes, too."""
-        try:
-            self._process.communicate(DONE, timeout=_WAIT_S)
-        except (subprocess.TimeoutExpired, OSError):
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.communicate()  # which closes the pipe, too
 
 
 def main(pid_file: Path, directory: Path) -> None:
-    """Wait, and clean up if there is need to."""
+    """Wait for the end of the collector, and clean up after it."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    if sys.stdin.buffer.read() != DONE:
-        _clean_up(pid_file)
-        shutil.rmtree(directory, ignore_errors=True)
+    sys.stdin.buffer.read()
+    _clean_up(pid_file)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _clean_up(pid_file: Path) -> None:

@@ -23,7 +23,7 @@ from seatrial.launch.interrupt import check_stop
 from seatrial.rollouts.journal.holder import Holder
 from seatrial.rollouts.journal.lease import Lease
 from seatrial.rollouts.journal.scan import FAILED, OK, OWED, Scan, Scanner
-from seatrial.rollouts.manifest import Manifest
+from seatrial.rollouts.manifest import Manifest, check_inputs
 from seatrial.rollouts.merge.index import Index
 from seatrial.rollouts.merge.result import FAILURES, LISTED, RESULT, ROLLOUTS, MergeRefusedError, MergeResult, Source
 from seatrial.rollouts.merge.writing import copy_winners
@@ -53,6 +53,8 @@ def merge(
             lease.renew()
 
         _sweep(place.merged)
+        # Rollouts are those of the rows that the manifest names only while nobody has edited them.
+        check_inputs(place, manifest)
         index = Index(units.total)
         progress("reading the journal")
         scanner = Scanner(place, units, index)
