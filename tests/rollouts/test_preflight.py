@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.test_campaign import made
+from rollouts.test_campaign import SERVER, made
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.rollouts import preflight, sandbox
 from seatrial.rollouts.campaign import Campaign
@@ -88,3 +88,13 @@ def test_gyms_environment_is_built_only_where_it_is_ours(monkeypatch: pytest.Mon
     assert built == []
     preflight.build(made(gym={"resources": ["mcqa"]}, verifier=None), print)
     assert built == ["gym"]
+
+
+def test_a_server_that_needs_gpus_is_refused_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosted = made(policy={"server": SERVER})
+    monkeypatch.setattr(preflight, "gpus_here", lambda: ())
+    with pytest.raises(UserError, match="this machine has none"):
+        preflight.check(hosted, here=True)
+    preflight.check(hosted, here=False)
+    monkeypatch.setattr(preflight, "gpus_here", lambda: ("0",))
+    preflight.check(hosted, here=True)

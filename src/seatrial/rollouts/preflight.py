@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from seatrial.launch.environments import Environments
+from seatrial.launch.local.machine import gpus_here
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Campaign
@@ -19,6 +20,12 @@ def check(campaign: Campaign, *, here: bool) -> None:
     `here`: the collectors run on this machine. Whether another one, or a container, has a sandbox is seen there.
     """
     sort_sampling(campaign.sampling)  # names what cannot stand there
+    server = campaign.policy.server
+    if here and server and server.kind in ("vllm", "sglang") and not gpus_here():
+        raise UserError(
+            f"policy.server: {server.kind} needs GPUs, and this machine has none",
+            "start it on a cluster (--on slurm:PROFILE), name a pre-hosted one (policy.url), or serve by kind = \"command\"",
+        )
     verifiers = [] if campaign.gym else [campaign.verifier_of(dataset) for dataset in campaign.datasets]
     for variable in (campaign.policy.key_env, *(verify.key_env for verify in verifiers)):
         key_of(variable)
