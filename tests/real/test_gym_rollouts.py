@@ -113,7 +113,7 @@ def test_rows_are_those_that_gyms_own_collector_writes(running: Running, tmp_pat
     units = [unit(number, repeats=2) for number in range(8)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(unit(number).row.data) + "\n" for number in range(4)))
     servers = running.backend.servers
-    words = [*servers.installation.program, "eval", "run", "--no-serve", f"+agent_name={gym_instance.AGENT}"]
+    words = [*servers.installation.command(servers.installation.generation.collect), f"+agent_name={gym_instance.AGENT}"]
     words += [f"+input_jsonl_fpath={tmp_path}/in.jsonl", f"+output_jsonl_fpath={tmp_path}/out.jsonl", "+num_repeats=2"]
     words += ["+num_repeats_add_seed=true", "+responses_create_params.temperature=0.7", "+disable_aggregation=true"]
     words += ["+head_server.host=127.0.0.1", f"+head_server.port={servers.ports.head}"]

@@ -27,6 +27,15 @@ def test_on_this_machine_all_shards_are_dealt_to_the_tasks_that_run_at_a_time(tm
     assert rounds.plan(Place(tmp_path), {7: 1}, 10, "local", 3).tasks == ((7,),)
 
 
+def test_where_an_array_takes_fewer_tasks_each_has_several_shards(tmp_path: Path) -> None:
+    place, owed = Place(tmp_path), dict.fromkeys(range(7), 10)
+    first = rounds.plan(place, owed, 10, "slurm:x", most=3)
+    assert first.tasks == ((0, 3, 6), (1, 4), (2, 5))
+    assert rounds.plan(place, owed, 10, "slurm:x", most=7).tasks == tuple((shard,) for shard in range(7))
+    rounds.store(place, first)
+    assert rounds.plan(place, {0: 5, 1: 5, 2: 10, 3: 9}, 10, "slurm:x", most=2).tasks == ((0, 1, 3), (2,))
+
+
 def test_what_is_left_over_is_packed_into_tasks_of_a_full_shard(tmp_path: Path) -> None:
     place = Place(tmp_path)
     rounds.store(place, rounds.plan(place, dict.fromkeys(range(6), 10), 10, "slurm:x"))

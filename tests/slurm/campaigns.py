@@ -169,7 +169,14 @@ class Desk:
 
     def node(self, number: int, task: int) -> str:
         """Where a task runs."""
-        return self.cluster.run("squeue", "-h", "-j", f"{self.slurm_id(number)}_{task}", "-o", "%N").stdout.strip()
+        return self._asked(number, task, "%N")
+
+    def left(self, number: int, task: int) -> None:
+        """Wait until Slurm has ended a task that ran."""
+        until(lambda: self._asked(number, task, "%T") != "RUNNING" or None, f"end of task {task}", 20)
+
+    def _asked(self, number: int, task: int, form: str) -> str:
+        return self.cluster.run("squeue", "-h", "-j", f"{self.slurm_id(number)}_{task}", "-o", form).stdout.strip()
 
     def log(self, number: int, task: int) -> str:
         """What the collector of a task has said."""

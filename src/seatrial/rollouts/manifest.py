@@ -190,6 +190,15 @@ def check_inputs(place: Place, manifest: Manifest) -> None:
         raise UserError(f"{place.inputs}: its content is not what manifest.json says", "restore the file, or start a new campaign")
 
 
+def is_input(path: Path, file: InputFile) -> bool:
+    """Whether a path is this input: by its place, or by its content, since the file may have been moved."""
+    if not path.is_file():
+        return False
+    if Path(file.path).exists() and path.samefile(file.path):
+        return True
+    return path.stat().st_size == file.bytes and sha256_of(path) == file.sha256
+
+
 def changes(manifest: Manifest, campaign: Campaign, base: Path, *, may_be_gone: bool = False) -> list[str]:
     """Keys and input files that differ from when the campaign was started, each in words; empty when nothing does.
 

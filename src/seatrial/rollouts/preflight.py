@@ -24,7 +24,7 @@ def check(campaign: Campaign, *, here: bool) -> None:
     if here and server and server.kind in ("vllm", "sglang") and not gpus_here():
         raise UserError(
             f"policy.server: {server.kind} needs GPUs, and this machine has none",
-            "start it on a cluster (--on slurm:PROFILE), name a pre-hosted one (policy.url), or serve by kind = \"command\"",
+            'start it on a cluster (--on slurm:PROFILE), name a pre-hosted one (policy.url), or serve by kind = "command"',
         )
     verifiers = [] if campaign.gym else [campaign.verifier_of(dataset) for dataset in campaign.datasets]
     for variable in (campaign.policy.key_env, *(verify.key_env for verify in verifiers)):

@@ -20,7 +20,7 @@ from typing import Any
 from seatrial import __version__
 from seatrial.files import sync_directory, write_json
 from seatrial.model.errors import UserError
-from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.campaign import Campaign, Failures
 from seatrial.rollouts.client import make_verifiers, run
 from seatrial.rollouts.direct.answer import text_of
 from seatrial.rollouts.journal.scan import OWED, Scanner
@@ -37,7 +37,9 @@ def rescore(source: Place, out: Place, campaign: Campaign, progress: Callable[[s
     """Score the rollouts of `source` as `campaign` says, into `out`; goes on when `out` was begun. Says how `out` stands then."""
     manifest = prepare_rescore(source, out, campaign)
     backend = RescoreBackend(source, make_verifiers(campaign, [str(url) for url in (campaign.policy.url, *campaign.policy.urls) if url]))
-    run(out, campaign, range(manifest.shards), backend, progress, only=backend.has)
+    # The budget is for a policy that is asked in vain. Here failures of the source are carried over, and would spend it.
+    lenient = campaign.model_copy(update={"failures": Failures(max_share=1.0)})
+    run(out, lenient, range(manifest.shards), backend, progress, only=backend.has)
     with Units(out, manifest) as units:
         return Watch(out, manifest, units).look()
 

@@ -45,7 +45,8 @@ class Round(Record):
 
 def rounds(place: Place) -> tuple[Round, ...]:
     """All rounds so far, in order."""
-    plans = sorted(place.rounds.glob(f"*/{_PLAN}"), key=lambda file: int(file.parent.name))
+    found = [file for file in place.rounds.glob(f"*/{_PLAN}") if file.parent.name.isdecimal()]
+    plans = sorted(found, key=lambda file: int(file.parent.name))
     return tuple(read_model(file, Round) for file in plans)
 
 

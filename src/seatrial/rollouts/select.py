@@ -19,8 +19,7 @@ from seatrial.files import replacing
 from seatrial.model.errors import UserError
 from seatrial.model.record import Record
 from seatrial.rollouts import manifest as manifests
-from seatrial.rollouts.inputs.reading import sha256_of
-from seatrial.rollouts.manifest import InputFile, Manifest
+from seatrial.rollouts.manifest import Manifest
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.profile.build import profile
 from seatrial.rollouts.profile.model import Task
@@ -103,17 +102,8 @@ def _keep_inputs(place: Place, manifest: Manifest, out: Path) -> None:
     if out.resolve().is_relative_to(place.root.resolve()):
         raise UserError(f"{out}: lies in the directory of the campaign", "write to another place")
     for file in manifest.files:
-        if _same(out, file):
+        if manifests.is_input(out, file):
             raise UserError(f"{out}: is the input of dataset {file.dataset}", "write to another file")
-
-
-def _same(out: Path, file: InputFile) -> bool:
-    """By its place, and by its content: the file may have been moved since, or the manifest may hold a relative path."""
-    if not out.exists():
-        return False
-    if Path(file.path).exists() and out.samefile(file.path):
-        return True
-    return out.stat().st_size == file.bytes and sha256_of(out) == file.sha256
 
 
 def _line(row: Row, task: Task, with_rate: bool) -> bytes:

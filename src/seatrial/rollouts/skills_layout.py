@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,19 @@ def write_skills_layout(place: Place, directory: Path | None = None) -> tuple[Pa
             labels = manifest.repeats[file.dataset]
             end += file.rows * len(labels)
             home = target / file.dataset if len(manifest.files) > 1 else target
-            made += _write_seeds({label: home / f"rollouts-rs{label}.jsonl" for label in labels}, records, end, file.rows, units)
+            paths = {label: home / f"rollouts-rs{label}.jsonl" for label in labels}
+            _spare(place, manifest, paths.values())
+            made += _write_seeds(paths, records, end, file.rows, units)
     return tuple(made)
+
+
+def _spare(place: Place, manifest: Manifest, paths: Iterable[Path]) -> None:
+    """Refuse to replace what the export is made from: the merge, and the inputs of the campaign."""
+    for path in paths:
+        if path.resolve().parent == place.merged.resolve():
+            raise UserError(f"{path}: the merge lies there", "export to another directory")
+        if any(manifests.is_input(path, file) for file in manifest.files):
+            raise UserError(f"{path}: is an input of the campaign", "export to another directory")
 
 
 def _write_seeds(paths: Mapping[int, Path], records: _Ahead, end: int, expected: int, units: Units) -> list[Path]:
@@ -85,6 +96,7 @@ def write_gym_layout(place: Place, directory: Path | None = None, stem: str = "r
         raise UserError(f"{place.root}: rollouts of NeMo-Skills have no responses that Gym could read", "profile them here")
     target = directory or place.root / "gym"
     inputs, rollouts, failures = (target / f"{stem}{more}.jsonl" for more in ("_materialized_inputs", "", "_failures"))
+    _spare(place, manifest, (inputs, rollouts, failures))
     with Units(place, manifest) as units, ExitStack() as stack:
         # The last to be opened is the first to appear: rollouts come after what they are read with.
         stack.enter_context(replacing(rollouts)).writelines(_row(line, units, unit) for unit, line in _records(place, ROLLOUTS))

@@ -7,7 +7,7 @@ import time
 
 import orjson
 
-from seatrial.files import read_model
+from seatrial.files import read_model, write_error
 from seatrial.model.record import Record
 from seatrial.rollouts.place import Place
 
@@ -30,13 +30,15 @@ def stopped(place: Place) -> Stop | None:
 def stop(place: Place, reason: str, by: str) -> None:
     """Stop the campaign; the first reason stays."""
     temporary = place.root / f".stop-{os.getpid()}-{os.urandom(4).hex()}"
-    temporary.write_bytes(orjson.dumps(Stop(reason=reason, by=by, at=int(time.time())).model_dump()))
     try:
+        temporary.write_bytes(orjson.dumps(Stop(reason=reason, by=by, at=int(time.time())).model_dump()))
         os.link(temporary, place.stop)  # unlike a rename it never replaces
     except FileExistsError:
         pass
+    except OSError as error:
+        raise write_error(place.stop, error) from error
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
 
 
 def go_on(place: Place) -> None:

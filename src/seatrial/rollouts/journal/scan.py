@@ -215,6 +215,6 @@ class Scanner:
 
 def _all_shards(place: Place) -> list[int]:
     try:
-        return [int(path.name) for path in place.shards.iterdir() if path.name.isdecimal()]
+        return [int(path.name) for path in place.shards.iterdir() if path.name.isdecimal() and path.is_dir()]
     except FileNotFoundError:
         return []

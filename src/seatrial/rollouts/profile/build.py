@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -25,6 +26,8 @@ def profile(
     place: Place, *, pass_at: float = 1.0, ks: Sequence[int] | None = None, progress: Callable[[str], None] = lambda _: None
 ) -> Profile:
     """The profile of all rollouts there are. A reward of `pass_at` and more is correct; `ks` are 1, 2, 4, … unless said."""
+    if not math.isfinite(pass_at):
+        raise UserError(f"a reward of {pass_at} and more is correct: no reward is", "say a finite number")
     manifest = manifests.load(place)
     rules = Rules(pass_at, _ks(manifest, ks))
     with Units(place, manifest) as units, _no_collection():
