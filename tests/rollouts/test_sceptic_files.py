@@ -60,7 +60,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(place: Place, edit: Calla
     data = json.loads(place.manifest.read_text())
     edit(data)
     place.manifest.write_text(json.dumps(data))
-    with pytest.raises(UserError, match="manifest.json"):
+    with pytest.raises(UserError, match=r"manifest\.json"):
         manifests.load(place)
 
 

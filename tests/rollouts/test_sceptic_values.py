@@ -52,7 +52,7 @@ def test_sampling_of_any_depth_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("seconds", [math.inf, math.nan, 0, -1, 1e300, 1e-300])
 @pytest.mark.parametrize(
-    "table, key", [("requests", "timeout_s"), ("requests", "dead_s"), ("work", "rollout_s"), ("work", "target_minutes")]
+    ("table", "key"), [("requests", "timeout_s"), ("requests", "dead_s"), ("work", "rollout_s"), ("work", "target_minutes")]
 )
 def test_times_are_times(table: str, key: str, seconds: float) -> None:
     with pytest.raises(ValidationError):

@@ -84,7 +84,7 @@ def test_an_array_in_which_everything_happens_to_tasks(own: PrivateSlurm, tmp_pa
 
 
 def test_a_round_that_was_left_is_followed_and_never_doubled(own: PrivateSlurm, tmp_path: Path) -> None:
-    with policy(latency_s=1.5) as stub:
+    with policy(latency_s=4.0) as stub:
         desk = Desk.make(tmp_path, own, work(stub.url, 4, 4), rows=4)
         left = desk.call(*desk.start("--detach"))
         assert (left.code, len(desk.rounds())) == (0, 1)
@@ -107,7 +107,7 @@ def test_a_round_that_was_left_is_followed_and_never_doubled(own: PrivateSlurm, 
 
 
 def test_cancel_ends_the_jobs_and_whoever_carries_them_and_resume_goes_on(own: PrivateSlurm, tmp_path: Path) -> None:
-    with policy(latency_s=1.0) as stub:
+    with policy(latency_s=1.5) as stub:
         desk = Desk.make(tmp_path, own, work(stub.url, 4, 4, parallel=2), rows=4)
         running = desk.begin(*desk.start())
         desk.working(range(2))

@@ -98,7 +98,7 @@ def _from_chat(data: dict[str, Any], number: int) -> Answer:
         "incomplete_details": {"reason": "max_output_tokens"} if finish == "length" else None,
         "usage": usage,
     }
-    return Answer(response, text, _reason(finish), _count(given), _count(made))
+    return Answer(response, text, _reason(finish), count_of(given), count_of(made))
 
 
 def _said(content: Any) -> str:
@@ -139,10 +139,10 @@ def _from_responses(data: dict[str, Any]) -> Answer:
         finish = "length" if reason == "max_output_tokens" else reason or "incomplete"
     else:
         finish = "tool_calls" if called else "stop"
-    return Answer(data, text, _reason(finish), _count(usage.get("input_tokens")), _count(usage.get("output_tokens")))
+    return Answer(data, text, _reason(finish), count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens")))
 
 
-def _count(value: Any) -> int | None:
+def count_of(value: Any) -> int | None:
     """A number of tokens; None for what is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_TOKENS else None
 

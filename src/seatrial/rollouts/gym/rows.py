@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.direct.answer import count_of
 from seatrial.rollouts.direct.request import Sampling
 from seatrial.rollouts.inputs.prompts import PARAMS, expected, prompt_messages
 from seatrial.rollouts.record import FailureKind
@@ -72,14 +73,14 @@ def outcome_of(result: Mapping[str, Any]) -> Outcome:
         raise RolloutError(FailureKind.REWARD, f"the resources server gave the reward {reward!r}, which is no finite number", row=result)
     response = result.get("response")
     response = response if isinstance(response, dict) else {}
-    usage = response.get("usage") or {}
+    usage = response["usage"] if isinstance(response.get("usage"), dict) else {}
     items = [item for item in response.get("output") or () if isinstance(item, dict)]
     return Outcome(
         result,
         float(reward),
         _answer(result),
-        usage.get("input_tokens"),
-        usage.get("output_tokens"),
+        count_of(usage.get("input_tokens")),
+        count_of(usage.get("output_tokens")),
         sum(item.get("type") == "message" and item.get("role") == "assistant" for item in items),
         _finish(response),
         {key: float(value) for key, value in result.items() if _is_metric(key, value)},

@@ -183,7 +183,8 @@ async def _begin(jailed: Jailed, block: int, files: Mapping[str, str]) -> None:
         payload = json.dumps({"token": jailed.token, "files": dict(files)}).encode()
         jailed.stdin.write(b"%012d" % len(payload) + payload)
         said = await _within(jailed.stderr.readline(), "the program to begin")
-    except asyncio.IncompleteReadError:
+    except (asyncio.IncompleteReadError, ProcessLookupError):
+        # It ended before its status was whole, or before it could be held.
         said = await _within(jailed.stderr.readline(), "bubblewrap to say why it ended")
     except BaseException:
         await jailed.end()

@@ -19,6 +19,7 @@ import orjson
 
 from seatrial.model.errors import UserError
 from seatrial.rollouts.campaign import Requests, Verify
+from seatrial.rollouts.preflight import key_of
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.verify.truth import Asker, Truth
 from seatrial.rollouts.work import RolloutError, Row, Score
@@ -147,7 +148,5 @@ class ServerAsker:
 
 def server(verify: Verify) -> ServerAsker:
     """Who answers at the URL of a table."""
-    from seatrial.rollouts.client import key_of
-
     assert verify.url is not None
     return ServerAsker([verify.url], verify.model, key_of(verify.key_env))
