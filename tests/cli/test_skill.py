@@ -35,9 +35,12 @@ def test_every_command_and_flag_of_a_skill_exists(name: str) -> None:
     assert len([words for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for words in calls(block)]) > 5
 
 
-@pytest.mark.parametrize("page", ["skills.md", "loop-verl.md", "loop-nemo-rl.md", "isolate.md", "localize.md", "baseline.md", "rollouts.md", "reward-profile.md"])
+PAGES = ("skills", "loop-verl", "loop-nemo-rl", "isolate", "localize", "baseline", "rollouts", "reward-profile", "sandbox")
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_every_command_and_flag_of_its_page_exists(page: str) -> None:
-    assert problems((ROOT / "docs" / page).read_text(encoding="utf-8")) == []
+    assert problems((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("name", skill.skills())

@@ -20,6 +20,8 @@ from seatrial.rollouts.gym.backend import GymBackend
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["hurry"]
 
 

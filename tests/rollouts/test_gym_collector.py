@@ -17,6 +17,8 @@ from seatrial.rollouts.gym.collector import collect_with_gym
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.work import Outcome, RolloutError, Unit
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["hurry"]
 
 

@@ -19,6 +19,8 @@ from seatrial.rollouts.gym.generation import Generation, find_generation
 from seatrial.rollouts.gym.ports import Block
 from seatrial.rollouts.work import Outcome, RolloutError
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["hurry"]
 
 BETWEEN = Generation("0.3.9", modern=False)

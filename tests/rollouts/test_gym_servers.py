@@ -20,6 +20,8 @@ from seatrial.rollouts.gym.command import Asked
 from seatrial.rollouts.gym.guard import Guard
 from seatrial.rollouts.gym.servers import GymServers
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["hurry"]
 
 
