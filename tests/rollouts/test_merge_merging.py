@@ -169,6 +169,26 @@ def test_a_merge_that_ends_anywhere_leaves_nothing_half(place: Place, monkeypatc
     assert merged(place).ok == 7
 
 
+def test_a_merge_that_is_repeated_takes_nothing_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    # On Slurm the job that merges and whoever follows the jobs both do it, and a reader may come between.
+    seen: list[bool] = []
+    real = Path.replace
+
+    def replace(path: Path, target: Path) -> None:
+        if target.name in ("rollouts.jsonl", "failures.jsonl"):
+            seen.append((place.merged / "merge.json").is_file())
+        real(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    fill(place, skip=(6,))
+    merged(place, partial=True)
+    merged(place, partial=True)
+    attempt(place, 1, [record(place, 6, ok(1.0))], number=2)
+    merged(place)
+    # Two files each: the first merge, the same again, and one with more in it.
+    assert seen == [False, False, True, True, False, False]
+
+
 def test_temporaries_of_a_killed_merge_are_removed(place: Place) -> None:
     fill(place)
     place.merged.mkdir()

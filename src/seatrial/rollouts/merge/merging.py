@@ -2,8 +2,8 @@
 
 - Order: rollouts by unit number, each the winning record as it stands in the journal (`ok` beats failed; then the lowest attempt
   number, token and offset). The same journal gives the same bytes, whoever merges and how often.
-- Both files are complete and on disk before the first is renamed. merge.json is removed before and written last: where it is, it
-  belongs to the files beside it. A merge that was killed leaves hidden temporaries, which the next one removes.
+- Both files are complete and on disk before the first is renamed. merge.json is removed before, unless it says the same, and written
+  last: where it is, it belongs to the files beside it. A merge that was killed leaves hidden temporaries, which the next one removes.
 - One merge at a time, by lease: a second one waits, at most `wait_s`.
 - The journal is only read.
 """
@@ -18,8 +18,9 @@ from typing import Any
 
 import orjson
 
-from seatrial.files import sync_directory, write_error, write_json
+from seatrial.files import read_model, sync_directory, write_error, write_json
 from seatrial.launch.interrupt import check_stop
+from seatrial.model.errors import UserError
 from seatrial.rollouts.journal.holder import Holder
 from seatrial.rollouts.journal.lease import Lease
 from seatrial.rollouts.journal.scan import FAILED, OK, OWED, Scan, Scanner
@@ -122,6 +123,14 @@ def _sources(place: Place, scanner: Scanner) -> tuple[Source, ...]:
     )
 
 
+def _says(file: Path, result: MergeResult) -> bool:
+    """Whether it is there and says the same: then whoever reads while the merge is repeated must not miss it."""
+    try:
+        return file.is_file() and read_model(file, MergeResult) == result
+    except UserError:
+        return False
+
+
 def _sweep(directory: Path) -> None:
     """Remove the temporaries of merges that were killed."""
     for name in (ROLLOUTS, FAILURES, RESULT):
@@ -131,8 +140,9 @@ def _sweep(directory: Path) -> None:
 
 def _publish(directory: Path, rollouts: Path, failures: Path, result: MergeResult) -> None:
     try:
-        (directory / RESULT).unlink(missing_ok=True)
-        sync_directory(directory)
+        if not _says(directory / RESULT, result):
+            (directory / RESULT).unlink(missing_ok=True)
+            sync_directory(directory)
         rollouts.replace(directory / ROLLOUTS)
         failures.replace(directory / FAILURES)
         sync_directory(directory)
