@@ -12,10 +12,10 @@ import pytest
 from rollouts.served import QUICK, halves, run_in_process, serving, write_rows
 from rollouts.stub import Stub
 from seatrial.cli.rollouts import results
-from seatrial.rollouts import rounds
+from seatrial.rollouts.collect.stops import stopped
+from seatrial.rollouts.conduct import rounds
 from seatrial.rollouts.manifest import load, load_campaign
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.stops import stopped
 
 from .command import Answer, inside
 

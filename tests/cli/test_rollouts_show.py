@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from seatrial.cli.rollouts import show
-from seatrial.rollouts.status import Status
+from seatrial.rollouts.conduct.status import Status
 
 ZERO: dict[str, Any] = {
     **dict.fromkeys(("failed", "rows_done", "shards_done", "collectors", "open", "torn", "duplicates", "conflicts", "foreign"), 0),

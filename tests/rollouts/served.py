@@ -16,8 +16,8 @@ from rollouts.stub import Stub
 from seatrial.launch import jobdir
 from seatrial.model.errors import BlockedError
 from seatrial.model.job import Batch
-from seatrial.rollouts import conduct
-from seatrial.rollouts.client import collect_task
+from seatrial.rollouts.conduct import conductor
+from seatrial.rollouts.conduct.client import collect_task
 from seatrial.rollouts.place import Place
 
 QUICK = ("--set", "requests.backoff_s=0", "--set", "requests.dead_s=0.2", "--set", "requests.tries=1")
@@ -53,7 +53,7 @@ def halves(count: int) -> list[str]:
 
 def run_in_process(patch: pytest.MonkeyPatch) -> None:
     """Rounds on this machine start no process: their tasks are collected here, one after another."""
-    patch.setattr(conduct, "run_batch", _run_batch)
+    patch.setattr(conductor, "run_batch", _run_batch)
 
 
 def _run_batch(batch: Batch, directory: Path, say: Callable[[str], None]) -> None:

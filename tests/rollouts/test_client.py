@@ -14,9 +14,10 @@ from rollouts.collecting import run as collect_here
 from rollouts.served import halves, serving
 from rollouts.test_campaign import made
 from seatrial.model.errors import BlockedError, UserError
-from seatrial.rollouts import manifest, rounds
+from seatrial.rollouts import manifest
 from seatrial.rollouts.campaign import Campaign, Verify
-from seatrial.rollouts.client import agents_of, base_url, collect_task, make_verifiers
+from seatrial.rollouts.conduct import rounds
+from seatrial.rollouts.conduct.client import agents_of, base_url, collect_task, make_verifiers
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.work import Outcome, Unit
 

@@ -13,9 +13,9 @@ from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.collect import engine
 from seatrial.rollouts.collect.state import ShardState, newest_states
+from seatrial.rollouts.collect.stops import Stop, go_on, stop, stopped
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.stops import Stop, go_on, stop, stopped
 from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError, Unit
 
 

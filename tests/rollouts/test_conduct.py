@@ -14,10 +14,11 @@ from seatrial.launch.jobdir import job_dir
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.job import Batch, UnitState, UnitStatus
 from seatrial.model.profile import Profile
-from seatrial.rollouts import conduct, rounds, stops
-from seatrial.rollouts.conduct import Conductor, Where, cancel, conducting
+from seatrial.rollouts.collect import stops
+from seatrial.rollouts.conduct import conductor, rounds
+from seatrial.rollouts.conduct.conductor import Conductor, Where, cancel, conducting
+from seatrial.rollouts.conduct.status import Status
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.status import Status
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +88,7 @@ def test_nobody_answers(tmp_path: Path) -> None:
 
 
 def test_one_conductor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conduct, "_LOCK_S", 0.0)
+    monkeypatch.setattr(conductor, "_LOCK_S", 0.0)
     place = campaign(tmp_path, "http://h/v1", halves(1))
     with conducting(place, print), pytest.raises(BlockedError, match=r"another seatrial that carries .*process"):
         carried(place)
@@ -114,7 +115,7 @@ def test_asked_to_stop_it_ends_after_the_round_that_runs(tmp_path: Path, monkeyp
         def interrupted(batch: Batch, directory: Path, say: object) -> None:
             stop.signal = 2
 
-        monkeypatch.setattr(conduct, "run_batch", interrupted)
+        monkeypatch.setattr(conductor, "run_batch", interrupted)
         with pytest.raises(Interrupted):
             carried(place)
 
@@ -122,11 +123,11 @@ def test_asked_to_stop_it_ends_after_the_round_that_runs(tmp_path: Path, monkeyp
 def test_the_last_words_of_a_collector_and_their_fix(tmp_path: Path) -> None:
     log = job_dir(tmp_path, rounds.COLLECT).log("client", 0, 3)
     unit = UnitStatus(job=rounds.COLLECT, index=3, state=UnitState.FAILED, slurm="", reason="")
-    assert conduct._last_words(tmp_path, unit) == ""
+    assert conductor._last_words(tmp_path, unit) == ""
     log.parent.mkdir(parents=True)
     stamp = "2026-11-15T17:08:11.568Z "
     log.write_text("".join(stamp + text + "\n" for text in ("seatrial: waiting", "seatrial: Blocked: nobody answers", "  fix: start it")))
-    assert conduct._last_words(tmp_path, unit) == "\n  seatrial: Blocked: nobody answers\n  fix: start it"
+    assert conductor._last_words(tmp_path, unit) == "\n  seatrial: Blocked: nobody answers\n  fix: start it"
 
 
 def test_nothing_to_cancel(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_left_on_slurm_nothing_is_submitted_twice_or_needlessly(tmp_path: Path, 
         handed.append(len(batch.jobs))
         return ()
 
-    monkeypatch.setattr("seatrial.rollouts.conduct.slurm.submit", submit)
+    monkeypatch.setattr("seatrial.rollouts.conduct.conductor.slurm.submit", submit)
     conductor = Conductor(place, Where("slurm:x", Profile(partition="p")), said.append, lambda status: None)
     conductor.submit()
     assert handed == [2]

@@ -10,8 +10,10 @@ import pytest
 
 from rollouts.test_campaign import SERVER, made
 from seatrial.model.errors import BlockedError, UserError
-from seatrial.rollouts import preflight, sandbox
+from seatrial.rollouts import sandbox
 from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.conduct import preflight
+from seatrial.rollouts.keys import key_of
 
 JUDGE = {"kind": "judge", "url": "http://j/v1", "model": "m", "key_env": "S4_JUDGE_KEY"}
 
@@ -27,16 +29,16 @@ def test_a_key_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert caught.value.fix.startswith("export S4_KEY=")
     monkeypatch.setenv("S4_KEY", "secret")
     preflight.check(keyed(), here=True)
-    assert preflight.key_of("S4_KEY") == "secret"
-    assert preflight.key_of(None) is None
+    assert key_of("S4_KEY") == "secret"
+    assert key_of(None) is None
 
 
 def test_a_key_may_end_in_a_newline_and_nothing_else_that_no_header_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S4_KEY", "secret\n")
-    assert preflight.key_of("S4_KEY") == "secret"
+    assert key_of("S4_KEY") == "secret"
     monkeypatch.setenv("S4_KEY", "sec\nret")
     with pytest.raises(UserError, match="holds characters that no header can") as caught:
-        preflight.key_of("S4_KEY")
+        key_of("S4_KEY")
     assert "ret" not in caught.value.message.replace("header", "")
 
 
@@ -54,7 +56,7 @@ def test_so_is_the_key_of_a_judge(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_key_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("S4_KEY", "")
     with pytest.raises(UserError, match="is not set here"):
-        preflight.key_of("S4_KEY")
+        key_of("S4_KEY")
 
 
 def test_math_needs_its_package_where_the_collector_runs(monkeypatch: pytest.MonkeyPatch) -> None:

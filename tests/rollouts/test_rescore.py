@@ -15,7 +15,7 @@ from seatrial.rollouts.journal.scan import Scanner
 from seatrial.rollouts.manifest import load, load_campaign
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.rescore import RescoreBackend, prepare_rescore, rescore
+from seatrial.rollouts.results.rescore import RescoreBackend, prepare_rescore, rescore
 from seatrial.rollouts.units import Units
 from seatrial.rollouts.work import Outcome, RolloutError, Row, Score, Unit
 

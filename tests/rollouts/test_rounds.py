@@ -10,7 +10,7 @@ import pytest
 from rollouts.test_campaign import SERVER, made
 from seatrial.model.errors import UserError
 from seatrial.model.job import Batch
-from seatrial.rollouts import rounds
+from seatrial.rollouts.conduct import rounds
 from seatrial.rollouts.place import Place
 
 

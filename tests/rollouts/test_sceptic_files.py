@@ -17,15 +17,15 @@ from rollouts.inputs_made import merged
 from rollouts.profiled import campaign, collected, ok, questions
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.rollouts import manifest as manifests
-from seatrial.rollouts import rounds
+from seatrial.rollouts.collect.stops import stop, stopped
+from seatrial.rollouts.conduct import rounds
 from seatrial.rollouts.journal.scan import Scanner
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.profile.build import profile
 from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.rescore import rescore
-from seatrial.rollouts.select import select
-from seatrial.rollouts.skills_layout import write_gym_layout, write_skills_layout
-from seatrial.rollouts.stops import stop, stopped
+from seatrial.rollouts.results.layouts import write_gym_layout, write_skills_layout
+from seatrial.rollouts.results.rescore import rescore
+from seatrial.rollouts.results.select import select
 from seatrial.rollouts.units import Units
 
 

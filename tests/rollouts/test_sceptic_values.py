@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from seatrial.model.errors import UserError
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.preflight import check, key_of
+from seatrial.rollouts.conduct.preflight import check
+from seatrial.rollouts.keys import key_of
 from seatrial.rollouts.values import MOST_REPEATS, parse_numbers
 
 

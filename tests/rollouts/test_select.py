@@ -12,7 +12,7 @@ import pytest
 from rollouts.profiled import Result, campaign, collected, failed, ok, questions
 from seatrial.model.errors import UserError
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.select import select
+from seatrial.rollouts.results.select import select
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 
 from rollouts.collecting import make, prompts
 from seatrial.model.profile import Profile
-from seatrial.rollouts import manifest, showing
-from seatrial.rollouts.conduct import Where
+from seatrial.rollouts import manifest
+from seatrial.rollouts.conduct import showing
+from seatrial.rollouts.conduct.conductor import Where
 
 
 def test_on_this_machine_shards_and_the_command_of_a_task(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_a_long_shard_says_its_minutes(tmp_path: Path) -> None:
 
 def test_on_slurm_the_scripts_and_what_slurm_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Where, "most_tasks", 1000)
-    monkeypatch.setattr("seatrial.rollouts.showing.submit.validate", lambda *_: (("collect", "ok"), ("merge", "invalid partition")))
+    monkeypatch.setattr("seatrial.rollouts.conduct.showing.submit.validate", lambda *_: (("collect", "ok"), ("merge", "invalid partition")))
     place, campaign = make(tmp_path, prompts(6), work={"shards": 3, "parallel": 2})
     where = Where("slurm:x", Profile(partition="p", time="1:00:00"))
     shown = showing.describe(place, tmp_path / "there", campaign, manifest.load(place), where)

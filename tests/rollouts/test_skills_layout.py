@@ -16,7 +16,7 @@ from seatrial.rollouts.direct.backend import AGENT
 from seatrial.rollouts.importing import import_rollouts
 from seatrial.rollouts.manifest import make
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.skills_layout import DIRECT_AGENT, write_gym_layout, write_skills_layout
+from seatrial.rollouts.results.layouts import DIRECT_AGENT, write_gym_layout, write_skills_layout
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from rollouts.profiled import attempt, campaign, collected, failed, ok, questions, record
-from seatrial.rollouts import rounds
 from seatrial.rollouts.collect.state import ShardState, write_state
+from seatrial.rollouts.collect.stops import stop
+from seatrial.rollouts.conduct import rounds
+from seatrial.rollouts.conduct.status import FRESH_S, Watch
 from seatrial.rollouts.journal.scan import Scanner
 from seatrial.rollouts.manifest import load
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.status import FRESH_S, Watch
-from seatrial.rollouts.stops import stop
 from seatrial.rollouts.units import Units
 
 
@@ -96,7 +96,7 @@ def test_collectors_that_wrote_lately_are_at_work(tmp_path: Path) -> None:
 
 def test_the_speed_is_what_was_seen_over_the_last_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, now = campaign(tmp_path, {"a": questions(3)}, shards=1), 1000.0
-    monkeypatch.setattr("seatrial.rollouts.status.time.monotonic", lambda: now)
+    monkeypatch.setattr("seatrial.rollouts.conduct.status.time.monotonic", lambda: now)
     lines: list[bytes] = []
     with watching(place) as watch:
         speeds = []

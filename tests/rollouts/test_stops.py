@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from seatrial.model.errors import UserError
+from seatrial.rollouts.collect.stops import go_on, stop, stopped
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.stops import go_on, stop, stopped
 
 
 def test_the_first_reason_stays_and_nothing_is_left_beside_it(tmp_path: Path) -> None:

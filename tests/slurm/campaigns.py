@@ -19,9 +19,9 @@ from cli.command import SEATRIAL, Answer, environ
 from rollouts.stub import Stub
 from seatrial.launch.jobdir import JobDir, job_dir
 from seatrial.model.job import Result
+from seatrial.rollouts.conduct.rounds import Round, directory, rounds
 from seatrial.rollouts.journal.lease import LeaseFile, holder_of
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.rounds import Round, directory, rounds
 
 from .cluster import PrivateSlurm
 from .harness import processes_with, until

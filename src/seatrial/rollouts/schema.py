@@ -12,12 +12,12 @@ from seatrial.model.record import Record
 from seatrial.report.schema import schema_text
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.collect.state import ShardState
+from seatrial.rollouts.collect.stops import Stop
+from seatrial.rollouts.conduct.rounds import Round
+from seatrial.rollouts.conduct.status import Status
 from seatrial.rollouts.manifest import Manifest
 from seatrial.rollouts.merge.result import MergeResult
 from seatrial.rollouts.profile.model import Summary
-from seatrial.rollouts.rounds import Round
-from seatrial.rollouts.status import Status
-from seatrial.rollouts.stops import Stop
 
 DIRECTORY = Path(__file__).parent / "schemas"
 _KINDS: dict[str, type[Record]] = {

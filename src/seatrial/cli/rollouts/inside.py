@@ -21,7 +21,7 @@ def collect(
     """Collect the shards of one task. Jobs call this."""
     from seatrial.launch.interrupt import Interruptible
     from seatrial.model.verdict import ExitCode
-    from seatrial.rollouts.client import collect_task
+    from seatrial.rollouts.conduct.client import collect_task
     from seatrial.rollouts.place import Place
 
     with Interruptible():

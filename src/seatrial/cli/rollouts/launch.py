@@ -16,7 +16,7 @@ from seatrial.cli.rollouts.watch import Directory
 
 if TYPE_CHECKING:
     from seatrial.rollouts.campaign import Campaign
-    from seatrial.rollouts.conduct import Conductor, Where
+    from seatrial.rollouts.conduct.conductor import Conductor, Where
     from seatrial.rollouts.place import Place
 
 File = Annotated[Path | None, typer.Argument(metavar="[campaign.toml]", help="What to collect (docs/rollouts.md). Flags win over it.")]
@@ -50,11 +50,11 @@ def start(
     Slurm it follows the jobs; Ctrl-C leaves them running.
     """
     from seatrial.cli.campaign_file import read_campaign
-    from seatrial.rollouts.conduct import conducting
+    from seatrial.rollouts.conduct.conductor import conducting
+    from seatrial.rollouts.conduct.preflight import check
+    from seatrial.rollouts.conduct.rounds import check_root
     from seatrial.rollouts.manifest import make
     from seatrial.rollouts.place import Place
-    from seatrial.rollouts.preflight import check
-    from seatrial.rollouts.rounds import check_root
 
     if file is not None and inputs is not None:
         _refuse("--input and a campaign file exclude each other: the file names its datasets", "leave one of them out")
@@ -98,8 +98,8 @@ def resume(
     With a campaign file or --set, settings that no result depends on may change (where the servers are, how many requests at a
     time, deadlines, how jobs are launched). What results depend on must be as it was: a changed key is refused and named.
     """
-    from seatrial.rollouts import rounds
-    from seatrial.rollouts.conduct import conducting
+    from seatrial.rollouts.conduct import rounds
+    from seatrial.rollouts.conduct.conductor import conducting
     from seatrial.rollouts.manifest import check_inputs, load, save_campaign
     from seatrial.rollouts.place import Place
 
@@ -125,7 +125,7 @@ def cancel(directory: Directory) -> None:
 
     What was collected stays; `resume` goes on.
     """
-    from seatrial.rollouts.conduct import cancel as cancel_jobs
+    from seatrial.rollouts.conduct.conductor import cancel as cancel_jobs
     from seatrial.rollouts.place import Place
 
     names = cancel_jobs(Place(directory.absolute()))
@@ -146,7 +146,7 @@ def demo(
     from seatrial.launch.environments import Environments
     from seatrial.launch.interrupt import Interruptible
     from seatrial.loops import environments
-    from seatrial.rollouts.conduct import Where, conducting
+    from seatrial.rollouts.conduct.conductor import Where, conducting
     from seatrial.rollouts.demo.data import write_demo
     from seatrial.rollouts.manifest import make
     from seatrial.rollouts.place import Place
@@ -177,8 +177,8 @@ def _refuse(message: str, fix: str) -> None:
 
 def _where(on: str, config: Path | None, detach: bool) -> Where:
     from seatrial.cli.request import load_config, profile_named
-    from seatrial.rollouts.conduct import Where
-    from seatrial.rollouts.rounds import LOCAL
+    from seatrial.rollouts.conduct.conductor import Where
+    from seatrial.rollouts.conduct.rounds import LOCAL
 
     if on == LOCAL:
         if detach:
@@ -205,8 +205,8 @@ def _unchanged(place: Place, file: Path | None, settings: list[str]) -> Campaign
 
 def _take_up(place: Place, retry_failed: bool) -> None:
     """Put aside why it stopped, and what failed for good if that is asked for."""
+    from seatrial.rollouts.collect.stops import go_on, stopped
     from seatrial.rollouts.journal.forgive import forgive
-    from seatrial.rollouts.stops import go_on, stopped
 
     if why := stopped(place):
         say(f"it had stopped: {why.reason}")
@@ -221,7 +221,7 @@ def _carry(place: Place, where: Where, detach: bool) -> None:
     from seatrial.cli.rollouts.results import merge_and_profile
     from seatrial.launch.interrupt import Interrupted, Interruptible
     from seatrial.model.verdict import ExitCode
-    from seatrial.rollouts.conduct import Conductor
+    from seatrial.rollouts.conduct.conductor import Conductor
 
     progress = show.Progress()
     conductor = Conductor(place, where, progress.say, progress.show)
@@ -262,9 +262,9 @@ def _dry_run(campaign: Campaign, where: Where, root: Path) -> None:
     import tempfile
 
     from seatrial.model.verdict import ExitCode
+    from seatrial.rollouts.conduct.showing import describe
     from seatrial.rollouts.manifest import make
     from seatrial.rollouts.place import Place
-    from seatrial.rollouts.showing import describe
 
     with tempfile.TemporaryDirectory() as name:
         # The inputs are read and cut for real, somewhere else.

@@ -51,7 +51,7 @@ def _merge(directory: Path, partial: bool) -> str:
     odd = "".join(f", {count} {what}" for what, count in counts.items() if count)
     say(f"merged {merged.ok} of {merged.expected} rollouts ({100 * merged.coverage:.2f} %){odd}")
     if not manifest.imported and load_campaign(place).skills_layout:
-        from seatrial.rollouts.skills_layout import write_skills_layout
+        from seatrial.rollouts.results.layouts import write_skills_layout
 
         write_skills_layout(place)
     return merged.model_dump_json(indent=2)
@@ -112,7 +112,7 @@ def select(
 ) -> None:
     """Select tasks by their pass rate, for filtering or a curriculum, and write their original rows."""
     from seatrial.rollouts.place import Place
-    from seatrial.rollouts.select import select as select_tasks
+    from seatrial.rollouts.results.select import select as select_tasks
 
     found = select_tasks(
         Place(directory),
@@ -143,7 +143,7 @@ def rescore(
     from seatrial.launch.interrupt import Interruptible
     from seatrial.model.verdict import ExitCode
     from seatrial.rollouts.place import Place
-    from seatrial.rollouts.rescore import rescore as rescore_campaign
+    from seatrial.rollouts.results.rescore import rescore as rescore_campaign
 
     source = Place(directory)
     stored = None if file else _stored(source)
@@ -206,7 +206,7 @@ def export(
     """Write merged rollouts in the layout that users of NeMo-Skills (rollouts-rs*.jsonl with .done) or of Gym know."""
     from seatrial.model.errors import UserError
     from seatrial.rollouts.place import Place
-    from seatrial.rollouts.skills_layout import write_gym_layout, write_skills_layout
+    from seatrial.rollouts.results.layouts import write_gym_layout, write_skills_layout
 
     if layout not in ("skills", "gym"):
         raise UserError(f"{layout!r}: the layouts are skills and gym", "write one of them")

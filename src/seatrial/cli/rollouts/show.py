@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from seatrial.rollouts.status import Status
+    from seatrial.rollouts.conduct.status import Status
 
 _SPEAK_S = 10.0
 _CLEAR = "\r\x1b[K"

@@ -22,10 +22,10 @@ def status(
 ) -> None:
     """Say where a campaign stands: shards, rollouts a second, failures by class, time to go, mean reward. Needs no server."""
     from seatrial.launch.interrupt import Interruptible
-    from seatrial.rollouts.conduct import wait_a_moment
+    from seatrial.rollouts.conduct.conductor import wait_a_moment
+    from seatrial.rollouts.conduct.status import Watch
     from seatrial.rollouts.manifest import load
     from seatrial.rollouts.place import Place
-    from seatrial.rollouts.status import Watch
     from seatrial.rollouts.units import Units
 
     place = Place(directory)

@@ -25,11 +25,11 @@ from seatrial.rollouts.collect.desk import Desk
 from seatrial.rollouts.collect.limiter import Limiter
 from seatrial.rollouts.collect.pulse import Pulse
 from seatrial.rollouts.collect.roller import Roller
+from seatrial.rollouts.collect.stops import stop as stop_campaign
+from seatrial.rollouts.collect.stops import stopped
 from seatrial.rollouts.journal.scan import Scanner
 from seatrial.rollouts.manifest import load
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.stops import stop as stop_campaign
-from seatrial.rollouts.stops import stopped
 from seatrial.rollouts.units import Units
 from seatrial.rollouts.work import Backend, ServersGoneError, Streaming
 

@@ -19,7 +19,7 @@ import orjson
 
 from seatrial.model.errors import UserError
 from seatrial.rollouts.campaign import Requests, Verify
-from seatrial.rollouts.preflight import key_of
+from seatrial.rollouts.keys import key_of
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.verify.truth import Asker, Truth
 from seatrial.rollouts.work import RolloutError, Row, Score

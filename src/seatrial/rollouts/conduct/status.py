@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Mapping
 
 from seatrial.model.record import Record
-from seatrial.rollouts import rounds
 from seatrial.rollouts.collect.state import ShardState, newest_states
+from seatrial.rollouts.collect.stops import stopped
+from seatrial.rollouts.conduct import rounds
 from seatrial.rollouts.journal.scan import OWED, Scanner
 from seatrial.rollouts.manifest import Manifest
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.stops import stopped
 from seatrial.rollouts.units import Units
 
 FRESH_S = 20.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
 
 from seatrial.launch.environments import Environments
@@ -12,6 +11,7 @@ from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.direct.request import sort_sampling
+from seatrial.rollouts.keys import key_of
 
 
 def check(campaign: Campaign, *, here: bool) -> None:
@@ -35,19 +35,6 @@ def check(campaign: Campaign, *, here: bool) -> None:
         raise UserError("the verifier math needs math-verify, which is not installed", 'pip install "seatrial[rollouts]"')
     if here and ("code" in kinds or campaign.sandbox_service):
         _check_sandbox()
-
-
-def key_of(variable: str | None) -> str | None:
-    """An API key, from the variable that holds it; a UserError when it is not set."""
-    if variable is None:
-        return None
-    # A key that was read from a file brings its newline along.
-    key = os.environ.get(variable, "").strip()
-    if not key:
-        raise UserError(f"the variable {variable} is to hold an API key, and is not set here", f"export {variable}=… before you start")
-    if not (key.isascii() and key.isprintable()):
-        raise UserError(f"the variable {variable} is to hold an API key, and holds characters that no header can", "see what was exported")
-    return key
 
 
 def _check_sandbox() -> None:

@@ -21,14 +21,14 @@ from seatrial import __version__
 from seatrial.files import sync_directory, write_json
 from seatrial.model.errors import UserError
 from seatrial.rollouts.campaign import Campaign, Failures
-from seatrial.rollouts.client import make_verifiers, run
+from seatrial.rollouts.conduct.client import make_verifiers, run
+from seatrial.rollouts.conduct.status import Status, Watch
 from seatrial.rollouts.direct.answer import text_of
 from seatrial.rollouts.journal.scan import OWED, Scanner
 from seatrial.rollouts.manifest import Manifest, building, check_inputs, load, save_campaign
 from seatrial.rollouts.merge.index import Index
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import FailureKind, Head, check, head_of, row_of
-from seatrial.rollouts.status import Status, Watch
 from seatrial.rollouts.units import Units
 from seatrial.rollouts.work import Outcome, RolloutError, Unit, Verifier
 

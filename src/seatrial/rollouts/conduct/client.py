@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 from seatrial.launch.interrupt import stop_requested
 from seatrial.model.errors import UserError
-from seatrial.rollouts import rounds
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.collect.engine import Ended, collect
+from seatrial.rollouts.conduct import rounds
+from seatrial.rollouts.keys import key_of
 from seatrial.rollouts.manifest import load, load_campaign
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.preflight import key_of
 from seatrial.rollouts.units import Units
 from seatrial.rollouts.work import Backend, Verifier
 

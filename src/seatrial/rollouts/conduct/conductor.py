@@ -27,13 +27,13 @@ from seatrial.launch.slurm.status import LIVE, LOCK, Poller, Snapshot, is_busy, 
 from seatrial.model.errors import UserError
 from seatrial.model.job import Batch, UnitState, UnitStatus
 from seatrial.model.profile import Profile
-from seatrial.rollouts import preflight, rounds
 from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.collect.stops import stop
+from seatrial.rollouts.conduct import preflight, rounds
+from seatrial.rollouts.conduct.rounds import LOCAL, Round
+from seatrial.rollouts.conduct.status import Status, Watch
 from seatrial.rollouts.manifest import Manifest, load, load_campaign
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.rounds import LOCAL, Round
-from seatrial.rollouts.status import Status, Watch
-from seatrial.rollouts.stops import stop
 from seatrial.rollouts.units import Units
 
 _LOOK_S = 2.0
