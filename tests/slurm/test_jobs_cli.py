@@ -65,7 +65,7 @@ def fake(place: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
         ('role = "client"', 'roll = "client"', "jobs.collect.components.client.roll: unknown key", "did you mean role?"),
         ('role = "client"', "", "jobs.collect: a job has exactly one client", "correct"),
         ('when = "any"', 'wenn = "any"', "jobs.merge.after.0.wenn: unknown key", "did you mean when?"),
-        ('job = "collect"', 'job = "nope"', "job merge comes after nope", "correct the jobs"),
+        ('job = "collect"', 'job = "nope"', "job merge comes after nope", "correct the file"),
         ("[[jobs]]", "[[job", "jobs.toml: ", "correct the file"),
         ("[[jobs", "[[job", "no [[jobs]] in it", "write [[jobs]]"),
     ],

@@ -55,7 +55,8 @@ def _all_uids() -> bool:
 
 def python() -> str:
     """The interpreter, as the program sees it."""
-    real = Path(os.path.realpath(sys.executable))
+    # That of the installation: an environment may hold a copy instead of a link.
+    real = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     prefix = Path(os.path.realpath(sys.base_prefix))
     if _in_usr(prefix):
         return str(real)
