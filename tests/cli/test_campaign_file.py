@@ -134,3 +134,8 @@ def test_a_setting_that_cannot_be(tmp_path: Path, setting: str, message: str) ->
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert refused(tmp_path / "no.toml", {})[0] == f"{tmp_path}/no.toml: cannot read: No such file or directory"
+
+
+def test_a_server_is_not_named_twice(tmp_path: Path) -> None:
+    said, _ = refused(file(tmp_path, 'url = "http://h/v1"', 'server = {kind = "vllm"}'), {})
+    assert said.startswith(f"{tmp_path}/campaign.toml: policy.server: kind vllm needs")

@@ -106,6 +106,11 @@ def test_without_a_directory_it_is_named_by_time_and_name(tmp_path: Path, stub: 
         (["campaign.toml", "--set", "sampling.seed=1"], "sampling.seed cannot be said"),
         (["campaign.toml", "--out", "a{index}"], "a{index}: words in braces have a meaning in a job"),
         (["no.toml"], "no.toml: cannot read"),
+        (["rows.jsonl"], "rows.jsonl: rows go with --input"),
+        (["campaign.toml", "--prompt", "problem"], "--prompt and --answer name columns of --input"),
+        (["--input", "rows.jsonl", "--input", "other/rows.jsonl"], "two files make a dataset called rows"),
+        (["campaign.toml", "--dry-run", "--set", "policy.key_env=S4_KEY"], "the variable S4_KEY is to hold an API key"),
+        (["campaign.toml", "--set", "sampling.temperature=hot"], "temperature = 'hot': a number is meant"),
     ],
 )
 def test_what_is_refused_leaves_nothing(tmp_path: Path, words: list[str], message: str) -> None:
@@ -140,7 +145,7 @@ def test_a_file_of_any_name_is_a_dataset(tmp_path: Path) -> None:
     words = ("--input", "my rows (1).jsonl", "--url", "http://h/v1", "--verifier", "exact", "--dry-run")
     answer = inside("rollouts", "start", *words, cwd=tmp_path)
     assert answer.code == 0, answer.err
-    assert "\n  my-rows-1: 1 rows x 1 (" in answer.out
+    assert "\n  my-rows-1: 1 row x 1 (" in answer.out
 
 
 def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
@@ -261,3 +266,31 @@ def test_following_ends_when_the_campaign_has_stopped(tmp_path: Path, stub: Stub
     answer = inside("rollouts", "status", "c", "-f", cwd=tmp_path)
     assert answer.code == 0
     assert "stopped: 1 of 1 units failed" in answer.err
+
+
+def test_several_inputs_are_datasets_and_their_columns_are_named(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"problem": f"which? {name}", "solution": "C"}) + "\n")
+    flags = ("--input", "a.jsonl", "--input", "b.jsonl", "--url", "http://h/v1", "--verifier", "exact", "--dry-run")
+    answer = inside("rollouts", "start", *flags, "--prompt", "problem", "--answer", "solution", cwd=tmp_path)
+    assert answer.code == 0, answer.err
+    assert "\n  a: 1 row x 1 (" in answer.out
+    assert "\n  b: 1 row x 1 (" in answer.out
+    assert inside("rollouts", "start", *flags, cwd=tmp_path).code == 2
+
+
+def test_a_parameter_that_is_probably_a_slip_is_warned_of(tmp_path: Path) -> None:
+    file = campaign_file(tmp_path, "http://h/v1", "[sampling]\ntemprature = 0.5\ntop_k = 3\nmy_own = 1\n")
+    answer = inside("rollouts", "start", file, "--dry-run", cwd=tmp_path)
+    assert (answer.code, answer.err) == (0, "seatrial: warning: sampling.temprature is passed on as it is; did you mean temperature?\n")
+
+
+def test_another_model_than_the_first_is_refused_with_both_names(tmp_path: Path, stub: Stub) -> None:
+    answer = start(tmp_path, stub.url, ["[[status=500]]", *halves(1)], "--set", "work.rounds=1")
+    assert answer.code == 99
+    assert (tmp_path / "c/model.json").read_text() == '{"name":"stub"}'
+    calls = stub.calls
+    stub.models = ("other",)
+    answer = inside("rollouts", "resume", "c", cwd=tmp_path)
+    assert "the server has the model 'other', and this campaign began with 'stub'" in answer.err
+    assert stub.calls == calls

@@ -85,12 +85,52 @@ def test_imported_rollouts_are_profiled_and_never_resumed(tmp_path: Path) -> Non
     answer = inside("rollouts", "resume", tmp_path / "i")
     assert answer.code == 2
     assert "was imported, so there is nothing to collect" in answer.err
-    answer = inside("rollouts", "rescore", tmp_path / "i", "--verifier", "exact", "--out", tmp_path / "r")
-    assert answer.code == 2
-    assert "--campaign FILE" in answer.err
+    answer = inside("rollouts", "import", "gym", GYM, "--out", tmp_path / "i")
+    assert (answer.code, "resume" in answer.err) == (2, False)
+    assert "an import makes a new one" in answer.err
     answer = inside("rollouts", "import", "other", GYM, "--out", tmp_path / "j")
     assert answer.code == 2
     assert "gym or of skills" in answer.err
+
+
+def test_an_import_is_scored_anew_by_a_verifier_alone(tmp_path: Path) -> None:
+    assert inside("rollouts", "import", "gym", GYM, "--out", tmp_path / "i").code == 0
+    answer = inside("rollouts", "rescore", tmp_path / "i", "--verifier", "choice", "--out", tmp_path / "r")
+    assert answer.code == 0, answer.err
+    assert len((tmp_path / "r/merged/rollouts.jsonl").read_bytes().splitlines()) == 2
+    answer = inside("rollouts", "rescore", tmp_path / "i", "--out", tmp_path / "n")
+    assert (answer.code, "say --verifier" in answer.err) == (2, True)
+    answer = inside("rollouts", "rescore", tmp_path / "i", "--verifier", "function", "--out", tmp_path / "n")
+    assert (answer.code, "a function needs a table: [verifiers.mine]" in answer.err) == (2, True)
+    answer = inside("rollouts", "rescore", tmp_path / "i", "--verifier", "judge", "--out", tmp_path / "n")
+    assert answer.code == 2
+    assert "there is no policy that could be the judge" in answer.err
+    assert not (tmp_path / "n").exists()
+
+
+def test_a_verifier_that_fails_everywhere_is_not_to_be_resumed(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def score(row, text):\n    return None\n")
+    said = ("--verifier", "mine", "--set", "verifiers.mine.kind=function", "--set", f"verifiers.mine.function={tmp_path}/mine.py:score")
+    answer = inside("rollouts", "rescore", whole, *said, "--out", tmp_path / "n")
+    assert answer.code == 99
+    assert "mend the verifier, and rescore into another directory" in answer.err
+    assert "--retry-failed" not in answer.err
+
+
+def test_results_are_never_written_into_a_campaign(whole: Path, tmp_path: Path) -> None:
+    assert inside("rollouts", "merge", whole).code == 0
+    assert inside("rollouts", "import", "gym", GYM, "--out", tmp_path / "other").code == 0
+    before = sorted((tmp_path / "other").rglob("*"))
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    for out in (tmp_path / "other", tmp_path / "other/new", tmp_path / "link/new", whole / "shards"):
+        for command in (("export", whole, "skills"), ("export", whole, "gym"), ("profile", whole)):
+            answer = inside("rollouts", *command, "--out", out)
+            assert answer.code == 2, command
+            assert "lies in the directory of a campaign" in answer.err
+    assert inside("rollouts", "select", whole, "--out", tmp_path / "other/rows.jsonl").code == 2
+    assert sorted((tmp_path / "other").rglob("*")) == before
+    assert inside("rollouts", "export", whole, "gym").code == 0
+    assert inside("rollouts", "export", whole, "skills", "--out", whole / "skills/again").code == 0
 
 
 def test_rescore_asks_no_policy_and_keeps_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +154,7 @@ def test_rescore_asks_no_policy_and_keeps_the_source(tmp_path: Path, monkeypatch
 def test_rescore_of_what_is_incomplete_says_so(torn: Path, tmp_path: Path) -> None:
     answer = inside("rollouts", "rescore", torn, "--verifier", "exact", "--out", tmp_path / "n")
     assert answer.code == 99
-    assert "1 rollouts are not scored yet" in answer.err
+    assert "1 rollout not scored yet" in answer.err
     assert "seatrial rollouts resume" not in answer.err.replace(str(torn), "")
 
 

@@ -45,6 +45,30 @@ def test_the_table_leaves_out_what_is_not_there() -> None:
     assert text.endswith("stopped:    too many")
 
 
+def test_failures_that_healed_are_said_to_have() -> None:
+    healed = status(ok=200, owed=0, failures={"http-5xx": 30})
+    assert show.line(healed).endswith("failures: http-5xx 30 (all healed)")
+    assert "failures:   http-5xx 30 (all healed)" in show.table(healed)
+    assert "healed" not in show.table(status(ok=199, failed=1, owed=0, failures={"http-5xx": 30}))
+    assert "failures:   none" in show.table(status())
+
+
+@pytest.mark.parametrize(
+    ("seen_s", "collectors", "text"),
+    [
+        (None, 0, "0 collectors at work, 1 request open"),
+        (1.9, 1, "1 collector at work, 1 request open"),
+        (14.4, 2, "2 collectors seen 14 s ago, 1 request open"),
+    ],
+)
+def test_a_collector_that_is_silent_may_be_gone(seen_s: float | None, collectors: int, text: str) -> None:
+    assert text in show.table(status(seen_s=seen_s, collectors=collectors, open=1))
+
+
+def test_rows_that_failed_are_settled_not_complete() -> None:
+    assert "rows:       50 of 50 settled" in show.table(status(failed=200, owed=0, rows_done=50))
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3900, "1 h 05 min"), (90000, "25 h 00 min")]
 )
@@ -88,6 +112,7 @@ def test_on_a_terminal_one_line_is_rewritten_below_what_is_said(
     [
         (status(ok=200, owed=0), None, ""),
         (HALF, 99, "100 rollouts are still owed; collect them with: seatrial rollouts resume '/a b'"),
+        (status(ok=199, owed=1), 99, "1 rollout is still owed; collect it with: seatrial rollouts resume '/a b'"),
         (status(failed=200, owed=0), 99, "no rollout worked"),
     ],
 )

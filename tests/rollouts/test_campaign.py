@@ -37,7 +37,7 @@ def test_what_are_no_numbers(text: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policy": {"url": "http://h/v1", "server": SERVER}}, "url and server was said"),
+        ({"policy": {"url": "http://h/v1", "server": SERVER}}, "url and server were said"),
         ({"policy": {}}, "none of them"),
         ({"policy": {"server": {"kind": "url", "url": "http://h/v1"}}}, "say policy.url"),
         ({"work": {"repeats": 2, "seeds": "0-1"}}, "exclude each other"),
@@ -54,6 +54,13 @@ def test_what_are_no_numbers(text: str) -> None:
         ({"verifiers": {"mine": {"kind": "exact", "pattern": "("}}}, "pattern"),
         ({"environment": {"OPENAI_API_KEY": "sk-1234567890abcdef"}}, "secret"),
         ({"unknown": 1}, "Extra inputs"),
+        ({"work": {"repeats": "4"}}, "should be a valid integer"),
+        ({"work": {"shards": "4"}}, "should be a valid integer"),
+        ({"work": {"seed": "4"}}, "should be a valid integer"),
+        ({"requests": {"dead_s": "4"}}, "should be a valid number"),
+        ({"failures": {"max_share": "0.5"}}, "should be a valid number"),
+        ({"sampling": {"temperature": "hot"}}, "temperature = 'hot': a number is meant"),
+        ({"sampling": {"top_k": True}}, "top_k = True: a number is meant"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -12,6 +12,7 @@ from seatrial.files import read_model
 from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.collect import engine
+from seatrial.rollouts.collect.budget import accepting
 from seatrial.rollouts.collect.state import ShardState, newest_states
 from seatrial.rollouts.collect.stops import Stop, go_on, stop, stopped
 from seatrial.rollouts.place import Place
@@ -265,3 +266,47 @@ def test_the_state_says_how_it_stands(tmp_path: Path) -> None:
 
 def state(place: Place) -> ShardState:
     return newest_states(place, [0])[0][0]
+
+
+def strangers(*numbers: int) -> Told:
+    """A backend in which these units meet somebody who does not know what they ask for."""
+    return failing(FailureKind.HTTP_4XX, *numbers, heals=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_when_nobody_knows_what_we_ask_for_it_ends_at_once(tmp_path: Path, count: int) -> None:
+    place, campaign = make(tmp_path, prompts(count), requests={"tries": 2})
+    backend = strangers(*range(count))
+    ended = run(place, campaign, backend)
+    assert (ended.reason, ended.ok, ended.failed, ended.owed) == ("servers", 0, 0, count)
+    assert ended.message.startswith("no request was answered in any other way than: made to fail")
+    assert len(backend.rolled) <= max(campaign.requests.concurrency, 4)
+
+
+@pytest.mark.parametrize("other", [0, 29])
+def test_one_poisoned_row_is_no_wrong_address(tmp_path: Path, other: int) -> None:
+    place, campaign = make(tmp_path, prompts(30), requests={"tries": 3, "concurrency": 1})
+    ended = run(place, campaign, strangers(other))
+    assert (ended.reason, ended.ok, ended.owed) == ("done", 29, 1)
+    assert ended.message == f"What is owed failed, and may heal; the last message: made to fail {other}"
+
+
+def test_nor_are_those_that_are_left_of_a_shard_that_worked(tmp_path: Path) -> None:
+    place, campaign = make(tmp_path, prompts(4), requests={"tries": 1, "attempts": 2})
+    assert run(place, campaign, strangers(1, 2, 3)).owed == 3
+    ended = run(place, campaign, strangers(1, 2, 3))
+    assert (ended.reason, ended.ok, ended.failed) == ("done", 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("reason", "setting"),
+    [
+        ("40 of 100 units failed (40%); failures.max_share is 0.2", "failures.max_share=0.6"),
+        ("99 of 100 units failed (99%); failures.max_share is 0.2", "failures.max_share=1"),
+        ("3 of 10 units failed; failures.max_count is 2", "failures.max_count=6"),
+        ("it was cancelled", None),
+        ("", None),
+    ],
+)
+def test_what_would_accept_so_many_failures(reason: str, setting: str | None) -> None:
+    assert accepting(reason) == setting

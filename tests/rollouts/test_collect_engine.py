@@ -64,7 +64,9 @@ def test_what_cannot_heal_is_tried_once_and_final(tmp_path: Path, kind: FailureK
     assert (ended.reason, ended.ok, ended.failed, ended.owed) == ("done", 4, 1, 0)
     (failed,) = [head for head in heads(place) if not head.ok]
     assert (failed.unit, failed.kind, failed.final, failed.tries, failed.message) == (3, kind.value, True, 1, "made to fail 3")
-    assert rows(place)[3] == {"kept": 3}
+    row, source = rows(place)[3], f"{tmp_path}/rows.jsonl:4"
+    assert (row["kept"], row["dataset"], row["source"], row["task_id"]) == (3, "rows", source, failed.task)
+    assert (row["_ng_task_index"], row["_ng_rollout_index"]) == (3, 0)
     assert backend.rolled.count(3) == 1
 
 

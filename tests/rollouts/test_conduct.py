@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from rollouts.collecting import make
 from rollouts.served import halves, run_in_process, serving
+from seatrial.launch import jobdir
 from seatrial.launch.interrupt import Interrupted, Interruptible
 from seatrial.launch.jobdir import job_dir
+from seatrial.launch.slurm.status import Poller, Snapshot
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.job import Batch, UnitState, UnitStatus
 from seatrial.model.profile import Profile
@@ -63,7 +66,7 @@ def test_rounds_are_limited(tmp_path: Path) -> None:
         place = campaign(tmp_path, stub.url, [*halves(2), "[[status=500 times=2]]"], work=work, requests={"tries": 1})
         status, said = carried(place)
         assert (status.ok, status.owed) == (4, 2)
-        assert said[-1].startswith("something is owed after 1 rounds (work.rounds): task 0")
+        assert said[-1].startswith("something is owed after 1 round (work.rounds): task 0")
         assert carried(place)[0].owed == 0
 
 
@@ -84,14 +87,15 @@ def test_nobody_answers(tmp_path: Path) -> None:
     status, said = carried(place)
     assert (status.ok, status.owed, status.round) == (0, 4, 1)
     assert "no server of the policy answered" in said[1]
-    assert said[2].startswith("the round left no record: task 0")
+    assert said[2].startswith("the round settled nothing: task 0")
 
 
 def test_one_conductor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conductor, "_LOCK_S", 0.0)
     place = campaign(tmp_path, "http://h/v1", halves(1))
-    with conducting(place, print), pytest.raises(BlockedError, match=r"another seatrial that carries .*process"):
+    with conducting(place, print), pytest.raises(BlockedError, match=r"another seatrial that carries .*process") as caught:
         carried(place)
+    assert caught.value.fix.endswith(f"stop it: seatrial rollouts cancel {place.root}")
 
 
 def test_a_key_is_looked_for_only_when_something_is_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,12 +126,11 @@ def test_asked_to_stop_it_ends_after_the_round_that_runs(tmp_path: Path, monkeyp
 
 def test_the_last_words_of_a_collector_and_their_fix(tmp_path: Path) -> None:
     log = job_dir(tmp_path, rounds.COLLECT).log("client", 0, 3)
-    unit = UnitStatus(job=rounds.COLLECT, index=3, state=UnitState.FAILED, slurm="", reason="")
-    assert conductor._last_words(tmp_path, unit) == ""
+    assert conductor._last_words(tmp_path, 3) == []
     log.parent.mkdir(parents=True)
     stamp = "2026-11-15T17:08:11.568Z "
     log.write_text("".join(stamp + text + "\n" for text in ("seatrial: waiting", "seatrial: Blocked: nobody answers", "  fix: start it")))
-    assert conductor._last_words(tmp_path, unit) == "\n  seatrial: Blocked: nobody answers\n  fix: start it"
+    assert conductor._last_words(tmp_path, 3) == ["Blocked: nobody answers", "fix: start it"]
 
 
 def test_nothing_to_cancel(tmp_path: Path) -> None:
@@ -168,3 +171,67 @@ def test_left_on_slurm_nothing_is_submitted_twice_or_needlessly(tmp_path: Path, 
     conductor.submit()
     assert handed == [2]
     assert said[-1] == "round 1 on slurm:x has not ended: nothing was submitted"
+
+
+def ended(place: Place, reason: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, bool]:
+    """What is said of a task that ended for this reason after it had said something."""
+    rounds.store(place, rounds.plan(place, {0: 2}, 2, "local"))
+    log = job_dir(rounds.directory(place, 1), rounds.COLLECT).log("client", 0, 0)
+    log.parent.mkdir(parents=True)
+    log.write_text("2026-11-15T17:08:11.568Z seatrial: done: 3 ok, 1 owed.\n")
+    unit = UnitStatus(job=rounds.COLLECT, index=0, state=UnitState.FAILED, slurm="", reason=reason)
+    monkeypatch.setattr(Poller, "__init__", lambda self, directories: None)
+    monkeypatch.setattr(Poller, "poll", lambda self: Snapshot(((place.root, (unit,)),), 0))
+    found = Conductor(place, Where(), print, lambda status: None)
+    return found._why(), found.refused
+
+
+def test_a_collector_that_said_why_it_ended_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = campaign(tmp_path, "http://h/v1", halves(1))
+    said = ended(place, "client-failed: the client exited with 99; its log: x", monkeypatch)
+    assert said == ("task 0: done: 3 ok, 1 owed.", False)
+
+
+def test_one_that_was_killed_is_not_believed_and_one_that_refused_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = campaign(tmp_path / "a", "http://h/v1", halves(1))
+    assert ended(place, "killed by signal 9", monkeypatch) == ("task 0: killed by signal 9\n  done: 3 ok, 1 owed.", False)
+    place = campaign(tmp_path / "b", "http://h/v1", halves(1))
+    assert ended(place, "the client exited with 2", monkeypatch)[1]
+
+
+def test_while_nothing_happens_the_collector_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = campaign(tmp_path, "http://h/v1", halves(1))
+    monkeypatch.setattr(conductor, "_LOOK_S", 0.01)
+    said: list[str] = []
+
+    def waiting(batch: Batch, directory: Path, say: object) -> None:
+        jobdir.save(directory, batch)
+        log = job_dir(directory, rounds.COLLECT).log("client", 0, 0)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text("2026-11-15T17:08:11.568Z seatrial: no answer yet\n")
+        until = time.monotonic() + 5
+        while len(said) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(conductor, "run_batch", waiting)
+    with conducting(place, said.append):
+        Conductor(place, Where(), said.append, lambda status: None).carry()
+    assert said[1] == "task 0: no answer yet"
+    assert said.count("task 0: no answer yet") == 1
+
+
+def test_a_wrong_address_ends_in_one_round_whatever_was_written(tmp_path: Path) -> None:
+    with serving() as stub:
+        place = campaign(tmp_path, stub.url, ["[[status=404]]"] * 2, requests={"tries": 2, "concurrency": 1})
+        status, said = carried(place)
+    assert (status.round, status.settled, status.owed) == (1, 0, 4)
+    assert said[1].startswith("the round settled nothing")
+
+
+def test_how_the_process_of_a_collector_ended_is_told_only_when_it_did_not_say_so(tmp_path: Path) -> None:
+    said: list[str] = []
+    found = Conductor(campaign(tmp_path, "http://h/v1", halves(1)), Where(), said.append, lambda status: None)
+    for text in ("the client exited with 99; its log: x", "the client exited with 990", "the client exited with 1; its log: x"):
+        found._tell(f"collect[0]: client-failed: {text}")
+    assert [text.rpartition("with ")[2] for text in said] == ["990", "1; its log: x"]

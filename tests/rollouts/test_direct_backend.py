@@ -280,3 +280,18 @@ class _Own:
 
     def __init__(self, backend: DirectBackend) -> None:
         self.open, self.roll, self.alive, self.close = backend.open, backend.roll, backend.alive, backend.close
+
+
+def test_columns_and_tags_of_the_row_stay_where_they_do_not_collide() -> None:
+    data = {"prompt": "hi", "expected_answer": "C", "level": 3, "reward": 9, "response": "mine", "extracted_answer": "mine"}
+    asked = Unit(0, Row(0, "task", "rows", data, tags=("hard",)), 0, 1)
+    outcome: Outcome = with_backend(lambda backend, _: backend.roll(asked))
+    row = outcome.row
+    assert (row["level"], row["expected_answer"], row["tags"], row["reward"]) == (3, "C", ["hard"], outcome.reward)
+    assert row["response"]["object"] == "response"
+    assert row["extracted_answer"] != "mine"
+    assert "prompt" not in row
+    tested = Unit(0, Row(0, "task", "rows", {**data, "tests": ["x"], "tags": "own"}, tags=("hard",)), 0, 1)
+    coded: Outcome = with_backend(lambda backend, _: backend.roll(tested), verifier="code")
+    assert "tests" not in coded.row
+    assert coded.row["tags"] == "own"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from seatrial.launch.servers import components
-from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.campaign import Campaign, Collector, Dataset, Failures, Gym, Policy, Requests, SandboxLimits, Verify, Work
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "rollouts"
@@ -74,3 +74,18 @@ def test_the_documentation_quotes_the_example(name: str) -> None:
     if "@@EXAMPLES@@" in text:
         pytest.skip("docs/rollouts.md has no examples yet")
     assert (DATA / f"{name}.toml").read_text(encoding="utf-8") in re.findall(r"```toml\n(.*?)```", text, re.S)
+
+
+def test_the_verifiers_of_the_documentation_are_of_every_kind() -> None:
+    blocks = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
+    (tables,) = [found["verifiers"] for block in blocks if "verifiers" in (found := tomllib.loads(block))]
+    kinds = {Verify.model_validate(table).kind for table in tables.values()}
+    assert kinds == set(get_args(Verify.model_fields["kind"].annotation))
+
+
+def test_the_documentation_lists_the_keys() -> None:
+    """Of every table, as the errors say that it does."""
+    text = DOCS.read_text(encoding="utf-8")
+    tables = (Campaign, Dataset, Work, Policy, Requests, Failures, Gym, SandboxLimits, Collector, Verify)
+    keys = {key for table in tables for key in table.model_fields}
+    assert sorted(key for key in keys if not re.search(rf"\b{key}\b", text)) == []

@@ -95,7 +95,7 @@ def test_what_is_wrong_from_the_start_starts_nothing(installation: install.Insta
     del installation
     found = Running(tmp_path, models=("a", "b"))
     try:
-        with pytest.raises(UserError, match=r"policy.model is not said, and the server lists a, b"):
+        with pytest.raises(UserError, match=r"policy.model is not said, and the server lists 2: a, b"):
             found.loop(found.backend.open())
         with pytest.raises(RuntimeError, match="not open"):
             _ = found.backend.servers
@@ -129,7 +129,7 @@ def test_a_death_ends_open_requests_at_once(installation: install.Installation, 
         for task in hanging:
             with pytest.raises(ServersGoneError, match="server mcqa died"):
                 await task
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15  # their own timeout is 20
         assert "server mcqa died" in str(await found.backend.alive())
 
     try:

@@ -102,5 +102,7 @@ def test_an_error_that_went_through_many_servers_can_be_read() -> None:
     inner = 'Hit an exception in VLLMModel___policy_model calling an inner server: b\'{\\"detail\\": \\"no luck\\"}\''
     told = f'HTTP 500: "Hit an exception in SimpleAgent___a calling an inner server: b\'\\"{inner}\\"\'"'
     assert readable(told) == 'HTTP 500: SimpleAgent___a -> VLLMModel___policy_model: {"detail": "no luck"}'
+    inner = "Hit an exception in B___b calling an inner server: b'no \\\\\\\\boxed{} in \\\\\\'x\\\\\\' of C:\\\\temp'"
+    assert readable(f"HTTP 500: {inner}") == r"HTTP 500: B___b: no \boxed{} in 'x' of C:\temp"
     assert readable("HTTP 500: other") == "HTTP 500: other"
     assert readable("Hit an exception in A___a calling an inner server: b''").endswith("A___a: it said no more")

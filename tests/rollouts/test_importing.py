@@ -215,3 +215,31 @@ def test_what_cannot_be_imported_is_told(tmp_path: Path) -> None:
     inputs.write_text(inputs.read_text() + "{torn")
     assert f"{inputs}:{len(KEYS) + 1}: not JSON" in refusal("gym", [rollouts], place, inputs=[inputs], partial=True)
     assert not place.root.exists()
+
+
+def fix_of(*arguments: Any, **options: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        import_rollouts(*arguments, **options)
+    return caught.value.fix
+
+
+def test_what_to_do_about_rollouts_without_key_or_reward(tmp_path: Path) -> None:
+    keyless = jsonl(tmp_path / "example.jsonl", [gym(number, reward=1.0) for number in range(2)])
+    assert "import skills FILE" in fix_of("gym", [keyless], Place(tmp_path / "c"))
+    assert import_rollouts("skills", [keyless], Place(tmp_path / "k")).units == 2
+    scored = jsonl(tmp_path / "scored.jsonl", [{"problem": "q", "generation": "a", "score": 0.5}])
+    assert "--reward COLUMN (numbers stand in score)" in fix_of("skills", [scored], Place(tmp_path / "c"))
+    assert import_rollouts("skills", [scored], Place(tmp_path / "s"), reward_key="score").units == 1
+    torn = jsonl(tmp_path / "torn.jsonl", [rollout(0, 0), "{torn"])
+    assert fix_of("gym", [torn], Place(tmp_path / "c")) == "mend these lines, or import the others with --partial"
+
+
+def test_an_incomplete_import_is_not_to_be_resumed(tmp_path: Path) -> None:
+    rollouts, inputs = gym_files(tmp_path)
+    rollouts.write_text("".join(rollouts.read_text().splitlines(keepends=True)[1:]))
+    place = Place(tmp_path / "c")
+    import_rollouts("gym", [rollouts], place, inputs=[inputs])
+    with pytest.raises(MergeRefusedError) as refused:
+        merged(place)
+    assert "resume" not in refused.value.fix
+    assert f"seatrial rollouts merge {place.root} --partial" in refused.value.fix

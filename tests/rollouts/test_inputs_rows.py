@@ -72,12 +72,23 @@ def test_what_a_dataset_says_must_fit_its_rows() -> None:
     check({"prompt": "write it"}, *one(verifier="judge"))
 
 
+def test_tests_of_code_may_lie_in_an_object() -> None:
+    deep = campaign({"name": "a"}, verifier="deep", verifiers={"deep": {"kind": "code", "tests": "meta.tests"}})
+    check({"prompt": "write it", "meta": {"tests": "assert True"}}, deep.datasets[0], deep)
+    for row in ({"prompt": "write it", "meta": {}}, {"prompt": "write it", "meta": {"tests": None}}, {"prompt": "write it", "meta": "x"}):
+        with pytest.raises(BadRowError, match=r"no tests: the verifier code needs the column 'meta\.tests'"):
+            check(row, deep.datasets[0], deep)
+
+
 def test_gym_verifies_by_itself_and_needs_an_agent() -> None:
     whole = campaign(gym=GYM)
     row = gym(1)
     check({key: row[key] for key in ("responses_create_params",)}, whole.datasets[0], whole)
-    with pytest.raises(BadRowError, match=r"no agent: the row has no agent_ref, the dataset no agent, and gym\.agent is not said"):
+    with pytest.raises(
+        BadRowError, match=r"no agent: the row has no agent_ref, the dataset no agent, and gym\.agent is not said"
+    ) as caught:
         agent_of(row, whole.datasets[0], whole)
+    assert caught.value.fix == "say gym.agent, or agent of the dataset in [[datasets]]"
     both = campaign({"name": "a", "agent": "dataset"}, {"name": "b"}, gym={**GYM, "agent": "campaign"})
     assert agent_of(gym(1, agent_ref={"name": "own"}), both.datasets[0], both) == "own"
     assert [agent_of(row, dataset, both) for dataset in both.datasets] == ["dataset", "campaign"]
@@ -139,3 +150,15 @@ def test_a_share_is_the_same_each_time_and_grows() -> None:
     assert 900 < len(half) < 1100
     assert {task for task in tasks if is_chosen(task, 0.25)} < half
     assert all(is_chosen(task, 1.0) for task in tasks)
+
+
+@pytest.mark.parametrize("answer", ["C", "(b)", "second", ["A", "B"]])
+def test_an_answer_that_is_a_letter_or_an_option_can_be_chosen(answer: Any) -> None:
+    check({"prompt": "q", "answer": answer, "options": ["first", "second", "third"]}, *one(verifier="choice"))
+
+
+@pytest.mark.parametrize("answer", ["E", "fourth", "12", ["A", "F"], {"A": 1}, True, " "])
+def test_an_answer_that_nobody_can_choose_is_refused_before_the_start(answer: Any) -> None:
+    row = {"prompt": "q", "answer": answer, "options": ["first", "second", "third"]}
+    assert said(row, verifier="choice") == f"expects {answer!r}, which is no letter and no option"
+    check(row, *one(verifier="exact"))

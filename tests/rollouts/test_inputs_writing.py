@@ -63,6 +63,34 @@ def test_bad_rows_of_all_files_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "dataset", "fix"),
+    [
+        ([{"problem": "q", "answer": "1"}], {}, 'prompt = "problem" of [[datasets]] (--prompt problem with --input)'),
+        ([{"odd": "q", "answer": "1"}], {}, 'prompt = "COLUMN" of [[datasets]]'),
+        ([{"prompt": "q", "solution": "1"}], {}, 'answer = "solution" of [[datasets]]'),
+        ([plain(0)], {"answer": "gold"}, 'answer = "answer" of [[datasets]]'),
+        ([plain(0)], {"tag_columns": ["levle"]}, "correct tag_columns of [[datasets]]"),
+        ([], {}, "name a file that holds rows"),
+        (["prompt,answer", "q,1"], {}, "rows are JSONL (an object per line) or Parquet"),
+        ([{"prompt": "", "answer": "1"}], {}, "correct these rows, or take them out of the file"),
+    ],
+)
+def test_what_to_do_about_a_bad_row_is_what_helps(tmp_path: Path, rows: list[Any], dataset: dict[str, Any], fix: str) -> None:
+    jsonl(tmp_path / "a.jsonl", rows)
+    with pytest.raises(UserError) as caught:
+        write(tmp_path, {"name": "a", **dataset})
+    assert fix in caught.value.fix
+
+
+def test_each_advice_is_given_once(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", [{"problem": "q"}, {"prompt": "", "answer": "1"}, {"problem": "r"}])
+    with pytest.raises(UserError) as caught:
+        write(tmp_path)
+    assert caught.value.fix.count("which column holds the prompt") == 1
+    assert "take them out of the file" in caught.value.fix
+
+
+@pytest.mark.parametrize(
     ("first", "second", "said"),
     [
         (3, 3, ":2: _ng_task_index 3 stands in an earlier row too"),

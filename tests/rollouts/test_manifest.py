@@ -14,7 +14,17 @@ from seatrial.model.errors import BlockedError, UserError
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.inputs.writing import write_inputs
-from seatrial.rollouts.manifest import Manifest, changes, check_inputs, load, load_campaign, make, save_campaign, shard_count
+from seatrial.rollouts.manifest import (
+    Manifest,
+    changes,
+    check_functions,
+    check_inputs,
+    load,
+    load_campaign,
+    make,
+    save_campaign,
+    shard_count,
+)
 from seatrial.rollouts.place import Place
 
 
@@ -169,6 +179,41 @@ def test_changed_datasets_are_named(tmp_path: Path) -> None:
     assert said({"name": "a"}, {"name": "b"}) == [f"datasets.b: content changed ({tmp_path / 'b.jsonl'})"]
     (tmp_path / "b.jsonl").unlink()
     assert said({"name": "a"}, {"name": "b"}) == [f"datasets.b: {tmp_path / 'b.jsonl'} cannot be read any more: No such file or directory"]
+
+
+def scored_by(function: str) -> Campaign:
+    return campaign(verifier="mine", verifiers={"mine": {"kind": "function", "function": function}})
+
+
+@pytest.mark.parametrize("function", ["fn.py:reward", "seatrial_test_package.inner.fn:reward"])
+def test_a_function_that_was_edited_is_named(tmp_path: Path, function: str) -> None:
+    file = tmp_path / (function.split(":")[0].removesuffix(".py").replace(".", "/") + ".py")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.parent != tmp_path:
+        (tmp_path / "seatrial_test_package" / "__init__.py").write_text("raise SystemExit('nothing is imported')")
+    file.write_text("def reward(row, text): return 1.0")
+    jsonl(tmp_path / "a.jsonl", [plain(0)])
+    manifest, now = make(scored_by(function), tmp_path, Place(tmp_path / "campaign")), scored_by(function)
+    assert changes(load(Place(tmp_path / "campaign")), now, tmp_path) == []
+    check_functions(manifest, now, tmp_path)
+    file.write_text("def reward(row, text): return 0.5")
+    assert changes(manifest, now, tmp_path) == [f"verifiers.mine.function: content changed ({function})"]
+    if function.startswith("fn.py"):
+        with pytest.raises(UserError, match=r"verifiers\.mine\.function: content changed"):
+            check_functions(manifest, now, tmp_path)
+    else:
+        check_functions(manifest, now, tmp_path)  # a collector may have another environment
+    file.unlink()
+    assert changes(manifest, now, tmp_path) == [f"verifiers.mine.function: {function} cannot be found any more"]
+    (other,) = changes(manifest, scored_by("other.py:f"), tmp_path)
+    assert other == f'verifiers.mine.function: "{function}" -> "other.py:f"'
+
+
+def test_a_function_that_cannot_be_found_ahead_is_known_by_its_name(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", [plain(0)])
+    manifest = make(scored_by("no.such.module:f"), tmp_path, Place(tmp_path / "campaign"))
+    assert manifest.identity["verifiers"]["mine"]["function_sha256"] is None
+    assert changes(manifest, scored_by("no.such.module:f"), tmp_path) == []
 
 
 def test_a_manifest_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def test_an_incomplete_one_is_refused_with_what_to_do(place: Place) -> None:
         task = units.row(0).id
     assert "incomplete: 3 of 8 units have no result (4 ok, 1 failed for good)" in refused.value.message
     assert f"the first: {task}/1" in refused.value.message
-    assert f"seatrial rollouts resume {place.root}" in refused.value.fix
+    assert f"seatrial rollouts resume {place.root}, or" in refused.value.fix
+    assert refused.value.fix.endswith(f"seatrial rollouts merge {place.root} --partial")
     assert isinstance(refused.value, BlockedError)
     assert files_of(place) == {}
     assert read_result(place) is None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollouts.gym_instance import fake_installation
 from rollouts.test_campaign import SERVER, made
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.rollouts import sandbox
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.conduct import preflight
+from seatrial.rollouts.gym import install
 from seatrial.rollouts.keys import key_of
 
 JUDGE = {"kind": "judge", "url": "http://j/v1", "model": "m", "key_env": "S4_JUDGE_KEY"}
@@ -80,6 +83,9 @@ def test_gyms_environment_is_built_only_where_it_is_ours(monkeypatch: pytest.Mon
     built: list[str] = []
 
     class Cache:
+        def find(self, name: str, lock: Path) -> None:
+            return None
+
         def build(self, name: str, lock: Path, progress: object) -> None:
             assert lock.is_file()
             built.append(name)
@@ -88,6 +94,11 @@ def test_gyms_environment_is_built_only_where_it_is_ours(monkeypatch: pytest.Mon
     preflight.build(made(), print)
     preflight.build(made(gym={"resources": ["mcqa"], "python": "/opt/python"}, verifier=None), print)
     assert built == []
+    preflight.build(made(gym={"resources": ["mcqa"]}, verifier=None), print)
+    assert built == ["gym"]
+    monkeypatch.setattr(Cache, "find", lambda self, name, lock: object())
+    monkeypatch.setattr(install, "find", lambda gym: None)
+    monkeypatch.setattr(install, "check", lambda gym, found: None)
     preflight.build(made(gym={"resources": ["mcqa"]}, verifier=None), print)
     assert built == ["gym"]
 
@@ -100,3 +111,68 @@ def test_a_server_that_needs_gpus_is_refused_where_there_are_none(monkeypatch: p
     preflight.check(hosted, here=False)
     monkeypatch.setattr(preflight, "gpus_here", lambda: ("0",))
     preflight.check(hosted, here=True)
+
+
+def scored(function: str, **more: Any) -> Campaign:
+    return made(verifier="mine", verifiers={"mine": {"kind": "function", "function": function}}, **more)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        (None, "score", "cannot read"),
+        ("def score(row, text): return 1\n", "scores", "has no scores"),
+        ("import os\n", "score", "has no score"),
+        ("def score(:\n", "score", "invalid syntax"),
+        ("def score(): ...\n", "a.b", "names no function"),
+    ],
+)
+def test_a_function_that_is_not_there_is_refused_without_running_it(tmp_path: Path, text: str | None, name: str, message: str) -> None:
+    if text is not None:
+        (tmp_path / "fn.py").write_text(text)
+    with pytest.raises(UserError, match=message):
+        preflight.check(scored(f"{tmp_path}/fn.py:{name}"), here=False)
+
+
+@pytest.mark.parametrize("text", ["def score(): ...", "score = print", "from x import y as score", "from x import *", "class score: ..."])
+def test_what_may_be_there_is_left_to_the_call(tmp_path: Path, text: str) -> None:
+    (tmp_path / "fn.py").write_text(f"raise SystemExit\nif 1:\n    {text}\n" if "*" not in text else text)
+    preflight.check(scored(f"{tmp_path}/fn.py:score"), here=True)
+
+
+def test_a_module_that_nobody_has_is_refused_unless_a_container_may_have_it() -> None:
+    with pytest.raises(UserError, match=r"there is no module nobody_has\.this"):
+        preflight.check(scored("nobody_has.this:score"), here=True)
+    preflight.check(scored("nobody_has.this:score", collector={"image": "tools.sqsh"}), here=True)
+
+
+def test_gym_is_checked_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = fake_installation(tmp_path)
+    monkeypatch.setattr(install, "find", lambda _: found)
+    monkeypatch.setattr(shutil, "which", lambda name, path: None)
+    wrong = made(gym={"resources": ["mcqaa"], "python": "/p"}, verifier=None)
+    with pytest.raises(UserError, match="there is no resources_servers/mcqaa") as caught:
+        preflight.check(wrong, here=False)
+    assert "did you mean resources_servers/mcqa?" in caught.value.fix
+    right = made(gym={"resources": ["mcqa"], "python": "/p"}, verifier=None)
+    preflight.check(right, here=False)
+    with pytest.raises(BlockedError, match="uv, which is not on PATH"):
+        preflight.check(right, here=True)
+    preflight.check(made(gym={"resources": ["mcqaa"], "python": "/p"}, verifier=None, collector={"image": "gym.sqsh"}), here=True)
+
+
+def test_gym_that_is_not_built_yet_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cache:
+        def find(self, name: str, lock: Path) -> None:
+            return None
+
+    monkeypatch.setattr(preflight, "Environments", Cache)
+    monkeypatch.setattr(shutil, "which", lambda name, path: "/bin/uv")
+    preflight.check(made(gym={"resources": ["mcqaa"]}, verifier=None), here=True)
+
+
+def test_a_slip_among_the_parameters_is_warned_of() -> None:
+    assert preflight.warnings(made(sampling={"temprature": 1, "max_token": 3, "min_p": 0.1, "stop": "x", "mine": 1})) == [
+        "sampling.temprature is passed on as it is; did you mean temperature?",
+        "sampling.max_token is passed on as it is; did you mean max_tokens?",
+    ]

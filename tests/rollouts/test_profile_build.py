@@ -15,6 +15,7 @@ from seatrial.rollouts.merge.merging import merge
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.profile import columns
 from seatrial.rollouts.profile.build import profile
+from seatrial.rollouts.profile.model import Group
 from seatrial.rollouts.record import check, head_of
 from seatrial.rollouts.units import Units
 
@@ -146,6 +147,20 @@ def test_the_headline_counts_each_task_once(tmp_path: Path) -> None:
     assert [(at.k, at.tasks) for at in overall.pass_at] == [(1, 2), (2, 1), (4, 1), (8, 1)]
 
 
+def test_intervals_end_where_rewards_do(tmp_path: Path) -> None:
+    def overall(name: str, largest: float) -> Group:
+        place = campaign(tmp_path / name, {"d": questions(3)}, repeats=2)
+        return profile(collected(place, [[ok(largest, "a")] * 2, [ok(largest, "a")] * 2, [ok(0, "b")] * 2])).overall
+
+    shares, others = overall("shares", 1), overall("others", 2)
+    for found in (shares.mean, shares.best_at[0], shares.majority_at[0], shares.average_of[0], shares.pass_at[0]):
+        assert (found.low, found.high) == (0.0, 1.0)
+    for found in (others.mean, others.best_at[0], others.majority_at[0], others.average_of[0]):
+        assert found.low is not None
+        assert found.low < 0  # rewards of 2: nobody says what the least one is
+    assert (others.pass_at[0].low, others.pass_at[0].high) == (0.0, 1.0)
+
+
 def test_graded_rewards_need_a_threshold(tmp_path: Path) -> None:
     done = collected(campaign(tmp_path, {"d": questions(1)}, repeats=2), [[ok(0.5), ok(0.9)]])
     strict, mild = profile(done).tasks[0], profile(done, pass_at=0.5).tasks[0]
@@ -191,10 +206,10 @@ def test_ending_names_beyond_a_byte_share_one(monkeypatch: pytest.MonkeyPatch) -
     assert (len(names), names[-1], columns._code(names, "n3")) == (256, "others", 4)
 
 
-@pytest.mark.parametrize("ks", [(), (0, 1), (1, 5)])
-def test_a_k_that_no_task_has_is_refused(ks: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ks", "named"), [((), "nothing"), ((0, 1), "0"), ((1, 5), "5"), ((3, 9, 4, 7), "9, 7")])
+def test_a_k_that_no_task_has_is_refused(ks: tuple[int, ...], named: str, tmp_path: Path) -> None:
     place = campaign(tmp_path, {"d": questions(1)})
-    with pytest.raises(UserError, match="tasks have up to 4 rollouts"):
+    with pytest.raises(UserError, match=f"^k = {named}: tasks have up to 4 rollouts"):
         profile(place, ks=ks)
 
 

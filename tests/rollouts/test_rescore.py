@@ -102,6 +102,49 @@ def test_failures_stay_failures_and_gaps_stay_gaps(tmp_path: Path) -> None:
     assert len(verifier.seen) == 4
 
 
+def test_what_failed_only_in_being_scored_is_scored(tmp_path: Path) -> None:
+    place, campaign = make(tmp_path, prompts(6), requests={"tries": 1, "attempts": 1})
+    kinds = dict(enumerate([FailureKind.REWARD, FailureKind.JUDGE, FailureKind.SANDBOX, FailureKind.AGENT, FailureKind.REWARD]))
+
+    async def act(unit: Unit) -> Outcome:
+        outcome = await said(unit)
+        if (kind := kinds.get(unit.number)) is None:
+            return outcome
+        usage = {"input_tokens": 10, "output_tokens": 20}
+        row = {"response": {**outcome.row["response"], "usage": usage}} if unit.number != 4 else {}
+        raise RolloutError(kind, "no score", heals=False, row=row)
+
+    run(place, campaign, Told(act))
+    out = Place(tmp_path / "out")
+    ended = again(place, out, campaign, Number(bad=2), shards=[0])
+    assert (ended.ok, ended.failed, ended.owed) == (3, 3, 0)
+    new, found = {head.unit: head for head in heads(out)}, rows(out)
+    assert {number: head.reward for number, head in new.items() if head.ok} == {0: 0.0, 1: 1.0, 5: 5.0}
+    assert (new[1].input_tokens, new[1].output_tokens, new[1].turns, new[1].finish) == (10, 20, 1, "stop")
+    assert (found[1]["_ng_task_index"], found[1]["dataset"], found[1]["rescored"]["reward"]) == (1, "rows", None)
+    assert {number: (head.kind, head.message) for number, head in new.items() if not head.ok} == {
+        2: ("reward", "cannot score it"),
+        3: ("agent", "no score"),
+        4: ("reward", "no score"),
+    }
+    # It can be tried once more from here: the response is kept.
+    third = Place(tmp_path / "third")
+    assert again(out, third, campaign, Number(), shards=[0]).ok == 4
+
+
+def test_a_function_that_was_edited_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, campaign = collected(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def reward(row, text): return 1")
+    verify = {"mine": {"kind": "function", "function": "mine.py:reward"}}
+    scored = Campaign.model_validate({**campaign.model_dump(exclude_unset=True), "verifier": "mine", "verifiers": verify})
+    out = Place(tmp_path / "out")
+    assert prepare_rescore(source, out, scored) == prepare_rescore(source, out, scored)
+    (tmp_path / "mine.py").write_text("def reward(row, text): return 0")
+    with pytest.raises(UserError, match="was begun with another verifiers"):
+        prepare_rescore(source, out, scored)
+
+
 def test_called_again_it_goes_on_where_it_was(tmp_path: Path) -> None:
     source, campaign = collected(tmp_path)
     out, verifier = Place(tmp_path / "out"), Number()
@@ -118,6 +161,8 @@ def test_a_verifier_that_fails_costs_the_row(tmp_path: Path) -> None:
     out = Place(tmp_path / "out")
     ended = again(source, out, campaign, Number(bad=3))
     assert (ended.ok, ended.failed) == (3, 2)
+    assert "reward" not in rows(out)[3]
+    assert rows(out)[3]["response"]["output"]
     assert {head.unit: head.kind for head in heads(out) if not head.ok} == {2: "context-length", 3: "reward"}
 
 

@@ -91,9 +91,9 @@ def test_a_threshold_that_is_no_number_gives_no_profile(place: Place, pass_at: f
 
 def test_an_export_never_replaces_the_merge(place: Place) -> None:
     before = merged(place).sha256
-    with pytest.raises(UserError, match="merge lies there"):
+    with pytest.raises(UserError, match="lies in the directory of a campaign"):
         write_gym_layout(place, place.merged)
-    with pytest.raises(UserError, match="merge lies there"):
+    with pytest.raises(UserError, match="lies in the directory of a campaign"):
         write_skills_layout(place, place.root / "skills" / ".." / "merged")
     assert merged(place).sha256 == before
 

@@ -82,6 +82,7 @@ def test_nothing_left_is_an_error_and_no_file(place: Place, tmp_path: Path) -> N
         ({"low": -0.1, "high": 1}, "a band from -0.1 to 1"),
         ({"low": 0, "high": float("nan")}, "a band"),
         ({"low": 0, "high": 1, "dataset": "three"}, "no dataset is called three"),
+        ({"low": 0, "high": 1, "tag": "nope"}, "no task has the tag nope"),
         ({"low": 0, "high": 1, "min_n": 5}, "tasks have up to 4"),
         ({"low": 0, "high": 1, "min_n": 0}, "tasks have up to 4"),
     ],
@@ -90,6 +91,16 @@ def test_what_cannot_be_is_refused(said: dict[str, Any], message: str, place: Pl
     with pytest.raises(UserError, match=message):
         select(place, out=tmp_path / "rows.jsonl", **said)
     assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_an_unknown_tag_is_answered_with_the_known_ones(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        select(place, low=0, high=1, out=tmp_path / "rows.jsonl", tag="nope")
+    assert caught.value.fix == "there are: t"
+    bare = collected(campaign(tmp_path / "bare", {"d": questions(1)}, repeats=1), [[ok(1)]])
+    with pytest.raises(UserError) as caught:
+        select(bare, low=0, high=1, out=tmp_path / "rows.jsonl", tag="nope")
+    assert caught.value.fix == "leave it out: no task has any"
 
 
 def test_inputs_are_never_overwritten(place: Place, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_on_this_machine_shards_and_the_command_of_a_task(tmp_path: Path) -> Non
 def test_a_long_shard_says_its_minutes(tmp_path: Path) -> None:
     place, campaign = make(tmp_path, prompts(4), work={"shards": 1, "rollout_s": 3600}, requests={"concurrency": 2})
     shown = showing.describe(place, tmp_path, campaign, manifest.load(place), Where())
-    assert "1 shards of 4 rollouts" in shown.text
+    assert "1 shard of 4 rollouts" in shown.text
     assert "about 120 min each, if a rollout takes 3600 s and 2 are open" in shown.text
 
 

@@ -90,8 +90,21 @@ def test_collectors_that_wrote_lately_are_at_work(tmp_path: Path) -> None:
     with watching(place) as watch:
         found = watch.look()
     assert (found.collectors, found.open) == (1, 3)
+    assert found.seen_s is not None
+    assert 0 <= found.seen_s < FRESH_S
     assert found.per_s == pytest.approx(4.0)
     assert found.eta_s == pytest.approx(16 / 4)
+
+
+def test_how_long_the_last_collector_is_silent(tmp_path: Path) -> None:
+    place = campaign(tmp_path, {"a": questions(4)}, shards=2)
+    for shard, age in ((0, FRESH_S / 2), (1, FRESH_S - 2)):
+        working(place, shard, pid=shard)
+        (file,) = place.shard(shard).glob("state-*")
+        os.utime(file, (time.time() - age,) * 2)
+    with watching(place) as watch:
+        found = watch.look()
+    assert found.seen_s == pytest.approx(FRESH_S / 2, abs=2)
 
 
 def test_the_speed_is_what_was_seen_over_the_last_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,3 +130,4 @@ def test_a_complete_campaign_has_no_time_to_go(tmp_path: Path) -> None:
     with watching(place) as watch:
         found = watch.look()
     assert (found.owed, found.eta_s, found.collectors, found.owing_most) == (0, 0.0, 0, ())
+    assert found.seen_s is None

@@ -84,6 +84,17 @@ def test_an_empty_answer_is_wrong_without_asking() -> None:
     assert asked.prompts == []
 
 
+@pytest.mark.parametrize("name", ["{quesion}", "{Answer}", "{ expected }", "{answers}"])
+def test_a_name_that_is_nearly_one_of_ours_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="which is no name") as raised:
+        made(kind="judge", policy=Asked(""), prompt=f"{name} {{answer}} [[A=B]] or [[A!=B]]")
+    assert name in str(raised.value)
+
+
+def test_other_braces_may_stand_in_a_template() -> None:
+    made(kind="judge", policy=Asked(""), prompt=r'{answer} in \boxed{x} and {"reward": 1}, \text{final}')
+
+
 def test_no_verdict_is_asked_for_once_more() -> None:
     asked = Asked("hm", "[[A=B]]")
     assert score(made(kind="judge", policy=asked), row(prompt="q", answer="x"), "x").reward == 1.0
@@ -98,6 +109,7 @@ def test_failures_of_the_judge_are_of_class_judge_and_heal_as_they_did() -> None
 
     twice = failed("hm")
     assert (twice.kind, twice.heals, twice.row) == ("judge", False, {"judge": "hm"})
+    assert "must ask for [[A=B]] or [[A!=B]]" in str(twice)
     down = failed(RolloutError(FailureKind.RATE_LIMIT, "busy", after_s=3))
     assert (down.kind, down.heals, down.after_s, str(down)) == ("judge", True, 3, "judge: busy")
     assert not failed(RolloutError(FailureKind.CONTEXT_LENGTH, "too long")).heals

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import Any
 
 import pytest
 
 from rollouts.verifiers import failure, made, row, score
-from seatrial.rollouts.verify.truth import boxed, last_line
+from seatrial.launch.interrupt import Interruptible
+from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.verify.truth import boxed, last_line, undisturbed
+from seatrial.rollouts.work import RolloutError
 
 OPTIONS = [{"A": "first"}, {"B": "second"}, {"C": "third"}, {"D": "fourth"}]
 
@@ -143,3 +147,14 @@ def test_a_pattern_alone_decides() -> None:
     verifier = made(kind="choice", pattern=r"<<(.*?)>>")
     assert score(verifier, row(options=OPTIONS, answer="B"), r"<<A>> <<second>> \boxed{C}").answer == "B"
     assert score(verifier, row(options=OPTIONS, answer="C"), r"\boxed{C}").answer is None
+
+
+def test_a_score_that_a_request_to_stop_fell_into_is_none() -> None:
+    with Interruptible() as stop:
+        with undisturbed(FailureKind.SANDBOX):
+            pass
+        with pytest.raises(RolloutError, match="asked to stop while it was scored") as raised, undisturbed(FailureKind.SANDBOX):
+            stop.signal = signal.SIGTERM
+        assert (raised.value.kind, raised.value.heals) == ("sandbox", True)
+        with undisturbed(FailureKind.SANDBOX):
+            pass  # what begins later was not sent the signal

@@ -23,6 +23,13 @@ def reward(row, text):
         subprocess.Popen(["sleep", "60"])
         time.sleep(60)
     if text == "crash": os._exit(7)
+    if text == "shot": os.kill(os.getpid(), 9)
+    if text == "once" and not os.path.exists(row["mark"]):
+        open(row["mark"], "w").close()
+        os._exit(7)
+    if text == "stop":
+        for number in (1, 2, 10, 15): os.kill(os.getpid(), number)
+        return subprocess.run(["sh", "-c", "kill -15 $$; echo went on"], capture_output=True).returncode
     if text == "exit": raise SystemExit(3)
     if text == "raise": raise ValueError("no\\nsense")
     if text in VALUES: return VALUES[text]
@@ -54,12 +61,19 @@ def test_a_function_may_hang_crash_and_lie(tmp_path: Path) -> None:
             error = await failure(verifier, row(), text)
             assert (error.kind, error.heals) == ("reward", False)
             assert words in str(error)
-        assert str(await failure(verifier, row(), "raise")) == "mine.py:reward: ValueError: no sense (mine.py:10)"
+        assert str(await failure(verifier, row(), "raise")) == "mine.py:reward: ValueError: no sense (mine.py:17)"
         assert "SystemExit: 3" in str(await failure(verifier, row(), "exit"))
         assert str(await failure(verifier, row(), "crash")) == "mine.py:reward: the worker process died (exit code 7)"
+        shot = await failure(verifier, row(), "shot")
+        assert (shot.heals, str(shot)) == (True, "mine.py:reward: the worker process died (signal 9)")
+        assert (await verifier.score(row(answer="once", mark=str(tmp_path / "mark")), "once", ())).reward == 1.0
+        right = await verifier.score(row(answer="x"), "x", ())
+        # Signals that ask for an end do not reach the function, but what it starts can be ended by them.
+        assert (await verifier.score(row(), "stop", ())).reward == -15.0
+        assert (await verifier.score(row(answer="x"), "x", ())).fields["pid"] == right.fields["pid"]
         began = time.monotonic()
         assert str(await failure(verifier, row(), "hang")) == "mine.py:reward: no answer within 1 s"
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 30  # it would be 60
         assert (await verifier.score(row(answer="x"), "x", ())).fields["pid"] != right.fields["pid"]
         assert len(workers()) == 1
 

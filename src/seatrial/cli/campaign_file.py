@@ -46,7 +46,9 @@ def read_campaign(
         # A key that nobody knows explains why another one is missing.
         first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
         where = ": ".join(filter(None, (str(file or ""), place_of(data, first["loc"]) if first["loc"] else "")))
-        raise UserError(": ".join(filter(None, (where, message_of(first)))), _fix(first, file)) from error
+        # The policy's server has no name but "server", which the place has said.
+        message = message_of(first).removeprefix("server server: ")
+        raise UserError(": ".join(filter(None, (where, message))), _fix(first, file)) from error
 
 
 def _setting(text: str) -> tuple[str, Any]:

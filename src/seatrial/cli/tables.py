@@ -62,7 +62,7 @@ def fix_of(error: Any, tables: Mapping[str, type[BaseModel]], whole: type[BaseMo
     """Known keys of the table for an unknown one, else where to read on; `tables` by the names of keys that hold them."""
     if error["type"] != "extra_forbidden":
         named = [word for word in error["loc"] if isinstance(word, str)]
-        return f"correct {named[-1]}; {page} has an example of each key" if named else f"correct the file; {page} shows how"
+        return f"correct {named[-1]}; {page} lists the keys" if named else f"correct the file; {page} shows how"
     outer = [word for word in error["loc"][:-1] if word in tables]
     known = list(tables[outer[-1]].model_fields if outer else whole.model_fields)
     close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)

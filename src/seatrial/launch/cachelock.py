@@ -20,11 +20,12 @@ from seatrial.model.verdict import Boundary
 
 _POLL_S = 0.2
 _REMIND_S = 30.0
+_FIX = "wait for it to end, or stop it"
 
 
 @contextmanager
-def exclusive(path: Path, what: str, progress: Callable[[str], None], deadline_s: float) -> Iterator[None]:
-    """Hold the lock `path` for `what`; waits at most `deadline_s` and then raises a BlockedError."""
+def exclusive(path: Path, what: str, progress: Callable[[str], None], deadline_s: float, fix: str = _FIX) -> Iterator[None]:
+    """Hold the lock `path` for `what`; waits at most `deadline_s` and then raises a BlockedError with `fix`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("a+", encoding="utf-8")
@@ -36,7 +37,7 @@ def exclusive(path: Path, what: str, progress: Callable[[str], None], deadline_s
             now, holder = time.monotonic(), path.read_text(encoding="utf-8")
             if now - began >= deadline_s:
                 message = f"waited {deadline_s:.0f} s for {holder or 'another build'}"
-                raise BlockedError(Boundary.ENVIRONMENT, message, "wait for it to end, or stop it")
+                raise BlockedError(Boundary.ENVIRONMENT, message, fix)
             # A holder writes its name right after it got the lock; until then there is nothing worth saying.
             if holder and now - reminded >= _REMIND_S:
                 progress(f"waiting for {holder}")

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from seatrial.launch.servers import Server
-from seatrial.model.job import Count, Mount, Name, Variables
+from seatrial.model.job import Mount, Name, Variables
 from seatrial.model.record import Record
-from seatrial.rollouts.values import Label, Repeats, Sampling, Seconds, Share, Url, Variable, parse_numbers
+from seatrial.rollouts.values import Count, Label, Number, Repeats, Sampling, Seconds, Share, Url, Variable, Whole, parse_numbers
 
 
 class Dataset(Record):
@@ -41,7 +41,7 @@ class Dataset(Record):
     """Columns whose values become tags, such as difficulty."""
     limit: Count | None = None
     """Only the first so many rows."""
-    weight: Annotated[float, Field(gt=0, le=1)] = 1.0
+    weight: Annotated[Number, Field(gt=0, le=1)] = 1.0
     """Only this share of the rows, chosen by their ids: the same ones every time."""
     repeats: Repeats | None = None
     """Instead of the campaign's."""
@@ -56,7 +56,7 @@ class Work(Record):
     """Rollouts of each row; 1 when nothing is said."""
     seeds: str | None = None
     """Instead of repeats: the repetitions by number, such as 0-3,7."""
-    seed: int = 0
+    seed: Whole = 0
     """The campaign's own seed: every unit's seed is derived from it, the row and the repetition."""
     seed_rule: Literal["derived", "repeat", "none"] = "derived"
     """`repeat` sends the number of the repetition, as Gym and Skills do; `none` sends no seed."""
@@ -103,8 +103,8 @@ class Policy(Record):
     def _one_place(self) -> Self:
         places = [name for name in ("url", "urls", "server") if getattr(self, name)]
         if len(places) != 1:
-            said = " and ".join(places) if places else "none of them"
-            raise ValueError(f"say one of url (pre-hosted), urls (several of them) and server (self-hosted); {said} was said")
+            said = f"{' and '.join(places)} were said" if places else "none of them was said"
+            raise ValueError(f"say one of url (pre-hosted), urls (several of them) and server (self-hosted); {said}")
         if self.server and self.server.kind == "url":
             raise ValueError("a server of kind url runs elsewhere already: say policy.url instead")
         return self
@@ -120,7 +120,7 @@ class Requests(Record):
     connect_s: Seconds = 10.0
     tries: Count = 4
     """Of one unit within an attempt, for failures that can heal."""
-    backoff_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    backoff_s: Annotated[Number, Field(ge=0, le=3600)] = 1.0
     """Before the second try; doubled each time, at most a minute, never less than the server asks for."""
     attempts: Count = 3
     """Attempts of a shard after which a unit that failed each time is given up."""
@@ -135,7 +135,7 @@ class Failures(Record):
     """Of settled units, over all shards."""
     after: Count = 100
     """Settled units before the share means anything."""
-    max_count: Annotated[int, Field(ge=0)] | None = None
+    max_count: Annotated[Whole, Field(ge=0)] | None = None
 
 
 class Gym(Record):
@@ -287,11 +287,15 @@ class Campaign(Record):
         """How a dataset is scored; a ValueError names what is not known."""
         name = dataset.verifier or self.verifier
         if name is None:
-            raise ValueError(f"dataset {dataset.name}: who scores it? say verifier = exact, choice, math, code, or one of [verifiers]")
+            raise ValueError(
+                f"dataset {dataset.name}: who scores it? say verifier = exact, choice, math, code, judge, or one of [verifiers]"
+            )
         if name in self.verifiers:
             return self.verifiers[name]
         if name in ("exact", "choice", "math", "code", "judge"):
             return Verify.model_validate({"kind": name})
+        if name == "function":
+            raise ValueError(f'dataset {dataset.name}: a function needs a table: [verifiers.mine] with kind and function = "file.py:name"')
         known = ", ".join((*self.verifiers, "exact", "choice", "math", "code", "judge"))
         raise ValueError(f"dataset {dataset.name}: unknown verifier {name!r}; known: {known}")
 

@@ -2,7 +2,8 @@
 
 - A campaign directory appears at once and whole: it is built beside its place and renamed. A refusal or a kill leaves none, and of
   two starts into one place only one succeeds.
-- Results depend on `identity` (settings) and on the content of the input files. `changes` names what is different, key by key.
+- Results depend on `identity` (settings), on the content of the input files and on the files of functions that score. `changes` names
+  what is different, key by key.
 - Number of shards: `work.shards`; else ceil(units * rollout_s / (concurrency * 60 * target_minutes)), since a shard keeps
   `requests.concurrency` rollouts open, each taking `work.rollout_s`. At least 1, at most as many as units.
 """
@@ -26,10 +27,13 @@ from seatrial.files import read_model, sync_directory, write_error, write_json
 from seatrial.model.errors import UserError
 from seatrial.model.record import Record
 from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.functions import sha256_of_function
 from seatrial.rollouts.inputs.reading import sha256_of
 from seatrial.rollouts.inputs.writing import InputFile as InputFile
 from seatrial.rollouts.inputs.writing import Progress, Written, write_inputs
 from seatrial.rollouts.place import Place
+
+_CONTENT = "function_sha256"
 
 
 class ImportedFile(Record):
@@ -64,7 +68,7 @@ class Manifest(Record):
     """UTC, ISO 8601."""
     seatrial: str
     identity: Mapping[str, Any]
-    """Campaign.identity(); of an import only the rule of its seeds."""
+    """See `identity_of`; of an import only the rule of its seeds."""
     imported: Imported | None = None
     """Such a campaign collects nothing and has no campaign.json."""
     rescored: str | None = None
@@ -99,11 +103,31 @@ def make(campaign: Campaign, base: Path, place: Place, progress: Progress | None
         written = write_inputs(campaign, base, draft, progress)
         repeats = {dataset.name: campaign.work.labels(dataset.repeats) for dataset in campaign.datasets}
         save_campaign(draft, campaign)
-        manifest = describe(campaign.name, campaign.identity(), written, repeats)
+        manifest = describe(campaign.name, identity_of(campaign, base), written, repeats)
         shards = shard_count(campaign, manifest.units)
         manifest = manifest.model_copy(update={"shards": shards, "deal": "rows" if manifest.rows >= shards else "units"})
         write_json(draft.manifest, manifest)
     return manifest
+
+
+def identity_of(campaign: Campaign, base: Path) -> dict[str, Any]:
+    """Campaign.identity(), and the content of each function that scores, where its file can be found."""
+    identity = campaign.identity()
+    for name, verify in campaign.verifiers.items():
+        if verify.function is not None:
+            identity["verifiers"][name][_CONTENT] = sha256_of_function(verify.function, base)
+    return identity
+
+
+def check_functions(manifest: Manifest, campaign: Campaign, base: Path) -> None:
+    """See that functions in files are those of the start; for whoever is about to load them, perhaps long after.
+
+    Modules are left out: where collectors have an environment of their own, theirs is another file.
+    """
+    before, now = _flat(manifest.identity), _flat(identity_of(campaign, base))
+    files = [f"verifiers.{name}.{_CONTENT}" for name, verify in campaign.verifiers.items() if ".py:" in (verify.function or "")]
+    if found := [said for key in files if (said := _function_change(before, now, key))]:
+        raise UserError(f"results depend on what has changed: {'; '.join(found)}", "change it back, or start a new campaign")
 
 
 def describe(name: str, identity: Mapping[str, Any], written: Written, repeats: Mapping[str, tuple[int, ...]]) -> Manifest:
@@ -207,15 +231,24 @@ def changes(manifest: Manifest, campaign: Campaign, base: Path, *, may_be_gone: 
     known = {file.dataset: file for file in manifest.files}
     asked = {dataset.name: dataset for dataset in campaign.datasets}
     both = known.keys() & asked.keys()
-    before, now = _flat(_by_name(manifest.identity, both)), _flat(_by_name(campaign.identity(), both))
-    keys = dict.fromkeys((*before, *now))
+    before, now = _flat(_by_name(manifest.identity, both)), _flat(_by_name(identity_of(campaign, base), both))
+    keys = [key for key in dict.fromkeys((*before, *now)) if not key.endswith(f".{_CONTENT}")]
     found = [f"{key}: {_shown(before, key)} -> {_shown(now, key)}" for key in keys if _shown(before, key) != _shown(now, key)]
+    found += [said for key in now if (said := _function_change(before, now, key))]
     found += [f"datasets.{name}: removed" for name in known if name not in both]
     found += [f"datasets.{name}: added" for name in asked if name not in both]
     if (old := [name for name in known if name in both]) != (new := [name for name in asked if name in both]):
         found.append(f"datasets: order {', '.join(old)} -> {', '.join(new)}")
     contents = [(name, _content_change(known[name], base / asked[name].path, may_be_gone)) for name in asked if name in both]
     return found + [f"datasets.{name}: {said}" for name, said in contents if said]
+
+
+def _function_change(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> str | None:
+    """What is to be said of the content of a function. Where another function is named, that is said already."""
+    function = key.removesuffix(f".{_CONTENT}") + ".function"
+    if not key.endswith(f".{_CONTENT}") or before.get(function) != now[function] or before.get(key) in (None, now[key]):
+        return None
+    return f"{function}: content changed ({now[function]})" if now[key] else f"{function}: {now[function]} cannot be found any more"
 
 
 def _content_change(file: InputFile, path: Path, may_be_gone: bool) -> str | None:

@@ -1,9 +1,15 @@
-"""The directory of a campaign: where everything lies."""
+"""The directory of a campaign: where everything lies, and files that are written once."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+
+import orjson
+
+from seatrial.files import write_error
+from seatrial.model.record import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,11 @@ class Place:
         return self.root / "stop.json"
 
     @property
+    def model(self) -> Path:
+        """The policy's model, as the first collector found it."""
+        return self.root / "model.json"
+
+    @property
     def merged(self) -> Path:
         """rollouts.jsonl, failures.jsonl, merge.json."""
         return self.root / "merged"
@@ -60,3 +71,17 @@ class Place:
     def profile(self) -> Path:
         """profile.json and its other forms."""
         return self.root / "profile"
+
+
+def write_once(path: Path, value: Record) -> None:
+    """Write a small file whole, unless it is there already: the first writer wins."""
+    temporary = path.with_name(f".{path.stem}-{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        temporary.write_bytes(orjson.dumps(value.model_dump()))
+        os.link(temporary, path)  # unlike a rename it never replaces
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise write_error(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)

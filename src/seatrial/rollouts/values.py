@@ -7,13 +7,21 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, Strict, StringConstraints
 
 from seatrial.rollouts.inputs.reading import unstorable
 
 MOST_REPEATS = 100_000
 """Of a row. They are listed one by one; more are a slip of the keyboard."""
 _LARGEST_LABEL = (1 << 63) - 1
+NUMBERS = frozenset(
+    {
+        *("temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("length_penalty", "max_output_tokens", "max_tokens", "max_completion_tokens", "min_tokens", "top_logprobs"),
+        *("prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget", "max_tool_calls", "priority"),
+    }
+)
+"""Of [sampling]: parameters that are numbers on every server that knows them."""
 
 
 def _without_secrets(url: str) -> str:
@@ -24,21 +32,27 @@ def _without_secrets(url: str) -> str:
     return url
 
 
-def _storable(sampling: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A date of TOML would become a text on its way, and NaN nothing at all."""
+def _sayable(sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A date of TOML would become a text on its way, and NaN nothing at all; a text for a number fails each request."""
     for key, value in sampling.items():
         if what := unstorable(value):
             raise ValueError(f"{key} holds {what}, which no request can say")
+        if key in NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float | None)):
+            raise ValueError(f"{key} = {value!r}: a number is meant")
     return sampling
 
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$"), AfterValidator(_without_secrets)]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Seconds = Annotated[float, Field(ge=1e-3, le=1e9)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Repeats = Annotated[int, Field(ge=1, le=MOST_REPEATS)]
-Sampling = Annotated[Mapping[str, Any], AfterValidator(_storable)]
+Whole = Annotated[int, Strict()]
+"""A text is no number: `repeats = "4"` is a slip, and would be another key's value as easily."""
+Number = Annotated[float, Strict()]
+Count = Annotated[Whole, Field(ge=1)]
+Seconds = Annotated[Number, Field(ge=1e-3, le=1e9)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Repeats = Annotated[Whole, Field(ge=1, le=MOST_REPEATS)]
+Sampling = Annotated[Mapping[str, Any], AfterValidator(_sayable)]
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:

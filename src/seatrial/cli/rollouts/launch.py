@@ -13,16 +13,21 @@ import typer
 from seatrial.cli.rollouts import show
 from seatrial.cli.rollouts.show import say
 from seatrial.cli.rollouts.watch import Directory
+from seatrial.rollouts.words import counted
 
 if TYPE_CHECKING:
     from seatrial.rollouts.campaign import Campaign
     from seatrial.rollouts.conduct.conductor import Conductor, Where
     from seatrial.rollouts.place import Place
 
+_ROWS = (".jsonl", ".parquet", ".json", ".csv")
 File = Annotated[Path | None, typer.Argument(metavar="[campaign.toml]", help="What to collect (docs/rollouts.md). Flags win over it.")]
 On = Annotated[str, typer.Option("--on", metavar="local|slurm[:PROFILE]", help="This machine, or a profile of seatrial.toml.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Configuration with profiles. Default: the nearest seatrial.toml.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key, such as sampling.temperature=0.7; repeatable.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A key outside [[datasets]], such as sampling.temperature=0.7; repeatable."),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Submit and leave; needs --on slurm. `resume` follows.")]
 _DEMO = "trl"
 """The environment that has what the demo's server needs: torch and transformers."""
@@ -32,10 +37,14 @@ def start(
     file: File = None,
     out: Annotated[Path | None, typer.Option("--out", help="The campaign's directory. Default: campaigns/<time>-<name>.")] = None,
     on: On = "local",
-    inputs: Annotated[Path | None, typer.Option("--input", help="Rows: Gym JSONL, or JSONL or Parquet with prompt and answer.")] = None,
+    inputs: Annotated[
+        list[Path] | None, typer.Option("--input", help="Rows: Gym JSONL, or JSONL or Parquet with prompt and answer; repeatable.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Column of --input with the prompt. Default: prompt.")] = None,
+    answer: Annotated[str | None, typer.Option("--answer", help="Column of --input with the expected answer. Default: answer.")] = None,
     url: Annotated[str | None, typer.Option("--url", help="A pre-hosted policy, such as http://host:8000/v1.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Name of the policy's model. Default: the server's only one.")] = None,
-    verifier: Annotated[str | None, typer.Option("--verifier", help="exact, choice, math, code, or a name of [verifiers].")] = None,
+    verifier: Annotated[str | None, typer.Option("--verifier", help=show.VERIFIERS)] = None,
     repeats: Annotated[int | None, typer.Option("--repeats", min=1, help="Rollouts of each row.")] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="Instead of --repeats: repetitions by number, such as 0-3,7.")] = None,
     shards: Annotated[int | None, typer.Option("--shards", min=1, help="Number of shards. Default: from the target duration.")] = None,
@@ -51,17 +60,21 @@ def start(
     """
     from seatrial.cli.campaign_file import read_campaign
     from seatrial.rollouts.conduct.conductor import conducting
-    from seatrial.rollouts.conduct.preflight import check
+    from seatrial.rollouts.conduct.preflight import check, warnings
     from seatrial.rollouts.conduct.rounds import check_root
     from seatrial.rollouts.manifest import make
     from seatrial.rollouts.place import Place
 
-    if file is not None and inputs is not None:
+    if file is not None and file.suffix in _ROWS:
+        _refuse(f"{file}: rows go with --input, and a campaign file is TOML", f"say --input {shlex.quote(str(file))}")
+    if file is not None and inputs:
         _refuse("--input and a campaign file exclude each other: the file names its datasets", "leave one of them out")
+    if not inputs and (prompt or answer):
+        _refuse("--prompt and --answer name columns of --input", "say --input, or prompt and answer in [[datasets]]")
     if repeats is not None and seeds is not None:
         _refuse("--repeats and --seeds exclude each other: --repeats 4 is --seeds 0-3", "leave one of them out")
     flags: dict[str, Any] = {
-        "datasets": [{"name": _label(inputs.stem), "path": str(inputs)}] if inputs else None,
+        "datasets": _datasets(inputs, prompt, answer) if inputs else None,
         "policy.url": url,
         "policy.model": model,
         "verifier": verifier,
@@ -73,13 +86,15 @@ def start(
     where = _where(on, config, detach)
     root = (out or Path("campaigns") / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{campaign.name}").absolute()
     check_root(root)
+    check(campaign, here=where.profile is None)
+    for warning in warnings(campaign):
+        say(f"warning: {warning}")
     if dry_run:
         _dry_run(campaign, where, root)
-    check(campaign, here=where.profile is None)
     manifest = make(campaign, Path.cwd(), Place(root), say)
     _hide_from_git(root)
     typer.echo(str(root))
-    say(f"{manifest.rows} rows, {manifest.units} rollouts, {manifest.shards} shards")
+    say(f"{counted(manifest.rows, 'row')}, {counted(manifest.units, 'rollout')}, {counted(manifest.shards, 'shard')}")
     with conducting(Place(root), say):
         _carry(Place(root), where, detach)
 
@@ -162,6 +177,18 @@ def demo(
     typer.echo(str(root))
     with conducting(Place(root), say):
         _carry(Place(root), Where(), detach=False)
+    say(f"see {root}/profile/profile.html")
+    say(f"choose tasks: seatrial rollouts select {shlex.quote(str(root))} --min 0.1 --max 0.9 --out tasks.jsonl")
+    say("your own rows: seatrial rollouts start --input FILE.jsonl --url http://host:8000/v1 --verifier exact (docs/rollouts.md)")
+
+
+def _datasets(files: list[Path], prompt: str | None, answer: str | None) -> list[dict[str, str]]:
+    """A dataset for each file, named by it."""
+    columns = {key: value for key, value in (("prompt", prompt), ("answer", answer)) if value is not None}
+    names = [_label(file.stem) for file in files]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        _refuse(f"--input: two files make a dataset called {twice}", "leave one out, or name them in [[datasets]] of a campaign file")
+    return [{"name": name, "path": str(file), **columns} for name, file in zip(names, files, strict=True)]
 
 
 def _label(text: str) -> str:
@@ -221,6 +248,7 @@ def _carry(place: Place, where: Where, detach: bool) -> None:
     from seatrial.cli.rollouts.results import merge_and_profile
     from seatrial.launch.interrupt import Interrupted, Interruptible
     from seatrial.model.verdict import ExitCode
+    from seatrial.rollouts.collect.budget import accepting
     from seatrial.rollouts.conduct.conductor import Conductor
 
     progress = show.Progress()
@@ -239,6 +267,13 @@ def _carry(place: Place, where: Where, detach: bool) -> None:
     progress.close()
     if not status.owed:
         merge_and_profile(place.root)
+    if conductor.refused and not status.settled:
+        # To go on with it as it is would end in the same way.
+        typer.echo(show.table(status))
+        say(f"nothing was collected: start anew, or mend it and: seatrial rollouts resume {shlex.quote(str(place.root))}")
+        raise typer.Exit(ExitCode.BLOCKED)
+    if status.owed and (setting := accepting(status.stopped)):
+        say(f"to accept as many failures: seatrial rollouts resume {shlex.quote(str(place.root))} --set {setting}")
     show.close(status, place.root)
 
 

@@ -11,6 +11,7 @@ import typer
 from seatrial.cli.rollouts import show
 from seatrial.cli.rollouts.show import say
 from seatrial.cli.rollouts.watch import Directory
+from seatrial.rollouts.words import counted
 
 if TYPE_CHECKING:
     from seatrial.rollouts.place import Place
@@ -76,9 +77,11 @@ def _profile(directory: Path, pass_at: float, k: list[int] | None, out: Path | N
     from seatrial.rollouts.place import Place
     from seatrial.rollouts.profile.build import profile as make_profile
     from seatrial.rollouts.profile.write import write
+    from seatrial.rollouts.results.targets import spare_campaigns
 
     place = Place(directory)
     target = out or place.profile
+    spare_campaigns(target, place.profile)
     write(make_profile(place, pass_at=pass_at, ks=k, progress=say), target)
     return read_text(target / ("profile.json" if as_json else "profile.md"))
 
@@ -134,7 +137,7 @@ def select(
 def rescore(
     directory: Directory,
     out: Annotated[Path, typer.Option("--out", help="Directory of the new campaign, which holds the new rewards.")],
-    verifier: Annotated[str | None, typer.Option("--verifier", help="exact, choice, math, code, judge, or a name of [verifiers].")] = None,
+    verifier: Annotated[str | None, typer.Option("--verifier", help=show.VERIFIERS)] = None,
     file: Annotated[Path | None, typer.Option("--campaign", metavar="FILE", help="A campaign file with other [verifiers].")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the verifiers; repeatable.")] = None,
 ) -> None:
@@ -142,6 +145,7 @@ def rescore(
     from seatrial.cli.campaign_file import read_campaign
     from seatrial.launch.interrupt import Interruptible
     from seatrial.model.verdict import ExitCode
+    from seatrial.rollouts.importing.settings import check_judges
     from seatrial.rollouts.place import Place
     from seatrial.rollouts.results.rescore import rescore as rescore_campaign
 
@@ -151,27 +155,26 @@ def rescore(
         # Gym's servers verified while it was collected; now the named verifier does.
         stored |= {"gym": None, "sandbox_service": False}
     campaign = read_campaign(file, {"verifier": verifier}, settings or (), stored)
+    check_judges(source, campaign)
     with Interruptible() as stop:
         status = rescore_campaign(source, Place(out.absolute()), campaign, say)
         stop.check()
     if status.owed:
         typer.echo(show.table(status))
-        say(f"{status.owed} rollouts are not scored yet. Those that {directory} lacks: resume it. Then repeat this command")
+        say(f"{counted(status.owed, 'rollout')} not scored yet. Those that {directory} lacks: complete it. Then repeat this command")
         raise typer.Exit(ExitCode.BLOCKED)
     merge_and_profile(out.absolute())
-    show.close(status, out)
+    show.close(status, out, "mend the verifier, and rescore into another directory")
 
 
 def _stored(source: Place) -> dict[str, Any]:
-    """The settings of a campaign; one that was imported has none."""
+    """The settings of a campaign; those of an import follow from its rows."""
     from seatrial.files import read_json
-    from seatrial.model.errors import UserError
+    from seatrial.rollouts.importing.settings import settings_of
     from seatrial.rollouts.manifest import load
 
-    if load(source).imported:
-        message = f"{source.root}: was imported, so no settings say how to score it"
-        raise UserError(message, "name a campaign file with its datasets and a verifier: --campaign FILE")
-    stored: dict[str, Any] = read_json(source.campaign)
+    manifest = load(source)
+    stored: dict[str, Any] = settings_of(source, manifest) if manifest.imported else read_json(source.campaign)
     return stored
 
 
@@ -191,11 +194,13 @@ def import_(
     if kind not in ("gym", "skills"):
         raise UserError(f"{kind!r}: rollouts of gym or of skills can be imported", "write gym or skills first")
     place = Place(out.absolute())
+    if place.manifest.exists():
+        raise UserError(f"{out}: holds a campaign already", "name another directory: an import makes a new one")
     manifest = import_rollouts(
         "gym" if kind == "gym" else "skills", files, place, inputs=inputs or (), reward_key=reward, partial=partial, progress=say
     )
     typer.echo(str(place.root))
-    say(f"{manifest.rows} rows, {manifest.units} rollouts expected")
+    say(f"{counted(manifest.rows, 'row')}, {counted(manifest.units, 'rollout')} expected")
 
 
 def export(

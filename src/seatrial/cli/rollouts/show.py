@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from seatrial.rollouts.words import counted
+
 if TYPE_CHECKING:
     from seatrial.rollouts.conduct.status import Status
 
 _SPEAK_S = 10.0
+_SILENT_S = 5.0
+"""A collector says every two seconds where it stands."""
+VERIFIERS = "exact, choice, math, code, judge, or a name of [verifiers]; a function needs a table there."
+"""What may stand behind --verifier."""
 _CLEAR = "\r\x1b[K"
 
 
@@ -35,7 +41,7 @@ def line(status: Status) -> str:
     if status.failed:
         parts.append(f"{status.failed} failed for good")
     if status.failures:
-        parts.append("failures: " + ", ".join(f"{kind} {count}" for kind, count in status.failures.items()))
+        parts.append("failures: " + _failures(status))
     if status.stopped:
         parts.append(f"stopped: {status.stopped}")
     return " · ".join(parts)
@@ -46,16 +52,15 @@ def table(status: Status) -> str:
     rate = "-" if status.per_s is None else f"{status.per_s:.3g} rollouts/s"
     eta = "-" if status.eta_s is None else duration(status.eta_s)
     reward = "-" if status.mean_reward is None else f"{status.mean_reward:.4f}"
-    failures = ", ".join(f"{kind} {count}" for kind, count in status.failures.items()) or "none"
     where = f"round {status.round} on {status.on}" if status.round else "no round was launched"
     facts = {
         "campaign": f"{status.name} ({where})",
         "rollouts": f"{status.settled} of {status.units} settled: {status.ok} ok, {status.failed} failed for good; {status.owed} owed",
-        "rows": f"{status.rows_done} of {status.rows} complete",
-        "shards": f"{status.shards_done} of {status.shards} done; {status.collectors} collectors at work, {status.open} requests open",
+        "rows": f"{status.rows_done} of {status.rows} settled",
+        "shards": f"{status.shards_done} of {status.shards} done; {_collectors(status)}, {counted(status.open, 'request')} open",
         "speed": f"{rate}, time to go {eta}",
         "reward": f"mean {reward}",
-        "failures": failures,
+        "failures": _failures(status) or "none",
     }
     if status.owing_most:
         facts["owing most"] = ", ".join(f"shard {number}" for number in status.owing_most)
@@ -65,6 +70,18 @@ def table(status: Status) -> str:
     if status.stopped:
         facts["stopped"] = status.stopped
     return "\n".join(f"{name + ':':<12}{text}" for name, text in facts.items())
+
+
+def _failures(status: Status) -> str:
+    """Failures by class. They are records, of which most heal: that all did is said, since it looks like the opposite."""
+    said = ", ".join(f"{kind} {count}" for kind, count in status.failures.items())
+    return f"{said} (all healed)" if said and not status.failed and not status.owed else said
+
+
+def _collectors(status: Status) -> str:
+    """Who works on it. One that was killed cannot say so: its silence is told."""
+    silent = status.seen_s is not None and status.seen_s > _SILENT_S
+    return f"{counted(status.collectors, 'collector')} {f'seen {status.seen_s:.0f} s ago' if silent else 'at work'}"
 
 
 def duration(seconds: float) -> str:
@@ -113,15 +130,20 @@ class Progress:
                 self._last = ""
 
 
-def close(status: Status, directory: Path) -> None:
-    """The last lines; the exit code is 99 when something is owed, or when no rollout worked: then there is no result."""
+def close(status: Status, directory: Path, mend: str = "") -> None:
+    """The last lines; the exit code is 99 when something is owed, or when no rollout worked: then there is no result.
+
+    `mend` is what to do about the latter, where that is not to retry them.
+    """
     from seatrial.model.verdict import ExitCode
 
     typer.echo(table(status))
     place = shlex.quote(str(directory))
     if status.owed:
-        say(f"{status.owed} rollouts are still owed; collect them with: seatrial rollouts resume {place}")
+        are, them = ("is", "it") if status.owed == 1 else ("are", "them")
+        say(f"{counted(status.owed, 'rollout')} {are} still owed; collect {them} with: seatrial rollouts resume {place}")
     elif not status.ok:
-        say(f"no rollout worked: {directory}/merged/failures.jsonl says why; then: seatrial rollouts resume {place} --retry-failed")
+        then = mend or f"seatrial rollouts resume {place} --retry-failed"
+        say(f"no rollout worked: {directory}/merged/failures.jsonl says why; then: {then}")
     if status.owed or not status.ok:
         raise typer.Exit(ExitCode.BLOCKED)

@@ -53,7 +53,8 @@ class Book:
         self._reward_sum = scan.reward_sum
         self._started = time.time()
         self._rate, self._rated, self._rated_at = 0.0, 0, time.monotonic()
-        self._message = ""
+        self.message = ""
+        """Of the last failure."""
         self._closed = False
 
     @classmethod
@@ -106,7 +107,7 @@ class Book:
         self.failed += head.final
         self.failed_now += not head.final
         self._kinds[head.kind or ""] += 1
-        self._message = head.message
+        self.message = head.message
 
     def keep(self, now_open: int, concurrency: int) -> float | None:
         """Renew the lease, sync, and write the state: every two seconds or so. Gives the file system's time, or None when closed."""
@@ -162,7 +163,7 @@ class Book:
             open=now_open,
             concurrency=concurrency,
             rate=round(self._rate, 3),
-            message=self._message,
+            message=self.message,
         )
         return write_state(self._place, state)
 

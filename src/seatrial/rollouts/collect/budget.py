@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 
 from seatrial.rollouts.campaign import Failures
@@ -18,6 +20,18 @@ _RUNNING_S = 60.0
 _LOOK_S = 10.0
 _LOOK_S_PER_SHARD = 0.25
 """Hundreds of collectors read hundreds of files each: the more shards, the less often."""
+_FAILED = re.compile(r"(\d+) of (\d+) units failed")
+
+
+def accepting(reason: str) -> str | None:
+    """The setting with which a campaign that stopped for this reason goes on, with room for more; None for another reason."""
+    found = _FAILED.match(reason)
+    if not found or "; failures." not in reason:
+        return None
+    failed, known = int(found[1]), int(found[2])
+    if "failures.max_count" in reason:
+        return f"failures.max_count={2 * failed}"
+    return f"failures.max_share={min(math.floor(10 * failed / known + 2) / 10, 1):g}"
 
 
 class Budget:

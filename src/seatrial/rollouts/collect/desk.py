@@ -11,6 +11,7 @@ from seatrial.rollouts.collect.limiter import Limiter
 from seatrial.rollouts.journal.lease import HeldError
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.units import Units
+from seatrial.rollouts.words import counted
 
 
 class Desk:
@@ -36,6 +37,11 @@ class Desk:
     def failed(self) -> int:
         """Units of opened shards that failed, for good or for now."""
         return sum(book.failed + book.failed_now for book in self._books)
+
+    @property
+    def message(self) -> str:
+        """Of a failure, one of the last; empty when there was none."""
+        return next((book.message for book in reversed(self._books) if book.message), "")
 
     async def start(self) -> bool:
         """Take the first shard that owes anything; False when none does."""
@@ -81,7 +87,7 @@ class Desk:
     def says(self) -> str:
         """How it stands, in words."""
         owed = sum(book.owed for book in self._books)
-        return f"{self.ok:,} ok, {self.failed:,} failed, {owed:,} owed in {len(self._books)} shards"
+        return f"{self.ok:,} ok, {self.failed:,} failed, {owed:,} owed in {counted(len(self._books), 'shard')}"
 
     def who(self) -> str:
         """Us, for stop.json."""

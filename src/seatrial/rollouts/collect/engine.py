@@ -91,7 +91,7 @@ class _Collector:
         requests = campaign.requests
         self._limiter = Limiter(requests.concurrency)
         self._pulse = Pulse(backend, requests.dead_s, self._limiter, progress)
-        self._roller = Roller(backend, requests, self._limiter, self._pulse)
+        self._roller = Roller(backend, requests, self._limiter, self._pulse, units.total)
         self._desk = Desk(place, units, self._shards)
         self._budget = Budget(campaign.failures, place, load(place).shards, frozenset(self._shards))
         self._halt: asyncio.Future[tuple[Reason, str]] = asyncio.get_running_loop().create_future()
@@ -133,7 +133,10 @@ class _Collector:
         """Counts come from the journal, not from what we think that we wrote."""
         scan = Scanner(self._place, self._units).update(self._shards)
         total = sum(1 for shard in self._shards for _ in self._units.of_shard(shard))
-        return Ended(how, scan.ok, scan.failed, total - scan.ok - scan.failed, message)
+        owed = total - scan.ok - scan.failed
+        if how == "done" and owed and (last := self._desk.message):
+            message = f"What is owed failed, and may heal; the last message: {last}"
+        return Ended(how, scan.ok, scan.failed, owed, message)
 
     async def _work(self) -> None:
         if stopped(self._place):

@@ -4,7 +4,9 @@
 - A refusal (429, 503) says nothing about the unit: it has PATIENCE times as many tries, while the limiter learns.
 - A lost connection costs a try only when somebody answers all the same; while nobody does, `Pulse` waits. A unit that was there
   more than `requests.tries` times when the servers went away may be why they did: it is given up for this attempt.
-- Messages are redacted and cut before they are written.
+- When nothing but answers that speak of the server's address or key ever came (404, 401, …), for two units with all their tries, it
+  is the server that is wrong and no row: the attempt ends.
+- Messages are redacted and cut before they are written. A failure's row says which row of which file it was.
 - A failure is final when nothing can heal it, or `requests.attempts` attempts gave it up; else the unit is owed again.
 """
 
@@ -32,6 +34,8 @@ PATIENCE = 4
 _LONGEST_WAIT_S = 60.0
 _MESSAGE = 500
 _ANSWER = 500
+_TWO = 2
+"""Units that fail alike: one may be poisoned."""
 _OVERLOAD = frozenset({FailureKind.RATE_LIMIT, FailureKind.TIMEOUT, FailureKind.CONNECTION})
 
 
@@ -63,12 +67,16 @@ class Tries:
 class Roller:
     """Rolls units out, one call each, in as many tasks as there are."""
 
-    def __init__(self, backend: Backend, requests: Requests, limiter: Limiter, pulse: Pulse) -> None:
+    def __init__(self, backend: Backend, requests: Requests, limiter: Limiter, pulse: Pulse, units: int) -> None:
+        """`units` is how many there are in the campaign."""
         self._backend = backend
         self._requests = requests
         self._limiter = limiter
         self._pulse = pulse
         self._redactor = Redactor(os.environ)
+        self._strangers = 0
+        self._enough = requests.tries * min(units, _TWO)
+        """Answers of strangers after which the attempt ends; 0 once somebody answered in another way."""
         self.closing = False
         """Whether units that would wait are to be left owed."""
         self.rolling: set[asyncio.Task[Any]] = set()
@@ -83,8 +91,10 @@ class Roller:
             if isinstance(result, Outcome):
                 error = _write(book, unit, result, tries.requests + 1, time.monotonic() - began)
                 if error is None:
+                    self._enough = 0
                     return True
                 result = error
+            self._judge_server(result, book)
             wait = await self._after(result, tries)
             if wait is None:
                 self._give_up(unit, book, result, tries.requests)
@@ -135,6 +145,18 @@ class Roller:
             self._limiter.release(slot, answered=answered, overloaded=overloaded)
             if answered:
                 self._pulse.heard()
+
+    def _judge_server(self, error: RolloutError, book: Book) -> None:
+        """End the attempt when nobody there knows what we ask for."""
+        if error.kind is FailureKind.CONNECTION:
+            return
+        if error.kind is not FailureKind.HTTP_4XX or not error.heals:
+            self._enough = 0
+        elif self._enough and not book.ok:
+            self._strangers += 1
+            if self._strangers >= self._enough:
+                said = self._redactor.text(str(error))[:_MESSAGE]
+                raise ServersGoneError(f"no request was answered in any other way than: {said}. See policy.url and policy.key_env")
 
     async def _after(self, error: RolloutError, tries: Tries) -> float | None:
         """How long to wait before the next try; None when there is none."""
@@ -193,9 +215,16 @@ def _write_failure(book: Book, unit: Unit, error: RolloutError, message: str, *,
         ended=round(time.time(), 3),
     )
     try:
-        book.write(head, error.row)
+        book.write(head, {**error.row, **_where(unit)})
     except (ValueError, TypeError):
-        book.write(head, {})  # what was worth keeping cannot be kept; the failure itself can
+        book.write(head, _where(unit))  # what was worth keeping cannot be kept; the failure itself can
+
+
+def _where(unit: Unit) -> dict[str, Any]:
+    """Which row it was, in Gym's words and in the user's."""
+    row = unit.row
+    ours = {"task_id": row.id, "dataset": row.dataset, "source": row.source}
+    return {**ours, "_ng_task_index": row.index, "_ng_rollout_index": unit.repeat}
 
 
 def _short(answer: str | None) -> str | None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 
-import orjson
-
-from seatrial.files import read_model, write_error
+from seatrial.files import read_model
 from seatrial.model.record import Record
-from seatrial.rollouts.place import Place
+from seatrial.rollouts.place import Place, write_once
 
 
 class Stop(Record):
@@ -29,16 +26,7 @@ def stopped(place: Place) -> Stop | None:
 
 def stop(place: Place, reason: str, by: str) -> None:
     """Stop the campaign; the first reason stays."""
-    temporary = place.root / f".stop-{os.getpid()}-{os.urandom(4).hex()}"
-    try:
-        temporary.write_bytes(orjson.dumps(Stop(reason=reason, by=by, at=int(time.time())).model_dump()))
-        os.link(temporary, place.stop)  # unlike a rename it never replaces
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise write_error(place.stop, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_once(place.stop, Stop(reason=reason, by=by, at=int(time.time())))
 
 
 def go_on(place: Place) -> None:

@@ -16,7 +16,7 @@ from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.collect.engine import Ended, collect
 from seatrial.rollouts.conduct import rounds
 from seatrial.rollouts.keys import key_of
-from seatrial.rollouts.manifest import load, load_campaign
+from seatrial.rollouts.manifest import check_functions, load, load_campaign
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.units import Units
 from seatrial.rollouts.work import Backend, Verifier
@@ -28,6 +28,7 @@ def collect_task(place: Place, number: int, task: int, urls: Sequence[str], sand
     if not 0 <= task < len(planned.tasks):
         raise UserError(f"round {number} has {len(planned.tasks)} tasks, and no task {task}", "seatrial rollouts resume plans anew")
     campaign = load_campaign(place)
+    check_functions(load(place), campaign, Path.cwd())
     logs = rounds.directory(place, number) / "gym" / str(task)
     shards = planned.tasks[task]
     backend = make_backend(campaign, place, shards, [*urls] or _prehosted(campaign), sandbox, logs, progress)
@@ -77,10 +78,10 @@ def make_backend(
 
         agents = agents_of(place, shards)
         kind = GymBackend if campaign.gym.driver == "agents" else GymCollector
-        return kind(campaign, bases, key, logs, agents=agents, sandbox=_host_and_port(sandbox), progress=progress)
+        return kind(campaign, bases, key, logs, agents=agents, sandbox=_host_and_port(sandbox), place=place, progress=progress)
     from seatrial.rollouts.direct.backend import DirectBackend
 
-    return DirectBackend(campaign, bases, make_verifiers(campaign, bases), key)
+    return DirectBackend(campaign, bases, make_verifiers(campaign, bases), key, place=place, progress=progress)
 
 
 def agents_of(place: Place, shards: Sequence[int]) -> set[str]:

@@ -2,12 +2,14 @@
 
 - One conductor at a time (`conducting`). On Slurm it may leave: jobs go on, and `resume` takes up where they are.
 - What is launched is derived from what is missing, each time anew. A round that still waits or runs is followed, never doubled.
-- It ends when everything is settled, when the campaign was stopped (stop.json), when a round left no record, or after `work.rounds`
-  rounds; while something is owed it says why it ended.
+- It ends when everything is settled, when the campaign was stopped (stop.json), when a round settled nothing and no other would, or
+  after `work.rounds` rounds; while something is owed it says why it ended.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,9 +27,11 @@ from seatrial.launch.slurm import commands
 from seatrial.launch.slurm import submit as slurm
 from seatrial.launch.slurm.status import LIVE, LOCK, Poller, Snapshot, is_busy, snapshots
 from seatrial.model.errors import UserError
-from seatrial.model.job import Batch, UnitState, UnitStatus
+from seatrial.model.job import Batch, UnitState
 from seatrial.model.profile import Profile
+from seatrial.model.verdict import ExitCode
 from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.collect.state import newest_states
 from seatrial.rollouts.collect.stops import stop
 from seatrial.rollouts.conduct import preflight, rounds
 from seatrial.rollouts.conduct.rounds import LOCAL, Round
@@ -35,10 +39,14 @@ from seatrial.rollouts.conduct.status import Status, Watch
 from seatrial.rollouts.manifest import Manifest, load, load_campaign
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.units import Units
+from seatrial.rollouts.words import counted
 
 _LOOK_S = 2.0
 _LOCK_S = 5.0
+_SAYS = "seatrial: "
 _TAIL = 4096
+_OWN_END = re.compile(r"the client exited with (2|99)\b")
+"""How a collector ends that has said why."""
 
 Say = Callable[[str], None]
 Show = Callable[[Status], None]
@@ -65,7 +73,8 @@ class Where:
 
 def conducting(place: Place, say: Say) -> AbstractContextManager[None]:
     """Be the one who changes and carries a campaign; a BlockedError says who does already."""
-    return exclusive(place.root / LOCK, f"another seatrial that carries {place.root}", say, _LOCK_S)
+    fix = f"wait for it to end, or stop it: seatrial rollouts cancel {shlex.quote(str(place.root))}"
+    return exclusive(place.root / LOCK, f"another seatrial that carries {place.root}", say, _LOCK_S, fix)
 
 
 class Conductor:
@@ -76,6 +85,8 @@ class Conductor:
         self.manifest: Manifest = load(place)
         self.campaign: Campaign = load_campaign(place)
         self._say, self._show = say, show
+        self.refused = False
+        """Whether the last round ended with what only another campaign, or another server, can mend; its fix was said."""
 
     def carry(self) -> Status:
         """Launch and follow rounds until there is nothing to do, or no sense in another. Raises `Interrupted` when asked to stop."""
@@ -89,11 +100,17 @@ class Conductor:
                 check_stop()
                 status = watch.look()
                 # A failure brings its unit nearer to being given up; a round without a record would be the same again.
-                idle = (status.owed, status.failures) == (before.owed, before.failures)
+                same = status.failures == before.failures or (not status.ok and self._servers_were_gone(watch))
+                idle = same and status.owed == before.owed
             if status.owed and launched and not status.stopped:
-                ended = "the round left no record" if idle else f"something is owed after {launched} rounds (work.rounds)"
+                ended = "the round settled nothing" if idle else f"something is owed after {counted(launched, 'round')} (work.rounds)"
                 self._say(f"{ended}: {self._why()}")
             return status
+
+    def _servers_were_gone(self, watch: Watch) -> bool:
+        """Whether every shard that owes something ended because nobody answered, or nobody who knows what we ask for."""
+        states = newest_states(self.place, watch.owed_by_shard).values()
+        return bool(states) and all(state.ended == "servers" for state, _ in states)
 
     def submit(self) -> None:
         """Launch one round on Slurm and leave it there."""
@@ -121,14 +138,19 @@ class Conductor:
 
     def _run(self, planned: Round, watch: Watch) -> None:
         directory = rounds.directory(self.place, planned.number)
-        tasks = f"{len(planned.tasks)} task{'s' if len(planned.tasks) > 1 else ''}"
-        self._say(f"round {planned.number} on {self.where.name}: {planned.owed} rollouts in {tasks}")
+        tasks, owed = counted(len(planned.tasks), "task"), counted(planned.owed, "rollout")
+        self._say(f"round {planned.number} on {self.where.name}: {owed} in {tasks}")
         if self.where.profile is None:
-            with self._shown(watch):
-                run_batch(self._batch(planned), directory, self._say)
+            with self._shown(watch, directory):
+                run_batch(self._batch(planned), directory, self._tell)
             return
         self._hand_over(planned)
         self._follow(planned, watch)
+
+    def _tell(self, text: str) -> None:
+        """What the launcher says, except that a collector ended with something owed: that is told in its own words."""
+        if not _OWN_END.search(text):
+            self._say(text)
 
     def _hand_over(self, planned: Round) -> None:
         assert self.where.profile is not None
@@ -159,15 +181,23 @@ class Conductor:
                 return
 
     @contextmanager
-    def _shown(self, watch: Watch) -> Iterator[None]:
-        """Show the status while the jobs run here."""
+    def _shown(self, watch: Watch, directory: Path) -> Iterator[None]:
+        """Show the status while the jobs run here; as long as nothing happens, what the first collector says."""
         over = threading.Event()
 
         def look() -> None:
             # What cannot be read now is said by the look that follows the round.
             with suppress(UserError, OSError):
+                first, told = watch.look(), ""
                 while not over.wait(_LOOK_S):
-                    self._show(watch.look())
+                    status = watch.look()
+                    self._show(status)
+                    waits = (status.owed, status.failures) == (first.owed, first.failures)
+                    words = _last_words(directory, 0) if waits else []
+                    # An end has its fix in a second line, and is told when the round has ended.
+                    if len(words) == 1 and words[0] != told:
+                        told = words[0]
+                        self._say(f"task 0: {told}")
 
         thread = threading.Thread(target=look, daemon=True)
         thread.start()
@@ -184,21 +214,26 @@ class Conductor:
         if not units:
             return "what failed may heal, and is owed"
         first, others = units[0], f" (and {len(units) - 1} more)" if len(units) > 1 else ""
-        return f"task {first.index}{others}: {first.reason or first.state}{_last_words(directory, first)}"
+        words = _last_words(directory, first.index)
+        own = _OWN_END.search(first.reason)
+        self.refused = own is not None and own[1] == str(ExitCode.USAGE.value)
+        if not words or not own:
+            words = [str(first.reason or first.state), *words]
+        return f"task {first.index}{others}: " + "\n  ".join(words)
 
 
-def _last_words(directory: Path, unit: UnitStatus) -> str:
-    """The end of a collector's log: its last message, and the fix below it."""
-    log = job_dir(directory, rounds.COLLECT).log("client", 0, unit.index)
+def _last_words(directory: Path, task: int) -> list[str]:
+    """The end of a collector's log: its last message, and the fix below it; nothing when it said nothing."""
+    log = job_dir(directory, rounds.COLLECT).log("client", 0, task)
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - _TAIL))
             lines = stream.read().decode(errors="replace").splitlines()
     except OSError:
-        return ""
+        return []
     texts = [line[STAMP_LENGTH:] for line in lines]
-    starts = [number for number, text in enumerate(texts) if text.startswith("seatrial: ")]
-    return "".join(f"\n  {text.strip()}" for text in texts[starts[-1] :]) if starts else ""
+    starts = [number for number, text in enumerate(texts) if text.startswith(_SAYS)]
+    return [text.removeprefix(_SAYS).strip() for text in texts[starts[-1] :]] if starts else []
 
 
 def _collected(snapshot: Snapshot) -> bool:

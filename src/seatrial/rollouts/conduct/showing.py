@@ -15,6 +15,7 @@ from seatrial.rollouts.conduct.conductor import Where
 from seatrial.rollouts.manifest import Manifest
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.units import Units
+from seatrial.rollouts.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,13 @@ def _summary(campaign: Campaign, manifest: Manifest, sizes: dict[int, int]) -> l
     minutes = max(sizes.values()) * work.rollout_s / requests.concurrency / 60
     each = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
     guess = f"{each} each, if a rollout takes {work.rollout_s:g} s and {requests.concurrency} are open"
-    lines = [f"campaign {manifest.name}: {manifest.rows} rows, {manifest.units} rollouts"]
+    lines = [f"campaign {manifest.name}: {counted(manifest.rows, 'row')}, {counted(manifest.units, 'rollout')}"]
     for file in manifest.files:
         labels = manifest.repeats[file.dataset]
-        lines.append(f"  {file.dataset}: {file.rows} rows x {len(labels)} ({file.path})")
+        lines.append(f"  {file.dataset}: {counted(file.rows, 'row')} x {len(labels)} ({file.path})")
     spread = f"{min(sizes.values())} to {max(sizes.values())}" if len(set(sizes.values())) > 1 else str(max(sizes.values()))
-    lines.append(f"  {manifest.shards} shards of {spread} rollouts, dealt by {manifest.deal}; {guess}")
+    of_each = f"{spread} rollouts" if max(sizes.values()) > 1 else "1 rollout"
+    lines.append(f"  {counted(manifest.shards, 'shard')} of {of_each}, dealt by {manifest.deal}; {guess}")
     return lines
 
 

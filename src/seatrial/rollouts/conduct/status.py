@@ -45,6 +45,8 @@ class Status(Record):
     """That work on it right now."""
     open: int
     """Requests that wait for an answer."""
+    seen_s: float | None = None
+    """How long ago the last of these collectors wrote its state; None without any."""
     per_s: float | None
     """Rollouts a second; None when nothing is known of it."""
     eta_s: float | None
@@ -84,7 +86,8 @@ class Watch:
         scan = self._scanner.update()
         rows_done = self._count(scan.settled)
         owed = self.owed_by_shard
-        states = self._working()
+        working = self._working()
+        states = [state for state, _ in working]
         settled = scan.ok + scan.failed
         rate = self._rate(settled, states)
         past = rounds.rounds(self._place)
@@ -101,6 +104,7 @@ class Watch:
             shards_done=self._manifest.shards - len(owed),
             collectors=len({(state.host, state.pid) for state in states}),
             open=sum({(state.host, state.pid): state.open for state in states}.values()),
+            seen_s=min((age for _, age in working), default=None),
             per_s=rate,
             eta_s=scan.owed / rate if rate else (0.0 if not scan.owed else None),
             mean_reward=scan.reward_sum / scan.ok if scan.ok else None,
@@ -129,10 +133,12 @@ class Watch:
         self.owed_by_shard = {shard: count for shard, count in enumerate(counts) if count}
         return done
 
-    def _working(self) -> list[ShardState]:
-        """States of shards that owe something and whose collectors wrote lately."""
-        newest = newest_states(self._place, self.owed_by_shard).values()
-        return [state for state, written in newest if state.ended is None and time.time() - written <= FRESH_S]
+    def _working(self) -> list[tuple[ShardState, float]]:
+        """States of shards that owe something and whose collectors wrote lately, and how many seconds ago that was."""
+        newest, now = newest_states(self._place, self.owed_by_shard).values(), time.time()
+        # A clock that lags behind the file system's must not make it the future.
+        aged = [(state, max(0.0, now - written)) for state, written in newest if state.ended is None]
+        return [(state, age) for state, age in aged if age <= FRESH_S]
 
     def _rate(self, settled: int, states: list[ShardState]) -> float | None:
         """What was seen over the last minute; at first what the collectors say."""

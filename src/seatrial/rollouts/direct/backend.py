@@ -1,22 +1,24 @@
 """The direct backend: a unit is one request to the policy and one call of its dataset's verifier.
 
 - One turn only. A row that needs tools to be executed needs NeMo Gym.
-- Rows come out in Gym's shape, the response as a Responses object whichever interface was asked.
+- Rows come out in Gym's shape, the response as a Responses object whichever interface was asked. The row's own columns and tags stay
+  beside it, except the prompt, which stands in the parameters, and the tests of code, which may be megabytes.
 - The key is taken out of every answer by the client; the collector redacts what else a message may show.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from seatrial.model.errors import UserError
-from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.campaign import Campaign, Dataset
 from seatrial.rollouts.direct import answer as answers
 from seatrial.rollouts.direct.client import Client
+from seatrial.rollouts.direct.model import choose
 from seatrial.rollouts.direct.request import build, sort_sampling
 from seatrial.rollouts.inputs.prompts import PARAMS, is_gym, prompt_messages
+from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.work import Outcome, RolloutError, Score, Unit, Verifier
 
@@ -27,26 +29,29 @@ _PATHS = {"chat": "chat/completions", "responses": "responses"}
 class DirectBackend:
     """Asks an OpenAI-compatible server and verifies; a `Backend`."""
 
-    def __init__(self, campaign: Campaign, urls: Sequence[str], verifiers: Mapping[str, Verifier], key: str | None) -> None:
+    def __init__(
+        self,
+        campaign: Campaign,
+        urls: Sequence[str],
+        verifiers: Mapping[str, Verifier],
+        key: str | None,
+        *,
+        place: Place | None = None,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`place` is where the model's name is pinned."""
         self._api = campaign.policy.api
         self._model = campaign.policy.model
         self._sampling = sort_sampling(campaign.sampling)
         self._datasets = {dataset.name: dataset for dataset in campaign.datasets}
-        self._verifiers = verifiers
-        self._client = Client(urls, _PATHS[self._api], key, campaign.requests)
+        self._left_out = {dataset.name: _left_out(campaign, dataset) for dataset in campaign.datasets}
+        self._verifiers, self._place = verifiers, place
+        self._client = Client(urls, _PATHS[self._api], key, campaign.requests, progress)
 
     async def open(self) -> None:
         """Connect, and find the model's name; raises BlockedError when nobody answers, UserError for a wrong key or model."""
         await self._client.open()
-        listed = await self._client.models()
-        if self._model is None and len(listed) != 1:
-            found = f"the server lists {len(listed)}: {', '.join(listed[:5])}" if listed else "the server lists none"
-            raise UserError(f"campaign: policy.model is not said, and {found}", "say policy.model")
-        if self._model is not None and listed and self._model not in listed:
-            raise UserError(
-                f"campaign: policy.model: the server has no {self._model!r}; it has {', '.join(listed[:5])}", "name one of them"
-            )
-        self._model = self._model or listed[0]
+        self._model = await choose(self._client, self._model, self._place)
 
     async def roll(self, unit: Unit) -> Outcome:
         """One request, read and scored."""
@@ -67,7 +72,7 @@ class DirectBackend:
         if not math.isfinite(score.reward):
             raise RolloutError(FailureKind.REWARD, f"the verifier gave {score.reward}, which is not finite", row=kept)
         return Outcome(
-            _row(unit, kept, score),
+            _row(unit, self._left_out[row.dataset], kept, score),
             score.reward,
             score.answer,
             answer.input_tokens,
@@ -88,8 +93,18 @@ class DirectBackend:
             await verifier.close()
 
 
-def _row(unit: Unit, kept: Mapping[str, Any], score: Score) -> dict[str, Any]:
+def _left_out(campaign: Campaign, dataset: Dataset) -> frozenset[str]:
+    """Columns of a dataset that are not repeated in each rollout."""
+    verify = campaign.verifier_of(dataset)
+    return frozenset({dataset.prompt, *((verify.tests,) if verify.kind == "code" else ())})
+
+
+def _row(unit: Unit, left_out: frozenset[str], kept: Mapping[str, Any], score: Score) -> dict[str, Any]:
+    own = {key: value for key, value in unit.row.data.items() if key not in left_out}
+    tags = {"tags": [*unit.row.tags]} if unit.row.tags else {}
     return {
+        **tags,
+        **own,
         **score.fields,
         **kept,
         "reward": score.reward,

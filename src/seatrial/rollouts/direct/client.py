@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -21,7 +22,7 @@ import orjson
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Requests
-from seatrial.rollouts.direct.errors import of_exception, of_status
+from seatrial.rollouts.direct.errors import ABOUT_THE_SERVER, of_exception, of_status
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.work import RolloutError
 
@@ -30,6 +31,8 @@ MOST_BYTES = 128 << 20
 _ASIDE_S = 5.0
 _ASK_S = 10.0
 _AGAIN_S = 1.0
+_SILENT_S = 3.0
+"""Of waiting before it is said that and why we wait."""
 _HIDDEN = b"[redacted:api-key]"
 _VLLM = "vllm"
 """What vLLM calls itself in its listing of models."""
@@ -49,16 +52,21 @@ class _Server:
 class Client:
     """Asks the servers; made once per collector."""
 
-    def __init__(self, urls: Sequence[str], path: str, key: str | None, requests: Requests) -> None:
+    def __init__(
+        self, urls: Sequence[str], path: str, key: str | None, requests: Requests, progress: Callable[[str], None] = lambda _: None
+    ) -> None:
         bases = [url.rstrip("/") for url in urls]
         self._servers = [_Server(base, f"{base}/{path}", _shown(base)) for base in bases]
         self._requests = requests
         self._key = key
+        self._progress = progress
         self._hidden = key.encode() if key and len(key) >= _SHORT_KEY else None
         self._proxies = any(base.startswith("https://") for base in bases)
         self._session: aiohttp.ClientSession | None = None
         self.is_vllm = False
         """Whether the servers say that they are vLLM; known after `models`."""
+        self.unlisted = ""
+        """Why there is no listing of models, after `models`; empty when there is one."""
 
     async def open(self) -> None:
         """Make the session; connections come with the first requests."""
@@ -90,7 +98,10 @@ class Client:
                 data = self._clean(await _body(answer))
                 if answer.status == 200:
                     return data
-                raise self._hide(of_status(answer.status, data, answer.headers))
+                error = of_status(answer.status, data, answer.headers)
+                if answer.status in ABOUT_THE_SERVER:
+                    error.args = (f"{error} (POST {server.shown}{server.path.removeprefix(server.base)})",)
+                raise self._hide(error)
         except (aiohttp.ClientError, OSError) as error:
             # TimeoutError is an OSError: here it can only be the connection's, the request has no limit of its own.
             server.aside_until = time.monotonic() + _ASIDE_S
@@ -103,16 +114,20 @@ class Client:
         answers = await asyncio.gather(*(self._ask(server) for server in self._servers))
         if any(status is not None and status < 500 for status, _ in answers):
             return None
-        return "; ".join(f"{server.shown} {words}" for server, (_, words) in zip(self._servers, answers, strict=True))
+        return "; ".join(f"{server.shown}: {words}" for server, (_, words) in zip(self._servers, answers, strict=True))
 
     async def models(self) -> list[str]:
         """Names of the models that the servers list, waited for as long as the campaign lets nobody answer; may be none."""
-        until = time.monotonic() + self._requests.dead_s
+        began, dead_s, said_so = time.monotonic(), self._requests.dead_s, False
         while (why := await self.alive()) is not None:
-            if time.monotonic() >= until:
+            waited = time.monotonic() - began
+            if waited >= dead_s:
                 fix = "see that the server runs and that policy.url is its base, such as http://host:8000/v1"
-                raise BlockedError(Boundary.ROLLOUT, f"no server of the policy answered within {self._requests.dead_s:g} s: {why}", fix)
-            await asyncio.sleep(min(_AGAIN_S, self._requests.dead_s / 4))
+                raise BlockedError(Boundary.ROLLOUT, f"no server of the policy answered within {dead_s:g} s: {why}", fix)
+            if waited >= _SILENT_S and not said_so:
+                said_so = True
+                self._progress(f"no answer yet from {why}; waiting up to {dead_s:g} s (requests.dead_s)")
+            await asyncio.sleep(min(_AGAIN_S, dead_s / 4))
         for server in self._servers:
             status, said = await self._ask(server)
             if status in (401, 403):
@@ -122,6 +137,7 @@ class Client:
                 listed = _listed(said)
                 self.is_vllm = any(entry.get("owned_by") == _VLLM for entry in listed)
                 return [name for entry in listed if isinstance(name := entry.get("id"), str)]
+            self.unlisted = f"GET {server.shown}/models {said}"
         return []
 
     async def _ask(self, server: _Server) -> tuple[int | None, str]:
@@ -136,7 +152,7 @@ class Client:
         except TimeoutError:
             return None, f"did not answer within {_ASK_S:g} s"
         except (aiohttp.ClientError, OSError, RolloutError) as error:
-            return None, self._without_key(str(error)) or type(error).__name__
+            return None, self._without_key(_words(error))
 
     def _pick(self) -> _Server:
         if len(self._servers) == 1:
@@ -170,6 +186,12 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
             raise RolloutError(FailureKind.PARSE, f"the answer is longer than {MOST_BYTES >> 20} MiB", heals=True)
         parts.append(part)
     return b"".join(parts)
+
+
+def _words(error: Exception) -> str:
+    """What the system calls it, where a connection failed for a reason that has a name."""
+    number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
+    return os.strerror(number).lower() if number and number > 0 else str(error) or type(error).__name__
 
 
 def _listed(text: str) -> list[dict[str, Any]]:

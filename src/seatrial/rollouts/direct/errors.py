@@ -28,7 +28,7 @@ _CONTEXT = re.compile(
     re.I,
 )
 _TOO_LONG = frozenset({400, 413, 422})
-_ABOUT_THE_SERVER = frozenset({401, 403, 404, 405, 407})
+ABOUT_THE_SERVER = frozenset({401, 403, 404, 405, 407})
 _LONGEST_WAIT_S = 300.0
 
 
@@ -47,7 +47,7 @@ def of_status(status: int, body: bytes, headers: Mapping[str, str]) -> RolloutEr
     if status < 400:
         where = headers.get("Location", "nowhere")
         return RolloutError(FailureKind.HTTP_4XX, f"HTTP {status}: leads to {where}; redirects are not followed", heals=True)
-    return RolloutError(FailureKind.HTTP_4XX, message, heals=status in _ABOUT_THE_SERVER)
+    return RolloutError(FailureKind.HTTP_4XX, message, heals=status in ABOUT_THE_SERVER)
 
 
 def of_exception(error: aiohttp.ClientError | OSError, where: str) -> RolloutError:

@@ -26,6 +26,15 @@ _RESPONSES = {
     *("parallel_tool_calls", "previous_response_id", "prompt", "reasoning", "service_tier", "store", "stream", "temperature"),
     *("text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user"),
 }
+PARAMETERS = frozenset(
+    {
+        *_RESPONSES,
+        *("stop", "stop_token_ids", "logprobs", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "bad_words"),
+        *("logit_bias", "reasoning_effort", "response_format", "chat_template_kwargs", "guided_json", "guided_regex", "guided_choice"),
+        *("structured_outputs", "allowed_token_ids", "return_token_ids", "add_generation_prompt", "spaces_between_special_tokens"),
+    }
+)
+"""What servers are known to take, besides numbers; any other is passed on as well."""
 _LIMITS = ("max_output_tokens", "max_tokens", "max_completion_tokens")
 _REFUSED = {
     "model": "say policy.model",

@@ -21,11 +21,13 @@ from seatrial.model.errors import UserError
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.direct.client import Client
 from seatrial.rollouts.direct.errors import of_exception, of_status
+from seatrial.rollouts.direct.model import choose
 from seatrial.rollouts.direct.request import sort_sampling
 from seatrial.rollouts.gym import install
 from seatrial.rollouts.gym.command import Asked
 from seatrial.rollouts.gym.rows import body_of, outcome_of, result_of
 from seatrial.rollouts.gym.servers import GymServers
+from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError, Unit
 
@@ -34,6 +36,9 @@ _POLICY_S = 5.0
 _INNER = re.compile(r"Hit an exception in (\S+) calling an inner server: ")
 _BYTES = re.compile("^b['\"]")
 _QUOTES = "'\" "
+_ESCAPED = re.compile(r"\\+(?=['\"]|$)")
+_DOUBLED = re.compile(r"\\{2,}")
+"""Each server that quotes another doubles the backslashes of what was said, and puts some before its quotes."""
 
 
 class GymBackend:
@@ -48,15 +53,17 @@ class GymBackend:
         *,
         agents: Collection[str] = (),
         sandbox: tuple[str, int] | None = None,
+        place: Place | None = None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`logs` is the attempt's directory; `agents` are those that rows name; `sandbox` is where its service listens."""
+        """`logs` is the attempt's directory; `agents` are those that rows name; `sandbox` is where its service listens; `place` is where
+        the model's name is pinned."""
         assert campaign.gym is not None
         self.campaign, self.gym = campaign, campaign.gym
         self.sampling = sort_sampling(campaign.sampling)
         self._urls, self._key, self._logs, self._agents = tuple(urls), key, logs, sorted({*agents})
-        self._sandbox, self._progress = sandbox, progress
-        self._policy = Client(urls, "", key, campaign.requests)
+        self._sandbox, self._place, self._progress = sandbox, place, progress
+        self._policy = Client(urls, "", key, campaign.requests, progress)
         self._hidden = key.encode() if key and len(key) >= MINIMUM_LENGTH else None
         self._session: aiohttp.ClientSession | None = None
         self._runs: dict[str, str] = {}
@@ -77,7 +84,7 @@ class GymBackend:
         install.check(self.gym, installation)
         try:
             await self._policy.open()
-            asked = Asked(self._urls, await self._model(), self._key)
+            asked = Asked(self._urls, await choose(self._policy, self.campaign.policy.model, self._place), self._key)
             self._servers = GymServers(self.gym, installation, asked, self._logs, self._progress, self._sandbox)
             await self._start(self._servers)
             self._runs = {name: f"{url}/run" for name, url in self._servers.agents().items()}
@@ -146,15 +153,6 @@ class GymBackend:
             await asyncio.gather(starting, return_exceptions=True)
             raise
 
-    async def _model(self) -> str:
-        listed = await self._policy.models()
-        named = self.campaign.policy.model
-        if named is None and len(listed) != 1:
-            raise UserError(
-                f"campaign: policy.model is not said, and the server lists {', '.join(listed[:5]) or 'none'}", "say policy.model"
-            )
-        return named or listed[0]
-
     def _know(self, agents: Sequence[str]) -> None:
         for name in agents:
             if name not in self._runs:
@@ -203,5 +201,5 @@ def readable(message: str) -> str:
     before, *through = _INNER.split(message)
     if not through:
         return message
-    said = _BYTES.sub("", through[-1].replace("\\", "")).strip(_QUOTES)
+    said = _BYTES.sub("", _DOUBLED.sub(r"\\", _ESCAPED.sub("", through[-1]))).strip(_QUOTES)
     return f"{before.rstrip(_QUOTES)} {' -> '.join(dict.fromkeys(through[:-1:2]))}: {said or 'it said no more'}"

@@ -90,7 +90,8 @@ def head(data: Mapping[str, Any], reward_key: str | None, *, unit: int, task: st
         message = f"{failure}: {data['error']}" if data.get("error") not in (None, failure) else str(failure)
         return Head(unit, task, repeat, NO_SEED, "failed", kind=FailureKind.AGENT, final=True, message=message[:500])
     if not isinstance(reward, int | float):
-        raise BadRowError(f"no reward: {reward_key or ', '.join(REWARDS)} {'is no number' if reward is not None else 'is missing'}")
+        said = f"no reward: {reward_key or ', '.join(REWARDS)} {'is no number' if reward is not None else 'is missing'}"
+        raise BadRowError(said, _say_reward(data, reward_key))
     if not math.isfinite(reward):
         raise BadRowError(f"{reward_key} is {reward}")
     given, made, finish, turns = _response(data)
@@ -109,6 +110,13 @@ def head(data: Mapping[str, Any], reward_key: str | None, *, unit: int, task: st
         turns=turns,
         metrics={key: float(value) for key, value in data.items() if _is_metric(key, value, reward_key)},
     )
+
+
+def _say_reward(data: Mapping[str, Any], reward_key: str | None) -> str:
+    """What to do about a missing reward, with the columns that may be meant."""
+    numbers = [key for key, value in data.items() if _is_metric(key, value, reward_key)]
+    there = f" (numbers stand in {', '.join(numbers[:10])})" if numbers else ""
+    return f"name the column that is the reward: --reward COLUMN{there}, or import the other lines with --partial"
 
 
 def _is_metric(key: str, value: Any, reward_key: str | None) -> bool:

@@ -21,6 +21,9 @@ from seatrial.rollouts.inputs.rows import ROLLOUT_INDEX, TASK_INDEX
 from seatrial.rollouts.inputs.writing import Faults
 
 Kind = Literal["gym", "skills"]
+_NO_KEY = (
+    f"Gym's collector writes {TASK_INDEX} and {ROLLOUT_INDEX}; a file without them whose lines are different tasks: import skills FILE"
+)
 _SEED = re.compile(r"-rs(\d+)\.jsonl$")
 
 
@@ -65,11 +68,16 @@ def lines(kind: Kind, paths: Sequence[Path], faults: Faults) -> Iterator[Line]:
     for file, path in enumerate(paths):
         label = seed_of(path) if kind == "skills" else None
         for number, offset, text in _texts(path):
+            where = f"{path}:{number}"
             try:
                 data = parse(text)
+            except BadRowError as error:
+                faults.add(where, str(error))  # what it advises is for rows that can be written anew
+                continue
+            try:
                 task, repeat = _gym_key(data) if label is None else (_skills_task(data, number), label)
             except BadRowError as error:
-                faults.add(f"{path}:{number}", error)
+                faults.add(where, error)
                 continue
             yield Line(file, number, offset, len(text), task, repeat, data)
 
@@ -97,6 +105,8 @@ def _skills_task(data: Mapping[str, Any], number: int) -> int:
 
 def _index(data: Mapping[str, Any], key: str) -> int:
     value = data.get(key)
+    if key not in data:
+        raise BadRowError(f"no {key}", _NO_KEY)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadRowError(f"{key} is {value!r}, not a number from 0" if key in data else f"no {key}")
+        raise BadRowError(f"{key} is {value!r}, not a number from 0")
     return value

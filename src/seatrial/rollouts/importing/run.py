@@ -85,7 +85,7 @@ def _survey(source: _Source, name: str) -> tuple[Survey, list[Group]]:
         # What is owed must be certain. Bad lines of rollouts are told when they are read for good.
         faults.refuse("mend the materialized inputs, or leave them out")
     if not survey.tasks:
-        faults.refuse("no line of these files is a rollout")
+        faults.refuse("name the files that hold the rollouts")
         raise UserError(f"{source.of_tasks[0]}: there is no rollout in it", "name the files that hold the rollouts")
     return survey, survey.groups(name, exact=bool(source.inputs))
 

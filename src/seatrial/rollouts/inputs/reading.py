@@ -24,9 +24,15 @@ _DIGITS = bytes(ord("0") if chr(code) in "0123456789" else ord(" ") for code in 
 _LONG = b"0" * 19
 """Digits that may not fit into 64 bits. To look for them in a line translated by _DIGITS takes an eighth of a regular expression."""
 
+_FORMATS = "rows are JSONL (an object per line) or Parquet: convert other files, mend or take out single lines"
+
 
 class BadRowError(ValueError):
-    """A row that cannot be used, and why."""
+    """A row that cannot be used, why, and what to do where that is something else than to mend the row."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.fix = fix
 
 
 Found = tuple[int, dict[str, Any] | BadRowError]
@@ -101,9 +107,9 @@ def parse(text: bytes) -> dict[str, Any]:
         if _LONG in text.translate(_DIGITS):
             json.loads(text, parse_int=_small)
     except orjson.JSONDecodeError as error:
-        raise BadRowError(f"not JSON: {_without_line(error)}") from error
+        raise BadRowError(f"not JSON: {_without_line(error)}", _FORMATS) from error
     if not isinstance(row, dict):
-        raise BadRowError(f"not an object: {text[:40].decode(errors='replace')}")
+        raise BadRowError(f"not an object: {text[:40].decode(errors='replace')}", _FORMATS)
     return row
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from seatrial.rollouts.campaign import Campaign, Dataset
 from seatrial.rollouts.inputs.prompts import PARAMS, expected, is_gym
 from seatrial.rollouts.inputs.reading import BadRowError
+from seatrial.rollouts.verify.cases import column as column_of
+from seatrial.rollouts.verify.choice import why_no_choice
 
 TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
 _KEYS = {
@@ -22,6 +24,12 @@ _HINTS = {
     "messages": "the Responses API calls it input",
 }
 
+_LIKELY = {
+    "prompt": ("problem", "question", "instruction", "query", "input", "text"),
+    "answer": ("expected_answer", "answer", "solution", "gold", "target", "label", "ground_truth", "correct_answer"),
+}
+"""How others call these columns."""
+
 
 def agent_of(data: Mapping[str, Any], dataset: Dataset, campaign: Campaign) -> str | None:
     """Who rolls a row out: the row's own agent_ref, else the dataset's agent, else the campaign's; Gym needs one."""
@@ -33,7 +41,8 @@ def agent_of(data: Mapping[str, Any], dataset: Dataset, campaign: Campaign) -> s
         return name
     name = dataset.agent or (campaign.gym.agent if campaign.gym else None)
     if campaign.gym and name is None:
-        raise BadRowError("no agent: the row has no agent_ref, the dataset no agent, and gym.agent is not said")
+        message = "no agent: the row has no agent_ref, the dataset no agent, and gym.agent is not said"
+        raise BadRowError(message, "say gym.agent, or agent of the dataset in [[datasets]]")
     return name
 
 
@@ -57,14 +66,18 @@ def check(data: Mapping[str, Any], dataset: Dataset, campaign: Campaign) -> None
     else:
         _check_prompt(data, dataset)
     if dataset.answer is not None and data.get(dataset.answer) is None:
-        raise BadRowError(f"no answer: the column {dataset.answer!r} is missing or empty")
+        raise BadRowError(f"no answer: the column {dataset.answer!r} is missing or empty{_there_are(data)}", _say("answer", data))
     if campaign.gym:
         return
     verify = campaign.verifier_of(dataset)
     if verify.kind in ("exact", "choice", "math") and expected(data, dataset) is None:
-        raise BadRowError(f"no answer: the verifier {verify.kind} needs a column expected_answer or answer, or the dataset's key answer")
-    if verify.kind == "code" and data.get(verify.tests) is None:
-        raise BadRowError(f"no tests: the verifier code needs the column {verify.tests!r}")
+        message = f"no answer: the verifier {verify.kind} needs a column expected_answer or answer, or the dataset's key answer"
+        raise BadRowError(message, _say("answer", data))
+    if verify.kind == "choice" and (why := why_no_choice(data, expected(data, dataset))):
+        raise BadRowError(why)
+    if verify.kind == "code" and not _has(data, verify.tests):
+        fix = 'say tests = "COLUMN" of a [verifiers.NAME] with kind = "code", or correct these rows'
+        raise BadRowError(f"no tests: the verifier code needs the column {verify.tests!r}{_there_are(data)}", fix)
 
 
 def _check_params(data: Mapping[str, Any], dataset: Dataset) -> None:
@@ -86,8 +99,26 @@ def _check_prompt(data: Mapping[str, Any], dataset: Dataset) -> None:
         raise BadRowError(f'it has {PARAMS}, so it is Gym\'s: the dataset says format = "plain"')
     if dataset.prompt not in data:
         neither = f"neither {PARAMS} nor" if dataset.format == "auto" else "no"
-        raise BadRowError(f"{neither} a column {dataset.prompt!r}; there are: {', '.join(list(data)[:10]) or 'none'}")
+        raise BadRowError(f"{neither} a column {dataset.prompt!r}{_there_are(data)}", _say("prompt", data))
     _check_messages(f"column {dataset.prompt!r}", data[dataset.prompt], need_role=True)
+
+
+def _has(data: Mapping[str, Any], name: str) -> bool:
+    """Whether the verifier of code will find its tests, in a column or deeper."""
+    try:
+        return column_of(data, name) is not None
+    except ValueError:
+        return False
+
+
+def _there_are(data: Mapping[str, Any]) -> str:
+    return f"; there are: {', '.join(list(data)[:10]) or 'none'}"
+
+
+def _say(key: str, data: Mapping[str, Any]) -> str:
+    """What to do when a column has another name than we look for."""
+    likely = next((name for name in _LIKELY[key] if data.get(name) is not None), "COLUMN")
+    return f'say which column holds the {key}: {key} = "{likely}" of [[datasets]] (--{key} {likely} with --input), or correct these rows'
 
 
 def _check_messages(where: str, value: Any, *, need_role: bool) -> None:

@@ -56,24 +56,27 @@ class Written:
 
 
 class Faults:
-    """Bad rows: the first ones in words, and how many."""
+    """Bad rows: the first ones in words, what to do about them, and how many."""
 
     def __init__(self) -> None:
         self.first: list[str] = []
         self.total = 0
+        self._fixes: list[str] = []
 
     def add(self, where: str, what: object) -> None:
         """Note one."""
         self.total += 1
         if len(self.first) < _SHOWN:
             self.first.append(f"{where}: {what}")
+            self._fixes.append(what.fix if isinstance(what, BadRowError) else "")
 
     def refuse(self, fix: str) -> None:
-        """Raise a UserError with all of them, if there are any."""
+        """Raise a UserError with all of them, if there are any; `fix` is for those that bring none of their own."""
         if self.total:
             more = f"\n… and {self.total - len(self.first)} more" if self.total > len(self.first) else ""
             rows = "row" if self.total == 1 else "rows"
-            raise UserError(f"{self.total} bad {rows}; nothing was started:\n" + "\n".join(self.first) + more, fix)
+            fixes = "; ".join(dict.fromkeys(own or fix for own in self._fixes))
+            raise UserError(f"{self.total} bad {rows}; nothing was started:\n" + "\n".join(self.first) + more, fixes)
 
 
 class RowWriter:
@@ -201,7 +204,8 @@ class _Reader:
     def _check_whole(self, seen: int) -> None:
         """What only the whole file can show."""
         if not seen:
-            self._faults.add(str(self._source.path), "empty: there is no row in it")
+            self._faults.add(str(self._source.path), BadRowError("empty: there is no row in it", "name a file that holds rows"))
         for column in self._dataset.tag_columns:
             if seen and column not in self._seen_columns and not self._faults.total:
-                self._faults.add(str(self._source.path), f"no row has the tag column {column!r}")
+                error = BadRowError(f"no row has the tag column {column!r}", "correct tag_columns of [[datasets]]")
+                self._faults.add(str(self._source.path), error)

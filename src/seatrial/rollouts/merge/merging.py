@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -31,6 +32,7 @@ from seatrial.rollouts.merge.writing import copy_winners
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import KEY
 from seatrial.rollouts.units import Units
+from seatrial.rollouts.words import counted
 
 WAIT_S = 120.0
 """For another merge."""
@@ -62,8 +64,8 @@ def merge(
         scan = scanner.update(tick=tick)
         missing = _ids(units, _units_with(scan, OWED))
         if scan.owed and not partial:
-            raise MergeRefusedError(place, manifest.units, scan.ok, scan.failed, missing)
-        progress(f"writing {scan.ok} rollouts")
+            raise MergeRefusedError(place, manifest.units, scan.ok, scan.failed, missing, _complete(place, manifest))
+        progress(f"writing {counted(scan.ok, 'rollout')}")
         rollouts, failures = (place.merged / f".{name}.{lease.holder.label}" for name in (ROLLOUTS, FAILURES))
         try:
             result = MergeResult(
@@ -82,6 +84,15 @@ def merge(
             rollouts.unlink(missing_ok=True)
             failures.unlink(missing_ok=True)
     return result
+
+
+def _complete(place: Place, manifest: Manifest) -> str:
+    """How what is missing can be had: only a campaign that collects can be resumed."""
+    if manifest.imported:
+        return "import again, with the files that hold the others, into a new directory"
+    if manifest.rescored:
+        return f"complete {manifest.rescored}, and repeat the rescore command"
+    return f"seatrial rollouts resume {shlex.quote(str(place.root))}"
 
 
 def _counts(manifest: Manifest, scan: Scan) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from seatrial.files import read_model
@@ -72,18 +73,17 @@ class MergeResult(Record):
 
 
 class MergeRefusedError(BlockedError):
-    """Something is missing, and nobody said that this is fine."""
+    """Something is missing, and nobody said that this is fine; `complete` says how it can be had."""
 
-    def __init__(self, place: Place, expected: int, ok: int, failed: int, missing_ids: Sequence[str]) -> None:
+    def __init__(self, place: Place, expected: int, ok: int, failed: int, missing_ids: Sequence[str], complete: str) -> None:
         missing = expected - ok - failed
         more = f" and {missing - _SHOWN} more" if missing > _SHOWN else ""
         message = (
             f"{place.root}: incomplete: {missing} of {expected} units have no result ({ok} ok, {failed} failed for good); "
             f"the first: {', '.join(missing_ids[:_SHOWN])}{more}"
         )
-        super().__init__(
-            Boundary.ROLLOUT, message, f"seatrial rollouts resume {place.root}, or merge what there is: seatrial rollouts merge --partial"
-        )
+        root = shlex.quote(str(place.root))
+        super().__init__(Boundary.ROLLOUT, message, f"{complete}, or merge what there is: seatrial rollouts merge {root} --partial")
         self.expected, self.ok, self.failed, self.missing = expected, ok, failed, missing
 
 
@@ -97,6 +97,7 @@ def read_result(place: Place) -> MergeResult | None:
         size = path.stat().st_size if path.is_file() else None
         if size != written.bytes:
             raise UserError(
-                f"{path}: {size} bytes instead of {written.bytes}: not what the merge wrote", "run seatrial rollouts merge again"
+                f"{path}: {size} bytes instead of {written.bytes}: not what the merge wrote",
+                f"seatrial rollouts merge {shlex.quote(str(place.root))}",
             )
     return result

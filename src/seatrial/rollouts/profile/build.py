@@ -20,6 +20,7 @@ from seatrial.rollouts.profile.histograms import make_histograms
 from seatrial.rollouts.profile.model import Journal, Profile, Summary
 from seatrial.rollouts.profile.tasks import Rules, make_task
 from seatrial.rollouts.units import Units
+from seatrial.rollouts.words import counted
 
 
 def profile(
@@ -31,9 +32,10 @@ def profile(
     manifest = manifests.load(place)
     rules = Rules(pass_at, _ks(manifest, ks))
     with Units(place, manifest) as units, _no_collection():
-        progress(f"reading the rollouts of {manifest.units} units in {manifest.shards} shards")
+        progress(f"reading the rollouts of {counted(manifest.units, 'unit')}")
         columns, scan = read_columns(place, units)
-        progress(f"{scan.ok} rollouts, {scan.failed} failures, {scan.owed} missing; counting {manifest.rows} tasks")
+        found = f"{counted(scan.ok, 'rollout')}, {counted(scan.failed, 'failure')}, {scan.owed} missing"
+        progress(f"{found}; counting {counted(manifest.rows, 'task')}")
         tasks = tuple(make_task(units.row(index), units.units_of_row(index), columns, rules) for index in range(units.rows))
         groups = make_groups(tasks, Sources(columns, units.units_of_row, rules.ks))
     summary = Summary(
@@ -55,8 +57,9 @@ def _ks(manifest: Manifest, ks: Sequence[int] | None) -> tuple[int, ...]:
     most = max(len(labels) for labels in manifest.repeats.values())
     if ks is None:
         return default_ks(most)
-    if not ks or min(ks) < 1 or max(ks) > most:
-        raise UserError(f"k = {', '.join(map(str, ks)) or 'nothing'}: tasks have up to {most} rollouts", f"choose k from 1 to {most}")
+    wrong = [k for k in ks if not 1 <= k <= most]
+    if wrong or not ks:
+        raise UserError(f"k = {', '.join(map(str, wrong)) or 'nothing'}: tasks have up to {most} rollouts", f"choose k from 1 to {most}")
     return tuple(sorted(set(ks)))
 
 
@@ -83,7 +86,7 @@ def _in_words(rules: Rules, columns: Columns) -> tuple[str, ...]:
         "winners that tie are averaged, nobody voting is 0. Datasets without any answer take no part.",
         "Tasks with fewer than k rollouts are left out of figures at k; each says how many tasks it used.",
         "Intervals are of 95 %: Wilson's for the pass rate of a task; for means over tasks Student's with tasks as clusters, "
-        "none where tasks do not differ.",
+        "none where tasks do not differ, cut at 0 and 1 where all rewards lie there.",
         "std is that of the sample (n - 1), and unknown for one rollout. Run i of avg-of-k is made of the i-th rollout of each task.",
     ]
     if columns.metrics_left_out:

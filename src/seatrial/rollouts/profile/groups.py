@@ -67,6 +67,9 @@ def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> Group:
     def over(column: array[float]) -> Numbers | None:
         return numbers(columns.ordered(column) if by == "overall" else _pooled(column, ranges))
 
+    reward = over(columns.reward)
+    # No mean of such rewards lies beyond: an interval that does says less than is known.
+    within = reward is not None and reward.min >= 0 and reward.max <= 1
     expected, ok = sum(task.expected for task in tasks), sum(task.n for task in tasks)
     return Group(
         by=by,
@@ -78,12 +81,12 @@ def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> Group:
         failed=_added(task.failed for task in tasks),
         missing=sum(task.missing for task in tasks),
         coverage=ok / expected if expected else 0.0,
-        mean=_estimate([task.reward.mean for task in tasks if task.reward]),
-        reward=over(columns.reward),
-        pass_at=_at_k(tasks, sources.ks, lambda task: task.pass_at, share=True),
-        best_at=_at_k(tasks, sources.ks, lambda task: task.best_at),
-        majority_at=_at_k(_voting(tasks, sources), sources.ks, lambda task: task.majority_at),
-        average_of=_averages(columns, ranges, sources.ks),
+        mean=_estimate([task.reward.mean for task in tasks if task.reward], within),
+        reward=reward,
+        pass_at=_at_k(tasks, sources.ks, lambda task: task.pass_at, within=True),
+        best_at=_at_k(tasks, sources.ks, lambda task: task.best_at, within),
+        majority_at=_at_k(_voting(tasks, sources), sources.ks, lambda task: task.majority_at, within),
+        average_of=_averages(columns, ranges, sources.ks, within),
         never=sum(task.pass_rate == 0 for task in tasks),
         always=sum(task.pass_rate == 1 for task in tasks),
         input_tokens=over(columns.input_tokens),
@@ -109,20 +112,19 @@ def _added(counts: Iterator[Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(added.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _estimate(values: Sequence[float], *, share: bool = False) -> Estimate:
+def _estimate(values: Sequence[float], within: bool) -> Estimate:
+    """The mean with its interval; `within`: no value can lie beyond 0 and 1."""
     low, high = formulas.interval(values) or (None, None)
-    if share and low is not None and high is not None:
+    if within and low is not None and high is not None:
         low, high = max(0.0, low), min(1.0, high)
     return Estimate(value=formulas.mean(values) if values else None, low=low, high=high, tasks=len(values))
 
 
-def _at_k(
-    tasks: Sequence[Task], ks: Sequence[int], figures: Callable[[Task], tuple[float | None, ...]], *, share: bool = False
-) -> tuple[AtK, ...]:
+def _at_k(tasks: Sequence[Task], ks: Sequence[int], figures: Callable[[Task], tuple[float | None, ...]], within: bool) -> tuple[AtK, ...]:
     made = []
     for place, k in enumerate(ks):
         values = [value for task in tasks if (value := figures(task)[place]) is not None]
-        made.append(AtK(k=k, **dict(_estimate(values, share=share))))
+        made.append(AtK(k=k, **dict(_estimate(values, within))))
     return tuple(made)
 
 
@@ -137,7 +139,7 @@ def _voting(tasks: Sequence[Task], sources: Sources) -> list[Task]:
     return [task for task in tasks if votes[task.dataset]]
 
 
-def _averages(columns: Columns, ranges: Sequence[range], ks: Sequence[int]) -> tuple[AverageOf, ...]:
+def _averages(columns: Columns, ranges: Sequence[range], ks: Sequence[int], within: bool) -> tuple[AverageOf, ...]:
     rewards = [rewards_of(columns, units) for units in ranges]
     made = []
     for k in ks:
@@ -145,7 +147,7 @@ def _averages(columns: Columns, ranges: Sequence[range], ks: Sequence[int]) -> t
         firsts = [row[:k] for row in rewards]
         runs = [formulas.mean(run) for run in zip(*firsts, strict=True)]
         spread = formulas.std(runs)
-        found = _estimate([formulas.mean(row) for row in firsts])
+        found = _estimate([formulas.mean(row) for row in firsts], within)
         error = None if spread is None else spread / math.sqrt(k)
         made.append(AverageOf(k=k, std_dev_across_runs=spread, std_err_across_runs=error, **dict(found)))
     return tuple(made)

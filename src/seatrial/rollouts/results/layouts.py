@@ -25,6 +25,7 @@ from seatrial.rollouts.manifest import Manifest
 from seatrial.rollouts.merge.result import FAILURES, ROLLOUTS, Written, read_result
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import check, head_of, row_of, unit_of
+from seatrial.rollouts.results.targets import spare_campaigns
 from seatrial.rollouts.units import Units
 
 DIRECT_AGENT = "seatrial_direct"
@@ -35,6 +36,7 @@ def write_skills_layout(place: Place, directory: Path | None = None) -> tuple[Pa
     """The files of Skills, in `directory` (else `skills` in the campaign's); gives all that were written, markers included."""
     manifest = manifests.load(place)
     target = directory or place.root / "skills"
+    spare_campaigns(target, place.root / "skills")
     made: list[Path] = []
     with Units(place, manifest) as units:
         records = _Ahead(_records(place, ROLLOUTS))
@@ -44,16 +46,14 @@ def write_skills_layout(place: Place, directory: Path | None = None) -> tuple[Pa
             end += file.rows * len(labels)
             home = target / file.dataset if len(manifest.files) > 1 else target
             paths = {label: home / f"rollouts-rs{label}.jsonl" for label in labels}
-            _spare(place, manifest, paths.values())
+            _spare(manifest, paths.values())
             made += _write_seeds(paths, records, end, file.rows, units)
     return tuple(made)
 
 
-def _spare(place: Place, manifest: Manifest, paths: Iterable[Path]) -> None:
-    """Refuse to replace what the export is made from: the merge, and the inputs of the campaign."""
+def _spare(manifest: Manifest, paths: Iterable[Path]) -> None:
+    """Refuse to replace the inputs of the campaign."""
     for path in paths:
-        if path.resolve().parent == place.merged.resolve():
-            raise UserError(f"{path}: the merge lies there", "export to another directory")
         if any(manifests.is_input(path, file) for file in manifest.files):
             raise UserError(f"{path}: is an input of the campaign", "export to another directory")
 
@@ -95,8 +95,9 @@ def write_gym_layout(place: Place, directory: Path | None = None, stem: str = "r
     if manifest.imported and manifest.imported.kind == "skills":
         raise UserError(f"{place.root}: rollouts of NeMo-Skills have no responses that Gym could read", "profile them here")
     target = directory or place.root / "gym"
+    spare_campaigns(target, place.root / "gym")
     inputs, rollouts, failures = (target / f"{stem}{more}.jsonl" for more in ("_materialized_inputs", "", "_failures"))
-    _spare(place, manifest, (inputs, rollouts, failures))
+    _spare(manifest, (inputs, rollouts, failures))
     with Units(place, manifest) as units, ExitStack() as stack:
         # The last to be opened is the first to appear: rollouts come after what they are read with.
         stack.enter_context(replacing(rollouts)).writelines(_row(line, units, unit) for unit, line in _records(place, ROLLOUTS))

@@ -2,7 +2,9 @@
 
 - Units are those of the source. A rollout keeps its row, response, tokens and latency, and gets the new reward, answer and fields of
   the verifier; `rescored` in its row says which reward it had.
-- Units that failed for good in the source stay failed, of the same class. Units that are missing there stay missing.
+- Units that failed for good in the source stay failed, of the same class; but those that failed only in being scored (classes reward,
+  judge, sandbox) and whose response is stored are scored. Units that are missing there stay missing.
+- A rollout that cannot be scored keeps its response in the failure's row, without the reward that it had.
 - It is the same collector with another backend: exactly once, and called again it goes on where it was.
 - What the source gets after `rescore` began is not looked at again until the next call.
 """
@@ -14,8 +16,12 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+
+import orjson
 
 from seatrial import __version__
 from seatrial.files import sync_directory, write_json
@@ -23,14 +29,16 @@ from seatrial.model.errors import UserError
 from seatrial.rollouts.campaign import Campaign, Failures
 from seatrial.rollouts.conduct.client import make_verifiers, run
 from seatrial.rollouts.conduct.status import Status, Watch
-from seatrial.rollouts.direct.answer import text_of
+from seatrial.rollouts.direct.answer import read, text_of
 from seatrial.rollouts.journal.scan import OWED, Scanner
-from seatrial.rollouts.manifest import Manifest, building, check_inputs, load, save_campaign
+from seatrial.rollouts.manifest import Manifest, building, check_inputs, identity_of, load, save_campaign
 from seatrial.rollouts.merge.index import Index
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import FailureKind, Head, check, head_of, row_of
 from seatrial.rollouts.units import Units
-from seatrial.rollouts.work import Outcome, RolloutError, Unit, Verifier
+from seatrial.rollouts.work import Outcome, RolloutError, Score, Unit, Verifier
+
+_IN_SCORING = (FailureKind.REWARD, FailureKind.JUDGE, FailureKind.SANDBOX)
 
 
 def rescore(source: Place, out: Place, campaign: Campaign, progress: Callable[[str], None]) -> Status:
@@ -49,7 +57,7 @@ def prepare_rescore(source: Place, out: Place, campaign: Campaign) -> Manifest:
     known = load(source)
     _check(known, campaign, source)
     # Seeds are those that the rollouts were asked with.
-    identity = {**campaign.identity(), "work": known.identity["work"]}
+    identity = {**identity_of(campaign, Path.cwd()), "work": known.identity["work"]}
     if out.manifest.is_file():
         return _same(load(out), known, identity, out)
     check_inputs(source, known)
@@ -94,13 +102,8 @@ class RescoreBackend:
         """One stored rollout, scored."""
         head, row = self._record(unit.number)
         if not head.ok:
-            raise RolloutError(FailureKind(head.kind or ""), head.message, heals=False, row=row)
-        output = (row.get("response") or {}).get("output") or []
-        # Rollouts that were imported from Skills have what was said in a column of its own.
-        text = text_of(output) if output else str(row.get("generation") or "")
-        score = await self._verifiers[unit.row.dataset].score(unit.row, text, output)
-        if not math.isfinite(score.reward):
-            raise RolloutError(FailureKind.REWARD, f"the verifier gave {score.reward}, which is not finite", row=row)
+            head, row = _unscored(unit, head, row)
+        score = await self._score(unit, row)
         note = {"source": str(self._source.root.absolute()), "reward": head.reward, "answer": head.answer}
         return Outcome(
             row={**row, **score.fields, "reward": score.reward, "rescored": note},
@@ -113,6 +116,19 @@ class RescoreBackend:
             metrics={**head.metrics, **score.metrics},
             latency_s=head.latency_s,
         )
+
+    async def _score(self, unit: Unit, row: Mapping[str, Any]) -> Score:
+        output = (row.get("response") or {}).get("output") or []
+        # Rollouts that were imported from Skills have what was said in a column of its own.
+        text = text_of(output) if output else str(row.get("generation") or "")
+        try:
+            score = await self._verifiers[unit.row.dataset].score(unit.row, text, output)
+            if not math.isfinite(score.reward):
+                raise RolloutError(FailureKind.REWARD, f"the verifier gave {score.reward}, which is not finite")
+        except RolloutError as error:
+            error.row = {**{key: value for key, value in row.items() if key != "reward"}, **error.row}
+            raise
+        return score
 
     async def alive(self) -> str | None:
         """Files do not go away."""
@@ -136,6 +152,19 @@ class RescoreBackend:
         finally:
             os.close(handle)
         return head_of(line, check(line)), row_of(line)
+
+
+def _unscored(unit: Unit, head: Head, row: dict[str, Any]) -> tuple[Head, dict[str, Any]]:
+    """A failure as the rollout that it is but for its score; raises the failure when it is more than that."""
+    kind, response = FailureKind(head.kind or ""), row.get("response")
+    if kind not in _IN_SCORING or not isinstance(response, dict) or not response.get("output"):
+        raise RolloutError(kind, head.message, heals=False, row=row)
+    # The head of a failure says nothing of the answer.
+    said = read(orjson.dumps(response), "responses", unit.number)
+    told: dict[str, Any] = {"input_tokens": said.input_tokens, "output_tokens": said.output_tokens, "finish": said.finish}
+    told["turns"] = sum(item.get("type") == "message" for item in said.output) or 1
+    about = {"_ng_task_index": unit.row.index, "_ng_rollout_index": unit.repeat, "task_id": unit.row.id, "dataset": unit.row.dataset}
+    return replace(head, **told), {**about, **row}
 
 
 def _check(known: Manifest, campaign: Campaign, source: Place) -> None:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,10 +23,12 @@ from seatrial.rollouts.manifest import Manifest
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.profile.build import profile
 from seatrial.rollouts.profile.model import Task
+from seatrial.rollouts.results.targets import spare_campaigns
 from seatrial.rollouts.units import Units
 from seatrial.rollouts.work import Row
 
 RATE = "pass_rate"
+_SHOWN = 20
 
 
 class Selected(Record):
@@ -58,9 +60,10 @@ def select(
     if not 0 <= low <= high <= 1:
         raise UserError(f"a band from {low:g} to {high:g}", "a pass rate lies from 0 to 1; say the lower bound first")
     manifest = manifests.load(place)
-    _keep_inputs(place, manifest, out)
+    _keep_inputs(manifest, out)
     _known(manifest, dataset, min_n)
     tasks = profile(place, pass_at=pass_at, ks=(1,), progress=progress).tasks
+    _has_tag(tasks, tag)
     reasons = [_why_not(task, low, high, dataset, tag, min_n) for task in tasks]
     chosen = [task for task, reason in zip(tasks, reasons, strict=True) if reason is None]
     left_out = dict(Counter(reason for reason in reasons if reason))
@@ -95,12 +98,20 @@ def _known(manifest: Manifest, dataset: str | None, min_n: int) -> None:
         raise UserError(f"at least {min_n} rollouts: tasks have up to {most}", f"choose from 1 to {most}")
 
 
-def _keep_inputs(place: Place, manifest: Manifest, out: Path) -> None:
-    """Refuse what would destroy the campaign or what it was made from, however it is spelled."""
+def _has_tag(tasks: Sequence[Task], tag: str | None) -> None:
+    tags = sorted({name for task in tasks for name in task.tags})
+    if tag is not None and tag not in tags:
+        more = f" and {len(tags) - _SHOWN} more" if len(tags) > _SHOWN else ""
+        raise UserError(
+            f"no task has the tag {tag}", f"there are: {', '.join(tags[:_SHOWN])}{more}" if tags else "leave it out: no task has any"
+        )
+
+
+def _keep_inputs(manifest: Manifest, out: Path) -> None:
+    """Refuse what would destroy a campaign or what this one was made from, however it is spelled."""
     if out.is_dir():
         raise UserError(f"{out}: is a directory", "name a file")
-    if out.resolve().is_relative_to(place.root.resolve()):
-        raise UserError(f"{out}: lies in the directory of the campaign", "write to another place")
+    spare_campaigns(out)
     for file in manifest.files:
         if manifests.is_input(out, file):
             raise UserError(f"{out}: is the input of dataset {file.dataset}", "write to another file")

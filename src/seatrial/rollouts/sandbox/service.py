@@ -6,7 +6,8 @@
 - Languages: ipython (a session, with the standard library only), python and python3, shell and bash. Others, such as pypy3 and
   lean4, are answered with process_status error and the reason in stderr.
 - As in Skills, a Python program that ends by an exception is `completed`, with the traceback in stderr; a shell script that fails is
-  an `error`. Unlike there, each program has its own /tmp: nothing is kept from one to the next but in a session.
+  an `error`. Also as there, output beyond max_output_characters (1000) is cut from its end, so a long traceback loses its last line.
+  Unlike there, each program has its own /tmp: nothing is kept from one to the next but in a session.
 - It listens where it is told to, which should be loopback: whoever reaches it may run programs in the sandbox.
 """
 
@@ -147,7 +148,7 @@ def _asked(body: str, session: str | None) -> _Request:
         raise ValueError("X-Session-ID header required for ipython sessions")
     timeout, most = data.get("timeout"), data.get("max_output_characters", 1000)
     if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise ValueError("timeout must be a number of seconds above 0")
+        raise ValueError("timeout is required: a number of seconds above 0")
     if not isinstance(most, int) or most < 0:
         raise ValueError("max_output_characters must be a number, 0 or more")
     texts = {"generated_code": data.get("generated_code"), "language": language, "std_input": data.get("std_input") or ""}

@@ -19,7 +19,7 @@ from typing import Any
 from seatrial.rollouts.campaign import Verify
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.verify.exact import last_match
-from seatrial.rollouts.verify.truth import Truth, boxed, last_line
+from seatrial.rollouts.verify.truth import Truth, boxed, last_line, texts_of
 from seatrial.rollouts.work import RolloutError, Row, Score
 
 _STATED = re.compile(r"(?i:\banswer)[*_]{0,3}(?:\s+(?i:is|would\s+be|should\s+be))?[*_]{0,3}\s*[:：]?[*_]{0,3}[ \t]*(?P<said>[^\n]+)")
@@ -28,6 +28,7 @@ _ALTERNATIVE = re.compile(r"[\s*_)\]}$]*(?:,|/|\bor\b|\band\b|&)\s*[*_(\[{$]*[A-
 _SIGN_NEXT = re.compile(r"\s*(?:[^\w\s]|$)")
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathsf)\s*\{([^{}]*)\}")
 _WORDS = ("A", "I")
+_NONE = "expects {0!r:.200}, which is no letter and no option"
 
 
 class Choice:
@@ -42,7 +43,7 @@ class Choice:
         expected = self._truth.expected(row)
         letters = {_expected_letter(known, options) for known in expected}
         if None in letters:
-            raise RolloutError(FailureKind.REWARD, f"{row.source or row.id}: expects {expected!r:.200}, which is no letter and no option")
+            raise RolloutError(FailureKind.REWARD, f"{row.source or row.id}: {_NONE.format(expected)}")
         answer = self._extract(text, options)
         return Score(float(answer in letters), answer, {"expected_answer": expected[0], "extracted_answer": answer})
 
@@ -73,6 +74,14 @@ def options_of(data: Mapping[str, Any]) -> dict[str, str]:
     else:
         pairs = []
     return {key.upper(): str(text) for key, text in pairs if isinstance(key, str) and re.fullmatch("[A-Za-z]", key) and text is not None}
+
+
+def why_no_choice(data: Mapping[str, Any], expected: Any) -> str | None:
+    """None, or why a row that expects this cannot be scored, whatever the answer."""
+    options, known = options_of(data), texts_of(expected)
+    if known is not None and all(_expected_letter(text, options) for text in known):
+        return None
+    return _NONE.format(expected)
 
 
 def _expected_letter(text: str, options: Mapping[str, str]) -> str | None:

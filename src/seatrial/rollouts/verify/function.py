@@ -15,6 +15,7 @@ from typing import Any
 from seatrial.model.errors import UserError
 from seatrial.rollouts.campaign import Verify
 from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.verify.truth import undisturbed
 from seatrial.rollouts.verify.workers import WorkerError, Workers
 from seatrial.rollouts.work import RolloutError, Row, Score
 
@@ -34,9 +35,10 @@ class Function:
 
     async def score(self, row: Row, text: str, output: Sequence[Mapping[str, Any]]) -> Score:  # noqa: ARG002
         try:
-            said = await self._workers.ask({"row": dict(row.data), "text": text})
+            with undisturbed(FailureKind.REWARD):
+                said = await self._workers.ask({"row": dict(row.data), "text": text})
         except WorkerError as error:
-            raise RolloutError(FailureKind.REWARD, f"{self._name}: {error}") from error
+            raise RolloutError(FailureKind.REWARD, f"{self._name}: {error}", heals=error.heals) from error
         if "error" in said:
             raise RolloutError(FailureKind.REWARD, f"{self._name}: {said['error']}")
         return self._score(said["value"])

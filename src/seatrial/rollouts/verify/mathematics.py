@@ -33,7 +33,7 @@ class Mathematics:
         try:
             said = await self._workers.ask({"expected": expected, "text": text})
         except WorkerError as error:
-            raise RolloutError(FailureKind.REWARD, f"math-verify: {error}") from error
+            raise RolloutError(FailureKind.REWARD, f"math-verify: {error}", heals=error.heals) from error
         if "error" in said:
             raise RolloutError(FailureKind.REWARD, f"{row.source or row.id}: {said['error']}")
         fields = {"expected_answer": expected[0], "extracted_answer": said["answer"]}

@@ -22,6 +22,7 @@ from seatrial.rollouts.campaign import SandboxLimits, Verify
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.sandbox import Ran, Sandbox, SandboxError, bubblewrap
 from seatrial.rollouts.verify.cases import Asserts, Call, Case, Program, cases_of, column, same_output, same_value
+from seatrial.rollouts.verify.truth import undisturbed
 from seatrial.rollouts.work import RolloutError, Row, Score
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n`]*$")
@@ -45,7 +46,8 @@ class Programs:
         code = extract(text)
         passed, failed = 0, "the answer has no code block"
         if code is not None:
-            passed, failed = await self._try(code, cases)
+            with undisturbed(FailureKind.SANDBOX):
+                passed, failed = await self._try(code, cases)
         fields: dict[str, Any] = {"extracted_code": code, "tests": len(cases), "tests_passed": passed}
         if failed:
             fields["failed_test"] = failed

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from seatrial.launch.interrupt import stop_requested
 from seatrial.rollouts.campaign import Dataset
 from seatrial.rollouts.inputs.prompts import expected, prompt_messages
 from seatrial.rollouts.record import FailureKind
@@ -23,10 +25,8 @@ class Truth:
     def expected(self, row: Row) -> tuple[str, ...]:
         """The answers that are right, one or several; a failure of class `reward` when the row has none."""
         value = expected(row.data, self._datasets[row.dataset])
-        values = [*value] if isinstance(value, list | tuple) else [value]
-        texts = [text_of(value) for value in values]
-        known = tuple(text for text in texts if text is not None and text.strip())
-        if not known or len(known) < len(texts):
+        known = texts_of(value)
+        if known is None:
             raise RolloutError(FailureKind.REWARD, f"{row.source or row.id}: no expected answer that is a text or a number: {value!r:.200}")
         return known
 
@@ -34,6 +34,23 @@ class Truth:
         """What the user said, as text."""
         messages = prompt_messages(row.data, self._datasets[row.dataset])
         return "\n\n".join(_content(message.get("content")) for message in messages if message.get("role") == "user").strip()
+
+
+@contextmanager
+def undisturbed(kind: FailureKind) -> Iterator[None]:
+    """Around a score that comes of programs: none, when we are asked to stop meanwhile. Whoever asks, asks every process of the job,
+    and a test that was ended by that must not look like a wrong answer."""
+    before = stop_requested()
+    yield
+    if stop_requested() and not before:
+        raise RolloutError(kind, "asked to stop while it was scored", heals=True)
+
+
+def texts_of(value: Any) -> tuple[str, ...] | None:
+    """Expected answers, one or a list of them, as texts; None when one of them is none, or there is none."""
+    texts = [text_of(item) for item in (value if isinstance(value, list | tuple) else [value])]
+    known = tuple(text for text in texts if text is not None and text.strip())
+    return known if known and len(known) == len(texts) else None
 
 
 def text_of(value: Any) -> str | None:

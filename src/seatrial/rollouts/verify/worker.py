@@ -13,6 +13,7 @@ import importlib.util
 import json
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from seatrial.rollouts.verify.mathematics import equivalence
+from seatrial.rollouts.verify.workers import STOPS
 
 Answerer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -72,6 +74,9 @@ def _send(stream: IO[bytes], answer: Any) -> None:
 
 def main() -> None:
     """Answer until standard input ends."""
+    for stop in STOPS:
+        # A handler that does nothing, because what is ignored would stay ignored in whatever a function starts.
+        signal.signal(stop, lambda *_: None)
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):

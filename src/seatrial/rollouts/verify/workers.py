@@ -1,6 +1,9 @@
 """Worker processes that verify: each loads once what it needs, answers one request at a time, and may hang or crash.
 
 - A worker that does not answer in time is killed, with all that it started, and replaced by a new one when it is needed.
+- Ctrl-C and SIGTERM are for the collector, which drains: workers do not heed them, though whoever ends a job sends them to everybody.
+- A worker that dies is replaced once for the same request. When the new one dies too, by a signal (out of memory, somebody's kill),
+  nobody knows whose fault that was: another try may heal it. By an exit code of its own it never does.
 - Requests and answers are JSON; see `worker`, which runs in the process.
 - Workers die with this process, however it dies.
 """
@@ -12,7 +15,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from seatrial.launch.descendants import die_with_parent
@@ -21,10 +24,20 @@ from seatrial.rollouts.sandbox.spawn import whole
 
 _LOAD_S = 120.0
 _MOST = 4
+STOPS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that ask for an end in order."""
 
 
 class WorkerError(Exception):
-    """No answer: too late, or the worker died. The message says which."""
+    """No answer: too late, or the worker died. The message says which, `heals` whether another try may give one."""
+
+    def __init__(self, message: str, *, heals: bool = False) -> None:
+        super().__init__(message)
+        self.heals = heals
+
+
+class _DiedError(WorkerError):
+    """The worker died."""
 
 
 class Workers:
@@ -40,20 +53,27 @@ class Workers:
     async def ask(self, request: Mapping[str, Any]) -> Any:
         """The answer to a request. Raises WorkerError, and UserError when a worker cannot load what it needs."""
         async with self._turn:
-            worker = self._idle.pop() if self._idle else await self._start()
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    answer = await worker.ask(request)
-            except TimeoutError:
-                await self._end(worker)
-                raise WorkerError(f"no answer within {self._timeout_s:g} s") from None
-            except (asyncio.IncompleteReadError, ConnectionError, ValueError):
-                raise WorkerError(f"the worker process died ({await self._end(worker)})") from None
-            except BaseException:
-                await self._end(worker)
-                raise
-            self._idle.append(worker)
-            return answer
+                return await self._ask(request)
+            except _DiedError:
+                return await self._ask(request)
+
+    async def _ask(self, request: Mapping[str, Any]) -> Any:
+        worker = self._idle.pop() if self._idle else await self._start()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await worker.ask(request)
+        except TimeoutError:
+            await self._end(worker)
+            raise WorkerError(f"no answer within {self._timeout_s:g} s") from None
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            code = await self._end(worker)
+            raise _DiedError(f"the worker process died ({_how(code)})", heals=code < 0) from None
+        except BaseException:
+            await self._end(worker)
+            raise
+        self._idle.append(worker)
+        return answer
 
     async def close(self) -> None:
         """End every worker."""
@@ -72,7 +92,7 @@ class Workers:
             await self._end(worker)
             raise UserError(f"{what} did not load within {_LOAD_S:g} s", "see what its import waits for") from None
         except (asyncio.IncompleteReadError, ValueError):
-            raise UserError(f"{what} died while loading ({await self._end(worker)})", "import it in a Python of your own") from None
+            raise UserError(f"{what} died while loading ({_how(await self._end(worker))})", "import it in a Python of your own") from None
         except BaseException:
             await self._end(worker)
             raise
@@ -88,11 +108,11 @@ class Workers:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=die_with_parent(),
+            preexec_fn=_before_exec(),
         )
         return _Worker(process)
 
-    async def _end(self, worker: _Worker) -> str:
+    async def _end(self, worker: _Worker) -> int:
         self._all.discard(worker)
         return await worker.end()
 
@@ -113,8 +133,8 @@ class _Worker:
         length = int(await self._process.stdout.readexactly(12))
         return json.loads(await self._process.stdout.readexactly(length))
 
-    async def end(self) -> str:
-        """Kill it and what it started, and say how it had ended."""
+    async def end(self) -> int:
+        """Kill it and what it started; its exit code, negative for a signal."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -126,4 +146,20 @@ class _Worker:
                 pass
         except ChildProcessError:
             pass
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return code
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _before_exec() -> Callable[[], None]:
+    """What a worker does before exec: it dies with us, and ignores signals until `worker` has taken them over."""
+    die = die_with_parent()
+
+    def prepare() -> None:
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
+        die()
+
+    return prepare
