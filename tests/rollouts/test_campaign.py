@@ -110,6 +110,15 @@ def test_what_results_depend_on_is_part_of_the_identity(changes: dict[str, Any])
     assert made(**changes).identity() != made().identity()
 
 
+def test_a_judge_may_move_and_must_stay_the_same_model() -> None:
+    def judged(**keys: str) -> dict[str, Any]:
+        return made(verifier="grader", verifiers={"grader": {"kind": "judge", **keys}}).identity()
+
+    first = judged(url="http://a/v1", model="m", key_env="ONE")
+    assert first == judged(url="http://b/v1", model="m", key_env="TWO")
+    assert first != judged(url="http://a/v1", model="other", key_env="ONE")
+
+
 def test_a_self_hosted_policy_is_known_by_its_model() -> None:
     hosted = made(policy={"server": SERVER})
     assert hosted.identity()["policy"]["model"] == "/models/m"

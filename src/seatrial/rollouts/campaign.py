@@ -313,6 +313,7 @@ class Campaign(Record):
                 "work": {"parallel", "rounds", "target_minutes", "rollout_s"},
                 "gym": {"environment", "python", "directory", "deadline_s", "servers", "shared_environments"},
                 "sandbox": {"at_once"},
+                "verifiers": {"__all__": {"url", "key_env", "timeout_s"}},
             },
         )
         for dataset in kept["datasets"]:
