@@ -46,6 +46,8 @@ class Running:
     """The stub, and one instance of Gym."""
 
     def __init__(self, python: str, logs: Path) -> None:
+        self._others = {process.pid for process in psutil.Process().children(recursive=True)}
+        """Of other tests, such as a cluster that several of them share."""
         self.loop, self.stub, self._python = Loop(), Stub(key=KEY), python
         self.loop(self.stub.start())
         self.backend = self.another(logs)
@@ -61,6 +63,11 @@ class Running:
 
         return self.loop(all_of_them())
 
+    def processes(self) -> list[psutil.Process]:
+        """What was started since, and lives."""
+        found = psutil.Process().children(recursive=True)
+        return [process for process in found if process.pid not in self._others and process.status() != psutil.STATUS_ZOMBIE]
+
     def close(self) -> None:
         self.loop(self.backend.close())
         self.loop(self.stub.die())
@@ -71,7 +78,7 @@ class Running:
 def running(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     found = Running(python, tmp_path_factory.mktemp("attempt"))
     yield found
-    below = psutil.Process().children(recursive=True)
+    below = found.processes()
     found.close()
     assert alive(below) == []
     assert not found.backend.gone()
@@ -103,7 +110,7 @@ def words_of(process: psutil.Process) -> list[str]:
 
 def test_the_key_is_on_no_command_line_and_in_no_log_and_everything_listens_on_loopback(running: Running) -> None:
     servers = running.backend.servers
-    tree = [process for process in psutil.Process().children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE]
+    tree = running.processes()
     lines = [" ".join(words_of(process)) for process in tree]
     assert sum("NEMO_GYM_CONFIG_DICT" in line for line in lines) == 3
     assert not any(KEY in line for line in lines)

@@ -79,12 +79,13 @@ def timeless(head: Head, row: Mapping[str, Any]) -> bytes:
 
 
 def make(root: Path) -> Place:
-    """A campaign directory; the same one each time."""
+    """A campaign directory; the same one each time, of the same file, since failures name it."""
     root.mkdir(parents=True)
-    (root / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"question {number}", "answer": ""}) + "\n" for number in range(ROWS)))
+    rows = root.parent / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"question {number}", "answer": ""}) + "\n" for number in range(ROWS)))
     said = {
         "name": "kills",
-        "datasets": [{"name": "questions", "path": "rows.jsonl"}],
+        "datasets": [{"name": "questions", "path": str(rows)}],
         "work": {"repeats": REPEATS, "shards": SHARDS},
         "policy": {"url": "http://127.0.0.1:9/v1", "model": "none"},
         "requests": {"concurrency": 8, "backoff_s": 0.0},

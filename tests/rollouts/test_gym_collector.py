@@ -43,7 +43,7 @@ def collecting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collecting]
     loop(stub.start())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(install, "find", lambda _: fake_installation(root / "gym"))
-        about = campaign(stub.url, gym={"driver": "collector"}, requests={"timeout_s": 0.5, "concurrency": 2})
+        about = campaign(stub.url, gym={"driver": "collector"}, requests={"timeout_s": 20, "concurrency": 2})
         backend = GymBackend(about, [stub.url], KEY, root / "logs")
         loop(backend.open())
     yield Collecting(loop, backend)
@@ -80,7 +80,10 @@ def test_a_row_that_cannot_be_sent_starts_nothing(collecting: Collecting, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_row_that_never_ends_costs_its_deadline(collecting: Collecting, tmp_path: Path) -> None:
+def test_a_row_that_never_ends_costs_its_deadline(collecting: Collecting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = collecting.backend.campaign
+    hurried = given.model_copy(update={"requests": given.requests.model_copy(update={"timeout_s": 2.0})})
+    monkeypatch.setattr(collecting.backend, "campaign", hurried)
     found = collecting([unit(0), unit(1, "hang")], tmp_path)
     assert failures(found) == {1: FailureKind.TIMEOUT}
 

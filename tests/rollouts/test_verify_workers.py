@@ -77,9 +77,8 @@ def test_a_function_may_hang_crash_and_lie(tmp_path: Path) -> None:
         assert (await verifier.score(row(answer="x"), "x", ())).fields["pid"] != right.fields["pid"]
         assert len(workers()) == 1
 
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
     talk(lambda: made(base=tmp_path, kind="function", function="mine.py:reward", timeout_s=1), use)
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert workers() == []
 
 
 def test_a_function_that_cannot_be_named_is_refused_at_once(tmp_path: Path) -> None:
