@@ -13,6 +13,8 @@ from seatrial.rollouts.place import Place
 
 from .command import inside
 
+pytestmark = pytest.mark.slow
+
 GYM = Path(__file__).parents[1] / "data/rollouts/gym_rollouts.jsonl"
 
 

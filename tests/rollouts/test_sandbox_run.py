@@ -15,6 +15,8 @@ from seatrial.rollouts.sandbox import bubblewrap, process, syscalls
 from seatrial.rollouts.sandbox.process import SandboxError
 from seatrial.rollouts.sandbox.sandbox import Sandbox, require, why_not
 
+pytestmark = pytest.mark.slow
+
 here = needs_sandbox()
 
 

@@ -17,6 +17,8 @@ from seatrial.rollouts.work import Verifier
 
 FUNCTION = """
 import os, subprocess, time
+
+pytestmark = pytest.mark.slow
 def reward(row, text):
     print("noise that goes nowhere")
     if text == "hang":
