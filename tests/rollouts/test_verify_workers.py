@@ -15,10 +15,10 @@ from seatrial.rollouts.verify.mathematics import bare, equivalence
 from seatrial.rollouts.verify.worker import load_function
 from seatrial.rollouts.work import Verifier
 
+pytestmark = pytest.mark.slow
+
 FUNCTION = """
 import os, subprocess, time
-
-pytestmark = pytest.mark.slow
 def reward(row, text):
     print("noise that goes nowhere")
     if text == "hang":
