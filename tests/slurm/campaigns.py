@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.command import SEATRIAL, Answer, environ
+from rollouts.served import serving
 from rollouts.stub import Stub
 from seatrial.launch.jobdir import JobDir, job_dir
 from seatrial.model.job import Result
@@ -53,6 +52,7 @@ dead_s = 5.0
 SERVE = """
 import asyncio, os, sys
 sys.path.insert(0, sys.argv[1])
+from rollouts.served import serving
 from rollouts.stub import Stub
 async def main():
     stub = Stub(latency_s=0.3, port=int(sys.argv[2]))
@@ -69,17 +69,8 @@ asyncio.run(main())
 @contextmanager
 def policy(latency_s: float = 0.0) -> Iterator[Stub]:
     """A policy server on loopback, which all nodes share with this process. Its latency may be changed at any time."""
-    stub, loop = Stub(latency_s=latency_s, keep_bodies=False), asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(stub.start(), loop).result(10)
-    try:
+    with serving(latency_s=latency_s, keep_bodies=False) as stub:
         yield stub
-    finally:
-        asyncio.run_coroutine_threadsafe(stub.die(), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        loop.close()
 
 
 @dataclass(frozen=True, slots=True)

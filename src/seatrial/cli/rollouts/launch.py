@@ -65,12 +65,7 @@ def start(
     from seatrial.rollouts.manifest import make
     from seatrial.rollouts.place import Place
 
-    if file is not None and file.suffix in _ROWS:
-        _refuse(f"{file}: rows go with --input, and a campaign file is TOML", f"say --input {shlex.quote(str(file))}")
-    if file is not None and inputs:
-        _refuse("--input and a campaign file exclude each other: the file names its datasets", "leave one of them out")
-    if not inputs and (prompt or answer):
-        _refuse("--prompt and --answer name columns of --input", "say --input, or prompt and answer in [[datasets]]")
+    _check_flags(file, inputs, prompt or answer)
     if repeats is not None and seeds is not None:
         _refuse("--repeats and --seeds exclude each other: --repeats 4 is --seeds 0-3", "leave one of them out")
     flags: dict[str, Any] = {
@@ -194,6 +189,16 @@ def _datasets(files: list[Path], prompt: str | None, answer: str | None) -> list
 def _label(text: str) -> str:
     """A file's name as that of a dataset."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:80] or "rows"
+
+
+def _check_flags(file: Path | None, inputs: list[Path] | None, column: str | None) -> None:
+    """Rows come from a campaign file or from --input, and columns are named for the latter."""
+    if file is not None and file.suffix in _ROWS:
+        _refuse(f"{file}: rows go with --input, and a campaign file is TOML", f"say --input {shlex.quote(str(file))}")
+    if file is not None and inputs:
+        _refuse("--input and a campaign file exclude each other: the file names its datasets", "leave one of them out")
+    if not inputs and column:
+        _refuse("--prompt and --answer name columns of --input", "say --input, or prompt and answer in [[datasets]]")
 
 
 def _refuse(message: str, fix: str) -> None:
