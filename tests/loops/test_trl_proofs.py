@@ -50,9 +50,13 @@ def run(*names: str, **changes: Any) -> list[Row]:
     return [*rows, on_disk("saved")]
 
 
-def refit(stale: int, dlogp: float | None) -> Row:
-    row: Row = {"fact": "refit", "names": 2, "produced": "x", "consumed": "x", "wrong_names": []}
-    return row | {"stale_names": stale, "touched_names": stale, "stale_max_dlogp": dlogp}
+def refit(stale: int, dlogp: float | None, index: int = 0) -> list[Row]:
+    """One refit, and the samples after it."""
+    row: Row = {"fact": "refit", "names": 2, "produced": "x", "consumed": "x", "wrong_names": [], "refused": None, "committed": True}
+    row |= {"transport": ("full", "packed", "sparse")[index], "kind": "difference" if index == 2 else "overwrite"}
+    row |= {"modes": {"dense": 1, "same": 1} if index == 2 else {"raw": 2}, "bytes": 9, "elements": 4}
+    row |= {"step": index, "version": index + 1, "stale_names": stale, "touched_names": stale, "stale_max_dlogp": dlogp}
+    return [row, {"fact": "samples", "step": index, "version": index + 1, "count": 8}]
 
 
 def logged(*prefixes: str, first: int = 1, last: int = LAST) -> dict[str, Series]:
@@ -96,9 +100,9 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
             "run": [
                 {"fact": "process", "process": "generator", "pid": 7, "device": "cpu", "tied": True},
                 *run("w"),
-                refit(0, None),
-                refit(2, 0.5),
-                refit(2, 0.4),
+                *refit(0, None),
+                *refit(2, 0.5, 1),
+                *refit(2, 0.4, 2),
             ]
         },
         logged(""),
@@ -180,7 +184,7 @@ def kind(row: Row) -> str:
     return str(row.get("when", row["fact"]))
 
 
-SINGLE = [place for place in ROWS if kind(WORLDS[place[0]][0][place[1]][place[2]]) not in ("refit", "arm", "checkpoint")]
+SINGLE = [place for place in ROWS if kind(WORLDS[place[0]][0][place[1]][place[2]]) not in ("refit", "samples", "arm", "checkpoint")]
 """Facts of which a run has one."""
 
 
@@ -246,6 +250,18 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     ("refit", "first refit changes nothing", change("run", "refit", 0, stale_names=1)),
     ("refit", "stale weights are detected each time", change("run", "refit", 2, stale_names=0)),
     ("refit", "stale weights are detected each time", change("run", "refit", 2, stale_max_dlogp=None)),
+    ("refit", "every transport was used", change("run", "refit", 1, transport="full")),
+    ("refit", "every transport was used", change("run", "refit", 2, kind="overwrite")),
+    ("refit", "every transport was used", change("run", "refit", 2, modes={"same": 2})),
+    ("refit", "every transport was used", change("run", "refit", 2, committed=False)),
+    ("refit", "every transport was used", change("run", "refit", 0, bytes=0)),
+    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, committed=False)),
+    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, consumed="y")),
+    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, refused="mismatch")),
+    ("refit", "samples carry the version of the last refit", change("run", "samples", 1, version=1)),
+    ("refit", "samples carry the version of the last refit", change("run", "samples", 1, count=0)),
+    ("refit", "samples carry the version of the last refit", change("run", "refit", 1, version=1)),
+    ("refit", "samples carry the version of the last refit", change("run", "refit", 2, step=1)),
     ("ranks", "two processes form one group", change("two", "parameters", world_size=1)),
     ("ranks", "ranks end with the same weights: bit-equal", change("two", "end", 1, weights={"w": "2"})),
     ("ranks", "ranks end with the same weights: bit-equal", change("two", "end", 1, weights={"w": "1", "x": "1"})),
@@ -310,3 +326,13 @@ def test_seeds_without_a_gain_are_missed(tmp_path: Path) -> None:
 def test_differing_names_both_sides() -> None:
     assert proof.differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
     assert proof.differing({"a": "1"}, {"a": "1"}) == []
+
+
+def test_a_first_refit_that_was_refused_is_a_missed_proof(tmp_path: Path) -> None:
+    """The run ends there: the facts are those of one refit, and of no sample."""
+    world, series = copy.deepcopy(WORLDS["refit"])
+    world["run"] = [row for row in world["run"] if kind(row) != "samples"]
+    del world["run"][-2:]
+    change("run", "refit", 0, refused="truncated", committed=False, consumed=None, touched_names=0)(world)
+    wanted = {"a refit before every generation", "weights after each refit: bit-equal", "every transport was used"}
+    assert wanted <= set(missed(prove(tmp_path, "refit", world, series)))

@@ -82,6 +82,9 @@ PROOFS: dict[int, dict[str, str]] = {
         "the generator ties what the trainer ties": "True",
         "first refit changes nothing": "0 touched",
         "stale weights are detected each time": "5 of 5",
+        "every transport was used": r"full 1, packed 1, sparse 4; differences: (bitmap \d+, )?dense \d+",
+        "committed only after the generator's fingerprint matched": "6 of 6 committed",
+        "samples carry the version of the last refit": "6 of 6 batches",
     },
     4: {
         **trained("26 of 26", 6, " (one)"),

@@ -67,6 +67,7 @@ def test_the_staged_instruments_import_without_seatrials_dependencies(tmp_path: 
     assert done.stdout.startswith(str(target))
     assert done.stdout.endswith(" False\n")
     stage(get_loop("trl"), tmp_path)  # a resumed trial stages again
+    assert (target / "seatrial" / "probes" / "bits" / "bits.c").is_file(), "kernels are compiled where they run"
     assert not (target / "seatrial" / "model").exists()
     assert not (target / "seatrial" / "loops" / "trl" / "loop.py").exists()
 

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "judge": ("judge", "Judge the files that any run left, without running anything."),
     "localize": ("localize", "Show which sequences and tokens a log-probability mismatch sits in."),
     "isolate": ("isolate", "Rerun a failed level with one setting changed at a time, to name suspects."),
+    "probe": ("probe", "Run one instrument alone: show bit for bit that a generator has its policy's weights."),
     "doctor": ("doctor", "Preflight alone: is this machine ready for a trial?"),
     "env": ("env", "Build, list, check and remove the environments of loops."),
     "check": ("check", "Check expressions against metrics."),

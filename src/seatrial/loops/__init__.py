@@ -7,6 +7,8 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seatrial.loops import engines
+
 if TYPE_CHECKING:
     from seatrial.model.loop import Loop
     from seatrial.model.record import Plan
@@ -21,7 +23,7 @@ def names() -> tuple[str, ...]:
 
 def environments() -> dict[str, Path]:
     """The locks of all environments that can be built, by the environment's name."""
-    return {name: lock for loop in names() for name, lock in get_loop(loop).environments().items()}
+    return {name: lock for loop in names() for name, lock in get_loop(loop).environments().items()} | engines.environments()
 
 
 def loop_of(plan: Plan) -> Loop:

@@ -1,9 +1,10 @@
 """Fingerprints over exact bits: of tensors, models, optimizer states and random number generators.
 
 Runs inside a loop's interpreter: standard library and, lazily, torch. Contract:
-- one hash per name over dtype, shape and every bit, so that NaN payloads and -0.0 count;
+- one hash per name over dtype, shape and every bit, so that NaN payloads and -0.0 count (`bits.hashing`: made against faults,
+  not against somebody who wants a collision);
 - independent of device, memory layout and chunking;
-- `digest` folds a mapping into one value that depends on every name and on their order.
+- `digest` folds a mapping into one value that depends on every name and on their order; `tree` folds it by layers.
 """
 
 from __future__ import annotations
@@ -11,31 +12,52 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-CHUNK = 1 << 24
+from seatrial.probes.bits import hashing
+
+BATCH_BYTES = 1 << 30
 
 
 def tensor_hash(tensor: Any) -> str:
     """The hash of one tensor: dtype, shape, bits."""
-    import torch
+    return from_sums(tensor, hashing.sums([tensor])[0])
 
-    whole = tensor.detach().to("cpu").contiguous()
-    state = hashlib.blake2b(f"{whole.dtype}{tuple(whole.shape)}".encode(), digest_size=16)
-    if whole.numel():
-        data = memoryview(whole.reshape(-1).view(torch.uint8).numpy())
-        for start in range(0, len(data), CHUNK):
-            state.update(data[start : start + CHUNK])
+
+def from_sums(tensor: Any, sums: tuple[int, int]) -> str:
+    """The same for a tensor whose sums are known, from encoding it."""
+    state = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=16)
+    for value in sums:
+        state.update(value.to_bytes(8, "little"))
     return state.hexdigest()
 
 
 def tensors(named: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Hash every named tensor, in the given order. The same name twice is an error: one of them would be lost."""
+    """Hash every named tensor, in the given order. The same name twice is an error: one of them would be lost.
+
+    Those on a GPU are hashed together, a gigabyte at a time: an iterable may make its tensors as it goes, but must not reuse their
+    memory. Those on a CPU are hashed one by one.
+    """
     result: dict[str, str] = {}
+    waiting: dict[str, Any] = {}
+
+    def hash_waiting() -> None:
+        found = hashing.sums(list(waiting.values()))
+        result.update({name: from_sums(tensor, sums) for (name, tensor), sums in zip(waiting.items(), found, strict=True)})
+        waiting.clear()
+
+    size = 0
     for name, tensor in named:
         if name in result:
             raise ValueError(f"fingerprint: the name {name!r} occurs twice")
-        result[name] = tensor_hash(tensor)
+        result[name] = ""  # keeps its place in the order
+        waiting[name] = tensor
+        size += tensor.numel() * tensor.element_size()
+        if not tensor.is_cuda or size >= BATCH_BYTES:
+            hash_waiting()
+            size = 0
+    hash_waiting()
     return result
 
 
@@ -93,3 +115,34 @@ def differing(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
     """Names whose hashes differ or that only one side has, in the order of the left side."""
     names = [name for name, value in left.items() if right.get(name) != value]
     return names + [name for name in right if name not in left]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The hashes of tensors, folded into their layers and these into the model. A mismatch of the root names the tensor."""
+
+    root: str
+    layers: dict[str, str]
+    tensors: dict[str, str]
+
+    def differing(self, other: Tree) -> list[str]:
+        """Names of tensors that differ or that only one side has; only layers that differ are looked into."""
+        apart = set(differing(self.layers, other.layers))
+        left, right = ({name: value for name, value in tree.tensors.items() if layer(name) in apart} for tree in (self, other))
+        return differing(left, right)
+
+
+def layer(name: str) -> str:
+    """The layer of a tensor: its name up to the outermost number, or else without its last part."""
+    parts = name.split(".")
+    number = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
+    return ".".join(parts[: number + 1] if number is not None else parts[:-1] or parts)
+
+
+def tree(hashes: Mapping[str, str]) -> Tree:
+    """Fold the hashes by layer. Names may come in any order: both sides of a refit list them in their own."""
+    members: dict[str, dict[str, str]] = {}
+    for name in sorted(hashes):
+        members.setdefault(layer(name), {})[name] = hashes[name]
+    layers = {name: digest(held) for name, held in members.items()}
+    return Tree(digest(layers), layers, dict(hashes))

@@ -13,13 +13,20 @@ from seatrial.files import write_bytes
 from seatrial.model.loop import Loop
 
 ROOT = Path(seatrial.__file__).parent
+STAGED = (".py", ".c", ".cu")
+"""The probes' kernels are compiled where they run."""
 
 
 def stage(loop: Loop, run_dir: Path) -> Path:
     """Copy probes and driver below `run_dir`; returns the directory for PYTHONPATH."""
+    return stage_packages(loop.instruments(), run_dir)
+
+
+def stage_packages(packages: tuple[Path, ...], run_dir: Path) -> Path:
+    """The same for probes and any packages of ours; none are needed where a probe runs on its own."""
     target = run_dir / "instruments"
-    for source in (ROOT / "probes", *loop.instruments()):
-        for file in sorted(source.rglob("*.py")):
+    for source in (ROOT / "probes", *packages):
+        for file in sorted(file for file in source.rglob("*") if file.suffix in STAGED):
             write_bytes(target / "seatrial" / file.relative_to(ROOT), file.read_bytes())
         for parent in (source / "x").relative_to(ROOT).parents:
             place = target / "seatrial" / parent / "__init__.py"

@@ -26,7 +26,7 @@ OWNED: dict[str, tuple[str, str]] = {
     "num_iterations": ("refit", "there is one refit per step"),
     "steps_per_generation": ("refit", "there is one refit per step"),
 }
-LEAST_STEPS = {"smoke": 2, "lora-resume": 2, "refit": 2, "ranks": 2, "architectures": 2, "learning": 8}
+LEAST_STEPS = {"smoke": 2, "lora-resume": 2, "refit": 3, "ranks": 2, "architectures": 2, "learning": 8}
 
 
 def given(arguments: Sequence[str]) -> dict[str, str]:

@@ -7,11 +7,13 @@ a missed proof, never an absent one.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.facts import Facts, read_facts
+from seatrial.loops.facts import Facts, Row, read_facts
 from seatrial.loops.proof import differing, equal, proof
 from seatrial.loops.trl.training import changed, states, trained
 from seatrial.loops.trl.trajectory import RELATIVE, same_trajectory, within_tolerance
@@ -22,6 +24,7 @@ from seatrial.model.verdict import Boundary
 
 CHECKPOINT_FILES = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 IMAGE_EFFECT = 1e-6
+TRANSPORTS = ("full", "packed", "sparse")
 
 
 def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
@@ -133,7 +136,49 @@ def refits(facts: Facts | None) -> list[CheckResult]:
             Boundary.REFIT,
             "all",
         ),
+        *_transports(rows),
+        _stamped(rows, facts.of("samples") if facts else []),
     ]
+
+
+def _transports(rows: list[Row]) -> list[CheckResult]:
+    """Every transport brought weights over, and a baseline was taken for the generator's only when its fingerprint said so."""
+    good = [row for row in rows if row.get("committed")]
+    used = Counter(row["transport"] for row in good)
+    modes = Counter[str]()
+    for row in good:
+        if (row["transport"], row["kind"]) == ("sparse", "difference"):
+            modes.update({mode: count for mode, count in row["modes"].items() if mode != "same"})
+    value = ", ".join(f"{name} {used[name]}" for name in TRANSPORTS)
+    coded = ", ".join(f"{mode} {count}" for mode, count in sorted(modes.items())) or "none"
+    honest = all(row.get("committed") == (row["produced"] == row["consumed"] and row["refused"] is None) for row in rows)
+    sizes = all(row["bytes"] > 0 and row["elements"] > 0 for row in rows)
+    return [
+        proof(
+            "every transport was used",
+            all(used[name] for name in TRANSPORTS) and bool(modes) and sizes,
+            f"{value}; differences: {coded}",
+            Boundary.REFIT,
+            "full, packed, sparse with a difference",
+        ),
+        proof(
+            "committed only after the generator's fingerprint matched",
+            bool(good) and honest,
+            f"{len(good)} of {len(rows)} committed",
+            Boundary.REFIT,
+            "exactly those that are bit-equal",
+        ),
+    ]
+
+
+def _stamped(rows: list[Row], samples: list[Row]) -> CheckResult:
+    """Versions grow, and each batch of samples carries the version of the refit before it."""
+    versions = [row["version"] for row in rows]
+    grows = all(one < two for one, two in pairwise(versions))
+    held = [(row["step"], row["version"]) for row in rows]
+    right = sum(one == two for one, two in zip(held, ((row["step"], row["version"]) for row in samples), strict=False))
+    whole = bool(rows) and len(samples) == len(rows) == right and all(row["count"] > 0 for row in samples)
+    return proof("samples carry the version of the last refit", whole and grows, f"{right} of {len(rows)} batches", Boundary.REFIT, "all")
 
 
 def _same_tie(facts: Facts | None, other: Mapping[str, Any] | None) -> bool:

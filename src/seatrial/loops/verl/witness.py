@@ -1,4 +1,4 @@
-"""The variables that make every verl process prove its imports (read by `drive/imports.py`)."""
+"""The variables that make every verl process prove its imports, and its refits where asked (read by `drive/imports.py`)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from seatrial.loops.verl.gpu.checkout import bundled_core
 from seatrial.model.loop import Context
 
 MODULE = "seatrial.loops.verl.drive.imports"
+REFIT = "SEATRIAL_REFIT_FACTS"
+"""Where the refit probe writes; the user turns it on, and workers on other nodes must be told."""
 WATCH = ("verl", "megatron.core", "megatron.bridge", "torch", "transformers", "ray", "vllm", "sglang")
 
 
@@ -21,4 +23,5 @@ def witness_variables(context: Context, directory: Path, plugins: tuple[str, ...
         "SEATRIAL_IMPORTS": str(directory),
         "SEATRIAL_UNDER_TEST": os.pathsep.join(tested),
         "SEATRIAL_WATCH": ",".join(WATCH),
+        **({REFIT: facts} if (facts := os.environ.get(REFIT)) else {}),
     }

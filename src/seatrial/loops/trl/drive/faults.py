@@ -1,7 +1,7 @@
 """Known real-world bugs, injected on purpose. A trial that passes with one of them is broken.
 
 Each fault acts where the real bug acted: in the reward, the optimizer, the checkpoint, the refit, the ranks, the
-process. `skip-refit`, `flip-bit` and `swap-layers` act inside the generation process (see generator.py).
+process. Those of the refit act inside the generation process (see generator.py).
 """
 
 from __future__ import annotations

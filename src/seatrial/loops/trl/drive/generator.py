@@ -1,14 +1,15 @@
 """The separate generation process of level 2: owns its own copy of the model and answers over a local socket.
 
-It loads weights in place and strictly: a name it does not have, a parameter that was not sent, another shape or
-dtype is an error. It hashes what it really holds, after loading, from its own live parameters.
+Weights come as payloads of `probes.refit`, and are applied to the live parameters whole or not at all: a refusal is
+sent back with its reason. It hashes what it really holds, after loading, from its own live parameters.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+import signal
+from dataclasses import asdict
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
@@ -18,58 +19,77 @@ import torch
 from seatrial.loops.trl.drive import sampler
 from seatrial.loops.trl.drive.imports import GENERATOR, Imports
 from seatrial.probes import facts, fingerprint
+from seatrial.probes.refit import payload
+from seatrial.probes.refit.consumer import Consumer
+from seatrial.probes.refit.errors import RefitRefused
+
+FAULTY_LOAD = 3
+"""The load that faults of the payload hit: the first sparse one."""
 
 
-def load(model: Any, weights: Mapping[str, Any]) -> int:
-    """Copy the weights into the live model; returns the bytes copied."""
-    own = dict(model.named_parameters())
-    unknown, absent = sorted(weights.keys() - own.keys()), sorted(own.keys() - weights.keys())
-    if unknown or absent:
-        raise RuntimeError(f"refit: names unknown to the generator: {unknown[:5]}; parameters not sent: {absent[:5]}")
-    for name, value in weights.items():
-        if value.shape != own[name].shape or value.dtype != own[name].dtype:
-            raise RuntimeError(f"refit: {name}: sent {value.dtype}{tuple(value.shape)}, own {own[name].dtype}{tuple(own[name].shape)}")
-        own[name].data.copy_(value)
-    return sum(value.numel() * value.element_size() for value in weights.values())
+class Loader(Consumer):
+    """The live parameters, and the faults that act on a load."""
+
+    def __init__(self, model: Any, fault: str | None) -> None:
+        super().__init__(dict(model.named_parameters()))
+        self.model, self.fault, self.loads = model, fault, 0
+        self.last = b""
+
+    def load(self, path: Path) -> dict[str, Any]:
+        """Apply one payload."""
+        self.loads += 1
+        if self.fault == "skip-refit" and self.loads > 1:
+            header = payload.read(path).header
+            return {"version": header.version, "root": header.target_root, "changed": 0, "bytes": 0}
+        applied = asdict(self.apply(self._spoiled(path)))
+        if self.loads > 1:
+            self._spoil_weights()
+        return applied
+
+    def _spoiled(self, path: Path) -> Path | bytes:
+        """The payload, or what a fault makes of it on its way."""
+        last, self.last = self.last, path.read_bytes() if self.fault == "replayed-payload" else b""
+        if self.loads != FAULTY_LOAD:
+            return path
+        if self.fault == "truncated-payload":
+            os.truncate(path, path.stat().st_size - 1)
+        elif self.fault == "wrong-base":
+            next(iter(self.model.parameters())).data.view(torch.int32).view(-1)[0] ^= 1
+        return last if self.fault == "replayed-payload" else path
+
+    def _write(self, target: Any, entry: Any, given: Any) -> None:
+        if self.fault == "dead-generator" and self.loads == FAULTY_LOAD and entry is given.header.tensors[1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super()._write(target, entry, given)
+
+    def _spoil_weights(self) -> None:
+        """Faults after a load."""
+        if self.fault == "flip-bit":
+            next(iter(self.model.parameters())).data.view(torch.int32).view(-1)[0] ^= 1
+        elif self.fault == "swap-layers":
+            one, two = (self.model.model.layers[index].input_layernorm.weight for index in (0, 1))
+            kept = one.data.clone()
+            one.data.copy_(two.data)
+            two.data.copy_(kept)
 
 
-def break_refit(model: Any, fault: str | None) -> None:
-    """Injected faults after a load."""
-    first = next(iter(model.parameters()))
-    if fault == "flip-bit":
-        first.data.view(torch.int32).view(-1)[0] ^= 1
-    elif fault == "swap-layers":
-        layers = model.model.layers
-        one, two = layers[0].input_layernorm.weight, layers[1].input_layernorm.weight
-        kept = one.data.clone()
-        one.data.copy_(two.data)
-        two.data.copy_(kept)
-
-
-def answer(model: Any, request: dict[str, Any], state: dict[str, Any], fault: str | None) -> Any:
+def answer(loader: Loader, request: dict[str, Any]) -> Any:
     """Serve one request."""
-    from safetensors.torch import load_file
-
     match request["do"]:
         case "hash":
-            return fingerprint.tensors(model.named_parameters())
+            return fingerprint.tensors(loader.model.named_parameters())
         case "load":
-            state["loads"] = state.get("loads", 0) + 1
-            if fault == "skip-refit" and state["loads"] > 1:
-                return 0
-            size = load(model, load_file(request["path"]))
-            break_refit(model, fault if state["loads"] > 1 else None)
-            return size
+            return loader.load(Path(request["path"]))
         case "sample":
-            return sampler.sample(model, *request["arguments"])
+            # The version is taken first: it is the one that the samples are made with.
+            return loader.version, *sampler.sample(loader.model, *request["arguments"])
         case "logprobs":
-            return sampler.logprobs_of(model, *request["arguments"])
+            return sampler.logprobs_of(loader.model, *request["arguments"])
     raise RuntimeError(f"generator: unknown request {request['do']!r}")
 
 
-def serve(connection: Connection, model: Any, fault: str | None) -> None:
-    """Answer until the trainer closes the socket or says stop. Errors are sent back, not swallowed."""
-    state: dict[str, Any] = {}
+def serve(connection: Connection, loader: Loader) -> None:
+    """Answer until the trainer closes the socket or says stop. Refusals and errors are sent back, not swallowed."""
     while True:
         try:
             request = connection.recv()
@@ -79,7 +99,9 @@ def serve(connection: Connection, model: Any, fault: str | None) -> None:
             connection.send(("ok", None))
             return
         try:
-            connection.send(("ok", answer(model, request, state, fault)))
+            connection.send(("ok", answer(loader, request)))
+        except RefitRefused as error:
+            connection.send(("refused", error.args))
         except (RuntimeError, OSError, ValueError, KeyError) as error:
             connection.send(("error", f"{type(error).__name__}: {error}"))
 
@@ -105,7 +127,7 @@ def main() -> None:
     row = {"fact": "process", "process": "generator", "tied": tied, "pid": os.getpid(), "parent": os.getppid(), "device": str(model.device)}
     facts.append(arguments.facts, row)
     with Client(arguments.socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["SEATRIAL_SOCKET_KEY"])) as connection:
-        serve(connection, model, arguments.fault)
+        serve(connection, Loader(model, arguments.fault))
     imports.close(GENERATOR)
 
 

@@ -1,19 +1,21 @@
 """Level 2's rollouts: a separate generation process, refitted before every generation, and proven each time.
 
-For every refit one fact is written: which names differ between the trainer's export and the generator's live
-weights before and after, and how far recomputed log-probabilities are apart with the stale and with the fresh
-weights. The stale comparison is the negative control: it shows that the instrument would have seen a missed refit.
+- For every refit one fact is written: which names differ between the trainer's export and the generator's live
+  weights before and after, and how far recomputed log-probabilities are apart with the stale and with the fresh
+  weights. The stale comparison is the negative control: it shows that the instrument would have seen a missed refit.
+- The transport changes over the run: full, packed, then sparse. A refit is committed only when the generator's own
+  fingerprint is the trainer's. A payload that the generator refuses ends the run.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,17 @@ from typing import Any
 from seatrial.loops.trl.drive import sampler
 from seatrial.loops.trl.drive.record import say
 from seatrial.probes import facts, fingerprint
+from seatrial.probes.refit.errors import RefitRefused
+from seatrial.probes.refit.mismatch import token_mult_prob_error
+from seatrial.probes.refit.producer import Producer
 
 ANSWER_SECONDS = 300.0
+TRANSPORTS = ("full", "packed", "sparse")
+"""Of the first refit, the second, and all others. In fp32 every element changes, so that sparse is coded densely or as a bitmap."""
+
+
+class Ended(RuntimeError):
+    """The generation process is gone."""
 
 
 class Generator:
@@ -55,14 +66,26 @@ class Generator:
                     raise RuntimeError(f"the generation process did not connect within {ANSWER_SECONDS:.0f} s") from None
 
     def ask(self, do: str, **request: Any) -> Any:
-        """One request and its answer; an error there is raised here."""
-        self.connection.send({"do": do, **request})
-        if not self.connection.poll(ANSWER_SECONDS):
-            raise RuntimeError(f"the generation process did not answer {do!r} within {ANSWER_SECONDS:.0f} s")
-        status, value = self.connection.recv()
+        """One request and its answer; an error or a refusal there is raised here."""
+        try:
+            self.connection.send({"do": do, **request})
+            if not self.connection.poll(ANSWER_SECONDS):
+                raise RuntimeError(f"the generation process did not answer {do!r} within {ANSWER_SECONDS:.0f} s")
+            status, value = self.connection.recv()
+        except (EOFError, OSError):
+            raise Ended(f"the generation process ended with code {self._code()} at {do!r}") from None
+        if status == "refused":
+            raise RefitRefused(*value)
         if status != "ok":
             raise RuntimeError(f"the generation process failed at {do!r}: {value}")
         return value
+
+    def _code(self) -> int | None:
+        """How the process ended; None when it closed the socket and lives."""
+        try:
+            return self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            return None
 
     def close(self) -> None:
         """End the process and remove the shared directory."""
@@ -75,20 +98,13 @@ class Generator:
         self._directory.cleanup()
 
 
-def worst(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Largest |difference| of log-probabilities, and the mean of exp|difference| (token_mult_prob_error)."""
-    gaps = [abs(a - b) for x, y in zip(left, right, strict=True) for a, b in zip(x, y, strict=True)]
-    if not all(math.isfinite(gap) for gap in gaps):
-        return math.nan, math.nan
-    return max(gaps, default=math.nan), sum(math.exp(gap) for gap in gaps) / max(1, len(gaps))
-
-
 class RefittedRollouts:
     """A rollout function for the trainer: refit, prove, sample."""
 
     def __init__(self, generator: Generator, facts_path: Path, metrics_path: Path, seed: int) -> None:
         self.generator, self.facts, self.metrics, self.seed = generator, facts_path, metrics_path, seed
         self.count = 0
+        self.producer: Producer | None = None
         self.probe: tuple[list[list[int]], list[list[int]]] | None = None
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -97,53 +113,84 @@ class RefittedRollouts:
         prompt_ids = tokenizer(prompts).input_ids
         training = model.training
         model.eval()
-        self.refit(model, tokenizer.pad_token_id, trainer.state.global_step)
-        drawn = sampler.seeds(prompts, trainer.state.global_step, self.seed)
+        step = trainer.state.global_step
+        self.refit(model, tokenizer.pad_token_id, step)
+        drawn = sampler.seeds(prompts, step, self.seed)
         length = trainer.args.max_completion_length
         given = (prompt_ids, drawn, length, tokenizer.eos_token_id, tokenizer.pad_token_id)
-        completions, logprobs = self.generator.ask("sample", arguments=given)
-        own = sampler.logprobs_of(model, prompt_ids, completions, tokenizer.pad_token_id)
-        gap, error = worst(own, logprobs)
-        row = {"step": trainer.state.global_step + 1, "refit/sampled_max_dlogp": gap, "refit/token_mult_prob_error": error}
-        facts.append(self.metrics, row)
+        version, completions, logprobs = self.generator.ask("sample", arguments=given)
+        facts.append(self.facts, {"fact": "samples", "step": step, "count": len(completions), "version": version})
+        self.compare(step, logprobs, sampler.logprobs_of(model, prompt_ids, completions, tokenizer.pad_token_id))
         self.probe = (prompt_ids[:8], completions[:8])
         model.train(training)
         return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": logprobs}
+
+    def compare(self, step: int, logprobs: Sequence[Sequence[float]], own: Sequence[Sequence[float]]) -> None:
+        """Write how far the sampled tokens' log-probabilities are from the trainer's."""
+        found = token_mult_prob_error(logprobs, own)
+        facts.append(self.facts, {"fact": "mismatch", "step": step, **asdict(found)})
+        row = {"refit/sampled_max_dlogp": found.max_abs, "refit/token_mult_prob_error": found.value}
+        facts.append(self.metrics, {"step": step + 1, **row, "refit/worst_sequence_prob_error": found.max_sequence})
 
     def gap(self, model: Any, pad: int) -> float | None:
         """How far the generator's log-probabilities of the last batch are from the trainer's, right now."""
         if self.probe is None:
             return None
-        return worst(sampler.logprobs_of(model, *self.probe, pad), self.generator.ask("logprobs", arguments=(*self.probe, pad)))[0]
+        theirs = self.generator.ask("logprobs", arguments=(*self.probe, pad))
+        return token_mult_prob_error(theirs, sampler.logprobs_of(model, *self.probe, pad)).max_abs
 
     def refit(self, model: Any, pad: int, step: int) -> None:
-        """Export, compare, transfer, compare again, and write the fact."""
-        from safetensors.torch import save_file
-
-        export = {name: value.detach().cpu().contiguous() for name, value in model.named_parameters()}
+        """Export, compare, transfer, compare again, commit or roll back, and write the fact."""
+        export = {name: value.detach().cpu() for name, value in model.named_parameters()}
         produced, before = fingerprint.tensors(export.items()), self.generator.ask("hash")
         stale = self.gap(model, pad)
-        path = self.generator.shared / "weights.safetensors"
-        save_file(export, path)
-        size = self.generator.ask("load", path=str(path))
-        after = self.generator.ask("hash")
-        fresh = self.gap(model, pad)
+        self.producer = self.producer or Producer(export)
+        path = self.producer.prepare(export, TRANSPORTS[min(self.count, 2)], path=self.generator.shared / "weights")
+        sent = self.producer.prepared
+        assert sent is not None
         row = {
-            "fact": "refit",
-            "index": self.count,
-            "step": step,
-            "names": len(produced),
-            "bytes": size,
-            "produced": fingerprint.digest(produced),
-            "consumed": fingerprint.digest(after),
+            **{"fact": "refit", "index": self.count, "step": step, "replica": 0, "incarnation": self.generator.process.pid},
+            **{key: value for key, value in asdict(sent).items() if key not in ("hashes", "root")},
+            **{"names": len(produced), "produced": fingerprint.tree(produced).root, "methods": {"read": len(produced)}},
             "stale_names": len(fingerprint.differing(produced, before)),
+            "stale_max_dlogp": stale,
+        }
+        try:
+            applied = self.generator.ask("load", path=str(path))
+        except (RefitRefused, Ended) as error:
+            self.producer.rollback()
+            refusal = error if isinstance(error, RefitRefused) else RefitRefused("dead", detail=str(error))
+            row |= {"refused": refusal.reason, "committed": False, "consumed": None, "wrong_names": list(refusal.names)}
+            facts.append(self.facts, row | {"touched_names": 0, "fresh_max_dlogp": None})
+            raise RuntimeError(str(refusal)) from None  # the first exception of a chain is taken for the cause
+        after = self.generator.ask("hash")
+        refused = self.commit(fingerprint.tree(after).root, applied["version"])
+        row |= {
+            **{"refused": refused, "committed": refused is None, "consumed": fingerprint.tree(after).root},
             "wrong_names": fingerprint.differing(produced, after),
             "touched_names": len(fingerprint.differing(before, after)),
-            "stale_max_dlogp": stale,
-            "fresh_max_dlogp": fresh,
+            "fresh_max_dlogp": self.gap(model, pad),
         }
+        self.note(row)
+
+    def commit(self, root: str, version: int) -> str | None:
+        """Take what the generator holds for the baseline, or return why not."""
+        assert self.producer is not None
+        try:
+            self.producer.commit(root, version)
+        except RefitRefused as error:
+            return error.reason
+        return None
+
+    def note(self, row: dict[str, Any]) -> None:
+        """Write the facts of a refit that was applied."""
         facts.append(self.facts, row)
+        held = {key: row[key] for key in ("replica", "incarnation", "version")}
+        facts.append(self.facts, {"fact": "version", **held, "root": row["consumed"]})
+        stale, fresh = row["stale_max_dlogp"], row["fresh_max_dlogp"]
         if stale is not None:
-            facts.append(self.metrics, {"step": step + 1, "refit/stale_max_dlogp": stale, "refit/fresh_max_dlogp": fresh})
-        say(f"refit {self.count}: {len(produced)} tensors, {len(row['wrong_names'])} wrong after, {row['stale_names']} stale before")
+            facts.append(self.metrics, {"step": row["step"] + 1, "refit/stale_max_dlogp": stale, "refit/fresh_max_dlogp": fresh})
+        wrong, old = len(row["wrong_names"]), row["stale_names"]
+        said = f"{row['names']} tensors, {row['transport']} ({row['kind']}), {row['changed']} of {row['elements']} elements changed"
+        say(f"refit {self.count}: {said}, {row['bytes']} bytes, {wrong} wrong after, {old} stale before")
         self.count += 1

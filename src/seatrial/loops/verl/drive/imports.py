@@ -1,4 +1,4 @@
-"""The import witness of a verl process: importing this module starts it.
+"""The import witness of a verl process, and the refit probe where it is asked for: importing this module starts them.
 
 verl imports it as it is imported itself (`VERL_USE_EXTERNAL_MODULES`): in the driver, in every Ray worker, and in what
 they spawn. What it reads and writes is said by `seatrial.probes.witness`.
@@ -11,7 +11,9 @@ import sys
 
 from seatrial.loops.verl.drive.kinds import main_module, process_kind
 from seatrial.probes import provenance
+from seatrial.probes.engines import attach
 from seatrial.probes.witness import watch_this_process
 
 MAIN = main_module(sys.orig_argv)
 WITNESS = watch_this_process(os.environ, process_kind(sys.orig_argv), provenance.found([MAIN], "")[0]["file"] if MAIN else None)
+attach.start(os.environ, "verl")

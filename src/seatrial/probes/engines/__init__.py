@@ -1,0 +1,1 @@
+"""Instruments that run inside generation engines, or next to them."""

@@ -1,0 +1,220 @@
+"""What one process sent or received in a refit, as facts. Runs inside a worker of the loop: standard library, torch lazily.
+
+- `Recorder` appends to one file, `Call` is one refit as one process sees it. A tensor is hashed before it is passed on and
+  not kept: transfer buffers are used again as soon as the call returns. One batch is hashed at once, so that a GPU is waited
+  for once per batch.
+- Nothing raised here reaches the loop. It becomes a row {"fact": "probe_error"}, which whoever judges takes for a missing proof.
+- Rows: "attached" (what was found in upstream), "hashes" (side sent, relayed, received or live), "map", "coverage", "refit",
+  "version", "probe_error". `version` counts the refits of this process from 1; `passed` is what the framework itself said.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import AsyncIterator, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from seatrial.probes import facts, fingerprint
+from seatrial.probes.engines import live
+
+
+class Recorder:
+    """The facts of this process."""
+
+    def __init__(self, path: str, framework: str) -> None:
+        self.path, self.framework = path, framework
+        self.process = f"{socket.gethostname()}:{os.getpid()}"
+        # A pid may come back after a restart; a start time may not.
+        self.incarnation = f"{self.process}:{time.time_ns()}"
+        self.versions: dict[str, int] = {}
+        self.active: dict[str, Call] = {}
+        self.relays = False
+        """Whether this process passes on what it got from another: then what it sends is not the policy's word."""
+        self.live: live.Live | None = None
+        self.covered = False
+
+    def write(self, fact: str, **fields: Any) -> None:
+        """One row. A file that cannot be written is said in the log: there is no other place left."""
+        row = {"fact": fact, "framework": self.framework, "process": self.process, "incarnation": self.incarnation, **fields}
+        try:
+            facts.append(self.path, row)
+        except (OSError, TypeError, ValueError) as error:
+            print(f"seatrial: refit: cannot write the fact {fact!r} to {self.path}: {error}", flush=True)
+
+    def failed(self, where: str, error: BaseException) -> None:
+        """The probe itself failed."""
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self.write("probe_error", where=where, error=f"{type(error).__name__}: {error}", traceback=text[-4000:])
+
+    def guard(self, where: str) -> Guard:
+        """Whatever our own code raises in here is written down, and the loop goes on."""
+        return Guard(self, where)
+
+    def next(self, kind: str) -> int:
+        """The number of this refit."""
+        self.versions[kind] = self.versions.get(kind, 0) + 1
+        return self.versions[kind]
+
+
+class Guard:
+    """The run must go on as it would without us; whoever judges sees the fact. What asks a process to end passes."""
+
+    def __init__(self, recorder: Recorder, where: str) -> None:
+        self._recorder, self._where = recorder, where
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if isinstance(error, Exception):
+            self._recorder.failed(self._where, error)
+            return True
+        return False
+
+
+class Call:
+    """One refit, from the first tensor to the row that says how it ended."""
+
+    def __init__(self, recorder: Recorder, entry: str, passed: Mapping[str, Any], worker: Any = None) -> None:
+        self.recorder, self.entry, self.worker = recorder, entry, worker
+        self.passed = {name: value for name, value in passed.items() if isinstance(value, (bool, int, float, str, type(None)))}
+        self.hashes: dict[str, str] = {}
+        self.cast: dict[str, str] = {}
+        """Hashes of the same values in the dtype of the generator, where that is another."""
+        self.dtype = live.dtype_of(live.model_of(worker)) if worker is not None else None
+        self.layouts: dict[str, list[Any]] = {}
+        self.bytes = self.unread = 0
+        self.problems: list[str] = []
+        self.inside = False
+        self.tee = ""
+
+    def take(self, pairs: list[Any]) -> None:
+        """Hash these tensors now. What is no named tensor, or comes twice, makes the call incomplete."""
+        good = [pair for pair in pairs if isinstance(pair, tuple) and len(pair) == 2 and hasattr(pair[1], "detach")]
+        if len(good) < len(pairs):
+            self.problems.append(f"{len(pairs) - len(good)} items of the stream are not a name and a tensor")
+        other = [(name, tensor) for name, tensor in good if self._casts(tensor)]
+        try:
+            # By place: a name that comes twice in one batch must not end the hashing of the others.
+            both = [*(tensor for _, tensor in good), *(tensor.detach().to(self.dtype) for _, tensor in other)]
+            hashed = list(fingerprint.tensors((str(place), tensor) for place, tensor in enumerate(both)).values())
+        except Exception as error:  # noqa: BLE001 - as in `guard`; and the call must know that it lacks these names
+            self.recorder.failed(f"{self.entry}: hashing", error)
+            self.problems.append(f"{len(good)} tensors could not be hashed")
+            return
+        for (name, tensor), value in zip(good, hashed, strict=False):
+            if name in self.hashes:
+                self.problems.append(f"{name} came twice")
+            self.hashes[str(name)] = value
+            self.layouts[str(name)] = [str(tensor.dtype), list(tensor.shape)]
+            self.bytes += tensor.numel() * tensor.element_size()
+        self.cast |= {str(name): value for (name, _), value in zip(other, hashed[len(good) :], strict=True)}
+
+    def _casts(self, tensor: Any) -> bool:
+        return self.dtype is not None and tensor.is_floating_point() and tensor.dtype != self.dtype
+
+    def watch(self, stream: Any) -> Any:
+        """The same stream, hashed as it passes: a list at once, an iterator or asynchronous iterator item by item."""
+        if isinstance(stream, (list, tuple)):
+            self.take(list(stream))
+            return stream
+        if hasattr(stream, "__aiter__"):
+            return self._each_async(stream)
+        if hasattr(stream, "__iter__"):
+            return self._each(stream)
+        self.problems.append(f"the stream is a {type(stream).__name__}, which cannot be watched")
+        return stream
+
+    def _each(self, stream: Any) -> Iterator[Any]:
+        self.unread += 1
+        for item in stream:
+            self.take([item])
+            yield item
+        self.unread -= 1
+
+    async def _each_async(self, stream: Any) -> AsyncIterator[Any]:
+        self.unread += 1
+        async for item in stream:
+            self.take([item])
+            yield item
+        self.unread -= 1
+
+    def sent(self, stage: str, raised: BaseException | None = None) -> None:
+        """The end of a refit on the side of the policy."""
+        with self.recorder.guard(f"{self.entry}: writing down"):
+            self._check(raised)
+            side = "relayed" if self.recorder.relays else "sent"
+            self._hashes(side, self.recorder.next(f"sent {stage}"), stage=stage)
+
+    def received(self, raised: BaseException | None = None, returned: Any = None) -> None:
+        """The end of a refit in a generation worker: what arrived, and what the model holds now."""
+        recorder = self.recorder
+        with recorder.guard(f"{self.entry}: writing down"):
+            self._check(raised, returned)
+            version, replica = recorder.next("received"), live.replica_of(self.worker, recorder.process)
+            self._hashes("received", version, replica=replica, tee=self.tee, layouts=self.layouts, runtime=live.held(self.worker))
+            if not self.problems:
+                self._prove(version, replica)
+            else:
+                self._refit(version, replica, {}, [], 0, 0, "; ".join(self.problems))
+
+    def _check(self, raised: BaseException | None, returned: Any = None) -> None:
+        if raised is not None:
+            self.problems.append(f"{self.entry} raised {type(raised).__name__}")
+        if returned is False:
+            self.problems.append(f"{self.entry} returned False: the framework's own word for failure")
+        if self.unread:
+            self.problems.append("the stream was not read to its end")
+        if not self.hashes:
+            self.problems.append("no tensor was seen")
+
+    def _hashes(self, side: str, version: int, **more: Any) -> None:
+        step = self.passed.get("global_steps")
+        row: dict[str, Any] = {
+            "version": version,
+            "step": step if isinstance(step, int) else None,
+            "entry": self.entry,
+            "passed": self.passed,
+        }
+        row |= {"names": len(self.hashes), "bytes": self.bytes, "root": root(self.hashes), "hashes": self.hashes}
+        self.recorder.write("hashes", side=side, **row, complete=not self.problems, problems=self.problems, **more)
+
+    def _prove(self, version: int, replica: str) -> None:
+        """Compare what arrived with what the model holds, name by name."""
+        recorder = self.recorder
+        if recorder.live is None or recorder.live.layouts != self.layouts:
+            recorder.live = live.Live(self.worker, self.layouts)
+            recorder.write("map", replica=replica, **recorder.live.row())
+        elif not recorder.covered:  # the second refit: other weights were loaded than those that the map was learned over
+            recorder.covered = True
+            with recorder.guard(f"{self.entry}: coverage"):
+                recorder.write("coverage", **recorder.live.coverage(self.worker, replica))
+        found = recorder.live.read(self.worker)
+        own, before = {}, recorder.live.last
+        for name, (dtype, value) in found.items():
+            same = value == (self.hashes[name] if dtype == self.layouts[name][0] else self.cast.get(name))
+            own[name] = self.hashes[name] if same else value
+        recorder.live.last = own
+        wrong = [name for name in own if own[name] != self.hashes[name]]
+        stale = sum(before.get(name) != value for name, value in self.hashes.items())
+        touched = sum(before.get(name) != value for name, value in own.items())
+        recorder.write("hashes", side="live", version=version, replica=replica, hashes=own, casts=recorder.live.map.casts)
+        self._refit(version, replica, own, wrong, stale, touched, None)
+        recorder.write("version", replica=replica, version=version, root=root(own))
+
+    def _refit(
+        self, version: int, replica: str, own: dict[str, str], wrong: list[str], stale: int, touched: int, refused: str | None
+    ) -> None:
+        row: dict[str, Any] = {"index": version - 1, "step": version, "version": version, "transport": self.entry, "kind": None}
+        row |= {"names": len(self.hashes), "bytes": self.bytes, "produced": root(self.hashes), "consumed": root(own) if own else None}
+        row |= {"wrong_names": wrong, "stale_names": stale, "touched_names": touched, "methods": {"read": len(own)}}
+        self.recorder.write("refit", replica=replica, refused=refused, **row)
+
+
+def root(hashes: Mapping[str, str]) -> str:
+    """One hash over all names, whatever their order in the stream was."""
+    return fingerprint.digest(dict(sorted(hashes.items())))

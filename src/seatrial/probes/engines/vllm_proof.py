@@ -1,0 +1,225 @@
+"""What one vLLM worker can prove about its weights: map, fingerprints, comparison, coverage, version. Runs inside the worker.
+
+One `Proof` per model, kept as long as the model lives; the worker extension answers from it, and the transfer backend builds on it.
+References are safetensors files, or directories of them, with the weights as the policy exports them.
+A tied weight that the engine packed under a second name counts as a copy of its own: it must be right as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from seatrial.probes import fingerprint
+from seatrial.probes.engines import vllm_reader
+from seatrial.probes.engines.vllm_reader import Layout, Photograph
+from seatrial.probes.refit import coordinates, coverage
+
+_PROOFS: weakref.WeakKeyDictionary[Any, Proof] = weakref.WeakKeyDictionary()
+
+
+def proof_of(model: Any, config: Any) -> Proof:
+    """The proof of this model."""
+    if model not in _PROOFS:
+        _PROOFS[model] = Proof(model, config)
+    return _PROOFS[model]
+
+
+def reference_of(path: str) -> dict[str, Any]:
+    """The tensors of a safetensors file, or of all such files in a directory; the same name twice is an error."""
+    from safetensors.torch import load_file
+
+    place = Path(path)
+    files = sorted(place.glob("*.safetensors")) if place.is_dir() else [place]
+    found: dict[str, Any] = {}
+    for file in files:
+        part = load_file(file)
+        twice = sorted(found.keys() & part.keys())
+        if twice:
+            raise ValueError(f"{file}: {twice[0]} stands in another file of {path}, too")
+        found |= part
+    if not found:
+        raise ValueError(f"{path}: no safetensors in it; name the file, or the directory of the checkpoint")
+    return found
+
+
+class Proof:
+    """See the module."""
+
+    def __init__(self, model: Any, config: Any) -> None:
+        self._model, self.config = weakref.ref(model), config
+        self.version, self.incarnation = 0, f"{os.getpid()}-{time.time_ns()}"
+        self.refused: dict[str, Any] | None = None
+        """Why the last payload was refused."""
+        self.map: coordinates.Map | None = None
+        self.layout = Layout()
+        self.fresh: Any = None
+        """The twin that the map was learned on; None when it was learned on the live model."""
+        self._watch: coverage.Watch | None = None
+
+    @property
+    def model(self) -> Any:
+        """The live model."""
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the model is gone")
+        return model
+
+    def learn(self, reference: Mapping[str, Any], through: str) -> dict[str, Any]:
+        """Learn the coordinate map: on a `twin`, or on the `live` model, which is put back bit for bit."""
+        import torch
+
+        before = fingerprint.model(self.model)
+        if through == "twin":
+            # The configuration is this worker's own; what a layout needs twins for is used up by learning it.
+            self.layout = vllm_reader.learn(lambda: vllm_reader.twin(self.config), lambda made: vllm_reader.processed(made, self.config))
+            self.fresh = vllm_reader.twin(self.config)
+            self.map = coordinates.learn(self.fresh, self.fresh.load_weights, reference)
+        elif through == "live":
+            self.layout, self.fresh = Layout(), None
+            device = next(self.model.parameters()).device
+            # Only layouts are needed: one element each, stretched, so that ids are made on the device and the weights stay on the host.
+            shapes = {name: torch.empty((), dtype=value.dtype, device=device).expand(value.shape) for name, value in reference.items()}
+            self.map = coordinates.learn(self.model, self.load, shapes)
+        else:
+            raise ValueError(f"seatrial_map: through {through!r}; known: twin, live")
+        restored = fingerprint.model(self.model) == before
+        self._watch = coverage.Watch(self.see(), self.map)
+        return {
+            "through": through,
+            "elements": sum(value.numel() for value in reference.values()),
+            "runs": self.map.count,
+            "restored": restored,
+            "misplaced": coverage.misplaced(self.map),
+            **{key: dict(getattr(self.map, key)) for key in ("unwritten", "unconsumed", "duplicates", "opaque", "casts")},
+            "packed": {name: "compare" if name in self.layout.permuted else "forward" for name in self.layout.shapes},
+        }
+
+    def load(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Load as vLLM itself reloads: layer by layer, processed again, back into the memory that the engine uses."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        with set_current_vllm_config(self.config):
+            initialize_layerwise_reload(self.model)
+            try:
+                self.model.load_weights(weights)
+            finally:
+                finalize_layerwise_reload(self.model, self.config.model_config)
+
+    def learned(self) -> coordinates.Map:
+        """The map; an error that says what to do when there is none."""
+        if self.map is None:
+            raise RuntimeError("seatrial: there is no coordinate map of this model: call seatrial_map first")
+        return self.map
+
+    def see(self) -> Photograph:
+        """The live weights, now."""
+        return vllm_reader.photograph(self.model, self.layout)
+
+    def look(self) -> None:
+        """Take note of what a load changed, for the coverage."""
+        if self._watch is not None:
+            self._watch.module = self.see()
+            self._watch.look()
+
+    def coverage(self) -> dict[str, Any]:
+        """What became of every runtime tensor and every exported name."""
+        self.look()
+        learned = self.learned()
+        assert self._watch is not None
+        # Ties show in a model before processing only: packing replaces what was shared.
+        module = self.model if self.fresh is None else self.fresh
+        return coverage.classify(module, learned, self._watch.touched, self._watch.moved).row("0", [])
+
+    def copies(self) -> dict[str, str]:
+        """Packed runtime names that are tied to a mapped one -> that one."""
+        if self.fresh is None:
+            return {}
+        mapped, found = self.learned().tables, {}
+        places = {value.data_ptr(): name for name, value in fingerprint.named_state(self.fresh) if name in mapped}
+        for name, value in fingerprint.named_state(self.fresh):
+            owner = places.get(value.data_ptr(), name)
+            if owner != name and name in self.layout.shapes:
+                found[name] = owner
+        return found
+
+    def gathered(self, seen: Photograph, reference: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any]]:
+        """Exported names that are wholly here with their live tensors, one after the other; once more for each tied copy."""
+        import torch
+
+        for view, used in self._views(seen):
+            for name in _exported(used):
+                made = used.gather(view, name)
+                if made is None:
+                    continue
+                if reference is not None and self._forward(view, used, name):  # the sign of a zero does not show: taken as sent
+                    sent = reference[name].to(made)
+                    made = torch.where((made == 0) & (sent == 0), sent, made)
+                yield name, made
+
+    def hashes(self, seen: Photograph, reference: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """The fingerprint of every exported name that is wholly here; copies that disagree give one that no weights have."""
+        found: dict[str, str] = {}
+        for name, tensor in self.gathered(seen, reference):
+            value = fingerprint.tensor_hash(tensor)
+            if found.setdefault(name, value) != value:
+                found[name] = f"torn-{found[name]}-{value}"
+        return {name: found[name] for name in self.learned().ids.names if name in found}
+
+    def _views(self, seen: Photograph) -> list[tuple[Photograph, coordinates.Map]]:
+        """What to look at through which part of the map: the weights, then each tied copy in the place of its owner."""
+        known = self.learned()
+        views = [(seen, known)]
+        for name, owner in self.copies().items():
+            view = Photograph({**seen.tensors, owner: seen.tensors[name]}, {**seen.methods, owner: seen.methods[name]})
+            views.append((view, dataclasses.replace(known, tables={owner: known.tables[owner]})))
+        return views
+
+    @staticmethod
+    def _forward(view: Photograph, used: coordinates.Map, name: str) -> bool:
+        index = used.ids.names.index(name)
+        return any(view.methods[runtime] == "forward" and bool((table.owner == index).any()) for runtime, table in used.tables.items())
+
+    def methods(self, seen: Photograph) -> dict[str, str]:
+        """By which method each exported name is proven; the weakest one counts."""
+        found: dict[str, str] = {}
+        for view, used in self._views(seen):
+            for runtime, table in used.tables.items():
+                for name in _exported(dataclasses.replace(used, tables={runtime: table})):
+                    method = view.methods[runtime]
+                    found[name] = max(found.get(name, "read"), method, key=("read", "forward", "compare").index)
+        return found
+
+    def wrong(self, seen: Photograph, reference: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """What differs from the reference, element for element, also where this rank holds only parts."""
+        found: dict[str, dict[str, Any]] = {}
+        plain = {name: value + 0.0 if value.is_floating_point() else value for name, value in reference.items()}
+        for view, used in self._views(seen):
+            for runtime, table in used.tables.items():
+                method = view.methods[runtime]
+                one = dataclasses.replace(used, tables={runtime: table})
+                for name, wrong in one.compare(view, plain if method == "forward" else reference).items():
+                    where = next((copy for copy, owner in self.copies().items() if owner == runtime and view is not seen), runtime)
+                    found.setdefault(name, _row(wrong.count, wrong.first, wrong.total, where, method))
+        for runtime, gap in vllm_reader.disagreeing(self.model, seen).items():
+            for name in _exported(dataclasses.replace(self.learned(), tables={runtime: self.learned().tables[runtime]})):
+                found.setdefault(name, {**_row(0, 0, 0, runtime, "compare"), "output_gap": gap})
+        return found
+
+
+def _exported(used: coordinates.Map) -> list[str]:
+    """Exported names that a map has runs of."""
+    import torch
+
+    found = {owner for table in used.tables.values() for owner in torch.unique(table.owner).tolist()}
+    return [used.ids.names[owner] for owner in sorted(found)]
+
+
+def _row(count: int, first: int, total: int, runtime: str, method: str) -> dict[str, Any]:
+    return {"count": count, "first": first, "total": total, "runtime": runtime, "method": method}

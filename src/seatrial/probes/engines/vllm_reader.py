@@ -1,0 +1,202 @@
+"""What a vLLM worker really computes with, brought back into checkpoint layout. Runs inside the worker.
+
+On a GPU a parameter holds its weights, and they are read from it. On a CPU vLLM packs them away after loading:
+- a linear layer keeps a copy behind `cpu_linear`, which is read back through the layer's own forward with unit vectors
+  ("forward"). That shows every bit but the sign of a zero, and makes a whole row non-finite if one weight in it is;
+- experts are permuted in place. The permutation is learned by letting vLLM pack element numbers, and undone; then the module's
+  output is compared with plain torch on the weights that were read ("compare").
+What is packed how is learned from twins: fresh models of the same configuration, built and processed by vLLM's own code.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from seatrial.probes import fingerprint
+
+ROWS = 256
+"""Unit vectors per forward."""
+EXACT = {"torch.float64": 1 << 24, "torch.float32": 1 << 24, "torch.float16": 1 << 11, "torch.bfloat16": 1 << 8}
+"""Whole numbers below this are exact."""
+CLOSE = {"torch.float64": 1e-4, "torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 5e-2}
+"""How far the output of experts may be from plain torch, relative to its largest value."""
+
+
+class CannotRead(RuntimeError):
+    """Weights that no method brings back; names them."""
+
+
+@dataclass
+class Layout:
+    """How runtime tensors keep their weights; empty when all of them hold them plainly."""
+
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of every packed tensor, as in a checkpoint."""
+    permuted: dict[str, Any] = field(default_factory=dict)
+    """For each place of a packed tensor, its place in checkpoint layout; -1 for padding. Absent: read by forward."""
+
+
+class Photograph:
+    """The weights in checkpoint layout at one moment, under their runtime names. Stands in for a module that is only read."""
+
+    def __init__(self, tensors: Mapping[str, Any], methods: Mapping[str, str]) -> None:
+        self.tensors, self.methods = dict(tensors), dict(methods)
+
+    def named_parameters(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:  # noqa: ARG002  # as modules have it
+        """Every tensor, as a module gives them."""
+        yield from self.tensors.items()
+
+    def named_buffers(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:  # noqa: ARG002  # as modules have it
+        """None: buffers are among the parameters."""
+        yield from ()
+
+
+def packs() -> bool:
+    """Whether this vLLM packs weights away."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def twin(config: Any) -> Any:
+    """A fresh model of the same configuration, built by vLLM, of which the engine knows nothing."""
+    import torch
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    own = copy.copy(config)
+    own.compilation_config = copy.copy(config.compilation_config)
+    for name, value in vars(own.compilation_config).items():
+        if name.startswith("static_") and isinstance(value, (dict, list)):
+            setattr(own.compilation_config, name, type(value)())  # layers register here by name, and must not meet the live ones
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(config.model_config.dtype)
+    try:
+        return initialize_model(own)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def processed(model: Any, config: Any) -> None:
+    """Let vLLM do with a model what it does after loading."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import process_weights_after_loading
+
+    with set_current_vllm_config(config):
+        process_weights_after_loading(model, config.model_config, next(model.parameters()).device)
+
+
+def learn(build: Callable[[], Any], process: Callable[[Any], None]) -> Layout:
+    """How processing keeps each parameter, from as many twins as the numbers of its elements have digits."""
+    import torch
+
+    layout, places, step = Layout(), dict[str, Any](), 0
+    while True:
+        fresh = build()
+        # Buffers are left alone: rotary tables are shared with the live model.
+        raw = {name: value for name, value in fresh.named_parameters(remove_duplicate=False) if str(value.dtype) in EXACT}
+        shapes, steps = {name: tuple(value.shape) for name, value in raw.items()}, max(map(_digits, raw.values()))
+        for value in raw.values():
+            base = EXACT[str(value.dtype)]
+            numbers = torch.arange(1, value.numel() + 1).div(base**step, rounding_mode="floor") % base
+            value.data.copy_(numbers.reshape(value.shape))
+        process(fresh)
+        for name, value in fresh.named_parameters(remove_duplicate=False):
+            if name in raw:
+                places[name] = places.get(name, 0) + value.detach().reshape(-1).to(torch.int64) * EXACT[str(value.dtype)] ** step
+        step += 1
+        if step >= steps:
+            break
+    owners = dict(fresh.named_modules(remove_duplicate=False))
+    for name, shape in shapes.items():
+        owner = owners[name.rpartition(".")[0]]
+        if len(shape) == 2 and hasattr(owner, "cpu_linear") and not _embeds(owner):
+            layout.shapes[name] = shape
+        elif not torch.equal(places[name] - 1, torch.arange(torch.Size(shape).numel())):
+            layout.shapes[name], layout.permuted[name] = shape, places[name] - 1
+    return layout
+
+
+def _digits(value: Any) -> int:
+    """How many digits the number of the last element has."""
+    base, count = EXACT[str(value.dtype)], 1
+    while base**count <= value.numel():
+        count += 1
+    return count
+
+
+def _embeds(module: Any) -> bool:
+    """Whether a module only looks its weights up, from the parameter itself."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+
+    return isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
+
+
+def photograph(model: Any, layout: Layout) -> Photograph:
+    """Bring every parameter and buffer into checkpoint layout."""
+    owners, tensors, methods = dict(model.named_modules(remove_duplicate=False)), {}, {}
+    for name, value in fingerprint.named_state(model):
+        if name not in layout.shapes:
+            tensors[name], methods[name] = value.detach(), "read"
+        elif name in layout.permuted:
+            tensors[name], methods[name] = _unpacked(name, value.detach(), layout), "compare"
+        else:
+            tensors[name], methods[name] = _forwarded(name, owners[name.rpartition(".")[0]], layout.shapes[name], value), "forward"
+    return Photograph(tensors, methods)
+
+
+def _unpacked(name: str, value: Any, layout: Layout) -> Any:
+    """Undo a permutation; an element that no place holds would be a hole, and is an error."""
+    places = layout.permuted[name]
+    if value.numel() != places.numel():
+        raise CannotRead(f"{name}: {value.numel()} elements are packed, {places.numel()} were when its layout was learned")
+    held = places >= 0
+    result = value.new_empty(layout.shapes[name])
+    if int(held.sum()) != result.numel() or len(places[held].unique()) != result.numel():
+        raise CannotRead(f"{name}: packing is no permutation of its {result.numel()} elements")
+    result.view(-1)[places[held]] = value.reshape(-1)[held]
+    return result
+
+
+def _forwarded(name: str, layer: Any, shape: tuple[int, ...], value: Any) -> Any:
+    """The matrix that a layer multiplies with, column by column."""
+    import torch
+
+    result = torch.empty(shape, dtype=value.dtype, device=value.device)
+    for start in range(0, shape[1], ROWS):
+        stop = min(start + ROWS, shape[1])
+        units = torch.zeros(stop - start, shape[1], dtype=value.dtype, device=value.device)
+        units[torch.arange(stop - start), torch.arange(start, stop)] = 1
+        answer = layer.quant_method.apply(layer, units, None)
+        if tuple(answer.shape) != (stop - start, shape[0]):
+            raise CannotRead(f"{name}: the layer answers {tuple(answer.shape)} to {tuple(units.shape)}, its weights are {shape}")
+        result[:, start:stop] = answer.t()
+    return result.add_(0.0)  # no negative zeros
+
+
+def disagreeing(model: Any, seen: Photograph) -> dict[str, float]:
+    """Weights of experts with which plain torch does not give what the module gives: runtime name -> relative deviation."""
+    import torch
+
+    wrong: dict[str, float] = {}
+    for name, layer in model.named_modules():
+        first, second = f"{name}.w13_weight", f"{name}.w2_weight"
+        if "compare" not in (seen.methods.get(first), seen.methods.get(second)):
+            continue
+        activation = getattr(layer.activation, "value", layer.activation)
+        if activation != "silu" or layer.expert_map is not None:
+            raise CannotRead(f"{name}: experts with activation {activation} or spread over ranks cannot be compared with plain torch")
+        up, down = seen.tensors[first], seen.tensors[second]
+        noise = torch.Generator().manual_seed(1)
+        given = torch.randn(4, up.shape[-1], generator=noise).to(up.dtype)
+        for expert in range(up.shape[0]):
+            ids = torch.full((len(given), 1), expert, dtype=torch.int32)
+            answer = layer.quant_method.apply(layer, given, torch.ones(len(given), 1), ids, None, None).float()
+            gate, value = (given.float() @ up[expert].float().t()).chunk(2, dim=-1)
+            plain = (torch.nn.functional.silu(gate) * value) @ down[expert].float().t()
+            gap = float((answer - plain).abs().max() / plain.abs().max())
+            if not gap <= CLOSE[str(up.dtype)]:  # NaN is a disagreement
+                wrong[first] = wrong[second] = max(gap, wrong.get(first, 0.0))
+    return wrong

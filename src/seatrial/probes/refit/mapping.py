@@ -1,0 +1,168 @@
+"""The coordinate map itself: runs, and the comparison of live weights with an export. Learned by `coordinates.learn`.
+
+Runs inside a loop's interpreter. Contract:
+- Everything is by exact bits: NaN payloads and -0.0 count. A name with cast elements is compared after the same cast.
+- A layout that changed since the map was learned is an error, never a smaller comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from seatrial.probes import fingerprint
+from seatrial.probes.refit.runs import Ids, Run, Table, pieces
+
+
+class CannotMap(RuntimeError):
+    """This tensor has no coordinates."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason = name, reason
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """`count` of `total` compared elements differ; `first` is the lowest index in the flat tensor."""
+
+    count: int
+    first: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Map:
+    """Where exported elements live at runtime. Counts are of elements; names without any are left out."""
+
+    ids: Ids
+    tables: dict[str, Table]
+    sizes: dict[str, int]
+    unwritten: dict[str, int]
+    unconsumed: dict[str, int]
+    duplicates: dict[str, int]
+    opaque: dict[str, str]
+    recomputed: tuple[str, ...]
+    """Runtime tensors that the loader sets to the same bits whatever is loaded."""
+    casts: dict[str, str]
+    twins: dict[str, str]
+    """Exported names over the memory of another one (tied, exported twice): they have the coordinates of that one."""
+    shapes: dict[str, tuple[int, ...]]
+    distinct: list[Table] = field(repr=False)
+    """The runs without those that another runtime name already holds in the same memory."""
+
+    @property
+    def runs(self) -> dict[str, list[Run]]:
+        """All runs by runtime name; a transposing loader makes one run per element, so ask for them sparingly."""
+        return {name: self.ids.listed(table) for name, table in self.tables.items()}
+
+    @property
+    def count(self) -> int:
+        """How many runs there are."""
+        return sum(len(table.length) for table in self.tables.values())
+
+    @cached_property
+    def _homes(self) -> dict[str, list[str]]:
+        """The runtime tensors that hold elements of an exported name."""
+        import torch
+
+        made: dict[str, list[str]] = {}
+        for runtime, table in self.tables.items():
+            for owner in torch.unique(table.owner).tolist():
+                made.setdefault(self.ids.names[owner], []).append(runtime)
+        return made
+
+    def gather(self, module: Any, name: str) -> Any:
+        """The exported tensor rebuilt from live elements; None if it is not wholly here.
+
+        Where elements live in several places, all must hold the same bits: CannotMap, since one copy would hide the other.
+        """
+        import torch
+
+        if name not in self.shapes:
+            raise ValueError(f"gather: {name!r} is none of the names that the map was learned with")
+        shape, name = self.shapes[name], self.twins.get(name, name)
+        if name in self.unconsumed or name in self.opaque:
+            return None
+        size = math.prod(shape)
+        state = dict(fingerprint.named_state(module))
+        made = None if size else torch.empty(0)
+        for live, there, here in self._places(state, name):
+            made = torch.empty(size, dtype=live.dtype, device=live.device) if made is None else made
+            made[there] = live[here].to(made)
+        if made is None:
+            return None
+        for live, there, here in self._places(state, name) if name in self.duplicates else ():
+            differing = int((bits(live[here]) != bits(made[there].to(live))).count_nonzero())
+            if differing:
+                raise CannotMap(name, f"its copies at runtime differ in {differing} elements: one of them is stale; `compare` counts")
+        return made.reshape(shape)
+
+    def _places(self, state: Mapping[str, Any], name: str) -> Iterator[tuple[Any, Any, Any]]:
+        """Flat runtime tensor, index into the flat export, index into the runtime tensor."""
+        for runtime in self._homes.get(name, ()):
+            live = self._flat(state, runtime)
+            for owner, there, here in pieces(self.tables[runtime], live.device):
+                if self.ids.names[owner] == name:
+                    yield live, there, here
+
+    def compare(self, module: Any, export: Mapping[str, Any]) -> dict[str, Wrong]:
+        """What differs, by export name, bit for bit, over every place where its elements live on this rank."""
+        absent = [name for name in self.ids.names if name not in export]
+        if absent:
+            raise ValueError(f"compare: the export lacks {absent[0]!r} ({len(absent)} names), which the map was learned with")
+        state = dict(fingerprint.named_state(module))
+        found: dict[str, Wrong] = {}
+        totals: dict[str, int] = {}
+        for runtime, table in self.tables.items():
+            live = self._flat(state, runtime)
+            for owner, there, here in pieces(table, live.device):
+                name = self.ids.names[owner]
+                sent = export[name]
+                if tuple(sent.shape) != self.shapes[name]:
+                    raise ValueError(f"compare: {name} has the shape {tuple(sent.shape)}, the map was learned with {self.shapes[name]}")
+                expected = sent.detach().reshape(-1)[there if isinstance(there, slice) else there.to(sent.device)].to(live)
+                differs = bits(live[here]) != bits(expected)
+                totals[name] = totals.get(name, 0) + differs.numel()
+                if bool(differs.any()):
+                    at = differs.nonzero().flatten()
+                    first = there.start + int(at[0]) if isinstance(there, slice) else int(there[at].min())
+                    before = found.get(name, Wrong(0, first, 0))
+                    found[name] = Wrong(before.count + len(at), min(before.first, first), 0)
+        for name, first in self.twins.items():
+            differs = (bits(export[name].detach().reshape(-1)) != bits(export[first].detach().reshape(-1))).nonzero().flatten()
+            totals[name] = export[name].numel()
+            if len(differs):  # they were one tensor; of two, the consumer can hold only one
+                found[name] = Wrong(len(differs), int(differs[0]), 0)
+        return {name: replace(wrong, total=totals[name]) for name, wrong in found.items()}
+
+    def _flat(self, state: Mapping[str, Any], runtime: str) -> Any:
+        live = state.get(runtime)
+        if live is None or live.numel() != self.sizes[runtime]:
+            now = "is gone" if live is None else f"has {live.numel()} elements instead of {self.sizes[runtime]}"
+            raise CannotMap(runtime, f"{now}: the layout changed since the map was learned; learn it again")
+        return live.detach().reshape(-1)
+
+
+def quantized(module: Any, expected: Mapping[str, Any]) -> dict[str, Wrong]:
+    """For loaders that quantise, which `learn` refuses: `expected` is the quantised export with all its scales, by runtime name."""
+    live = dict(fingerprint.named_state(module))
+    found = {}
+    for name, value in expected.items():
+        own = live.get(name)
+        if own is None or own.dtype != value.dtype or own.shape != value.shape:
+            found[name] = Wrong(value.numel(), 0, value.numel())
+            continue
+        differs = (bits(own.detach().reshape(-1)) != bits(value.detach().to(own.device).reshape(-1))).nonzero().flatten()
+        if len(differs):
+            found[name] = Wrong(len(differs), int(differs[0]), value.numel())
+    return found
+
+
+def bits(flat: Any) -> Any:
+    import torch
+
+    return flat.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])

@@ -1,0 +1,191 @@
+"""The wire format of a refit: preamble, body, header. Whatever is not exactly what was written is refused.
+
+    magic (8) | length of the body (8) | length of the header (8) | sums of the header (16) | body | header (JSON)
+
+- The header comes last, so that a body of any size is written piece by piece; a file appears under its name only when it is whole.
+- The body is a sequence of frames, each coded for itself with the header's codec. Planes are [offset, length] in the uncoded body;
+  a plane may lie in several frames (packed buckets). Without a codec a plane of a file is read from the mapped file, not copied.
+- Every byte is covered: the preamble by the lengths, the header by its sums, the body as sent by the sums in the header.
+  These are sums against faults, not against an adversary.
+- The header is strict (see header.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import mmap
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from seatrial.probes.bits.hashing import Stream
+from seatrial.probes.refit.errors import RefitRefused
+from seatrial.probes.refit.header import CODECS, Header, Pair, parse
+
+MAGIC = b"SEAREFIT"
+PREAMBLE = struct.Struct("<8sQQQQ")
+CHUNK = 1 << 22
+
+Data = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Body:
+    """What is known of a body once it was written."""
+
+    codec: str
+    frames: tuple[Pair, ...]
+    body: int
+    sums: Pair
+
+
+def write(chunks: Iterable[Data], header: Callable[[Body], Header], codec: str = "none", path: Path | None = None) -> bytes | Path:
+    """Write the chunks as frames, then the header that is made of them; to a file if there is a path, which then appears whole."""
+    if path is None:
+        sink = io.BytesIO()
+        _write(sink, chunks, header, codec)
+        return sink.getvalue()
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            _write(stream, chunks, header, codec)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _write(sink: IO[bytes], chunks: Iterable[Data], header: Callable[[Body], Header], codec: str) -> None:
+    code, sums, frames = _coder(codec), Stream(), []
+    sink.write(bytes(PREAMBLE.size))
+    for chunk in chunks:
+        sent = code(chunk)
+        sums.update(sent)
+        sink.write(sent)
+        frames.append((len(chunk), len(sent)))
+    length = sum(sent for _, sent in frames)
+    text = json.dumps(asdict(header(Body(codec, tuple(frames), length, sums.finish()))), ensure_ascii=False, allow_nan=False).encode()
+    sink.write(text)
+    sink.seek(0)
+    sink.write(PREAMBLE.pack(MAGIC, length, len(text), *_sums(memoryview(text))))
+
+
+class Payload:
+    """A payload that was read and found whole."""
+
+    def __init__(self, header: Header, body: memoryview, size: int) -> None:
+        self.header, self.size, self._body = header, size, body
+        self._decode = _decoder(header.codec)
+        self._kept: tuple[int, memoryview] = (-1, memoryview(b""))
+
+    def plane(self, place: Pair) -> memoryview:
+        """The bytes of one plane, uncoded."""
+        start, length = place
+        if self.header.codec == "none":
+            return self._body[start : start + length]
+        parts, begin, sent_begin = [], 0, 0
+        for index, (size, sent) in enumerate(self.header.frames):
+            low, high = max(start, begin), min(start + length, begin + size)
+            if low < high:
+                parts.append(self._frame(index, sent_begin, sent, size)[low - begin : high - begin])
+            begin, sent_begin = begin + size, sent_begin + sent
+        return parts[0] if len(parts) == 1 else memoryview(bytearray().join(parts))
+
+    def _frame(self, index: int, start: int, sent: int, size: int) -> memoryview:
+        """One frame, uncoded; the last one is kept, since small tensors share a bucket."""
+        if self._kept[0] != index:
+            data = bytearray(self._decode(self._body[start : start + sent], size))
+            if len(data) != size:
+                raise RefitRefused("corrupt", detail=f"frame {index} has {len(data)} bytes uncoded, the header says {size}")
+            self._kept = (index, memoryview(data))
+        return self._kept[1]
+
+
+def read(data: Data | str | os.PathLike[str]) -> Payload:
+    """Read a payload, from memory or from a file, and refuse it unless every byte is as it was written."""
+    whole = memoryview(data).cast("B") if isinstance(data, (bytes, bytearray, memoryview)) else _mapped(Path(data))
+    if len(whole) < PREAMBLE.size:
+        raise RefitRefused("truncated", detail=f"{len(whole)} bytes are no payload: its preamble alone has {PREAMBLE.size}")
+    magic, body, head, *sums = PREAMBLE.unpack(whole[: PREAMBLE.size])
+    if magic != MAGIC:
+        raise RefitRefused("corrupt", detail=f"it begins with {bytes(magic)!r}, not with {MAGIC!r}")
+    wanted = PREAMBLE.size + body + head
+    if len(whole) != wanted:
+        reason = "truncated" if len(whole) < wanted else "corrupt"
+        raise RefitRefused(reason, detail=f"the payload has {len(whole)} bytes and says {wanted}")
+    text = whole[PREAMBLE.size + body :]
+    if _sums(text) != tuple(sums):
+        raise RefitRefused("corrupt", detail="the sums of its header differ")
+    header = parse(bytes(text))
+    content = whole[PREAMBLE.size : PREAMBLE.size + body]
+    if header.body != body or _sums(content) != header.sums:
+        raise RefitRefused("corrupt", detail="the sums of its body differ")
+    return Payload(header, content, len(whole))
+
+
+def _mapped(path: Path) -> memoryview:
+    with path.open("rb") as stream:
+        if os.fstat(stream.fileno()).st_size == 0:
+            return memoryview(b"")
+        # A private map: tensors over it may claim to be writable, and nothing reaches the file.
+        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+def _sums(data: memoryview) -> Pair:
+    stream = Stream()
+    for start in range(0, len(data), CHUNK):
+        stream.update(data[start : start + CHUNK])
+    return stream.finish()
+
+
+def best_codec(wanted: str) -> str:
+    """The codec that can be had here: zlib where zstd cannot be imported."""
+    if wanted not in CODECS:
+        raise ValueError(f"payload: the codec {wanted!r} is none of {', '.join(CODECS)}")
+    if wanted == "zstd":
+        try:
+            importlib.import_module("zstandard")
+        except ImportError:
+            return "zlib"
+    return wanted
+
+
+def _coder(codec: str) -> Callable[[Data], Any]:
+    if codec == "zstd":
+        compressor = importlib.import_module("zstandard").ZstdCompressor(level=1)
+        return lambda data: compressor.compress(data)
+    return (lambda data: zlib.compress(data, 1)) if codec == "zlib" else lambda data: data
+
+
+def _decoder(codec: str) -> Callable[[memoryview, int], bytes]:
+    if codec == "zstd":
+        try:
+            zstandard = importlib.import_module("zstandard")
+        except ImportError:
+            fix = "install zstandard in the generator's environment, or let the policy send with zlib"
+            raise RefitRefused("layout", fix=fix, detail="it is coded with zstd, which cannot be imported here") from None
+        return lambda data, size: _zstd(zstandard, data, size)
+    return _inflate
+
+
+def _zstd(library: Any, data: memoryview, size: int) -> bytes:
+    try:
+        return bytes(library.ZstdDecompressor().decompress(data, max_output_size=size))
+    except library.ZstdError as error:
+        raise RefitRefused("corrupt", detail=f"a frame cannot be decoded: {error}") from error
+
+
+def _inflate(data: memoryview, size: int) -> bytes:
+    """At most one byte more than there should be: a wrong length shall not fill the memory."""
+    try:
+        return zlib.decompressobj().decompress(data, size + 1)
+    except zlib.error as error:
+        raise RefitRefused("corrupt", detail=f"a frame cannot be decoded: {error}") from error

@@ -1,0 +1,107 @@
+"""Proofs over coverage: every runtime tensor has a known origin, every exported name arrives, nothing is left unwritten."""
+
+from __future__ import annotations
+
+from seatrial.loops.proof import proof
+from seatrial.model.record import CheckResult
+from seatrial.model.verdict import Boundary
+from seatrial.proving.rows import Coverage, Rows
+from seatrial.proving.weights import by_replica
+
+CONSUMED = "every exported name is consumed"
+UNWRITTEN = "nothing is left unwritten but padding and derived tensors"
+OPAQUE = "no name is outside the map"
+MAPPED = "the coordinate map was made, and the weights restored bit for bit"
+
+
+def checks(rows: Rows) -> list[CheckResult]:
+    """One result per question, over all replicas."""
+    return [_map(rows), _placed(rows), _classified(rows), _consumed(rows), _unwritten(rows), _opaque(rows)]
+
+
+def _replicas(rows: Rows) -> set[str]:
+    return set(by_replica(rows))
+
+
+def _map(rows: Rows) -> CheckResult:
+    lacking = sorted(_replicas(rows) - {row.replica for row in rows.maps})
+    bad = [row.replica for row in rows.maps if not row.restored or not row.elements]
+    value = ", ".join(f"replica {row.replica}: {row.elements} elements in {row.runs} runs" for row in rows.maps) or "no facts"
+    said = "; ".join([*(f"replica {name}: no map" for name in lacking), *(f"replica {name}: not restored, or empty" for name in bad)])
+    return proof(MAPPED, bool(rows.maps) and not lacking and not bad, value, Boundary.REFIT, "", said)
+
+
+def _placed(rows: Rows) -> CheckResult:
+    wrong = {name: text for row in rows.maps for name, text in row.misplaced.items()}
+    said = "; ".join(f"{name}: {text}" for name, text in list(wrong.items())[:3])
+    return proof(
+        "every element is where its name says", bool(rows.maps) and not wrong, f"{len(wrong)} tensors are not", Boundary.REFIT, "0", said
+    )
+
+
+def _classified(rows: Rows) -> CheckResult:
+    """Each runtime tensor is in exactly one class."""
+    lacking = sorted(_replicas(rows) - {row.replica for row in rows.coverages})
+    twice = [name for row in rows.coverages for name in _twice(row)]
+    value = "; ".join(
+        f"replica {row.replica}: {len(row.written)} written, {len(row.shared)} shared, {len(row.derived)} derived, "
+        f"{len(row.constant)} constant"
+        for row in rows.coverages
+    )
+    said = "; ".join([*(f"replica {name}: no coverage" for name in lacking), *(f"{name}: in two classes" for name in twice[:3])])
+    good = bool(rows.coverages) and not lacking and not twice and all(row.written or row.opaque for row in rows.coverages)
+    return proof("every runtime tensor is classified", good, value or "no facts", Boundary.REFIT, "all", said)
+
+
+def _twice(row: Coverage) -> list[str]:
+    names = [*row.written, *row.shared, *row.derived, *row.constant]
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def _consumed(rows: Rows) -> CheckResult:
+    """What one rank of a replica does not take another must: a row speaks for a whole replica."""
+    lost = {f"{name} ({count} elements)" for row in rows.coverages for name, count in row.unconsumed.items()}
+    return proof(CONSUMED, bool(rows.coverages) and not lost, f"{len(lost)} are not", Boundary.REFIT, "0", ", ".join(sorted(lost)[:3]))
+
+
+def _unwritten(rows: Rows) -> CheckResult:
+    open_ = {
+        f"{name} ({count} elements)" for row in rows.coverages for name, count in row.unwritten.items() if not _excused(row, name, count)
+    }
+    moved = {name for row in rows.coverages for name, pad in row.padding.items() if not pad.constant}
+    said = ", ".join([*sorted(open_)[:3], *(f"padding of {name} changed" for name in sorted(moved)[:3])])
+    return proof(UNWRITTEN, bool(rows.coverages) and not open_ and not moved, f"{len(open_)} are", Boundary.REFIT, "0", said)
+
+
+def _excused(row: Coverage, name: str, count: int) -> bool:
+    """A buffer that no load changes is a constant; a parameter that nothing reaches is not."""
+    pad = row.padding.get(name)
+    known = name in row.derived or name in row.shared or (name in row.constant and name not in row.idle)
+    return known or (pad is not None and pad.constant and pad.elements == count)
+
+
+def _opaque(rows: Rows) -> CheckResult:
+    """A name that the map had to refuse must be proven in another way; without that it is unproven."""
+    found = {name: reason for row in rows.coverages for name, reason in row.opaque.items()}
+    proven = bool(rows.refits) and all(row.refused or sum(row.methods.values()) == row.names for row in rows.refits)
+    said = "; ".join(f"{name}: {reason}" for name, reason in list(found.items())[:3])
+    return proof(
+        OPAQUE, bool(rows.coverages) and (not found or proven), f"{len(found)} are", Boundary.REFIT, "0, or proven otherwise", said
+    )
+
+
+def refused_all(rows: Rows) -> str:
+    """The reason when some replica's map refused every name; "" otherwise."""
+    for row in rows.coverages:
+        if row.opaque and not row.written:
+            name, reason = next(iter(row.opaque.items()))
+            return f"{name}: {reason}"
+    return ""
+
+
+def limitations(rows: Rows) -> tuple[str, ...]:
+    """Names that the map could not follow, and elements with several places."""
+    opaque = {name: reason for row in rows.coverages for name, reason in row.opaque.items()}
+    doubled = {name for row in rows.maps for name in row.duplicates}
+    made = [f"{len(opaque)} names are outside the map: {'; '.join(f'{n}: {r}' for n, r in list(opaque.items())[:3])}"] if opaque else []
+    return (*made, *([f"{len(doubled)} names have elements in several places (tied or replicated)"] if doubled else []))

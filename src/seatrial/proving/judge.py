@@ -1,0 +1,143 @@
+"""The verdict of a refit probe: a pure function from facts to checks and a verdict.
+
+- A fact that is missing is a missed proof. Where another framework's run left the facts, three proofs may be absent that its
+  hooks cannot make (equal base, stamped samples, log-probabilities); each absence is then a limitation.
+- Any missed check is a Fail, unless the run was vacuous and the miss is only what the vacuity leaves open: then Blocked.
+- Pass needs every check. `token_mult_prob_error` can fail a probe; it never stands for a proof of bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seatrial.files import number_to_json
+from seatrial.loops.facts import Facts
+from seatrial.loops.proof import proof
+from seatrial.model.record import CheckResult
+from seatrial.model.verdict import Boundary, Verdict
+from seatrial.proving import behaviour, coverage, weights
+from seatrial.proving.record import Judged, MismatchLine, RefitLine, Wanted, Wrong
+from seatrial.proving.rows import Mismatch, Rows, typed
+
+
+@dataclass(frozen=True, slots=True)
+class _Vacuity:
+    """Why the run could not have shown what was asked, and the checks that it leaves open."""
+
+    reason: str
+    leaves_open: frozenset[str]
+
+
+def judge(facts: Facts, wanted: Wanted, trouble: str = "") -> Judged:
+    """Judge the facts of one run; `trouble` says how its process ended, when not well."""
+    rows = typed(facts)
+    wrong = weights.wrong_tensors(rows)
+    ended = [_finished(trouble)] if wanted.source == "driver" else []
+    checks = [_whole(rows), weights.refused(rows), *ended, *_checks(rows, wanted, wrong), *behaviour.paired(facts)]
+    vacuity = _vacuous(rows, wanted)
+    verdict, reason, boundary = _verdict(checks, vacuity, wrong, rows, trouble)
+    return Judged(
+        verdict=verdict,
+        reason=reason,
+        boundary=boundary,
+        vacuous=vacuity is not None,
+        checks=tuple(checks),
+        wrong=wrong,
+        refits=lines(rows),
+        mismatch=tuple(_spread(row) for row in rows.mismatches),
+        limitations=_limitations(rows, wanted),
+    )
+
+
+def _checks(rows: Rows, wanted: Wanted, wrong: tuple[Wrong, ...]) -> list[CheckResult]:
+    own = wanted.source == "driver"
+    return [
+        weights.refits(rows, wanted.steps),
+        *([weights.base(rows)] if own else []),
+        weights.equal(rows, wrong),
+        *weights.arrived(rows),
+        weights.methods(rows),
+        weights.control(rows),
+        *coverage.checks(rows),
+        behaviour.versions(rows),
+        *([behaviour.samples(rows)] if own or rows.samples() else []),
+        behaviour.transports(rows, wanted.transports),
+        *([behaviour.mismatch(rows, own)] if own or rows.mismatches else []),
+    ]
+
+
+def _whole(rows: Rows) -> CheckResult:
+    return proof(
+        "facts are whole", not rows.problems, f"{len(rows.problems)} problems", Boundary.METRICS, "0", "; ".join(rows.problems[:3])
+    )
+
+
+def _finished(trouble: str) -> CheckResult:
+    return proof("the run came to its end", not trouble, trouble or "yes", Boundary.REFIT)
+
+
+def _vacuous(rows: Rows, wanted: Wanted) -> _Vacuity | None:
+    """The first reason why nothing could be shown."""
+    if not weights.changing(rows):
+        names = {weights.CONTROL, behaviour.TRANSPORTS, *(() if wanted.steps else (weights.REFITS,))}
+        return _Vacuity("vacuous: the policy's weights never changed, so every refit could have been left out unseen", frozenset(names))
+    if unused := behaviour.unused(rows, wanted.transports):
+        return _Vacuity(f"vacuous: the transport asked for was never used: {', '.join(unused)}", frozenset({behaviour.TRANSPORTS}))
+    if reason := coverage.refused_all(rows):
+        names = {coverage.UNWRITTEN, coverage.CONSUMED, coverage.OPAQUE, weights.METHODS, weights.EQUAL}
+        return _Vacuity(f"the coordinate map could not be made for any name: {reason}", frozenset(names))
+    return None
+
+
+def _verdict(
+    checks: list[CheckResult], vacuity: _Vacuity | None, wrong: tuple[Wrong, ...], rows: Rows, trouble: str
+) -> tuple[Verdict, str, Boundary | None]:
+    missed = [check for check in checks if not check.passed]
+    if not rows.refits and not wrong:
+        reason = f"no refit happened: {trouble or (rows.problems[0] if rows.problems else 'there is no fact of one')}"
+        return Verdict.BLOCKED, reason, Boundary.ENVIRONMENT if trouble else Boundary.REFIT
+    if wrong:
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return Verdict.FAIL, f"the generator does not hold the policy's weights: {describe(wrong[0])}{more}", Boundary.REFIT
+    serious = [check for check in missed if vacuity is None or check.name not in vacuity.leaves_open]
+    if serious:
+        first = serious[0]
+        said = f": {first.message}" if first.message else ""
+        return Verdict.FAIL, f"not proven: {first.name} ({first.value}){said}", first.boundary
+    if vacuity is not None:
+        return Verdict.BLOCKED, vacuity.reason, Boundary.REFIT
+    count = len(rows.refits)
+    return Verdict.PASS, f"{rows.refits[0].names} tensors are bit-equal after each of {count} refits, and every check was met", None
+
+
+def describe(wrong: Wrong) -> str:
+    """One wrong tensor in words."""
+    looks = f": {wrong.looks}" if wrong.looks else ""
+    held = f", held as {wrong.runtime}," if wrong.runtime not in ("", wrong.name) else ""
+    return f"{wrong.name} (layer {wrong.layer}){held} on replica {wrong.replica} at step {wrong.step}, version {wrong.version}{looks}"
+
+
+def lines(rows: Rows) -> tuple[RefitLine, ...]:
+    """The refits, for the table."""
+    keep = ("index", "step", "version", "replica", "transport", "kind", "names", "bytes", "changed", "elements", "methods", "refused")
+    return tuple(
+        RefitLine(stale=row.stale_names, wrong=len(row.wrong_names), **{key: getattr(row, key) for key in keep}) for row in rows.refits
+    )
+
+
+def _spread(row: Mismatch) -> MismatchLine:
+    figures = {key: number_to_json(getattr(row, key)) for key in ("value", "p50", "p90", "p99", "max_sequence", "outlier_share")}
+    return MismatchLine.model_validate({"step": row.step, "tokens": row.tokens, "sequences": row.sequences, **figures})
+
+
+def _limitations(rows: Rows, wanted: Wanted) -> tuple[str, ...]:
+    made = [*weights.limitations(rows), *coverage.limitations(rows)]
+    if wanted.engine == "transformers":
+        made.append("the generator was a plain transformers model: no engine's loader, packed weights or kernels took part")
+    if wanted.source == "facts":
+        made += [] if rows.samples() else ["samples carried no version: nothing shows which weights each came from"]
+        made += [] if rows.mismatches else ["log-probabilities were not compared"]
+        made.append("the base was not compared before the first refit: hooks see a run only from its first refit on")
+    if wanted.fault is not None:
+        made.append(f"the fault {wanted.fault} was injected: a Pass would be a defect of the probe")
+    return tuple(made)

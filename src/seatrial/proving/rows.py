@@ -1,0 +1,212 @@
+"""The facts of a refit as typed rows. A row that lacks a key or has a wrong value is not skipped: it is a problem with its reason.
+
+Numbers that are not finite come as the strings "NaN", "Infinity", "-Infinity" (see `seatrial.probes.facts`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from seatrial.loops.facts import Facts
+
+Text = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
+"""Replicas and incarnations are names; some write them as numbers."""
+Number = Annotated[float, BeforeValidator(lambda value: float(value) if value in ("NaN", "Infinity", "-Infinity") else value)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Row(BaseModel):
+    """Base of all rows: what a newer writer adds is not ours to refuse."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class Refit(Row):
+    """One refit of one replica."""
+
+    index: Count
+    step: int
+    version: Count
+    transport: str
+    kind: str | None = None
+    names: Count
+    bytes: Count
+    changed: Count | None = None
+    elements: Count | None = None
+    produced: str | None
+    consumed: str | None
+    wrong_names: list[str]
+    wrong: dict[str, dict[str, Any] | None] = {}
+    """What is known of each wrong name: the runtime tensor it is in, how many elements."""
+    stale_names: Count
+    touched_names: Count
+    stale_max_dlogp: Number | None = None
+    fresh_max_dlogp: Number | None = None
+    replica: Text
+    incarnation: Text | None = None
+    methods: dict[str, Count]
+    refused: str | None
+
+
+class Hashes(Row):
+    """Hashes by exported name: as the policy sent them, as they arrived, or as they lie in the runtime."""
+
+    side: str
+    version: Count
+    step: int | None = None
+    replica: Text | None = None
+    hashes: dict[str, str]
+    zeros: list[str] = []
+    nans: dict[str, int] = {}
+    complete: bool = True
+    """Whether every tensor of the transfer was seen."""
+    problems: list[str] = []
+
+
+class Padding(Row):
+    """Elements of a runtime tensor that no exported element reaches."""
+
+    elements: Count
+    constant: bool
+
+
+class Coverage(Row):
+    """How each tensor of one replica's runtime gets its bits."""
+
+    replica: Text
+    written: list[str]
+    shared: dict[str, str]
+    derived: dict[str, str]
+    constant: list[str]
+    idle: list[str]
+    """Those of the constant ones that are parameters: nothing that was exported reaches them."""
+    unconsumed: dict[str, int]
+    unwritten: dict[str, int]
+    opaque: dict[str, str]
+    never_changed: list[str]
+    padding: dict[str, Padding] = {}
+
+
+class Map(Row):
+    """The coordinate map of one replica."""
+
+    replica: Text
+    elements: Count
+    runs: Count
+    duplicates: dict[str, int]
+    restored: bool
+    misplaced: dict[str, str]
+    """Runtime tensors that hold what their name does not say: a loader that swaps gives a map that is as swapped."""
+
+
+class Version(Row):
+    """What a replica says it holds."""
+
+    replica: Text
+    incarnation: Text
+    version: Count
+    root: str | None = None
+
+
+class Sample(Row):
+    """One sampled sequence, with the version that its replica held when it was asked for."""
+
+    id: Text
+    version: Count | None
+    replica: Text | None = None
+
+
+class Mismatch(Row):
+    """token_mult_prob_error of one step, with its spread over sequences."""
+
+    step: int
+    value: Number
+    tokens: Count
+    sequences: Count
+    p50: Number
+    p90: Number
+    p99: Number
+    max_sequence: Number
+    outlier_share: Number
+    nonfinite: Count
+    max_abs: Number
+
+
+R = TypeVar("R", bound=Row)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Every fact that the judge reads, and what was wrong with them."""
+
+    refits: tuple[Refit, ...] = ()
+    hashes: tuple[Hashes, ...] = ()
+    coverages: tuple[Coverage, ...] = ()
+    maps: tuple[Map, ...] = ()
+    replicas: tuple[Version | Sample, ...] = ()
+    """Versions and samples in the order in which they were written."""
+    mismatches: tuple[Mismatch, ...] = ()
+    problems: tuple[str, ...] = field(default=())
+
+    def versions(self) -> tuple[Version, ...]:
+        """What replicas said."""
+        return tuple(row for row in self.replicas if isinstance(row, Version))
+
+    def samples(self) -> tuple[Sample, ...]:
+        """All samples."""
+        return tuple(row for row in self.replicas if isinstance(row, Sample))
+
+
+def typed(facts: Facts) -> Rows:
+    """Read the rows; damage, malformed rows and errors that a probe met are problems."""
+    problems = [str(damage) for damage in facts.damage]
+    problems += [f"the probe met an error in {row.get('where')}: {row.get('error')}" for row in facts.of("probe_error")]
+    for row in facts.of("attached"):
+        if not row.get("owner_found") and not row.get("optional"):
+            problems.append(f"the hooks did not find {row.get('module')}.{row.get('owner')}: what it sends or takes was not seen")
+
+    def read(kind: str, model: type[R]) -> tuple[R, ...]:
+        return tuple(made for row in facts.of(kind) if (made := _read(kind, model, row, problems)))
+
+    hashes = read("hashes", Hashes)
+    problems += [
+        f"not everything {row.side} at version {row.version} was seen: {'; '.join(row.problems)}" for row in hashes if not row.complete
+    ]
+    problems += _conflicts(hashes)
+    ordered = [_read(row["fact"], _ORDERED[row["fact"]], row, problems) for row in facts.rows if row["fact"] in _ORDERED]
+    return Rows(
+        refits=read("refit", Refit),
+        hashes=hashes,
+        coverages=read("coverage", Coverage),
+        maps=read("map", Map),
+        replicas=tuple(row for row in ordered if isinstance(row, Version | Sample)),
+        mismatches=read("mismatch", Mismatch),
+        problems=tuple(problems),
+    )
+
+
+def _conflicts(hashes: tuple[Hashes, ...]) -> list[str]:
+    """Names that were sent, or read on one replica, with two different hashes in one version."""
+    first: dict[tuple[str, str | None, int, str], str] = {}
+    found = []
+    for row in hashes:
+        for name, value in row.hashes.items():
+            if first.setdefault((row.side, row.replica, row.version, name), value) != value:
+                found.append(f"{name}: two different hashes {row.side} at version {row.version}")
+    return found
+
+
+_ORDERED: dict[str, type[Row]] = {"version": Version, "sample": Sample}
+
+
+def _read(kind: str, model: type[R], row: dict[str, Any], problems: list[str]) -> R | None:
+    try:
+        return model.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "(the row)"
+        problems.append(f"fact {kind}: {key}: {first['msg']}")
+        return None

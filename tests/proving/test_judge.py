@@ -1,0 +1,277 @@
+"""The judge of refit probes: clean facts pass, and each check can fail: one fact is falsified at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from seatrial.loops.facts import Facts, Row
+from seatrial.model.series import Damage
+from seatrial.model.verdict import Boundary, Verdict
+from seatrial.proving import behaviour, coverage, weights
+from seatrial.proving.judge import judge
+from seatrial.proving.record import Wanted
+
+from .run_facts import DRIVER, FOREIGN, NAMES, STEPS, clean, facts, missed, of
+
+Falsify = Callable[[list[Row]], Any]
+VERSIONS, STAMPED = "versions grow by one on every replica", "every sample is stamped with its version"
+MISMATCH, WHOLE, BASE = "token_mult_prob_error, the weak last check", "facts are whole", "base before any update: bit-equal"
+REFUSED, ARRIVED = "no refit was refused", "what arrived is what was sent"
+CLASSIFIED, PLACED = "every runtime tensor is classified", "every element is where its name says"
+
+
+def test_a_clean_run_passes() -> None:
+    judged = judge(facts(clean()), DRIVER)
+    assert (judged.verdict, missed(judged), judged.wrong) == (Verdict.PASS, set(), ())
+    assert "5 tensors are bit-equal after each of 8 refits" in judged.reason
+    assert len(judged.refits) == 8
+    assert len(judged.mismatch) == STEPS + 1
+    assert any("model.norm.weight" in text for text in judged.limitations), "what never changed is said"
+    assert all(check.value for check in judged.checks), "each proof has what it measured"
+
+
+def change(fact: str, match: dict[str, Any], **fields: Any) -> Falsify:
+    """Overwrite fields of the rows that match."""
+
+    def falsify(rows: list[Row]) -> None:
+        for row in of(rows, fact, **match):
+            row.update(fields)
+
+    return falsify
+
+
+def drop(fact: str, **match: Any) -> Falsify:
+    """Take rows away."""
+
+    def falsify(rows: list[Row]) -> None:
+        gone = of(rows, fact, **match)
+        rows[:] = [row for row in rows if all(row is not other for other in gone)]
+
+    return falsify
+
+
+def without(fact: str, key: str) -> Falsify:
+    """Take a key away from one row."""
+    return lambda rows: of(rows, fact)[0].pop(key)
+
+
+def doubled(fact: str, **match: Any) -> Falsify:
+    return lambda rows: rows.append(dict(of(rows, fact, **match)[0]))
+
+
+LAST = {"replica": "1", "index": 3}
+FALSE: dict[str, tuple[Falsify, str]] = {
+    "a probe error": (lambda rows: rows.append({"fact": "probe_error", "where": "hash", "error": "boom"}), WHOLE),
+    "a row without a key": (without("refit", "methods"), WHOLE),
+    "a row with a wrong type": (change("version", {"replica": "0"}, version="3"), WHOLE),
+    "a negative count": (change("refit", LAST, names=-1), WHOLE),
+    "a transfer not wholly seen": (change("hashes", {"side": "received", "version": 2}, complete=False, problems=["cut"]), WHOLE),
+    "two hashes of one name": (lambda rows: rows.append({**of(rows, "hashes", side="sent")[0], "hashes": {NAMES[0]: "other"}}), WHOLE),
+    "hooks that found nothing": (lambda rows: rows.append({"fact": "attached", "module": "m", "owner": "W", "owner_found": False}), WHOLE),
+    "a refit too few": (drop("refit", **LAST), weights.REFITS),
+    "a refit twice": (doubled("refit", **LAST), weights.REFITS),
+    "refits out of order": (change("refit", LAST, index=7), weights.REFITS),
+    "a refusal": (change("refit", LAST, refused="truncated: 3 bytes short"), REFUSED),
+    "another base": (change("refit", {"replica": "1", "index": 0}, stale_names=1), BASE),
+    "a first refit that writes": (change("refit", {"replica": "1", "index": 0}, touched_names=1), BASE),
+    "another root": (change("refit", LAST, consumed="root9"), weights.EQUAL),
+    "no root": (change("refit", LAST, consumed=None, produced=None), weights.EQUAL),
+    "no names": (change("refit", LAST, names=0, methods={}), weights.EQUAL),
+    "another arrival": (change("hashes", {"side": "received", "version": 2, "replica": "0"}, hashes={}), ARRIVED),
+    "nothing known to be sent": (drop("hashes", side="sent", version=2), ARRIVED),
+    "a name without a method": (change("refit", LAST, methods={"read": 4}), weights.METHODS),
+    "an unknown method": (change("refit", LAST, methods={"guess": 5}), weights.METHODS),
+    "stale weights not seen": (change("refit", LAST, stale_names=0), weights.CONTROL),
+    "a refit that touches nothing": (change("refit", LAST, touched_names=0), weights.CONTROL),
+    "no map": (drop("map", replica="1"), coverage.MAPPED),
+    "an empty map": (change("map", {"replica": "1"}, elements=0), coverage.MAPPED),
+    "weights not restored": (change("map", {"replica": "1"}, restored=False), coverage.MAPPED),
+    "swapped slots": (change("map", {"replica": "1"}, misplaced={"qkv": "its slots are out of order"}), PLACED),
+    "no coverage": (drop("coverage", replica="1"), CLASSIFIED),
+    "two classes": (change("coverage", {"replica": "1"}, derived={NAMES[0]: "x"}), CLASSIFIED),
+    "nothing written": (change("coverage", {"replica": "1"}, written=[], opaque={}), CLASSIFIED),
+    "an unconsumed name": (change("coverage", {"replica": "1"}, unconsumed={"mtp.weight": 12}), coverage.CONSUMED),
+    "an unwritten tensor": (change("coverage", {"replica": "1"}, unwritten={NAMES[1]: 3}), coverage.UNWRITTEN),
+    "an idle parameter": (change("coverage", {"replica": "1"}, idle=["rope.inv_freq"]), coverage.UNWRITTEN),
+    "padding of another size": (change("coverage", {"replica": "1"}, unwritten={NAMES[0]: 65}), coverage.UNWRITTEN),
+    "padding that changed": (
+        change("coverage", {"replica": "1"}, padding={NAMES[0]: {"elements": 64, "constant": False}}),
+        coverage.UNWRITTEN,
+    ),
+    "no versions": (drop("version"), VERSIONS),
+    "a version not reported": (drop("version", replica="1", version=3), VERSIONS),
+    "a version that falls": (change("version", {"replica": "1", "version": 4}, version=1), VERSIONS),
+    "a version left out": (change("refit", LAST, version=6), VERSIONS),
+    "a restarted replica": (change("version", {"replica": "1", "version": 3}, incarnation="again"), VERSIONS),
+    "a replica restarted in a refit": (change("refit", LAST, incarnation="again"), VERSIONS),
+    "no samples": (drop("sample"), STAMPED),
+    "a sample without version": (change("sample", {"id": "1-2"}, version=None), STAMPED),
+    "a sample of a version nobody held": (change("sample", {"id": "1-2"}, version=9), STAMPED),
+    "no log-probabilities": (drop("mismatch", step=2), MISMATCH),
+    "log-probabilities apart": (change("mismatch", {"step": 2}, value=1.05), MISMATCH),
+    "a value that is not a number": (change("mismatch", {"step": 2}, value="NaN"), MISMATCH),
+    "tokens that are not finite": (change("mismatch", {"step": 2}, nonfinite=1), MISMATCH),
+    "no tokens": (change("mismatch", {"step": 2}, tokens=0), MISMATCH),
+}
+
+
+@pytest.mark.parametrize("what", FALSE)
+def test_each_check_can_fail(what: str) -> None:
+    falsify, expected = FALSE[what]
+    rows = clean()
+    falsify(rows)
+    judged = judge(facts(rows), DRIVER)
+    assert judged.verdict is Verdict.FAIL
+    assert expected in missed(judged)
+    assert judged.boundary is not None
+
+
+def test_every_check_is_falsified_somewhere() -> None:
+    names = {check.name for check in judge(facts(clean()), DRIVER).checks}
+    elsewhere = {"the run came to its end", behaviour.TRANSPORTS, coverage.OPAQUE}
+    assert names == {expected for _, expected in FALSE.values()} | elsewhere
+
+
+def test_damage_and_a_bad_end_are_missed_proofs() -> None:
+    damaged = Facts(tuple(clean()), (Damage("facts.jsonl", "line 3", 1, "torn"),))
+    assert missed(judge(damaged, DRIVER)) == {WHOLE}
+    judged = judge(facts(clean()), DRIVER, "exit code 1: boom")
+    assert (judged.verdict, missed(judged)) == (Verdict.FAIL, {"the run came to its end"})
+
+
+def test_a_run_without_a_refit_is_blocked() -> None:
+    judged = judge(facts([]), DRIVER, "exit code 1: no module named torch")
+    assert (judged.verdict, judged.boundary) == (Verdict.BLOCKED, Boundary.ENVIRONMENT)
+    assert "no module named torch" in judged.reason
+    assert judge(facts([]), FOREIGN).verdict is Verdict.BLOCKED
+
+
+def test_weights_that_never_change_are_blocked_as_vacuous() -> None:
+    rows = clean()
+    change("refit", {}, produced="root1", consumed="root1", stale_names=0, touched_names=0, changed=0)(rows)
+    change("version", {}, root="root1")(rows)
+    for row in of(rows, "hashes"):
+        row["hashes"] = of(rows, "hashes", side="sent", version=1)[0]["hashes"]
+    judged = judge(facts(rows), DRIVER)
+    assert (judged.verdict, judged.vacuous) == (Verdict.BLOCKED, True)
+    assert "never changed" in judged.reason
+
+
+def test_a_vacuous_run_with_a_wrong_tensor_fails() -> None:
+    rows = clean()
+    change("refit", {}, produced="root1", consumed="root1", stale_names=0, touched_names=0)(rows)
+    change("refit", LAST, wrong_names=[NAMES[1]])(rows)
+    assert judge(facts(rows), DRIVER).verdict is Verdict.FAIL
+
+
+def test_a_vacuous_run_that_misses_anything_else_fails() -> None:
+    rows = clean()
+    change("refit", {}, transport="full")(rows)
+    judged = judge(facts(rows), DRIVER)
+    assert judged.verdict is Verdict.BLOCKED
+    assert "never used: packed, sparse" in judged.reason
+    change("map", {"replica": "0"}, restored=False)(rows)
+    assert judge(facts(rows), DRIVER).verdict is Verdict.FAIL
+
+
+def test_a_transport_counts_only_when_it_brought_something() -> None:
+    """The first refit changes nothing: that it went by a transport shows nothing about it."""
+    rows = clean()
+    for row in of(rows, "refit"):
+        row["transport"] = "sparse" if row["index"] == 0 else "full"
+    asked = DRIVER.model_copy(update={"transports": ("sparse",)})
+    assert judge(facts(rows), asked).verdict is Verdict.BLOCKED
+
+
+def test_a_map_that_refused_every_name_is_blocked() -> None:
+    rows = clean()
+    opaque = dict.fromkeys(NAMES, "the loader quantises")
+    change("coverage", {}, written=[], shared={}, padding={}, unwritten={}, opaque=opaque)(rows)
+    change("refit", {}, methods={})(rows)
+    judged = judge(facts(rows), DRIVER)
+    assert judged.verdict is Verdict.BLOCKED
+    assert "the loader quantises" in judged.reason
+
+
+def test_a_name_outside_the_map_must_be_proven_otherwise() -> None:
+    rows = clean()
+    change("coverage", {}, opaque={NAMES[4]: "packed away"})(rows)
+    judged = judge(facts(rows), DRIVER)
+    assert judged.verdict is Verdict.PASS
+    assert any("packed away" in text for text in judged.limitations)
+    change("refit", LAST, methods={"read": 4})(rows)
+    assert coverage.OPAQUE in missed(judge(facts(rows), DRIVER))
+
+
+def test_outputs_compared_instead_of_bits_are_said() -> None:
+    rows = clean()
+    change("refit", {}, methods={"read": 4, "compare": 1})(rows)
+    for row in of(rows, "hashes", side="live"):
+        row["hashes"] = {name: value for name, value in row["hashes"].items() if name != NAMES[3]}
+    judged = judge(facts(rows), DRIVER)
+    assert judged.verdict is Verdict.PASS
+    assert any("by the output of their module" in text for text in judged.limitations)
+    change("refit", LAST, methods={"read": 5})(rows)
+    assert [(wrong.name, wrong.looks) for wrong in judge(facts(rows), DRIVER).wrong] == [(NAMES[3], "not there")]
+
+
+def test_facts_of_another_framework_may_lack_what_hooks_cannot_see() -> None:
+    rows = clean()
+    for fact in ("sample", "mismatch"):
+        drop(fact)(rows)
+    change("refit", {"index": 0}, stale_names=5, touched_names=5)(rows)
+    judged = judge(facts(rows), FOREIGN)
+    assert (judged.verdict, missed(judged)) == (Verdict.PASS, set())
+    assert len([text for text in judged.limitations if "version" in text or "log-prob" in text or "base" in text]) == 3
+    change("refit", LAST, wrong_names=[NAMES[1]])(rows)
+    assert judge(facts(rows), FOREIGN).verdict is Verdict.FAIL
+
+
+def test_what_was_seen_by_hooks_still_counts_against_a_run() -> None:
+    rows = clean()
+    change("mismatch", {"step": 2}, value=1.2)(rows)
+    assert missed(judge(facts(rows), FOREIGN)) == {MISMATCH}
+
+
+def test_a_probe_never_passes_on_log_probabilities_alone() -> None:
+    rows = [row for row in clean() if row["fact"] in ("mismatch", "sample", "version")]
+    assert judge(facts(rows), Wanted(source="facts")).verdict is Verdict.BLOCKED
+
+
+def hooked() -> list[Row]:
+    """The clean run as hooks in a policy and two generators write it."""
+    rows = [row for row in clean() if row["fact"] not in ("sample", "mismatch")]
+    for row in of(rows, "hashes"):
+        row.update(process="host:1", problems=[], complete=True)
+        row.setdefault("incarnation", "policy")
+    for side in ("policy", "generator"):
+        found = {"module": "m", "owner": "W", "owner_found": True, "found": ["f"], "missing": [], "optional": False}
+        rows.append({"fact": "attached", "side": side, **found})
+    return rows
+
+
+def test_hooks_in_many_processes_must_agree() -> None:
+    judged = judge(facts(hooked()), FOREIGN)
+    assert (judged.verdict, missed(judged)) == (Verdict.PASS, set())
+    assert behaviour.PAIRED in {check.name for check in judged.checks}
+
+
+@pytest.mark.parametrize(
+    "falsify",
+    [
+        drop("hashes", side="received", replica="1", version=4),
+        drop("hashes", side="sent"),
+        drop("attached", side="policy"),
+        without("attached", "optional"),
+        doubled("hashes", side="received", replica="1", version=4),
+    ],
+)
+def test_hooks_that_do_not_agree_fail(falsify: Falsify) -> None:
+    rows = hooked()
+    falsify(rows)
+    judged = judge(facts(rows), FOREIGN)
+    assert judged.verdict is Verdict.FAIL
+    assert behaviour.PAIRED in missed(judged)

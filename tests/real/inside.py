@@ -1,0 +1,81 @@
+"""Cases that need a loop's libraries: one child of its environment's interpreter runs all of a file, and the test reads what came out.
+
+CASES = ("case_a", …)  # so that each is shown; one that is missing or extra fails
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str | None]:
+    return run_cases("tests/real/x_cases.py", CASES)
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str, outcomes: dict[str, str | None]) -> None:
+    assert outcomes[name] is None, outcomes[name]
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+MARK = "seatrial-cases: "
+ROOT = Path(__file__).parents[2]
+SECONDS = 240
+
+
+def run_cases(
+    file: str, cases: Sequence[str] | None = None, environment: str = "trl", extra: Mapping[str, str] | None = None
+) -> dict[str, str | None]:
+    """Of each function `case_*` of the file: None if it ended well, or its traceback. Everything else fails the test."""
+    import pytest
+
+    from seatrial.launch.environments import Environments
+    from seatrial.loops import environments
+    from seatrial.loops.child import run_child
+
+    cache = Environments()
+    found = cache.find(environment, environments()[environment])
+    if found is None:
+        pytest.fail(f"the environment {environment} is not built in {cache.root}: run `seatrial env build {environment}`", pytrace=False)
+    path = os.pathsep.join(str(ROOT / part) for part in ("src", "tests"))
+    own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(extra or {})}
+    with tempfile.TemporaryDirectory(prefix="seatrial-cases-") as place:
+        done = run_child([str(found.python), str(Path(__file__)), str(ROOT / file), place], ROOT, {**os.environ, **own}, SECONDS)
+    answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
+    if done.returncode or len(answers) != 1:
+        pytest.fail(f"{file} ended with code {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}", pytrace=False)
+    outcomes: dict[str, str | None] = json.loads(answers[0])
+    if cases is not None and set(cases) != set(outcomes):
+        pytest.fail(f"{file}: has {sorted(outcomes)}, the test lists {sorted(cases)}", pytrace=False)
+    return outcomes
+
+
+def main(file: str, place: str) -> None:
+    """In the child: run every case, each in a directory of its own if it asks for one."""
+    spec = importlib.util.spec_from_file_location("cases", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cases"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    outcomes: dict[str, str | None] = {}
+    for name, case in inspect.getmembers(module, inspect.isfunction):
+        if not name.startswith("case_"):
+            continue
+        directory = Path(place, name)
+        directory.mkdir()
+        try:
+            case(**({"tmp": directory} if "tmp" in inspect.signature(case).parameters else {}))
+            outcomes[name] = None
+        except Exception:  # noqa: BLE001  # whatever a case raises is its outcome
+            outcomes[name] = traceback.format_exc()
+    print(MARK + json.dumps(outcomes), flush=True)  # noqa: T201  # the parent reads it
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

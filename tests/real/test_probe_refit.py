@@ -1,0 +1,40 @@
+"""`seatrial probe refit` with a real policy and a real generator process: a clean run passes, a seeded fault is caught and named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .drive import call
+
+pytestmark = pytest.mark.real
+
+
+def probe(where: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and probe.json of one run."""
+    done = call(where, "probe", "refit", "--out", where / "out", *words)
+    file = where / "out" / "probe.json"
+    assert file.is_file(), done.stdout
+    found: dict[str, Any] = json.loads(file.read_text())["judged"]
+    return done.returncode, found
+
+
+def test_a_clean_run_with_tied_weights_passes(tmp_path: Path) -> None:
+    code, judged = probe(tmp_path, "--model", "tiny-qwen2", "--steps", "3")
+    assert (code, judged["verdict"]) == (0, "Pass"), judged["reason"]
+    assert [row["transport"] for row in judged["refits"]] == ["full", "packed", "sparse", "full"]
+    assert judged["refits"][0]["stale"] == 0, "the base is equal before any update"
+    assert all(row["stale"] == row["names"] for row in judged["refits"][1:]), "every tensor moves in fp32 training"
+    (classes,) = [check["value"] for check in judged["checks"] if check["name"] == "every runtime tensor is classified"]
+    assert "1 shared" in classes, "the tied head is found"
+
+
+def test_a_shifted_layer_is_caught_and_named(tmp_path: Path) -> None:
+    code, judged = probe(tmp_path, "--steps", "1", "--transport", "full", "--fault", "shift-layer")
+    assert (code, judged["verdict"], judged["boundary"]) == (1, "Fail", "refit")
+    (wrong,) = judged["wrong"]
+    assert (wrong["name"], wrong["step"]) == ("model.layers.1.self_attn.q_proj.weight", 1)
+    assert wrong["looks"] == "shifted layer (holds model.layers.0.self_attn.q_proj.weight)"
