@@ -1,6 +1,6 @@
 """Fingerprint, delta encoding and decoding of 8.03e9 bf16 parameters on one GPU: ours beside the peers, in one run.
 
-    PYTHONPATH=src python3 bench/refit_h200.py [--share 1.0] [--variants]
+    PYTHONPATH=src python3 bench/refit_h200.py [--share 1.0] [--json FILE]
 
 First the kernels are compared with the plain torch implementation, bit for bit, on many shapes and dtypes; nothing is timed before
 that holds. Times are medians over repeats, by CUDA events, after a warm-up. The tensors are those of an 8B Llama (291 of them).
@@ -14,11 +14,12 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from seatrial.probes.bits import gpu, plain
+from seatrial.probes.bits import delta, gpu, hashing, plain
 
 REPEATS = 7
 GROUP = 128 << 20
@@ -65,16 +66,30 @@ def perturbed(base: Any, share: float, seed: int) -> Any:
     for start in range(0, flat.numel(), GROUP):
         part = flat[start : start + GROUP]
         chance = torch.rand(part.numel(), device=base.device, generator=draw)
-        size = torch.where(chance < 0.75 * share, 1, torch.where(chance < 0.86 * share, 2, ((chance / share - 0.86) / 0.14 * 150 + 3).to(torch.int16)))
+        size = torch.where(
+            chance < 0.75 * share, 1, torch.where(chance < 0.86 * share, 2, ((chance / share - 0.86) / 0.14 * 150 + 3).to(torch.int16))
+        )
         sign = torch.where(torch.rand(part.numel(), device=base.device, generator=draw) < 0.5, -1, 1)
-        part += torch.where(chance < share, (size * sign).to(torch.int16).clamp(-152, 152), torch.zeros((), dtype=torch.int16, device=base.device))
+        part += torch.where(
+            chance < share, (size * sign).to(torch.int16).clamp(-152, 152), torch.zeros((), dtype=torch.int16, device=base.device)
+        )
     return made
 
 
 def check() -> int:
     """Ours against plain torch: sums, planes, decoding, roll back. Returns how many cases were compared."""
     cases = 0
-    dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.int64, torch.uint8)
+    dtypes = (
+        torch.bfloat16,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int8,
+        torch.int64,
+        torch.uint8,
+    )
     draw = torch.Generator().manual_seed(0)
     tensors = []
     for dtype in dtypes:
@@ -104,29 +119,57 @@ def check() -> int:
         touched[9, :255] = 2.0
         pairs.append((touched.cuda(), hot.cuda()))
         wanted.append((touched, hot, reference(touched, hot, kind)))
-        made = gpu.encode(pairs, kind)
-        for (current, base), planes, (now, old, (counts, offsets, values, changed)) in zip(pairs, made, wanted, strict=True):
+        plan = gpu.Plan([now for now, _ in pairs], [old for _, old in pairs])
+        made = plan.encode(kind == "overwrite")
+        for (_, base), planes, count, sums, (now, _, (*expected, changed)) in zip(
+            pairs, plan.planes(made), made.changed, made.sums, wanted, strict=True
+        ):
             what = (tuple(now.shape), kind, changed)
-            assert planes.changed == changed, (what, planes.changed)
-            assert torch.equal(planes.counts.cpu(), counts), what
-            assert torch.equal(planes.offsets.cpu(), offsets), what
-            assert torch.equal(planes.values.cpu(), values), what
-            assert torch.equal(base.view(torch.uint8).cpu(), now.view(torch.uint8)), what
-            assert planes.sums == plain.add_sums(plain.flat(now), 0, (0, 0)), what
+            assert count == changed, (what, count)
+            assert all(torch.equal(own.cpu(), plane) for own, plane in zip(planes, expected, strict=True)), what
+            assert same(base, now), what
+            assert sums == plain.add_sums(plain.flat(now), 0, (0, 0)), what
             cases += 1
-        targets = [old.cuda() for _, old, _ in wanted]
-        sparse = [(planes.counts, planes.offsets, planes.values) for planes in made]
-        gpu.apply(targets, sparse, "add" if kind == "difference" else "overwrite")
-        assert all(torch.equal(target.cpu().view(torch.uint8), now.view(torch.uint8)) for target, (now, _, _) in zip(targets, wanted, strict=True))
-        if kind == "difference":
-            gpu.apply(targets, sparse, "subtract")
-            assert all(torch.equal(target.cpu().view(torch.uint8), old.view(torch.uint8)) for target, (_, old, _) in zip(targets, wanted, strict=True))
+        for sparse in (made, plan.joined(plan.planes(made))):
+            targets = [old.cuda() for _, old, _ in wanted]
+            there = gpu.Plan(targets)
+            there.apply(sparse, "add" if kind == "difference" else "overwrite")
+            assert all(same(target, now) for target, (now, _, _) in zip(targets, wanted, strict=True))
+            if kind == "difference":
+                there.apply(sparse, "subtract")
+                assert all(same(target, old) for target, (_, old, _) in zip(targets, wanted, strict=True))
+        torn = gpu.Delta((made.counts, made.offsets[:-1], made.values[:-1]), [*made.ends[:-1], made.ends[-1] - 1])
+        before = [target.clone() for target in targets]
         try:
-            gpu.apply(targets[-1:], [(sparse[-1][0], sparse[-1][1][:-1], sparse[-1][2][:-1])], "overwrite")
+            there.apply(torn, "overwrite")
             raise AssertionError("torn planes were taken")
         except ValueError:
             cases += 1
+        assert all(same(target, old.cpu()) for target, old in zip(targets, before, strict=True))
+        cases += fronts(wanted, kind)
     return cases
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two tensors have the same bits."""
+    return torch.equal(left.cpu().view(torch.uint8), right.view(torch.uint8))
+
+
+def fronts(wanted: Sequence[Any], kind: str) -> int:
+    """The functions that users call, on CUDA tensors against CPU tensors: every mode, there and back."""
+    for now, old, _ in wanted:
+        results = []
+        for device in ("cpu", "cuda"):
+            base, target = old.clone().to(device), old.clone().to(device)
+            coded, sums = delta.encode(now.to(device), base, kind)
+            delta.apply(target, coded, kind)
+            assert same(target, now), (tuple(now.shape), kind, coded.mode)
+            if kind == "difference":
+                delta.revert(target, coded)
+                assert same(target, old), (tuple(now.shape), kind, coded.mode)
+            results.append((coded.mode, coded.changed, sums))
+        assert results[0] == results[1], (tuple(now.shape), results)
+    return len(wanted)
 
 
 def peers(current: Any, base: Any) -> dict[str, Callable[[], Any]]:
@@ -158,98 +201,99 @@ def chunked(flat: Any, work: Callable[[Any], Any]) -> None:
         work(flat[start : start + GROUP])
 
 
+class Run:
+    """The buffers and the figures."""
+
+    def __init__(self, share: float) -> None:
+        self.shapes = llama(share)
+        self.sizes = [torch.Size(shape).numel() for shape in self.shapes]
+        self.flat = torch.empty(sum(self.sizes), dtype=torch.bfloat16, device="cuda")
+        for start in range(0, self.flat.numel(), GROUP):
+            self.flat[start : start + GROUP].normal_(0, 0.02)
+        self.other = torch.empty_like(self.flat)
+        self.rows: list[dict[str, Any]] = []
+        print(f"{self.flat.numel():,} parameters in {len(self.shapes)} tensors")
+
+    def cut(self, whole: Any) -> list[Any]:
+        """The tensors of a flat buffer."""
+        return [part.view(shape) for part, shape in zip(whole.split(self.sizes), self.shapes, strict=True)]
+
+    def row(self, what: str, spent: tuple[float, float, float], note: str = "") -> None:
+        """Print and keep one figure."""
+        self.rows.append({"what": what, "ms": spent[0], "least": spent[1], "largest": spent[2], "note": note})
+        print(f"  {what:62} {spent[0]:8.2f} ms   ({spent[1]:.2f} to {spent[2]:.2f}) {note}", flush=True)
+
+    def fingerprint(self) -> None:
+        """Of the whole model."""
+        spent = timed(lambda: self.other.copy_(self.flat))
+        self.row("device copy (read + write)", spent, f"{self.flat.numel() * 4 / spent[0] / 1e9:.2f} TB/s")
+        print("fingerprint of the whole model")
+        tensors = self.cut(self.flat)
+        plan = gpu.Plan(tensors)
+        assert plan.sums() == hashing.sums(tensors)
+        self.row("ours: plan made once, sums on the host", timed(plan.sums), "order-sensitive")
+        self.row("ours: hashing.sums(tensors)", timed(lambda: hashing.sums(tensors)), "order-sensitive")
+        self.row("peer: torch.hash_tensor", timed(lambda: chunked(self.flat, torch.hash_tensor)), "order-blind")
+        byte_sum = timed(lambda: chunked(self.flat, lambda part: part.view(torch.uint8).sum(dtype=torch.int64)), repeats=3)
+        self.row("peer: byte sums", byte_sum, "order-blind")
+
+    def delta(self, share: float, more: bool) -> None:
+        """Encode and decode with this share of units changed."""
+        print(f"{share:.1%} changed")
+        self.other.copy_(self.flat)
+        current = perturbed(self.flat, share, 7)
+        nows, olds = self.cut(current), self.cut(self.other)
+        plan, target = gpu.Plan(nows, olds), gpu.Plan(olds)
+        made = plan.encode(overwrite=False)
+        assert torch.equal(self.other.view(torch.int16), current.view(torch.int16))
+        found, entries = sum(made.changed), made.ends[-1]
+        bits = (entries * 24 + made.counts.numel() * 8) / max(1, found)
+        back = lambda: target.apply(made, "subtract")  # noqa: E731
+        note = f"{found / current.numel():.3%} of units, {bits:.1f} bits per change raw"
+        self.row("ours: encode + baseline update + fingerprint", timed(lambda: plan.encode(overwrite=False), back), note)
+        pairs = list(zip(nows, olds, strict=True))
+        self.row("ours: the same by delta.encode_many(pairs)", timed(lambda: delta.encode_many(pairs), back))
+        self.row("ours: decode in place", timed(lambda: target.apply(made, "add"), back))
+        assert torch.equal(self.other.view(torch.int16), current.view(torch.int16))
+        back()
+        assert torch.equal(self.other.view(torch.int16), self.flat.view(torch.int16))
+        for name, work in peers(current, self.flat).items():
+            self.row(f"peer: {name}", timed(work, repeats=3))
+        self.row("peer: decode, index_copy into full scratch", timed(lambda: index_copy(made, self.sizes), repeats=3))
+        if more:
+            overwrite = gpu.Delta((made.counts, made.offsets, made.values), made.ends)
+            self.row("  the same entries as overwrite: decode", timed(lambda: target.apply(overwrite, "overwrite")))
+
+
 def main() -> None:
+    """Check, then measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="share of the model's layers")
-    parser.add_argument("--variants", action="store_true", help="also time other launch shapes of the kernels")
     parser.add_argument("--json", help="write the figures there")
     arguments = parser.parse_args()
     began = time.monotonic()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"checked: {check()} cases equal plain torch bit for bit ({time.monotonic() - began:.1f} s)")
-    shapes = llama(arguments.share)
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    flat = torch.empty(sum(sizes), dtype=torch.bfloat16, device="cuda")
-    for start in range(0, flat.numel(), GROUP):
-        flat[start : start + GROUP].normal_(0, 0.02)
-    print(f"{flat.numel():,} parameters in {len(shapes)} tensors")
-    rows: list[dict[str, Any]] = []
-
-    def row(what: str, spent: tuple[float, float, float], note: str = "") -> None:
-        rows.append({"what": what, "ms": spent[0], "least": spent[1], "largest": spent[2], "note": note})
-        print(f"  {what:58} {spent[0]:8.2f} ms   ({spent[1]:.2f} to {spent[2]:.2f}) {note}", flush=True)
-
-    def cut(whole: Any) -> list[Any]:
-        return [part.view(shape) for part, shape in zip(whole.split(sizes), shapes, strict=True)]
-
-    other = torch.empty_like(flat)
-    spent = timed(lambda: other.copy_(flat))
-    row("device copy (read + write)", spent, f"{flat.numel() * 4 / spent[0] / 1e9:.2f} TB/s")
-    print("fingerprint of the whole model")
-    tensors = cut(flat)
-    row("ours, 291 tensors, digests on the host", timed(lambda: gpu.sums(tensors)), "order-sensitive")
-    row("torch.hash_tensor", timed(lambda: chunked(flat, torch.hash_tensor)), "order-blind")
-    row("byte sums", timed(lambda: chunked(flat, lambda part: part.view(torch.uint8).sum(dtype=torch.int64)), repeats=3), "order-blind")
+    run = Run(arguments.share)
+    run.fingerprint()
     for share in (0.001, 0.01, 0.1):
-        print(f"{share:.1%} changed")
-        other.copy_(flat)
-        current = perturbed(flat, share, 7)
-        pairs = list(zip(cut(current), cut(other), strict=True))
-        planes = gpu.encode(pairs, "difference")
-        assert torch.equal(other.view(torch.int16), current.view(torch.int16))
-        sparse = [(item.counts, item.offsets, item.values) for item in planes]
-        found = sum(item.changed for item in planes)
-        entries = sum(len(item.offsets) for item in planes)
-        targets = cut(other)
-        note = f"{found / flat.numel():.3%} of units, {(entries * 24 + sum(len(item.counts) for item in planes) * 8) / max(1, found):.1f} bits per change raw"
-        row("ours: encode + baseline update + fingerprint", timed(lambda: gpu.encode(pairs, "difference"), lambda: gpu.apply(targets, sparse, "subtract")), note)
-        row("ours: decode in place", timed(lambda: gpu.apply(targets, sparse, "add"), lambda: gpu.apply(targets, sparse, "subtract")))
-        assert torch.equal(other.view(torch.int16), current.view(torch.int16))
-        gpu.apply(targets, sparse, "subtract")
-        assert torch.equal(other.view(torch.int16), flat.view(torch.int16))
-        for name, work in peers(current, flat).items():
-            row(f"peer: {name}", timed(work, repeats=3))
-        row("peer: decode, index_copy into full scratch", timed(lambda: index_copy(current, planes, sizes), repeats=3))
-        if arguments.variants and share == 0.01:
-            variants(pairs, targets, sparse, row)
-        del current, pairs, planes, sparse
+        run.delta(share, share == 0.01)
         torch.cuda.empty_cache()
     if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as out:
-            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, out, indent=1)
+        record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": run.rows}
+        Path(arguments.json).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
 
-def index_copy(current: Any, planes: Sequence[Any], sizes: Sequence[int]) -> None:
+def index_copy(made: Any, sizes: Sequence[int]) -> None:
     """A scratch of the largest tensor, zeroed, and one index_copy per tensor."""
     scratch = torch.empty(max(sizes), dtype=torch.int16, device="cuda")
-    for item, size in zip(planes, sizes, strict=True):
+    start = 0
+    for end, size in zip(made.ends, sizes, strict=True):
         part = scratch[:size].zero_()
         # positions as the peers send them; here any ascending ones of the same number
-        places = torch.arange(len(item.offsets), device="cuda", dtype=torch.int64) * max(1, size // max(1, len(item.offsets)))
-        part.index_copy_(0, places.clamp_(max=size - 1), item.values)
-
-
-def variants(pairs: Sequence[tuple[Any, Any]], targets: Sequence[Any], sparse: Sequence[Any], row: Callable[..., None]) -> None:
-    """Other unrolling and blocks per multiprocessor."""
-    standard = gpu.kernels
-    again = lambda: gpu.apply(targets, sparse, "subtract")
-
-    def use(shape, blocks):
-        made = gpu.Kernels(0, shape, blocks)
-        gpu.kernels = lambda index: made
-
-    for unroll, queue in ((1, 96), (1, 128), (2, 144), (2, 160), (2, 192), (2, 256), (4, 288)):
-        for blocks in (2, 3, 4, 8):
-            use({"UNROLL": unroll, "QUEUE": queue}, {"encode_tiles": blocks})
-            row(f"  encode, unroll {unroll}, queue {queue}, {blocks} blocks", timed(lambda: gpu.encode(pairs, "difference"), again, 3))
-    for blocks in (4, 8, 12, 16, 32):
-        use({}, {"hash_tiles": blocks})
-        row(f"  hash, {blocks} blocks", timed(lambda: gpu.sums([now for now, _ in pairs]), repeats=3))
-    for ahead in (1, 2, 4, 8):
-        for blocks in (4, 8, 16, 32):
-            use({"AHEAD": ahead}, {"apply_tiles": blocks})
-            row(f"  decode, ahead {ahead}, {blocks} blocks", timed(lambda: gpu.apply(targets, sparse, "add"), again, 3))
-    gpu.kernels = standard
+        places = torch.arange(end - start, device="cuda", dtype=torch.int64) * max(1, size // max(1, end - start))
+        part.index_copy_(0, places.clamp_(max=size - 1), made.values[start:end])
+        start = end
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ CHUNKS = [b"abcdef" * 100, b"", b"xy"]
 
 
 def entry(name: str, start: int, length: int) -> Entry:
-    return Entry(name, "bfloat16", (length // 2,), "h", "raw", 0, ((start, length),))
+    return Entry(name, "bfloat16", (length // 2,), "h", None, "raw", 0, ((start, length),))
 
 
 ENTRIES = (entry("a", 0, 600), entry("b", 600, 0), entry("c", 600, 2))
@@ -124,6 +124,13 @@ def tensor(index: int = 0, **changes: Any) -> bytes:
     return changed(tensors=whole)
 
 
+def sparse(**changes: Any) -> bytes:
+    """The JSON of a sparse header whose first tensor is changed."""
+    whole = [dataclasses.asdict(item) | {"base": "h", "mode": "same", "planes": ()} for item in ENTRIES]
+    whole[0] |= {"mode": "sparse", "base": "was", "planes": [[0, 300], [300, 151], [451, 151]]} | changes
+    return changed(**SPARSE, tensors=whole)
+
+
 SPARSE: dict[str, Any] = {"transport": "sparse", "base_version": 2, "base_root": "b"}
 WRONG: list[tuple[str, Callable[[], bytes]]] = [
     ("format 2; known: 1", lambda: changed(format=2)),
@@ -149,6 +156,11 @@ WRONG: list[tuple[str, Callable[[], bytes]]] = [
     ("a full payload overwrites", lambda: changed(kind="difference")),
     ("mode of a is 'raw'", lambda: changed(**SPARSE)),
     ("mode of a is 'sparse'", lambda: tensor(mode="sparse")),
+    ("a base hash belongs to a tensor of a sparse payload", lambda: tensor(base="b")),
+    ("a base hash belongs to a tensor of a sparse payload", lambda: sparse(base=None)),
+    ("a base hash belongs to a tensor of a sparse payload", lambda: sparse(base=1)),
+    ("a: the same as its base, with another hash", lambda: sparse(mode="same", planes=[])),
+    ("4 planes in mode sparse", lambda: sparse(planes=[[0, 100], [100, 200], [300, 151], [451, 151]])),
     ("target_root is a text", lambda: changed(target_root=None)),
     ("base_root a text", lambda: changed(base_root=1)),
     ("no tensor in it", lambda: changed(tensors=[])),
@@ -169,6 +181,7 @@ WRONG: list[tuple[str, Callable[[], bytes]]] = [
 @pytest.mark.parametrize(("message", "text"), WRONG, ids=[f"{index}-{item[0]}" for index, item in enumerate(WRONG)])
 def test_header_is_strict(message: str, text: Callable[[], bytes]) -> None:
     assert parse(changed()).tensors == ENTRIES, "without a change it is fine"
+    assert parse(sparse()).tensors[0].base == "was"
     with pytest.raises(RefitRefused, match=r"refused \(corrupt\): its header is not valid") as raised:
         parse(text())
     assert message in str(raised.value)
@@ -186,6 +199,25 @@ def test_frame_of_another_length_than_it_says_is_refused() -> None:
     wrong = dataclasses.replace(found.header, frames=((601, found.header.frames[0][1]), *found.header.frames[1:]))
     with pytest.raises(RefitRefused, match="frame 0 has 600 bytes uncoded, the header says 601"):
         payload.Payload(wrong, found._body, 0).plane((0, 600))
+
+
+def test_a_frame_ends_where_its_content_does() -> None:
+    found = payload.read(written("zlib", [b"abcdef" * 100 + b"xy"]))
+    (size, sent), body = found.header.frames[0], bytes(found._body)
+    for content in (body + b"\0", body[:-1], body[:-4]):
+        wrong = dataclasses.replace(found.header, frames=((size, len(content)),))
+        with pytest.raises(RefitRefused, match="a frame goes on after its content, or ends before its checksum"):
+            payload.Payload(wrong, memoryview(content), 0).plane((0, size))
+    assert len(found.plane((0, size))) == size > sent
+
+
+def test_planes_of_many_frames() -> None:
+    """Frames of no byte, planes over several frames, and none over none, at the start, between and at the end."""
+    chunks = [b"", b"abc", b"", b"", b"de", b"f", b""]
+    found = payload.read(written("zlib", chunks, tensors=(entry("a", 0, 6),)))
+    for start in range(7):
+        for length in range(7 - start):
+            assert bytes(found.plane((start, length))) == b"abcdef"[start : start + length]
 
 
 def test_codecs() -> None:

@@ -21,6 +21,7 @@ def case_every_transport_is_bit_equal(tmp: Path) -> None:
                 world.train((0.002, 0.01, 0.05, 0.3, 0.5, 1.0, 0.0, 0.01)[index])
                 path = tmp / "weights" if index % 2 else None
                 prepared, applied = world.refit(transport, kind, path)
+                assert world.sent.codec == codec
                 assert (prepared.transport, prepared.kind) == (transport, kind or "overwrite")
                 assert applied.changed == prepared.changed
                 assert applied.bytes == prepared.bytes > 0

@@ -13,17 +13,17 @@ from .drive import call
 pytestmark = pytest.mark.real
 
 
-def probe(where: Path, *words: str) -> tuple[int, dict[str, Any]]:
+def probe(out: Path, *words: str | Path) -> tuple[int, dict[str, Any]]:
     """The exit code and probe.json of one run."""
-    done = call(where, "probe", "refit", "--out", where / "out", *words)
-    file = where / "out" / "probe.json"
-    assert file.is_file(), done.stdout
-    found: dict[str, Any] = json.loads(file.read_text())["judged"]
+    done = call(out.parent, "probe", "refit", "--out", out, *words)
+    assert (out / "probe.json").is_file(), done.stdout
+    found: dict[str, Any] = json.loads((out / "probe.json").read_text())["judged"]
     return done.returncode, found
 
 
-def test_a_clean_run_with_tied_weights_passes(tmp_path: Path) -> None:
-    code, judged = probe(tmp_path, "--model", "tiny-qwen2", "--steps", "3")
+def test_a_clean_run_passes_and_a_shifted_layer_is_caught(tmp_path: Path) -> None:
+    """In one test, since the second run takes the model that the first has made. Its embeddings are tied."""
+    code, judged = probe(tmp_path / "clean", "--model", "tiny-qwen2", "--steps", "3")
     assert (code, judged["verdict"]) == (0, "Pass"), judged["reason"]
     assert [row["transport"] for row in judged["refits"]] == ["full", "packed", "sparse", "full"]
     assert judged["refits"][0]["stale"] == 0, "the base is equal before any update"
@@ -31,9 +31,8 @@ def test_a_clean_run_with_tied_weights_passes(tmp_path: Path) -> None:
     (classes,) = [check["value"] for check in judged["checks"] if check["name"] == "every runtime tensor is classified"]
     assert "1 shared" in classes, "the tied head is found"
 
-
-def test_a_shifted_layer_is_caught_and_named(tmp_path: Path) -> None:
-    code, judged = probe(tmp_path, "--steps", "1", "--transport", "full", "--fault", "shift-layer")
+    own = ("--model", tmp_path / "clean" / "model", "--steps", "1", "--transport", "full")
+    code, judged = probe(tmp_path / "fault", *own, "--fault", "shift-layer")
     assert (code, judged["verdict"], judged["boundary"]) == (1, "Fail", "refit")
     (wrong,) = judged["wrong"]
     assert (wrong["name"], wrong["step"]) == ("model.layers.1.self_attn.q_proj.weight", 1)

@@ -20,16 +20,12 @@ typedef unsigned long long u64;
 // Given to the compiler (see gpu.py): THREADS per block; UNROLL, rows that are loaded before the first is looked at; QUEUE, pieces
 // of 16 bytes that wait in a warp; AHEAD, entries per lane that are applied together.
 
-// A tensor. Which fields are used depends on the kernel. The table ends with an entry that holds only first_tile.
+// A tensor. The table of them ends with an entry that holds only first_tile.
 struct Piece {
-    u8 *current;
+    u8 *current; // what is read, or what a delta is applied to
     u8 *base;
     u64 nbytes;
     u64 first_tile;
-    u8 *counts;
-    u8 *offsets;
-    u16 *values;
-    u64 first_entry;
 };
 
 __device__ __forceinline__ u64 fmix(u64 x) {
@@ -326,19 +322,25 @@ extern "C" __global__ void compact_tiles(
 }
 
 __device__ __forceinline__ u32 entries_of(u32 count, u64 row, u64 nbytes) {
-    if (count < 255) return count;
-    u64 units = (nbytes - row * ROW_BYTES + 1) / 2;
-    return units < ROW_UNITS ? (u32)units : ROW_UNITS;
+    return count < 255 ? count : units_from(row * ROW_BYTES, nbytes, ROW_UNITS);
 }
 
 // How many entries each tile has, from the counts of its rows.
-extern "C" __global__ void count_tiles(const Piece *pieces, u64 tiles, u32 *entries) {
+extern "C" __global__ void count_tiles(const Piece *pieces, u64 tiles, const uint4 *counts, u32 *entries) {
     int piece = 0;
     for (u64 tile = blockIdx.x * (u64)blockDim.x + threadIdx.x; tile < tiles; tile += (u64)gridDim.x * blockDim.x) {
-        piece = piece_of(pieces, tile, piece);
-        u64 nbytes = pieces[piece].nbytes, block = tile - pieces[piece].first_tile, rows = (nbytes + ROW_BYTES - 1) / ROW_BYTES;
-        u32 total = 0;
-        for (u64 row = block * ROWS; row < rows && row < (block + 1) * ROWS; row++) total += entries_of(pieces[piece].counts[row], row, nbytes);
+        uint4 one = counts[tile * 2], two = counts[tile * 2 + 1];
+        u32 words[8] = {one.x, one.y, one.z, one.w, two.x, two.y, two.z, two.w}, total = 0, whole = 0;
+        for (int i = 0; i < 8; i++) {
+            total += __vsadu4(words[i], 0);
+            whole |= __vcmpeq4(words[i], 0xffffffffu);
+        }
+        if (whole) {
+            piece = piece_of(pieces, tile, piece);
+            u64 nbytes = pieces[piece].nbytes, row = (tile - pieces[piece].first_tile) * ROWS;
+            total = 0;
+            for (int i = 0; i < ROWS; i++) total += entries_of(words[i / 4] >> (8 * (i % 4)) & 255, row + i, nbytes);
+        }
         entries[tile] = total;
     }
 }
@@ -374,45 +376,41 @@ struct Ahead {
     u32 offset[AHEAD], value[AHEAD];
 };
 
-__device__ __forceinline__ void load_head(const Piece *pieces, int piece, u64 tile, const u64 *starts, int lane, Ahead &next) {
-    const Piece &own = pieces[piece];
-    u64 row = (tile - own.first_tile) * ROWS + lane, rows = (own.nbytes + ROW_BYTES - 1) / ROW_BYTES;
-    next.start = starts[tile] - own.first_entry;
-    next.n = (u32)(starts[tile + 1] - own.first_entry - next.start);
-    next.count = row < rows ? own.counts[row] : 0;
-}
-
-__device__ __forceinline__ void load_entries(const Piece &own, u32 from, int lane, Ahead &next) {
+__device__ __forceinline__ void load_entries(const u8 *offsets, const u16 *values, u32 from, int lane, Ahead &next) {
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
         u32 i = from + k * 32 + lane;
         if (i < next.n) {
-            next.offset[k] = own.offsets[next.start + i];
-            next.value[k] = own.values[next.start + i];
+            next.offset[k] = offsets[next.start + i];
+            next.value[k] = values[next.start + i];
         }
     }
 }
 
-// Apply planes to tensors in place: add (0), subtract (1) or overwrite (2). `starts[t]` is where the entries of tile t begin, over
-// all tensors; nothing happens if `wrong` is set. The planes of a tile are on their way while the tile before is worked on.
-extern "C" __global__ void __launch_bounds__(THREADS) apply_tiles(const Piece *pieces, u64 tiles, const u64 *starts, int operation, const u32 *wrong) {
+// Apply planes to tensors in place: add (0), subtract (1) or overwrite (2). The planes of all tensors are three arrays, the counts
+// 32 per tile; `starts[t]` is where the entries of tile t begin. Nothing happens if `wrong` is set. The planes of a tile are on their
+// way while the tile before is worked on. With `crowded`, a load and a store per unit are cheaper than adding in memory.
+extern "C" __global__ void __launch_bounds__(THREADS) apply_tiles(
+    const Piece *pieces, u64 tiles, const u8 *counts, const u8 *offsets, const u16 *values, const u64 *starts, int operation, int crowded,
+    const u32 *wrong
+) {
     int lane = threadIdx.x & 31, piece = 0;
     u64 warps = (u64)gridDim.x * (THREADS / 32), tile = blockIdx.x * (u64)(THREADS / 32) + (threadIdx.x >> 5);
     if (tile >= tiles || *wrong) return;
     Ahead now, next;
-    piece = piece_of(pieces, tile, piece);
-    load_head(pieces, piece, tile, starts, lane, now);
-    load_entries(pieces[piece], 0, lane, now);
+    auto head = [&](u64 tile, Ahead &ahead) {
+        ahead.start = starts[tile];
+        ahead.n = (u32)(starts[tile + 1] - ahead.start);
+        ahead.count = counts[tile * ROWS + lane];
+    };
+    head(tile, now);
+    load_entries(offsets, values, 0, lane, now);
     while (tile < tiles) {
         u64 later = tile + warps;
-        int later_piece = piece;
-        if (later < tiles) {
-            later_piece = piece_of(pieces, later, piece);
-            load_head(pieces, later_piece, later, starts, lane, next);
-        }
-        const Piece &own = pieces[piece];
-        u64 nbytes = own.nbytes, block = tile - own.first_tile, tile_at = block * TILE_BYTES;
-        u8 *bytes = own.current;
+        if (later < tiles) head(later, next);
+        piece = piece_of(pieces, tile, piece);
+        u8 *bytes = pieces[piece].current;
+        u64 nbytes = pieces[piece].nbytes, block = tile - pieces[piece].first_tile, tile_at = block * TILE_BYTES;
         u32 end = entries_of(now.count, block * ROWS + lane, nbytes);
         for (int step = 1; step < 32; step <<= 1) {
             u32 other = __shfl_up_sync(ALL, end, step);
@@ -420,7 +418,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) apply_tiles(const Piece *p
         }
         for (u32 from = 0; from < now.n || from == 0; from += 32 * AHEAD) {
             u64 at[AHEAD];
-            if (from) load_entries(own, from, lane, now);
+            u32 held[AHEAD];
+            if (from) load_entries(offsets, values, from, lane, now);
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
                 u32 i = from + k * 32 + lane, row = 0;  // how many rows end at or before entry i
@@ -430,18 +429,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) apply_tiles(const Piece *p
                     if (edge <= i) row += step;
                 }
                 at[k] = i < now.n ? tile_at + (row * ROW_UNITS + now.offset[k]) * 2 : nbytes;
+                if (crowded && at[k] + 2 <= nbytes) held[k] = *(const u16 *)(bytes + at[k]);
             }
-            if (!from && later < tiles) load_entries(pieces[later_piece], 0, lane, next);
+            if (!from && later < tiles) load_entries(offsets, values, 0, lane, next);
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
                 if (at[k] >= nbytes) continue;
                 u32 difference = (now.value[k] >> 1) ^ (0u - (now.value[k] & 1));
+                if (operation == 1) difference = 0u - difference;
                 if (operation == 2) set_unit(bytes, at[k], nbytes, now.value[k]);
-                else add_to_unit(bytes, at[k], nbytes, operation ? 0u - difference : difference);
+                else if (crowded && at[k] + 2 <= nbytes) set_unit(bytes, at[k], nbytes, held[k] + difference);
+                else add_to_unit(bytes, at[k], nbytes, difference);
             }
         }
         now = next;
         tile = later;
-        piece = later_piece;
     }
 }

@@ -21,13 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from seatrial.probes.bits import cpu, native, plain
+from seatrial.probes.bits import cpu, gpu, native, plain
 from seatrial.probes.bits.keys import Sums
 
 Kind = Literal["difference", "overwrite"]
 Mode = Literal["same", "sparse", "bitmap", "dense"]
 KINDS = ("difference", "overwrite")
-GPU_ALIGNMENT = 16
 GPU_OPERATIONS = {1: "add", -1: "subtract", 0: "overwrite"}
 
 
@@ -66,19 +65,17 @@ def encode_many(pairs: Sequence[tuple[Any, Any]], kind: Kind = "difference") -> 
     found: dict[int, tuple[Coded, Sums]] = {}
     on_gpu: dict[int, list[int]] = {}
     for index, (current, base) in enumerate(pairs):
-        now, old = plain.flat(current), plain.flat(base)
-        if _on_gpu(now) and _on_gpu(old):
-            on_gpu.setdefault(now.device.index, []).append(index)
+        if gpu.usable(current) and gpu.usable(base):
+            on_gpu.setdefault(current.device.index, []).append(index)
         else:
+            now, old = plain.flat(current), plain.flat(base)
             planes, changed, sums = _kernels(now).encode(now, old, kind == "overwrite")
             found[index] = (_pack(planes, changed, now, kind), sums)
     for chosen in on_gpu.values():
-        from seatrial.probes.bits import gpu
-
-        given = [(plain.flat(pairs[index][0]), plain.flat(pairs[index][1])) for index in chosen]
-        for index, (now, _), made in zip(chosen, given, gpu.encode(given, kind), strict=True):
-            planes = plain.Planes(made.counts, made.offsets, made.values)
-            found[index] = (_pack(planes, made.changed, now, kind), made.sums)
+        plan = gpu.Plan([pairs[index][0] for index in chosen], [pairs[index][1] for index in chosen])
+        made = plan.encode(kind == "overwrite")
+        for index, own, changed, sums in zip(chosen, plan.planes(made), made.changed, made.sums, strict=True):
+            found[index] = (_pack(plain.Planes(*own), changed, pairs[index][0], kind), sums)
     return [found[index] for index in range(len(pairs))]
 
 
@@ -127,16 +124,11 @@ def _kernels(data: Any) -> Any:
     return cpu if data.device.type == "cpu" and native.library() is not None else plain
 
 
-def _on_gpu(data: Any) -> bool:
-    """Whether the GPU's kernels take these bytes."""
-    return bool(data.is_cuda and data.data_ptr() % GPU_ALIGNMENT == 0)
-
-
 def _pack(planes: plain.Planes, changed: int, current: Any, kind: Kind) -> Coded:
     """The entries in the mode of their number."""
     import torch
 
-    nbytes = current.numel()
+    nbytes = current.nbytes
     mode = mode_of(planes.values.numel(), -(-nbytes // 2))
     if mode == "same":
         return Coded(mode, nbytes, changed)
@@ -146,7 +138,8 @@ def _pack(planes: plain.Planes, changed: int, current: Any, kind: Kind) -> Coded
         return Coded(mode, nbytes, changed, values=planes.values, bitmap=_kernels(current).to_bitmap(planes, nbytes))
     if kind == "difference":
         return Coded(mode, nbytes, changed, dense=_kernels(current).to_dense(planes, nbytes))
-    return Coded(mode, nbytes, changed, dense=torch.cat([current, current.new_zeros(nbytes % 2)]))
+    data = plain.flat(current)
+    return Coded(mode, nbytes, changed, dense=torch.cat([data, data.new_zeros(nbytes % 2)]))
 
 
 def _check_kind(kind: str) -> None:
@@ -182,16 +175,15 @@ def _write_many(targets: Sequence[Any], codeds: Sequence[Coded], sign: int) -> N
             work.append((data, _planes(coded, data)))
     on_gpu: dict[int, list[tuple[Any, plain.Planes]]] = {}
     for data, planes in work:
-        if _on_gpu(data) and isinstance(planes, plain.Planes):
+        if gpu.usable(data) and isinstance(planes, plain.Planes):
             on_gpu.setdefault(data.device.index, []).append((data, planes))
     for chosen in on_gpu.values():
-        from seatrial.probes.bits import gpu
-
-        gpu.apply([data for data, _ in chosen], [tuple(planes) for _, planes in chosen], GPU_OPERATIONS[sign])
+        plan = gpu.Plan([data for data, _ in chosen])
+        plan.apply(plan.joined([tuple(planes) for _, planes in chosen]), GPU_OPERATIONS[sign])
     for data, planes in work:
         if not isinstance(planes, plain.Planes):
             _kernels(data).apply_dense(data, planes, sign)
-        elif not _on_gpu(data):
+        elif not gpu.usable(data):
             _kernels(data).apply(data, planes, sign)
 
 
@@ -216,7 +208,7 @@ def _planes(coded: Coded, data: Any) -> Any:
     values, units = beside("values", torch.int16), -(-coded.nbytes // 2)
     if coded.mode == "sparse":
         planes = plain.Planes(beside("counts", torch.uint8), beside("offsets", torch.uint8), values)
-        if not _on_gpu(data):
+        if not gpu.usable(data):
             _kernels(data).check(planes, coded.nbytes)
         return planes
     if coded.mode != "bitmap":

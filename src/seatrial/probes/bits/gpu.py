@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 from array import array
 from collections.abc import Sequence
@@ -27,11 +28,11 @@ ALIGNMENT = 16
 THREADS = 256
 SHAPE = {"UNROLL": 2, "QUEUE": 192, "AHEAD": 4}
 """What bits.cu is compiled with; other values give the same results."""
-BLOCKS = {"hash_tiles": 16, "encode_tiles": 2, "apply_tiles": 8}
+BLOCKS = {"hash_tiles": 4, "encode_tiles": 4, "apply_tiles": 16}
 """Blocks per multiprocessor, as measured on an H200."""
+CROWDED = 32
+"""Above one entry in so many units, adding where the memory is costs more than a load and a store."""
 OPERATIONS = {"add": 0, "subtract": 1, "overwrite": 2}
-TABLES = 8
-"""How many tables are kept."""
 MODULUS = 1 << 64
 MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
@@ -41,31 +42,17 @@ class CudaError(RuntimeError):
     """A call of the driver or of the compiler failed."""
 
 
-class Planes:
-    """Sparse planes of one tensor on the device, how many units changed, and the sums of its current bits.
+class Delta:
+    """What changed in the tensors of a plan: three arrays for all of them, on the device.
 
-    The planes of all tensors of a call lie in three arrays; views of them are made when they are asked for.
+    `counts` has 32 per tile, also for rows that a tensor does not have; `ends[i]` is where the entries of tensor i end.
     """
 
-    __slots__ = ("_arrays", "_entries", "_rows", "changed", "sums")
+    __slots__ = ("changed", "counts", "ends", "offsets", "sums", "values")
 
-    def __init__(self, arrays: tuple[Any, Any, Any], rows: tuple[int, int], entries: tuple[int, int], changed: int, sums: Sums) -> None:
-        self._arrays, self._rows, self._entries, self.changed, self.sums = arrays, rows, entries, changed, sums
-
-    @property
-    def counts(self) -> Any:
-        """Entries per row."""
-        return self._arrays[0][self._rows[0] : self._rows[1]]
-
-    @property
-    def offsets(self) -> Any:
-        """Of the entries in their rows."""
-        return self._arrays[1][self._entries[0] : self._entries[1]]
-
-    @property
-    def values(self) -> Any:
-        """Of the entries."""
-        return self._arrays[2][self._entries[0] : self._entries[1]]
+    def __init__(self, arrays: tuple[Any, Any, Any], ends: Sequence[int], changed: Sequence[int] = (), sums: Sequence[Sums] = ()) -> None:
+        self.counts, self.offsets, self.values = arrays
+        self.ends, self.changed, self.sums = ends, changed, sums
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -121,7 +108,6 @@ class Kernels:
             self._module = ctypes.c_void_p()
             self._check(self._driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "cuModuleLoadData")
             self._functions: dict[str, ctypes.c_void_p] = {}
-            self._tables: dict[tuple[tuple[int, ...], ...], tuple[Any, int]] = {}
             words = [word - (1 << 32) if word >> 31 else word for word in keys.TABLE]
             self.keys = torch.tensor(words, dtype=torch.int32, device=self.device)
 
@@ -155,35 +141,6 @@ class Kernels:
             code = self._driver.cuLaunchKernel(self._function(name), grid, 1, 1, threads, 1, 1, shared, stream, pointers, None)
         self._check(code, name)
 
-    def table(self, pieces: Sequence[tuple[int, ...]]) -> tuple[Any, int]:
-        """The pieces (current, base, nbytes, counts, offsets, values, first entry) on the device, and how many tiles they have.
-
-        Weights mostly stay where they are, so the last tables are kept; a table is a function of the addresses and sizes in it.
-        """
-        import torch
-
-        key = tuple(pieces)
-        if key in self._tables:
-            return self._tables[key]
-        rows, tiles = array("q"), 0
-        for current, base, nbytes, counts, offsets, values, first in pieces:
-            rows.extend((current, base, nbytes, tiles, counts, offsets, values, first))
-            tiles -= -nbytes // TILE_BYTES
-        rows.extend((0, 0, 0, tiles, 0, 0, 0, 0))
-        made = torch.frombuffer(rows, dtype=torch.int64).pin_memory().to(self.device, non_blocking=True), tiles
-        while len(self._tables) >= TABLES:
-            self._tables.pop(next(iter(self._tables)))
-        self._tables[key] = made
-        return made
-
-    def fold(self, table: Any, count: int, sums: Any, entries: Any, changed: Any) -> Any:
-        """Per piece: both sums, entries, changed units; on the device."""
-        import torch
-
-        out = torch.empty((count, 4), dtype=torch.int64, device=self.device)
-        self.launch("fold_tiles", count, table, sums, entries, changed, out, per_block=1, threads=1024)
-        return out
-
     def empty(self, size: int, dtype: Any) -> Any:
         """Scratch; never of size zero, so that it has an address."""
         import torch
@@ -203,84 +160,157 @@ def usable(tensor: Any) -> bool:
     return bool(plain and not tensor.is_neg() and not tensor.is_conj())
 
 
-def sums(tensors: Sequence[Any]) -> list[tuple[int, int]]:
-    """The two sums of every tensor; all are on one CUDA device, and each is read once."""
-    if not tensors:
-        return []
-    # A copy of what is not contiguous or aligned must live until the kernel has run: the list holds it.
-    held = [tensor if usable(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous().clone() for tensor in tensors]
-    ours = kernels(held[0].device.index)
-    import torch
+class Plan:
+    """Where tensors of one device lie: made once, used as long as they stay there.
 
-    table, tiles = ours.table([(item.data_ptr(), 0, item.nbytes, 0, 0, 0, 0) for item in held])
-    made = ours.empty(tiles * 2, torch.int64)
-    ours.launch("hash_tiles", tiles, table, ctypes.c_uint64(tiles), ours.keys, made)
-    found = ours.fold(table, len(held), made, None, None).tolist()
-    return [(row[0] % MODULUS, row[1] % MODULUS) for row in found]
+    `bases`, as large as the tensors, are what `encode` compares with and brings up to date. All must be `usable`.
+    """
 
+    def __init__(self, tensors: Sequence[Any], bases: Sequence[Any] = ()) -> None:
+        for tensor in (*tensors, *bases):
+            if not usable(tensor):
+                raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous on a GPU, or not aligned to {ALIGNMENT} bytes")
+        self.tensors, self.bases = list(tensors), list(bases)
+        self.nbytes = [tensor.nbytes for tensor in tensors]
+        if bases and self.nbytes != [base.nbytes for base in bases]:
+            raise ValueError("a base is not as large as its tensor")
+        self.kernels = kernels(tensors[0].device.index)
+        self._addresses: list[int] = []
+        self._place()
 
-def encode(pairs: Sequence[tuple[Any, Any]], kind: str) -> list[Planes]:
-    """Sparse planes of every (current, base); each base becomes its current. All are `usable`, on one device, equal in size."""
-    if not pairs:
-        return []
-    pieces = []
-    for current, base in pairs:
-        now, old, nbytes = current.data_ptr(), base.data_ptr(), current.nbytes
-        if (now | old) % ALIGNMENT or nbytes != base.nbytes or not current.is_contiguous() or not base.is_contiguous():
-            raise ValueError(f"encode: a tensor of shape {tuple(current.shape)} is not contiguous, aligned, or as large as its base")
-        pieces.append((now, old, nbytes))
-    return _grouped(kernels(pairs[0][0].device.index), pieces, kind == "overwrite")
+    def _place(self) -> None:
+        """The table on the device; made again when a tensor has moved."""
+        import torch
 
+        addresses = [tensor.data_ptr() for tensor in (*self.tensors, *self.bases)]
+        if addresses == self._addresses:
+            return
+        rows, ends, tile = array("q"), array("q"), 0
+        olds = addresses[len(self.tensors) :] or [0] * len(self.tensors)
+        for now, old, nbytes in zip(addresses[: len(olds)], olds, self.nbytes, strict=True):
+            rows.extend((now, old, nbytes, tile))
+            tile -= -nbytes // TILE_BYTES
+            ends.append(tile)
+        rows.extend((0, 0, 0, tile))
+        self.table, self.tile_ends = (torch.frombuffer(item, dtype=torch.int64).to(self.kernels.device) for item in (rows, ends))
+        self.tiles, self._addresses = tile, addresses
 
-def _grouped(ours: Kernels, pieces: Sequence[tuple[int, int, int]], overwrite: bool) -> list[Planes]:
-    """Encode at once, or in halves where memory does not suffice. Scratch is taken before anything is written."""
-    import torch
+    def _fold(self, sums_of: Any, entries: Any, changed: Any) -> Any:
+        """Per tensor: both sums, entries, changed units; on the device."""
+        import torch
 
-    try:
-        encoding = _Encoding(ours, pieces, overwrite)
-    except torch.cuda.OutOfMemoryError:
-        if len(pieces) == 1:
-            raise
-        half = len(pieces) // 2
-        return _grouped(ours, pieces[:half], overwrite) + _grouped(ours, pieces[half:], overwrite)
-    return encoding.planes()
+        out = torch.empty((len(self.tensors), 4), dtype=torch.int64, device=self.kernels.device)
+        self.kernels.launch("fold_tiles", len(self.tensors), self.table, sums_of, entries, changed, out, per_block=1, threads=1024)
+        return out
+
+    def sums(self) -> list[Sums]:
+        """The two sums of every tensor, each read once."""
+        import torch
+
+        self._place()
+        ours = self.kernels
+        made = ours.empty(self.tiles * 2, torch.int64)
+        ours.launch("hash_tiles", self.tiles, self.table, ctypes.c_uint64(self.tiles), ours.keys, made)
+        return [(row[0] % MODULUS, row[1] % MODULUS) for row in self._fold(made, None, None).tolist()]
+
+    def encode(self, overwrite: bool) -> Delta:
+        """What changed from the bases to the tensors; the bases become the tensors. Where memory is short, in two halves."""
+        import torch
+
+        self._place()
+        try:
+            encoding = _Encoding(self, overwrite)
+        except torch.cuda.OutOfMemoryError:
+            if len(self.tensors) == 1:
+                raise
+            half = len(self.tensors) // 2
+            one = Plan(self.tensors[:half], self.bases[:half]).encode(overwrite)
+            two = Plan(self.tensors[half:], self.bases[half:]).encode(overwrite)
+            arrays = tuple(torch.cat(pair) for pair in ((one.counts, two.counts), (one.offsets, two.offsets), (one.values, two.values)))
+            ends = [*one.ends, *(one.ends[-1] + end for end in two.ends)]
+            return Delta((arrays[0], arrays[1], arrays[2]), ends, [*one.changed, *two.changed], [*one.sums, *two.sums])
+        return encoding.run()
+
+    def planes(self, delta: Delta) -> list[tuple[Any, Any, Any]]:
+        """Counts, offsets and values of every tensor, as views."""
+        sizes = [end - start for start, end in zip((0, *delta.ends[:-1]), delta.ends, strict=True)]
+        lines = [(-(-nbytes // TILE_BYTES) * ROWS, -(-nbytes // ROW_BYTES)) for nbytes in self.nbytes]
+        counts = [own[:used] for own, (_, used) in zip(delta.counts.split([whole for whole, _ in lines]), lines, strict=True)]
+        return list(zip(counts, delta.offsets.split(sizes), delta.values.split(sizes), strict=True))
+
+    def joined(self, planes: Sequence[tuple[Any, Any, Any]]) -> Delta:
+        """The reverse of `planes`."""
+        import torch
+
+        pad = torch.zeros(ROWS, dtype=torch.uint8, device=self.kernels.device)
+        counts, ends, end = [], [], 0
+        for (own, offsets, values), nbytes in zip(planes, self.nbytes, strict=True):
+            rows = -(-nbytes // ROW_BYTES)
+            if own.numel() != rows or offsets.numel() != values.numel():
+                raise ValueError(f"planes with {own.numel()} counts, {offsets.numel()} offsets, {values.numel()} values for {rows} rows")
+            counts += [own, pad[: -rows % ROWS]]
+            end += offsets.numel()
+            ends.append(end)
+        return Delta((torch.cat(counts), torch.cat([item[1] for item in planes]), torch.cat([item[2] for item in planes])), ends)
+
+    def apply(self, delta: Delta, operation: str) -> None:
+        """Apply to the tensors in place: "add", "subtract" or "overwrite".
+
+        Counts that do not fit their entries are refused before anything is written: the device finds out, and the kernel stops.
+        """
+        import torch
+
+        self._place()
+        ours, units = self.kernels, sum(self.nbytes) // 2
+        if delta.counts.numel() != self.tiles * ROWS or delta.offsets.numel() != delta.values.numel():
+            raise ValueError(f"a delta with {delta.counts.numel()} counts for {self.tiles} tiles, or offsets without values")
+        due = torch.frombuffer(array("q", delta.ends), dtype=torch.int64).pin_memory().to(ours.device, non_blocking=True)
+        held = ours.empty(self.tiles + 1, torch.int32)
+        held[:1] = 0
+        work, tiles = self.tiles, ctypes.c_uint64(self.tiles)
+        ours.launch("count_tiles", work, self.table, tiles, delta.counts, held[1:], per_block=THREADS)
+        starts = torch.cumsum(held, 0, dtype=torch.int64)
+        wrong = (starts[self.tile_ends] != due).to(torch.int32)
+        flags = (ctypes.c_int(OPERATIONS[operation]), ctypes.c_int(delta.offsets.numel() * CROWDED > units))
+        ours.launch("apply_tiles", work, self.table, tiles, delta.counts, delta.offsets, delta.values, starts, *flags, wrong.amax())
+        if bad := wrong.nonzero().view(-1).tolist():
+            raise ValueError(f"the counts of tensors {bad} do not fit their entries; nothing was written")
 
 
 class _Encoding:
-    """One group: a pass over all tiles, a second over those that had no room, then the slots are joined."""
+    """A pass over all tiles, a second over those that had no room, then the slots are joined. Scratch is taken before the first."""
 
-    def __init__(self, ours: Kernels, pieces: Sequence[tuple[int, int, int]], overwrite: bool) -> None:
+    def __init__(self, plan: Plan, overwrite: bool) -> None:
         import torch
 
-        self.ours, self.pieces, self.overwrite = ours, pieces, overwrite
-        self.table, self.tiles = ours.table([(now, old, nbytes, 0, 0, 0, 0) for now, old, nbytes in pieces])
-        self.counts, self.sums = ours.empty(self.tiles * ROWS, torch.uint8), ours.empty(self.tiles * 2, torch.int64)
-        self.changed = ours.empty(self.tiles, torch.int32)
-        self.slots = self._room(self.tiles, CAPACITY)
+        self.plan, self.overwrite, ours = plan, overwrite, plan.kernels
+        self.counts, self.sums = ours.empty(plan.tiles * ROWS, torch.uint8), ours.empty(plan.tiles * 2, torch.int64)
+        self.changed = ours.empty(plan.tiles, torch.int32)
+        self.slots = self._room(plan.tiles, CAPACITY)
 
     def _room(self, work: int, capacity: int) -> tuple[Any, Any, Any, Any]:
         """Slots of offsets and values, entries per tile, and which had no room."""
         import torch
 
-        ours = self.ours
+        ours = self.plan.kernels
         counted = ours.empty(work * 2, torch.int32)
         return ours.empty(work * capacity, torch.uint8), ours.empty(work * capacity, torch.int16), counted[:work], counted[work:]
 
     def _walk(self, listed: Any, work: int, capacity: int, room: tuple[Any, Any, Any, Any]) -> None:
         """Encode these tiles into their slots."""
-        ours, (slots, values, entries, full) = self.ours, room
-        given = (ctypes.c_uint64(work), ours.keys, listed, ctypes.c_int(self.overwrite), ctypes.c_uint32(capacity))
-        ours.launch("encode_tiles", work, self.table, *given, self.counts, slots, values, entries, self.changed, full, self.sums)
+        plan, (slots, values, entries, full) = self.plan, room
+        given = (ctypes.c_uint64(work), plan.kernels.keys, listed, ctypes.c_int(self.overwrite), ctypes.c_uint32(capacity))
+        results = (self.counts, slots, values, entries, self.changed, full, self.sums)
+        plan.kernels.launch("encode_tiles", work, plan.table, *given, *results)
 
-    def planes(self) -> list[Planes]:
-        """Run."""
+    def run(self) -> Delta:
+        """All of it."""
         import torch
 
-        ours, count = self.ours, len(self.pieces)
-        first = self.slots
-        self._walk(None, self.tiles, CAPACITY, first)
-        entries, full = first[2], first[3]
-        totals = ours.fold(self.table, count, self.sums, entries, self.changed)
+        plan, ours = self.plan, self.plan.kernels
+        self._walk(None, plan.tiles, CAPACITY, self.slots)
+        entries, full = self.slots[2:]
+        totals = plan._fold(self.sums, entries, self.changed)
         found = torch.cat([totals.view(-1), full.sum().view(1)]).tolist()  # the one synchronization
         every, listed, late = entries, None, None
         if found[-1]:
@@ -288,58 +318,26 @@ class _Encoding:
             late = self._room(len(listed), TILE_UNITS)
             self._walk(listed.to(torch.int32), len(listed), TILE_UNITS, late)
             every = entries.index_add(0, listed, late[2])
-            found = ours.fold(self.table, count, self.sums, every, self.changed).view(-1).tolist()
+            found = plan._fold(self.sums, every, self.changed).view(-1).tolist()
         starts = torch.cumsum(every, 0, dtype=torch.int64) - every
-        rows = [found[at * 4 : at * 4 + 4] for at in range(count)]
-        total = sum(row[2] for row in rows)
-        offsets, values = ours.empty(total, torch.uint8), ours.empty(total, torch.int16)
-        self._join(CAPACITY, first, starts, offsets, values)
+        ends = list(itertools.accumulate(found[2 : len(plan.tensors) * 4 : 4]))
+        offsets, values = ours.empty(ends[-1], torch.uint8), ours.empty(ends[-1], torch.int16)
+        self._join(CAPACITY, self.slots, starts, offsets, values)
         if late and listed is not None:
             self._join(TILE_UNITS, late, starts[listed] + entries[listed], offsets, values)
-        return self._cut(rows, (self.counts, offsets, values))
+        count = len(plan.tensors) * 4
+        sums_of = [(one % MODULUS, two % MODULUS) for one, two in zip(found[0:count:4], found[1:count:4], strict=True)]
+        arrays = (self.counts[: plan.tiles * ROWS], offsets[: ends[-1]], values[: ends[-1]])
+        return Delta(arrays, ends, found[3:count:4], sums_of)
 
     def _join(self, capacity: int, slots: tuple[Any, Any, Any, Any], starts: Any, offsets: Any, values: Any) -> None:
         work = slots[2].numel()
         given = (ctypes.c_uint64(work), ctypes.c_uint32(capacity), *slots[:3], starts, offsets, values)
-        self.ours.launch("compact_tiles", work, *given)
-
-    def _cut(self, rows: Sequence[Sequence[int]], arrays: tuple[Any, Any, Any]) -> list[Planes]:
-        """Every tensor's part; the counts of a tensor begin with its first tile."""
-        made, line, entry = [], 0, 0
-        for (_, _, nbytes), (one, two, entries, changed) in zip(self.pieces, rows, strict=True):
-            sums_of = (one % MODULUS, two % MODULUS)
-            made.append(Planes(arrays, (line, line - (-nbytes // ROW_BYTES)), (entry, entry + entries), changed, sums_of))
-            line, entry = line - (-nbytes // TILE_BYTES) * ROWS, entry + entries
-        return made
+        self.plan.kernels.launch("compact_tiles", work, *given)
 
 
-def apply(targets: Sequence[Any], planes: Sequence[tuple[Any, Any, Any]], operation: str) -> None:
-    """Apply (counts, offsets, values) to every target in place: "add", "subtract" or "overwrite".
-
-    Planes whose counts do not fit their entries are refused before anything is written.
-    """
-    import torch
-
-    if not targets:
-        return
-    ours = kernels(targets[0].device.index)
-    pieces, lasts, wanted, first, tile = [], [], [], 0, 0
-    for target, (counts, offsets, values) in zip(targets, planes, strict=True):
-        nbytes, entries = target.nbytes, offsets.numel()
-        address = target.data_ptr()
-        if address % ALIGNMENT or not target.is_contiguous() or values.numel() != entries or counts.numel() != -(-nbytes // ROW_BYTES):
-            raise ValueError(f"apply: a target of shape {tuple(target.shape)} is not contiguous or aligned, or its planes do not fit it")
-        pieces.append((address, 0, nbytes, counts.data_ptr(), offsets.data_ptr(), values.data_ptr(), first))
-        first, tile = first + entries, tile - (-nbytes // TILE_BYTES)
-        lasts.append(tile)
-        wanted.append(first)
-    table, tiles = ours.table(pieces)
-    # Whether every tensor's rows end where its planes end is found on the device: the kernel writes nothing if one does not.
-    due = torch.frombuffer(array("q", [*lasts, *wanted]), dtype=torch.int64).view(2, -1).pin_memory().to(ours.device, non_blocking=True)
-    held = torch.zeros(tiles + 1, dtype=torch.int32, device=ours.device)
-    ours.launch("count_tiles", tiles, table, ctypes.c_uint64(tiles), held[1:], per_block=THREADS)
-    starts = torch.cumsum(held, 0, dtype=torch.int64)
-    wrong = (starts[due[0]] != due[1]).to(torch.int32)
-    ours.launch("apply_tiles", tiles, table, ctypes.c_uint64(tiles), starts, ctypes.c_int(OPERATIONS[operation]), wrong.amax())
-    if bad := wrong.nonzero().view(-1).tolist():
-        raise ValueError(f"apply: the counts of tensors {bad} do not fit their entries; nothing was written")
+def sums(tensors: Sequence[Any]) -> list[Sums]:
+    """The two sums of every tensor of one CUDA device. What is not contiguous or aligned is copied first."""
+    if not tensors:
+        return []
+    return Plan([item if usable(item) else item.detach().resolve_conj().resolve_neg().contiguous().clone() for item in tensors]).sums()

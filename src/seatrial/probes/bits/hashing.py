@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from seatrial.probes.bits import cpu, native, plain
+from seatrial.probes.bits import cpu, gpu, native, plain
 from seatrial.probes.bits.keys import BLOCK_BYTES, Sums
 
 PIECE = 16 * BLOCK_BYTES
@@ -32,9 +32,7 @@ def sums(tensors: Sequence[Any]) -> list[Sums]:
             data = plain.flat(tensor.cpu())
             found[index] = (plain if native.library() is None else cpu).add_sums(data, 0, (0, 0))
     for chosen in on_gpu.values():
-        from seatrial.probes.bits import gpu
-
-        found.update(zip(chosen, gpu.sums([plain.flat(tensors[index]) for index in chosen]), strict=True))
+        found.update(zip(chosen, gpu.sums([tensors[index] for index in chosen]), strict=True))
     return [found[index] for index in range(len(tensors))]
 
 

@@ -196,6 +196,7 @@ def main() -> None:
     transports = TRANSPORTS if arguments.transport == "all" else (arguments.transport,)
     with Remote(arguments.model, arguments.fault) as remote:
         policy = Policy(arguments.model, arguments.fault == "frozen-policy")
+        remote.connect()
         Loop(policy, remote, arguments.out, transports, arguments.fault).run(arguments.steps)
     say("run complete")
 

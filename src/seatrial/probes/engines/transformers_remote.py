@@ -38,12 +38,11 @@ class Remote:
         self.connection: Connection | None = None
 
     def __enter__(self) -> Remote:
-        try:
-            self.connection = self._accept()
-        except BaseException:
-            self.__exit__()
-            raise
         return self
+
+    def connect(self) -> None:
+        """Wait until it has loaded its model; there is time for other things before."""
+        self.connection = self._accept()
 
     def __exit__(self, *error: object) -> None:
         if self.connection is not None:

@@ -61,7 +61,12 @@ class Extension:
         proof = _proof(self)
         seen = proof.see()
         wrong, methods = proof.wrong(seen, reference_of(reference)), proof.methods(seen)
-        return {"wrong": wrong, "names": len(methods), "methods": dict(Counter(methods.values())), "version": proof.version}
+        return {
+            "wrong": wrong,
+            "names": len(proof.learned().ids.names),
+            "methods": dict(Counter(methods.values())),
+            "version": proof.version,
+        }
 
     def seatrial_coverage(self) -> dict[str, Any]:
         """What became of every runtime tensor and every exported name."""

@@ -80,11 +80,10 @@ class Engine:
             raise
 
     def state(self) -> dict[str, Any]:
-        """What the workers hold, by exported name; experts whose output disagrees with it have no hash that anything has."""
+        """What the worker holds, by exported name."""
         (read,), (held,) = self.client.rpc("seatrial_read", reference=str(self.reference)), self.client.versions()
         (verified,) = self.client.rpc("seatrial_verify", reference=str(self.reference))
-        off = {name: f"output-off-{row['output_gap']:g}" for name, row in verified["wrong"].items() if "output_gap" in row}
-        found = {"hashes": {**read["hashes"], **off}, "methods": dict(Counter(read["methods"].values())), "wrong": verified["wrong"]}
+        found = {"hashes": read["hashes"], "methods": dict(Counter(read["methods"].values())), "wrong": verified["wrong"]}
         return {**found, "version": held["version"], "incarnation": held["incarnation"]}
 
     def apply(self, data: bytes) -> None:

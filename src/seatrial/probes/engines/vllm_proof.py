@@ -12,6 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ class Proof:
             device = next(self.model.parameters()).device
             # Only layouts are needed: one element each, stretched, so that ids are made on the device and the weights stay on the host.
             shapes = {name: torch.empty((), dtype=value.dtype, device=device).expand(value.shape) for name, value in reference.items()}
-            self.map = coordinates.learn(self.model, self.load, shapes)
+            with _without_caches(self.model):
+                self.map = coordinates.learn(self.model, self.load, shapes)
         else:
             raise ValueError(f"seatrial_map: through {through!r}; known: twin, live")
         restored = fingerprint.model(self.model) == before
@@ -170,7 +172,21 @@ class Proof:
             value = fingerprint.tensor_hash(tensor)
             if found.setdefault(name, value) != value:
                 found[name] = f"torn-{found[name]}-{value}"
+        found |= {name: f"output-off-{gap:g}" for name, (_, gap) in self._disagreeing(seen).items() if name in found}
         return {name: found[name] for name in self.learned().ids.names if name in found}
+
+    def _disagreeing(self, seen: Photograph) -> dict[str, tuple[str, float]]:
+        """Exported names of experts whose module gives another output than plain torch: runtime name and deviation."""
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(self.config):
+            gaps = vllm_reader.disagreeing(self.model, seen)
+        return {name: (runtime, gap) for runtime, gap in gaps.items() for name in self._names(runtime)}
+
+    def _names(self, runtime: str) -> list[str]:
+        """Exported names that a runtime tensor holds elements of."""
+        learned = self.learned()
+        return _exported(dataclasses.replace(learned, tables={runtime: learned.tables[runtime]})) if runtime in learned.tables else []
 
     def _views(self, seen: Photograph) -> list[tuple[Photograph, coordinates.Map]]:
         """What to look at through which part of the map: the weights, then each tied copy in the place of its owner."""
@@ -187,14 +203,15 @@ class Proof:
         return any(view.methods[runtime] == "forward" and bool((table.owner == index).any()) for runtime, table in used.tables.items())
 
     def methods(self, seen: Photograph) -> dict[str, str]:
-        """By which method each exported name is proven; the weakest one counts."""
+        """By which method each exported name is proven; the weakest one counts. A name that no method proves is left out."""
         found: dict[str, str] = {}
+        unproven = {name for runtime in vllm_reader.unproven(self.model) for name in self._names(runtime)}
         for view, used in self._views(seen):
             for runtime, table in used.tables.items():
                 for name in _exported(dataclasses.replace(used, tables={runtime: table})):
                     method = view.methods[runtime]
                     found[name] = max(found.get(name, "read"), method, key=("read", "forward", "compare").index)
-        return found
+        return {name: method for name, method in found.items() if name not in unproven}
 
     def wrong(self, seen: Photograph, reference: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """What differs from the reference, element for element, also where this rank holds only parts."""
@@ -207,10 +224,22 @@ class Proof:
                 for name, wrong in one.compare(view, plain if method == "forward" else reference).items():
                     where = next((copy for copy, owner in self.copies().items() if owner == runtime and view is not seen), runtime)
                     found.setdefault(name, _row(wrong.count, wrong.first, wrong.total, where, method))
-        for runtime, gap in vllm_reader.disagreeing(self.model, seen).items():
-            for name in _exported(dataclasses.replace(self.learned(), tables={runtime: self.learned().tables[runtime]})):
-                found.setdefault(name, {**_row(0, 0, 0, runtime, "compare"), "output_gap": gap})
+        for name, (runtime, gap) in self._disagreeing(seen).items():
+            found.setdefault(name, {**_row(0, 0, 0, runtime, "compare"), "output_gap": gap})
         return found
+
+
+@contextmanager
+def _without_caches(model: Any) -> Iterator[None]:
+    """Attention layers hold their KV caches as plain tensors: most of a GPU, which learning a map would save and restore as well."""
+    kept = [(part, vars(part)["kv_cache"]) for part in model.modules() if "kv_cache" in vars(part)]
+    for part, _ in kept:
+        part.kv_cache = None
+    try:
+        yield
+    finally:
+        for part, cache in kept:
+            part.kv_cache = cache
 
 
 def _exported(used: coordinates.Map) -> list[str]:

@@ -1,11 +1,11 @@
 """The generator's side of a refit: weights that are brought to a new version whole, or not at all.
 
 - Everything a payload says is checked before the first bit is written: its own bytes, its version, the version and the fingerprint
-  of what it builds on (taken from the live weights, not remembered), names, dtypes, shapes.
+  of what it builds on (taken from the live weights, not remembered), names, dtypes, shapes, and all that is coded sparsely.
 - After writing, the live weights are hashed. If they are not what was sent, or if anything went wrong on the way, every bit is put
   back, which is proven by hash, and the refit is refused.
 - Two names over the same memory are written once: a difference must not be added twice.
-It takes memory for one tensor, and for what changes until the new version is proven.
+It takes memory for one tensor, and twice for what changes until the new version is proven.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ class Consumer:
         """Bring the live weights to the payload's version, or refuse and leave every bit as it was."""
         given = payload.read(data)
         before = self.state()
-        self._check(given.header, before["root"])
+        self._check(given.header, before)
+        ready = {entry.name: self._coded(entry, given) for entry in given.header.tensors if entry.mode == "sparse"}
         undo: list[tuple[str, Any]] = []
         try:
-            changed = self._write_all(given, undo)
+            changed = self._write_all(given, ready, undo)
             hashes: dict[str, str] = self.state()["hashes"]
             wrong = [entry.name for entry in given.header.tensors if hashes[entry.name] != entry.hash]
             if wrong:
@@ -69,7 +70,7 @@ class Consumer:
         self.version = given.header.version
         return Applied(self.version, fingerprint.tree(hashes).root, (), changed, given.size)
 
-    def _check(self, header: Header, root: str) -> None:
+    def _check(self, header: Header, held: Mapping[str, Any]) -> None:
         if header.version <= self.version:
             raise RefitRefused("replay", detail=f"version {header.version} was sent, version {self.version} is held")
         if header.base_version not in (None, self.version):
@@ -84,12 +85,28 @@ class Consumer:
         if other or scattered:
             raise RefitRefused("layout", other or scattered, detail="" if other else "live weights are not contiguous")
         _check_shared(self.weights, sent)
+        misfit = [name for name, entry in sent.items() if not planes.fit(entry, _nbytes(self.weights[name]))]
+        if misfit:
+            raise RefitRefused("corrupt", misfit, detail="planes have other lengths than their tensors need")
         if fingerprint.tree({name: entry.hash for name, entry in sent.items()}).root != header.target_root:
             raise RefitRefused("corrupt", detail="its hashes do not fold into its root")
-        if header.base_root not in (None, root):
-            raise RefitRefused("wrong-base", fix="send it in full", detail=f"it builds on root {header.base_root}, root {root} is held")
+        if header.base_root is not None:
+            self._check_base(header, held)
 
-    def _write_all(self, given: payload.Payload, undo: list[tuple[str, Any]]) -> int:
+    def _check_base(self, header: Header, held: Mapping[str, Any]) -> None:
+        base = {entry.name: str(entry.base) for entry in header.tensors}
+        if fingerprint.tree(base).root != header.base_root:
+            raise RefitRefused("corrupt", detail="its base hashes do not fold into its base root")
+        differing = fingerprint.differing(base, held["hashes"])
+        if differing:
+            detail = f"it builds on root {header.base_root}, root {held['root']} is held, and they differ in"
+            raise RefitRefused("wrong-base", differing, fix="send it in full", detail=detail)
+
+    def _coded(self, entry: Entry, given: payload.Payload) -> delta.Coded:
+        target = self.weights[entry.name]
+        return planes.to_coded(entry, _nbytes(target), given, target.device)
+
+    def _write_all(self, given: payload.Payload, ready: Mapping[str, delta.Coded], undo: list[tuple[str, Any]]) -> int:
         written, changed = set(), 0
         for entry in given.header.tensors:
             target = self.weights[entry.name].detach()
@@ -99,7 +116,7 @@ class Consumer:
             written.add(place)
             kept = target.clone()
             try:
-                self._write(target, entry, given)
+                self._write(target, entry, given, ready.get(entry.name))
             except BaseException:
                 target.copy_(kept)
                 raise
@@ -109,13 +126,12 @@ class Consumer:
             changed += coded.changed if count is None else count
         return changed
 
-    def _write(self, target: Any, entry: Entry, given: payload.Payload) -> None:
-        """Write one tensor."""
+    def _write(self, target: Any, entry: Entry, given: payload.Payload, ready: delta.Coded | None) -> None:
+        """Write one tensor; `ready` if it was decoded already."""
         if entry.mode == "raw":
             planes.flat(target).copy_(planes.from_bytes(given.plane(entry.planes[0]), target.device))
         else:
-            coded = planes.to_coded(entry, target.numel() * target.element_size(), given, target.device)
-            delta.apply(planes.flat(target), coded, cast("delta.Kind", given.header.kind))
+            delta.apply(planes.flat(target), ready or self._coded(entry, given), cast("delta.Kind", given.header.kind))
 
     def _restore(self, undo: list[tuple[str, Any]], before: Mapping[str, str]) -> None:
         for name, coded in reversed(undo):
@@ -123,6 +139,10 @@ class Consumer:
         lost = fingerprint.differing(before, self.state()["hashes"])
         if lost:
             raise RuntimeError(f"refit: the generator's weights are lost, load them anew: not restored: {', '.join(lost[:5])}")
+
+
+def _nbytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
 
 
 def _layout(tensor: Any) -> tuple[str, tuple[int, ...]]:

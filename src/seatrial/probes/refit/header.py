@@ -17,7 +17,7 @@ TRANSPORTS = ("full", "packed", "sparse")
 KINDS = ("overwrite", "difference")
 MODES = ("raw", "same", "sparse", "bitmap", "dense")
 CODECS = ("none", "zlib", "zstd")
-PLANES = {"raw": 1, "same": 0, "sparse": 4, "bitmap": 3, "dense": 1}
+PLANES = {"raw": 1, "same": 0, "sparse": 3, "bitmap": 3, "dense": 1}
 """How many planes a tensor has in each mode (see planes.py)."""
 
 Pair = tuple[int, int]
@@ -32,6 +32,8 @@ class Entry:
     shape: tuple[int, ...]
     hash: str
     """The fingerprint of the tensor as it must be afterwards."""
+    base: str | None
+    """The fingerprint of the tensor that a sparse payload builds on; None for the others."""
     mode: str
     changed: int
     """Elements that differ from the base of the producer."""
@@ -129,6 +131,10 @@ def _check_entries(header: Header, raw: int) -> None:
         if entry.name in names:
             raise ValueError(f"the name {entry.name!r} occurs twice")
         names.add(entry.name)
+        if not isinstance(entry.base, str if header.transport == "sparse" else type(None)):
+            raise ValueError(f"{entry.name}: a base hash belongs to a tensor of a sparse payload, and only to it")
+        if entry.mode == "same" and entry.base != entry.hash:
+            raise ValueError(f"{entry.name}: the same as its base, with another hash")
         _among(f"mode of {entry.name}", entry.mode, modes)
         _count(entry.changed)
         if len(entry.planes) != PLANES[entry.mode]:

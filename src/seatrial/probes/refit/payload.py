@@ -20,8 +20,10 @@ import os
 import struct
 import tempfile
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
@@ -84,6 +86,7 @@ class Payload:
     def __init__(self, header: Header, body: memoryview, size: int) -> None:
         self.header, self.size, self._body = header, size, body
         self._decode = _decoder(header.codec)
+        self._starts = list(accumulate(header.frames, lambda so_far, frame: (so_far[0] + frame[0], so_far[1] + frame[1]), initial=(0, 0)))
         self._kept: tuple[int, memoryview] = (-1, memoryview(b""))
 
     def plane(self, place: Pair) -> memoryview:
@@ -91,18 +94,22 @@ class Payload:
         start, length = place
         if self.header.codec == "none":
             return self._body[start : start + length]
-        parts, begin, sent_begin = [], 0, 0
-        for index, (size, sent) in enumerate(self.header.frames):
-            low, high = max(start, begin), min(start + length, begin + size)
+        parts, end = [], start + length
+        first = bisect_right(self._starts, start, key=lambda both: both[0]) - 1
+        for index in range(first, len(self.header.frames)):
+            begin = self._starts[index][0]
+            if begin >= end:
+                break
+            low, high = max(start, begin), min(end, self._starts[index + 1][0])
             if low < high:
-                parts.append(self._frame(index, sent_begin, sent, size)[low - begin : high - begin])
-            begin, sent_begin = begin + size, sent_begin + sent
+                parts.append(self._frame(index)[low - begin : high - begin])
         return parts[0] if len(parts) == 1 else memoryview(bytearray().join(parts))
 
-    def _frame(self, index: int, start: int, sent: int, size: int) -> memoryview:
+    def _frame(self, index: int) -> memoryview:
         """One frame, uncoded; the last one is kept, since small tensors share a bucket."""
         if self._kept[0] != index:
-            data = bytearray(self._decode(self._body[start : start + sent], size))
+            size, (_, start), (_, end) = self.header.frames[index][0], *self._starts[index : index + 2]
+            data = bytearray(self._decode(self._body[start:end], size))
             if len(data) != size:
                 raise RefitRefused("corrupt", detail=f"frame {index} has {len(data)} bytes uncoded, the header says {size}")
             self._kept = (index, memoryview(data))
@@ -177,15 +184,23 @@ def _decoder(codec: str) -> Callable[[memoryview, int], bytes]:
 
 
 def _zstd(library: Any, data: memoryview, size: int) -> bytes:
+    """A frame that says another size is not decoded: it shall not fill the memory. Nothing may follow it."""
     try:
-        return bytes(library.ZstdDecompressor().decompress(data, max_output_size=size))
+        says = library.frame_content_size(data)
+        if says != size:
+            raise RefitRefused("corrupt", detail=f"a frame says that it has {says} bytes uncoded, the header says {size}")
+        return bytes(library.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False))
     except library.ZstdError as error:
         raise RefitRefused("corrupt", detail=f"a frame cannot be decoded: {error}") from error
 
 
 def _inflate(data: memoryview, size: int) -> bytes:
-    """At most one byte more than there should be: a wrong length shall not fill the memory."""
+    """At most one byte more than there should be: a wrong length shall not fill the memory. Nothing may follow it."""
+    decoder = zlib.decompressobj()
     try:
-        return zlib.decompressobj().decompress(data, size + 1)
+        made = decoder.decompress(data, size + 1)
     except zlib.error as error:
         raise RefitRefused("corrupt", detail=f"a frame cannot be decoded: {error}") from error
+    if len(made) == size and (not decoder.eof or decoder.unused_data):
+        raise RefitRefused("corrupt", detail="a frame goes on after its content, or ends before its checksum")
+    return made

@@ -1,7 +1,8 @@
 """Tensors as the bytes of a payload, and back.
 
-Planes by mode: raw: the bytes of the tensor; sparse: counts, offsets, low bytes of the values, high bytes; bitmap: bits, low, high;
-dense: one value per unit; same: none. Low and high bytes are apart because a compressor finds more in them that way.
+Planes by mode: raw: the bytes of the tensor; sparse: gaps, low bytes of the values, high bytes; bitmap: bits, low, high; dense: one
+value per unit; same: none. Low and high bytes are apart because a compressor finds more in them that way. Gaps are smaller than counts
+and offsets even uncompressed. They are coded and decoded on the CPU, also for a GPU: the bytes of a payload are there anyway.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from seatrial.probes.bits.delta import Coded
+from seatrial.probes.bits.delta import Coded, from_gaps, gaps_of, mode_of
 from seatrial.probes.refit.errors import RefitRefused
 from seatrial.probes.refit.header import Entry
 from seatrial.probes.refit.payload import Data, Payload
@@ -49,26 +50,37 @@ def of_coded(coded: Coded) -> list[memoryview]:
         return [to_bytes(coded.dense)]
     halves = flat(coded.values).view(-1, 2)
     split = [to_bytes(halves[:, side].contiguous()) for side in (0, 1)]
-    first = [coded.counts, coded.offsets] if coded.mode == "sparse" else [coded.bitmap]
-    return [*(to_bytes(plane.contiguous()) for plane in first), *split]
+    return [to_bytes(gaps_of(coded) if coded.mode == "sparse" else coded.bitmap), *split]
+
+
+def fit(entry: Entry, nbytes: int) -> bool:
+    """Whether the planes have lengths that a tensor of so many bytes can have in this mode; nothing is decoded for it."""
+    units, lengths = -(-nbytes // 2), [length for _, length in entry.planes]
+    if len(lengths) < 2:
+        return sum(lengths) == {"same": 0, "raw": nbytes, "dense": 2 * units}[entry.mode]
+    first, low, high = lengths
+    places = first >= low if entry.mode == "sparse" else first == -(-units // 8)
+    return places and low == high and mode_of(low, units) == entry.mode
 
 
 def to_coded(entry: Entry, nbytes: int, payload: Payload, device: Any) -> Coded:
-    """A coded tensor from the planes of a payload; planes that do not fit each other are refused."""
+    """A coded tensor from the planes of a payload, whose lengths fit; a sparse one is on the CPU, and refused if it is not well-formed."""
     import torch
 
-    planes = [from_bytes(payload.plane(place), device) for place in entry.planes]
+    sparse = entry.mode == "sparse"
+    planes = [from_bytes(payload.plane(place), "cpu" if sparse else device) for place in entry.planes]
     if entry.mode == "same":
         return Coded("same", nbytes, 0)
     if entry.mode == "dense":
         return Coded("dense", nbytes, entry.changed, dense=planes[0])
-    *first, low, high = planes
-    if low.numel() != high.numel():
-        raise RefitRefused("corrupt", (entry.name,), detail="its values have two lengths")
+    first, low, high = planes
     values = torch.stack((low, high), 1).view(torch.int16).view(-1)
-    if entry.mode == "bitmap":
-        return Coded("bitmap", nbytes, entry.changed, bitmap=first[0], values=values)
-    return Coded("sparse", nbytes, entry.changed, counts=first[0], offsets=first[1], values=values)
+    if not sparse:
+        return Coded("bitmap", nbytes, entry.changed, bitmap=first, values=values)
+    try:
+        return from_gaps(first, values, nbytes, entry.changed)
+    except ValueError as error:
+        raise RefitRefused("corrupt", (entry.name,), detail=str(error)) from error
 
 
 def uncounted(current: Any, base: Any) -> int | None:

@@ -59,14 +59,14 @@ class _Draft:
     nonfinite: dict[str, int] = field(default_factory=dict)
     length: int = 0
 
-    def add(self, name: str, tensor: Any, value: str, mode: str, changed: int, chunks: list[memoryview]) -> None:
-        """Note one tensor, whose bytes come next in the body."""
+    def add(self, name: str, tensor: Any, hashes: tuple[str, str | None], mode: str, changed: int, chunks: list[memoryview]) -> None:
+        """Note one tensor, with its own hash and its base's, whose bytes come next in the body."""
         places = []
         for chunk in chunks:
             places.append((self.length, len(chunk)))
             self.length += len(chunk)
         dtype, shape = planes.dtype_name(tensor), tuple(tensor.shape)
-        self.entries.append(Entry(name, dtype, shape, value, mode, changed, tuple(places)))
+        self.entries.append(Entry(name, dtype, shape, *hashes, mode, changed, tuple(places)))
         count = planes.nonfinite(tensor)
         if count:
             self.nonfinite[name] = count
@@ -197,7 +197,7 @@ class Producer:
             draft.add(
                 name,
                 base,
-                fingerprint.from_sums(base, both),
+                (fingerprint.from_sums(base, both), self.hashes[name] if sparse else None),
                 made.mode if sparse else "raw",
                 made.changed if count is None else count,
                 chunks,
