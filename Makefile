@@ -39,6 +39,7 @@ test: lint ## Every test, also those that drive a real loop
 	$(BIN)/seatrial env build trl
 	$(BIN)/seatrial env build verl-cpu
 	$(BIN)/seatrial env build gym
+	$(BIN)/seatrial env build vllm-cpu
 	@$(BIN)/python -m tests.launch.rays
 	@$(BIN)/python -m tests.whole
 
@@ -48,6 +49,7 @@ bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, 
 	$(BIN)/python bench/event_reader.py --peer-python "$$($(BIN)/python bench/peer.py)"
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/router.py
+	PYTHONPATH=src "$$($(BIN)/python bench/peer.py)" bench/refit_cpu.py
 	@sh scripts/slurm.sh
 	$(BIN)/python bench/slurm_status.py
 	$(BIN)/seatrial env build gym

@@ -1,6 +1,6 @@
 """The delta codecs of others, re-implemented on a CPU from what is known of them; `refit_cpu.py` measures them beside ours.
 
-Each has `encode(currents, bases) -> payload`, after which the bases hold the currents, `decode(targets, payload)` and
+Each has `encode(currents, policy) -> payload`, after which the policy's baseline holds the currents, `decode(generator, payload)` and
 `size(payload)` in bytes. All keep to what their original does per tensor; what only a GPU or a network adds is left out.
 """
 
@@ -16,7 +16,22 @@ import torch
 INTS = {2: torch.int16, 4: torch.int32}
 
 
-class SparseIndices:
+class Codec:
+    """Both sides of a codec are copies of the weights, unless it says otherwise; making them is not timed."""
+
+    def policy(self, bases: Sequence[Any]) -> Any:
+        return [base.clone() for base in bases]
+
+    def generator(self, bases: Sequence[Any]) -> Any:
+        return [base.clone() for base in bases]
+
+    def held(self, side: Any) -> Sequence[Any]:
+        """The tensors that a side holds."""
+        found: Sequence[Any] = side
+        return found
+
+
+class SparseIndices(Codec):
     """NeMo-RL, the revision that its e2e skill describes: an additive difference in bf16, int32 indices of a whole group."""
 
     name = "R1 sparse_indices (additive)"
@@ -45,7 +60,7 @@ class SparseIndices:
         return sum(places.nbytes + values.nbytes for places, values in payload)
 
 
-class Head:
+class Head(Codec):
     """NeMo-RL at HEAD: XOR of the bits, gaps of u16 or u32, torch.save, zstd-1, blake2b; the baseline is refreshed from the entries."""
 
     name = "R2 NeMo-RL HEAD (XOR)"
@@ -88,7 +103,7 @@ class Head:
         return len(payload[0]) + len(payload[1])
 
 
-class Overwrite:
+class Overwrite(Codec):
     """verl's delta_sharded: int32 positions and the new values; NaN stands for "not sent" on the other side."""
 
     name = "R3 verl delta_sharded"

@@ -41,6 +41,23 @@ def case_coding_follows_the_density() -> None:
     assert list(seen.values()) == ["same", "sparse", "bitmap", "dense"]
 
 
+def case_wire_takes_few_bits_per_change() -> None:
+    """Changes as training makes them: 75 % by one unit in the last place, 11 % by two, the others by 3 to 152."""
+    torch.manual_seed(4)
+    for share, bits in ((0.01, 12.5), (0.1, 9.0)):
+        world = World({"w": (torch.randn(4_000_000) * 0.02).bfloat16()}, codec="zstd")
+        world.refit("full")
+        units = world.policy["w"].view(torch.int16)
+        places = (torch.rand(units.numel()) < share).nonzero().view(-1)
+        draw, sign = torch.rand(len(places)), torch.randint(0, 2, (len(places),)) * 2 - 1
+        units[places] += (torch.where(draw < 0.75, 1, torch.where(draw < 0.86, 2, torch.randint(3, 153, draw.shape))) * sign).to(
+            torch.int16
+        )
+        prepared, _ = world.refit("sparse", "difference")
+        assert (prepared.modes, world.sent.codec, prepared.changed) == ({"sparse": 1}, "zstd", len(places))
+        assert prepared.bytes * 8 / prepared.changed <= bits, (share, prepared.bytes * 8 / prepared.changed)
+
+
 def case_changed_counts_elements_of_every_dtype() -> None:
     for dtype in (torch.float8_e5m2, torch.bfloat16, torch.float32, torch.float64, torch.complex128):
         world = World({"w": torch.ones(1000).to(dtype)})

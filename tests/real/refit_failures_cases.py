@@ -117,12 +117,16 @@ def case_wrong_base() -> None:
             data = world.producer.prepare(world.policy, "sparse", kind)
             if spoil == "one bit":
                 flat(world.live["single"])[5] ^= 1
+                names = ["single"]
             else:
+                names = ["model.layers.0.weight", "model.layers.1.weight"]
                 one, two = (world.live[f"model.layers.{index}.weight"] for index in (0, 1))
                 kept = one.clone()
                 one.copy_(two)
                 two.copy_(kept)
-            broken(world, "wrong-base", data)
+            error = broken(world, "wrong-base", data)
+            assert sorted(error.names) == names
+            assert f"builds on root {root}" in str(error)
             recovers(world, root)
 
 
@@ -133,13 +137,13 @@ class Fragile(Consumer):
         super().__init__(given, version)
         self.left, self.torn, self.error = fails_at, torn, error
 
-    def _write(self, target: Any, entry: Any, given: Any) -> None:
+    def _write(self, target: Any, entry: Any, given: Any, ready: Any) -> None:
         self.left -= 1
         if self.left < 0:
             if self.torn:
                 flat(target)[: flat(target).numel() // 2] ^= 85
             raise self.error
-        super()._write(target, entry, given)
+        super()._write(target, entry, given, ready)
 
 
 def case_consumer_fails_in_the_middle() -> None:
@@ -173,6 +177,68 @@ def case_planes_that_do_not_fit_are_refused() -> None:
         data = world.producer.prepare(world.policy, "sparse")
     broken(world, "corrupt mismatch", data)
     recovers(world, root)
+
+
+def misfits(planes_: list[memoryview]) -> Iterator[tuple[str, list[bytes]]]:
+    """What may be wrong with the planes of a sparse tensor of 5000 units, while its sums are right."""
+    gaps, low, high = map(bytes, planes_)
+    yield "a gap is missing", [gaps[1:], low, high]
+    yield "a value is missing", [gaps, low[1:], high[1:]]
+    yield "its values have two lengths", [gaps, low, high[1:]]
+    yield "the gaps end within an entry", [gaps + b"\xff", low, high]
+    yield "past the end", [b"\xff" * 20 + gaps, low, high]
+    yield "nothing", [b"", b"", b""]
+    yield "as many as a bitmap has", [b"\0" * 700, b"\0" * 700, b"\0" * 700]
+
+
+def case_a_sparse_misfit_is_refused_before_anything_is_written() -> None:
+    """Also if it is the last of several tensors."""
+    real, tried = planes.of_coded, 0
+    for number in range(7):
+        for codec in ("none", "zlib", "zstd"):
+            world = World({"v": torch.randn(3000).bfloat16(), "w": torch.randn(5000).bfloat16()}, codec=codec)
+            world.refit("full")
+            world.train(0.01)
+            root = world.producer.root
+
+            def wrong(coded: Any, number: int = number) -> list[memoryview]:
+                made = real(coded)
+                return made if coded.nbytes != 10_000 else [memoryview(plane) for plane in [*misfits(made)][number][1]]
+
+            with mock.patch.object(planes, "of_coded", wrong):
+                data = world.producer.prepare(world.policy, "sparse")
+            with mock.patch.object(Consumer, "_write", side_effect=AssertionError("written")):
+                assert broken(world, "corrupt", data).names == ("w",), number
+            recovers(world, root)
+            tried += 1
+    assert tried == 21
+
+
+def case_hashes_of_the_base_must_fold_into_its_root() -> None:
+    world = World()
+    world.refit("full")
+    world.train()
+    root, real = world.producer.root, world.producer.hashes
+    world.producer.hashes = real | {"single": "0" * 32}
+    with mock.patch.object(type(world.producer), "root", root):
+        data = world.producer.prepare(world.policy, "sparse", "difference")
+    world.producer.hashes = real
+    assert "its base hashes do not fold into its base root" in str(broken(world, "corrupt", data))
+    recovers(world, root)
+
+
+def case_a_zstd_frame_is_what_it_says() -> None:
+    import zstandard
+
+    def read(content: bytes, size: int) -> bytes:
+        return payload._decoder("zstd")(memoryview(content), size)
+
+    whole = zstandard.ZstdCompressor(level=1).compress(b"abc" * 100)
+    assert read(whole, 300) == b"abc" * 100
+    for content, size in ((whole, 299), (whole, 301), (whole + b"\0", 300), (whole + whole, 300), (whole[:-1], 300), (b"", 300)):
+        refused("corrupt", read, content, size)
+    unsized = zstandard.ZstdCompressor(level=1, write_content_size=False).compress(b"abc" * 100)
+    refused("corrupt", read, unsized, 300)
 
 
 def case_a_write_that_does_nothing_is_a_mismatch() -> None:
@@ -241,10 +307,10 @@ def case_failed_write_restores_the_baseline(tmp: Path) -> None:
 class Suicidal(Consumer):
     """Gone in the middle of a load, by the kernel's strongest signal."""
 
-    def _write(self, target: Any, entry: Any, given: Any) -> None:
+    def _write(self, target: Any, entry: Any, given: Any, ready: Any) -> None:
         if entry.name == "single":
             os.kill(os.getpid(), signal.SIGKILL)
-        super()._write(target, entry, given)
+        super()._write(target, entry, given, ready)
 
 
 def case_dead_consumer(tmp: Path) -> None:

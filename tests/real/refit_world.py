@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from seatrial.probes import fingerprint
+from seatrial.probes.refit import payload
 from seatrial.probes.refit.consumer import Applied, Consumer
 from seatrial.probes.refit.errors import RefitRefused
 from seatrial.probes.refit.producer import Prepared, Producer
@@ -58,7 +59,7 @@ class World:
     def refit(self, transport: str, kind: str | None = None, path: Path | None = None) -> tuple[Prepared, Applied]:
         """One that must arrive."""
         data = self.producer.prepare(self.policy, transport, kind, path)
-        prepared = self.producer.prepared
+        prepared, self.sent = self.producer.prepared, payload.read(data).header
         assert prepared is not None
         applied = self.consumer.apply(data)
         self.producer.commit(self.consumer.state()["root"], applied.version)

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.real
 CASES = (
     "case_every_transport_is_bit_equal",
     "case_coding_follows_the_density",
+    "case_wire_takes_few_bits_per_change",
     "case_changed_counts_elements_of_every_dtype",
     "case_names_and_layouts",
     "case_export_need_not_be_contiguous",

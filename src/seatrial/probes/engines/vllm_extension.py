@@ -61,12 +61,10 @@ class Extension:
         proof = _proof(self)
         seen = proof.see()
         wrong, methods = proof.wrong(seen, reference_of(reference)), proof.methods(seen)
-        return {
-            "wrong": wrong,
-            "names": len(proof.learned().ids.names),
-            "methods": dict(Counter(methods.values())),
-            "version": proof.version,
-        }
+        learned = proof.learned()
+        sizes = zip(learned.ids.names, learned.ids.sizes.tolist(), strict=True)
+        here = sum(not size or learned.unconsumed.get(name) != size for name, size in sizes)  # the others are on other ranks, or lost
+        return {"wrong": wrong, "names": here, "methods": dict(Counter(methods.values())), "version": proof.version}
 
     def seatrial_coverage(self) -> dict[str, Any]:
         """What became of every runtime tensor and every exported name."""

@@ -131,11 +131,11 @@ def _check_entries(header: Header, raw: int) -> None:
         if entry.name in names:
             raise ValueError(f"the name {entry.name!r} occurs twice")
         names.add(entry.name)
+        _among(f"mode of {entry.name}", entry.mode, modes)
         if not isinstance(entry.base, str if header.transport == "sparse" else type(None)):
             raise ValueError(f"{entry.name}: a base hash belongs to a tensor of a sparse payload, and only to it")
         if entry.mode == "same" and entry.base != entry.hash:
             raise ValueError(f"{entry.name}: the same as its base, with another hash")
-        _among(f"mode of {entry.name}", entry.mode, modes)
         _count(entry.changed)
         if len(entry.planes) != PLANES[entry.mode]:
             raise ValueError(f"{entry.name}: {len(entry.planes)} planes in mode {entry.mode}")
