@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.probes import facts, fingerprint
+from seatrial.probes.engines import export_faults
 from seatrial.probes.engines.transformers_generator import logprobs
 from seatrial.probes.engines.transformers_remote import Remote, say
 from seatrial.probes.refit import coverage, mismatch
@@ -37,6 +38,7 @@ FAULTS: dict[str, str] = {
     "dead-generator": "the generator dies at the third refit",
     "unstamped-sample": "one sample carries no version",
     "frozen-policy": "the policy never changes: a vacuous run, which must be Blocked",
+    **{name: text for name, (text, _) in export_faults.FAULTS.items()},
 }
 TRANSPORTS = ("full", "packed", "sparse")
 REPLICA = "0"
@@ -47,11 +49,11 @@ RATE = 1e-3
 class Policy:
     """The model that trains."""
 
-    def __init__(self, directory: Path, frozen: bool) -> None:
+    def __init__(self, directory: Path, frozen: bool, device: str = "cpu") -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
-        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", local_files_only=True).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", local_files_only=True).eval().to(device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0 if frozen else RATE)
         draw = random.Random(0)
         words = self.model.config.get_text_config().vocab_size
@@ -66,7 +68,7 @@ class Policy:
         import torch
 
         rewards = torch.tensor([sum(token % 2 == 0 for token in row) / len(row) for row in completions])
-        advantages = rewards - rewards.mean()
+        advantages = (rewards - rewards.mean()).to(self.model.device)
         loss = -(advantages[:, None] * logprobs(self.model, self.rows(completions), WIDTH)).mean()
         self.optimizer.zero_grad()
         loss.backward()
@@ -91,7 +93,9 @@ class Loop:
 
     def __init__(self, policy: Policy, remote: Remote, out: Path, transports: Sequence[str], fault: str | None) -> None:
         self.policy, self.remote, self.facts, self.transports, self.fault = policy, remote, out / "facts.jsonl", transports, fault
-        self.producer = Producer(policy.export())
+        first = policy.export()
+        self.producer = Producer(first)
+        self.first = {name: value.clone() for name, value in first.items()}
         self.payloads: list[Any] = []
         self.completions: list[list[int]] | None = None
         self.seen: list[dict[str, str]] = []
@@ -131,14 +135,7 @@ class Loop:
         """Compare, send, compare again, and write it all down. A dead generator ends the run."""
         export = self.policy.export()
         before, stale = self.remote.ask("state"), self.gap()
-        self.payloads.append(self.producer.prepare(export, self.transports[index % len(self.transports)]))
-        sent = self.producer.prepared
-        assert sent is not None
-        self.write("hashes", side="sent", version=sent.version, step=index, hashes=sent.hashes)
-        row = {"index": index, "step": index, "version": sent.version, "transport": sent.transport, "kind": sent.kind, "modes": sent.modes}
-        row |= {"names": len(export), "bytes": sent.bytes, "changed": sent.changed, "elements": sent.elements, "produced": sent.root}
-        row |= {"replica": REPLICA, "stale_names": len(fingerprint.differing(sent.hashes, before["hashes"]))}
-        row |= {"stale_max_dlogp": stale.max_abs if stale else None, "nonfinite": sent.nonfinite}
+        row, hashes = self.prepare(index, export, before["hashes"], stale)
         try:
             version, root = self.remote.ask("apply", self.payload(index))
             self.producer.commit(root, version)
@@ -147,7 +144,23 @@ class Loop:
             refused = error
             if self.producer.prepared is not None:
                 self.producer.rollback()
-        self.compare(row, sent.hashes, before, refused)
+        self.compare(row, hashes, before, refused)
+
+    def prepare(
+        self, index: int, export: dict[str, Any], held: dict[str, str], stale: mismatch.Mismatch | None
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Make the payload; what is known before it is sent, and the hashes of what the policy itself holds."""
+        given = export_faults.broken(self.fault if index > 1 else None, export, self.first)
+        self.payloads.append(self.producer.prepare(given, self.transports[index % len(self.transports)]))
+        sent = self.producer.prepared
+        assert sent is not None
+        hashes = sent.hashes if given is export else fingerprint.tensors(export.items())
+        self.write("hashes", side="sent", version=sent.version, step=index, hashes=hashes)
+        row = {"index": index, "step": index, "version": sent.version, "transport": sent.transport, "kind": sent.kind, "modes": sent.modes}
+        row |= {"names": len(export), "bytes": sent.bytes, "changed": sent.changed, "elements": sent.elements}
+        row |= {"produced": fingerprint.tree(hashes).root, "stale_names": len(fingerprint.differing(hashes, held))}
+        row |= {"replica": REPLICA, "stale_max_dlogp": stale.max_abs if stale else None, "nonfinite": sent.nonfinite}
+        return row, hashes
 
     def payload(self, index: int) -> Any:
         """What is put on the wire."""

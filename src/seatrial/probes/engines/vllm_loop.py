@@ -1,6 +1,6 @@
 """Driver of the refit probe with a real vLLM server: a transformers policy that trains, refitted into the server after every step.
 
-    python -m seatrial.probes.engines.vllm_loop --model DIR --out DIR --steps N [--transport full|packed|sparse|all] [--fault NAME]
+    python -m seatrial.probes.engines.vllm_loop --model DIR --out DIR --steps N [--transport …] [--fault NAME] [-- SERVER OPTIONS]
 
 Runs inside an interpreter with torch, transformers and vLLM. This process is the policy; the server is started by it, gets its
 weights through vLLM's own weight-update routes, and is ended with it. What its workers really hold is read back after every refit,
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.probes import fingerprint
-from seatrial.probes.engines import transformers_loop
+from seatrial.probes.engines import export_faults, transformers_loop
 from seatrial.probes.engines.serve import Server
 from seatrial.probes.engines.transformers_loop import REPLICA, TRANSPORTS, Loop
 from seatrial.probes.engines.transformers_remote import say
@@ -36,6 +36,7 @@ FAULTS: dict[str, str] = {
     "dead-generator": "the server is killed before the third refit",
     "unstamped-sample": "one sample carries no version",
     "frozen-policy": "the policy never changes: a vacuous run, which must be Blocked",
+    **{name: text for name, (text, _) in export_faults.FAULTS.items()},
 }
 
 
@@ -145,21 +146,14 @@ class ServedLoop(Loop):
         export = self.policy.export()
         self.engine.expect(export)
         before, stale = self.remote.ask("state"), self.gap()
-        self.payloads.append(self.producer.prepare(export, self.transports[index % len(self.transports)]))
-        sent = self.producer.prepared
-        assert sent is not None
-        self.seen.append(sent.hashes)
-        self.write("hashes", side="sent", version=sent.version, step=index, hashes=sent.hashes)
-        row = {"index": index, "step": index, "version": sent.version, "transport": sent.transport, "kind": sent.kind, "modes": sent.modes}
-        row |= {"names": len(export), "bytes": sent.bytes, "changed": sent.changed, "elements": sent.elements, "produced": sent.root}
-        row |= {"replica": REPLICA, "stale_names": len(fingerprint.differing(sent.hashes, before["hashes"]))}
-        row |= {"stale_max_dlogp": stale.max_abs if stale else None, "nonfinite": sent.nonfinite}
+        row, hashes = self.prepare(index, export, before["hashes"], stale)
+        self.seen.append(hashes)
         refused = None
         try:
             self.remote.ask("apply", self.payload(index))
         except RefitRefused as error:
             refused = error
-        self.finish(row, sent.hashes, before, refused)
+        self.finish(row, hashes, before, refused)
 
     def finish(self, row: dict[str, Any], sent: dict[str, str], before: dict[str, Any], refused: RefitRefused | None) -> None:
         """Read the live weights, commit if they are what was sent, and write the facts."""
@@ -197,6 +191,13 @@ class ServedLoop(Loop):
             self.producer.version = max(self.producer.version, version)
 
 
+def device() -> str:
+    """Where the policy trains: beside the server, on a GPU if there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def main() -> None:
     """Parse, start the server, run."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -205,13 +206,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--transport", choices=(*TRANSPORTS, "all"), default="all")
     parser.add_argument("--fault", choices=tuple(FAULTS))
+    parser.add_argument("server", nargs="*", help="options for the server, after --")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that the server is ended, too
     arguments.out.mkdir(parents=True, exist_ok=True)
     transports = TRANSPORTS if arguments.transport == "all" else (arguments.transport,)
-    policy = Policy(arguments.model, arguments.fault == "frozen-policy")
+    policy = Policy(arguments.model, arguments.fault == "frozen-policy", device())
     dtype = str(policy.model.dtype).removeprefix("torch.")
-    with Server(arguments.model, arguments.out / "server.log", say, ("--dtype", dtype)) as server:
+    with Server(arguments.model, arguments.out / "server.log", say, ("--dtype", dtype, *arguments.server)) as server:
         engine = Engine(server, arguments.out, arguments.fault)
         ServedLoop(policy, engine, arguments.out, transports, arguments.fault).run(arguments.steps)
     say("run complete")

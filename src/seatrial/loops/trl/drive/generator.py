@@ -57,10 +57,10 @@ class Loader(Consumer):
             next(iter(self.model.parameters())).data.view(torch.int32).view(-1)[0] ^= 1
         return last if self.fault == "replayed-payload" else path
 
-    def _write(self, target: Any, entry: Any, given: Any) -> None:
+    def _write(self, target: Any, entry: Any, given: Any, ready: Any) -> None:
         if self.fault == "dead-generator" and self.loads == FAULTY_LOAD and entry is given.header.tensors[1]:
             os.kill(os.getpid(), signal.SIGKILL)
-        super()._write(target, entry, given)
+        super()._write(target, entry, given, ready)
 
     def _spoil_weights(self) -> None:
         """Faults after a load."""
