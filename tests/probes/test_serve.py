@@ -37,9 +37,9 @@ time.sleep(60)
 def standin(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Run this instead of vLLM; its first argument is the port."""
 
-    def command(model: Path, port: int, options: Sequence[str] = ()) -> list[str]:
+    def command(model: Path, port: int, options: Sequence[str] = (), python: str = "") -> list[str]:
         del model, options
-        return [sys.executable, "-c", code, str(port)]
+        return [python, "-c", code, str(port)]
 
     monkeypatch.setattr(serve, "command", command)
 
@@ -86,6 +86,13 @@ def test_the_command_has_the_extension_and_the_backend_on_a_loopback_port() -> N
     assert words[words.index("--worker-extension-cls") + 1] == f"{Extension.__module__}.{Extension.__qualname__}"
     assert words[words.index("--weight-transfer-config") + 1] == '{"backend": "seatrial"}'
     assert words[-2:] == ["--dtype", "float32"]
+
+
+def test_the_server_may_run_in_another_interpreter_than_this(tmp_path: Path) -> None:
+    assert serve.command(Path("/m"), 7)[0] == sys.executable
+    assert serve.command(Path("/m"), 7, (), "/other/python")[0] == "/other/python"
+    with pytest.raises(FileNotFoundError, match="/other/python"):
+        Server(tmp_path, tmp_path / "log", lambda _: None, python="/other/python")
 
 
 def test_the_extension_can_collide_with_nothing() -> None:

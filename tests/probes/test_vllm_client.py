@@ -123,6 +123,29 @@ def test_samples_that_cannot_be_stamped_are_an_error(versions: list[dict[str, An
         client.sample([[1], [2]], 2, seed=0)
 
 
+def test_rollouts_have_a_seed_each_and_stay_in_order() -> None:
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if "rpc" in path:
+            return 200, held(4)
+        assert (body["max_tokens"], body["temperature"], "min_tokens" in body, "ignore_eos" in body) == (3, 1.0, False, False)
+        time.sleep(0.001 * (9 - body["seed"]))
+        return 200, {"choices": [{"index": 0, "token_ids": [*body["prompt"][0], body["seed"]], "logprobs": {"token_logprobs": [-1, -2]}}]}
+
+    with stub(answer) as (client, called):
+        samples = client.rollouts([[place] for place in range(9)], 3, list(range(9)))
+    assert [sample.tokens for sample in samples] == [[place, place] for place in range(9)]
+    assert {sample.version for sample in samples} == {4}
+    assert len(called) == 11, "one request each, and the version before and after"
+
+
+def test_a_rollout_that_is_missing_is_an_error() -> None:
+    with stub(lambda path, body: (200, held(4) if "rpc" in path else {"choices": []})) as (client, _):
+        with pytest.raises(ServerError, match="0 completions for 2 prompts"):
+            client.rollouts([[1], [2]], 2, [5, 6])
+        with pytest.raises(ValueError, match="zip"):
+            client.rollouts([[1], [2]], 2, [5])
+
+
 def test_log_probabilities_of_given_tokens_begin_where_asked() -> None:
     rows = [[None, {"7": {"logprob": -1.0}}, {"8": {"logprob": -2.0}, "9": {"logprob": -0.1}}], [None, {"5": {"logprob": -3.0}}]]
     choices = [{"index": 1, "prompt_logprobs": rows[1]}, {"index": 0, "prompt_logprobs": rows[0]}]

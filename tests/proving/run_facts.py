@@ -30,7 +30,7 @@ def clean() -> list[Row]:
         rows.append({"fact": "map", "replica": replica, "elements": 640, "runs": 5, "duplicates": {}, "restored": True, "misplaced": {}})
         rows.append(
             {
-                **{"fact": "coverage", "replica": replica, "written": list(NAMES), "shared": {"head.weight": NAMES[0]}},
+                **{"fact": "coverage", "replica": replica, "tensors": 8, "written": list(NAMES), "shared": {"head.weight": NAMES[0]}},
                 **{"derived": {"rope.cos": "recomputed"}, "constant": ["rope.inv_freq"], "idle": [], "never_changed": []},
                 **{"unconsumed": {}, "opaque": {}, "unwritten": {"rope.inv_freq": 8, NAMES[0]: 64}},
                 "padding": {NAMES[0]: {"elements": 64, "constant": True}},
@@ -48,7 +48,12 @@ def _refit(index: int) -> list[Row]:
         rows.append({"fact": "hashes", "side": "live", "step": index, **held, "hashes": hashes(version), "zeros": [], "nans": {}})
         rows.append({"fact": "version", **held, "root": f"root{version}"})
         row: dict[str, Any] = {"fact": "refit", "index": index, "step": index, **held, "names": len(NAMES), "bytes": 1280}
-        row |= {"transport": TRANSPORTS[index % 3], "kind": "difference" if index % 3 == 2 else "overwrite", "changed": 6, "elements": 640}
+        row |= {
+            "transport": TRANSPORTS[index % 3],
+            "kind": "difference" if index % 3 == 2 else "overwrite",
+            "changed": 6 if moved else 0,
+            "elements": 640,
+        }
         row |= {"produced": f"root{version}", "consumed": f"root{version}", "wrong_names": [], "refused": None}
         row |= {
             "stale_names": moved,
@@ -60,6 +65,26 @@ def _refit(index: int) -> list[Row]:
         rows.append(row)
     figures = {"p50": 1.0, "p90": 1.0, "p99": 1.001, "max_sequence": 1.001, "outlier_share": 0.0, "max_abs": 0.001}
     rows.append({"fact": "mismatch", "step": index, "value": 1.0001, "tokens": 96, "sequences": 8, "nonfinite": 0, **figures})
+    return rows
+
+
+def hooked() -> list[Row]:
+    """The clean run as hooks in a policy and two generators write it."""
+    rows = [row for row in clean() if row["fact"] not in ("sample", "mismatch")]
+    for row in of(rows, "refit"):
+        row.update(transport="update_weights_from_ipc", kind=None, step=row["version"], changed=None, elements=None)
+        row.update({"stale_max_dlogp": None, "fresh_max_dlogp": None, "methods": {"read": len(NAMES)}})
+    for row in of(rows, "refit", index=0):
+        row.update(stale_names=len(NAMES), touched_names=len(NAMES))
+    for row in of(rows, "hashes"):
+        row.update(process=f"host:{row.get('replica')}", problems=[], complete=True)
+        row.setdefault("incarnation", "policy")
+    runtime = dict.fromkeys([*NAMES, "head.weight", "rope.cos", "rope.inv_freq"], "bits")
+    for row in of(rows, "hashes", side="received"):
+        row["runtime"] = runtime
+    for side in ("policy", "generator"):
+        found = {"module": "m", "owner": "W", "owner_found": True, "found": ["f"], "missing": [], "optional": False}
+        rows.append({"fact": "attached", "side": side, **found})
     return rows
 
 

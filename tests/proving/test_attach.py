@@ -27,7 +27,7 @@ def answers() -> dict[str, Any]:
     return {
         "seatrial_map": {"elements": 32, "runs": 2, "duplicates": {}, "restored": True, "misplaced": {}},
         "seatrial_verify": {"wrong": {}, "names": 2, "methods": {"read": 2}, "version": 7},
-        "seatrial_coverage": {"fact": "coverage", "replica": "0", "written": NAMES, "padding": {}, "never_changed": [], **empty},
+        "seatrial_coverage": {"fact": "coverage", "replica": "0", "tensors": 2, "written": NAMES, "padding": {}, "never_changed": [], **empty},
         "seatrial_version": {"version": 7, "incarnation": "life", "rank": 0},
     }
 
@@ -75,14 +75,14 @@ def test_a_server_that_holds_the_files_passes(checkpoint: Path) -> None:
     calls: list[str] = []
     with serving([answers()], calls) as url:
         found = judge_attached(look(url, checkpoint, 5), Wanted(source="attach", engine=url, model="M"))
-    assert (found.verdict, found.reason) == (Verdict.PASS, "2 tensors of the server are bit-equal with M")
+    assert (found.verdict, found.reason) == (Verdict.PASS, "2 tensors are bit-equal: the server holds M")
     assert calls[0] == "/pause"
     assert calls[-1] == "/resume"
     assert any("one look" in text for text in found.limitations)
     assert "Refits:" not in (
         said := summary(Probe(seatrial="0", created="now", command=(), wanted=Wanted(source="attach"), judged=found), None)
     )
-    assert said.startswith("Result: Pass - 2 tensors of the server")
+    assert said.startswith("Result: Pass - 2 tensors are bit-equal: the server")
 
 
 def test_a_wrong_tensor_fails_with_its_runtime_name(checkpoint: Path) -> None:
@@ -128,7 +128,7 @@ def test_what_cannot_be_shown_is_blocked(checkpoint: Path) -> None:
     assert found.verdict is Verdict.BLOCKED
     assert "sharded over ranks" in found.reason
     opaque = answers()
-    opaque["seatrial_coverage"].update(written=[], opaque={"a.weight": "the loader quantises"})
+    opaque["seatrial_coverage"].update(tensors=0, written=[], opaque={"a.weight": "the loader quantises"})
     assert "the loader quantises" in judged(checkpoint, opaque).reason
     assert judged(checkpoint, opaque).verdict is Verdict.BLOCKED
 

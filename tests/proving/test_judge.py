@@ -14,7 +14,7 @@ from seatrial.proving import behaviour, coverage, weights
 from seatrial.proving.judge import judge
 from seatrial.proving.record import Wanted
 
-from .run_facts import DRIVER, FOREIGN, NAMES, STEPS, clean, facts, missed, of
+from .run_facts import DRIVER, FOREIGN, NAMES, STEPS, clean, facts, hooked, missed, of
 
 Falsify = Callable[[list[Row]], Any]
 VERSIONS, STAMPED = "versions grow by one on every replica", "every sample is stamped with its version"
@@ -189,7 +189,7 @@ def test_a_transport_counts_only_when_it_brought_something() -> None:
 def test_a_map_that_refused_every_name_is_blocked() -> None:
     rows = clean()
     opaque = dict.fromkeys(NAMES, "the loader quantises")
-    change("coverage", {}, written=[], shared={}, padding={}, unwritten={}, opaque=opaque)(rows)
+    change("coverage", {}, tensors=2, written=[], shared={}, padding={}, unwritten={}, opaque=opaque)(rows)
     change("refit", {}, methods={})(rows)
     judged = judge(facts(rows), DRIVER)
     assert judged.verdict is Verdict.BLOCKED
@@ -219,13 +219,14 @@ def test_outputs_compared_instead_of_bits_are_said() -> None:
 
 
 def test_facts_of_another_framework_may_lack_what_hooks_cannot_see() -> None:
-    rows = clean()
-    for fact in ("sample", "mismatch"):
-        drop(fact)(rows)
-    change("refit", {"index": 0}, stale_names=5, touched_names=5)(rows)
+    rows = hooked()
     judged = judge(facts(rows), FOREIGN)
     assert (judged.verdict, missed(judged)) == (Verdict.PASS, set())
     assert len([text for text in judged.limitations if "version" in text or "log-prob" in text or "base" in text]) == 3
+    assert any("hold those seen (0, 1)" in text for text in judged.limitations)
+    assert missed(judge(facts(rows), DRIVER)) > {BASE, STAMPED, MISMATCH}
+    unknown = [row for row in rows if row["fact"] != "attached"]
+    assert missed(judge(facts(unknown), FOREIGN)) == {BASE, STAMPED, MISMATCH}, "without a trace of hooks nothing is excused"
     change("refit", LAST, wrong_names=[NAMES[1]])(rows)
     assert judge(facts(rows), FOREIGN).verdict is Verdict.FAIL
 
@@ -241,22 +242,9 @@ def test_a_probe_never_passes_on_log_probabilities_alone() -> None:
     assert judge(facts(rows), Wanted(source="facts")).verdict is Verdict.BLOCKED
 
 
-def hooked() -> list[Row]:
-    """The clean run as hooks in a policy and two generators write it."""
-    rows = [row for row in clean() if row["fact"] not in ("sample", "mismatch")]
-    for row in of(rows, "hashes"):
-        row.update(process="host:1", problems=[], complete=True)
-        row.setdefault("incarnation", "policy")
-    for side in ("policy", "generator"):
-        found = {"module": "m", "owner": "W", "owner_found": True, "found": ["f"], "missing": [], "optional": False}
-        rows.append({"fact": "attached", "side": side, **found})
-    return rows
-
-
 def test_hooks_in_many_processes_must_agree() -> None:
     judged = judge(facts(hooked()), FOREIGN)
     assert (judged.verdict, missed(judged)) == (Verdict.PASS, set())
-    assert behaviour.PAIRED in {check.name for check in judged.checks}
 
 
 @pytest.mark.parametrize(
@@ -274,4 +262,4 @@ def test_hooks_that_do_not_agree_fail(falsify: Falsify) -> None:
     falsify(rows)
     judged = judge(facts(rows), FOREIGN)
     assert judged.verdict is Verdict.FAIL
-    assert behaviour.PAIRED in missed(judged)
+    assert WHOLE in missed(judged)

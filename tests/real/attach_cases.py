@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from real.attached import SIZE, VLLM, Model, World, export, reused
+from real.attached import SIZE, VLLM, K, Model, Q, V, World, export, reused
 from seatrial.probes import fingerprint
 from seatrial.probes.engines import attach, nemo_rl, pairs, wrapping
 
@@ -61,40 +61,40 @@ def case_a_clean_run_proves_itself(tmp: Path) -> None:
     assert [row["version"] for row in world.rows("version")] == [1, 2, 3]
     assert [row["restored"] for row in world.rows("map")] == [True]
     assert world.sides("received")[0]["passed"] == {"peft_config": None, "base_sync_done": True, "use_shm": False}
-    assert torch.equal(model.qkv[SIZE : 2 * SIZE], sent[-1]["k"]), "learning the map must leave the weights as they were"
+    assert torch.equal(model.qkv_proj.weight[SIZE : 2 * SIZE], sent[-1][K]), "learning the map must leave the weights as they were"
 
 
 def case_a_tensor_that_the_loader_skips_is_named(tmp: Path) -> None:
     world = World(tmp, "verl")
-    refits(world, world.worker(Model(torch.bfloat16, skip="k")), 2)
-    assert [row["wrong_names"] for row in world.rows("refit")] == [[], ["k"]]
+    refits(world, world.worker(Model(torch.bfloat16, skip=K)), 2)
+    assert [row["wrong_names"] for row in world.rows("refit")] == [[], [K]]
     row = world.sides("live")[1]
-    assert row["hashes"]["k"] != world.sides("sent")[1]["hashes"]["k"]
+    assert row["hashes"][K] != world.sides("sent")[1]["hashes"][K]
 
 
 def case_bits_that_change_on_the_way_are_named(tmp: Path) -> None:
     world = World(tmp, "verl")
     worker = world.worker(Model(torch.bfloat16))
-    world.module("wire").BROKEN.append("q")
+    world.module("wire").BROKEN.append(Q)
     refits(world, worker, 1)
     found = pairs.problems(world.rows())
     assert len(found) == 1, found
-    assert "1 of 4 names otherwise than sent: q" in found[0], found
+    assert f"1 of 4 names otherwise than sent: {Q}" in found[0], found
 
 
 def case_wider_weights_are_compared_as_the_generator_casts_them(tmp: Path) -> None:
     world = World(tmp, "verl")
     refits(world, world.worker(Model(torch.bfloat16)), 2, torch.float32)
     assert [(row["wrong_names"], row["methods"]) for row in world.rows("refit")] == [([], {"read": 4})] * 2
-    assert set(world.sides("live")[0]["casts"]) == {"embed", "q", "k", "v"}
+    assert set(world.sides("live")[0]["casts"]) == {"embed", Q, K, V}
     assert pairs.problems(world.rows()) == []
 
 
 def case_a_lost_cast_is_not_taken_for_equal(tmp: Path) -> None:
     world = World(tmp, "verl")
-    worker = world.worker(Model(torch.bfloat16, skip="v"))
+    worker = world.worker(Model(torch.bfloat16, skip=V))
     refits(world, worker, 2, torch.float32)
-    assert [row["wrong_names"] for row in world.rows("refit")] == [[], ["v"]]
+    assert [row["wrong_names"] for row in world.rows("refit")] == [[], [V]]
 
 
 def case_an_adapter_beside_the_weights_is_not_taken_for_proven(tmp: Path) -> None:

@@ -17,6 +17,7 @@ from seatrial.probes.engines import attach
 STANDINS = Path(__file__).parents[1] / "probes" / "standins"
 VLLM = {"verl": "verl.workers.rollout.vllm_rollout", "nemo_rl": "nemo_rl.models.generation.vllm"}
 SIZE = 16
+Q, K, V = "q_proj.weight", "k_proj.weight", "v_proj.weight"
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
@@ -25,14 +26,14 @@ class Model(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, dtype: torch.dtype, skip: str = "") -> None:
         super().__init__()
         self.embed = torch.nn.Parameter(torch.zeros(SIZE, SIZE, dtype=dtype))
-        self.qkv = torch.nn.Parameter(torch.zeros(3 * SIZE, SIZE, dtype=dtype))
+        self.qkv_proj = torch.nn.Linear(SIZE, 3 * SIZE, bias=False, dtype=dtype)
         self.head = self.embed
         self.skip, self.refits = skip, 0
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """The loader; it knows three parts and the embedding."""
-        places = {name: self.qkv[place * SIZE : (place + 1) * SIZE] for place, name in enumerate(("q", "k", "v"))}
+        places = {name: self.qkv_proj.weight[place * SIZE : (place + 1) * SIZE] for place, name in enumerate((Q, K, V))}
         taken = set()
         for name, value in weights:
             if name != self.skip or self.refits == 0:
@@ -81,7 +82,7 @@ class World:
 def export(seed: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
     """What a policy exports."""
     draw = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(SIZE, SIZE, generator=draw).to(dtype) for name in ("embed", "q", "k", "v")}
+    return {name: torch.randn(SIZE, SIZE, generator=draw).to(dtype) for name in ("embed", Q, K, V)}
 
 
 def reused(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -33,6 +33,14 @@ class Facts:
         return found[0] if len(found) == 1 else None
 
 
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    """An object; of a key that stands twice, neither value is the fact."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return made
+
+
 def read_facts(path: Path) -> Facts:
     """Read a facts.jsonl; an absent file has no facts."""
     if not path.is_file():
@@ -43,10 +51,10 @@ def read_facts(path: Path) -> Facts:
         if not line:
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=_object)
             if not isinstance(row, dict) or not isinstance(row.get("fact"), str):
                 raise ValueError("a fact is an object with the key 'fact'")
             rows.append(row)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             damage.append(Damage(str(path), f"line {number}", 1, f"not a fact: {error}"))
     return Facts(tuple(rows), tuple(damage))

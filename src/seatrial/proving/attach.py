@@ -101,7 +101,7 @@ def judge_attached(facts: Facts, wanted: Wanted) -> Judged:
     if missed:
         reason = f"not proven: {missed[0].name} ({missed[0].value}): {missed[0].message}"
         return made.model_copy(update={"verdict": Verdict.FAIL, "reason": reason, "boundary": missed[0].boundary})
-    reason = f"{rows.refits[0].names} tensors of the server are bit-equal with {wanted.model}"
+    reason = f"{weights.claim(rows)}: the server holds {wanted.model}"
     return made.model_copy(update={"reason": reason})
 
 

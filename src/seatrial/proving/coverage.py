@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from seatrial.loops.proof import proof
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 from seatrial.proving.rows import Coverage, Rows
-from seatrial.proving.weights import by_replica
+from seatrial.proving.weights import by_replica, sent_versions
 
 CONSUMED = "every exported name is consumed"
 UNWRITTEN = "nothing is left unwritten but padding and derived tensors"
 OPAQUE = "no name is outside the map"
+DRAFT = "drafter."
 MAPPED = "the coordinate map was made, and the weights restored bit for bit"
 
 
@@ -25,7 +28,7 @@ def _replicas(rows: Rows) -> set[str]:
 
 def _map(rows: Rows) -> CheckResult:
     lacking = sorted(_replicas(rows) - {row.replica for row in rows.maps})
-    bad = [row.replica for row in rows.maps if not row.restored or not row.elements]
+    bad = [row.replica for row in rows.maps if not row.restored or not row.elements or not row.runs]
     value = ", ".join(f"replica {row.replica}: {row.elements} elements in {row.runs} runs" for row in rows.maps) or "no facts"
     said = "; ".join([*(f"replica {name}: no map" for name in lacking), *(f"replica {name}: not restored, or empty" for name in bad)])
     return proof(MAPPED, bool(rows.maps) and not lacking and not bad, value, Boundary.REFIT, "", said)
@@ -40,22 +43,35 @@ def _placed(rows: Rows) -> CheckResult:
 
 
 def _classified(rows: Rows) -> CheckResult:
-    """Each runtime tensor is in exactly one class."""
+    """Each runtime tensor is in exactly one class, and all that the runtime has are there."""
     lacking = sorted(_replicas(rows) - {row.replica for row in rows.coverages})
-    twice = [name for row in rows.coverages for name in _twice(row)]
+    off = [text for row in rows.coverages for text in [*_unsound(row), *_unclassified(row, rows)]]
     value = "; ".join(
         f"replica {row.replica}: {len(row.written)} written, {len(row.shared)} shared, {len(row.derived)} derived, "
         f"{len(row.constant)} constant"
         for row in rows.coverages
     )
-    said = "; ".join([*(f"replica {name}: no coverage" for name in lacking), *(f"{name}: in two classes" for name in twice[:3])])
-    good = bool(rows.coverages) and not lacking and not twice and all(row.written or row.opaque for row in rows.coverages)
+    said = "; ".join([*(f"replica {name}: no coverage" for name in lacking), *off[:3]])
+    good = bool(rows.coverages) and not lacking and not off and all(row.written or row.opaque for row in rows.coverages)
     return proof("every runtime tensor is classified", good, value or "no facts", Boundary.REFIT, "all", said)
 
 
-def _twice(row: Coverage) -> list[str]:
-    names = [*row.written, *row.shared, *row.derived, *row.constant]
-    return sorted({name for name in names if names.count(name) > 1})
+def _unsound(row: Coverage) -> list[str]:
+    """What is wrong with the classes themselves."""
+    names = Counter([*row.written, *row.shared, *row.derived, *row.constant])
+    made = [f"{name}: in two classes" for name, count in names.items() if count > 1]
+    made += [f"replica {row.replica}: {names.total()} of {row.tensors} tensors are classified"] if names.total() != row.tensors else []
+    own = names.keys() - row.shared.keys()
+    made += [f"{name}: shares the memory of {owner}, which is in no class" for name, owner in row.shared.items() if owner not in own]
+    made += [f"{name}: idle, and not constant" for name in row.idle if name not in row.constant]
+    return made + [f"{name}: has padding, and is not written" for name in row.padding if name not in row.written]
+
+
+def _unclassified(row: Coverage, rows: Rows) -> list[str]:
+    """Tensors that a hook saw in the worker and that are in no class. Draft models are a limitation: what they propose is verified."""
+    classes = {*row.written, *row.shared, *row.derived, *row.constant}
+    seen = {name for each in rows.hashes if each.replica == row.replica for name in each.runtime if not name.startswith(DRAFT)}
+    return [f"{name}: the worker has it, and it is in no class" for name in sorted(seen - classes)]
 
 
 def _consumed(rows: Rows) -> CheckResult:
@@ -81,9 +97,16 @@ def _excused(row: Coverage, name: str, count: int) -> bool:
 
 
 def _opaque(rows: Rows) -> CheckResult:
-    """A name that the map had to refuse must be proven in another way; without that it is unproven."""
+    """A name that the map had to refuse cannot be read through it: it must be proven by forward or output, or it is unproven.
+
+    So is a tensor of the runtime that no exported name stands for: no method speaks of it.
+    """
     found = {name: reason for row in rows.coverages for name, reason in row.opaque.items()}
-    proven = bool(rows.refits) and all(row.refused or sum(row.methods.values()) == row.names for row in rows.refits)
+    exported = {name for each in sent_versions(rows).values() for name in each} or set(found)
+    other = [
+        sum(row.methods.values()) == row.names and row.methods.get("forward", 0) + row.methods.get("compare", 0) for row in rows.refits
+    ]
+    proven = exported.issuperset(found) and bool(other) and min(other) >= len(found)
     said = "; ".join(f"{name}: {reason}" for name, reason in list(found.items())[:3])
     return proof(
         OPAQUE, bool(rows.coverages) and (not found or proven), f"{len(found)} are", Boundary.REFIT, "0, or proven otherwise", said
@@ -103,5 +126,11 @@ def limitations(rows: Rows) -> tuple[str, ...]:
     """Names that the map could not follow, and elements with several places."""
     opaque = {name: reason for row in rows.coverages for name, reason in row.opaque.items()}
     doubled = {name for row in rows.maps for name in row.duplicates}
+    derived = {name: how for row in rows.coverages for name, how in row.derived.items()}
+    drafts = {name for row in rows.hashes for name in row.runtime if name.startswith(DRAFT)}
     made = [f"{len(opaque)} names are outside the map: {'; '.join(f'{n}: {r}' for n, r in list(opaque.items())[:3])}"] if opaque else []
+    if derived:
+        shown = "; ".join(f"{name}: {how}" for name, how in list(derived.items())[:3])
+        made.append(f"{len(derived)} tensors are derived from others, and their bits are not compared: {shown}")
+    made += [f"{len(drafts)} tensors of a draft model are not proven"] if drafts else []
     return (*made, *([f"{len(doubled)} names have elements in several places (tied or replicated)"] if doubled else []))

@@ -1,7 +1,10 @@
 """The verdict of a refit probe: a pure function from facts to checks and a verdict.
 
-- A fact that is missing is a missed proof. Where another framework's run left the facts, three proofs may be absent that its
-  hooks cannot make (equal base, stamped samples, log-probabilities); each absence is then a limitation.
+- A fact that is missing is a missed proof, and facts that contradict each other are not whole. Where hooks left the facts in
+  another framework's run, three proofs may be absent that they cannot make (equal base, stamped samples, log-probabilities);
+  each absence is then a limitation. Facts without a trace of hooks are judged as those of a run of ours.
+- A map shows where elements land, not where they belong. So no tensor may be misplaced by its name, and a run of ours must have
+  compared the base before its first refit. A fused tensor whose slots nobody named counts as misplaced: a swap in it is not seen.
 - Any missed check is a Fail, unless the run was vacuous and the miss is only what the vacuity leaves open: then Blocked.
 - Pass needs every check. `token_mult_prob_error` can fail a probe; it never stands for a proof of bits.
 """
@@ -16,6 +19,7 @@ from seatrial.loops.proof import proof
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.proving import behaviour, coverage, weights
+from seatrial.proving.consistent import contradictions
 from seatrial.proving.record import Judged, MismatchLine, RefitLine, Wanted, Wrong
 from seatrial.proving.rows import Mismatch, Rows, typed
 
@@ -33,7 +37,9 @@ def judge(facts: Facts, wanted: Wanted, trouble: str = "") -> Judged:
     rows = typed(facts)
     wrong = weights.wrong_tensors(rows)
     ended = [_finished(trouble)] if wanted.source == "driver" else []
-    checks = [_whole(rows), weights.refused(rows), *ended, *_checks(rows, wanted, wrong), *behaviour.paired(facts)]
+    own = wanted.source == "driver" or not behaviour.hooked(facts)
+    # What was refused comes first: other facts are off because of it.
+    checks = [weights.refused(rows), _whole(rows, behaviour.unpaired(facts)), *ended, *_checks(rows, wanted, wrong, own)]
     vacuity = _vacuous(rows, wanted)
     verdict, reason, boundary = _verdict(checks, vacuity, wrong, rows, trouble)
     return Judged(
@@ -45,12 +51,12 @@ def judge(facts: Facts, wanted: Wanted, trouble: str = "") -> Judged:
         wrong=wrong,
         refits=lines(rows),
         mismatch=tuple(_spread(row) for row in rows.mismatches),
-        limitations=_limitations(rows, wanted),
+        limitations=_limitations(rows, wanted, own),
     )
 
 
-def _checks(rows: Rows, wanted: Wanted, wrong: tuple[Wrong, ...]) -> list[CheckResult]:
-    own = wanted.source == "driver"
+def _checks(rows: Rows, wanted: Wanted, wrong: tuple[Wrong, ...], own: bool) -> list[CheckResult]:
+    told = bool(rows.mismatches) or any(row.fresh_max_dlogp is not None for row in rows.refits)
     return [
         weights.refits(rows, wanted.steps),
         *([weights.base(rows)] if own else []),
@@ -60,16 +66,17 @@ def _checks(rows: Rows, wanted: Wanted, wrong: tuple[Wrong, ...]) -> list[CheckR
         weights.control(rows),
         *coverage.checks(rows),
         behaviour.versions(rows),
-        *([behaviour.samples(rows)] if own or rows.samples() else []),
+        *([behaviour.samples(rows, own)] if own or rows.samples() else []),
         behaviour.transports(rows, wanted.transports),
-        *([behaviour.mismatch(rows, own)] if own or rows.mismatches else []),
+        *([behaviour.mismatch(rows, own)] if own or told else []),
     ]
 
 
-def _whole(rows: Rows) -> CheckResult:
-    return proof(
-        "facts are whole", not rows.problems, f"{len(rows.problems)} problems", Boundary.METRICS, "0", "; ".join(rows.problems[:3])
-    )
+def _whole(rows: Rows, unpaired: list[str]) -> CheckResult:
+    """Rows can be read, agree with each other, and policies agree with generators."""
+    found = list(dict.fromkeys([*rows.problems, *unpaired, *contradictions(rows)]))
+    boundary = Boundary.METRICS if rows.problems else Boundary.REFIT
+    return proof("facts are whole", not found, f"{len(found)} problems", boundary, "0", "; ".join(found[:3]))
 
 
 def _finished(trouble: str) -> CheckResult:
@@ -107,7 +114,7 @@ def _verdict(
     if vacuity is not None:
         return Verdict.BLOCKED, vacuity.reason, Boundary.REFIT
     count = len(rows.refits)
-    return Verdict.PASS, f"{rows.refits[0].names} tensors are bit-equal after each of {count} refits, and every check was met", None
+    return Verdict.PASS, f"{weights.claim(rows)} after each of {count} refits, and every check was met", None
 
 
 def describe(wrong: Wrong) -> str:
@@ -130,14 +137,19 @@ def _spread(row: Mismatch) -> MismatchLine:
     return MismatchLine.model_validate({"step": row.step, "tokens": row.tokens, "sequences": row.sequences, **figures})
 
 
-def _limitations(rows: Rows, wanted: Wanted) -> tuple[str, ...]:
+def _limitations(rows: Rows, wanted: Wanted, own: bool) -> tuple[str, ...]:
     made = [*weights.limitations(rows), *coverage.limitations(rows)]
     if wanted.engine == "transformers":
         made.append("the generator was a plain transformers model: no engine's loader, packed weights or kernels took part")
-    if wanted.source == "facts":
+    if not own:
         made += [] if rows.samples() else ["samples carried no version: nothing shows which weights each came from"]
         made += [] if rows.mismatches else ["log-probabilities were not compared"]
-        made.append("the base was not compared before the first refit: hooks see a run only from its first refit on")
+        made.append(
+            "the base was not compared before the first refit, which is where hooks begin: that a loader puts every element in its place "
+            "is judged by names alone"
+        )
+        seen = ", ".join(weights.by_replica(rows)) or "none"
+        made.append(f"a generator that was never refitted leaves no fact: hold those seen ({seen}) against those that ran")
     if wanted.fault is not None:
         made.append(f"the fault {wanted.fault} was injected: a Pass would be a defect of the probe")
     return tuple(made)

@@ -5,8 +5,9 @@ Numbers that are not finite come as the strings "NaN", "Infinity", "-Infinity" (
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -15,7 +16,8 @@ from seatrial.loops.facts import Facts
 Text = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
 """Replicas and incarnations are names; some write them as numbers."""
 Number = Annotated[float, BeforeValidator(lambda value: float(value) if value in ("NaN", "Infinity", "-Infinity") else value)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Word = Annotated[str, Field(min_length=1)]
 
 
 class Row(BaseModel):
@@ -28,16 +30,18 @@ class Refit(Row):
     """One refit of one replica."""
 
     index: Count
-    step: int
+    step: Count
     version: Count
-    transport: str
+    transport: Word
     kind: str | None = None
     names: Count
     bytes: Count
     changed: Count | None = None
     elements: Count | None = None
-    produced: str | None
-    consumed: str | None
+    modes: dict[str, Count] = {}
+    """How many tensors travelled in which form; "same" carries nothing."""
+    produced: Word | None
+    consumed: Word | None
     wrong_names: list[str]
     wrong: dict[str, dict[str, Any] | None] = {}
     """What is known of each wrong name: the runtime tensor it is in, how many elements."""
@@ -48,19 +52,23 @@ class Refit(Row):
     replica: Text
     incarnation: Text | None = None
     methods: dict[str, Count]
-    refused: str | None
+    refused: Word | None
 
 
 class Hashes(Row):
     """Hashes by exported name: as the policy sent them, as they arrived, or as they lie in the runtime."""
 
-    side: str
+    side: Literal["sent", "relayed", "received", "live"]
     version: Count
-    step: int | None = None
+    step: Count | None = None
     replica: Text | None = None
-    hashes: dict[str, str]
+    hashes: dict[str, Word]
     zeros: list[str] = []
-    nans: dict[str, int] = {}
+    nans: dict[str, Count] = {}
+    casts: dict[str, str] = {}
+    """Names that the runtime holds in another dtype: their hash stands for equality after the same cast."""
+    runtime: dict[str, str] = {}
+    """Every tensor that the worker generates with, where a hook saw them."""
     complete: bool = True
     """Whether every tensor of the transfer was seen."""
     problems: list[str] = []
@@ -77,14 +85,16 @@ class Coverage(Row):
     """How each tensor of one replica's runtime gets its bits."""
 
     replica: Text
+    tensors: Count
+    """How many tensors the runtime has."""
     written: list[str]
     shared: dict[str, str]
     derived: dict[str, str]
     constant: list[str]
     idle: list[str]
     """Those of the constant ones that are parameters: nothing that was exported reaches them."""
-    unconsumed: dict[str, int]
-    unwritten: dict[str, int]
+    unconsumed: dict[str, Count]
+    unwritten: dict[str, Count]
     opaque: dict[str, str]
     never_changed: list[str]
     padding: dict[str, Padding] = {}
@@ -96,8 +106,9 @@ class Map(Row):
     replica: Text
     elements: Count
     runs: Count
-    duplicates: dict[str, int]
+    duplicates: dict[str, Count]
     restored: bool
+    casts: dict[str, str] = {}
     misplaced: dict[str, str]
     """Runtime tensors that hold what their name does not say: a loader that swaps gives a map that is as swapped."""
 
@@ -122,7 +133,7 @@ class Sample(Row):
 class Mismatch(Row):
     """token_mult_prob_error of one step, with its spread over sequences."""
 
-    step: int
+    step: Count
     value: Number
     tokens: Count
     sequences: Count
@@ -161,19 +172,21 @@ class Rows:
 
 
 def typed(facts: Facts) -> Rows:
-    """Read the rows; damage, malformed rows and errors that a probe met are problems."""
+    """Read the rows; damage, rows that are malformed, unknown or there twice, and errors that a probe met are problems."""
     problems = [str(damage) for damage in facts.damage]
     problems += [f"the probe met an error in {row.get('where')}: {row.get('error')}" for row in facts.of("probe_error")]
-    for row in facts.of("attached"):
-        if not row.get("owner_found") and not row.get("optional"):
-            problems.append(f"the hooks did not find {row.get('module')}.{row.get('owner')}: what it sends or takes was not seen")
+    unknown = dict.fromkeys(row["fact"] for row in facts.rows if row["fact"] not in KNOWN)
+    problems += [f"fact {kind!r}: no such kind; name only files that the refit probe wrote" for kind in unknown]
+    problems += _twice(facts)
 
     def read(kind: str, model: type[R]) -> tuple[R, ...]:
         return tuple(made for row in facts.of(kind) if (made := _read(kind, model, row, problems)))
 
     hashes = read("hashes", Hashes)
     problems += [
-        f"not everything {row.side} at version {row.version} was seen: {'; '.join(row.problems)}" for row in hashes if not row.complete
+        f"not everything {row.side} at version {row.version} was seen: {'; '.join(row.problems)}"
+        for row in hashes
+        if not row.complete or row.problems
     ]
     problems += _conflicts(hashes)
     ordered = [_read(row["fact"], _ORDERED[row["fact"]], row, problems) for row in facts.rows if row["fact"] in _ORDERED]
@@ -188,6 +201,16 @@ def typed(facts: Facts) -> Rows:
     )
 
 
+def _twice(facts: Facts) -> list[str]:
+    """Rows that are there twice, word for word: a file that was copied or read twice. Hooks may attach again."""
+    counts: dict[str, int] = {}
+    for row in facts.rows:
+        if row["fact"] not in ("attached", "waiting"):
+            text = json.dumps(row, sort_keys=True)
+            counts[text] = counts.get(text, 0) + 1
+    return [f"fact {json.loads(text)['fact']}: the same row stands {count} times" for text, count in counts.items() if count > 1]
+
+
 def _conflicts(hashes: tuple[Hashes, ...]) -> list[str]:
     """Names that were sent, or read on one replica, with two different hashes in one version."""
     first: dict[tuple[str, str | None, int, str], str] = {}
@@ -199,6 +222,9 @@ def _conflicts(hashes: tuple[Hashes, ...]) -> list[str]:
     return found
 
 
+KNOWN = frozenset(
+    {"refit", "hashes", "coverage", "map", "version", "sample", "mismatch", "probe_error", "attached", "waiting"},
+)
 _ORDERED: dict[str, type[Row]] = {"version": Version, "sample": Sample}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -17,7 +18,8 @@ REFITS = "a refit after every step"
 EQUAL = "weights after each refit: bit-equal"
 METHODS = "every tensor is proven, and how"
 CONTROL = "stale weights are seen before each refit"
-KNOWN_METHODS = ("read", "forward", "compare")
+BITS = ("read", "forward")
+KNOWN_METHODS = (*BITS, "compare")
 
 
 def by_replica(rows: Rows) -> dict[str, list[Refit]]:
@@ -52,7 +54,7 @@ def wrong_tensors(rows: Rows) -> tuple[Wrong, ...]:
     found: list[Wrong] = []
     for row in rows.refits:
         held = seen.get((row.replica, row.version))
-        names = list(dict.fromkeys([*row.wrong_names, *_shown(row, sent.get(row.version), held)]))
+        names = list(dict.fromkeys([*row.wrong_names, *row.wrong, *_shown(row, sent.get(row.version), held)]))
         place = {"replica": row.replica, "step": row.step, "version": row.version}
         for name in names:
             looks = looks_like(name, row.version, sent, held) if held else ""
@@ -73,15 +75,22 @@ def _shown(row: Refit, sent: Hashes | None, held: Seen | None) -> Iterator[str]:
 
 
 def refits(rows: Rows, steps: int | None) -> CheckResult:
-    """Each replica got the base and one refit per step, each once and in order."""
+    """Each replica got the base and one refit per step, each once and in order; all of them equally many."""
     least = 2 if steps is None else steps + 1
     mine = by_replica(rows)
-    broken = [name for name, each in mine.items() if [row.index for row in each] != list(range(len(each)))]
-    short = [name for name, each in mine.items() if len(each) < least or (steps is not None and len(each) != least)]
+    broken = [name for name, each in mine.items() if any(row.index != place for place, row in enumerate(each)) or not _ordered(each, steps)]
+    counts = {len(each) for each in mine.values()}
+    short = len(counts) > 1 or any(count < least or (steps is not None and count != least) for count in counts)
     value = ", ".join(f"replica {name}: {len(each)}" for name, each in mine.items()) or "no refit"
     threshold = f">= {least}" if steps is None else f"{least} each"
     message = "; ".join([*(f"replica {name}: refits missing, doubled or out of order" for name in broken)])
     return proof(REFITS, bool(mine) and not broken and not short, value, Boundary.REFIT, threshold, message)
+
+
+def _ordered(mine: list[Refit], steps: int | None) -> bool:
+    """Steps grow; in a run of ours they are the numbers of the refits."""
+    grown = all(before.step < now.step for before, now in pairwise(mine))
+    return grown and (steps is None or all(row.step == row.index for row in mine))
 
 
 def refused(rows: Rows) -> CheckResult:
@@ -100,14 +109,38 @@ def base(rows: Rows) -> CheckResult:
 
 
 def equal(rows: Rows, wrong: tuple[Wrong, ...]) -> CheckResult:
-    """After each refit the runtime holds what was sent."""
+    """After each refit the runtime holds what was sent; without the hashes of both sides only the run itself says so."""
+    sent, live = sent_versions(rows), {(row.replica, row.version) for row in rows.hashes if row.side == "live"}
+    unseen = [row for row in rows.refits if not row.refused and (row.version not in sent or (row.replica, row.version) not in live)]
     off = [row for row in rows.refits if not _same_root(row) or not row.names]
-    bad = {(item.replica, item.version) for item in wrong} | {(row.replica, row.version) for row in off}
-    names = max((row.names for row in rows.refits), default=0)
+    bad = {(item.replica, item.version) for item in wrong} | {(row.replica, row.version) for row in (*off, *unseen)}
     said = ", ".join(f"{item.name}{f' ({item.looks})' if item.looks else ''}" for item in wrong[:3])
     said = said or "; ".join(f"refit {row.index}: sent {row.produced}, found {row.consumed}" for row in off[:2])
-    value = f"{names} tensors, {len(bad)} of {len(rows.refits)} refits wrong"
+    said = said or "; ".join(f"refit {row.index} of replica {row.replica}: no hashes of both sides" for row in unseen[:2])
+    names, cast = max((row.names for row in rows.refits), default=0), len(casts(rows))
+    value = f"{names} tensors{f', {cast} after the same cast' if cast else ''}, {len(bad)} of {len(rows.refits)} refits wrong"
     return proof(EQUAL, bool(rows.refits) and not bad, value, Boundary.REFIT, "all", said)
+
+
+def claim(rows: Rows) -> str:
+    """How many tensors are equal, and in which sense; a cast or an output is never called bits."""
+    last = max(rows.refits, key=lambda row: row.names, default=None)
+    names, compared = (last.names, last.methods.get("compare", 0)) if last else (0, 0)
+    cast = min(len(casts(rows)), names - compared)
+    parts = [f"{names - compared - cast} tensors are bit-equal"] if names > compared + cast or not names else []
+    parts += [f"{cast} tensors are equal after the same cast ({_kinds(rows)})"] if cast else []
+    parts += [f"{compared} tensors are right by the output of their module"] if compared else []
+    return ", ".join(parts)
+
+
+def casts(rows: Rows) -> dict[str, str]:
+    """Names that a runtime holds in another dtype than was sent, each with both."""
+    told = [*(row.casts for row in rows.maps), *(row.casts for row in rows.hashes)]
+    return {name: how for each in told for name, how in each.items()}
+
+
+def _kinds(rows: Rows) -> str:
+    return ", ".join(dict.fromkeys(casts(rows).values()))
 
 
 def _same_root(row: Refit) -> bool:
@@ -120,29 +153,40 @@ def arrived(rows: Rows) -> list[CheckResult]:
     if not got:
         return []
     wrong = [(row, name) for row in got for name in differing(sent.get(row.version, {}), row.hashes)]
-    said = ", ".join(f"{name} (version {row.version}, replica {row.replica})" for row, name in wrong[:3])
-    return [
-        proof("what arrived is what was sent", not wrong, f"{len(wrong)} of {len(got)} payloads' names differ", Boundary.REFIT, "0", said)
-    ]
+    counts = Counter((row.replica, row.version) for row in got)
+    unseen = [row for row in rows.refits if counts[row.replica, row.version] != 1]
+    said = [f"{name} (version {row.version}, replica {row.replica})" for row, name in wrong[:3]]
+    said += [f"version {row.version} at replica {row.replica}: seen {counts[row.replica, row.version]} times" for row in unseen[:3]]
+    value = f"{len(wrong)} names differ in {len(got)} payloads"
+    return [proof("what arrived is what was sent", not wrong and not unseen, value, Boundary.REFIT, "0", ", ".join(said))]
 
 
 def methods(rows: Rows) -> CheckResult:
     """Each refit says for every name how its live bits were proven."""
     short = [row for row in rows.refits if not row.refused and sum(row.methods.values()) != row.names]
+    blind = [row for row in rows.refits if not row.refused and not any(row.methods.get(method) for method in BITS)]
     unknown = sorted({method for row in rows.refits for method in row.methods if method not in KNOWN_METHODS})
     last = rows.refits[-1].methods if rows.refits else {}
     value = ", ".join(f"{method} {last[method]}" for method in last) or "none"
     said = "; ".join(f"refit {row.index}: {sum(row.methods.values())} of {row.names} names" for row in short[:3])
-    said = "; ".join(filter(None, [said, f"unknown: {', '.join(unknown)}" if unknown else ""]))
-    return proof(METHODS, bool(rows.refits) and not short and not unknown, value, Boundary.REFIT, "all names", said)
+    more = [f"unknown: {', '.join(unknown)}" if unknown else "", f"refit {blind[0].index}: no bits were read at all" if blind else ""]
+    said = "; ".join(filter(None, [said, *more]))
+    return proof(METHODS, bool(rows.refits) and not short and not unknown and not blind, value, Boundary.REFIT, "all names", said)
 
 
 def control(rows: Rows) -> CheckResult:
     """The negative control: whenever the policy moved, the generator was seen to lag before its refit and to be touched by it."""
     moved = changing(rows)
-    blind = [row for row in moved if not row.refused and (not row.stale_names or not row.touched_names)]
+    blind = [row for row in moved if not row.refused and _blind(row, sent_versions(rows))]
     said = "; ".join(f"refit {row.index}: {row.stale_names} seen stale, {row.touched_names} touched" for row in blind[:3])
     return proof(CONTROL, bool(moved) and not blind, f"{len(moved) - len(blind)} of {len(moved)}", Boundary.REFIT, "all", said)
+
+
+def _blind(row: Refit, sent: dict[int, Hashes]) -> bool:
+    """Whether fewer names were seen stale, or touched, than moved. Outputs are not seen to be touched."""
+    before, now = sent.get(row.version - 1, {}), sent.get(row.version, {})
+    moved = max(1, sum(before.get(name) != value for name, value in now.items()) if before else 1)
+    return row.stale_names < moved or row.touched_names < max(1, moved - row.methods.get("compare", 0))
 
 
 def weaker(rows: Rows) -> list[str]:
@@ -154,6 +198,11 @@ def weaker(rows: Rows) -> list[str]:
     forwarded = max((row.methods.get("forward", 0) for row in rows.refits), default=0)
     if forwarded:
         made.append(f"{forwarded} tensors were read through their layer's own forward: the sign of a zero does not show there")
+    if cast := casts(rows):
+        names = ", ".join(list(cast)[:3])
+        made.append(
+            f"{len(cast)} names are held in another dtype ({_kinds(rows)}): equal after the same cast, what it drops is not seen: {names}"
+        )
     return made
 
 

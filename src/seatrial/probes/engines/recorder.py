@@ -14,6 +14,7 @@ import os
 import socket
 import time
 import traceback
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -85,7 +86,10 @@ class Call:
         self.hashes: dict[str, str] = {}
         self.cast: dict[str, str] = {}
         """Hashes of the same values in the dtype of the generator, where that is another."""
+        self.unsigned: dict[str, str] = {}
+        """The same without the sign of zeros, which does not show where the engine packs weights away."""
         self.dtype = live.dtype_of(live.model_of(worker)) if worker is not None else None
+        self.packs = worker is not None and live.packs(worker)
         self.layouts: dict[str, list[Any]] = {}
         self.bytes = self.unread = 0
         self.problems: list[str] = []
@@ -97,11 +101,13 @@ class Call:
         good = [pair for pair in pairs if isinstance(pair, tuple) and len(pair) == 2 and hasattr(pair[1], "detach")]
         if len(good) < len(pairs):
             self.problems.append(f"{len(pairs) - len(good)} items of the stream are not a name and a tensor")
-        other = [(name, tensor) for name, tensor in good if self._casts(tensor)]
+        cast = [(name, tensor.detach().to(self.dtype)) for name, tensor in good if self._casts(tensor)]
+        float_ = [pair for pair in {**dict(good), **dict(cast)}.items() if self.packs and pair[1].is_floating_point()]
+        unsigned = [(name, tensor.detach() + 0.0) for name, tensor in float_]
         try:
             # By place: a name that comes twice in one batch must not end the hashing of the others.
-            both = [*(tensor for _, tensor in good), *(tensor.detach().to(self.dtype) for _, tensor in other)]
-            hashed = list(fingerprint.tensors((str(place), tensor) for place, tensor in enumerate(both)).values())
+            every = [*good, *cast, *unsigned]
+            hashed = list(fingerprint.tensors((str(place), tensor) for place, (_, tensor) in enumerate(every)).values())
         except Exception as error:  # noqa: BLE001 - as in `guard`; and the call must know that it lacks these names
             self.recorder.failed(f"{self.entry}: hashing", error)
             self.problems.append(f"{len(good)} tensors could not be hashed")
@@ -112,7 +118,9 @@ class Call:
             self.hashes[str(name)] = value
             self.layouts[str(name)] = [str(tensor.dtype), list(tensor.shape)]
             self.bytes += tensor.numel() * tensor.element_size()
-        self.cast |= {str(name): value for (name, _), value in zip(other, hashed[len(good) :], strict=True)}
+        made = list(zip((str(name) for name, _ in every), hashed, strict=True))
+        self.cast |= dict(made[len(good) : len(good) + len(cast)])
+        self.unsigned |= dict(made[len(good) + len(cast) :])
 
     def _casts(self, tensor: Any) -> bool:
         return self.dtype is not None and tensor.is_floating_point() and tensor.dtype != self.dtype
@@ -186,32 +194,42 @@ class Call:
     def _prove(self, version: int, replica: str) -> None:
         """Compare what arrived with what the model holds, name by name."""
         recorder = self.recorder
-        if recorder.live is None or recorder.live.layouts != self.layouts:
+        if recorder.live is None or not recorder.live.fits(self.worker, self.layouts):
             recorder.live = live.Live(self.worker, self.layouts)
-            recorder.write("map", replica=replica, **recorder.live.row())
+            recorder.write("map", replica=replica, **recorder.live.map)
         elif not recorder.covered:  # the second refit: other weights were loaded than those that the map was learned over
             recorder.covered = True
             with recorder.guard(f"{self.entry}: coverage"):
-                recorder.write("coverage", **recorder.live.coverage(self.worker, replica))
-        found = recorder.live.read(self.worker)
-        own, before = {}, recorder.live.last
-        for name, (dtype, value) in found.items():
-            same = value == (self.hashes[name] if dtype == self.layouts[name][0] else self.cast.get(name))
-            own[name] = self.hashes[name] if same else value
+                recorder.write("coverage", **recorder.live.coverage(replica))
+        found, methods = recorder.live.read()
+        casts, before = recorder.live.map["casts"], recorder.live.last
+        own = {}
+        for name, value in found.items():
+            expected = self.cast if name in casts else self.hashes
+            expected = self.unsigned if methods.get(name) == "forward" else expected
+            own[name] = self.hashes[name] if value == expected.get(name) else value
         recorder.live.last = own
         wrong = [name for name in own if own[name] != self.hashes[name]]
         stale = sum(before.get(name) != value for name, value in self.hashes.items())
         touched = sum(before.get(name) != value for name, value in own.items())
-        recorder.write("hashes", side="live", version=version, replica=replica, hashes=own, casts=recorder.live.map.casts)
-        self._refit(version, replica, own, wrong, stale, touched, None)
+        recorder.write("hashes", side="live", version=version, replica=replica, hashes=own, casts=casts)
+        self._refit(version, replica, own, wrong, stale, touched, None, Counter(methods.values()))
         recorder.write("version", replica=replica, version=version, root=root(own))
 
     def _refit(
-        self, version: int, replica: str, own: dict[str, str], wrong: list[str], stale: int, touched: int, refused: str | None
+        self,
+        version: int,
+        replica: str,
+        own: dict[str, str],
+        wrong: list[str],
+        stale: int,
+        touched: int,
+        refused: str | None,
+        methods: Mapping[str, int] | None = None,
     ) -> None:
         row: dict[str, Any] = {"index": version - 1, "step": version, "version": version, "transport": self.entry, "kind": None}
         row |= {"names": len(self.hashes), "bytes": self.bytes, "produced": root(self.hashes), "consumed": root(own) if own else None}
-        row |= {"wrong_names": wrong, "stale_names": stale, "touched_names": touched, "methods": {"read": len(own)}}
+        row |= {"wrong_names": wrong, "stale_names": stale, "touched_names": touched, "methods": dict(methods or {})}
         self.recorder.write("refit", replica=replica, refused=refused, **row)
 
 

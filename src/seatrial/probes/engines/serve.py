@@ -34,19 +34,25 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def command(model: Path, port: int, options: Sequence[str] = ()) -> list[str]:
+def command(model: Path, port: int, options: Sequence[str] = (), python: str = sys.executable) -> list[str]:
     """How the server is started; `vllm serve` itself needs package metadata that the CPU package does not have."""
     words = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "policy"]
     words += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "128", "--max-num-seqs", "16"]
     words += ["--worker-extension-cls", EXTENSION, "--weight-transfer-config", f'{{"backend": "{BACKEND}"}}']
-    return [sys.executable, *words, *options]
+    return [python, *words, *options]
 
 
 class Server:
-    """One vLLM server, as a context: ready inside, gone after."""
+    """One vLLM server, as a context: ready inside, gone after. `python` is an interpreter with vLLM, this one if none is named."""
 
     def __init__(
-        self, model: Path, log: Path, say: Callable[[str], None], options: Sequence[str] = (), deadline_s: float = READY_SECONDS
+        self,
+        model: Path,
+        log: Path,
+        say: Callable[[str], None],
+        options: Sequence[str] = (),
+        deadline_s: float = READY_SECONDS,
+        python: str = sys.executable,
     ) -> None:
         self.log, self._say, self._deadline_s = log, say, deadline_s
         port = free_port()
@@ -56,7 +62,7 @@ class Server:
         env = {**_ON_CPU, **os.environ, **_QUIET, "PYTHONPATH": paths}
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                command(model, port, options),
+                command(model, port, options, python),
                 env=env,
                 stdout=out,
                 stderr=subprocess.STDOUT,

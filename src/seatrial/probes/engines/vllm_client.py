@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 CALL_SECONDS = 120.0
+AT_ONCE = 16
+"""Requests that are under way together: as many as the server takes into one batch."""
 
 
 class ServerError(RuntimeError):
@@ -101,11 +104,30 @@ class Client:
         return result
 
     def sample(self, prompts: Sequence[Sequence[int]], length: int, seed: int) -> list[Sample]:
-        """One completion per prompt, stamped with the version at dispatch."""
+        """One completion of exactly `length` tokens per prompt, stamped with the version at dispatch."""
+        given = {"min_tokens": length, "ignore_eos": True}
+        return self._stamped(prompts, lambda: self._complete([list(tokens) for tokens in prompts], length, seed, **given))
+
+    def rollouts(self, prompts: Sequence[Sequence[int]], length: int, seeds: Sequence[int]) -> list[Sample]:
+        """One completion of at most `length` tokens per prompt, each from its own seed, with the model's end token if it came to one."""
+
+        def ask() -> list[dict[str, Any]]:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                asked = [pool.submit(self._complete, [list(row)], length, seed) for row, seed in zip(prompts, seeds, strict=True)]
+                return [choice for each in asked for choice in each.result()]
+
+        return self._stamped(prompts, ask)
+
+    def _complete(self, prompts: list[list[int]], length: int, seed: int, **given: Any) -> list[dict[str, Any]]:
+        """One request; its choices in the order of the prompts."""
+        body = {"model": self.model, "prompt": prompts, "max_tokens": length, "seed": seed, **given}
+        body |= {"logprobs": 0, "temperature": 1.0, "return_token_ids": True}
+        return sorted(self.call("/v1/completions", body)["choices"], key=lambda choice: int(choice["index"]))
+
+    def _stamped(self, prompts: Sequence[Sequence[int]], ask: Callable[[], list[dict[str, Any]]]) -> list[Sample]:
+        """What was sampled, with the version that was held before, during and after it."""
         version, incarnation = self._held()
-        body = {"model": self.model, "prompt": [list(tokens) for tokens in prompts], "max_tokens": length, "min_tokens": length}
-        body |= {"logprobs": 0, "temperature": 1.0, "seed": seed, "return_token_ids": True, "ignore_eos": True}
-        choices = sorted(self.call("/v1/completions", body)["choices"], key=lambda choice: int(choice["index"]))
+        choices = ask()
         if self._held() != (version, incarnation):
             raise ServerError(f"{self.url}: the generator changed from version {version} while it was sampling")
         samples = [

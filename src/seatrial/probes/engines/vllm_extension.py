@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from seatrial.probes import fingerprint
+from seatrial.probes import fingerprint, provenance
 from seatrial.probes.engines import vllm_reader, vllm_transfer
 from seatrial.probes.engines.vllm_proof import Proof, proof_of, reference_of
 
@@ -69,6 +69,16 @@ class Extension:
     def seatrial_coverage(self) -> dict[str, Any]:
         """What became of every runtime tensor and every exported name."""
         return _proof(self).coverage()
+
+    def seatrial_imports(self, path: str, process: str, packages: list[str], expected: dict[str, str]) -> list[str]:
+        """Append to `path` where this worker's packages come from, and where others under test would; what is wrong with it."""
+        others = [name for name in expected if name not in packages]
+        rows = [*provenance.report(path, process, packages, expected), *provenance.locate(path, process, others, expected)]
+        return provenance.verify(rows)
+
+    def seatrial_loaded(self, path: str, process: str, roots: list[str]) -> None:
+        """Append to `path` which files below each root this worker has loaded so far."""
+        provenance.loaded(path, process, roots)
 
     def seatrial_break(self, fault: str) -> dict[str, Any]:
         """Damage live weights on purpose: one of FAULTS. For showing that the probe sees it; never called otherwise."""

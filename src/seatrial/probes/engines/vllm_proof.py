@@ -71,8 +71,14 @@ class Proof:
             raise RuntimeError("the model is gone")
         return model
 
-    def learn(self, reference: Mapping[str, Any], through: str) -> dict[str, Any]:
-        """Learn the coordinate map: on a `twin`, or on the `live` model, which is put back bit for bit."""
+    def holds(self, model: Any) -> bool:
+        """Whether this is the proof of that model."""
+        return self._model() is model
+
+    def learn(self, reference: Mapping[str, Any], through: str, load: coordinates.Load | None = None) -> dict[str, Any]:
+        """Learn the coordinate map: on a `twin`, or on the `live` model, which is put back bit for bit. Of the reference only
+        names, shapes and dtypes count. `load`: how the live model is loaded, where that is not vLLM's own reload.
+        """
         import torch
 
         before = fingerprint.model(self.model)
@@ -87,7 +93,7 @@ class Proof:
             # Only layouts are needed: one element each, stretched, so that ids are made on the device and the weights stay on the host.
             shapes = {name: torch.empty((), dtype=value.dtype, device=device).expand(value.shape) for name, value in reference.items()}
             with _without_caches(self.model):
-                self.map = coordinates.learn(self.model, self.load, shapes)
+                self.map = coordinates.learn(self.model, load or self.load, shapes)
         else:
             raise ValueError(f"seatrial_map: through {through!r}; known: twin, live")
         restored = fingerprint.model(self.model) == before
@@ -130,14 +136,14 @@ class Proof:
             self._watch.module = self.see()
             self._watch.look()
 
-    def coverage(self) -> dict[str, Any]:
-        """What became of every runtime tensor and every exported name."""
+    def coverage(self, replica: str = "0") -> dict[str, Any]:
+        """What became of every runtime tensor and every exported name: the fact."""
         self.look()
         learned = self.learned()
         assert self._watch is not None
         # Ties show in a model before processing only: packing replaces what was shared.
         module = self.model if self.fresh is None else self.fresh
-        return coverage.classify(module, learned, self._watch.touched, self._watch.moved).row("0", [])
+        return coverage.classify(module, learned, self._watch.touched, self._watch.moved).row(replica, [])
 
     def copies(self) -> dict[str, str]:
         """Packed runtime names that are tied to a mapped one -> that one."""
@@ -156,20 +162,28 @@ class Proof:
         import torch
 
         for view, used in self._views(seen):
-            for name in _exported(used):
+            forwarded = {name for runtime, names in used.held.items() if view.methods[runtime] == "forward" for name in names}
+            for name in used.homes:
                 made = used.gather(view, name)
                 if made is None:
                     continue
-                if reference is not None and self._forward(view, used, name):  # the sign of a zero does not show: taken as sent
+                if reference is not None and name in forwarded:  # the sign of a zero does not show: taken as sent
                     sent = reference[name].to(made)
                     made = torch.where((made == 0) & (sent == 0), sent, made)
                 yield name, made
 
     def hashes(self, seen: Photograph, reference: Mapping[str, Any] | None = None) -> dict[str, str]:
         """The fingerprint of every exported name that is wholly here; copies that disagree give one that no weights have."""
+        names: list[str] = []
+
+        def numbered() -> Iterator[tuple[str, Any]]:  # a tied name comes once for each copy
+            for name, tensor in self.gathered(seen, reference):
+                names.append(name)
+                yield str(len(names)), tensor
+
+        values = list(fingerprint.tensors(numbered()).values())
         found: dict[str, str] = {}
-        for name, tensor in self.gathered(seen, reference):
-            value = fingerprint.tensor_hash(tensor)
+        for name, value in zip(names, values, strict=True):
             if found.setdefault(name, value) != value:
                 found[name] = f"torn-{found[name]}-{value}"
         found |= {name: f"output-off-{gap:g}" for name, (_, gap) in self._disagreeing(seen).items() if name in found}
@@ -177,16 +191,13 @@ class Proof:
 
     def _disagreeing(self, seen: Photograph) -> dict[str, tuple[str, float]]:
         """Exported names of experts whose module gives another output than plain torch: runtime name and deviation."""
+        if next(vllm_reader.experts(self.model), None) is None:
+            return {}
         from vllm.config import set_current_vllm_config
 
         with set_current_vllm_config(self.config):
             gaps = vllm_reader.disagreeing(self.model, seen)
-        return {name: (runtime, gap) for runtime, gap in gaps.items() for name in self._names(runtime)}
-
-    def _names(self, runtime: str) -> list[str]:
-        """Exported names that a runtime tensor holds elements of."""
-        learned = self.learned()
-        return _exported(dataclasses.replace(learned, tables={runtime: learned.tables[runtime]})) if runtime in learned.tables else []
+        return {name: (runtime, gap) for runtime, gap in gaps.items() for name in self.learned().held.get(runtime, ())}
 
     def _views(self, seen: Photograph) -> list[tuple[Photograph, coordinates.Map]]:
         """What to look at through which part of the map: the weights, then each tied copy in the place of its owner."""
@@ -197,18 +208,13 @@ class Proof:
             views.append((view, dataclasses.replace(known, tables={owner: known.tables[owner]})))
         return views
 
-    @staticmethod
-    def _forward(view: Photograph, used: coordinates.Map, name: str) -> bool:
-        index = used.ids.names.index(name)
-        return any(view.methods[runtime] == "forward" and bool((table.owner == index).any()) for runtime, table in used.tables.items())
-
     def methods(self, seen: Photograph) -> dict[str, str]:
         """By which method each exported name is proven; the weakest one counts. A name that no method proves is left out."""
         found: dict[str, str] = {}
-        unproven = {name for runtime in vllm_reader.unproven(self.model) for name in self._names(runtime)}
+        unproven = {name for runtime in vllm_reader.unproven(self.model) for name in self.learned().held.get(runtime, ())}
         for view, used in self._views(seen):
-            for runtime, table in used.tables.items():
-                for name in _exported(dataclasses.replace(used, tables={runtime: table})):
+            for runtime, names in used.held.items():
+                for name in names:
                     method = view.methods[runtime]
                     found[name] = max(found.get(name, "read"), method, key=("read", "forward", "compare").index)
         return {name: method for name, method in found.items() if name not in unproven}
@@ -216,13 +222,13 @@ class Proof:
     def wrong(self, seen: Photograph, reference: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """What differs from the reference, element for element, also where this rank holds only parts."""
         found: dict[str, dict[str, Any]] = {}
-        plain = {name: value + 0.0 if value.is_floating_point() else value for name, value in reference.items()}
+        plain, copies = _Unsigned(reference), self.copies()
         for view, used in self._views(seen):
             for runtime, table in used.tables.items():
                 method = view.methods[runtime]
                 one = dataclasses.replace(used, tables={runtime: table})
                 for name, wrong in one.compare(view, plain if method == "forward" else reference).items():
-                    where = next((copy for copy, owner in self.copies().items() if owner == runtime and view is not seen), runtime)
+                    where = next((copy for copy, owner in copies.items() if owner == runtime and view is not seen), runtime)
                     found.setdefault(name, _row(wrong.count, wrong.first, wrong.total, where, method))
         for name, (runtime, gap) in self._disagreeing(seen).items():
             found.setdefault(name, {**_row(0, 0, 0, runtime, "compare"), "output_gap": gap})
@@ -242,12 +248,21 @@ def _without_caches(model: Any) -> Iterator[None]:
             part.kv_cache = cache
 
 
-def _exported(used: coordinates.Map) -> list[str]:
-    """Exported names that a map has runs of."""
-    import torch
+class _Unsigned(Mapping[str, Any]):
+    """A reference without negative zeros, made one tensor at a time."""
 
-    found = {owner for table in used.tables.values() for owner in torch.unique(table.owner).tolist()}
-    return [used.ids.names[owner] for owner in sorted(found)]
+    def __init__(self, reference: Mapping[str, Any]) -> None:
+        self._reference = reference
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._reference[name]
+        return value + 0.0 if value.is_floating_point() else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reference)
+
+    def __len__(self) -> int:
+        return len(self._reference)
 
 
 def _row(count: int, first: int, total: int, runtime: str, method: str) -> dict[str, Any]:

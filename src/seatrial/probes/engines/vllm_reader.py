@@ -22,7 +22,9 @@ ROWS = 256
 EXACT = {"torch.float64": 1 << 24, "torch.float32": 1 << 24, "torch.float16": 1 << 11, "torch.bfloat16": 1 << 8}
 """Whole numbers below this are exact."""
 CLOSE = {"torch.float64": 1e-4, "torch.float32": 1e-4, "torch.float16": 1e-2, "torch.bfloat16": 5e-2}
-"""How far the output of experts may be from plain torch, relative to its largest value."""
+"""How far the output of experts may be from plain torch, relative to its largest value. A wrong layout is off by about 1."""
+CLOSE_ON_GPU = {**CLOSE, "torch.float32": 2e-2}
+"""Expert kernels multiply fp32 with the precision of TF32 there: 0.002 was measured on right weights."""
 
 
 class CannotRead(RuntimeError):
@@ -200,7 +202,8 @@ def disagreeing(model: Any, seen: Photograph) -> dict[str, float]:
     for name, layer, comparable in experts(model):
         first, second = f"{name}.w13_weight", f"{name}.w2_weight"
         gaps = _gaps(layer, seen.tensors[first], seen.tensors[second]) if comparable else []
-        bad = [gap for gap in gaps if not gap <= CLOSE[str(seen.tensors[first].dtype)]]  # NaN is a disagreement
+        limits = CLOSE_ON_GPU if seen.tensors[first].is_cuda else CLOSE
+        bad = [gap for gap in gaps if not gap <= limits[str(seen.tensors[first].dtype)]]  # NaN is a disagreement
         if bad:
             wrong[first] = wrong[second] = bad[0]
     return wrong

@@ -71,7 +71,9 @@ class Coverage:
         }
         maps = {"shared": self.shared, "derived": self.derived, "unconsumed": self.unconsumed, "unwritten": self.unwritten}
         padding = {name: part._asdict() for name, part in self.padding.items()}
-        return {"fact": "coverage", "replica": replica, **lists, **maps, "opaque": self.opaque, "padding": padding}
+        total = len(self.written) + len(self.shared) + len(self.derived) + len(self.constant)
+        counted = {"fact": "coverage", "replica": replica, "tensors": total}
+        return {**counted, **lists, **maps, "opaque": self.opaque, "padding": padding}
 
 
 class Watch:

@@ -65,15 +65,24 @@ class Map:
         return sum(len(table.length) for table in self.tables.values())
 
     @cached_property
-    def _homes(self) -> dict[str, list[str]]:
-        """The runtime tensors that hold elements of an exported name."""
+    def held(self) -> dict[str, list[str]]:
+        """The exported names of which a runtime tensor holds elements."""
         import torch
 
+        return {runtime: [self.ids.names[owner] for owner in torch.unique(table.owner).tolist()] for runtime, table in self.tables.items()}
+
+    @cached_property
+    def homes(self) -> dict[str, list[str]]:
+        """The runtime tensors that hold elements of an exported name."""
         made: dict[str, list[str]] = {}
-        for runtime, table in self.tables.items():
-            for owner in torch.unique(table.owner).tolist():
-                made.setdefault(self.ids.names[owner], []).append(runtime)
+        for runtime, names in self.held.items():
+            for name in names:
+                made.setdefault(name, []).append(runtime)
         return made
+
+    @cached_property
+    def _owners(self) -> dict[str, int]:
+        return {name: owner for owner, name in enumerate(self.ids.names)}
 
     def gather(self, module: Any, name: str) -> Any:
         """The exported tensor rebuilt from live elements; None if it is not wholly here.
@@ -103,11 +112,10 @@ class Map:
 
     def _places(self, state: Mapping[str, Any], name: str) -> Iterator[tuple[Any, Any, Any]]:
         """Flat runtime tensor, index into the flat export, index into the runtime tensor."""
-        for runtime in self._homes.get(name, ()):
+        for runtime in self.homes.get(name, ()):
             live = self._flat(state, runtime)
-            for owner, there, here in pieces(self.tables[runtime], live.device):
-                if self.ids.names[owner] == name:
-                    yield live, there, here
+            for _, there, here in pieces(self.tables[runtime], live.device, self._owners[name]):
+                yield live, there, here
 
     def compare(self, module: Any, export: Mapping[str, Any]) -> dict[str, Wrong]:
         """What differs, by export name, bit for bit, over every place where its elements live on this rank."""

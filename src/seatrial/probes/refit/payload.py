@@ -22,7 +22,7 @@ import tempfile
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
@@ -74,8 +74,9 @@ def _write(sink: IO[bytes], chunks: Iterable[Data], header: Callable[[Body], Hea
         sink.write(sent)
         frames.append((len(chunk), len(sent)))
     length = sum(sent for _, sent in frames)
-    made = asdict(header(Body(codec, tuple(frames), length, sums.finish())))
-    text = json.dumps(made, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    made = header(Body(codec, tuple(frames), length, sums.finish()))
+    # `vars` instead of `asdict`, which copies every number of every plane.
+    text = json.dumps(made, default=vars, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     sink.write(text)
     sink.seek(0)
     sink.write(PREAMBLE.pack(MAGIC, length, len(text), *_sums(memoryview(text))))

@@ -90,10 +90,15 @@ class Ids:
         return [Run(self.names[owner], export_start, runtime_start, length) for owner, export_start, runtime_start, length in columns]
 
 
-def pieces(table: Table, device: Any) -> Iterator[tuple[int, Any, Any]]:
-    """(owner, index into the flat export, index into the flat runtime tensor): slices, or index tensors where runs are many."""
+def pieces(table: Table, device: Any, only: int | None = None) -> Iterator[tuple[int, Any, Any]]:
+    """(owner, index into the flat export, index into the flat runtime tensor): slices, or index tensors where runs are many.
+
+    `only`: of one owner. A fused tensor has hundreds of them, and to make the indices of all for each would take their square.
+    """
     import torch
 
+    if only is not None:
+        table = Table(*(column[table.owner == only] for column in table))
     if len(table.length) <= FEW:
         for owner, export_start, runtime_start, length in zip(*(column.tolist() for column in table), strict=True):
             yield owner, slice(export_start, export_start + length), slice(runtime_start, runtime_start + length)

@@ -1,7 +1,7 @@
 """Tiny models and tokenizers, made locally: nothing is downloaded.
 
 The same name gives the same bits on every machine with the same libraries: weights come from a fixed seed.
-`dense` is a two-layer Qwen2 with tied embeddings, `moe` a two-layer Qwen3-MoE with four experts, `vlm` a LLaVA
+`dense` is a two-layer Qwen2 with tied embeddings, `untied` a two-layer Llama without, `moe` a two-layer Qwen3-MoE with four experts, `vlm` a LLaVA
 with a one-layer CLIP tower whose image processor needs only Pillow.
 """
 
@@ -17,7 +17,7 @@ from seatrial.loops.trl.drive import disk
 
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz+-*/=?.,:;!()[]<>_ "
 SPECIAL = ("<pad>", "<eos>", "<unk>", "<image>")
-KINDS = ("dense", "moe", "vlm")
+KINDS = ("dense", "untied", "moe", "vlm")
 SEED = 20261115
 
 
@@ -58,6 +58,14 @@ def _dense(words: Any) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     return Qwen2ForCausalLM(Qwen2Config(**_sizes(words), intermediate_size=256, tie_word_embeddings=True))
+
+
+def _untied(words: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    # vLLM's attention on a CPU wants heads of at least 32.
+    sizes = {**_sizes(words), "hidden_size": 128}
+    return LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=256, tie_word_embeddings=False))
 
 
 def _moe(words: Any) -> Any:
@@ -118,7 +126,7 @@ def ensure(kind: str, directory: Path) -> Path:
         return directory
     torch.manual_seed(SEED)
     words = tokenizer()
-    model = {"dense": _dense, "moe": _moe, "vlm": _vlm}[kind](words)
+    model = {"dense": _dense, "untied": _untied, "moe": _moe, "vlm": _vlm}[kind](words)
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:

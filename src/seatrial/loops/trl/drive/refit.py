@@ -1,4 +1,6 @@
-"""Level 2's rollouts: a separate generation process, refitted before every generation, and proven each time.
+"""Rollouts of levels 2 and 3: a separate generation process, refitted before every generation, and proven each time.
+
+Level 2's process is `generator.py`, here; level 3's is a vLLM server, which is asked in the same way (see `served.py`).
 
 - For every refit one fact is written: which names differ between the trainer's export and the generator's live
   weights before and after, and how far recomputed log-probabilities are apart with the stale and with the fresh
@@ -14,11 +16,11 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from seatrial.loops.trl.drive import sampler
 from seatrial.loops.trl.drive.record import say
@@ -36,8 +38,23 @@ class Ended(RuntimeError):
     """The generation process is gone."""
 
 
+class Generates(Protocol):
+    """What a generation process must answer, seen from the trainer."""
+
+    shared: Path
+    """A directory that both sides see."""
+    incarnation: int | str
+    """Which life of the process answered last."""
+
+    def ask(self, do: str, **request: Any) -> Any:
+        """`hash`, `load`, `sample` or `logprobs`. Raises RefitRefused, or Ended when the process is gone."""
+
+    def close(self) -> None:
+        """End the process, and what it shared."""
+
+
 class Generator:
-    """The generation process, seen from the trainer."""
+    """The generation process of level 2, seen from the trainer."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="seatrial-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
@@ -47,6 +64,7 @@ class Generator:
         listener = Listener(socket, family="AF_UNIX", authkey=key)
         command = [sys.executable, "-m", "seatrial.loops.trl.drive.generator", "--socket", socket, *arguments]
         self.process = subprocess.Popen(command, env={**os.environ, "SEATRIAL_SOCKET_KEY": key.hex()})
+        self.incarnation: int | str = self.process.pid
         self.connection = self._accept(listener)
 
     def _accept(self, listener: Listener) -> Connection:
@@ -101,7 +119,7 @@ class Generator:
 class RefittedRollouts:
     """A rollout function for the trainer: refit, prove, sample."""
 
-    def __init__(self, generator: Generator, facts_path: Path, metrics_path: Path, seed: int) -> None:
+    def __init__(self, generator: Generates, facts_path: Path, metrics_path: Path, seed: int) -> None:
         self.generator, self.facts, self.metrics, self.seed = generator, facts_path, metrics_path, seed
         self.count = 0
         self.producer: Producer | None = None
@@ -119,7 +137,8 @@ class RefittedRollouts:
         length = trainer.args.max_completion_length
         given = (prompt_ids, drawn, length, tokenizer.eos_token_id, tokenizer.pad_token_id)
         version, completions, logprobs = self.generator.ask("sample", arguments=given)
-        facts.append(self.facts, {"fact": "samples", "step": step, "count": len(completions), "version": version})
+        row = {"fact": "samples", "step": step, "count": len(completions), "version": version, "incarnation": self.generator.incarnation}
+        facts.append(self.facts, row)
         self.compare(step, logprobs, sampler.logprobs_of(model, prompt_ids, completions, tokenizer.pad_token_id))
         self.probe = (prompt_ids[:8], completions[:8])
         model.train(training)
@@ -130,6 +149,7 @@ class RefittedRollouts:
         found = token_mult_prob_error(logprobs, own)
         facts.append(self.facts, {"fact": "mismatch", "step": step, **asdict(found)})
         row = {"refit/sampled_max_dlogp": found.max_abs, "refit/token_mult_prob_error": found.value}
+        row |= {"refit/median_sequence_prob_error": found.p50, "refit/p99_sequence_prob_error": found.p99}
         facts.append(self.metrics, {"step": step + 1, **row, "refit/worst_sequence_prob_error": found.max_sequence})
 
     def gap(self, model: Any, pad: int) -> float | None:
@@ -139,9 +159,17 @@ class RefittedRollouts:
         theirs = self.generator.ask("logprobs", arguments=(*self.probe, pad))
         return token_mult_prob_error(theirs, sampler.logprobs_of(model, *self.probe, pad)).max_abs
 
+    def export(self, model: Any) -> dict[str, Any]:
+        """The weights as they are sent: tied ones once."""
+        return {name: value.detach().cpu() for name, value in model.named_parameters()}
+
+    def seen(self, after: Mapping[str, str], wrong: Sequence[str]) -> dict[str, Any]:  # noqa: ARG002 - for those who know more
+        """How the live weights were read, and what is known of those that are wrong."""
+        return {"methods": {"read": len(after)}}
+
     def refit(self, model: Any, pad: int, step: int) -> None:
         """Export, compare, transfer, compare again, commit or roll back, and write the fact."""
-        export = {name: value.detach().cpu() for name, value in model.named_parameters()}
+        export = self.export(model)
         produced, before = fingerprint.tensors(export.items()), self.generator.ask("hash")
         stale = self.gap(model, pad)
         self.producer = self.producer or Producer(export)
@@ -149,9 +177,9 @@ class RefittedRollouts:
         sent = self.producer.prepared
         assert sent is not None
         row = {
-            **{"fact": "refit", "index": self.count, "step": step, "replica": 0, "incarnation": self.generator.process.pid},
+            **{"fact": "refit", "index": self.count, "step": step, "replica": 0, "incarnation": self.generator.incarnation},
             **{key: value for key, value in asdict(sent).items() if key not in ("hashes", "root")},
-            **{"names": len(produced), "produced": fingerprint.tree(produced).root, "methods": {"read": len(produced)}},
+            **{"names": len(produced), "produced": fingerprint.tree(produced).root, "methods": {}},
             "stale_names": len(fingerprint.differing(produced, before)),
             "stale_max_dlogp": stale,
         }
@@ -165,9 +193,10 @@ class RefittedRollouts:
             raise RuntimeError(str(refusal)) from None  # the first exception of a chain is taken for the cause
         after = self.generator.ask("hash")
         refused = self.commit(fingerprint.tree(after).root, applied["version"])
+        wrong = fingerprint.differing(produced, after)
         row |= {
             **{"refused": refused, "committed": refused is None, "consumed": fingerprint.tree(after).root},
-            "wrong_names": fingerprint.differing(produced, after),
+            **{"wrong_names": wrong, "incarnation": self.generator.incarnation, **self.seen(after, wrong)},
             "touched_names": len(fingerprint.differing(before, after)),
             "fresh_max_dlogp": self.gap(model, pad),
         }

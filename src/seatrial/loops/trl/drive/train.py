@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from seatrial.loops.trl.drive.imports import TRAINER, Imports
 
-MADE = {"tiny-dense": "dense", "tiny-moe": "moe", "tiny-vlm": "vlm"}
+MADE = {"tiny-dense": "dense", "tiny-untied": "untied", "tiny-moe": "moe", "tiny-vlm": "vlm"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,7 +30,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--prompts", type=int, default=64)
     made.add_argument("--images", action="store_true", help="the image task")
     made.add_argument("--lora", action="store_true")
-    made.add_argument("--rollouts", choices=("trainer", "seeded", "generator"), default="trainer")
+    made.add_argument("--rollouts", choices=("trainer", "seeded", "generator", "vllm"), default="trainer")
+    made.add_argument("--vllm-python", help="interpreter of the vLLM server")
     made.add_argument("--resume-from", type=Path)
     made.add_argument("--under-test", action="append", default=[], metavar="PACKAGE=ROOT")
     made.add_argument("--fault")
@@ -65,13 +67,19 @@ def config(out: Path, extra: list[str]) -> Any:
 
 
 def rollout_function(arguments: argparse.Namespace, settings: Any, model: str) -> Any:
-    """How completions are made: by the trainer itself, by the seeded sampler, or by a separate process."""
+    """How completions are made: by the trainer itself, by the seeded sampler, or by a separate process, which is started here."""
     if arguments.rollouts == "trainer":
         return None
     if arguments.rollouts == "seeded":
         from seatrial.loops.trl.drive.seeded import seeded_rollouts
 
         return seeded_rollouts(settings.seed)
+    if arguments.rollouts == "vllm":
+        from seatrial.loops.trl.drive.served import Engine, ServedRollouts
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that the server is ended, too
+        engine = Engine(arguments.vllm_python, model, arguments.out, settings.max_completion_length, arguments.fault)
+        return ServedRollouts(engine, arguments.imports, arguments.under_test, arguments.out / "metrics.jsonl", settings.seed)
     from seatrial.loops.trl.drive.refit import Generator, RefittedRollouts
 
     passed = [
@@ -136,12 +144,14 @@ def main() -> None:
         if arguments.images:
             images.control(trainer, arguments.out / "facts.jsonl")
         trainer.train(resume_from_checkpoint=str(arguments.resume_from) if arguments.resume_from else None)
+        if arguments.rollouts == "vllm":
+            rollouts.finish()
         if arguments.lora and settings.save_strategy == "steps" and not arguments.resume_from:
             disk.adapter(trainer.model, arguments.out / f"checkpoint-{settings.save_steps}", facts_path)
         elif not arguments.lora and trainer.accelerator.num_processes == 1:
             disk.saved(trainer, arguments.out / "final", facts_path)
     finally:
-        if arguments.rollouts == "generator":
+        if arguments.rollouts in ("generator", "vllm"):
             rollouts.generator.close()
     imports.close(TRAINER)
     record.say("run complete")

@@ -1,0 +1,98 @@
+"""Facts that cannot be true together. Each kind of fact is believed only as far as the others agree with it.
+
+A fact that was lost, written twice or mixed with those of another run shows here, also where every single row looks well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from seatrial.proving.rows import Refit, Rows
+from seatrial.proving.weights import by_replica, sent_versions
+
+SHOWN = 3
+
+
+def contradictions(rows: Rows) -> list[str]:
+    """One sentence for each."""
+    return [*_exports(rows), *_counts(rows), *_moves(rows), *_replicas(rows), *_roots(rows), *_rest(rows)]
+
+
+def _exports(rows: Rows) -> Iterator[str]:
+    """The policy exports the same names each time, and each export reaches every replica."""
+    sent = sent_versions(rows)
+    for (before, old), (version, new) in pairwise(sorted(sent.items())):
+        if other := sorted(old.keys() ^ new.keys()):
+            yield f"versions {before} and {version} were sent with different names: {', '.join(other[:SHOWN])}"
+    for name, mine in by_replica(rows).items():
+        lost = sorted(set(sent) - {row.version for row in mine})
+        if lost:
+            yield f"replica {name}: version {', '.join(map(str, lost[:SHOWN]))} was sent, and there is no refit of it"
+
+
+def _counts(rows: Rows) -> Iterator[str]:
+    """Counts of a refit against what was sent."""
+    sent = sent_versions(rows)
+    for row in rows.refits:
+        if row.version in sent and row.names != len(sent[row.version]):
+            yield f"{_what(row)}: {row.names} names, although {len(sent[row.version])} were sent"
+        if max(row.stale_names, row.touched_names, len(row.wrong_names)) > row.names:
+            yield f"{_what(row)}: more names are stale, touched or wrong than there are"
+
+
+def _moves(rows: Rows) -> Iterator[str]:
+    """Root, hashes and payload agree on whether a refit brought other weights."""
+    sent = sent_versions(rows)
+    for mine in by_replica(rows).values():
+        for before, now in pairwise(mine):
+            moved = now.produced != before.produced
+            if before.version in sent and now.version in sent and moved != (sent[before.version] != sent[now.version]):
+                yield f"{_what(now)}: by its root the weights {'moved' if moved else 'stayed'}, by their hashes they did not"
+            nothing = now.changed == 0 or not now.bytes or (now.modes and set(now.modes) == {"same"})
+            if moved and nothing and not now.refused:
+                yield f"{_what(now)}: other weights than before, and a payload that carried nothing"
+
+
+def _replicas(rows: Rows) -> Iterator[str]:
+    """Whoever says anything was refitted, and no process is two replicas."""
+    known = by_replica(rows)
+    named = [row.replica for row in (*rows.maps, *rows.coverages, *rows.replicas, *rows.hashes) if row.replica is not None]
+    for name in dict.fromkeys(named):
+        if name not in known:
+            yield f"replica {name}: there are facts of it, and no refit"
+    lives: dict[str, set[str]] = {}
+    told = [*((row.incarnation, row.replica) for row in rows.refits), *((row.incarnation, row.replica) for row in rows.versions())]
+    for life, name in told:
+        if life is not None:
+            lives.setdefault(life, set()).add(name)
+    for life, names in lives.items():
+        if len(names) > 1:
+            yield f"replicas {', '.join(sorted(names))} are one process: {life}"
+
+
+def _roots(rows: Rows) -> Iterator[str]:
+    """What a replica says it holds is what was read there."""
+    found = {(row.replica, row.version): row.consumed for row in rows.refits if not row.refused}
+    for row in rows.versions():
+        if (row.replica, row.version) in found and row.root != found[row.replica, row.version]:
+            yield f"replica {row.replica}: says that version {row.version} is {row.root}, read was {found[row.replica, row.version]}"
+
+
+def _rest(rows: Rows) -> Iterator[str]:
+    sent = list(sent_versions(rows).values())
+    still = {name for row in rows.coverages for name in row.never_changed}
+    moved = sorted(name for name in still if len({each.get(name) for each in sent}) > 1)
+    if moved:
+        yield f"{', '.join(moved[:SHOWN])}: never changed by the coverage, changed by the hashes"
+    steps = [row.step for row in rows.mismatches]
+    if len(steps) > len(set(steps)):
+        yield "log-probabilities of one step were compared twice"
+    largest = max((row.elements or 0 for row in rows.refits), default=0)
+    for row in rows.maps:
+        if row.elements < largest:
+            yield f"replica {row.replica}: the map has {row.elements} of {largest} elements"
+
+
+def _what(row: Refit) -> str:
+    return f"refit {row.index} of replica {row.replica}"
