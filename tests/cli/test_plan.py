@@ -193,7 +193,9 @@ def test_people_read_why_and_what_it_costs(repo: Path) -> None:
     assert answer.code == 0
     assert "level 2: Separate generation process" in answer.out
     assert f"because my_repo_ü: {MODEL} matches" in answer.out
-    assert "[will be Skipped: vLLM generation is not part of this release" in answer.out
+    assert "level 3: vLLM generation" in answer.out
+    assert "[will be Skipped: " not in answer.out
+    assert "[will be Skipped: " in seatrial("plan", "verl", "--device", "cpu", "--level", "0,2").out
     assert "not requested: " in answer.out
     assert "nothing was run" in answer.out
     assert git(repo, "status", "--porcelain") == f"M {MODEL}"

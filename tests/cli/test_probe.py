@@ -79,6 +79,8 @@ def words(engine: Path, *more: str) -> tuple[str, ...]:
         (("--steps", "2"), "each of 3 transports needs a step"),
         (("--fault", "flip-bits"), "unknown fault 'flip-bits'"),
         (("--engine", "vllm", "--fault", "zzz"), "known: skip-refit"),
+        (("--", "--dtype", "float16"), "--dtype: options for a server have no meaning without one"),
+        (("--facts", "f", "--", "--dtype", "float16"), "SERVER OPTIONS has no meaning there"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from seatrial.loops import get_loop
@@ -17,9 +19,17 @@ def test_a_known_option_passes_and_an_unknown_one_names_the_nearest() -> None:
 
 
 def test_a_loop_without_options_refuses_any() -> None:
+    with pytest.raises(UserError, match=r"options\.device: Loop has no such option; it takes none"):
+        require_known("Loop", {}, {"device": "cpu"})
+
+
+def test_a_loop_with_one_keeps_it_as_a_path_and_refuses_others() -> None:
     loop = get_loop("trl")
-    assert loop.configured({}) is loop
-    with pytest.raises(UserError, match=r"options\.device: TRL has no such option; it takes none"):
+    assert loop.configured({}).chosen == {}
+    assert loop.configured({"vllm_python": "/a/../b/python"}).chosen == {"vllm_python": "/a/../b/python"}
+    assert loop.configured({"vllm_python": "bin/python"}).chosen == {"vllm_python": str(Path("bin/python").absolute())}
+    assert loop.chosen == {}, "the loop itself is not changed"
+    with pytest.raises(UserError, match=r"options\.device: TRL has no such option; known: vllm_python"):
         loop.configured({"device": "cpu"})
 
 

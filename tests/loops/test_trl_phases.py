@@ -16,7 +16,8 @@ from seatrial.model.verdict import Boundary
 TRL = get_loop("trl")
 RUN = Path("/runs/a b")
 CHANGE = RepoState(name="c", path="/c", commit="0", branch=None, packages=("peft", "trl"), import_root="/c/src")
-RUNNABLE = [level for level in TRL.levels() if not level.skip]
+LEVELS = {level.name: level for level in TRL.levels()}
+RUNNABLE = list(LEVELS.values())
 
 
 def phases(level: Level, **changes: object) -> tuple[Phase, ...]:
@@ -43,10 +44,63 @@ def test_every_level_has_complete_commands(level: Level) -> None:
     assert len({phase.name for phase in phases(level)}) == len(phases(level))
 
 
-def test_a_level_that_cannot_run_has_no_phases() -> None:
-    skipped = next(level for level in TRL.levels() if level.skip)
+def test_a_level_that_is_not_known_has_no_phases() -> None:
     with pytest.raises(AssertionError):
-        phases(skipped)
+        phases(LEVELS["smoke"].model_copy(update={"name": "other"}))
+
+
+def python_that(path: Path, code: int) -> Path:
+    """An interpreter that has vLLM (0) or not (1)."""
+    path.write_text(f"#!/bin/sh\nexit {code}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_vllm_runs_where_it_is_told_or_where_it_is(tmp_path: Path) -> None:
+    has, lacks = python_that(tmp_path / "has", 0), python_that(tmp_path / "lacks", 1)
+    built = {"vllm-cpu": tmp_path / "built"}
+
+    def server(python: Path, **changes: object) -> str:
+        context = Context(run_dir=RUN, python=python, model="tiny-dense", **changes)  # type: ignore[arg-type]
+        (phase,) = TRL.phases(LEVELS["vllm"], context, RUN)
+        assert phase.argv[0] == str(python), "the trainer runs in its own"
+        assert phase.processes == ("driver", "vllm")
+        return value(phase, "--vllm-python")
+
+    assert server(has, environments=built) == str(has), "a user's own environment that has vLLM"
+    assert server(lacks, environments=built) == str(tmp_path / "built")
+    assert server(has, environments=built, options={"vllm_python": "/own/python"}) == "/own/python"
+    assert server(lacks) == "PYTHON-WITH-VLLM", "commands can be shown although nothing is built"
+
+
+def test_without_vllm_only_the_level_that_needs_it_is_blocked(tmp_path: Path) -> None:
+    has, lacks = python_that(tmp_path / "has", 0), python_that(tmp_path / "lacks", 1)
+
+    def finding(levels: tuple[str, ...], **changes: object) -> list[tuple[bool, str, str]]:
+        context = Context(run_dir=RUN, python=lacks, model="tiny-dense", levels=levels, **changes)  # type: ignore[arg-type]
+        found = [item for item in TRL.findings(context) if item.name == "vllm"]
+        assert all(item.boundary is Boundary.ENVIRONMENT for item in found)
+        return [(item.ok, item.message, item.fix) for item in found]
+
+    assert finding(("smoke", "refit")) == []
+    ((ok, said, fix),) = finding(("smoke", "vllm"))
+    assert (ok, fix) == (False, "seatrial env build vllm-cpu")
+    assert f"{lacks} has none, and the environment vllm-cpu is not built" in said
+    assert finding(("vllm",), environments={"vllm-cpu": has}) == [(True, f"level 3 runs vLLM in {has}", "")]
+    ((ok, said, fix),) = finding(("vllm",), environments={"vllm-cpu": has}, options={"vllm_python": "/no/python"})
+    assert (ok, said, "options.vllm_python" in fix) == (False, "level 3 needs vLLM, and /no/python cannot import it", True)
+
+
+def test_vllm_gets_an_untied_model_unless_one_is_given() -> None:
+    def used(model: str) -> tuple[str, int]:
+        context = Context(run_dir=RUN, python=Path("/env/bin/python"), model=model)
+        (phase,) = TRL.phases(LEVELS["vllm"], context, RUN)
+        return value(phase, "--model"), len(TRL.limitations(LEVELS["vllm"], context))
+
+    assert used("tiny-dense") == ("tiny-untied", 2)
+    assert used("/models/mine") == ("/models/mine", 0)
+    assert used("tiny-moe") == ("tiny-moe", 0)
+    assert not any("tiny-untied" in said for said in TRL.limitations(LEVELS["refit"], Context(RUN, Path("p"), "tiny-dense")))
 
 
 @pytest.mark.parametrize("level", RUNNABLE, ids=lambda level: level.name)
@@ -72,6 +126,8 @@ def test_the_users_steps_are_what_must_be_reached(level: Level, arguments: tuple
         (("smoke",), ("--logging-steps=5",), "--logging_steps is set by the level"),
         (("lora-resume",), ("--save_steps", "2"), "--save_steps is set by the level"),
         (("smoke", "refit"), ("--beta", "0"), "--beta is set by the level"),
+        (("vllm",), ("--num_iterations", "2"), "--num_iterations is set by the level"),
+        (("vllm",), ("--max_steps", "2"), "at least 3"),
         (("smoke",), ("--max_steps", "1"), "--max_steps must be a number of at least 2"),
         (("smoke", "learning"), ("--max_steps", "7"), "at least 8"),
         (("smoke",), ("--max_steps", "-1"), "--max_steps must be a number"),
@@ -108,6 +164,7 @@ def test_packages_under_test_and_faults_reach_every_process() -> None:
 def test_every_process_kind_must_prove_its_imports() -> None:
     kinds = {level.name: [phase.processes for phase in phases(level)] for level in RUNNABLE}
     assert kinds["refit"] == [("driver", "generator")]
+    assert kinds["vllm"] == [("driver", "vllm")]
     assert kinds["ranks"] == [("driver",), ("driver", "rank1")]
     assert kinds["smoke"] == [("driver",)]
 

@@ -59,6 +59,23 @@ def refit(stale: int, dlogp: float | None, index: int = 0) -> list[Row]:
     return [row, {"fact": "samples", "step": index, "version": index + 1, "count": 8}]
 
 
+def served_refit(stale: int, dlogp: float | None, index: int = 0) -> list[Row]:
+    """One refit of vLLM."""
+    row, samples = refit(stale, dlogp, index)
+    row |= {"index": index, "replica": 0, "changed": stale, "incarnation": "7-1", "methods": {"forward": 1, "read": 1}}
+    row |= {"fresh_max_dlogp": None, "wrong": {}}
+    return [
+        row,
+        {"fact": "version", "replica": 0, "incarnation": "7-1", "version": index + 1, "root": "x"},
+        samples | {"incarnation": "7-1"},
+    ]
+
+
+COVERAGE: Row = {"fact": "coverage", "replica": 0, "tensors": 3, "written": ["w", "v"], "shared": {}, "derived": {}, "constant": ["c"]}
+COVERAGE |= {"idle": [], "unconsumed": {}, "unwritten": {"c": 1}, "opaque": {}, "never_changed": [], "padding": {}}
+MAP: Row = {"fact": "map", "replica": 0, "elements": 4, "runs": 2, "duplicates": {}, "restored": True, "misplaced": {}}
+
+
 def logged(*prefixes: str, first: int = 1, last: int = LAST) -> dict[str, Series]:
     """What a run logs at every step."""
     names = ("loss", "reward", "reward_std", "grad_norm", "entropy", "completions/mean_length")
@@ -103,6 +120,20 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
                 *refit(0, None),
                 *refit(2, 0.5, 1),
                 *refit(2, 0.4, 2),
+            ]
+        },
+        logged(""),
+    ),
+    "vllm": (
+        {
+            "run": [
+                {"fact": "process", "process": "generator", "engine": "vLLM 0.32.0", "python": "/v/python", "pid": 7, "parent": 6},
+                *run("w"),
+                MAP,
+                *served_refit(0, None),
+                *served_refit(2, 0.5, 1),
+                *served_refit(2, 0.4, 2),
+                COVERAGE,
             ]
         },
         logged(""),
@@ -213,6 +244,30 @@ def change(phase: str, fact: str, index: int = 0, **changes: Any) -> Callable[[W
     return apply
 
 
+REFITS: list[tuple[str, str, Callable[[World], None]]] = [
+    ("refit", "a refit before every generation", change("run", "parameters", max_steps=4)),
+    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, wrong_names=["w"])),
+    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, consumed="y")),
+    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, names=0)),
+    ("refit", "first refit changes nothing", change("run", "refit", 0, touched_names=1)),
+    ("refit", "first refit changes nothing", change("run", "refit", 0, stale_names=1)),
+    ("refit", "stale weights are detected each time", change("run", "refit", 2, stale_names=0)),
+    ("refit", "stale weights are detected each time", change("run", "refit", 2, stale_max_dlogp=None)),
+    ("refit", "every transport was used", change("run", "refit", 1, transport="full")),
+    ("refit", "every transport was used", change("run", "refit", 2, kind="overwrite")),
+    ("refit", "every transport was used", change("run", "refit", 2, modes={"same": 2})),
+    ("refit", "every transport was used", change("run", "refit", 2, committed=False)),
+    ("refit", "every transport was used", change("run", "refit", 0, bytes=0)),
+    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, committed=False)),
+    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, consumed="y")),
+    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, refused="mismatch")),
+    ("refit", "samples carry the version of the last refit", change("run", "samples", 1, version=1)),
+    ("refit", "samples carry the version of the last refit", change("run", "samples", 1, count=0)),
+    ("refit", "samples carry the version of the last refit", change("run", "refit", 1, version=1)),
+    ("refit", "samples carry the version of the last refit", change("run", "refit", 2, step=1)),
+]
+ONE_LIFE = "one life of the worker holds every version and samples"
+RESTORED = "the coordinate map was made, and the weights restored bit for bit"
 FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     ("smoke", "trained weights changed", change("run", "end", weights={"w": "1", "v": "0"})),
     ("smoke", "trained weights changed", change("run", "end", weights={"w": "0", "v": "0"})),
@@ -242,26 +297,31 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     ("lora-resume", "final weights of both runs: bit-equal", change("resumed", "end", weights=BASE | {"w.lora_A": "0"})),
     ("lora-resume", "final optimizer of both runs: bit-equal", change("resumed", "end", optimizer={"a": "optimizer6", "b": "1"})),
     ("lora-resume", "final generators of both runs: bit-equal", change("resumed", "end", generators={"a": "x"})),
-    ("refit", "a refit before every generation", change("run", "parameters", max_steps=4)),
-    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, wrong_names=["w"])),
-    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, consumed="y")),
-    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, names=0)),
-    ("refit", "first refit changes nothing", change("run", "refit", 0, touched_names=1)),
-    ("refit", "first refit changes nothing", change("run", "refit", 0, stale_names=1)),
-    ("refit", "stale weights are detected each time", change("run", "refit", 2, stale_names=0)),
-    ("refit", "stale weights are detected each time", change("run", "refit", 2, stale_max_dlogp=None)),
-    ("refit", "every transport was used", change("run", "refit", 1, transport="full")),
-    ("refit", "every transport was used", change("run", "refit", 2, kind="overwrite")),
-    ("refit", "every transport was used", change("run", "refit", 2, modes={"same": 2})),
-    ("refit", "every transport was used", change("run", "refit", 2, committed=False)),
-    ("refit", "every transport was used", change("run", "refit", 0, bytes=0)),
-    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, committed=False)),
-    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, consumed="y")),
-    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, refused="mismatch")),
-    ("refit", "samples carry the version of the last refit", change("run", "samples", 1, version=1)),
-    ("refit", "samples carry the version of the last refit", change("run", "samples", 1, count=0)),
-    ("refit", "samples carry the version of the last refit", change("run", "refit", 1, version=1)),
-    ("refit", "samples carry the version of the last refit", change("run", "refit", 2, step=1)),
+    *REFITS,
+    *(("vllm", name, falsify) for _, name, falsify in REFITS),
+    ("vllm", "vLLM generates in its own process", change("run", "process", engine="transformers")),
+    ("vllm", "vLLM generates in its own process", change("run", "process", parent=7)),
+    ("vllm", ONE_LIFE, change("run", "samples", 1, incarnation="7-2")),
+    ("vllm", ONE_LIFE, change("run", "samples", 2, incarnation=None)),
+    ("vllm", ONE_LIFE, change("run", "refit", 2, incarnation="8-1")),
+    ("vllm", ONE_LIFE, change("run", "version", 2, incarnation="8-1")),
+    ("vllm", ONE_LIFE, change("run", "version", 2, version=2)),
+    ("vllm", "every tensor is proven, and how", change("run", "refit", 1, methods={"read": 1})),
+    ("vllm", "every tensor is proven, and how", change("run", "refit", 1, methods={"guess": 2})),
+    ("vllm", "every tensor is proven, and how", change("run", "refit", 2, methods={})),
+    ("vllm", RESTORED, change("run", "map", restored=False)),
+    ("vllm", RESTORED, change("run", "map", elements=0)),
+    ("vllm", RESTORED, change("run", "map", replica=1)),
+    ("vllm", "every element is where its name says", change("run", "map", misplaced={"w": "holds v"})),
+    ("vllm", "every runtime tensor is classified", change("run", "coverage", written=["w", "v", "c"])),
+    ("vllm", "every runtime tensor is classified", change("run", "coverage", replica=1)),
+    ("vllm", "every exported name is consumed", change("run", "coverage", unconsumed={"w": 2})),
+    ("vllm", "nothing is left unwritten but padding and derived tensors", change("run", "coverage", unwritten={"w": 2})),
+    ("vllm", "nothing is left unwritten but padding and derived tensors", change("run", "coverage", idle=["c"])),
+    ("vllm", "no name is outside the map", change("run", "coverage", opaque={"w": "quantized", "v": "quantized", "x": "quantized"})),
+    ("vllm", "facts of vLLM are whole", change("run", "coverage", written="w")),
+    ("vllm", "facts of vLLM are whole", change("run", "refit", 1, bytes="9")),
+    ("vllm", "facts of vLLM are whole", change("run", "map", elements=-4)),
     ("ranks", "two processes form one group", change("two", "parameters", world_size=1)),
     ("ranks", "ranks end with the same weights: bit-equal", change("two", "end", 1, weights={"w": "2"})),
     ("ranks", "ranks end with the same weights: bit-equal", change("two", "end", 1, weights={"w": "1", "x": "1"})),

@@ -24,10 +24,11 @@ NAMES = ["a.weight", "b.weight"]
 def answers() -> dict[str, Any]:
     """What one rank of a healthy server says."""
     empty: dict[str, Any] = {"shared": {}, "derived": {}, "constant": [], "idle": [], "unconsumed": {}, "unwritten": {}, "opaque": {}}
+    empty |= {"padding": {}, "never_changed": []}
     return {
         "seatrial_map": {"elements": 32, "runs": 2, "duplicates": {}, "restored": True, "misplaced": {}},
         "seatrial_verify": {"wrong": {}, "names": 2, "methods": {"read": 2}, "version": 7},
-        "seatrial_coverage": {"fact": "coverage", "replica": "0", "tensors": 2, "written": NAMES, "padding": {}, "never_changed": [], **empty},
+        "seatrial_coverage": {"fact": "coverage", "replica": "0", "tensors": 2, "written": NAMES, **empty},
         "seatrial_version": {"version": 7, "incarnation": "life", "rank": 0},
     }
 
@@ -93,6 +94,15 @@ def test_a_wrong_tensor_fails_with_its_runtime_name(checkpoint: Path) -> None:
     assert "a.weight (layer a), held as fused.weight, on replica 0" in found.reason
 
 
+def test_a_cast_is_not_called_bit_equal(checkpoint: Path) -> None:
+    rank = answers()
+    rank["seatrial_map"]["casts"] = dict.fromkeys(NAMES, "torch.float32 to torch.bfloat16")
+    found = judged(checkpoint, rank)
+    assert found.verdict is Verdict.PASS
+    assert found.reason.startswith("2 tensors are equal after the same cast (torch.float32 to torch.bfloat16): the server holds")
+    assert any("what it drops is not seen" in text for text in found.limitations)
+
+
 @pytest.mark.parametrize(
     ("call", "fields"),
     [
@@ -104,6 +114,9 @@ def test_a_wrong_tensor_fails_with_its_runtime_name(checkpoint: Path) -> None:
         ("seatrial_coverage", {"unconsumed": {"b.weight": 4}}),
         ("seatrial_coverage", {"unwritten": {"x": 4}}),
         ("seatrial_coverage", {"constant": ["a.weight"]}),
+        ("seatrial_coverage", {"tensors": 3}),
+        ("seatrial_coverage", {"opaque": {"b.weight": "it comes back changed"}}),
+        ("seatrial_verify", {"methods": {"compare": 2}}),
     ],
 )
 def test_each_answer_can_fail_it(checkpoint: Path, call: str, fields: dict[str, Any]) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from seatrial.loops.facts import Facts, Row
+from seatrial.loops.refits import coverage
 from seatrial.model.series import Damage
 from seatrial.model.verdict import Boundary, Verdict
-from seatrial.proving import behaviour, coverage, weights
+from seatrial.proving import behaviour, weights
 from seatrial.proving.judge import judge
 from seatrial.proving.record import Wanted
 
@@ -82,8 +83,8 @@ FALSE: dict[str, tuple[Falsify, str]] = {
     "no names": (change("refit", LAST, names=0, methods={}), weights.EQUAL),
     "another arrival": (change("hashes", {"side": "received", "version": 2, "replica": "0"}, hashes={}), ARRIVED),
     "nothing known to be sent": (drop("hashes", side="sent", version=2), ARRIVED),
-    "a name without a method": (change("refit", LAST, methods={"read": 4}), weights.METHODS),
-    "an unknown method": (change("refit", LAST, methods={"guess": 5}), weights.METHODS),
+    "a name without a method": (change("refit", LAST, methods={"read": 4}), coverage.METHODS),
+    "an unknown method": (change("refit", LAST, methods={"guess": 5}), coverage.METHODS),
     "stale weights not seen": (change("refit", LAST, stale_names=0), weights.CONTROL),
     "a refit that touches nothing": (change("refit", LAST, touched_names=0), weights.CONTROL),
     "no map": (drop("map", replica="1"), coverage.MAPPED),
@@ -218,6 +219,28 @@ def test_outputs_compared_instead_of_bits_are_said() -> None:
     assert [(wrong.name, wrong.looks) for wrong in judge(facts(rows), DRIVER).wrong] == [(NAMES[3], "not there")]
 
 
+def test_a_cast_is_never_called_bit_equal() -> None:
+    rows = hooked()
+    change("hashes", {"side": "live"}, casts=dict.fromkeys(NAMES[:2], "torch.float32 to torch.bfloat16"))(rows)
+    judged = judge(facts(rows), FOREIGN)
+    assert judged.verdict is Verdict.PASS
+    assert judged.reason.startswith("3 tensors are bit-equal, 2 tensors are equal after the same cast (torch.float32 to torch.bfloat16)")
+    assert (
+        next(check.value for check in judged.checks if check.name == weights.EQUAL)
+        == "5 tensors, 2 after the same cast, 0 of 8 refits wrong"
+    )
+    assert any("what it drops is not seen" in text for text in judged.limitations)
+
+
+def test_what_is_not_compared_is_said() -> None:
+    rows = hooked()
+    for row in of(rows, "hashes", side="received"):
+        row["runtime"] = {**row["runtime"], "drafter.fc.weight": "bits"}
+    said = judge(facts(rows), FOREIGN).limitations
+    assert any("derived from others, and their bits are not compared: rope.cos: recomputed" in text for text in said)
+    assert any("1 tensors of a draft model are not proven" in text for text in said)
+
+
 def test_facts_of_another_framework_may_lack_what_hooks_cannot_see() -> None:
     rows = hooked()
     judged = judge(facts(rows), FOREIGN)
@@ -226,7 +249,7 @@ def test_facts_of_another_framework_may_lack_what_hooks_cannot_see() -> None:
     assert any("hold those seen (0, 1)" in text for text in judged.limitations)
     assert missed(judge(facts(rows), DRIVER)) > {BASE, STAMPED, MISMATCH}
     unknown = [row for row in rows if row["fact"] != "attached"]
-    assert missed(judge(facts(unknown), FOREIGN)) == {BASE, STAMPED, MISMATCH}, "without a trace of hooks nothing is excused"
+    assert missed(judge(facts(unknown), FOREIGN)) == {BASE, STAMPED, MISMATCH, WHOLE}, "without a trace of hooks nothing is excused"
     change("refit", LAST, wrong_names=[NAMES[1]])(rows)
     assert judge(facts(rows), FOREIGN).verdict is Verdict.FAIL
 

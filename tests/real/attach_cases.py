@@ -72,6 +72,33 @@ def case_a_tensor_that_the_loader_skips_is_named(tmp: Path) -> None:
     assert row["hashes"][K] != world.sides("sent")[1]["hashes"][K]
 
 
+def case_what_a_refit_damages_beside_the_weights_is_named(tmp: Path) -> None:
+    world = World(tmp, "verl")
+    model = Model(torch.bfloat16)
+    model.register_buffer("table", torch.ones(4), persistent=False)
+    worker = world.worker(model)
+    refits(world, worker, 2)
+    model.head = torch.nn.Parameter(model.embed.detach().clone())  # untied: nothing loads it any more
+    model.table[2] += 1
+    refits(world, worker, 2)
+    assert [row["wrong_names"] for row in world.rows("refit")][:2] == [[], []]
+    assert world.rows("refit")[2]["wrong_names"] == ["embed", "table"]
+    held = world.sides("live")[2]["hashes"]
+    assert held["embed"].startswith("torn-")
+    assert held["table"].startswith("moved-")
+
+
+def case_another_model_in_the_worker_gets_a_map_of_its_own(tmp: Path) -> None:
+    world = World(tmp, "verl")
+    first = Model(torch.bfloat16)  # somebody keeps it
+    worker = world.worker(first)
+    refits(world, worker, 1)
+    worker.model_runner.model = Model(torch.bfloat16, skip=K)
+    refits(world, worker, 2)
+    assert [row["wrong_names"] for row in world.rows("refit")] == [[], [], [K]]
+    assert len(world.rows("map")) == 2
+
+
 def case_bits_that_change_on_the_way_are_named(tmp: Path) -> None:
     world = World(tmp, "verl")
     worker = world.worker(Model(torch.bfloat16))

@@ -55,6 +55,10 @@ class World:
         self.framework = framework
         attach.start({attach.VARIABLE: str(self.file)}, framework)
 
+    def hook(self) -> attach.Hook:
+        """What was started in this process."""
+        return next(finder for finder in sys.meta_path if isinstance(finder, attach.Hook))
+
     def module(self, name: str) -> ModuleType:
         """A module of upstream, imported now."""
         return importlib.import_module(name)

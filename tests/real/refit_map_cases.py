@@ -253,6 +253,17 @@ def case_a_transposing_loader_has_many_runs_and_is_exact() -> None:
     assert torch.equal(each.gather(module, "a"), export["a"])
     module.a[100, 3] += 1
     assert each.compare(module, export) == {"a": coordinates.Wrong(1, 3 * 130 + 100, 130 * 70)}
+    assert "elements of a in another order" in coverage.misplaced(each)["a"]
+
+
+def case_rows_in_another_order_are_misplaced_and_shards_are_not() -> None:
+    rows = torch.arange(8).view(2, 2, 2).transpose(1, 2).reshape(-1)  # as rotary layouts are converted
+    module = Plain(lambda _, value: value[rows], a=torch.randn(8, 5), b=torch.randn(8, 5))
+    each = learned(module, {"a": module.a, "b": module.b})
+    assert each.compare(module, {name: value[rows.argsort()] for name, value in module.named_parameters()}) == {}, "the map agrees with it"
+    assert list(coverage.misplaced(each)) == ["a", "b"]
+    module = Plain(lambda _, value: value[:, 2:4], a=torch.randn(8, 2))
+    assert coverage.misplaced(learned(module, {"a": torch.zeros(8, 5)})) == {}
 
 
 def case_a_changed_layout_is_an_error_not_a_smaller_comparison() -> None:

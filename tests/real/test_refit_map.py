@@ -11,6 +11,7 @@ CASES = (
     "case_a_loader_may_replace_and_register",
     "case_a_loader_that_raises_leaves_every_bit",
     "case_a_transposing_loader_has_many_runs_and_is_exact",
+    "case_rows_in_another_order_are_misplaced_and_shards_are_not",
     "case_a_state_that_is_not_restored_is_an_error",
     "case_bits_count_not_values",
     "case_casts_are_said_and_compared_after_the_cast",

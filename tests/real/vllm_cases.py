@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from seatrial.probes import fingerprint
 from seatrial.probes.engines.serve import Server, running
 from seatrial.probes.engines.tiny_models import ensure
 from seatrial.probes.engines.transformers_remote import say
@@ -24,7 +25,8 @@ NORMS = ["model.layers.0.input_layernorm.weight", "model.layers.0.post_attention
 def served(kind: str, tmp: Path) -> Iterator[ServedLoop]:
     """A loop over a fresh server; afterwards none of its processes is left."""
     model = ensure(kind, tmp / "model")
-    with Server(model, tmp / "server.log", say, ("--dtype", "float32")) as server:
+    options = ("--dtype", "float32", "--worker-extension-cls", "real.vllm_broken.Broken")
+    with Server(model, tmp / "server.log", say, options) as server:
         yield ServedLoop(Policy(model, False), Engine(server, tmp, None), tmp, ALL, None)
     assert running(server.process.pid) == []
 
@@ -57,6 +59,7 @@ def case_an_untied_llama_passes_and_bad_payloads_are_refused(tmp: Path) -> None:
         assert set(covered["padding"]) == {"model.embed_tokens.weight", "lm_head.weight"}
         refusals(loop)
         breakages(loop)
+        unfaithful(loop)
         state = loop.engine.client.rpc("seatrial_state")[0]["tensors"]
         assert state["model.layers.0.self_attn.rotary_emb.cos_sin_cache"]["parameter"] is False
         said = failure(lambda: loop.engine.client.rpc("seatrial_map", reference=str(tmp / "nowhere")))
@@ -117,6 +120,26 @@ def breakages(loop: ServedLoop) -> None:
         # Swapping twice, and flipping twice, puts it right.
         client.rpc("seatrial_break", fault=fault)
         assert client.rpc("seatrial_verify", reference=reference)[0]["wrong"] == {}
+
+
+def unfaithful(loop: ServedLoop) -> None:
+    """Parameters that are right, and a module that computes with something else: seen by reading and by comparing, and put right."""
+    client, reference = loop.engine.client, str(loop.engine.reference)
+    expected = {
+        "embedding-copy": "model.embed_tokens.weight",
+        "norm-copy": "model.norm.weight",
+        "few-rows-copy": "model.layers.0.self_attn.o_proj.weight",
+        "rotary-bit": "model.layers.0.self_attn.rotary_emb.cos_sin_cache",
+    }
+    good = client.rpc("seatrial_read", reference=reference)[0]["hashes"]
+    for fault, name in expected.items():
+        client.rpc("broken_start", fault=fault)
+        wrong = client.rpc("seatrial_verify", reference=reference)[0]["wrong"]
+        assert list(wrong) == [name], (fault, wrong)
+        held = client.rpc("seatrial_read", reference=reference)[0]["hashes"]
+        assert fingerprint.differing(good, held) == [name], fault
+        client.rpc("broken_end")
+        assert client.rpc("seatrial_verify", reference=reference)[0]["wrong"] == {}, fault
 
 
 def case_a_tied_head_that_stays_stale_is_found_and_named(tmp: Path) -> None:

@@ -137,7 +137,8 @@ def test_the_plan_carries_everything(loop: Loop) -> None:
 
 
 def test_costs_add_up_without_what_is_skipped() -> None:
-    whole = totals(make_plan(TRL, requested(TRL, (0, 1, 3)), None))
+    first, second, third = requested(TRL, (0, 1, 3))
+    whole = totals(make_plan(TRL, (first, second, third.model_copy(update={"skip": "not here"})), None))
     costs = {level.number: level.cost for level in TRL.levels()}
     assert whole["minutes"] == pytest.approx(costs[0].minutes + costs[1].minutes)
     assert whole["disk_mb"] == costs[0].disk_mb + costs[1].disk_mb

@@ -35,7 +35,7 @@ def doctor(
     from seatrial.model.loop import Context
     from seatrial.model.record import Finding
     from seatrial.model.verdict import ExitCode
-    from seatrial.trial.interpreter import find_interpreter
+    from seatrial.trial.interpreter import engine_interpreters, find_interpreter
     from seatrial.trial.preflight import preflight
 
     passed = context.obj or ()
@@ -63,6 +63,7 @@ def doctor(
         changes=asked.plan.changes,
         arguments=asked.plan.arguments,
         options=asked.plan.options,
+        environments=engine_interpreters(),
     )
     skipped = [Finding(name=f"level {item.number}", ok=True, message=f"Skipped: {item.skip}") for item in asked.plan.levels if item.skip]
     findings = (*findings, _writable(place), *skipped)

@@ -83,11 +83,13 @@ def describe_commands(asked: Asked) -> str:
     from seatrial.model.loop import Context
     from seatrial.trial import rundir
     from seatrial.trial.command import phase_lines
+    from seatrial.trial.interpreter import engine_interpreters
 
     plan, loop = asked.plan, asked.loop
     names = tuple(level.name for level in plan.levels if not level.skip)
     out = Path(asked.loaded.config.run.trials, "RUN").absolute()
-    context = Context(out, _python(asked), plan.model, names, plan.changes, plan.arguments, plan.options)
+    engines = engine_interpreters()
+    context = Context(out, _python(asked), plan.model, names, plan.changes, plan.arguments, plan.options, engines)
     lines = []
     for side in loop.side_tests(context):
         words = shlex.join([*side.argv, *side.files])

@@ -33,6 +33,9 @@ def probe() -> None:
 
 @app.command()
 def refit(
+    server: Annotated[
+        list[str] | None, typer.Argument(metavar="-- SERVER OPTIONS", help="With --engine vllm: options for its server, after --.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="A local model directory, or tiny-llama (default), tiny-qwen2, tiny-moe.")
     ] = None,
@@ -61,7 +64,14 @@ def refit(
     A policy trains, a generator in its own process is refitted after every step, and each time every tensor is compared.
     The exit code is the verdict's: 0 Pass, 1 Fail, 99 Blocked (also: a run that could not have shown anything), 2 usage.
     """
-    driven = {"--model": model, "--engine": engine, "--steps": steps, "--python": python, "--fault": fault}
+    driven = {
+        "--model": model,
+        "--engine": engine,
+        "--steps": steps,
+        "--python": python,
+        "--fault": fault,
+        "SERVER OPTIONS": server or None,
+    }
     _require_one_source(attach, weights, facts, driven, transport)
     if facts is not None:
         _judge(facts, transport, out, json)
@@ -70,7 +80,11 @@ def refit(
     chosen: Engine = engine or "transformers"
     if fault is not None:
         _require_fault(fault, chosen)
-    _drive(model or DEFAULT, chosen, steps or STEPS, transport or "all", python, fault, out, minutes, json)
+    if server and chosen != "vllm":
+        from seatrial.model.errors import UserError
+
+        raise UserError(f"{server[0]}: options for a server have no meaning without one", "add --engine vllm, or leave them out")
+    _drive(model or DEFAULT, chosen, steps or STEPS, transport or "all", python, fault, out, minutes, json, tuple(server or ()))
 
 
 def _require_one_source(
@@ -110,11 +124,10 @@ def _require_fault(fault: str, engine: Engine) -> None:
 
 def _interpreter(engine: Engine, own: Path | None, tell_build: bool) -> Path:
     """The interpreter that the engine runs in; the opt-in environment of vLLM is never built by the way."""
-    from seatrial.launch.environments import Environments
     from seatrial.loops import engines, get_loop
     from seatrial.model.errors import BlockedError
     from seatrial.model.verdict import Boundary
-    from seatrial.trial.interpreter import find_interpreter
+    from seatrial.trial.interpreter import engine_interpreters, find_interpreter
 
     def tell(line: str) -> None:
         if tell_build:
@@ -123,11 +136,11 @@ def _interpreter(engine: Engine, own: Path | None, tell_build: bool) -> Path:
     if own is not None or engine == "transformers":
         return find_interpreter(get_loop(LOOP), own, tell).python
     name = engines.VLLM_CPU
-    found = Environments().find(name, engines.environments()[name])
-    if found is None:
+    python = engine_interpreters().get(name)
+    if python is None:
         fix = f"seatrial env build {name}, or name your own interpreter with --python"
         raise BlockedError(Boundary.ENVIRONMENT, f"the environment {name} is not built", fix)
-    return found.python
+    return python
 
 
 def _place(out: Path | None) -> Path:
@@ -146,6 +159,7 @@ def _drive(
     out: Path | None,
     minutes: float,
     json: bool,
+    server: tuple[str, ...],
 ) -> NoReturn:
     """Run policy and generator, judge, and say it."""
     import time
@@ -166,7 +180,7 @@ def _drive(
     began = time.monotonic()
     with Interruptible():
         interpreter = _interpreter(engine, python, not json)
-        setup = Setup(wanted=wanted, python=interpreter, out=_place(out), deadline_s=60 * minutes)
+        setup = Setup(wanted=wanted, python=interpreter, out=_place(out), deadline_s=60 * minutes, server=server)
         try:
             judged = prove(setup, lambda line: typer.echo(f"seatrial: {line}", err=json))
         except Interrupted:

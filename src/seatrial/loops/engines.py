@@ -1,6 +1,7 @@
 """Generation engines that probes drive on their own, and the opt-in environments they run in.
 
-An engine is no loop: nothing trains in it. `seatrial env build` makes its environment like any other; no trial asks for it.
+An engine is no loop: nothing trains in it. `seatrial env build` makes its environment like any other, and nothing else does: a trial or
+probe that needs it and does not find it is Blocked.
 """
 
 from __future__ import annotations

@@ -54,6 +54,8 @@ def read_facts(path: Path) -> Facts:
             row = json.loads(line, object_pairs_hook=_object)
             if not isinstance(row, dict) or not isinstance(row.get("fact"), str):
                 raise ValueError("a fact is an object with the key 'fact'")
+            if "\\u" in line:  # half of a surrogate pair is no text: it could not be written down again
+                json.dumps(row, ensure_ascii=False).encode()
             rows.append(row)
         except (ValueError, RecursionError) as error:
             damage.append(Damage(str(path), f"line {number}", 1, f"not a fact: {error}"))

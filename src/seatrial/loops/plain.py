@@ -51,7 +51,7 @@ class Basic:
 
 
 class Plain(Basic):
-    """A loop that drives installed packages in an environment of ours, and has no options."""
+    """A loop that drives installed packages in an environment of ours, and has no options unless it says so."""
 
     title: str
     chosen: Mapping[str, str] = MappingProxyType({})
@@ -61,7 +61,7 @@ class Plain(Basic):
         return {}
 
     def configured(self, options: Mapping[str, str]) -> Self:
-        """Itself."""
+        """Itself, when it takes them all."""
         require_known(self.title, self.options(), options)
         return self
 

@@ -46,6 +46,8 @@ class Context:
     """Loop arguments passed on verbatim."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The loop's options, and the fault to inject if there is one."""
+    environments: Mapping[str, Path] = field(default_factory=dict)
+    """Interpreters of generation engines whose environment is built, by the environment's name."""
 
     def import_path(self) -> tuple[str, ...]:
         """Checkouts under test, in the order in which they shadow installed packages."""

@@ -7,12 +7,13 @@ from itertools import pairwise
 
 from seatrial.loops.facts import Facts
 from seatrial.loops.proof import proof
+from seatrial.loops.refits.rows import Mismatch, Rows, Sample, Version, by_replica
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 from seatrial.probes.engines import pairs
+from seatrial.probes.refit.mismatch import OUTLIER
 from seatrial.probes.refit.versions import Ledger
-from seatrial.proving.rows import Mismatch, Rows, Sample, Version
-from seatrial.proving.weights import by_replica, changing
+from seatrial.proving.weights import changing
 
 TRANSPORTS = "the transports asked for were used"
 LIMIT = 1.05
@@ -29,8 +30,8 @@ def versions(rows: Rows) -> CheckResult:
         problems += [f"replica {name}: begins with version {taken[0]}"] if taken and taken[0] != 1 else []
         problems += [f"replica {name}: version {b} follows {a}" for a, b in pairwise(taken) if b != a + 1]
         problems += [f"replica {name}: nothing reports version {version}" for version in taken if (name, version) not in reported]
-        lives = {row.incarnation for row in mine} | {row.incarnation for row in rows.versions() if row.replica == name}
-        problems += [f"replica {name}: restarted between refits"] if len(lives - {None}) > 1 else []
+        lives = [life for life, replica in rows.lives() if replica == name]
+        problems += [f"replica {name}: restarted between refits"] if len(lives) > 1 else []
     value = ", ".join(f"replica {name}: up to {max(row.version for row in mine)}" for name, mine in by_replica(rows).items())
     good = bool(rows.versions()) and not problems
     return proof("versions grow by one on every replica", good, value or "no facts", Boundary.REFIT, "", "; ".join(problems[:3]))
@@ -63,7 +64,7 @@ def _elsewhere(rows: Rows) -> list[str]:
     for row in rows.replicas:
         if isinstance(row, Version):
             held[row.replica] = row.version
-        elif row.replica is not None and row.version is not None and held.get(row.replica) != row.version:
+        elif row.version is not None and held.get(row.replica) != row.version:
             found.append(f"sample {row.id}: version {row.version}, although replica {row.replica} held {held.get(row.replica, 'none')}")
     return found
 
@@ -142,6 +143,8 @@ def _possible(row: Mismatch) -> bool:
     ascending = [1.0, row.p50, row.p90, row.p99, row.max_sequence]
     ordered = all(low <= high for low, high in pairwise(ascending)) and 1.0 <= row.value <= row.max_sequence + NOISE
     if not ordered or not row.sequences or not row.tokens or not 0 <= row.outlier_share <= 1 or not 0 <= row.max_abs < math.log(MOST):
+        return False
+    if (row.outlier_share > 0) != (row.max_sequence > OUTLIER):
         return False
     most = math.exp(row.max_abs)
     return row.max_sequence <= most + NOISE and (most - 1) / row.tokens <= row.value - 1 + NOISE

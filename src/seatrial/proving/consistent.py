@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from seatrial.proving.rows import Refit, Rows
-from seatrial.proving.weights import by_replica, sent_versions
+from seatrial.loops.refits.rows import Refit, Rows, by_replica, sent_versions
+from seatrial.proving.record import TRANSPORTS
 
 SHOWN = 3
+KINDS = ("overwrite", "difference")
 
 
-def contradictions(rows: Rows) -> list[str]:
-    """One sentence for each."""
-    return [*_exports(rows), *_counts(rows), *_moves(rows), *_replicas(rows), *_roots(rows), *_rest(rows)]
+def contradictions(rows: Rows, own: bool) -> list[str]:
+    """One sentence for each. `own`: a run of ours, whose rows say more than hooks can."""
+    found = [*_exports(rows), *_counts(rows), *_moves(rows), *_replicas(rows), *_roots(rows), *_rest(rows)]
+    return [*found, *_own(rows)] if own else found
 
 
 def _exports(rows: Rows) -> Iterator[str]:
@@ -62,10 +64,8 @@ def _replicas(rows: Rows) -> Iterator[str]:
         if name not in known:
             yield f"replica {name}: there are facts of it, and no refit"
     lives: dict[str, set[str]] = {}
-    told = [*((row.incarnation, row.replica) for row in rows.refits), *((row.incarnation, row.replica) for row in rows.versions())]
-    for life, name in told:
-        if life is not None:
-            lives.setdefault(life, set()).add(name)
+    for life, name in rows.lives():
+        lives.setdefault(life, set()).add(name)
     for life, names in lives.items():
         if len(names) > 1:
             yield f"replicas {', '.join(sorted(names))} are one process: {life}"
@@ -88,10 +88,25 @@ def _rest(rows: Rows) -> Iterator[str]:
     steps = [row.step for row in rows.mismatches]
     if len(steps) > len(set(steps)):
         yield "log-probabilities of one step were compared twice"
+    if idle := sorted(set(steps) - {row.step for row in rows.refits}):
+        yield f"log-probabilities of step {', '.join(map(str, idle[:SHOWN]))}, which has no refit"
     largest = max((row.elements or 0 for row in rows.refits), default=0)
     for row in rows.maps:
         if row.elements < largest:
             yield f"replica {row.replica}: the map has {row.elements} of {largest} elements"
+
+
+def _own(rows: Rows) -> Iterator[str]:
+    """Transports are known, sizes are said, and a version has one step."""
+    for row in rows.refits:
+        if row.transport not in TRANSPORTS or row.kind not in KINDS:
+            yield f"{_what(row)}: no such transport: {row.transport} ({row.kind})"
+        if row.changed is None or row.elements is None:
+            yield f"{_what(row)}: it is not said how many elements changed"
+    steps = {row.version: row.step for row in rows.refits}
+    for each in rows.hashes:
+        if each.step != steps.get(each.version, each.step):
+            yield f"what was {each.side} as version {each.version} is of step {each.step}, its refit of step {steps[each.version]}"
 
 
 def _what(row: Refit) -> str:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from seatrial.files import number_to_json
 from seatrial.loops.facts import Facts
 from seatrial.loops.proof import proof
+from seatrial.loops.refits import coverage
+from seatrial.loops.refits.rows import Mismatch, Rows, by_replica, typed
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary, Verdict
-from seatrial.proving import behaviour, coverage, weights
+from seatrial.proving import behaviour, weights
 from seatrial.proving.consistent import contradictions
 from seatrial.proving.record import Judged, MismatchLine, RefitLine, Wanted, Wrong
-from seatrial.proving.rows import Mismatch, Rows, typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,12 @@ def judge(facts: Facts, wanted: Wanted, trouble: str = "") -> Judged:
     ended = [_finished(trouble)] if wanted.source == "driver" else []
     own = wanted.source == "driver" or not behaviour.hooked(facts)
     # What was refused comes first: other facts are off because of it.
-    checks = [weights.refused(rows), _whole(rows, behaviour.unpaired(facts)), *ended, *_checks(rows, wanted, wrong, own)]
+    checks = [
+        weights.refused(rows),
+        _whole(rows, [*behaviour.unpaired(facts), *contradictions(rows, own)]),
+        *ended,
+        *_checks(rows, wanted, wrong, own),
+    ]
     vacuity = _vacuous(rows, wanted)
     verdict, reason, boundary = _verdict(checks, vacuity, wrong, rows, trouble)
     return Judged(
@@ -56,13 +62,13 @@ def judge(facts: Facts, wanted: Wanted, trouble: str = "") -> Judged:
 
 
 def _checks(rows: Rows, wanted: Wanted, wrong: tuple[Wrong, ...], own: bool) -> list[CheckResult]:
-    told = bool(rows.mismatches) or any(row.fresh_max_dlogp is not None for row in rows.refits)
+    told = bool(rows.mismatches) or any((row.stale_max_dlogp, row.fresh_max_dlogp) != (None, None) for row in rows.refits)
     return [
         weights.refits(rows, wanted.steps),
         *([weights.base(rows)] if own else []),
         weights.equal(rows, wrong),
         *weights.arrived(rows),
-        weights.methods(rows),
+        coverage.methods(rows),
         weights.control(rows),
         *coverage.checks(rows),
         behaviour.versions(rows),
@@ -72,9 +78,9 @@ def _checks(rows: Rows, wanted: Wanted, wrong: tuple[Wrong, ...], own: bool) -> 
     ]
 
 
-def _whole(rows: Rows, unpaired: list[str]) -> CheckResult:
-    """Rows can be read, agree with each other, and policies agree with generators."""
-    found = list(dict.fromkeys([*rows.problems, *unpaired, *contradictions(rows)]))
+def _whole(rows: Rows, disagreements: list[str]) -> CheckResult:
+    """Rows can be read and agree with each other, and policies agree with generators."""
+    found = list(dict.fromkeys([*rows.problems, *disagreements]))
     boundary = Boundary.METRICS if rows.problems else Boundary.REFIT
     return proof("facts are whole", not found, f"{len(found)} problems", boundary, "0", "; ".join(found[:3]))
 
@@ -91,7 +97,7 @@ def _vacuous(rows: Rows, wanted: Wanted) -> _Vacuity | None:
     if unused := behaviour.unused(rows, wanted.transports):
         return _Vacuity(f"vacuous: the transport asked for was never used: {', '.join(unused)}", frozenset({behaviour.TRANSPORTS}))
     if reason := coverage.refused_all(rows):
-        names = {coverage.UNWRITTEN, coverage.CONSUMED, coverage.OPAQUE, weights.METHODS, weights.EQUAL}
+        names = {coverage.UNWRITTEN, coverage.CONSUMED, coverage.OPAQUE, coverage.METHODS, weights.EQUAL}
         return _Vacuity(f"the coordinate map could not be made for any name: {reason}", frozenset(names))
     return None
 
@@ -148,7 +154,7 @@ def _limitations(rows: Rows, wanted: Wanted, own: bool) -> tuple[str, ...]:
             "the base was not compared before the first refit, which is where hooks begin: that a loader puts every element in its place "
             "is judged by names alone"
         )
-        seen = ", ".join(weights.by_replica(rows)) or "none"
+        seen = ", ".join(by_replica(rows)) or "none"
         made.append(f"a generator that was never refitted leaves no fact: hold those seen ({seen}) against those that ran")
     if wanted.fault is not None:
         made.append(f"the fault {wanted.fault} was injected: a Pass would be a defect of the probe")

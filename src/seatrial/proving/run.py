@@ -47,6 +47,8 @@ class Setup:
     out: Path
     """An empty directory."""
     deadline_s: float
+    server: tuple[str, ...] = ()
+    """Options for the engine's server."""
 
 
 def faults(engine: str) -> dict[str, str]:
@@ -77,6 +79,7 @@ def prove(setup: Setup, tell: Tell) -> Judged:
     argv = [str(setup.python), "-m", DRIVERS[wanted.engine], "--model", str(model), "--out", str(setup.out), "--steps", str(wanted.steps)]
     argv += ["--transport", "all" if len(wanted.transports) > 1 else wanted.transports[0]]
     argv += ["--fault", wanted.fault] if wanted.fault else []
+    argv += ["--", *setup.server] if setup.server else []
     tell(f"starting policy and generator ({wanted.engine}): {setup.out / LOG}")
     follower = _Follower(setup.out / FACTS, tell)
     outcome = _run(setup, instruments, redactor, argv, LOG, setup.deadline_s, follower.tick)

@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from seatrial.loops.proof import proof
+from seatrial.loops.refits.rows import Refit, Rows, by_replica, sent_versions
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 from seatrial.probes.fingerprint import layer
 from seatrial.proving.naming import Hashes, Seen, differing, looks_like
 from seatrial.proving.record import Wrong
-from seatrial.proving.rows import Refit, Rows
 
 REFITS = "a refit after every step"
 EQUAL = "weights after each refit: bit-equal"
-METHODS = "every tensor is proven, and how"
 CONTROL = "stale weights are seen before each refit"
-BITS = ("read", "forward")
-KNOWN_METHODS = (*BITS, "compare")
-
-
-def by_replica(rows: Rows) -> dict[str, list[Refit]]:
-    """The refits of each replica, in the order in which they were written."""
-    found: dict[str, list[Refit]] = {}
-    for row in rows.refits:
-        found.setdefault(row.replica, []).append(row)
-    return found
-
-
-def sent_versions(rows: Rows) -> dict[int, Hashes]:
-    """What the policy sent, by version; what several ranks sent of one version is put together."""
-    found: dict[int, dict[str, str]] = {}
-    for row in rows.hashes:
-        if row.side == "sent":
-            found.setdefault(row.version, {}).update(row.hashes)
-    return dict(found)
 
 
 def changing(rows: Rows) -> list[Refit]:
@@ -161,19 +141,6 @@ def arrived(rows: Rows) -> list[CheckResult]:
     return [proof("what arrived is what was sent", not wrong and not unseen, value, Boundary.REFIT, "0", ", ".join(said))]
 
 
-def methods(rows: Rows) -> CheckResult:
-    """Each refit says for every name how its live bits were proven."""
-    short = [row for row in rows.refits if not row.refused and sum(row.methods.values()) != row.names]
-    blind = [row for row in rows.refits if not row.refused and not any(row.methods.get(method) for method in BITS)]
-    unknown = sorted({method for row in rows.refits for method in row.methods if method not in KNOWN_METHODS})
-    last = rows.refits[-1].methods if rows.refits else {}
-    value = ", ".join(f"{method} {last[method]}" for method in last) or "none"
-    said = "; ".join(f"refit {row.index}: {sum(row.methods.values())} of {row.names} names" for row in short[:3])
-    more = [f"unknown: {', '.join(unknown)}" if unknown else "", f"refit {blind[0].index}: no bits were read at all" if blind else ""]
-    said = "; ".join(filter(None, [said, *more]))
-    return proof(METHODS, bool(rows.refits) and not short and not unknown and not blind, value, Boundary.REFIT, "all names", said)
-
-
 def control(rows: Rows) -> CheckResult:
     """The negative control: whenever the policy moved, the generator was seen to lag before its refit and to be touched by it."""
     moved = changing(rows)
@@ -182,7 +149,7 @@ def control(rows: Rows) -> CheckResult:
     return proof(CONTROL, bool(moved) and not blind, f"{len(moved) - len(blind)} of {len(moved)}", Boundary.REFIT, "all", said)
 
 
-def _blind(row: Refit, sent: dict[int, Hashes]) -> bool:
+def _blind(row: Refit, sent: Mapping[int, Hashes]) -> bool:
     """Whether fewer names were seen stale, or touched, than moved. Outputs are not seen to be touched."""
     before, now = sent.get(row.version - 1, {}), sent.get(row.version, {})
     moved = max(1, sum(before.get(name) != value for name, value in now.items()) if before else 1)

@@ -33,7 +33,7 @@ from seatrial.trial.assess import judge_level
 from seatrial.trial.command import command_script
 from seatrial.trial.finish import FINAL, conclude, not_run, store
 from seatrial.trial.inject import stage
-from seatrial.trial.interpreter import Interpreter, find_interpreter
+from seatrial.trial.interpreter import Interpreter, engine_interpreters, find_interpreter
 from seatrial.trial.level import Bench, Limits, run_level
 from seatrial.trial.level_files import level_imports
 from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment, preflight
@@ -240,6 +240,7 @@ class _Conductor:
             changes=plan.changes,
             arguments=self.request.plan.arguments,  # those of the trial are redacted
             options={**plan.options, **self.request.options},
+            environments=engine_interpreters(),
         )
         instruments = stage(self.loop, self.request.out)
         return Bench(self.loop, context, instruments, dict(os.environ), self.redactor, self.request.limits, self.listener)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.launch.environments import Environments
+from seatrial.loops import engines
 from seatrial.model.errors import BlockedError
 from seatrial.model.loop import Loop
 from seatrial.model.record import Finding
@@ -20,6 +21,12 @@ class Interpreter:
     python: Path
     lock: str | None
     findings: tuple[Finding, ...]
+
+
+def engine_interpreters() -> dict[str, Path]:
+    """The interpreters of generation engines whose opt-in environment is built, by the environment's name."""
+    cache = Environments()
+    return {name: found.python for name, lock in engines.environments().items() if (found := cache.find(name, lock))}
 
 
 def find_interpreter(loop: Loop, own: Path | None, progress: Callable[[str], None], build: bool = True) -> Interpreter:

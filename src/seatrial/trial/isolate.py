@@ -27,6 +27,7 @@ from seatrial.report.isolate import matrix_md
 from seatrial.trial import conduct, rundir
 from seatrial.trial.command import command_script
 from seatrial.trial.finish import FINAL
+from seatrial.trial.interpreter import engine_interpreters
 from seatrial.trial.matrix import compared, conclude, first_missed
 from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment
 from seatrial.trial.progress import Listener
@@ -119,7 +120,7 @@ def _script(case: Case, isolation: Isolation, python: Path) -> str:
     loop = loop_of(plan)
     level = _level(loop, case.result.number)
     options = {**plan.options, **case.options(isolation)}
-    context = Context(place, python, plan.model, (level.name,), plan.changes, plan.arguments, options)
+    context = Context(place, python, plan.model, (level.name,), plan.changes, plan.arguments, options, engine_interpreters())
     directory = rundir.level_directory(place, plan.levels[0])
     import_path = (*context.import_path(), *loop.import_path(context), str(place / "instruments"))
     changed = settings(isolation.arguments, isolation.options) or "nothing"

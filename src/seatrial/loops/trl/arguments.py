@@ -23,10 +23,10 @@ OWNED: dict[str, tuple[str, str]] = {
     "ignore_data_skip": ("lora-resume", "the resumed run must go on with the data where the first stopped"),
     "save_steps": ("lora-resume", "the checkpoint in the middle is what is resumed from"),
     "beta": ("smoke lora-resume", "the reference model is part of the claim"),
-    "num_iterations": ("refit", "there is one refit per step"),
-    "steps_per_generation": ("refit", "there is one refit per step"),
+    "num_iterations": ("refit vllm", "there is one refit per step"),
+    "steps_per_generation": ("refit vllm", "there is one refit per step"),
 }
-LEAST_STEPS = {"smoke": 2, "lora-resume": 2, "refit": 3, "ranks": 2, "architectures": 2, "learning": 8}
+LEAST_STEPS = {"smoke": 2, "lora-resume": 2, "refit": 3, "vllm": 3, "ranks": 2, "architectures": 2, "learning": 8}
 
 
 def given(arguments: Sequence[str]) -> dict[str, str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.plain import Plain
-from seatrial.loops.trl import arguments, console, model_check, proofs, vacuity
+from seatrial.loops.trl import arguments, console, model_check, proofs, vacuity, vllm_python
 from seatrial.loops.trl.arguments import max_steps
 from seatrial.loops.trl.drive.fault_names import FAULTS
 from seatrial.model.knowledge import Level, Milestone, Signature
@@ -27,6 +29,11 @@ COMMON = (
     *("--dataloader_pin_memory", "false", "--seed", SEED, "--logging_nan_inf_filter", "false"),
 )
 REFERENCE = ("--beta", "0.04")
+SEPARATE = ("generator", "vllm")
+"""Processes that generate for the trainer; each is also a value of --rollouts."""
+MADE = ("tiny-dense", "tiny-untied", "tiny-moe", "tiny-vlm")
+UNTIED = "tiny-untied"
+"""Of level 3, unless a model is given: vLLM's CPU build cannot refit tied embeddings."""
 
 
 @cache
@@ -41,6 +48,16 @@ class Trl(Plain):
     title = "TRL"
     default_model = "tiny-dense"
     environment: str | None = "trl"
+
+    def options(self) -> Mapping[str, str]:
+        """One, a path."""
+        return {vllm_python.OPTION: vllm_python.MEANING}
+
+    def configured(self, options: Mapping[str, str]) -> Self:
+        """The same loop with them."""
+        made = copy.copy(super().configured(options))
+        made.chosen = {name: str(Path(text).absolute()) for name, text in options.items()}
+        return made
 
     def environments(self) -> Mapping[str, Path]:
         """The pinned environment."""
@@ -83,6 +100,9 @@ class Trl(Plain):
                 )
             case "refit":
                 return (make.train("run", ("--rollouts", "generator"), ()),)
+            case "vllm":
+                server = ("--rollouts", "vllm", "--vllm-python", str(vllm_python.interpreter(context) or "PYTHON-WITH-VLLM"))
+                return (make.train("run", server, (), model=UNTIED if context.model == self.default_model else None),)
             case "ranks":
                 # Without --use_cpu, accelerate starts two independent runs on a machine without GPUs.
                 cpu = ("--use_cpu", "true")
@@ -98,21 +118,24 @@ class Trl(Plain):
         raise AssertionError(f"level {level.number} has no phases")
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
-        """A given model must be a local directory with weights and a tokenizer, and its tokenizer must load offline."""
+        """A given model must be a local directory with weights and a tokenizer, and its tokenizer must load offline; level 3 needs vLLM."""
         wrong = arguments.findings(context.levels, context.arguments)
         if wrong:
             return wrong
+        server = vllm_python.findings(context)
         if context.model.startswith("tiny-"):
-            known = ("tiny-dense", "tiny-moe", "tiny-vlm")
-            ok = context.model in known
-            message = f"{context.model} is made locally" if ok else f"no such model: {context.model}; known: {', '.join(known)}"
-            return (Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix="" if ok else f"--model {known[0]}"),)
-        return model_check.model_findings(Path(context.model), context.python)
+            ok = context.model in MADE
+            message = f"{context.model} is made locally" if ok else f"no such model: {context.model}; known: {', '.join(MADE)}"
+            return (Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix="" if ok else f"--model {MADE[0]}"), *server)
+        return (*model_check.model_findings(Path(context.model), context.python), *server)
 
-    def limitations(self, level: Level, context: Context) -> tuple[str, ...]:  # noqa: ARG002 - the contract
-        """A model that was made here has no pretrained weights."""
+    def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
+        """A model that was made here has no pretrained weights, and level 3's is another than that of the other levels."""
+        if context.model != self.default_model:
+            return ()
         made = "a tiny model with random weights, made locally: no pretrained weights were tested"
-        return (made,) if context.model == self.default_model else ()
+        other = f"an untied Llama ({UNTIED}) stood in for {self.default_model}, whose embeddings are tied: none such were refitted"
+        return (made, other) if level.name == vllm_python.LEVEL else (made,)
 
     def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
         """One metrics.jsonl per phase; a level with several phases tells them apart by prefix."""
@@ -188,7 +211,7 @@ class _Maker:
             env={"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
             | {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
             steps=self.steps(),
-            processes=("driver", *(f"rank{rank}" for rank in range(1, ranks)), *(("generator",) if "generator" in options else ())),
+            processes=("driver", *(f"rank{rank}" for rank in range(1, ranks)), *(kind for kind in SEPARATE if kind in options)),
         )
 
 

@@ -7,14 +7,13 @@ a missed proof, never an absent one.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.facts import Facts, Row, read_facts
+from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.proof import differing, equal, proof
+from seatrial.loops.trl.refits import refits, served
 from seatrial.loops.trl.training import changed, states, trained
 from seatrial.loops.trl.trajectory import RELATIVE, same_trajectory, within_tolerance
 from seatrial.model.knowledge import Level
@@ -24,7 +23,6 @@ from seatrial.model.verdict import Boundary
 
 CHECKPOINT_FILES = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 IMAGE_EFFECT = 1e-6
-TRANSPORTS = ("full", "packed", "sparse")
 
 
 def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
@@ -39,6 +37,7 @@ def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult,
             *resume(directory, facts.get("full"), facts.get("resumed"), metrics),
         ],
         "refit": lambda: [*trained(run, metrics, ""), *refits(run)],
+        "vllm": lambda: [*trained(run, metrics, ""), *served(run)],
         "ranks": lambda: [*trained(facts.get("one"), metrics, "one/"), *ranks(facts.get("one"), facts.get("two"), metrics)],
         "architectures": lambda: [
             *moe(facts.get("moe")),
@@ -96,94 +95,6 @@ def resume(directory: Path, full: Facts | None, resumed: Facts | None, metrics: 
     for part in ("weights", "optimizer", "scheduler", "generators"):
         made.append(equal(f"final {part} of both runs", full_end.get(part), resumed_end.get(part)))
     return made
-
-
-def refits(facts: Facts | None) -> list[CheckResult]:
-    """Every refit delivered every bit; the first changed nothing; each later one found the generator stale."""
-    rows = facts.of("refit") if facts else []
-    later = rows[1:]
-    wrong = list(dict.fromkeys(name for row in rows for name in row["wrong_names"]))
-    bad = sum(bool(row["wrong_names"]) for row in rows)
-    same = all(row["produced"] == row["consumed"] and row["names"] > 0 for row in rows)
-    noop = bool(rows) and rows[0]["stale_names"] == 0 and rows[0]["touched_names"] == 0
-    seen = [row for row in later if row["stale_names"] > 0 and row["stale_max_dlogp"] is not None]
-    other = facts.one("process", process="generator") if facts else None
-    names = rows[0]["names"] if rows else 0
-    run = facts.one("parameters", process="driver") if facts else None
-    steps = max(2, run["max_steps"]) if run else 2
-    return [
-        proof(
-            "generation runs in its own process",
-            other is not None,
-            f"pid {other['pid']} on {other['device']}" if other else "no facts",
-            Boundary.ROLLOUT,
-        ),
-        proof("a refit before every generation", bool(run) and len(rows) >= steps, f"{len(rows)} refits", Boundary.REFIT, f">= {steps}"),
-        proof(
-            "weights after each refit: bit-equal",
-            bool(rows) and same and not wrong,
-            f"{names} tensors, {bad} of {len(rows)} refits wrong",
-            Boundary.REFIT,
-            "all",
-            ", ".join(wrong[:3]),
-        ),
-        proof("the generator ties what the trainer ties", _same_tie(facts, other), f"{(other or {}).get('tied')}", Boundary.REFIT),
-        proof("first refit changes nothing", noop, f"{rows[0]['touched_names']} touched" if rows else "no facts", Boundary.REFIT, "0"),
-        proof(
-            "stale weights are detected each time",
-            bool(later) and len(seen) == len(later),
-            f"{len(seen)} of {len(later)}",
-            Boundary.REFIT,
-            "all",
-        ),
-        *_transports(rows),
-        _stamped(rows, facts.of("samples") if facts else []),
-    ]
-
-
-def _transports(rows: list[Row]) -> list[CheckResult]:
-    """Every transport brought weights over, and a baseline was taken for the generator's only when its fingerprint said so."""
-    good = [row for row in rows if row.get("committed")]
-    used = Counter(row["transport"] for row in good)
-    modes = Counter[str]()
-    for row in good:
-        if (row["transport"], row["kind"]) == ("sparse", "difference"):
-            modes.update({mode: count for mode, count in row["modes"].items() if mode != "same"})
-    value = ", ".join(f"{name} {used[name]}" for name in TRANSPORTS)
-    coded = ", ".join(f"{mode} {count}" for mode, count in sorted(modes.items())) or "none"
-    honest = all(row.get("committed") == (row["produced"] == row["consumed"] and row["refused"] is None) for row in rows)
-    sizes = all(row["bytes"] > 0 and row["elements"] > 0 for row in rows)
-    return [
-        proof(
-            "every transport was used",
-            all(used[name] for name in TRANSPORTS) and bool(modes) and sizes,
-            f"{value}; differences: {coded}",
-            Boundary.REFIT,
-            "full, packed, sparse with a difference",
-        ),
-        proof(
-            "committed only after the generator's fingerprint matched",
-            bool(good) and honest,
-            f"{len(good)} of {len(rows)} committed",
-            Boundary.REFIT,
-            "exactly those that are bit-equal",
-        ),
-    ]
-
-
-def _stamped(rows: list[Row], samples: list[Row]) -> CheckResult:
-    """Versions grow, and each batch of samples carries the version of the refit before it."""
-    versions = [row["version"] for row in rows]
-    grows = all(one < two for one, two in pairwise(versions))
-    held = [(row["step"], row["version"]) for row in rows]
-    right = sum(one == two for one, two in zip(held, ((row["step"], row["version"]) for row in samples), strict=False))
-    whole = bool(rows) and len(samples) == len(rows) == right and all(row["count"] > 0 for row in samples)
-    return proof("samples carry the version of the last refit", whole and grows, f"{right} of {len(rows)} batches", Boundary.REFIT, "all")
-
-
-def _same_tie(facts: Facts | None, other: Mapping[str, Any] | None) -> bool:
-    found = facts.one("loaded") if facts else None
-    return found is not None and other is not None and found["tied"] == other["tied"]
 
 
 def ranks(one: Facts | None, two: Facts | None, metrics: Metrics) -> list[CheckResult]:

@@ -207,9 +207,9 @@ class Call:
         for name, value in found.items():
             expected = self.cast if name in casts else self.hashes
             expected = self.unsigned if methods.get(name) == "forward" else expected
-            own[name] = self.hashes[name] if value == expected.get(name) else value
+            own[name] = self.hashes[name] if name in self.hashes and value == expected.get(name) else value
         recorder.live.last = own
-        wrong = [name for name in own if own[name] != self.hashes[name]]
+        wrong = [name for name in own if own[name] != self.hashes.get(name)]
         stale = sum(before.get(name) != value for name, value in self.hashes.items())
         touched = sum(before.get(name) != value for name, value in own.items())
         recorder.write("hashes", side="live", version=version, replica=replica, hashes=own, casts=casts)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import signal
 import sys
 from collections import Counter
@@ -111,8 +112,13 @@ class Engine:
         return [sample.tokens for sample in done], done[0].version
 
     def logprobs(self, rows: Sequence[Sequence[int]], width: int) -> list[list[float]]:
-        """What the server gives the tokens after the prompts."""
-        return self.client.logprobs(rows, [width] * len(rows))
+        """What the server gives the tokens after the prompts; NaN where it has numbers that JSON cannot say."""
+        try:
+            return self.client.logprobs(rows, [width] * len(rows))
+        except ServerError as error:
+            if "not JSON compliant" not in str(error):
+                raise
+            return [[math.nan] * (len(row) - width) for row in rows]
 
     def cover(self) -> dict[str, Any]:
         """The coverage over all refits so far."""

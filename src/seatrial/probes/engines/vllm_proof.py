@@ -8,6 +8,7 @@ A tied weight that the engine packed under a second name counts as a copy of its
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import time
 import weakref
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.probes import fingerprint
-from seatrial.probes.engines import vllm_reader
+from seatrial.probes.engines import vllm_outputs, vllm_reader
 from seatrial.probes.engines.vllm_reader import Layout, Photograph
 from seatrial.probes.refit import coordinates, coverage
 
@@ -59,9 +60,11 @@ class Proof:
         """Why the last payload was refused."""
         self.map: coordinates.Map | None = None
         self.layout = Layout()
-        self.fresh: Any = None
-        """The twin that the map was learned on; None when it was learned on the live model."""
+        self._ties: dict[str, str] = {}
+        """Runtime names over the memory of another one, before vLLM packed anything."""
         self._watch: coverage.Watch | None = None
+        self._loose: tuple[str, ...] = ()
+        """Runtime tensors that no exported element explains: they must keep their bits."""
 
     @property
     def model(self) -> Any:
@@ -85,10 +88,10 @@ class Proof:
         if through == "twin":
             # The configuration is this worker's own; what a layout needs twins for is used up by learning it.
             self.layout = vllm_reader.learn(lambda: vllm_reader.twin(self.config), lambda made: vllm_reader.processed(made, self.config))
-            self.fresh = vllm_reader.twin(self.config)
-            self.map = coordinates.learn(self.fresh, self.fresh.load_weights, reference)
+            learner = vllm_reader.twin(self.config)
+            self.map = coordinates.learn(learner, learner.load_weights, reference)
         elif through == "live":
-            self.layout, self.fresh = Layout(), None
+            self.layout, learner = Layout(), self.model
             device = next(self.model.parameters()).device
             # Only layouts are needed: one element each, stretched, so that ids are made on the device and the weights stay on the host.
             shapes = {name: torch.empty((), dtype=value.dtype, device=device).expand(value.shape) for name, value in reference.items()}
@@ -98,6 +101,12 @@ class Proof:
             raise ValueError(f"seatrial_map: through {through!r}; known: twin, live")
         restored = fingerprint.model(self.model) == before
         self._watch = coverage.Watch(self.see(), self.map)
+        self._watch.module = None  # where weights are packed, a photograph is a second copy of them
+        sorted_ = coverage.classify(learner, self.map, {})
+        self._ties = sorted_.shared
+        self._loose = (*sorted_.constant, *(name for name, owner in self._ties.items() if owner in sorted_.constant))
+        del learner
+        gc.collect()  # the layers of a twin refer to themselves by their loaders: its weights would stay
         return {
             "through": through,
             "elements": sum(value.numel() for value in reference.values()),
@@ -133,29 +142,20 @@ class Proof:
     def look(self) -> None:
         """Take note of what a load changed, for the coverage."""
         if self._watch is not None:
-            self._watch.module = self.see()
-            self._watch.look()
+            self._watch.look(self.see())
 
     def coverage(self, replica: str = "0") -> dict[str, Any]:
         """What became of every runtime tensor and every exported name: the fact."""
         self.look()
         learned = self.learned()
         assert self._watch is not None
-        # Ties show in a model before processing only: packing replaces what was shared.
-        module = self.model if self.fresh is None else self.fresh
-        return coverage.classify(module, learned, self._watch.touched, self._watch.moved).row(replica, [])
+        return coverage.classify(self.model, learned, self._watch.touched, self._watch.moved, self._ties).row(replica, [])
 
-    def copies(self) -> dict[str, str]:
-        """Packed runtime names that are tied to a mapped one -> that one."""
-        if self.fresh is None:
-            return {}
-        mapped, found = self.learned().tables, {}
-        places = {value.data_ptr(): name for name, value in fingerprint.named_state(self.fresh) if name in mapped}
-        for name, value in fingerprint.named_state(self.fresh):
-            owner = places.get(value.data_ptr(), name)
-            if owner != name and name in self.layout.shapes:
-                found[name] = owner
-        return found
+    def copies(self, seen: Photograph) -> dict[str, str]:
+        """Runtime names that were tied to a mapped one and have memory of their own: packed, or untied by a reload."""
+        held, mapped = seen.tensors, self.learned().tables
+        tied = {name: owner for name, owner in self._ties.items() if owner in mapped and held[name].shape == held[owner].shape}
+        return {name: owner for name, owner in tied.items() if held[name].data_ptr() != held[owner].data_ptr()}
 
     def gathered(self, seen: Photograph, reference: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any]]:
         """Exported names that are wholly here with their live tensors, one after the other; once more for each tied copy."""
@@ -173,7 +173,10 @@ class Proof:
                 yield name, made
 
     def hashes(self, seen: Photograph, reference: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """The fingerprint of every exported name that is wholly here; copies that disagree give one that no weights have."""
+        """The fingerprint of every exported name that is wholly here; copies that disagree give one that no weights have.
+
+        A buffer that changed though no load explains it is there under its runtime name, which nobody sent.
+        """
         names: list[str] = []
 
         def numbered() -> Iterator[tuple[str, Any]]:  # a tied name comes once for each copy
@@ -187,23 +190,37 @@ class Proof:
             if found.setdefault(name, value) != value:
                 found[name] = f"torn-{found[name]}-{value}"
         found |= {name: f"output-off-{gap:g}" for name, (_, gap) in self._disagreeing(seen).items() if name in found}
-        return {name: found[name] for name in self.learned().ids.names if name in found}
+        moved = {name: f"moved-{value}" for name, value in self._moved(seen).items()}
+        return {name: found[name] for name in self.learned().ids.names if name in found} | moved
+
+    def _moved(self, seen: Photograph) -> dict[str, str]:
+        """Runtime tensors that changed since the map was learned, although nothing that is exported reaches them: name and hash.
+
+        Rotary tables and other buffers that a reload damages. Nobody can say what they should be now.
+        """
+        assert self._watch is not None
+        first, places = self._watch.history[0], dict[tuple[Any, ...], str]()
+        for name in self._loose:  # layers share their tables as long as nobody breaks that: each is hashed once
+            value = seen.tensors[name]
+            places.setdefault((value.data_ptr(), value.shape, value.stride(), first[name]), name)
+        now = fingerprint.tensors((name, seen.tensors[name]) for name in places.values())
+        return {name: value for name, value in now.items() if value != first[name]}
 
     def _disagreeing(self, seen: Photograph) -> dict[str, tuple[str, float]]:
-        """Exported names of experts whose module gives another output than plain torch: runtime name and deviation."""
-        if next(vllm_reader.experts(self.model), None) is None:
+        """Exported names whose module gives another output than plain torch: runtime name and deviation."""
+        if self.config is None and next(vllm_reader.experts(self.model), None) is None:  # no engine, no kernels of its own
             return {}
         from vllm.config import set_current_vllm_config
 
         with set_current_vllm_config(self.config):
-            gaps = vllm_reader.disagreeing(self.model, seen)
+            gaps = vllm_outputs.disagreeing(self.model, seen.tensors) | vllm_reader.disagreeing(self.model, seen)
         return {name: (runtime, gap) for runtime, gap in gaps.items() for name in self.learned().held.get(runtime, ())}
 
     def _views(self, seen: Photograph) -> list[tuple[Photograph, coordinates.Map]]:
         """What to look at through which part of the map: the weights, then each tied copy in the place of its owner."""
         known = self.learned()
         views = [(seen, known)]
-        for name, owner in self.copies().items():
+        for name, owner in self.copies(seen).items():
             view = Photograph({**seen.tensors, owner: seen.tensors[name]}, {**seen.methods, owner: seen.methods[name]})
             views.append((view, dataclasses.replace(known, tables={owner: known.tables[owner]})))
         return views
@@ -222,7 +239,7 @@ class Proof:
     def wrong(self, seen: Photograph, reference: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """What differs from the reference, element for element, also where this rank holds only parts."""
         found: dict[str, dict[str, Any]] = {}
-        plain, copies = _Unsigned(reference), self.copies()
+        plain, copies = _Unsigned(reference), self.copies(seen)
         for view, used in self._views(seen):
             for runtime, table in used.tables.items():
                 method = view.methods[runtime]
@@ -232,7 +249,7 @@ class Proof:
                     found.setdefault(name, _row(wrong.count, wrong.first, wrong.total, where, method))
         for name, (runtime, gap) in self._disagreeing(seen).items():
             found.setdefault(name, {**_row(0, 0, 0, runtime, "compare"), "output_gap": gap})
-        return found
+        return found | {name: {**_row(0, 0, 0, name, "read"), "moved": True} for name in self._moved(seen)}
 
 
 @contextmanager
@@ -257,6 +274,9 @@ class _Unsigned(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         value = self._reference[name]
         return value + 0.0 if value.is_floating_point() else value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._reference
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._reference)

@@ -91,34 +91,55 @@ def processed(model: Any, config: Any) -> None:
 
 
 def learn(build: Callable[[], Any], process: Callable[[Any], None]) -> Layout:
-    """How processing keeps each parameter, from as many twins as the numbers of its elements have digits."""
+    """How processing keeps each parameter. One twin of random numbers shows what comes back as it was; only the rest is numbered."""
     import torch
 
-    layout, places, step = Layout(), dict[str, Any](), 0
-    while True:
-        fresh = build()
-        # Buffers are left alone: rotary tables are shared with the live model.
-        raw = {name: value for name, value in fresh.named_parameters(remove_duplicate=False) if str(value.dtype) in EXACT}
-        shapes, steps = {name: tuple(value.shape) for name, value in raw.items()}, max(map(_digits, raw.values()))
-        for value in raw.values():
-            base = EXACT[str(value.dtype)]
-            numbers = torch.arange(1, value.numel() + 1).div(base**step, rounding_mode="floor") % base
-            value.data.copy_(numbers.reshape(value.shape))
-        process(fresh)
-        for name, value in fresh.named_parameters(remove_duplicate=False):
-            if name in raw:
-                places[name] = places.get(name, 0) + value.detach().reshape(-1).to(torch.int64) * EXACT[str(value.dtype)] ** step
-        step += 1
-        if step >= steps:
-            break
-    owners = dict(fresh.named_modules(remove_duplicate=False))
+    layout, fresh, draw = Layout(), build(), torch.Generator().manual_seed(1)
+    raw = _numeric(fresh)
+    shapes = {name: tuple(value.shape) for name, value in raw.items()}
+    for value in raw.values():
+        value.data.random_(0, EXACT[str(value.dtype)], generator=draw if value.device.type == "cpu" else None)
+    before = fingerprint.tensors(raw.items())
+    process(fresh)
+    owners, after = dict(fresh.named_modules(remove_duplicate=False)), dict(fresh.named_parameters(remove_duplicate=False))
+    changed = []
     for name, shape in shapes.items():
         owner = owners[name.rpartition(".")[0]]
         if len(shape) == 2 and hasattr(owner, "cpu_linear") and not _embeds(owner):
             layout.shapes[name] = shape
-        elif not torch.equal(places[name] - 1, torch.arange(torch.Size(shape).numel())):
-            layout.shapes[name], layout.permuted[name] = shape, places[name] - 1
+        elif fingerprint.tensor_hash(after[name]) != before[name]:
+            changed.append(name)
+    del fresh, raw, owners, after
+    for name, places in _numbered(build, process, changed).items():
+        if not torch.equal(places, torch.arange(torch.Size(shapes[name]).numel())):
+            layout.shapes[name], layout.permuted[name] = shapes[name], places
     return layout
+
+
+def _numeric(model: Any) -> dict[str, Any]:
+    """Parameters that can hold numbers. Buffers are left alone: rotary tables are shared with the live model."""
+    return {name: value for name, value in model.named_parameters(remove_duplicate=False) if str(value.dtype) in EXACT}
+
+
+def _numbered(build: Callable[[], Any], process: Callable[[Any], None], names: list[str]) -> dict[str, Any]:
+    """For each place of these parameters after processing, the number of its element before, -1 for none: a twin per digit."""
+    import torch
+
+    places: dict[str, Any] = dict.fromkeys(names, -1)
+    step = steps = 0
+    while names and step <= steps:
+        fresh = build()
+        raw = {name: value for name, value in _numeric(fresh).items() if name in names}
+        bases, steps = {name: EXACT[str(value.dtype)] for name, value in raw.items()}, max(map(_digits, raw.values())) - 1
+        for name, value in raw.items():
+            numbers = torch.arange(1, value.numel() + 1).div(bases[name] ** step, rounding_mode="floor") % bases[name]
+            value.data.copy_(numbers.reshape(value.shape))
+        process(fresh)
+        after = dict(fresh.named_parameters(remove_duplicate=False))
+        for name in names:
+            places[name] = places[name] + after[name].detach().reshape(-1).to(torch.int64) * bases[name] ** step
+        step += 1
+    return places
 
 
 def _digits(value: Any) -> int:
@@ -175,6 +196,8 @@ def _forwarded(name: str, layer: Any, shape: tuple[int, ...], value: Any) -> Any
         if tuple(answer.shape) != (stop - start, shape[0]):
             raise CannotRead(f"{name}: the layer answers {tuple(answer.shape)} to {tuple(units.shape)}, its weights are {shape}")
         result[:, start:stop] = answer.t()
+        # One row alone: engines have kernels for few rows, which may have weights of their own.
+        result[:, start] = layer.quant_method.apply(layer, units[:1], None)[0]
     return result.add_(0.0)  # no negative zeros
 
 

@@ -85,10 +85,11 @@ class Watch:
         self._padding: list[dict[str, str]] = []
         self.look()
 
-    def look(self) -> None:
-        """Take the fingerprints of this moment."""
-        self.history.append(fingerprint.model(self.module))
-        live = dict(fingerprint.named_state(self.module))
+    def look(self, module: Any = None) -> None:
+        """Take the fingerprints of this moment; of another module that stands in for the first, if one is given."""
+        module = self.module if module is None else module
+        self.history.append(fingerprint.model(module))
+        live = dict(fingerprint.named_state(module))
         self._padding.append({name: fingerprint.tensor_hash(rest(live[name], self.map.tables[name])) for name in _padded(self.map)})
 
     @property
@@ -102,8 +103,13 @@ class Watch:
         return _changes(self._padding)
 
 
-def classify(module: Any, learned: Map, touched: Mapping[str, str], moved: Collection[str] = ()) -> Coverage:
-    """Sort every parameter and buffer. `touched` and `moved` as of a `Watch` over loads of different weights."""
+def classify(
+    module: Any, learned: Map, touched: Mapping[str, str], moved: Collection[str] = (), ties: Mapping[str, str] | None = None
+) -> Coverage:
+    """Sort every parameter and buffer. `touched` and `moved` as of a `Watch` over loads of different weights.
+
+    `ties`: which name shares the memory of which, where the module does not show that any more.
+    """
     written: list[str] = []
     shared: dict[str, str] = {}
     derived: dict[str, str] = {}
@@ -113,7 +119,7 @@ def classify(module: Any, learned: Map, touched: Mapping[str, str], moved: Colle
         begin = value.data_ptr()
         end = begin + value.numel() * value.element_size()
         spans = owners.setdefault(value.untyped_storage().data_ptr(), [])
-        owner = next((other for other, *span in spans if _inside(value, begin, end, *span)), None)
+        owner = next((other for other, *span in spans if _inside(value, begin, end, *span)), None) if ties is None else ties.get(name)
         if owner is not None:
             shared[name] = owner
             continue
@@ -127,7 +133,7 @@ def classify(module: Any, learned: Map, touched: Mapping[str, str], moved: Colle
         else:
             constant.append(name)
     own = dict(module.named_parameters(remove_duplicate=False))
-    idle = tuple(name for name in constant if name in own and own[name].numel())
+    idle = tuple(name for name in constant if name in own and learned.sizes[name])
     padding = {name: Padding(learned.unwritten[name], name not in moved) for name in _padded(learned)}
     lists = tuple(written), shared, derived, tuple(constant), idle
     return Coverage(*lists, padding, dict(learned.unconsumed), dict(learned.unwritten), dict(learned.opaque))
@@ -144,9 +150,10 @@ def unconsumed(maps: Sequence[Map]) -> dict[str, int]:
 
 
 def misplaced(learned: Map, fused: Mapping[str, tuple[tuple[str, ...], ...]] = FUSED) -> dict[str, str]:
-    """Runtime tensors that hold what their name does not say: another layer, another part, slots or experts out of order.
+    """Runtime tensors that hold what their name does not say: another layer, another part, slots or experts out of order, or
+    the elements of one exported tensor in another order than exported. Whether a rearrangement is meant, no map can show.
 
-    A runtime module with a name of its own that holds one exported tensor is judged by its layer only.
+    A runtime module with a name of its own that holds one exported tensor is judged by its layer and its order only.
     """
     import torch
 
@@ -164,6 +171,8 @@ def misplaced(learned: Map, fused: Mapping[str, tuple[tuple[str, ...], ...]] = F
             found[runtime] = f"its slots are out of order: {', '.join(holds)}"
         elif slots is None and len(set(holds)) > 1:
             found[runtime] = f"it holds {len(set(holds))} exported tensors and nobody said in which order: name its slots in `fused`"
+        elif (name := _rearranged(table, learned.ids.names)) is not None:
+            found[runtime] = f"it holds the elements of {name} in another order than exported, and nothing shows that this is meant"
     return found
 
 
@@ -226,6 +235,16 @@ def _alien(name: str, runtime: str, parts: Collection[str], slots: tuple[tuple[s
     if slots is not None and _part(name) != _part(runtime):
         return not any(_part(name) in slot for slot in slots)
     return _part(runtime) in parts and _part(name) != _part(runtime)
+
+
+def _rearranged(table: Table, names: Sequence[str]) -> str | None:
+    """An exported tensor whose elements do not follow each other as exported: transposed, permuted, or there twice."""
+    import torch
+
+    order = torch.argsort(table.owner, stable=True)  # runs are ordered by their place at runtime
+    owner, start = table.owner[order], table.export_start[order]
+    back = (owner[1:] == owner[:-1]) & (start[1:] <= start[:-1])
+    return names[int(owner[1:][back][0])] if bool(back.any()) else None
 
 
 def _place(name: str, slots: tuple[tuple[str, ...], ...]) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """Tiny models and tokenizers, made locally: nothing is downloaded.
 
 The same name gives the same bits on every machine with the same libraries: weights come from a fixed seed.
-`dense` is a two-layer Qwen2 with tied embeddings, `untied` a two-layer Llama without, `moe` a two-layer Qwen3-MoE with four experts, `vlm` a LLaVA
-with a one-layer CLIP tower whose image processor needs only Pillow.
+`dense` is a two-layer Qwen2 with tied embeddings, `untied` a two-layer Llama without, `moe` a two-layer Qwen3-MoE with
+four experts, `vlm` a LLaVA with a one-layer CLIP tower whose image processor needs only Pillow.
 """
 
 from __future__ import annotations

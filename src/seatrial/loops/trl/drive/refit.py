@@ -163,7 +163,7 @@ class RefittedRollouts:
         """The weights as they are sent: tied ones once."""
         return {name: value.detach().cpu() for name, value in model.named_parameters()}
 
-    def seen(self, after: Mapping[str, str], wrong: Sequence[str]) -> dict[str, Any]:  # noqa: ARG002 - for those who know more
+    def seen(self, after: Mapping[str, str], wrong: Sequence[str]) -> dict[str, Any]:
         """How the live weights were read, and what is known of those that are wrong."""
         return {"methods": {"read": len(after)}}
 
@@ -200,7 +200,7 @@ class RefittedRollouts:
             "touched_names": len(fingerprint.differing(before, after)),
             "fresh_max_dlogp": self.gap(model, pad),
         }
-        self.note(row)
+        self.note(row, applied["version"])
 
     def commit(self, root: str, version: int) -> str | None:
         """Take what the generator holds for the baseline, or return why not."""
@@ -211,10 +211,10 @@ class RefittedRollouts:
             return error.reason
         return None
 
-    def note(self, row: dict[str, Any]) -> None:
-        """Write the facts of a refit that was applied."""
+    def note(self, row: dict[str, Any], version: int) -> None:
+        """Write the facts of a refit that was applied, and the version that the generator says it holds."""
         facts.append(self.facts, row)
-        held = {key: row[key] for key in ("replica", "incarnation", "version")}
+        held = {"replica": row["replica"], "incarnation": row["incarnation"], "version": version}
         facts.append(self.facts, {"fact": "version", **held, "root": row["consumed"]})
         stale, fresh = row["stale_max_dlogp"], row["fresh_max_dlogp"]
         if stale is not None:

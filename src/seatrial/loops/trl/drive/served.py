@@ -8,6 +8,7 @@ first refit; how each tensor was read is part of the fact. The coverage over all
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from seatrial.loops.trl.drive.refit import Ended, RefittedRollouts
 from seatrial.probes import facts
 from seatrial.probes.engines.serve import Server
 from seatrial.probes.engines.vllm_client import Client, ServerError
-from seatrial.probes.refit import payload
+from seatrial.probes.refit import coverage, payload
 from seatrial.probes.refit.errors import RefitRefused
 
 PROCESS = "vllm"
@@ -67,10 +68,10 @@ class Engine:
         self.client.start()
         self.ready = True
 
-    def finish(self, imports: Path, under_test: Sequence[str]) -> None:
+    def finish(self, imports: Path, under_test: Sequence[str], never_changed: Sequence[str]) -> None:
         """Write what became of every runtime tensor, and which files of the checkouts the worker loaded."""
         covered = self.ask("rpc", method="seatrial_coverage")
-        facts.append(self.facts, {**covered, "fact": "coverage", "replica": 0})
+        facts.append(self.facts, {**covered, "fact": "coverage", "replica": 0, "never_changed": list(never_changed)})
         roots = sorted({item.split("=", 1)[1] for item in under_test})
         self.ask("rpc", method="seatrial_loaded", path=str(imports / "loaded.jsonl"), process=PROCESS, roots=roots)
 
@@ -79,10 +80,10 @@ class Engine:
         try:
             return getattr(self, f"_{do}")(**request)
         except ServerError as error:
-            code = self._code()
+            code, cause = self._code(), self._cause()
             if code is not None:
-                raise Ended(f"the generation process ended with code {code} at {do!r}") from None
-            raise RuntimeError(f"the generation process failed at {do!r}: {error}") from error
+                raise Ended(f"the generation process ended with code {code} at {do!r}{cause}") from None
+            raise RuntimeError(f"the generation process failed at {do!r}: {error}{cause}") from None
 
     def _code(self) -> int | None:
         """How the server ended; None when it lives."""
@@ -90,6 +91,12 @@ class Engine:
             return self.server.process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             return None
+
+    def _cause(self) -> str:
+        """The last error that the engine itself logged; the server only says that there was one."""
+        log = self.server.log.read_text(encoding="utf-8", errors="replace")
+        said = re.findall(r"^\(EngineCore.* ERROR .*\] (\w+(?:Error|Exception): .*)$", log, re.MULTILINE)
+        return f": {said[-1]}" if said else ""
 
     def _call(self, route: str, method: str) -> Any:
         return self.client.call(route, method=method)
@@ -106,13 +113,11 @@ class Engine:
 
     def _load(self, path: str) -> dict[str, Any]:
         self.loads += 1
-        version = payload.read(Path(path)).header.version
-        if self.fault == "skip-refit" and self.loads > 1:
-            return {"version": version}
         if self.fault == "dead-generator" and self.loads == FAULTY_LOAD:
             os.killpg(self.server.process.pid, signal.SIGKILL)
         try:
-            self.client.refit(path, version)
+            if self.fault != "skip-refit" or self.loads == 1:
+                self.client.refit(path, payload.read(Path(path)).header.version)
         except ServerError:
             refused = self._rpc("seatrial_version")["refused"]  # the route says only that it failed
             if refused is None:
@@ -147,6 +152,7 @@ class ServedRollouts(RefittedRollouts):
     def __init__(self, engine: Engine, imports: Path, under_test: Sequence[str], metrics_path: Path, seed: int) -> None:
         super().__init__(engine, engine.facts, metrics_path, seed)
         self.engine, self.imports, self.under_test = engine, imports, under_test
+        self.history: list[Mapping[str, str]] = []
 
     def export(self, model: Any) -> dict[str, Any]:
         """The weights under the names of a checkpoint, which is what vLLM loads; the server finds them as its reference."""
@@ -161,6 +167,7 @@ class ServedRollouts(RefittedRollouts):
 
     def seen(self, after: Mapping[str, str], wrong: Sequence[str]) -> dict[str, Any]:
         """By which method each tensor was read; of a wrong one, where it is held and how many elements differ."""
+        self.history.append(after)
         methods = dict(Counter(self.engine.methods[name] for name in after))
         found = self.engine.ask("rpc", method="seatrial_verify", reference=str(self.engine.reference))["wrong"] if wrong else {}
         for name in wrong[:5]:
@@ -170,4 +177,4 @@ class ServedRollouts(RefittedRollouts):
 
     def finish(self) -> None:
         """The proofs that need the whole run."""
-        self.engine.finish(self.imports, self.under_test)
+        self.engine.finish(self.imports, self.under_test, coverage.never_changed(self.history))

@@ -50,7 +50,7 @@ class Refit(Row):
     stale_max_dlogp: Number | None = None
     fresh_max_dlogp: Number | None = None
     replica: Text
-    incarnation: Text | None = None
+    incarnation: Text
     methods: dict[str, Count]
     refused: Word | None
 
@@ -62,6 +62,7 @@ class Hashes(Row):
     version: Count
     step: Count | None = None
     replica: Text | None = None
+    incarnation: Text | None = None
     hashes: dict[str, Word]
     zeros: list[str] = []
     nans: dict[str, Count] = {}
@@ -125,9 +126,9 @@ class Version(Row):
 class Sample(Row):
     """One sampled sequence, with the version that its replica held when it was asked for."""
 
-    id: Text
+    id: Annotated[Text, Field(min_length=1)]
     version: Count | None
-    replica: Text | None = None
+    replica: Text
 
 
 class Mismatch(Row):
@@ -146,6 +147,18 @@ class Mismatch(Row):
     max_abs: Number
 
 
+class Attached(Row):
+    """What a hook found of one class or module of upstream."""
+
+    side: Literal["policy", "generator"]
+    module: Word
+    owner: str
+    owner_found: bool
+    found: list[str]
+    missing: list[str]
+    optional: bool
+
+
 R = TypeVar("R", bound=Row)
 
 
@@ -161,6 +174,11 @@ class Rows:
     """Versions and samples in the order in which they were written."""
     mismatches: tuple[Mismatch, ...] = ()
     problems: tuple[str, ...] = field(default=())
+
+    def lives(self) -> set[tuple[str, str]]:
+        """Incarnation and replica, wherever they are said together."""
+        found = {(row.incarnation, row.replica) for row in self.refits} | {(row.incarnation, row.replica) for row in self.versions()}
+        return found | {(row.incarnation, row.replica) for row in self.hashes if row.incarnation is not None and row.replica is not None}
 
     def versions(self) -> tuple[Version, ...]:
         """What replicas said."""
@@ -182,6 +200,9 @@ def typed(facts: Facts) -> Rows:
     def read(kind: str, model: type[R]) -> tuple[R, ...]:
         return tuple(made for row in facts.of(kind) if (made := _read(kind, model, row, problems)))
 
+    for attached in read("attached", Attached):
+        if attached.found and not attached.owner_found:
+            problems.append(f"the hooks found {attached.found[0]} in {attached.module}, and not {attached.owner}, which it is part of")
     hashes = read("hashes", Hashes)
     problems += [
         f"not everything {row.side} at version {row.version} was seen: {'; '.join(row.problems)}"
@@ -236,3 +257,20 @@ def _read(kind: str, model: type[R], row: dict[str, Any], problems: list[str]) -
         key = ".".join(map(str, first["loc"])) or "(the row)"
         problems.append(f"fact {kind}: {key}: {first['msg']}")
         return None
+
+
+def by_replica(rows: Rows) -> dict[str, list[Refit]]:
+    """The refits of each replica, in the order in which they were written."""
+    found: dict[str, list[Refit]] = {}
+    for row in rows.refits:
+        found.setdefault(row.replica, []).append(row)
+    return found
+
+
+def sent_versions(rows: Rows) -> dict[int, dict[str, str]]:
+    """What the policy sent, by version; what several ranks sent of one version is put together."""
+    found: dict[int, dict[str, str]] = {}
+    for row in rows.hashes:
+        if row.side == "sent":
+            found.setdefault(row.version, {}).update(row.hashes)
+    return found

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 
 from seatrial.loops.proof import proof
+from seatrial.loops.refits.rows import Coverage, Rows, by_replica, sent_versions
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
-from seatrial.proving.rows import Coverage, Rows
-from seatrial.proving.weights import by_replica, sent_versions
 
 CONSUMED = "every exported name is consumed"
 UNWRITTEN = "nothing is left unwritten but padding and derived tensors"
 OPAQUE = "no name is outside the map"
 DRAFT = "drafter."
 MAPPED = "the coordinate map was made, and the weights restored bit for bit"
+METHODS = "every tensor is proven, and how"
+BITS = ("read", "forward")
+KNOWN_METHODS = (*BITS, "compare")
 
 
 def checks(rows: Rows) -> list[CheckResult]:
@@ -64,7 +66,9 @@ def _unsound(row: Coverage) -> list[str]:
     own = names.keys() - row.shared.keys()
     made += [f"{name}: shares the memory of {owner}, which is in no class" for name, owner in row.shared.items() if owner not in own]
     made += [f"{name}: idle, and not constant" for name in row.idle if name not in row.constant]
-    return made + [f"{name}: has padding, and is not written" for name in row.padding if name not in row.written]
+    made += [f"{name}: has padding, and is not written" for name in row.padding if name not in row.written]
+    off = [name for name, pad in row.padding.items() if pad.elements != row.unwritten.get(name)]
+    return made + [f"{name}: its padding is not what is unwritten of it" for name in off]
 
 
 def _unclassified(row: Coverage, rows: Rows) -> list[str]:
@@ -134,3 +138,16 @@ def limitations(rows: Rows) -> tuple[str, ...]:
         made.append(f"{len(derived)} tensors are derived from others, and their bits are not compared: {shown}")
     made += [f"{len(drafts)} tensors of a draft model are not proven"] if drafts else []
     return (*made, *([f"{len(doubled)} names have elements in several places (tied or replicated)"] if doubled else []))
+
+
+def methods(rows: Rows) -> CheckResult:
+    """Each refit says for every name how its live bits were proven."""
+    short = [row for row in rows.refits if not row.refused and sum(row.methods.values()) != row.names]
+    blind = [row for row in rows.refits if not row.refused and not any(row.methods.get(method) for method in BITS)]
+    unknown = sorted({method for row in rows.refits for method in row.methods if method not in KNOWN_METHODS})
+    last = rows.refits[-1].methods if rows.refits else {}
+    value = ", ".join(f"{method} {last[method]}" for method in last) or "none"
+    said = "; ".join(f"refit {row.index}: {sum(row.methods.values())} of {row.names} names" for row in short[:3])
+    more = [f"unknown: {', '.join(unknown)}" if unknown else "", f"refit {blind[0].index}: no bits were read at all" if blind else ""]
+    said = "; ".join(filter(None, [said, *more]))
+    return proof(METHODS, bool(rows.refits) and not short and not unknown and not blind, value, Boundary.REFIT, "all names", said)

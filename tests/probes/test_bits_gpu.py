@@ -1,0 +1,60 @@
+"""The CUDA kernels cannot run here; that they compile, and that nothing on a CPU is taken for theirs, can be shown."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from seatrial.probes.bits import gpu, keys
+
+SOURCE = Path(gpu.__file__).with_name("bits.cu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [gpu.SHAPE, {"UNROLL": 1, "QUEUE": 96, "AHEAD": 1}, {"UNROLL": 4, "QUEUE": 288, "AHEAD": 8}])
+def test_the_kernels_compile_for_a_device(shape: dict[str, int], tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("nvcc is not installed")
+    options = [f"-D{name}={value}" for name, value in {**shape, "THREADS": gpu.THREADS}.items()]
+    done = subprocess.run(
+        [nvcc, "-arch=sm_90", "-cubin", *options, "-o", tmp_path / "bits.cubin", "-x", "cu", SOURCE],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "bits.cubin").stat().st_size
+
+
+def test_the_numbers_in_the_source_are_those_of_the_specification() -> None:
+    text = SOURCE.read_text(encoding="utf-8")
+    assert gpu.ROWS * gpu.ROW_BYTES == gpu.TILE_BYTES == keys.BLOCK_BYTES
+    assert f"#define ROWS {gpu.ROWS}\n#define ROW_BYTES {gpu.ROW_BYTES}\n" in text
+    assert f"#define KEYS {(keys.WORDS + keys.SHIFT) // 4} " in text
+    assert all(f"0x{value:X}ull" in text for value in keys.GAMMA)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "usable"),
+    [({}, True), ({"is_cuda": False}, False), ({"address": 8}, False), ({"contiguous": False}, False), ({"negative": True}, False)],
+)
+def test_only_plain_aligned_tensors_of_a_gpu_are_worked_on_in_place(wrong: dict[str, object], usable: bool) -> None:
+    given: dict[str, object] = {"is_cuda": True, "address": 1024, "contiguous": True, "negative": False, **wrong}
+    tensor = SimpleNamespace(
+        is_cuda=given["is_cuda"],
+        data_ptr=lambda: given["address"],
+        is_contiguous=lambda: given["contiguous"],
+        is_neg=lambda: given["negative"],
+        is_conj=lambda: False,
+    )
+    assert gpu.usable(tensor) is usable
+
+
+def test_no_tensor_is_no_work() -> None:
+    assert gpu.sums([]) == []
