@@ -310,3 +310,14 @@ def test_no_line_takes_quadratic_time(unit: str) -> None:
     begin = time.process_time()
     PLAIN.text(unit * (200_000 // len(unit)))
     assert time.process_time() - begin < 20, "quadratic time would be minutes"
+
+
+def test_a_log_that_another_program_wrote_is_rewritten_without_secrets(tmp_path: Path) -> None:
+    log, secret = tmp_path / "server.log", "s3cr3t-Value-91827364"
+    log.write_bytes(f"ready\nargs: {secret}\n".encode() + b"\xff torn\n")
+    Redactor({"SOME_API_KEY": secret}).file(log)
+    assert log.read_bytes() == b"ready\nargs: [redacted:SOME_API_KEY]\n\xff torn\n"
+    before = log.stat().st_mtime_ns
+    Redactor({"SOME_API_KEY": secret}).file(log)
+    assert log.stat().st_mtime_ns == before
+    Redactor({}).file(tmp_path / "none.log")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from seatrial.files import write_bytes
 from seatrial.model.secret_names import Says, looks_random, says_password, says_secret
 
 MINIMUM_LENGTH = 6
@@ -96,6 +97,15 @@ class Redactor:
     def lines(self, *, program: bool = False) -> RedactingLines:
         """A redactor for text that arrives line by line; `program` is for source code."""
         return RedactingLines(self, program)
+
+    def file(self, path: Path) -> None:
+        """Rewrite a log that another program wrote itself, without secrets; one that has none is left as it is."""
+        if not path.is_file():
+            return
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        cleared = "\n".join(map(self.lines(program=True).line, text.split("\n")))
+        if cleared != text:
+            write_bytes(path, cleared.encode("utf-8", "surrogateescape"))
 
     def piece(self, text: str, *, program: bool) -> str:
         """Redact one line without regard to private key blocks, which `lines` follows."""

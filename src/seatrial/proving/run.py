@@ -26,6 +26,7 @@ from seatrial.probes.engines.tiny_models import KINDS
 from seatrial.proving.judge import judge
 from seatrial.proving.record import Judged, Wanted
 from seatrial.trial.inject import stage_packages
+from seatrial.trial.level import SERVER_LOG
 from seatrial.trial.preflight import child_environment
 
 DRIVERS = {"vllm": "seatrial.probes.engines.vllm_loop", "transformers": "seatrial.probes.engines.transformers_loop"}
@@ -85,6 +86,7 @@ def prove(setup: Setup, tell: Tell) -> Judged:
     outcome = _run(setup, instruments, redactor, argv, LOG, setup.deadline_s, follower.tick)
     follower.look()
     facts = _redacted(setup.out / FACTS, redactor)
+    redactor.file(setup.out / SERVER_LOG)
     check_stop()
     return judge(facts, wanted, trouble(outcome, setup.out / LOG, setup.deadline_s))
 

@@ -24,6 +24,8 @@ from seatrial.trial.progress import Listener
 
 _TOGETHER_S = 1.0
 """How far apart the signals of a cluster to a child and to us may arrive, when they killed the child."""
+SERVER_LOG = "server.log"
+"""What a server that a phase started wrote; unlike run.log it did not pass through us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def _run_phase(bench: Bench, level: Level, directory: Path, phases: Sequence[Pha
         follower.tick(beat.seconds, beat.last_line)
 
     outcome = run(spec, tick)
+    bench.redactor.file(directory / phase.name / SERVER_LOG)
     cut = outcome.ended == "exited" and outcome.exit_code != 0 and stopped_too(outcome.signal)
     return PhaseOutcome(
         name=phase.name,
