@@ -33,7 +33,7 @@ def _final_norm_reset(export: Export, _: Export) -> Export:
 
 
 def _layer_partly_frozen(export: Export, first: Export) -> Export:
-    frozen = [name for name in export if ".layers.0." in name and ("down_proj" in name or "o_proj" in name)]
+    frozen = [name for name in export if ".layers.0." in name and "o_proj" in name]
     _named(dict.fromkeys(frozen), "weight")
     return {**export, **{name: first[name] for name in frozen}}
 
