@@ -325,10 +325,9 @@ __device__ __forceinline__ u32 entries_of(u32 count, u64 row, u64 nbytes) {
     return count < 255 ? count : units_from(row * ROW_BYTES, nbytes, ROW_UNITS);
 }
 
-// How many entries each tile has, from the counts of its rows: entries[tile + 1], so that their sums are where tiles begin.
+// How many entries each tile has, from the counts of its rows.
 extern "C" __global__ void count_tiles(const Piece *pieces, u64 tiles, const uint4 *counts, u32 *entries) {
     int piece = 0;
-    if (blockIdx.x == 0 && threadIdx.x == 0) entries[0] = 0;
     for (u64 tile = blockIdx.x * (u64)blockDim.x + threadIdx.x; tile < tiles; tile += (u64)gridDim.x * blockDim.x) {
         uint4 one = counts[tile * 2], two = counts[tile * 2 + 1];
         u32 words[8] = {one.x, one.y, one.z, one.w, two.x, two.y, two.z, two.w}, total = 0, whole = 0;
@@ -342,21 +341,8 @@ extern "C" __global__ void count_tiles(const Piece *pieces, u64 tiles, const uin
             total = 0;
             for (int i = 0; i < ROWS; i++) total += entries_of(words[i / 4] >> (8 * (i % 4)) & 255, row + i, nbytes);
         }
-        entries[tile + 1] = total;
+        entries[tile] = total;
     }
-}
-
-// One block: which tensors do not end where their planes end. `wrong[0]` says whether any does not, `wrong[1 + i]` whether tensor i.
-extern "C" __global__ void check_ends(const Piece *pieces, u64 count, const u64 *starts, const u64 *due, u32 *wrong) {
-    __shared__ u32 some;
-    if (threadIdx.x == 0) some = 0;
-    __syncthreads();
-    for (u64 i = threadIdx.x; i < count; i += blockDim.x) {
-        wrong[1 + i] = starts[pieces[i + 1].first_tile] != due[i];
-        if (wrong[1 + i]) some = 1;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) wrong[0] = some;
 }
 
 // Add to a unit, mod 2^16. Done where the memory is, by adding to the word around it: a load, an addition and a store would fetch

@@ -185,13 +185,14 @@ class Plan:
         addresses = [tensor.data_ptr() for tensor in (*self.tensors, *self.bases)]
         if addresses == self._addresses:
             return
-        rows, tile = array("q"), 0
+        rows, ends, tile = array("q"), array("q"), 0
         olds = addresses[len(self.tensors) :] or [0] * len(self.tensors)
         for now, old, nbytes in zip(addresses[: len(olds)], olds, self.nbytes, strict=True):
             rows.extend((now, old, nbytes, tile))
             tile -= -nbytes // TILE_BYTES
+            ends.append(tile)
         rows.extend((0, 0, 0, tile))
-        self.table = torch.frombuffer(rows, dtype=torch.int64).to(self.kernels.device)
+        self.table, self.tile_ends = (torch.frombuffer(item, dtype=torch.int64).to(self.kernels.device) for item in (rows, ends))
         self.tiles, self._addresses = tile, addresses
 
     def _fold(self, sums_of: Any, entries: Any, changed: Any) -> Any:
@@ -260,21 +261,19 @@ class Plan:
         import torch
 
         self._place()
-        if not self.tiles:
-            return
         ours, units = self.kernels, sum(self.nbytes) // 2
         if delta.counts.numel() != self.tiles * ROWS or delta.offsets.numel() != delta.values.numel():
             raise ValueError(f"a delta with {delta.counts.numel()} counts for {self.tiles} tiles, or offsets without values")
-        due = torch.frombuffer(array("q", delta.ends), dtype=torch.int64).to(ours.device)
-        held, wrong = ours.empty(self.tiles + 1, torch.int32), ours.empty(len(self.tensors) + 1, torch.int32)
-        tiles, count = ctypes.c_uint64(self.tiles), ctypes.c_uint64(len(self.tensors))
-        ours.launch("count_tiles", self.tiles, self.table, tiles, delta.counts, held, per_block=THREADS)
+        due = torch.frombuffer(array("q", delta.ends), dtype=torch.int64).pin_memory().to(ours.device, non_blocking=True)
+        held = ours.empty(self.tiles + 1, torch.int32)
+        held[:1] = 0
+        work, tiles = self.tiles, ctypes.c_uint64(self.tiles)
+        ours.launch("count_tiles", work, self.table, tiles, delta.counts, held[1:], per_block=THREADS)
         starts = torch.cumsum(held, 0, dtype=torch.int64)
-        ours.launch("check_ends", 1, self.table, count, starts, due, wrong, per_block=1)
+        wrong = (starts[self.tile_ends] != due).to(torch.int32)
         flags = (ctypes.c_int(OPERATIONS[operation]), ctypes.c_int(delta.offsets.numel() * CROWDED > units))
-        planes = (delta.counts, delta.offsets, delta.values)
-        ours.launch("apply_tiles", self.tiles, self.table, tiles, *planes, starts, *flags, wrong)
-        if bad := [index for index, differs in enumerate(wrong.tolist()[1:]) if differs]:
+        ours.launch("apply_tiles", work, self.table, tiles, delta.counts, delta.offsets, delta.values, starts, *flags, wrong.amax())
+        if bad := wrong.nonzero().view(-1).tolist():
             raise ValueError(f"the counts of tensors {bad} do not fit their entries; nothing was written")
 
 
