@@ -14,6 +14,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from proving.run_facts import NAMES, clean, of
+from proving.tiny_weights import weights
 from seatrial.model.verdict import Verdict
 from seatrial.proving import schema
 from seatrial.proving.record import TRANSPORTS, Wanted
@@ -71,7 +72,7 @@ def words(engine: Path, *more: str) -> tuple[str, ...]:
         (("--attach", "http://x", "--facts", "f"), "both given"),
         (("--attach", "http://x"), "--attach is given without --weights"),
         (("--weights", "bare"), "--weights is given without --attach"),
-        (("--attach", "http://x", "--weights", "bare"), "no *.safetensors"),
+        (("--attach", "http://x", "--weights", "bare"), "no weights (*.safetensors)"),
         (("--attach", "localhost:1", "--weights", "whole"), "not a URL"),
         (("--facts", "f", "--steps", "3"), "--steps has no meaning there"),
         (("--facts", "f"), "f: no such file or directory"),
@@ -87,7 +88,7 @@ def test_what_cannot_be_meant_is_refused(arguments: tuple[str, ...], said: str, 
     for name in ("empty", "bare", "whole"):
         (tmp_path / name).mkdir()
     (tmp_path / "bare" / "config.json").write_text("{}")
-    (tmp_path / "whole" / "model.safetensors").write_text("")
+    weights(tmp_path / "whole" / "model.safetensors")
     answer = inside("probe", "refit", *arguments, cwd=tmp_path)
     assert (answer.code, answer.out) == (2, "")
     assert said in answer.err

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from seatrial.loops import get_loop, proof
-from seatrial.loops.trl import proofs
+from seatrial.loops.trl import proofs, refits
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics, Series
+from seatrial.probes.refit import header
 
 LEVELS = {level.name: level for level in get_loop("trl").levels()}
 Row = dict[str, Any]
@@ -50,29 +51,45 @@ def run(*names: str, **changes: Any) -> list[Row]:
     return [*rows, on_disk("saved")]
 
 
+FIRST = "root0"
+
+
 def refit(stale: int, dlogp: float | None, index: int = 0) -> list[Row]:
     """One refit, and the samples after it."""
-    row: Row = {"fact": "refit", "names": 2, "produced": "x", "consumed": "x", "wrong_names": [], "refused": None, "committed": True}
+    hashes = dict.fromkeys(("w", "v"), f"{index}")
+    root = f"root{index}"
+    held = {"replica": 0, "incarnation": 7, "version": index + 1}
+    row: Row = {"fact": "refit", "names": 2, "produced": root, "consumed": root, "wrong_names": [], "refused": None, "committed": True}
+    row |= {"index": index, "changed": stale, "methods": {"read": 2}, **held}
     row |= {"transport": ("full", "packed", "sparse")[index], "kind": "difference" if index == 2 else "overwrite"}
     row |= {"modes": {"dense": 1, "same": 1} if index == 2 else {"raw": 2}, "bytes": 9, "elements": 4}
     row |= {"step": index, "version": index + 1, "stale_names": stale, "touched_names": stale, "stale_max_dlogp": dlogp}
-    return [row, {"fact": "samples", "step": index, "version": index + 1, "count": 8}]
+    return [
+        {"fact": "hashes", "side": "sent", "version": index + 1, "step": index, "hashes": hashes},
+        row,
+        {"fact": "version", **held, "root": root},
+        {"fact": "samples", "step": index, "version": index + 1, "count": 8, "incarnation": 7},
+    ]
 
 
 def served_refit(stale: int, dlogp: float | None, index: int = 0) -> list[Row]:
     """One refit of vLLM."""
-    row, samples = refit(stale, dlogp, index)
-    row |= {"index": index, "replica": 0, "changed": stale, "incarnation": "7-1", "methods": {"forward": 1, "read": 1}}
-    row |= {"fresh_max_dlogp": None, "wrong": {}}
-    return [
-        row,
-        {"fact": "version", "replica": 0, "incarnation": "7-1", "version": index + 1, "root": "x"},
-        samples | {"incarnation": "7-1"},
-    ]
+    sent, row, held, samples = refit(stale, dlogp, index)
+    row |= {"methods": {"forward": 1, "read": 1}, "fresh_max_dlogp": None, "wrong": {}}
+    return [sent, *(each | {"incarnation": "7-1"} for each in (row, held, samples))]
 
 
 COVERAGE: Row = {"fact": "coverage", "replica": 0, "tensors": 3, "written": ["w", "v"], "shared": {}, "derived": {}, "constant": ["c"]}
-COVERAGE |= {"idle": [], "unconsumed": {}, "unwritten": {"c": 1}, "opaque": {}, "never_changed": [], "padding": {}}
+COVERAGE |= {
+    "idle": [],
+    "unconsumed": {},
+    "unwritten": {"c": 1},
+    "opaque": {},
+    "never_changed": [],
+    "padding": {},
+    "moved": {},
+    "unexported": [],
+}
 MAP: Row = {"fact": "map", "replica": 0, "elements": 4, "runs": 2, "duplicates": {}, "restored": True, "misplaced": {}}
 
 
@@ -117,9 +134,11 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
             "run": [
                 {"fact": "process", "process": "generator", "pid": 7, "device": "cpu", "tied": True},
                 *run("w"),
+                MAP,
                 *refit(0, None),
                 *refit(2, 0.5, 1),
                 *refit(2, 0.4, 2),
+                COVERAGE,
             ]
         },
         logged(""),
@@ -249,6 +268,11 @@ REFITS: list[tuple[str, str, Callable[[World], None]]] = [
     ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, wrong_names=["w"])),
     ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, consumed="y")),
     ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, names=0)),
+    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, produced=None, consumed=None)),
+    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, produced=FIRST, consumed=FIRST)),
+    ("refit", "weights after each refit: bit-equal", change("run", "hashes", 1, hashes={"w": "1"})),
+    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, produced=None, consumed=None)),
+    ("refit", "stale weights are detected each time", change("run", "refit", 2, touched_names=0)),
     ("refit", "first refit changes nothing", change("run", "refit", 0, touched_names=1)),
     ("refit", "first refit changes nothing", change("run", "refit", 0, stale_names=1)),
     ("refit", "stale weights are detected each time", change("run", "refit", 2, stale_names=0)),
@@ -268,6 +292,39 @@ REFITS: list[tuple[str, str, Callable[[World], None]]] = [
 ]
 ONE_LIFE = "one life of the worker holds every version and samples"
 RESTORED = "the coordinate map was made, and the weights restored bit for bit"
+READ: list[tuple[str, str, Callable[[World], None]]] = [
+    ("refit", ONE_LIFE, change("run", "samples", 1, incarnation="7-2")),
+    ("refit", ONE_LIFE, change("run", "samples", 2, incarnation=None)),
+    ("refit", ONE_LIFE, change("run", "refit", 2, incarnation="8-1")),
+    ("refit", ONE_LIFE, change("run", "version", 2, incarnation="8-1")),
+    ("refit", ONE_LIFE, change("run", "version", 2, version=2)),
+    ("refit", "every tensor is proven, and how", change("run", "refit", 1, methods={"read": 1})),
+    ("refit", "every tensor is proven, and how", change("run", "refit", 1, methods={"guess": 2})),
+    ("refit", "every tensor is proven, and how", change("run", "refit", 2, methods={})),
+    ("refit", RESTORED, change("run", "map", restored=False)),
+    ("refit", RESTORED, change("run", "map", elements=0)),
+    ("refit", RESTORED, change("run", "map", replica=1)),
+    ("refit", "every element is where its name says", change("run", "map", misplaced={"w": "holds v"})),
+    ("refit", "every runtime tensor is classified", change("run", "coverage", written=["w", "v", "c"])),
+    ("refit", "every runtime tensor is classified", change("run", "coverage", replica=1)),
+    ("refit", "every exported name is consumed", change("run", "coverage", unconsumed={"w": 2})),
+    ("refit", "nothing is left unwritten but padding and derived tensors", change("run", "coverage", unwritten={"w": 2})),
+    ("refit", "nothing is left unwritten but padding and derived tensors", change("run", "coverage", idle=["c"])),
+    ("refit", "no name is outside the map", change("run", "coverage", opaque={"w": "quantized", "v": "quantized", "x": "quantized"})),
+    (
+        "refit",
+        "no name is outside the map",
+        change("run", "coverage", derived={"a.W_UV": "changed"}, opaque={"a.W_UV": "changed"}, tensors=4),
+    ),
+    (
+        "refit",
+        "no tensor changes that nothing explains",
+        change("run", "coverage", constant=[], moved={"c": "its bits changed with load 1"}),
+    ),
+    ("refit", "nothing of the policy changes that is not exported", change("run", "coverage", unexported=["c"])),
+    ("refit", "nothing of the policy changes that is not exported", change("run", "coverage", unexported=None)),
+    ("refit", "every tensor is proven, and how", change("run", "refit", 1, unproven=["c"])),
+]
 FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     ("smoke", "trained weights changed", change("run", "end", weights={"w": "1", "v": "0"})),
     ("smoke", "trained weights changed", change("run", "end", weights={"w": "0", "v": "0"})),
@@ -301,24 +358,10 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     *(("vllm", name, falsify) for _, name, falsify in REFITS),
     ("vllm", "vLLM generates in its own process", change("run", "process", engine="transformers")),
     ("vllm", "vLLM generates in its own process", change("run", "process", parent=7)),
-    ("vllm", ONE_LIFE, change("run", "samples", 1, incarnation="7-2")),
-    ("vllm", ONE_LIFE, change("run", "samples", 2, incarnation=None)),
-    ("vllm", ONE_LIFE, change("run", "refit", 2, incarnation="8-1")),
-    ("vllm", ONE_LIFE, change("run", "version", 2, incarnation="8-1")),
-    ("vllm", ONE_LIFE, change("run", "version", 2, version=2)),
-    ("vllm", "every tensor is proven, and how", change("run", "refit", 1, methods={"read": 1})),
-    ("vllm", "every tensor is proven, and how", change("run", "refit", 1, methods={"guess": 2})),
-    ("vllm", "every tensor is proven, and how", change("run", "refit", 2, methods={})),
-    ("vllm", RESTORED, change("run", "map", restored=False)),
-    ("vllm", RESTORED, change("run", "map", elements=0)),
-    ("vllm", RESTORED, change("run", "map", replica=1)),
-    ("vllm", "every element is where its name says", change("run", "map", misplaced={"w": "holds v"})),
-    ("vllm", "every runtime tensor is classified", change("run", "coverage", written=["w", "v", "c"])),
-    ("vllm", "every runtime tensor is classified", change("run", "coverage", replica=1)),
-    ("vllm", "every exported name is consumed", change("run", "coverage", unconsumed={"w": 2})),
-    ("vllm", "nothing is left unwritten but padding and derived tensors", change("run", "coverage", unwritten={"w": 2})),
-    ("vllm", "nothing is left unwritten but padding and derived tensors", change("run", "coverage", idle=["c"])),
-    ("vllm", "no name is outside the map", change("run", "coverage", opaque={"w": "quantized", "v": "quantized", "x": "quantized"})),
+    ("refit", "facts of the generator are whole", change("run", "refit", 1, bytes="9")),
+    ("refit", "facts of the generator are whole", change("run", "coverage", written="w")),
+    *READ,
+    *(("vllm", name, falsify) for _, name, falsify in READ),
     ("vllm", "facts of vLLM are whole", change("run", "coverage", written="w")),
     ("vllm", "facts of vLLM are whole", change("run", "refit", 1, bytes="9")),
     ("vllm", "facts of vLLM are whole", change("run", "map", elements=-4)),
@@ -383,6 +426,10 @@ def test_seeds_without_a_gain_are_missed(tmp_path: Path) -> None:
     assert missed(prove(tmp_path, "learning", world, fewer)) == ["every seed has a learning arm and a control"]
 
 
+def test_both_sides_mean_the_same_transports() -> None:
+    assert refits.TRANSPORTS == header.TRANSPORTS
+
+
 def test_differing_names_both_sides() -> None:
     assert proof.differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
     assert proof.differing({"a": "1"}, {"a": "1"}) == []
@@ -391,8 +438,8 @@ def test_differing_names_both_sides() -> None:
 def test_a_first_refit_that_was_refused_is_a_missed_proof(tmp_path: Path) -> None:
     """The run ends there: the facts are those of one refit, and of no sample."""
     world, series = copy.deepcopy(WORLDS["refit"])
-    world["run"] = [row for row in world["run"] if kind(row) != "samples"]
-    del world["run"][-2:]
+    first = next(place for place, row in enumerate(world["run"]) if kind(row) == "refit")
+    del world["run"][first + 1 :]
     change("run", "refit", 0, refused="truncated", committed=False, consumed=None, touched_names=0)(world)
     wanted = {"a refit before every generation", "weights after each refit: bit-equal", "every transport was used"}
     assert wanted <= set(missed(prove(tmp_path, "refit", world, series)))

@@ -16,6 +16,7 @@ import pytest
 from probes.world import SOURCE
 from seatrial.loops.nemo_rl.drive import start as nemo_start
 from seatrial.probes.engines import attach, pairs
+from seatrial.probes.engines.recorder import Recorder
 
 STANDINS = Path(__file__).parent / "standins"
 VERL = "import verl.workers.rollout.vllm_rollout.utils as utils, verl.workers.rollout.vllm_rollout.bucketed_weight_transfer\n"
@@ -126,6 +127,18 @@ def test_started_twice_it_is_there_once(upstream: Path) -> None:
     told = {"SEATRIAL_REFIT_FACTS": str(upstream / "facts")}
     assert attach.start(told, "nemo_rl") is attach.start(told, "nemo_rl")
     assert len(rows(upstream / "facts", "waiting")) == 1
+
+
+def test_what_the_probe_itself_meets_never_reaches_the_loop(upstream: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise MemoryError("no room for the row")
+
+    monkeypatch.setattr("seatrial.probes.facts.append", full)
+    monkeypatch.setattr("sys.stdout", (upstream / "out").open("w"))
+    sys.stdout.close()
+    recorder = Recorder(str(upstream / "facts"), "nemo_rl")
+    with recorder.guard("here"):
+        raise KeyError("ours")
 
 
 def test_facts_that_cannot_be_written_break_nothing(upstream: Path, capsys: pytest.CaptureFixture[str]) -> None:

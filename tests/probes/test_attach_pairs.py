@@ -63,5 +63,13 @@ def test_what_is_not_proven_is_said(rows: list[dict[str, Any]], said: str) -> No
     assert any(said in text for text in problems(rows)), problems(rows)
 
 
+def test_a_map_that_was_learned_again_needs_a_coverage_of_its_own() -> None:
+    learned, covered = {"fact": "map", "replica": "0", "restored": True}, {"fact": "coverage", "replica": "0"}
+    said = "map of 0: learned again, and no refit after that shows the coverage"
+    assert problems([*CLEAN, learned, covered, learned]) == [said]
+    assert problems([*CLEAN, learned, covered, learned, {**covered, "replica": "1"}]) == [said]
+    assert problems([*CLEAN, learned, covered, covered, learned, covered]) == []
+
+
 def test_what_upstream_may_lack_is_no_problem() -> None:
     assert problems([*CLEAN, attached("generator", found=[], missing=["f"], optional=True)]) == []

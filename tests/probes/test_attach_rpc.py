@@ -137,9 +137,8 @@ def url() -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            known = body["method"] == "seatrial_version"
-            text = json.dumps({"results": [body["kwargs"]]}) if known else "Not Found"
-            self.send_response(200 if known else 404)
+            text = {"seatrial_version": json.dumps({"results": [body["kwargs"]]}), "strange": "[1]"}.get(body["method"], "Not Found")
+            self.send_response(404 if text == "Not Found" else 200)
             self.end_headers()
             self.wfile.write(text.encode())
 
@@ -155,8 +154,10 @@ def url() -> Iterator[str]:
 
 def test_a_server(url: str) -> None:
     assert via_rpc(url, "seatrial_version", kwargs={"a": "b"}) == [{"a": "b"}]
-    with pytest.raises(RpcFailed, match=r"collective_rpc: status 404: the server must be started with VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(RpcFailed, match=r"collective_rpc: status 404: .*the server must be started with VLLM_SERVER_DEV_MODE=1"):
         via_rpc(url, "other")
+    with pytest.raises(RpcFailed, match="not an answer of vLLM"):
+        via_rpc(url, "strange")
     with pytest.raises(RpcFailed, match="the name of a method"):
         via_rpc(url, print)
 

@@ -6,12 +6,30 @@ import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from seatrial.probes.bits import gpu, keys
+from seatrial.probes.bits import delta, gpu, hashing, keys
 
 SOURCE = Path(gpu.__file__).with_name("bits.cu")
+
+
+def standin(**wrong: object) -> SimpleNamespace:
+    """What is asked of a tensor before its memory is touched: 40 elements of two bytes."""
+    given: dict[str, Any] = {"is_cuda": True, "address": 1024, "contiguous": True, "negative": False, "numel": 40, "held": 80, **wrong}
+    return SimpleNamespace(
+        **{"is_cuda": given["is_cuda"], "shape": (4, 10), "dtype": "bf16", "device": "cuda"},
+        data_ptr=lambda: given["address"],
+        is_contiguous=lambda: given["contiguous"],
+        is_neg=lambda: given["negative"],
+        is_conj=lambda: False,
+        numel=lambda: given["numel"],
+        element_size=lambda: 2,
+        stride=lambda: (10, 1),
+        storage_offset=lambda: 0,
+        untyped_storage=lambda: SimpleNamespace(nbytes=lambda: given["held"]),
+    )
 
 
 @pytest.mark.slow
@@ -42,18 +60,23 @@ def test_the_numbers_in_the_source_are_those_of_the_specification() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "usable"),
-    [({}, True), ({"is_cuda": False}, False), ({"address": 8}, False), ({"contiguous": False}, False), ({"negative": True}, False)],
+    [
+        *(({}, True), ({"is_cuda": False}, False), ({"address": 8}, False), ({"contiguous": False}, False), ({"negative": True}, False)),
+        *(({"address": 0}, False), ({"address": 0, "numel": 0}, True), ({"held": 79}, False), ({"held": 0}, False)),
+    ],
 )
 def test_only_plain_aligned_tensors_of_a_gpu_are_worked_on_in_place(wrong: dict[str, object], usable: bool) -> None:
-    given: dict[str, object] = {"is_cuda": True, "address": 1024, "contiguous": True, "negative": False, **wrong}
-    tensor = SimpleNamespace(
-        is_cuda=given["is_cuda"],
-        data_ptr=lambda: given["address"],
-        is_contiguous=lambda: given["contiguous"],
-        is_neg=lambda: given["negative"],
-        is_conj=lambda: False,
-    )
-    assert gpu.usable(tensor) is usable
+    assert gpu.usable(standin(**wrong)) is usable
+
+
+@pytest.mark.parametrize("wrong", [{"address": 0}, {"held": 0}, {"held": 79}], ids=["no address", "freed", "too small"])
+def test_a_tensor_without_its_memory_is_refused_and_never_copied(wrong: dict[str, object]) -> None:
+    said = r"types\.SimpleNamespace of bf16\(4, 10\) on cuda has no memory of its own(?s:.*)gather it with full_tensor\(\) first"
+    for call in (lambda tensor: gpu.Plan([tensor]), lambda tensor: gpu.sums([tensor]), lambda tensor: hashing.sums([tensor])):
+        with pytest.raises(TypeError, match=said):
+            call(standin(**wrong))
+    with pytest.raises(TypeError, match=said):
+        delta.encode(standin(), standin(**wrong))
 
 
 def test_no_tensor_is_no_work() -> None:

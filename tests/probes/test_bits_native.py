@@ -8,7 +8,7 @@ import random
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -93,24 +93,59 @@ def test_a_compiler_without_march_native_is_asked_again_without_it(fresh: Path, 
     assert len(built(fresh)) == 1
 
 
-def test_a_miscompiled_library_is_not_used(fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_command_line_that_nobody_can_read_is_no_compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc '-O2")
+    assert native.library() is None
+    assert 'no C compiler: CC="cc \'-O2" is not a command line: No closing quotation' in native.why_not()
+    assert built(fresh) == []
+
+
+def test_a_user_without_a_home_has_no_compiled_kernels(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("SEATRIAL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert native.library() is None
+    assert "Could not determine home directory.; set SEATRIAL_CACHE" in native.why_not()
+
+
+def test_the_known_input_has_blocks_of_every_kind() -> None:
+    size, block = len(native.KNOWN_INPUT), reference.BLOCK
+    assert size == 5 * block + 8, "four at once, one alone, a part of one"
+    assert len({native.KNOWN_INPUT[start : start + block] for start in range(0, size, block)}) == 6
+    assert reference.sums(native.KNOWN_INPUT) == native.KNOWN_SUMS
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("x *= 0xFF51AFD7ED558CCDull", "x *= 0xFF51AFD7ED558CCFull"),
+        ("fold(found, TOGETHER, block, sums)", "found[3][0] = found[2][0]; fold(found, TOGETHER, block, sums)"),
+    ],
+    ids=["every block", "four at once"],
+)
+def test_a_miscompiled_library_is_not_used(right: str, wrong: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     other = tmp_path / "bits.c"
     source = native.SOURCE.read_text(encoding="utf-8")
-    assert "x *= 0xFF51AFD7ED558CCDull" in source
-    other.write_text(source.replace("x *= 0xFF51AFD7ED558CCDull", "x *= 0xFF51AFD7ED558CCFull"))
+    assert source.count(right) == 1
+    other.write_text(source.replace(right, wrong))
     monkeypatch.setattr(native, "SOURCE", other)
     assert native.library() is None
     assert "gives wrong sums" in native.why_not()
 
 
 @pytest.mark.slow
-def test_a_broken_file_in_the_cache_is_not_used(fresh: Path) -> None:
+def test_a_torn_file_in_the_cache_is_built_again(fresh: Path) -> None:
     code = [sys.executable, "-c", ANSWER]  # other processes: a loader that knows the place already does not look again
     subprocess.run(code, stdout=subprocess.DEVNULL, timeout=120, check=True)
     (library,) = built(fresh)
-    library.write_bytes(b"\x7fELF torn")
+    whole = library.read_bytes()
+    library.write_bytes(whole[: len(whole) // 2])
     assert subprocess.run(code, capture_output=True, text=True, timeout=120, check=True).stdout.strip() == "True |"
-    assert len(built(fresh)) == 2, "the one without -march=native was built instead"
+    assert built(fresh) == [library]
+    assert library.read_bytes() == whole, "it was built again"
 
 
 def test_a_cache_that_cannot_be_written(fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -118,6 +153,64 @@ def test_a_cache_that_cannot_be_written(fresh: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SEATRIAL_CACHE", str(tmp_path / "file"))
     assert native.library() is not None, native.why_not()
     assert native.library() is native.library()
+
+
+@pytest.fixture
+def compiled(fresh: Path, tmp_path: Path) -> Iterator[Callable[[], bool]]:
+    """Ask for a library from something that compiles at once; whether the cache's file was taken, and not one in a private place."""
+    compiler, spare, place = script(tmp_path / "cc", 'echo compiled > "$2"'), tmp_path / "spare", fresh / "key" / "bits.so"
+    spare.mkdir()
+
+    def ask() -> bool:
+        found = native._built([str(compiler)], "key", spare)
+        assert found in (place, spare / "bits.so")
+        assert found.read_bytes().startswith(b"compiled\n")
+        return found == place
+
+    before = os.umask(0)
+    yield ask
+    os.umask(before)
+
+
+def test_what_is_made_in_the_cache_is_for_its_owner_alone(compiled: Callable[[], bool], fresh: Path) -> None:
+    assert compiled()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (fresh, fresh / "key", fresh / "key/bits.so")] == [0o700, 0o700, 0o644]
+    assert [path.name for path in (fresh / "key").iterdir()] == ["bits.so"]
+
+
+@pytest.mark.parametrize("which", [".", "key", "key/bits.so"])
+@pytest.mark.parametrize("how", ["group may write", "all may write", "of another user"])
+def test_a_library_that_somebody_else_may_have_planted_is_not_used(which: str, how: str, compiled: Callable[[], bool], fresh: Path) -> None:
+    assert compiled()
+    planted = b"planted"
+    (fresh / "key/bits.so").write_bytes(planted + native._seal(planted))
+    if how != "of another user":
+        (fresh / which).chmod(0o720 if how == "group may write" else 0o702)
+    elif os.geteuid():
+        pytest.skip("giving a file away needs root")
+    else:
+        os.chown(fresh / which, 65534, -1)
+    taken = compiled()
+    assert taken is (which == "key/bits.so"), "a file that is not ours is replaced; in a directory that is not ours nothing is kept"
+    assert (fresh / "key/bits.so").read_bytes().startswith(planted) is not taken
+
+
+@pytest.mark.parametrize("torn", [b"", b"compiled\n", b"compiled\n" + bytes(16)])
+def test_a_file_that_is_not_as_it_was_written_is_built_again(torn: bytes, compiled: Callable[[], bool], fresh: Path) -> None:
+    assert compiled()
+    whole = (fresh / "key/bits.so").read_bytes()
+    (fresh / "key/bits.so").write_bytes(torn)
+    assert compiled()
+    assert (fresh / "key/bits.so").read_bytes() == whole
+
+
+def test_what_cannot_be_brought_to_the_disk_is_not_kept(compiled: Callable[[], bool], fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, f"No space left on device ({handle})")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert not compiled()
+    assert list((fresh / "key").iterdir()) == []
 
 
 class Buffers:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,74 @@ def test_a_server_that_dies_is_an_error_with_its_last_lines(tmp_path: Path) -> N
     with pytest.raises(RuntimeError, match=r"ended with code 1 before it was ready(?s:.*)No module named '?vllm"), server:
         pass
     assert serve.running(server.process.pid) == []
+
+
+@contextmanager
+def foreign(port: int) -> Iterator[None]:
+    """Somebody else's server on a port, which is healthy and lets others listen there, too, as vLLM does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    class Sharing(ThreadingHTTPServer):
+        allow_reuse_port = True
+
+    with Sharing(("127.0.0.1", port), Handler) as other:
+        thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield
+        finally:
+            other.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("code", "deadline_s", "said"),
+    [
+        ("raise SystemExit('address in use')", 30, r"ended with code 1 before it was ready(?s:.*)address in use"),
+        (STUBBORN, 0.4, r"not ready within 0 s; another process listens on port \d+"),
+    ],
+    ids=["ours died", "ours is not there yet"],
+)
+def test_a_foreign_server_on_the_port_is_not_taken_for_ours(
+    code: str, deadline_s: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin(monkeypatch, code)
+    monkeypatch.setattr(serve, "END_SECONDS", 0.2)
+    port = serve.free_port()
+    monkeypatch.setattr(serve, "free_port", lambda: port)
+    with foreign(port):
+        server = Server(tmp_path, tmp_path / "log", lambda _: None, deadline_s=deadline_s)
+        with pytest.raises(RuntimeError, match=said), server:
+            pass
+    assert serve.running(server.process.pid) == []
+
+
+def test_a_port_that_two_servers_share_is_not_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standin(monkeypatch, HEALTHY.replace("subprocess.Popen", "http.server.HTTPServer.allow_reuse_port = True\nsubprocess.Popen"))
+    with Server(tmp_path, tmp_path / "log", lambda _: None) as server:
+        assert server._listens_alone()
+        with foreign(int(server.url.rpartition(":")[2])):
+            assert not server._listens_alone()
+        assert server._listens_alone()
+
+
+def test_weights_are_damaged_only_in_a_server_that_was_started_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standin(monkeypatch, f"import os; print('allowed', os.environ[{serve.FAULTS_ALLOWED!r}])")
+    monkeypatch.setenv(serve.FAULTS_ALLOWED, "1")  # ours is not inherited
+    for allowed in (False, True):
+        log = tmp_path / f"log{allowed}"
+        with pytest.raises(RuntimeError, match=f"allowed {int(allowed)}"), Server(tmp_path, log, lambda _: None, faults=allowed):
+            pass
+    monkeypatch.setenv(serve.FAULTS_ALLOWED, "0")
+    with pytest.raises(PermissionError, match="was not started for it: SEATRIAL_FAULTS=1"):
+        Extension().seatrial_break("flip-bit")
 
 
 def test_a_server_that_is_late_and_stubborn_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

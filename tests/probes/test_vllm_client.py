@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from seatrial.probes.engines.vllm_client import Client, ServerError
+from seatrial.probes.engines.vllm_client import PROOFS, Client, ServerError
+from seatrial.probes.engines.vllm_extension import Extension
 
 Answer = Callable[[str, dict[str, Any]], tuple[int, Any]]
 
 
 @contextmanager
-def stub(answer: Answer, timeout_s: float = 5.0) -> Iterator[tuple[Client, list[str]]]:
+def stub(answer: Answer, timeout_s: float | None = 5.0) -> Iterator[tuple[Client, list[str]]]:
     """A client of a server that answers every route with `answer`, and the routes that were called."""
     called: list[str] = []
 
@@ -100,6 +101,34 @@ def test_a_server_that_is_slow_or_gone_is_an_error_within_the_deadline() -> None
         nobody = Client(f"http://127.0.0.1:{probe.getsockname()[1]}", timeout_s=1)
         with pytest.raises(ServerError, match="no answer"):
             nobody.versions()
+
+
+def test_what_goes_over_every_weight_has_a_longer_deadline_and_is_named() -> None:
+    given: dict[str, float] = {}
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        del path
+        given[body["method"]] = body["timeout"]
+        return 200, held(4)
+
+    with stub(answer, timeout_s=None) as (client, _):
+        for method in (*PROOFS, "seatrial_version"):
+            client.rpc(method)
+    assert given == {**dict.fromkeys(PROOFS, 1800.0), "seatrial_version": 120.0}
+    assert {"seatrial_map", "seatrial_read", "seatrial_verify"} <= {*PROOFS} <= {*vars(Extension)}
+    with stub(answer, timeout_s=7) as (client, _):
+        client.rpc("seatrial_map")
+    assert given["seatrial_map"] == 7, "who names a deadline gets it"
+
+    def slow(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        time.sleep(0.3)
+        return answer(path, body)
+
+    with (
+        stub(slow, timeout_s=0.1) as (client, _),
+        pytest.raises(ServerError, match="within 0 s \\(waited for seatrial_map in every worker\\)"),
+    ):
+        client.rpc("seatrial_map")
 
 
 def test_samples_carry_the_version_at_dispatch() -> None:

@@ -31,7 +31,14 @@ def clean() -> list[Row]:
         rows.append(
             {
                 **{"fact": "coverage", "replica": replica, "tensors": 8, "written": list(NAMES), "shared": {"head.weight": NAMES[0]}},
-                **{"derived": {"rope.cos": "recomputed"}, "constant": ["rope.inv_freq"], "idle": [], "never_changed": []},
+                **{
+                    "derived": {"rope.cos": "recomputed"},
+                    "recomputed": ["rope.cos"],
+                    "moved": {},
+                    "constant": ["rope.inv_freq"],
+                    "idle": [],
+                },
+                **{"never_changed": [], "unexported": []},
                 **{"unconsumed": {}, "opaque": {}, "unwritten": {"rope.inv_freq": 8, NAMES[0]: 64}},
                 "padding": {NAMES[0]: {"elements": 64, "constant": True}},
             }
@@ -79,6 +86,8 @@ def hooked() -> list[Row]:
     for row in of(rows, "hashes"):
         row.update(process=f"host:{row.get('replica')}", problems=[], complete=True)
         row.setdefault("incarnation", "policy")
+    for row in of(rows, "coverage"):
+        del row["unexported"]  # hooks see no policy, only what it sends
     runtime = dict.fromkeys([*NAMES, "head.weight", "rope.cos", "rope.inv_freq"], "bits")
     for row in of(rows, "hashes", side="received"):
         row["runtime"] = runtime

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from proving.tiny_weights import weights
 from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Verdict
-from seatrial.proving.attach import judge_attached, look
+from seatrial.proving.attach import _why, judge_attached, look
 from seatrial.proving.record import Judged, Probe, Wanted
 from seatrial.proving.text import summary
 
@@ -23,12 +24,12 @@ NAMES = ["a.weight", "b.weight"]
 
 def answers() -> dict[str, Any]:
     """What one rank of a healthy server says."""
-    empty: dict[str, Any] = {"shared": {}, "derived": {}, "constant": [], "idle": [], "unconsumed": {}, "unwritten": {}, "opaque": {}}
+    empty: dict[str, Any] = {"shared": {}, "derived": {}, "constant": ["rope"], "idle": [], "unconsumed": {}, "unwritten": {}, "opaque": {}}
     empty |= {"padding": {}, "never_changed": []}
     return {
         "seatrial_map": {"elements": 32, "runs": 2, "duplicates": {}, "restored": True, "misplaced": {}},
         "seatrial_verify": {"wrong": {}, "names": 2, "methods": {"read": 2}, "version": 7},
-        "seatrial_coverage": {"fact": "coverage", "replica": "0", "tensors": 2, "written": NAMES, **empty},
+        "seatrial_coverage": {"fact": "coverage", "replica": "0", "tensors": 3, "written": NAMES, **empty},
         "seatrial_version": {"version": 7, "incarnation": "life", "rank": 0},
     }
 
@@ -63,7 +64,7 @@ def serving(ranks: list[dict[str, Any]], calls: list[str], broken: str = "") -> 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    weights(tmp_path / "model.safetensors")
     return tmp_path
 
 
@@ -77,9 +78,10 @@ def test_a_server_that_holds_the_files_passes(checkpoint: Path) -> None:
     with serving([answers()], calls) as url:
         found = judge_attached(look(url, checkpoint, 5), Wanted(source="attach", engine=url, model="M"))
     assert (found.verdict, found.reason) == (Verdict.PASS, "2 tensors are bit-equal: the server holds M")
-    assert calls[0] == "/pause"
+    assert calls[:2] == ["seatrial_version", "/pause"]
     assert calls[-1] == "/resume"
     assert any("one look" in text for text in found.limitations)
+    assert "1 buffers were compared with nothing: rope" in found.limitations
     assert "Refits:" not in (
         said := summary(Probe(seatrial="0", created="now", command=(), wanted=Wanted(source="attach"), judged=found), None)
     )
@@ -114,7 +116,8 @@ def test_a_cast_is_not_called_bit_equal(checkpoint: Path) -> None:
         ("seatrial_coverage", {"unconsumed": {"b.weight": 4}}),
         ("seatrial_coverage", {"unwritten": {"x": 4}}),
         ("seatrial_coverage", {"constant": ["a.weight"]}),
-        ("seatrial_coverage", {"tensors": 3}),
+        ("seatrial_coverage", {"tensors": 4}),
+        ("seatrial_coverage", {"constant": [], "moved": {"rope": "its bits changed with load 1"}}),
         ("seatrial_coverage", {"opaque": {"b.weight": "it comes back changed"}}),
         ("seatrial_verify", {"methods": {"compare": 2}}),
     ],
@@ -155,8 +158,33 @@ def test_a_server_without_the_extension_is_blocked_and_resumed(checkpoint: Path)
     assert calls[-1] == "/resume"
 
 
+def test_a_server_that_cannot_be_looked_at_is_not_disturbed(checkpoint: Path) -> None:
+    calls: list[str] = []
+    with serving([answers()], calls, broken="seatrial_version") as url, pytest.raises(BlockedError):
+        look(url, checkpoint, 5)
+    assert not [call for call in calls if "pause" in call]
+
+
 def test_a_server_that_is_not_there_is_blocked(checkpoint: Path) -> None:
     with serving([], []) as url:
         pass
-    with pytest.raises(BlockedError, match="/pause"):
+    with pytest.raises(BlockedError, match=f"nothing listens at {url}"):
         look(url, checkpoint, 5)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("POST u: status 500: 'Worker' object has no attribute 'seatrial_version'", "runs without our worker extension"),
+        ("POST u: status 404: no body", "no vLLM server in development mode"),
+        ("POST u: status 501: <!DOCTYPE HTML>", "no vLLM server in development mode"),
+        ("POST u: not JSON: '<html>'", "no vLLM server in development mode"),
+        ("POST u: no answer within 5 s: [Errno 111] Connection refused", "nothing listens at u"),
+        ("POST u: status 500: boom", "boom"),
+    ],
+)
+def test_what_an_error_means_is_said(said: str, meant: str) -> None:
+    message, fix = _why("u", said)
+    assert meant in message
+    assert "<" not in message
+    assert fix

@@ -102,6 +102,14 @@ FALSE: dict[str, tuple[Falsify, str]] = {
         change("coverage", {"replica": "1"}, padding={NAMES[0]: {"elements": 64, "constant": False}}),
         coverage.UNWRITTEN,
     ),
+    "a tensor that moved": (
+        change("coverage", {"replica": "1"}, derived={}, moved={"rope.cos": "its bits changed with load 2"}, unwritten={NAMES[0]: 64}),
+        coverage.MOVED,
+    ),
+    "a tensor that is derived without a reason": (change("coverage", {"replica": "1"}, recomputed=[]), coverage.MOVED),
+    "a buffer that is not exported": (change("coverage", {"replica": "1"}, unexported=["rope.inv_freq"]), coverage.UNEXPORTED),
+    "a policy that nobody watched": (change("coverage", {"replica": "1"}, unexported=None), coverage.UNEXPORTED),
+    "a tensor that no method proves": (change("refit", LAST, unproven=["rope.cos"]), coverage.METHODS),
     "no versions": (drop("version"), VERSIONS),
     "a version not reported": (drop("version", replica="1", version=3), VERSIONS),
     "a version that falls": (change("version", {"replica": "1", "version": 4}, version=1), VERSIONS),
@@ -141,6 +149,48 @@ def test_damage_and_a_bad_end_are_missed_proofs() -> None:
     assert missed(judge(damaged, DRIVER)) == {WHOLE}
     judged = judge(facts(clean()), DRIVER, "exit code 1: boom")
     assert (judged.verdict, missed(judged)) == (Verdict.FAIL, {"the run came to its end"})
+
+
+def test_hooks_need_not_watch_the_policy_but_what_they_say_counts() -> None:
+    rows = hooked()
+    judged = judge(facts(rows), FOREIGN)
+    assert coverage.UNEXPORTED not in {check.name for check in judged.checks}
+    assert any("the export stream was taken for the policy" in text for text in judged.limitations)
+    of(rows, "coverage")[0]["unexported"] = ["table"]
+    assert coverage.UNEXPORTED in missed(judge(facts(rows), FOREIGN))
+
+
+def test_hooks_may_cover_every_refit_and_each_row_counts() -> None:
+    rows = hooked()
+    rows += [dict(row) for row in of(rows, "coverage")]
+    assert judge(facts(rows), FOREIGN).verdict is Verdict.PASS
+    of(rows, "coverage")[0]["padding"] = {NAMES[0]: {"elements": 64, "constant": False}}
+    assert coverage.UNWRITTEN in missed(judge(facts(rows), FOREIGN))
+
+
+def test_an_opaque_tensor_needs_the_hashes_of_what_was_sent() -> None:
+    rows = clean()
+    for row in of(rows, "coverage"):
+        row["opaque"] = {NAMES[1]: "quantised"}
+    assert coverage.OPAQUE not in missed(judge(facts(rows), DRIVER))
+    drop("hashes", side="sent")(rows)
+    assert coverage.OPAQUE in missed(judge(facts(rows), DRIVER))
+
+
+def test_what_is_not_finite_and_what_was_compared_with_nothing_is_said() -> None:
+    rows = clean()
+    for count, row in enumerate(of(rows, "refit", replica="0")):
+        row["nonfinite"] = {NAMES[1]: count} if count else {}
+    limitations = judge(facts(rows), DRIVER).limitations
+    assert f"1 names were sent with values that are not finite: {NAMES[1]} (3)" in limitations
+    assert "1 buffers were compared with nothing: rope.inv_freq" in limitations
+
+
+def test_a_loader_that_raises_while_the_map_is_learned_is_a_fail() -> None:
+    rows: list[Row] = [{"fact": "probe_error", "where": "map", "error": "the loader raised KeyError: 'w'"}]
+    judged = judge(facts(rows), DRIVER, "exit code 1: the loader raised")
+    assert (judged.verdict, judged.boundary) == (Verdict.FAIL, Boundary.REFIT)
+    assert judged.reason == "the coordinate map could not be learned: the loader raised KeyError: 'w'"
 
 
 def test_a_run_without_a_refit_is_blocked() -> None:
@@ -249,7 +299,9 @@ def test_facts_of_another_framework_may_lack_what_hooks_cannot_see() -> None:
     assert any("hold those seen (0, 1)" in text for text in judged.limitations)
     assert missed(judge(facts(rows), DRIVER)) > {BASE, STAMPED, MISMATCH}
     unknown = [row for row in rows if row["fact"] != "attached"]
-    assert missed(judge(facts(unknown), FOREIGN)) == {BASE, STAMPED, MISMATCH, WHOLE}, "without a trace of hooks nothing is excused"
+    assert missed(judge(facts(unknown), FOREIGN)) == {BASE, STAMPED, MISMATCH, WHOLE, coverage.UNEXPORTED}, (
+        "without a trace of hooks nothing is excused"
+    )
     change("refit", LAST, wrong_names=[NAMES[1]])(rows)
     assert judge(facts(rows), FOREIGN).verdict is Verdict.FAIL
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -12,6 +12,9 @@ import torch
 from probes import bits_reference as reference
 from seatrial.probes import fingerprint
 from seatrial.probes.bits import delta, hashing, native, plain
+from seatrial.probes.refit import planes
+from seatrial.probes.refit.consumer import Consumer
+from seatrial.probes.refit.producer import Producer
 
 DTYPES = (
     *(torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -54,10 +57,10 @@ def same(left: Any, right: Any) -> bool:
     return bool(torch.equal(plain.flat(left), plain.flat(right)))
 
 
-def refused(call: Any, *arguments: Any) -> str:
+def refused(call: Any, *arguments: Any, kind: type[Exception] = ValueError) -> str:
     try:
         call(*arguments)
-    except ValueError as error:
+    except kind as error:
         return str(error)
     raise AssertionError("not refused")
 
@@ -142,6 +145,50 @@ def case_fingerprints_keep_names_order_and_refuse_duplicates() -> None:
     flat = torch.zeros(6)
     hashes = {fingerprint.tensor_hash(value) for value in (flat, flat.view(2, 3), flat.view(3, 2), flat.to(torch.int32), torch.zeros(7))}
     assert len(hashes) == 5, "dtype and shape count, also where the bits do not differ"
+
+
+def case_a_tensor_without_its_memory_is_refused() -> None:
+    """By every front, before an address is used: each of these was a segmentation fault."""
+    freed, good = torch.randn(100, 100), torch.zeros(100, 100)
+    part, turned, coded = freed[50:], freed.t(), delta.encode(torch.ones(100, 100), good.clone())[0]
+    freed.untyped_storage().resize_(0)
+    assert part.data_ptr(), "the address of nothing, with the offset added"
+    short = torch.randn(100, 100)
+    short.untyped_storage().resize_(39_999)
+    for tensor in (freed, part, short, torch.empty(100, 100, device="meta"), turned, torch.nn.Parameter(part)):
+        calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+            *((call, (tensor,)) for call in (fingerprint.tensor_hash, plain.flat, planes.to_bytes)),
+            (fingerprint.tensors, ({"x": tensor}.items(),)),
+            *((delta.encode, pair) for pair in ((tensor, good), (good, tensor))),
+            *((call, (tensor, coded, "difference")) for call in (delta.apply, delta.revert)),
+            (Producer, ({"x": tensor},)),
+            (Producer({"x": good}).prepare, ({"x": tensor}, "full")),
+            (lambda held: Consumer(held).state(), ({"x": tensor},)),
+        ]
+        for context in (nullcontext, without_c):
+            for call, given in calls:
+                with context():
+                    said = refused(call, *given, kind=TypeError)
+                assert "has no memory of its own" in said
+                assert f"{type(tensor).__qualname__} of torch.float32" in said
+                assert "gather it with full_tensor() first" in said
+    emptied = torch.empty(0, 5)
+    emptied.untyped_storage().resize_(0)
+    assert sums_both_ways(emptied) == (0, 0), "nothing needs no memory"
+
+
+def case_a_sharded_tensor_is_hashed_once_it_is_gathered() -> None:
+    from torch import distributed
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        whole = torch.randn(64, 64)
+        sharded = distribute_tensor(whole, init_device_mesh("cpu", (1,)), [Shard(0)])
+        assert "DTensor of torch.float32(64, 64)" in refused(fingerprint.tensor_hash, sharded, kind=TypeError)
+        assert fingerprint.tensor_hash(sharded.full_tensor()) == fingerprint.tensor_hash(whole)
+    finally:
+        distributed.destroy_process_group()
 
 
 def case_the_tree_names_the_tensor() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
 from probes import bits_reference as reference
 from real.bits_cases import DTYPES, random_bits, raw, refused, same, without_c
-from seatrial.probes.bits import cpu, delta, hashing, plain
+from seatrial.probes.bits import cpu, delta, gpu, hashing, plain
 
 KINDS: tuple[delta.Kind, ...] = ("difference", "overwrite")
 torch.manual_seed(7)
@@ -215,6 +217,27 @@ def case_broken_gaps_are_refused() -> None:
         assert refused(delta.from_gaps, wrong, values, coded.nbytes, coded.changed)
         with without_c():
             assert refused(delta.from_gaps, wrong, values, coded.nbytes, coded.changed)
+
+
+def case_only_empty_tensors_are_no_work_for_a_gpu() -> None:
+    """Scratch is never of size zero: without tiles, what somebody else left in it would count."""
+
+    def scratch(size: int, dtype: Any) -> Any:
+        return torch.full((max(1, size),), -1, dtype=dtype)
+
+    kernels = SimpleNamespace(device="cpu", empty=scratch, launch=mock.Mock(), keys=None)
+    nothing = [torch.empty(0, 5), torch.empty(0, dtype=torch.bfloat16)]
+    with mock.patch.object(gpu, "kernels", return_value=kernels), mock.patch.object(gpu, "usable", return_value=True):
+        plan = gpu.Plan(nothing, [tensor.clone() for tensor in nothing])
+        made = plan.encode(overwrite=False)
+        assert (made.ends, made.changed, made.sums) == ([0, 0], [0, 0], [(0, 0), (0, 0)])
+        assert [(plane.numel(), plane.dtype) for own in plan.planes(made) for plane in own] == [
+            *((0, torch.uint8), (0, torch.uint8), (0, torch.int16)) * 2
+        ]
+        plan.apply(made, "add")
+        entries = torch.zeros(3, dtype=torch.uint8)
+        assert "3 offsets" in refused(plan.apply, gpu.Delta((made.counts, entries, entries.short()), [3, 3]), "add")
+    kernels.launch.assert_not_called()
 
 
 def case_one_broken_tensor_of_many_leaves_all_alone() -> None:

@@ -29,23 +29,34 @@ SECONDS = 240
 
 
 def run_cases(
-    file: str, cases: Sequence[str] | None = None, environment: str = "trl", extra: Mapping[str, str] | None = None
+    file: str,
+    cases: Sequence[str] | None = None,
+    environment: str = "trl",
+    extra: Mapping[str, str] | None = None,
+    python: str | None = None,
 ) -> dict[str, str | None]:
-    """Of each function `case_*` of the file: None if it ended well, or its traceback. Everything else fails the test."""
+    """Of each function `case_*` of the file: None if it ended well, or its traceback. Everything else fails the test.
+
+    They run in the interpreter of the environment, or in `python` if that is named.
+    """
     import pytest
 
     from seatrial.launch.environments import Environments
     from seatrial.loops import environments
     from seatrial.loops.child import run_child
 
-    cache = Environments()
-    found = cache.find(environment, environments()[environment])
-    if found is None:
-        pytest.fail(f"the environment {environment} is not built in {cache.root}: run `seatrial env build {environment}`", pytrace=False)
+    if python is None:
+        cache = Environments()
+        found = cache.find(environment, environments()[environment])
+        if found is None:
+            pytest.fail(
+                f"the environment {environment} is not built in {cache.root}: run `seatrial env build {environment}`", pytrace=False
+            )
+        python = str(found.python)
     path = os.pathsep.join(str(ROOT / part) for part in ("src", "tests"))
     own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(extra or {})}
     with tempfile.TemporaryDirectory(prefix="seatrial-cases-") as place:
-        done = run_child([str(found.python), str(Path(__file__)), str(ROOT / file), place], ROOT, {**os.environ, **own}, SECONDS)
+        done = run_child([python, str(Path(__file__)), str(ROOT / file), place], ROOT, {**os.environ, **own}, SECONDS)
     answers = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or len(answers) != 1:
         pytest.fail(f"{file} ended with code {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}", pytrace=False)

@@ -72,8 +72,9 @@ def silent(policy: Any, generator: Any, learned: coordinates.Map, watch: coverag
     assert (learned.opaque, learned.unconsumed, learned.duplicates, learned.casts) == ({}, {}, {}, {})
     assert coverage.misplaced(learned) == {}
     found = coverage.classify(generator, learned, watch.touched, watch.moved)
-    assert found.problems() == []
-    assert found.derived == {}
+    assert found.idle == ()
+    assert all(part.constant for part in found.padding.values())
+    assert found.derived == found.moved == {}
     parameters = dict(generator.named_parameters())
     assert set(parameters) <= set(found.written), set(parameters) - set(found.written)
     kept = coverage.never_changed(watch.history)

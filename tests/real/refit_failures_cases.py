@@ -162,6 +162,36 @@ def case_consumer_fails_in_the_middle() -> None:
                 recovers(world, root)
 
 
+class NoMemory:
+    """Passes some calls on, then has no memory: before its work, or after it, when the base is up to date already."""
+
+    def __init__(self, calls: int, late: bool) -> None:
+        self.real, self.calls, self.late = delta.encode, calls, late
+
+    def __call__(self, *given: Any) -> Any:
+        self.calls -= 1
+        made = self.real(*given) if self.calls >= 0 or self.late else None
+        if self.calls < 0:
+            raise MemoryError("undo")
+        return made
+
+
+def case_no_memory_for_the_undo_loses_nothing() -> None:
+    for transport, kind in KINDS:
+        for calls in (0, 1, 5):
+            for late in (False, True):
+                world = World()
+                world.refit("full")
+                world.train(0.05)
+                data = world.producer.prepare(world.policy, transport, kind)
+                before, root = world.snapshot(), world.producer.root
+                with mock.patch.object(delta, "encode", NoMemory(calls, late)):
+                    assert str(raised(MemoryError, world.consumer.apply, data)) == "undo"
+                world.check_unchanged(before)
+                assert world.consumer.version == 1
+                recovers(world, root)
+
+
 def case_planes_that_do_not_fit_are_refused() -> None:
     """A payload whose sums are right and whose content is not: a broken encoder, not a broken wire."""
     world = World({"w": torch.randn(5000).bfloat16()})

@@ -70,7 +70,9 @@ def refit(
     for rank, each, watch in zip(ranks, maps, watches, strict=True):
         said += [f"{name}: {reason}" for name, reason in coverage.misplaced(each).items()]
         found = coverage.classify(rank, each, watch.touched, watch.moved)
-        said += found.problems(unused=export)  # what no rank consumes is said above, over all ranks
+        said += [f"{name}: no exported element reaches this parameter" for name in found.idle]
+        said += [f"{name}: its padding ({part.elements} elements) changed" for name, part in found.padding.items() if not part.constant]
+        said += [f"{name}: {how}, and nothing explains it" for name, how in found.moved.items()]
         said += transformed(rank, export)
     return Scene(ranks, clean, current, said, mismatches)
 

@@ -73,6 +73,7 @@ def case_coverage_of_the_stand_in() -> None:
     row = found[0].row("r0", [])
     assert row["fact"] == "coverage"
     assert row["derived"] == found[0].derived
+    assert row["recomputed"] == [f"model.layers.{i}.self_attn.rotary.inv_freq" for i in range(3)]
 
 
 def case_tied_names_are_one_storage() -> None:
@@ -306,7 +307,37 @@ def case_misplaced_names_swapped_parts_layers_and_experts() -> None:
 def case_changed_buffers_that_are_not_exported_are_found() -> None:
     history = [{"w": "1", "bias": "1", "table": "1"}, {"w": "2", "bias": "2", "table": "1"}]
     assert coverage.unexported(history, {"w"}) == ["bias"]
+    assert coverage.unexported([*history, {**history[1], "late": "1"}], {"w"}) == ["bias", "late"]
     raised(lambda: coverage.never_changed(history[:1]), ValueError)
+
+
+def case_a_policy_is_watched_with_its_buffers_and_ties() -> None:
+    module = Plain(a=torch.zeros(3), b=torch.zeros(2))
+    module.head = module.a
+    module.register_buffer("table", torch.zeros(2), persistent=False)
+    module.register_buffer("still", torch.zeros(2))
+    owned, renamed, part = coverage.Owned(), coverage.Owned(), coverage.Owned()
+    for _ in range(3):
+        with torch.no_grad():
+            for value in (module.a, module.b, module.table):
+                value.add_(1)
+        owned.look(module, {"a": module.a, "b": module.b})  # a tied name is exported once
+        renamed.look(module, {"x": torch.zeros(5)})  # every element under other names
+        part.look(module, {"x": torch.zeros(3), "b": module.b[:1]})
+    assert owned.unexported() == renamed.unexported() == ["table"]
+    assert part.unexported() == ["a", "head", "table"]
+
+
+def case_a_tensor_that_only_moved_is_not_derived() -> None:
+    module = Plain(a=torch.zeros(3))
+    module.register_buffer("table", torch.zeros(2))
+    watch = coverage.Watch(module, learned(module, {"a": torch.zeros(3)}))
+    module.table.add_(1)
+    watch.look()
+    found = coverage.classify(module, watch.map, watch.touched, watch.moved)
+    assert (found.moved, found.derived, found.constant) == ({"table": "its bits changed with load 1"}, {}, ())
+    assert found.row("0", [])["moved"] == found.moved
+    assert found.row("0", [])["tensors"] == 2
 
 
 def case_ten_million_elements_take_seconds() -> None:

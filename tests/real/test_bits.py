@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from .inside import run_cases
@@ -16,6 +18,8 @@ HASH = (
     "case_what_order_blind_sums_miss_is_seen",
     "case_a_tensor_hashes_like_the_stream_of_its_bytes",
     "case_fingerprints_keep_names_order_and_refuse_duplicates",
+    "case_a_tensor_without_its_memory_is_refused",
+    "case_a_sharded_tensor_is_hashed_once_it_is_gathered",
     "case_the_tree_names_the_tensor",
 )
 DELTA = (
@@ -27,8 +31,19 @@ DELTA = (
     "case_what_does_not_fit_is_refused_and_nothing_is_written",
     "case_broken_planes_are_refused_and_nothing_is_written",
     "case_broken_gaps_are_refused",
+    "case_only_empty_tensors_are_no_work_for_a_gpu",
     "case_one_broken_tensor_of_many_leaves_all_alone",
 )
+
+
+CUDA = (
+    "case_sums_on_a_gpu_are_those_of_the_cpu",
+    "case_encoding_on_a_gpu_is_that_of_the_cpu",
+    "case_applying_and_reverting_on_a_gpu_is_that_of_the_cpu",
+    "case_only_empty_tensors_on_a_gpu_are_no_work",
+    "case_a_tensor_without_its_memory_is_refused_on_a_gpu",
+)
+ABSENT = "no CUDA device"
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +51,20 @@ def outcomes() -> dict[str, str | None]:
     return run_cases("tests/real/bits_cases.py", HASH) | run_cases("tests/real/delta_cases.py", DELTA)
 
 
+@pytest.fixture(scope="module")
+def on_gpu() -> dict[str, str | None]:
+    """The environment's torch is for a CPU: who has a GPU names an interpreter whose torch can use it."""
+    return run_cases("tests/real/cuda_cases.py", CUDA, python=os.environ.get("SEATRIAL_CUDA_PYTHON"))
+
+
 @pytest.mark.parametrize("name", [*HASH, *DELTA])
 def test_case(name: str, outcomes: dict[str, str | None]) -> None:
     assert outcomes[name] is None, outcomes[name]
+
+
+@pytest.mark.parametrize("name", CUDA)
+def test_case_on_a_gpu(name: str, on_gpu: dict[str, str | None]) -> None:
+    found = on_gpu[name]
+    if found is not None and found.rstrip().endswith(f"\nunittest.case.SkipTest: {ABSENT}"):
+        pytest.skip(f"{ABSENT}: SEATRIAL_CUDA_PYTHON=FILE names a Python whose torch has one")
+    assert found is None, found

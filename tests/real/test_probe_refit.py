@@ -37,3 +37,9 @@ def test_a_clean_run_passes_and_a_shifted_layer_is_caught(tmp_path: Path) -> Non
     (wrong,) = judged["wrong"]
     assert (wrong["name"], wrong["step"]) == ("model.layers.1.self_attn.q_proj.weight", 1)
     assert wrong["looks"] == "shifted layer (holds model.layers.0.self_attn.q_proj.weight)"
+
+    code, judged = probe(tmp_path / "buffer", *own, "--fault", "unsynced-buffer")
+    assert (code, judged["verdict"], judged["boundary"], judged["wrong"]) == (1, "Fail", "refit", [])
+    (missed,) = [check for check in judged["checks"] if not check["passed"]]
+    assert missed["name"] == "nothing of the policy changes that is not exported"
+    assert missed["message"] == "model.rotary_emb.inv_freq"

@@ -16,6 +16,7 @@ CASES = (
     "case_version_gap",
     "case_wrong_base",
     "case_consumer_fails_in_the_middle",
+    "case_no_memory_for_the_undo_loses_nothing",
     "case_planes_that_do_not_fit_are_refused",
     "case_a_sparse_misfit_is_refused_before_anything_is_written",
     "case_hashes_of_the_base_must_fold_into_its_root",

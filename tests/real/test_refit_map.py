@@ -16,6 +16,8 @@ CASES = (
     "case_bits_count_not_values",
     "case_casts_are_said_and_compared_after_the_cast",
     "case_changed_buffers_that_are_not_exported_are_found",
+    "case_a_policy_is_watched_with_its_buffers_and_ties",
+    "case_a_tensor_that_only_moved_is_not_derived",
     "case_changing_loaders_are_refused_with_the_reason",
     "case_coverage_of_the_stand_in",
     "case_every_dtype_maps_and_compares_element_for_element",

@@ -26,7 +26,7 @@ def served(kind: str, tmp: Path) -> Iterator[ServedLoop]:
     """A loop over a fresh server; afterwards none of its processes is left."""
     model = ensure(kind, tmp / "model")
     options = ("--dtype", "float32", "--worker-extension-cls", "real.vllm_broken.Broken")
-    with Server(model, tmp / "server.log", say, options) as server:
+    with Server(model, tmp / "server.log", say, options, faults=True) as server:
         yield ServedLoop(Policy(model, False), Engine(server, tmp, None), tmp, ALL, None)
     assert running(server.process.pid) == []
 

@@ -241,8 +241,9 @@ def _close(wanted: Wanted, judged: Judged, place: Path | None, json: bool, pytho
     )
     text = summary(made, place)
     if place is not None:
-        write_json(place / "probe.json", made)
+        # The verdict last: where it lies, everything else does, too.
         write_text(place / "summary.md", text)
+        write_json(place / "probe.json", made)
     if json:
         typer.echo(made.model_dump_json(indent=2))
     else:

@@ -18,6 +18,7 @@ from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.probes.engines.vllm_client import Client, ServerError
 from seatrial.proving import weights
+from seatrial.proving.checkpoint import require_weights
 from seatrial.proving.judge import describe, lines
 from seatrial.proving.record import Judged, Wanted
 
@@ -26,15 +27,13 @@ EQUAL = "live weights against the files: bit-equal"
 
 def look(url: str, directory: Path, seconds: float) -> Facts:
     """Ask every rank of the server for map, comparison, coverage and version; an unreachable server is Blocked."""
-    if not any(directory.glob("*.safetensors")):
-        raise UserError(
-            f"--weights {directory}: no *.safetensors in it", "name the directory of the checkpoint that the server should hold"
-        )
+    require_weights(directory, f"--weights {directory}")
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--attach {url}: not a URL", "write it as http://host:port")
     reference = str(directory.absolute())
     client = Client(url, timeout_s=seconds)
     try:
+        client.versions()  # asked first: what cannot be looked at is not disturbed
         client.call("/pause?mode=abort&clear_cache=true", {})
         try:
             maps = client.rpc("seatrial_map", reference=reference)
@@ -43,10 +42,21 @@ def look(url: str, directory: Path, seconds: float) -> Facts:
         finally:
             client.call("/resume", {})
     except ServerError as error:
-        fix = "start it with VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls seatrial.probes.engines.vllm_extension.Extension"
-        raise BlockedError(Boundary.ENVIRONMENT, str(error), fix) from error
+        raise BlockedError(Boundary.ENVIRONMENT, *_why(url, str(error))) from error
     answers = zip(maps, verified, covered, versions, strict=True)
     return Facts(tuple(row for rank, each in enumerate(answers) for row in _facts(str(rank), *each)))
+
+
+def _why(url: str, said: str) -> tuple[str, str]:
+    """What an error of the server means, and the fix."""
+    extension = "VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls seatrial.probes.engines.vllm_extension.Extension"
+    if "refused" in said or "Name or service" in said:
+        return f"nothing listens at {url}", "name the address of a running vLLM server"
+    if "seatrial_" in said and "has no attribute" in said:
+        return f"the vLLM server at {url} runs without our worker extension", f"start it with {extension}"
+    if any(f"status {code}" in said for code in (404, 405, 501)) or "not JSON" in said:
+        return f"{url} is no vLLM server in development mode: {said.partition('<')[0][:200]}", f"start vLLM with {extension}"
+    return said, f"see the server's log; it needs {extension}"
 
 
 def _facts(rank: str, mapped: dict[str, Any], verified: dict[str, Any], covered: dict[str, Any], version: dict[str, Any]) -> list[Row]:

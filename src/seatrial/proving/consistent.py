@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from seatrial.loops.refits.rows import Refit, Rows, by_replica, sent_versions
-from seatrial.proving.record import TRANSPORTS
+from seatrial.probes.refit.header import KINDS, TRANSPORTS
 
 SHOWN = 3
-KINDS = ("overwrite", "difference")
 
 
 def contradictions(rows: Rows, own: bool) -> list[str]:

@@ -20,6 +20,7 @@ from seatrial.loops.refits import coverage
 from seatrial.loops.refits.rows import Mismatch, Rows, by_replica, typed
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.probes.refit.errors import UNMAPPED
 from seatrial.proving import behaviour, weights
 from seatrial.proving.consistent import contradictions
 from seatrial.proving.record import Judged, MismatchLine, RefitLine, Wanted, Wrong
@@ -71,6 +72,7 @@ def _checks(rows: Rows, wanted: Wanted, wrong: tuple[Wrong, ...], own: bool) -> 
         coverage.methods(rows),
         weights.control(rows),
         *coverage.checks(rows),
+        *([coverage.unexported(rows)] if own or any(row.unexported for row in rows.coverages) else []),
         behaviour.versions(rows),
         *([behaviour.samples(rows, own)] if own or rows.samples() else []),
         behaviour.transports(rows, wanted.transports),
@@ -106,6 +108,9 @@ def _verdict(
     checks: list[CheckResult], vacuity: _Vacuity | None, wrong: tuple[Wrong, ...], rows: Rows, trouble: str
 ) -> tuple[Verdict, str, Boundary | None]:
     missed = [check for check in checks if not check.passed]
+    unmapped = next((row.error for row in rows.errors if row.where == UNMAPPED), None)
+    if not rows.refits and unmapped is not None:
+        return Verdict.FAIL, f"the coordinate map could not be learned: {unmapped}", Boundary.REFIT
     if not rows.refits and not wrong:
         reason = f"no refit happened: {trouble or (rows.problems[0] if rows.problems else 'there is no fact of one')}"
         return Verdict.BLOCKED, reason, Boundary.ENVIRONMENT if trouble else Boundary.REFIT
@@ -150,6 +155,9 @@ def _limitations(rows: Rows, wanted: Wanted, own: bool) -> tuple[str, ...]:
     if not own:
         made += [] if rows.samples() else ["samples carried no version: nothing shows which weights each came from"]
         made += [] if rows.mismatches else ["log-probabilities were not compared"]
+        made.append(
+            "the export stream was taken for the policy: a fault before it, or a buffer that changes and is not exported, is not seen"
+        )
         made.append(
             "the base was not compared before the first refit, which is where hooks begin: that a loader puts every element in its place "
             "is judged by names alone"

@@ -8,8 +8,8 @@ ones) explain each other equally well, and then nothing is claimed beyond "diffe
 - `shifted layer`: the bits of the same tensor in a neighbouring layer.
 - `other name`: the bits of another name, which holds something else.
 - `zero`, `NaN`: seen by whoever read the tensor; a hash cannot say it.
-- `torn`, `output`: what a driver writes in the place of a hash when copies of a tied weight disagree, or a module computes
-  something else than its weights say.
+- `torn`, `output`, `moved`: what a driver writes in the place of a hash when copies of a tied weight disagree, a module computes
+  something else than its weights say, or a buffer changed that nothing was sent for.
 - `not there`: the name was sent and nothing was read for it.
 """
 
@@ -21,7 +21,11 @@ from dataclasses import dataclass, field
 
 Hashes = Mapping[str, str]
 
-MARKS = {"torn-": "torn (copies of a tied weight differ)", "output-off-": "its module's output is not that of these weights"}
+MARKS = {
+    "torn-": "torn (copies of a tied weight differ)",
+    "output-off-": "its module's output is not that of these weights",
+    "moved-": "changed, although nothing was sent for it",
+}
 _LAYER = re.compile(r"^(.*?\.)?(\d+)(?=\.|$)")
 
 

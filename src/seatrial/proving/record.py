@@ -8,8 +8,9 @@ from pydantic import Field
 
 from seatrial.model.record import SCHEMA_VERSION, CheckResult, Record
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.probes.refit.header import TRANSPORTS
 
-TRANSPORTS = ("full", "packed", "sparse")
+__all__ = ["TRANSPORTS", "Judged", "MismatchLine", "Probe", "RefitLine", "Wanted", "Wrong"]
 
 
 class Wanted(Record):

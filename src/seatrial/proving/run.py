@@ -22,7 +22,9 @@ from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.lines import lines
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
+from seatrial.probes.engines.export_faults import NO_SUCH_FAULT
 from seatrial.probes.engines.tiny_models import KINDS
+from seatrial.proving.checkpoint import require_weights
 from seatrial.proving.judge import judge
 from seatrial.proving.record import Judged, Wanted
 from seatrial.trial.inject import stage_packages
@@ -67,8 +69,7 @@ def require_model(model: str) -> None:
         raise UserError(f"--model {model}: no such directory", f"name a local model directory, or one of {', '.join(KINDS)}")
     if not (place / "config.json").is_file():
         raise UserError(f"{place}: config.json is missing", f"copy the model's config.json into {place}")
-    if not any(place.glob("*.safetensors")):
-        raise UserError(f"{place}: no weights (*.safetensors)", f"copy the model's weights into {place}")
+    require_weights(place, str(place))
 
 
 def prove(setup: Setup, tell: Tell) -> Judged:
@@ -88,7 +89,12 @@ def prove(setup: Setup, tell: Tell) -> Judged:
     facts = _redacted(setup.out / FACTS, redactor)
     redactor.file(setup.out / SERVER_LOG)
     check_stop()
-    return judge(facts, wanted, trouble(outcome, setup.out / LOG, setup.deadline_s))
+    said = trouble(outcome, setup.out / LOG, setup.deadline_s)
+    if wanted.fault and NO_SUCH_FAULT in said:
+        raise UserError(
+            f"--fault {wanted.fault}: {wanted.model} cannot have it: nothing was injected", "use another model: --model tiny-qwen2"
+        )
+    return judge(facts, wanted, said)
 
 
 def trouble(outcome: Outcome, log: Path, deadline_s: float) -> str:

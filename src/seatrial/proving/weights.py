@@ -176,12 +176,24 @@ def weaker(rows: Rows) -> list[str]:
 def limitations(rows: Rows) -> tuple[str, ...]:
     """What is weaker than a comparison of bits, and what was never put to the test."""
     made = weaker(rows)
+    if bad := nonfinite(rows):
+        shown = ", ".join(f"{name} ({count})" for name, count in list(bad.items())[:5])
+        made.append(f"{len(bad)} names were sent with values that are not finite: {shown}")
     still = never_changed(rows)
     if still:
         made.append(f"{len(still)} names never changed, so a missed refit of them would not be seen: {', '.join(still[:5])}")
     if rows.refits and not sent_versions(rows):
         made.append("no hashes by name were written: a mismatch has its name, but not its kind")
     return tuple(made)
+
+
+def nonfinite(rows: Rows) -> dict[str, int]:
+    """Names that were sent with NaN or infinity in them, and the most such elements of one refit."""
+    found: dict[str, int] = {}
+    for row in rows.refits:
+        for name, count in row.nonfinite.items():
+            found[name] = max(count, found.get(name, 0))
+    return found
 
 
 def never_changed(rows: Rows) -> list[str]:

@@ -1,4 +1,5 @@
-"""Proofs over coverage: every runtime tensor has a known origin, every exported name arrives, nothing is left unwritten."""
+"""Proofs over coverage: every runtime tensor has a known origin, every exported name arrives, nothing is left unwritten, and nothing of
+the policy changes that is not exported."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from seatrial.model.verdict import Boundary
 CONSUMED = "every exported name is consumed"
 UNWRITTEN = "nothing is left unwritten but padding and derived tensors"
 OPAQUE = "no name is outside the map"
+MOVED = "no tensor changes that nothing explains"
+UNEXPORTED = "nothing of the policy changes that is not exported"
 DRAFT = "drafter."
 MAPPED = "the coordinate map was made, and the weights restored bit for bit"
 METHODS = "every tensor is proven, and how"
@@ -21,7 +24,16 @@ KNOWN_METHODS = (*BITS, "compare")
 
 def checks(rows: Rows) -> list[CheckResult]:
     """One result per question, over all replicas."""
-    return [_map(rows), _placed(rows), _classified(rows), _consumed(rows), _unwritten(rows), _opaque(rows)]
+    return [_map(rows), _placed(rows), _classified(rows), _consumed(rows), _unwritten(rows), _moved(rows), _opaque(rows)]
+
+
+def unexported(rows: Rows) -> CheckResult:
+    """A buffer that changes in the policy and is not exported is stale in every generator, whatever the refits do."""
+    lost = sorted({name for row in rows.coverages for name in row.unexported or ()})
+    blind = [row.replica for row in rows.coverages if row.unexported is None]
+    said = ", ".join(lost[:3]) or (f"replica {blind[0]}: nobody watched the policy's own state" if blind else "")
+    good = bool(rows.coverages) and not lost and not blind
+    return proof(UNEXPORTED, good, f"{len(lost)} tensors do" if rows.coverages else "no facts", Boundary.REFIT, "0", said)
 
 
 def _replicas(rows: Rows) -> set[str]:
@@ -48,10 +60,11 @@ def _classified(rows: Rows) -> CheckResult:
     """Each runtime tensor is in exactly one class, and all that the runtime has are there."""
     lacking = sorted(_replicas(rows) - {row.replica for row in rows.coverages})
     off = [text for row in rows.coverages for text in [*_unsound(row), *_unclassified(row, rows)]]
+    last = {row.replica: row for row in rows.coverages}
     value = "; ".join(
-        f"replica {row.replica}: {len(row.written)} written, {len(row.shared)} shared, {len(row.derived)} derived, "
-        f"{len(row.constant)} constant"
-        for row in rows.coverages
+        f"replica {name}: {len(row.written)} written, {len(row.shared)} shared, {len(row.derived)} derived, "
+        f"{len(row.constant)} constant{f', {len(row.moved)} moved' if row.moved else ''}"
+        for name, row in last.items()
     )
     said = "; ".join([*(f"replica {name}: no coverage" for name in lacking), *off[:3]])
     good = bool(rows.coverages) and not lacking and not off and all(row.written or row.opaque for row in rows.coverages)
@@ -60,7 +73,7 @@ def _classified(rows: Rows) -> CheckResult:
 
 def _unsound(row: Coverage) -> list[str]:
     """What is wrong with the classes themselves."""
-    names = Counter([*row.written, *row.shared, *row.derived, *row.constant])
+    names = Counter([*row.written, *row.shared, *row.derived, *row.moved, *row.constant])
     made = [f"{name}: in two classes" for name, count in names.items() if count > 1]
     made += [f"replica {row.replica}: {names.total()} of {row.tensors} tensors are classified"] if names.total() != row.tensors else []
     own = names.keys() - row.shared.keys()
@@ -73,7 +86,7 @@ def _unsound(row: Coverage) -> list[str]:
 
 def _unclassified(row: Coverage, rows: Rows) -> list[str]:
     """Tensors that a hook saw in the worker and that are in no class. Draft models are a limitation: what they propose is verified."""
-    classes = {*row.written, *row.shared, *row.derived, *row.constant}
+    classes = {*row.written, *row.shared, *row.derived, *row.moved, *row.constant}
     seen = {name for each in rows.hashes if each.replica == row.replica for name in each.runtime if not name.startswith(DRAFT)}
     return [f"{name}: the worker has it, and it is in no class" for name in sorted(seen - classes)]
 
@@ -100,13 +113,23 @@ def _excused(row: Coverage, name: str, count: int) -> bool:
     return known or (pad is not None and pad.constant and pad.elements == count)
 
 
+def _moved(rows: Rows) -> CheckResult:
+    """Rotary tables and other buffers that a refit damages: nobody can say what they should be now."""
+    found = {name: how for row in rows.coverages for name, how in row.moved.items()}
+    for row in rows.coverages:  # called derived without a reason that the map saw: as good as moved
+        found |= {name: how for name, how in row.derived.items() if name not in row.opaque and name not in row.recomputed}
+    said = "; ".join(f"{name}: {how}" for name, how in list(found.items())[:3])
+    return proof(MOVED, bool(rows.coverages) and not found, f"{len(found)} do", Boundary.REFIT, "0", said)
+
+
 def _opaque(rows: Rows) -> CheckResult:
     """A name that the map had to refuse cannot be read through it: it must be proven by forward or output, or it is unproven.
 
-    So is a tensor of the runtime that no exported name stands for: no method speaks of it.
+    So is a tensor of the runtime that no exported name stands for: no method speaks of it. Which names are exported only the hashes of
+    what was sent say.
     """
     found = {name: reason for row in rows.coverages for name, reason in row.opaque.items()}
-    exported = {name for each in sent_versions(rows).values() for name in each} or set(found)
+    exported = {name for each in sent_versions(rows).values() for name in each}
     other = [
         sum(row.methods.values()) == row.names and row.methods.get("forward", 0) + row.methods.get("compare", 0) for row in rows.refits
     ]
@@ -127,7 +150,7 @@ def refused_all(rows: Rows) -> str:
 
 
 def limitations(rows: Rows) -> tuple[str, ...]:
-    """Names that the map could not follow, and elements with several places."""
+    """Names that the map could not follow, what was compared with nothing, and elements with several places."""
     opaque = {name: reason for row in rows.coverages for name, reason in row.opaque.items()}
     doubled = {name for row in rows.maps for name in row.duplicates}
     derived = {name: how for row in rows.coverages for name, how in row.derived.items()}
@@ -136,6 +159,9 @@ def limitations(rows: Rows) -> tuple[str, ...]:
     if derived:
         shown = "; ".join(f"{name}: {how}" for name, how in list(derived.items())[:3])
         made.append(f"{len(derived)} tensors are derived from others, and their bits are not compared: {shown}")
+    constant = dict.fromkeys(name for row in rows.coverages for name in row.constant if name not in row.idle)
+    if constant:
+        made.append(f"{len(constant)} buffers were compared with nothing: {', '.join(list(constant)[:5])}")
     made += [f"{len(drafts)} tensors of a draft model are not proven"] if drafts else []
     return (*made, *([f"{len(doubled)} names have elements in several places (tied or replicated)"] if doubled else []))
 
@@ -148,6 +174,8 @@ def methods(rows: Rows) -> CheckResult:
     last = rows.refits[-1].methods if rows.refits else {}
     value = ", ".join(f"{method} {last[method]}" for method in last) or "none"
     said = "; ".join(f"refit {row.index}: {sum(row.methods.values())} of {row.names} names" for row in short[:3])
+    names = dict.fromkeys(name for row in rows.refits if not row.refused for name in row.unproven)
     more = [f"unknown: {', '.join(unknown)}" if unknown else "", f"refit {blind[0].index}: no bits were read at all" if blind else ""]
+    more += [f"no method proves {', '.join(list(names)[:3])}" if names else ""]
     said = "; ".join(filter(None, [said, *more]))
-    return proof(METHODS, bool(rows.refits) and not short and not unknown and not blind, value, Boundary.REFIT, "all names", said)
+    return proof(METHODS, bool(rows.refits) and not (short or unknown or blind or names), value, Boundary.REFIT, "all names", said)

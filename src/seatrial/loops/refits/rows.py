@@ -52,6 +52,10 @@ class Refit(Row):
     replica: Text
     incarnation: Text
     methods: dict[str, Count]
+    unproven: list[str] = []
+    """Names that were read and that no method proves."""
+    nonfinite: dict[str, Count] = {}
+    """Names that were sent with values that are not finite, and how many."""
     refused: Word | None
 
 
@@ -91,6 +95,10 @@ class Coverage(Row):
     written: list[str]
     shared: dict[str, str]
     derived: dict[str, str]
+    recomputed: list[str] = []
+    """Those of the derived ones that the loader always gives the same bits; the others must be opaque."""
+    moved: dict[str, str] = {}
+    """Tensors whose bits changed over the refits, although nothing that was sent explains it."""
     constant: list[str]
     idle: list[str]
     """Those of the constant ones that are parameters: nothing that was exported reaches them."""
@@ -98,6 +106,8 @@ class Coverage(Row):
     unwritten: dict[str, Count]
     opaque: dict[str, str]
     never_changed: list[str]
+    unexported: list[str] | None = None
+    """What of the policy's own state changed and is not exported; None where nobody watched the policy."""
     padding: dict[str, Padding] = {}
 
 
@@ -159,6 +169,13 @@ class Attached(Row):
     optional: bool
 
 
+class ProbeError(Row):
+    """An error that a probe met."""
+
+    where: Word
+    error: str
+
+
 R = TypeVar("R", bound=Row)
 
 
@@ -173,6 +190,7 @@ class Rows:
     replicas: tuple[Version | Sample, ...] = ()
     """Versions and samples in the order in which they were written."""
     mismatches: tuple[Mismatch, ...] = ()
+    errors: tuple[ProbeError, ...] = ()
     problems: tuple[str, ...] = field(default=())
 
     def lives(self) -> set[tuple[str, str]]:
@@ -218,15 +236,21 @@ def typed(facts: Facts) -> Rows:
         maps=read("map", Map),
         replicas=tuple(row for row in ordered if isinstance(row, Version | Sample)),
         mismatches=read("mismatch", Mismatch),
+        errors=read("probe_error", ProbeError),
         problems=tuple(problems),
     )
 
 
 def _twice(facts: Facts) -> list[str]:
-    """Rows that are there twice, word for word: a file that was copied or read twice. Hooks may attach again."""
+    """Rows that are there twice, word for word: a file that was copied or read twice.
+
+    Hooks may attach again, and say after each refit what became of every tensor.
+    """
     counts: dict[str, int] = {}
+    again = {"attached", "waiting"}
+    again |= {"coverage"} if any(row["fact"] in again for row in facts.rows) else set()
     for row in facts.rows:
-        if row["fact"] not in ("attached", "waiting"):
+        if row["fact"] not in again:
             text = json.dumps(row, sort_keys=True)
             counts[text] = counts.get(text, 0) + 1
     return [f"fact {json.loads(text)['fact']}: the same row stands {count} times" for text, count in counts.items() if count > 1]

@@ -1,7 +1,8 @@
 """What the facts of refits prove: pure functions from facts to checks, for level 2 and for level 3, where vLLM is the generator.
 
 Every refit delivered every bit, the first changed nothing, each later one found the generator stale, and samples carry the version
-of the refit before them. Of vLLM more is asked: how each of its tensors was read, through a map that leaves nothing out.
+of the refit before them. How each tensor was read is known, through a map that leaves nothing out, and nothing of the trainer's model
+changed that is not exported.
 """
 
 from __future__ import annotations
@@ -14,37 +15,42 @@ from typing import Any
 from seatrial.loops.facts import Facts, Row
 from seatrial.loops.proof import proof
 from seatrial.loops.refits import coverage
-from seatrial.loops.refits.rows import Rows, typed
+from seatrial.loops.refits.rows import Rows, sent_versions, typed
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 
 TRANSPORTS = ("full", "packed", "sparse")
-JUDGED = ("refit", "map", "coverage", "version", "mismatch")
+"""As in `probes.refit.header`, which belongs to the other side."""
+JUDGED = ("refit", "hashes", "map", "coverage", "version", "mismatch", "probe_error")
 """Facts that are read as rows of the refit probe; the others of this loop are its own."""
 
 
 def refits(facts: Facts | None) -> list[CheckResult]:
     """Level 2: a process of our own generates."""
     other = facts.one("process", process="generator") if facts else None
-    return [
-        proof(
-            "generation runs in its own process",
-            other is not None,
-            f"pid {other['pid']} on {other['device']}" if other else "no facts",
-            Boundary.ROLLOUT,
-        ),
-        *_delivered(facts),
+    value = f"pid {other['pid']} on {other['device']}" if other else "no facts"
+    return _proven(
+        facts,
+        "the generator",
+        proof("generation runs in its own process", other is not None, value, Boundary.ROLLOUT),
         proof("the generator ties what the trainer ties", _same_tie(facts, other), f"{(other or {}).get('tied')}", Boundary.REFIT),
-    ]
+    )
 
 
 def served(facts: Facts | None) -> list[CheckResult]:
     """Level 3: vLLM generates."""
     other = facts.one("process", process="generator") if facts else None
     own = other is not None and str(other.get("engine", "")).startswith("vLLM ") and other["pid"] != other["parent"]
+    value = f"{other.get('engine')}, pid {other['pid']}" if other else "no facts"
+    python = f"{other['python']}" if other else ""
+    return _proven(facts, "vLLM", proof("vLLM generates in its own process", own, value, Boundary.ROLLOUT, "", python))
+
+
+def _proven(facts: Facts | None, who: str, *own: CheckResult) -> list[CheckResult]:
+    """What holds of any generator, after the level's own proofs. Rows that cannot be read leave nothing else to be said."""
     rows = typed(Facts(tuple(row for row in facts.rows if row["fact"] in JUDGED)) if facts else Facts(()))
     readable = proof(
-        "facts of vLLM are whole",
+        f"facts of {who} are whole",
         bool(rows.refits) and not rows.problems,
         f"{len(rows.problems)} problems" if rows.refits else "no facts",
         Boundary.METRICS,
@@ -53,26 +59,20 @@ def served(facts: Facts | None) -> list[CheckResult]:
     )
     if facts is not None and len(rows.refits) != len(facts.of("refit")):
         return [readable]
-    value = f"{other.get('engine')}, pid {other['pid']}" if other else "no facts"
-    return [
-        proof("vLLM generates in its own process", own, value, Boundary.ROLLOUT, "", f"{other['python']}" if other else ""),
-        *_delivered(facts),
-        _one_life(rows, facts),
-        coverage.methods(rows),
-        *coverage.checks(rows),
-        readable,
-    ]
+    read = [_one_life(rows, facts), coverage.methods(rows), *coverage.checks(rows), coverage.unexported(rows)]
+    return [*own, *_delivered(facts, sent_versions(rows)), *read, readable]
 
 
-def _delivered(facts: Facts | None) -> list[CheckResult]:
-    """What holds of any generator."""
+def _delivered(facts: Facts | None, sent: Mapping[int, Mapping[str, str]]) -> list[CheckResult]:
+    """The weights arrived, each time. `sent`: the hashes of what was sent, by version; roots must differ where these do."""
     rows = facts.of("refit") if facts else []
     later = rows[1:]
     wrong = {name: str(((row.get("wrong") or {}).get(name) or {}).get("runtime", "")) for row in rows for name in row["wrong_names"]}
     bad = sum(bool(row["wrong_names"]) for row in rows)
-    same = all(row["produced"] == row["consumed"] and row["names"] > 0 for row in rows)
+    same = all(_same_root(row) and row["names"] > 0 for row in rows)
+    told = _told(rows, sent)
     noop = bool(rows) and rows[0]["stale_names"] == 0 and rows[0]["touched_names"] == 0
-    seen = [row for row in later if row["stale_names"] > 0 and row["stale_max_dlogp"] is not None]
+    seen = [row for row in later if min(row["stale_names"], row["touched_names"]) > 0 and row["stale_max_dlogp"] is not None]
     names = rows[0]["names"] if rows else 0
     run = facts.one("parameters", process="driver") if facts else None
     steps = max(2, run["max_steps"]) if run else 2
@@ -81,11 +81,11 @@ def _delivered(facts: Facts | None) -> list[CheckResult]:
         proof("a refit before every generation", bool(run) and len(rows) >= steps, f"{len(rows)} refits", Boundary.REFIT, f">= {steps}"),
         proof(
             "weights after each refit: bit-equal",
-            bool(rows) and same and not wrong,
+            bool(rows) and same and told and not wrong,
             f"{names} tensors, {bad} of {len(rows)} refits wrong",
             Boundary.REFIT,
             "all",
-            said,
+            said or ("" if told else "roots and hashes of what was sent disagree, or are missing"),
         ),
         proof("first refit changes nothing", noop, f"{rows[0]['touched_names']} touched" if rows else "no facts", Boundary.REFIT, "0"),
         proof(
@@ -110,7 +110,7 @@ def _transports(rows: list[Row]) -> list[CheckResult]:
             modes.update({mode: count for mode, count in row["modes"].items() if mode != "same"})
     value = ", ".join(f"{name} {used[name]}" for name in TRANSPORTS)
     coded = ", ".join(f"{mode} {count}" for mode, count in sorted(modes.items())) or "none"
-    honest = all(row.get("committed") == (row["produced"] == row["consumed"] and row["refused"] is None) for row in rows)
+    honest = all(row.get("committed") == (_same_root(row) and row["refused"] is None) for row in rows)
     sizes = all(row["bytes"] > 0 and row["elements"] > 0 for row in rows)
     return [
         proof(
@@ -130,6 +130,17 @@ def _transports(rows: list[Row]) -> list[CheckResult]:
     ]
 
 
+def _told(rows: list[Row], sent: Mapping[int, Mapping[str, str]]) -> bool:
+    """Every refit has the hashes of what was sent, of all names; roots are equal exactly where these are."""
+    given = [(row["produced"], sent.get(row["version"], {})) for row in rows]
+    whole = all(len(hashes) == row["names"] for row, (_, hashes) in zip(rows, given, strict=True))
+    return whole and all((one[0] == two[0]) == (one[1] == two[1]) for one, two in pairwise(given))
+
+
+def _same_root(row: Row) -> bool:
+    return bool(row["produced"]) and row["produced"] == row["consumed"]
+
+
 def _stamped(rows: list[Row], samples: list[Row]) -> CheckResult:
     """Versions grow, and each batch of samples carries the version of the refit before it."""
     versions = [row["version"] for row in rows]
@@ -147,7 +158,8 @@ def _same_tie(facts: Facts | None, other: Mapping[str, Any] | None) -> bool:
 
 def _one_life(rows: Rows, facts: Facts | None) -> CheckResult:
     """The worker that samples is the one that was refitted, was never restarted, and says itself that it holds each version."""
-    sampled = {row.get("incarnation") for row in facts.of("samples")} if facts else set()
+    said = [row.get("incarnation") for row in facts.of("samples")] if facts else []
+    sampled = {None if life is None else str(life) for life in said}  # as the typed rows have it; level 2 gives a pid
     lives = {row.incarnation for row in rows.refits} | {row.incarnation for row in rows.versions()} | sampled
     held = [row.version for row in rows.versions()]
     good = len(lives) == 1 and bool(held) and held == [row.version for row in rows.refits]

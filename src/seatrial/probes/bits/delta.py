@@ -10,7 +10,10 @@ Specification:
   unit, lowest bit first, and `values`; else "dense": the values of all units, as bytes (uint8, two per unit).
 - On a wire, `gaps` (uint8) stand for counts and offsets: the units between an entry and the one before it, 255 for each 255 of
   them and then the rest. They take fewer bits, most of all once compressed, but cannot be applied in parallel.
-- Only a difference has an inverse. Overwriting may be repeated. What does not fit its target is refused before anything is written.
+- Only a difference has an inverse. Overwriting may be repeated.
+- What does not fit its target is refused before anything is written: sizes and dtypes always, and on a CPU also counts and offsets. A
+  GPU finds counts that do not fit before it writes, but only its own: with several GPUs those before it are written. It does not check
+  offsets: entries past the end are skipped there. So what comes over a wire as gaps is decoded and checked on the CPU (`from_gaps`).
 
 `encode` refreshes the base in the same pass; `revert(base, coded)` undoes that for a difference.
 """
@@ -159,12 +162,13 @@ def _check_pair(current: Any, base: Any, kind: str) -> None:
 
 
 def _check_layout(what: str, tensor: Any) -> None:
+    plain.check_memory(tensor)
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise ValueError(f"delta: {what} ({tensor.dtype}{tuple(tensor.shape)}) is not contiguous: give its .contiguous() copy")
 
 
 def _write_many(targets: Sequence[Any], codeds: Sequence[Coded], sign: int) -> None:
-    """Everything is checked before the first bit is written; a GPU's kernels check what they get, so they come first."""
+    """What a CPU can check is checked before the first bit is written. A GPU's kernels check counts themselves, so they come first."""
     work = []
     for target, coded in zip(targets, codeds, strict=True):
         _check_layout("target", target)

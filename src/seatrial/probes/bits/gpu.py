@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from seatrial.probes.bits import keys
+from seatrial.probes.bits import keys, plain
 from seatrial.probes.bits.keys import Sums
 
 TILE_BYTES, ROW_BYTES, ROWS = keys.BLOCK_BYTES, 512, 32
@@ -156,8 +156,8 @@ def kernels(index: int) -> Kernels:
 
 def usable(tensor: Any) -> bool:
     """Whether the kernels can work on this tensor's own memory."""
-    plain = tensor.data_ptr() % ALIGNMENT == 0 and tensor.is_contiguous() and tensor.is_cuda
-    return bool(plain and not tensor.is_neg() and not tensor.is_conj())
+    aligned = tensor.is_cuda and tensor.data_ptr() % ALIGNMENT == 0 and tensor.is_contiguous()
+    return bool(aligned and not tensor.is_neg() and not tensor.is_conj() and plain.in_memory(tensor))
 
 
 class Plan:
@@ -168,6 +168,7 @@ class Plan:
 
     def __init__(self, tensors: Sequence[Any], bases: Sequence[Any] = ()) -> None:
         for tensor in (*tensors, *bases):
+            plain.check_memory(tensor)
             if not usable(tensor):
                 raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not contiguous on a GPU, or not aligned to {ALIGNMENT} bytes")
         self.tensors, self.bases = list(tensors), list(bases)
@@ -218,6 +219,9 @@ class Plan:
         import torch
 
         self._place()
+        if not self.tiles:
+            none, zeros = self.kernels.empty(1, torch.uint8)[:0], [0] * len(self.tensors)
+            return Delta((none, none, none.view(torch.int16)), zeros, zeros, [(0, 0)] * len(zeros))
         try:
             encoding = _Encoding(self, overwrite)
         except torch.cuda.OutOfMemoryError:
@@ -262,8 +266,11 @@ class Plan:
 
         self._place()
         ours, units = self.kernels, sum(self.nbytes) // 2
-        if delta.counts.numel() != self.tiles * ROWS or delta.offsets.numel() != delta.values.numel():
-            raise ValueError(f"a delta with {delta.counts.numel()} counts for {self.tiles} tiles, or offsets without values")
+        entries = delta.offsets.numel()
+        if delta.counts.numel() != self.tiles * ROWS or entries != delta.values.numel() or (entries and not self.tiles):
+            raise ValueError(f"{delta.counts.numel()} counts, {entries} offsets, {delta.values.numel()} values for {self.tiles} tiles")
+        if not self.tiles:
+            return
         due = torch.frombuffer(array("q", delta.ends), dtype=torch.int64).pin_memory().to(ours.device, non_blocking=True)
         held = ours.empty(self.tiles + 1, torch.int32)
         held[:1] = 0
@@ -271,7 +278,7 @@ class Plan:
         ours.launch("count_tiles", work, self.table, tiles, delta.counts, held[1:], per_block=THREADS)
         starts = torch.cumsum(held, 0, dtype=torch.int64)
         wrong = (starts[self.tile_ends] != due).to(torch.int32)
-        flags = (ctypes.c_int(OPERATIONS[operation]), ctypes.c_int(delta.offsets.numel() * CROWDED > units))
+        flags = (ctypes.c_int(OPERATIONS[operation]), ctypes.c_int(entries * CROWDED > units))
         ours.launch("apply_tiles", work, self.table, tiles, delta.counts, delta.offsets, delta.values, starts, *flags, wrong.amax())
         if bad := wrong.nonzero().view(-1).tolist():
             raise ValueError(f"the counts of tensors {bad} do not fit their entries; nothing was written")
@@ -340,4 +347,4 @@ def sums(tensors: Sequence[Any]) -> list[Sums]:
     """The two sums of every tensor of one CUDA device. What is not contiguous or aligned is copied first."""
     if not tensors:
         return []
-    return Plan([item if usable(item) else item.detach().resolve_conj().resolve_neg().contiguous().clone() for item in tensors]).sums()
+    return Plan([item if usable(item) else plain.flat(item).clone() for item in tensors]).sums()

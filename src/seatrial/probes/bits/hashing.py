@@ -26,6 +26,7 @@ def sums(tensors: Sequence[Any]) -> list[Sums]:
     found: dict[int, Sums] = {}
     on_gpu: dict[int, list[int]] = {}
     for index, tensor in enumerate(tensors):
+        plain.check_memory(tensor)
         if tensor.is_cuda:
             on_gpu.setdefault(tensor.device.index, []).append(index)
         else:

@@ -4,6 +4,8 @@
   the kernels in plain torch are used then. SEATRIAL_NATIVE=0 asks for that.
 - The cache is `native/` beside the environments; its key covers source, flags, compiler and processor, because the code is made
   for this processor. Two processes may build at once: whoever renames last wins, both files are the same.
+- Loading a library runs its code. So the cache is used only if file, directory and `native/` are root's or ours, and nobody else may
+  write there; otherwise a private temporary directory is, in every process. A file ends with a hash of itself: a torn one is built again.
 - A library that does not give a known hash is not used.
 """
 
@@ -16,6 +18,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -27,8 +30,10 @@ FLAGS = ("-O3", "-shared", "-fPIC", "-std=gnu11")
 COMPILERS = ("cc", "gcc", "clang")
 SECONDS = 120
 GAPS_SPARE = 8
-KNOWN_INPUT = bytes(range(256)) * (2 * BLOCK_BYTES // 256) + b"seatrial"
-KNOWN_SUMS = (0x9376B019981F1138, 0xA03961602CE1C899)
+SEAL_BYTES = 16
+KNOWN_INPUT = (bytes(range(251)) * (5 * BLOCK_BYTES // 251 + 1))[: 5 * BLOCK_BYTES] + b"seatrial"
+"""Blocks that differ: four that are taken at once, one alone, and a part of one."""
+KNOWN_SUMS = (0xA9EE5DCCADEB67E4, 0x110BE082777C2858)
 
 
 class NoLibraryError(Exception):
@@ -138,7 +143,11 @@ def _load() -> Library:
 
 def _compiler() -> tuple[list[str], bytes]:
     """The compiler's words, and what it says about itself."""
-    if named := shlex.split(os.environ.get("CC", "")):
+    try:
+        named = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise NoLibraryError(f"no C compiler: CC={os.environ['CC']!r} is not a command line: {error}") from error
+    if named:
         command = named
     else:
         found = next((path for path in map(shutil.which, COMPILERS) if path), None)
@@ -174,26 +183,64 @@ def cache() -> Path:
     """Where compiled kernels are kept: beside the environments."""
     if chosen := os.environ.get("SEATRIAL_CACHE"):
         return Path(chosen) / "native"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seatrial" / "native"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seatrial" / "native"
+    except RuntimeError as error:
+        raise NoLibraryError(f"no place to keep compiled kernels in: {error}; set SEATRIAL_CACHE") from error
 
 
 def _built(compile_: list[str], key: str, spare: Path) -> Path:
-    """The compiled library: from the cache, or built into it, or into `spare` if the cache cannot be written."""
+    """The compiled library: from the cache, or built into it, or into `spare` if the cache is not ours alone or cannot be written."""
     place = cache() / key / "bits.so"
-    if place.is_file():
+    if _whole(place):
         return place
     made = spare / "bits.so"
     _run([*compile_, "-o", str(made), str(SOURCE)])
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".bits.so.", dir=place.parent)
+        place.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        if not (_private(place.parent.parent) and _private(place.parent)):
+            return made  # loaded from the spare directory, which may go once it is: this process alone has it
+        _keep(made.read_bytes(), place)
+    except OSError:
+        return made
+    return place
+
+
+def _private(path: Path) -> bool:
+    """Whether nobody but root and us can have put this there or can change it."""
+    found = path.stat()
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _whole(place: Path) -> bool:
+    """Whether a library is kept there, in a place that is ours alone, as it was written."""
+    try:
+        if not all(_private(path) for path in (place.parent.parent, place.parent, place)):
+            return False
+        data = place.read_bytes()
+    except OSError:
+        return False
+    return data[-SEAL_BYTES:] == _seal(data[:-SEAL_BYTES])
+
+
+def _seal(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=SEAL_BYTES).digest()
+
+
+def _keep(data: bytes, place: Path) -> None:
+    """Write a library with its seal, which a loader does not look at; whole or not at all."""
+    handle, temporary = tempfile.mkstemp(prefix=".bits.so.", dir=place.parent)
+    try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(made.read_bytes())
+            stream.write(data + _seal(data))
+            stream.flush()
+            os.fsync(stream.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(place)
-    except OSError:
-        return made  # loaded from the spare directory, which may go once it is: this process alone has it
-    return place
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _checked(path: Path) -> Library:

@@ -25,8 +25,29 @@ class Planes(NamedTuple):
     values: Any
 
 
+def in_memory(tensor: Any) -> bool:
+    """Whether every element has an address here. A freed storage may still have one, from its offset: so its size is asked, too."""
+    if not tensor.numel():
+        return True
+    if not tensor.data_ptr():
+        return False
+    last = tensor.storage_offset() + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return bool((last + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes())
+
+
+def check_memory(tensor: Any) -> None:
+    """TypeError for a tensor whose bytes are not here: kernels that get addresses would read somewhere else, or crash."""
+    if not in_memory(tensor):
+        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        raise TypeError(
+            f"a {kind} of {tensor.dtype}{tuple(tensor.shape)} on {tensor.device} has no memory of its own, or less than it needs "
+            "(DTensor, meta tensor, storage freed by FSDP): gather it with full_tensor() first, or within summon_full_params()"
+        )
+
+
 def flat(tensor: Any) -> Any:
     """The bytes of a tensor, as they lie in memory when it is contiguous; shares its memory if it is."""
+    check_memory(tensor)
     import torch
 
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Export = dict[str, Any]
+NO_SUCH_FAULT = "this model cannot have the fault"
 
 
 def _named(export: Mapping[str, Any], pattern: str) -> str:
     """The first name that matches; a model without one cannot have this fault."""
     found = next((name for name in export if re.search(pattern, name)), None)
     if found is None:
-        raise ValueError(f"no exported name matches {pattern!r}: this model cannot have the fault")
+        raise ValueError(f"no exported name matches {pattern!r}: {NO_SUCH_FAULT}")
     return found
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from seatrial.probes.engines.wrapping import GENERATOR, POLICY, Target
 
-FRAMEWORK = "nemo_rl"
 VLLM = "nemo_rl.models.generation.vllm"
 EXTENSION = "VllmInternalWorkerExtension"
 CALLS = ("update_weights_via_ipc_zmq", "update_weights_from_collective", "nccl_reshard_refit", "finish_sparse_delta_refit")

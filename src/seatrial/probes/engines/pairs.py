@@ -21,6 +21,7 @@ def problems(rows: Iterable[Row]) -> list[str]:
     found = [f"the probe met an error in {row.get('where')}: {row.get('error')}" for row in kept if row.get("fact") == "probe_error"]
     found += _attachments([row for row in kept if row.get("fact") == "attached"])
     found += [f"map of {row['replica']}: {text}" for row in kept if row.get("fact") == "map" for text in _map(row)]
+    found += _uncovered(kept)
     found += [f"{_who(row)}: {text}" for side in sides.values() for row in side for text in row["problems"]]
     found += [f"nothing was {side}" for side in ("sent", "received") if not sides[side]]
     exported = {row["version"] for row in sides["sent"]}
@@ -47,6 +48,21 @@ def _map(row: Row) -> list[str]:
     """What the coordinate map itself shows to be wrong."""
     made = [] if row["restored"] else ["the weights were not restored bit for bit after it was learned"]
     return made + [f"{name}: {text}" for name, text in row.get("misplaced", {}).items()]
+
+
+def _uncovered(rows: list[Row]) -> list[str]:
+    """Replicas that learned their map again (another model, another export) without a refit after it, which shows the coverage:
+    what was written before speaks of the model that was there before.
+    """
+    maps: dict[str, int] = {}
+    waiting: set[str] = set()
+    for row in rows:
+        if row.get("fact") == "map":
+            maps[row["replica"]] = maps.get(row["replica"], 0) + 1
+            waiting.add(row["replica"])
+        elif row.get("fact") == "coverage":
+            waiting.discard(row["replica"])
+    return [f"map of {name}: learned again, and no refit after that shows the coverage" for name in sorted(waiting) if maps[name] > 1]
 
 
 def _version(version: int, sent: list[Row], relayed: list[Row], received: list[Row]) -> list[str]:

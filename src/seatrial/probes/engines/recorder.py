@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -36,15 +37,15 @@ class Recorder:
         self.relays = False
         """Whether this process passes on what it got from another: then what it sends is not the policy's word."""
         self.live: live.Live | None = None
-        self.covered = False
 
     def write(self, fact: str, **fields: Any) -> None:
         """One row. A file that cannot be written is said in the log: there is no other place left."""
         row = {"fact": fact, "framework": self.framework, "process": self.process, "incarnation": self.incarnation, **fields}
         try:
             facts.append(self.path, row)
-        except (OSError, TypeError, ValueError) as error:
-            print(f"seatrial: refit: cannot write the fact {fact!r} to {self.path}: {error}", flush=True)
+        except Exception as error:  # noqa: BLE001 - as in `guard`, which itself ends here
+            with contextlib.suppress(OSError, ValueError):  # standard output may be closed
+                print(f"seatrial: refit: cannot write the fact {fact!r} to {self.path}: {error}", flush=True)
 
     def failed(self, where: str, error: BaseException) -> None:
         """The probe itself failed."""
@@ -84,11 +85,12 @@ class Call:
         self.recorder, self.entry, self.worker = recorder, entry, worker
         self.passed = {name: value for name, value in passed.items() if isinstance(value, (bool, int, float, str, type(None)))}
         self.hashes: dict[str, str] = {}
-        self.cast: dict[str, str] = {}
-        """Hashes of the same values in the dtype of the generator, where that is another."""
-        self.unsigned: dict[str, str] = {}
-        """The same without the sign of zeros, which does not show where the engine packs weights away."""
-        self.dtype = live.dtype_of(live.model_of(worker)) if worker is not None else None
+        self.cast: dict[str, set[str]] = {}
+        """Hashes of the same values in other dtypes of the generator. Wider ones are not among them: what is held wider than it
+        was sent is cast back where it is read, without loss."""
+        self.unsigned: dict[str, set[str]] = {}
+        """All of these without the sign of zeros, which does not show where the engine packs weights away."""
+        self.dtypes = live.dtypes_of(live.model_of(worker)) if worker is not None else []
         self.packs = worker is not None and live.packs(worker)
         self.layouts: dict[str, list[Any]] = {}
         self.bytes = self.unread = 0
@@ -97,21 +99,22 @@ class Call:
         self.tee = ""
 
     def take(self, pairs: list[Any]) -> None:
-        """Hash these tensors now. What is no named tensor, or comes twice, makes the call incomplete."""
+        """Hash these tensors now. What is no named tensor, comes twice or cannot be hashed makes the call incomplete."""
+        try:
+            self._take(pairs)
+        except Exception as error:  # noqa: BLE001 - as in `guard`; and the call must know that it lacks these names
+            self.recorder.failed(f"{self.entry}: hashing", error)
+            self.problems.append(f"{len(pairs)} tensors could not be hashed")
+
+    def _take(self, pairs: list[Any]) -> None:
         good = [pair for pair in pairs if isinstance(pair, tuple) and len(pair) == 2 and hasattr(pair[1], "detach")]
         if len(good) < len(pairs):
             self.problems.append(f"{len(pairs) - len(good)} items of the stream are not a name and a tensor")
-        cast = [(name, tensor.detach().to(self.dtype)) for name, tensor in good if self._casts(tensor)]
-        float_ = [pair for pair in {**dict(good), **dict(cast)}.items() if self.packs and pair[1].is_floating_point()]
-        unsigned = [(name, tensor.detach() + 0.0) for name, tensor in float_]
-        try:
-            # By place: a name that comes twice in one batch must not end the hashing of the others.
-            every = [*good, *cast, *unsigned]
-            hashed = list(fingerprint.tensors((str(place), tensor) for place, (_, tensor) in enumerate(every)).values())
-        except Exception as error:  # noqa: BLE001 - as in `guard`; and the call must know that it lacks these names
-            self.recorder.failed(f"{self.entry}: hashing", error)
-            self.problems.append(f"{len(good)} tensors could not be hashed")
-            return
+        cast = [(name, tensor.detach().to(dtype)) for name, tensor in good for dtype in self.dtypes if live.loses(tensor.dtype, dtype)]
+        unsigned = [(name, tensor.detach() + 0.0) for name, tensor in [*good, *cast] if self.packs and tensor.is_floating_point()]
+        # By place: a name that comes twice in one batch must not end the hashing of the others.
+        every = [*good, *cast, *unsigned]
+        hashed = list(fingerprint.tensors((str(place), tensor) for place, (_, tensor) in enumerate(every)).values())
         for (name, tensor), value in zip(good, hashed, strict=False):
             if name in self.hashes:
                 self.problems.append(f"{name} came twice")
@@ -119,14 +122,16 @@ class Call:
             self.layouts[str(name)] = [str(tensor.dtype), list(tensor.shape)]
             self.bytes += tensor.numel() * tensor.element_size()
         made = list(zip((str(name) for name, _ in every), hashed, strict=True))
-        self.cast |= dict(made[len(good) : len(good) + len(cast)])
-        self.unsigned |= dict(made[len(good) + len(cast) :])
-
-    def _casts(self, tensor: Any) -> bool:
-        return self.dtype is not None and tensor.is_floating_point() and tensor.dtype != self.dtype
+        for place, (name, value) in enumerate(made[len(good) :]):
+            (self.cast if place < len(cast) else self.unsigned).setdefault(name, set()).add(value)
 
     def watch(self, stream: Any) -> Any:
         """The same stream, hashed as it passes: a list at once, an iterator or asynchronous iterator item by item."""
+        with self.recorder.guard(f"{self.entry}: watching the stream"):
+            return self._watched(stream)
+        return stream
+
+    def _watched(self, stream: Any) -> Any:
         if isinstance(stream, (list, tuple)):
             self.take(list(stream))
             return stream
@@ -197,17 +202,12 @@ class Call:
         if recorder.live is None or not recorder.live.fits(self.worker, self.layouts):
             recorder.live = live.Live(self.worker, self.layouts)
             recorder.write("map", replica=replica, **recorder.live.map)
-        elif not recorder.covered:  # the second refit: other weights were loaded than those that the map was learned over
-            recorder.covered = True
+        else:  # other weights were loaded than those that the map was learned over; at each refit, since any may damage something
             with recorder.guard(f"{self.entry}: coverage"):
-                recorder.write("coverage", **recorder.live.coverage(replica))
+                recorder.write("coverage", version=version, **recorder.live.coverage(replica))
         found, methods = recorder.live.read()
         casts, before = recorder.live.map["casts"], recorder.live.last
-        own = {}
-        for name, value in found.items():
-            expected = self.cast if name in casts else self.hashes
-            expected = self.unsigned if methods.get(name) == "forward" else expected
-            own[name] = self.hashes[name] if name in self.hashes and value == expected.get(name) else value
+        own = {name: self.hashes[name] if self._right(name, value, methods.get(name), casts) else value for name, value in found.items()}
         recorder.live.last = own
         wrong = [name for name in own if own[name] != self.hashes.get(name)]
         stale = sum(before.get(name) != value for name, value in self.hashes.items())
@@ -215,6 +215,12 @@ class Call:
         recorder.write("hashes", side="live", version=version, replica=replica, hashes=own, casts=casts)
         self._refit(version, replica, own, wrong, stale, touched, None, Counter(methods.values()))
         recorder.write("version", replica=replica, version=version, root=root(own))
+
+    def _right(self, name: str, value: str, method: str | None, casts: Mapping[str, str]) -> bool:
+        """Whether this hash is that of the value sent, as it can be read. Hashes tell dtypes apart."""
+        if method == "forward":
+            return name in self.hashes and value in self.unsigned.get(name, ())
+        return value == self.hashes.get(name) or (name in casts and value in self.cast.get(name, ()))
 
     def _refit(
         self,

@@ -13,14 +13,14 @@ import asyncio
 import gc
 import importlib
 import inspect
-import json
 import sys
 import time
 import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from seatrial.probes.engines.vllm_client import Client, ServerError
 
 ENGINES = ("engine", "llm")
 """Where verl's and NeMo-RL's actors keep their engine."""
@@ -59,22 +59,15 @@ def via_rpc(
 def _over_http(url: str, method: str | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], seconds: float) -> list[Any]:
     if not isinstance(method, str):
         raise RpcFailed("a server takes the name of a method, not a function")
-    route = f"{url.rstrip('/')}/collective_rpc"
-    body = json.dumps({"method": method, "args": list(args), "kwargs": kwargs, "timeout": seconds}).encode()
-    request = urllib.request.Request(route, data=body, headers={"Content-Type": "application/json"})
+    route = "/collective_rpc"
     try:
-        with urllib.request.urlopen(request, timeout=seconds) as answer:
-            text = answer.read().decode()
-    except urllib.error.HTTPError as error:
-        said = error.read().decode(errors="replace")[-500:]
-        hint = ": the server must be started with VLLM_SERVER_DEV_MODE=1" if error.code == 404 else ""
-        raise RpcFailed(f"{route}: status {error.code}{hint}: {said}") from error
-    except OSError as error:
-        raise RpcFailed(f"{route}: {error}") from error
-    try:
-        return list(json.loads(text)["results"])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise RpcFailed(f"{route}: not an answer of vLLM: {text[:200]!r}") from error
+        answer = Client(url, timeout_s=seconds).call(route, {"method": method, "args": list(args), "kwargs": kwargs, "timeout": seconds})
+    except ServerError as error:
+        lacking = isinstance(error.__cause__, urllib.error.HTTPError) and error.__cause__.code == 404
+        raise RpcFailed(f"{error}{'; the server must be started with VLLM_SERVER_DEV_MODE=1' if lacking else ''}") from error
+    if not isinstance(answer, dict) or not isinstance(answer.get("results"), list):
+        raise RpcFailed(f"{url}{route}: not an answer of vLLM: {str(answer)[:200]!r}")
+    return list(answer["results"])
 
 
 def _in_actor(handle: Any, method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> list[Any]:

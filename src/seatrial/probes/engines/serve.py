@@ -1,7 +1,8 @@
 """Start a vLLM server with the refit extension on a loopback port, and end it with everything it started.
 
 The server runs in its own process group, so that its end is the end of all its processes. Waiting has a deadline, says
-what it waits for, and is cut short when the server dies; then its last lines are in the error.
+what it waits for, and is cut short when the server dies; then its last lines are in the error. A port is free when it is chosen and
+may be taken when the server binds it: an answer counts only while nobody but our processes listens there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +25,10 @@ BACKEND = "seatrial"
 READY_SECONDS = 300.0
 END_SECONDS = 15.0
 SAY_EVERY = 15.0
+FAULTS_ALLOWED = "SEATRIAL_FAULTS"
+"""Set to 1 in a server that may be damaged on purpose, see vllm_extension."""
+LISTENING = "0A"
+"""In /proc/net/tcp."""
 _QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1"}
 _ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
@@ -43,7 +49,10 @@ def command(model: Path, port: int, options: Sequence[str] = (), python: str = s
 
 
 class Server:
-    """One vLLM server, as a context: ready inside, gone after. `python` is an interpreter with vLLM, this one if none is named."""
+    """One vLLM server, as a context: ready inside, gone after.
+
+    `python` is an interpreter with vLLM, this one if none is named. Only with `faults` may its weights be damaged on purpose.
+    """
 
     def __init__(
         self,
@@ -53,13 +62,17 @@ class Server:
         options: Sequence[str] = (),
         deadline_s: float = READY_SECONDS,
         python: str = sys.executable,
+        faults: bool = False,
     ) -> None:
         self.log, self._say, self._deadline_s = log, say, deadline_s
-        port = free_port()
+        self._port = port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         source = Path(__file__).resolve().parents[3]
         paths = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")])])
-        env = {**_ON_CPU, **os.environ, **_QUIET, "PYTHONPATH": paths}
+        # vLLM leaves its sockets where temporary files go.
+        self._sockets = tempfile.TemporaryDirectory(prefix="seatrial-vllm-", ignore_cleanup_errors=True)
+        own = {"PYTHONPATH": paths, "VLLM_RPC_BASE_PATH": self._sockets.name, FAULTS_ALLOWED: "1" if faults else "0"}
+        env = {**_ON_CPU, **os.environ, **_QUIET, **own}
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 command(model, port, options, python),
@@ -84,14 +97,15 @@ class Server:
     def _wait(self) -> None:
         started = said = time.monotonic()
         self._say(f"waiting up to {self._deadline_s:.0f} s for vLLM to answer {self.url}/health (log: {self.log})")
-        while not self._healthy():
+        while not (answered := self._healthy()) or not self._listens_alone() or self.process.poll() is not None:
             now = time.monotonic()
             if self.process.poll() is not None:
                 raise RuntimeError(
                     f"vLLM ended with code {self.process.returncode} before it was ready; {self.log} ends with:\n{self.tail()}"
                 )
             if now - started > self._deadline_s:
-                raise RuntimeError(f"vLLM was not ready within {self._deadline_s:.0f} s; {self.log} ends with:\n{self.tail()}")
+                others = f"; another process listens on port {self._port}" if answered else ""
+                raise RuntimeError(f"vLLM was not ready within {self._deadline_s:.0f} s{others}; {self.log} ends with:\n{self.tail()}")
             if now - said > SAY_EVERY:
                 said = now
                 self._say(f"vLLM is not ready after {now - started:.0f} s: {self.tail(1)}")
@@ -103,6 +117,18 @@ class Server:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
+
+    def _listens_alone(self) -> bool:
+        """Whether the sockets that listen on the port are all of our processes: two vLLM servers may even share one."""
+        held = set()
+        for process in running(self.process.pid):
+            for link in Path(f"/proc/{process}/fd").glob("*"):
+                try:
+                    held.add(str(link.readlink()))
+                except OSError:  # it was closed meanwhile
+                    continue
+        listening = listeners(self._port)
+        return bool(listening) and listening <= held
 
     def tail(self, lines: int = 15) -> str:
         """The last lines of the server's log."""
@@ -118,6 +144,7 @@ class Server:
             if self._gone(END_SECONDS):
                 break
         self.process.wait()
+        self._sockets.cleanup()
 
     def _gone(self, seconds: float) -> bool:
         """Whether the group has no running process left, waited for."""
@@ -128,6 +155,16 @@ class Server:
                 return True
             time.sleep(0.05)
         return False
+
+
+def listeners(port: int) -> set[str]:
+    """The sockets that listen on a port of this host over IPv4, as the links in /proc/PID/fd name them."""
+    found = set()
+    for line in Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]:
+        _, local, _, state, *rest = line.split()
+        if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
+            found.add(f"socket:[{rest[5]}]")
+    return found
 
 
 def running(group: int) -> list[int]:

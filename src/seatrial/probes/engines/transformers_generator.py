@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
-from seatrial.probes import fingerprint
-from seatrial.probes.refit import coordinates, coverage
+from seatrial.probes.engines.transformers_cover import Covered
 from seatrial.probes.refit.consumer import Consumer
 from seatrial.probes.refit.errors import RefitRefused
 
@@ -42,48 +41,22 @@ def sample(model: Any, prompts: Sequence[Sequence[int]], length: int, seed: int)
     return done
 
 
-class Generator:
+class Generator(Covered):
     """The live model, its consumer, and the fault that acts on it."""
 
     def __init__(self, model: Any, fault: str | None) -> None:
-        self.model, self.fault = model, fault
-        self.weights = dict(model.named_parameters())
+        super().__init__(model)
+        self.fault = fault
         self.consumer = Consumer(self.weights)
         self.incarnation = f"{os.getpid()}-{time.time_ns()}"
         self.refits = 0
-        self.watch: coverage.Watch | None = None
-
-    def load(self, pairs: Iterable[tuple[str, Any]]) -> None:
-        """The loader of this engine: each name into its parameter."""
-        for name, value in pairs:
-            self.weights[name].data.copy_(value)
-
-    def map(self) -> dict[str, Any]:
-        """Learn the coordinate map through the loader, and watch all tensors from here on; the fact."""
-        before = fingerprint.model(self.model)
-        learned = coordinates.learn(self.model, self.load, dict(self.weights))
-        mapped = {
-            "elements": sum(value.numel() for value in self.weights.values()),
-            "runs": learned.count,
-            "duplicates": learned.duplicates,
-        }
-        mapped["restored"] = not fingerprint.differing(before, fingerprint.model(self.model))
-        mapped["misplaced"] = coverage.misplaced(learned)
-        self.watch = coverage.Watch(self.model, learned)
-        return mapped
-
-    def cover(self, replica: str, never_changed: list[str]) -> dict[str, Any]:
-        """The coverage over all refits so far; the fact."""
-        assert self.watch is not None, "the map comes first"
-        found = coverage.classify(self.model, self.watch.map, self.watch.touched, self.watch.moved)
-        return found.row(replica, never_changed)
 
     def state(self) -> dict[str, Any]:
-        """What the live parameters hold right now, and what of it a hash cannot say."""
+        """What the live model holds right now, and what of it a hash cannot say."""
         zeros = [name for name, value in self.weights.items() if value.numel() and not bool(value.any())]
         nans = {name: int(value.isnan().sum()) for name, value in self.weights.items() if bool(value.isnan().any())}
-        hashes = fingerprint.tensors(self.weights.items())
-        return {"version": self.consumer.version, "incarnation": self.incarnation, "hashes": hashes, "zeros": zeros, "nans": nans}
+        held = {"version": self.consumer.version, "incarnation": self.incarnation}
+        return {**held, "hashes": self.hashes(), "zeros": zeros, "nans": nans}
 
     def apply(self, data: bytes) -> tuple[int, str]:
         """Take a payload; the version and root that the consumer gives back."""
@@ -92,8 +65,7 @@ class Generator:
         done = self.consumer.apply(data)
         if self.fault and self.refits > 1:
             self._break(before)
-        if self.watch is not None:
-            self.watch.look()
+        self.look()
         return done.version, done.root
 
     def _break(self, before: dict[str, Any]) -> None:

@@ -21,7 +21,8 @@ from seatrial.probes.engines import export_faults
 from seatrial.probes.engines.transformers_generator import logprobs
 from seatrial.probes.engines.transformers_remote import Remote, say
 from seatrial.probes.refit import coverage, mismatch
-from seatrial.probes.refit.errors import RefitRefused
+from seatrial.probes.refit.errors import UNMAPPED, RefitRefused
+from seatrial.probes.refit.header import TRANSPORTS
 from seatrial.probes.refit.producer import Producer
 
 FAULTS: dict[str, str] = {
@@ -37,10 +38,10 @@ FAULTS: dict[str, str] = {
     "restarted-replica": "the generator says that it was started anew",
     "dead-generator": "the generator dies at the third refit",
     "unstamped-sample": "one sample carries no version",
+    "unsynced-buffer": "a buffer of the policy changes at each step, and nobody exports it",
     "frozen-policy": "the policy never changes: a vacuous run, which must be Blocked",
     **{name: text for name, (text, _) in export_faults.FAULTS.items()},
 }
-TRANSPORTS = ("full", "packed", "sparse")
 REPLICA = "0"
 PROMPTS, WIDTH, LENGTH = 16, 8, 12
 RATE = 1e-3
@@ -75,6 +76,13 @@ class Policy:
         self.optimizer.step()
         return float(rewards.mean())
 
+    def drift(self) -> None:
+        """Change a buffer, which no export has: the fault `unsynced-buffer`."""
+        found = next((value for _, value in self.model.named_buffers() if value.is_floating_point() and value.numel()), None)
+        if found is None:
+            raise ValueError("this model has no buffer of floating-point numbers: it cannot have the fault unsynced-buffer")
+        found.mul_(1.01)
+
     def rows(self, completions: Sequence[Sequence[int]]) -> list[list[int]]:
         """Prompts and completions together."""
         return [[*prompt, *done] for prompt, done in zip(self.prompts, completions, strict=True)]
@@ -99,6 +107,7 @@ class Loop:
         self.payloads: list[Any] = []
         self.completions: list[list[int]] | None = None
         self.seen: list[dict[str, str]] = []
+        self.owned = coverage.Owned()
 
     def write(self, fact: str, **fields: Any) -> None:
         """One row."""
@@ -106,15 +115,32 @@ class Loop:
 
     def run(self, steps: int) -> None:
         """The base first, then steps."""
-        self.write("map", replica=REPLICA, **self.remote.ask("map"))
+        self.begin()
         self.refit(0)
         for step in range(1, steps + 1):
             self.sample(step)
             assert self.completions is not None
             reward = self.policy.step(self.completions)
+            if self.fault == "unsynced-buffer":
+                self.policy.drift()
             self.refit(step)
             say(f"step {step} of {steps}: reward {reward:.3f}")
-        facts.append(self.facts, self.remote.ask("cover", REPLICA, coverage.never_changed(self.seen)))
+        self.end()
+
+    def begin(self) -> None:
+        """Let the generator learn the map. A loader that raises is what the probe found: it is a fact before the run ends by it."""
+        try:
+            mapped = self.remote.ask("map")
+        except RuntimeError as error:
+            if not isinstance(error, RefitRefused):
+                self.write("probe_error", where=UNMAPPED, error=str(error))
+            raise
+        self.write("map", replica=REPLICA, **mapped)
+
+    def end(self) -> None:
+        """What became of every tensor of both sides."""
+        mine = {"never_changed": coverage.never_changed(self.seen), "unexported": self.owned.unexported()}
+        self.write(**{**self.remote.ask("cover"), "replica": REPLICA, **mine})
 
     def sample(self, step: int) -> None:
         """Completions from the generator, each stamped with the version it came from."""
@@ -150,6 +176,7 @@ class Loop:
         self, index: int, export: dict[str, Any], held: dict[str, str], stale: mismatch.Mismatch | None
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Make the payload; what is known before it is sent, and the hashes of what the policy itself holds."""
+        self.owned.look(self.policy.model, export)
         given = export_faults.broken(self.fault if index > 1 else None, export, self.first)
         self.payloads.append(self.producer.prepare(given, self.transports[index % len(self.transports)]))
         sent = self.producer.prepared
@@ -176,7 +203,8 @@ class Loop:
         after, fresh = held["hashes"], self.gap() if held["hashes"] else None
         self.seen.append(sent)
         row |= {"consumed": fingerprint.tree(after).root if after else None, "incarnation": held["incarnation"]}
-        row |= {"wrong_names": [] if refused else fingerprint.differing(sent, after), "methods": {"read": len(after)}}
+        row |= {"wrong_names": [] if refused else fingerprint.differing(sent, after)}
+        row |= {"methods": {"read": sum(name in after for name in sent)}}
         row |= {"touched_names": len(fingerprint.differing(before["hashes"], after)) if after else 0}
         row |= {"fresh_max_dlogp": fresh.max_abs if fresh else None, "refused": str(refused) if refused else None}
         if refused is None:

@@ -13,7 +13,6 @@ from typing import Any
 from seatrial.probes.engines.recorder import Recorder
 from seatrial.probes.engines.wrapping import EXPORT, GENERATOR, POLICY, Target, sending
 
-FRAMEWORK = "verl"
 VLLM = "verl.workers.rollout.vllm_rollout"
 ENGINES = "verl.checkpoint_engine.base"
 

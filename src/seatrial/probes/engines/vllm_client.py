@@ -1,7 +1,7 @@
 """A client of a vLLM server that runs with the refit extension: refit, read back, log-probabilities, samples.
 
-Standard library only. Every call has a deadline; an error names the route and what the server said. A sample carries the
-version that the generator held when it was dispatched; a generator that changes under a running request is an error.
+Standard library only. Every call has a deadline; an error names the route, what was waited for and what the server said. A sample
+carries the version that the generator held when it was dispatched; a generator that changes under a running request is an error.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 CALL_SECONDS = 120.0
+PROOF_SECONDS = 1800.0
+PROOFS = ("seatrial_map", "seatrial_read", "seatrial_verify", "seatrial_coverage", "seatrial_state")
+"""Methods that go over every weight: on a CPU, minutes for a large model."""
 AT_ONCE = 16
 """Requests that are under way together: as many as the server takes into one batch."""
 
@@ -34,23 +37,27 @@ class Sample:
 
 
 class Client:
-    """One vLLM server, seen from outside."""
+    """One vLLM server, seen from outside. `timeout_s` is for every call; without it PROOFS have longer than the others."""
 
-    def __init__(self, url: str, model: str = "policy", timeout_s: float = CALL_SECONDS) -> None:
-        self.url, self.model, self._timeout_s = url.rstrip("/"), model, timeout_s
+    def __init__(self, url: str, model: str = "policy", timeout_s: float | None = None) -> None:
+        self.url, self.model = url.rstrip("/"), model
+        self._call_s, self._proof_s = (CALL_SECONDS, PROOF_SECONDS) if timeout_s is None else (timeout_s, timeout_s)
 
     def call(self, route: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
         """One request; the parsed answer."""
+        return self._ask(route, body, method, self._call_s, "")
+
+    def _ask(self, route: str, body: dict[str, Any] | None, method: str, seconds: float, waiting: str) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{route}", data=data, method=method, headers={"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
+            with urllib.request.urlopen(request, timeout=seconds) as answer:
                 text = answer.read().decode()
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")[-2000:]
             raise ServerError(f"{method} {self.url}{route}: status {error.code}: {said or 'no body'}") from error
         except (urllib.error.URLError, OSError) as error:
-            raise ServerError(f"{method} {self.url}{route}: no answer within {self._timeout_s:.0f} s: {error}") from error
+            raise ServerError(f"{method} {self.url}{route}: no answer within {seconds:.0f} s{waiting}: {error}") from error
         try:
             return json.loads(text) if text else None
         except json.JSONDecodeError as error:
@@ -58,8 +65,9 @@ class Client:
 
     def rpc(self, method: str, **arguments: Any) -> list[Any]:
         """Call a method of the extension in every worker; one answer per rank."""
-        body = {"method": method, "kwargs": arguments, "timeout": self._timeout_s}
-        results: list[Any] = self.call("/collective_rpc", body)["results"]
+        seconds = self._proof_s if method in PROOFS else self._call_s
+        body = {"method": method, "kwargs": arguments, "timeout": seconds}
+        results: list[Any] = self._ask("/collective_rpc", body, "POST", seconds, f" (waited for {method} in every worker)")["results"]
         return results
 
     def start(self, version: int = 0) -> None:

@@ -7,12 +7,14 @@ backend `seatrial` (see vllm_transfer). Nothing is served while a method runs: a
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from typing import Any
 
 from seatrial.probes import fingerprint, provenance
 from seatrial.probes.engines import vllm_reader, vllm_transfer
+from seatrial.probes.engines.serve import FAULTS_ALLOWED
 from seatrial.probes.engines.vllm_proof import Proof, proof_of, reference_of
 
 FAULTS = ("flip-bit", "swap-tensors")
@@ -81,7 +83,9 @@ class Extension:
         provenance.loaded(path, process, roots)
 
     def seatrial_break(self, fault: str) -> dict[str, Any]:
-        """Damage live weights on purpose: one of FAULTS. For showing that the probe sees it; never called otherwise."""
+        """Damage live weights on purpose: one of FAULTS. For showing that the probe sees it, in a server that was started for it."""
+        if os.environ.get(FAULTS_ALLOWED) != "1":
+            raise PermissionError(f"seatrial_break: this server was not started for it: {FAULTS_ALLOWED}=1 is not in its environment")
         import torch
 
         named = dict(_proof(self).model.named_parameters())

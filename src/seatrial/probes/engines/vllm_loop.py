@@ -22,11 +22,11 @@ from typing import Any
 from seatrial.probes import fingerprint
 from seatrial.probes.engines import export_faults, transformers_loop
 from seatrial.probes.engines.serve import Server
-from seatrial.probes.engines.transformers_loop import REPLICA, TRANSPORTS, Loop
+from seatrial.probes.engines.transformers_loop import REPLICA, Loop
 from seatrial.probes.engines.transformers_remote import say
 from seatrial.probes.engines.vllm_client import Client, ServerError
-from seatrial.probes.refit import coverage
 from seatrial.probes.refit.errors import RefitRefused
+from seatrial.probes.refit.header import TRANSPORTS
 
 FAULTS: dict[str, str] = {
     "skip-refit": "what is sent never reaches the server, which is taken to have it",
@@ -36,6 +36,7 @@ FAULTS: dict[str, str] = {
     "replayed": "the first payload is sent again instead of the third",
     "dead-generator": "the server is killed before the third refit",
     "unstamped-sample": "one sample carries no version",
+    "unsynced-buffer": "a buffer of the policy changes at each step, and nobody exports it",
     "frozen-policy": "the policy never changes: a vacuous run, which must be Blocked",
     **{name: text for name, (text, _) in export_faults.FAULTS.items()},
 }
@@ -86,7 +87,8 @@ class Engine:
         (read,), (held,) = self.client.rpc("seatrial_read", reference=str(self.reference)), self.client.versions()
         (verified,) = self.client.rpc("seatrial_verify", reference=str(self.reference))
         found = {"hashes": read["hashes"], "methods": dict(Counter(read["methods"].values())), "wrong": verified["wrong"]}
-        return {**found, "version": held["version"], "incarnation": held["incarnation"]}
+        unproven = [name for name in read["hashes"] if name not in read["methods"]]
+        return {**found, "unproven": unproven, "version": held["version"], "incarnation": held["incarnation"]}
 
     def apply(self, data: bytes) -> None:
         """Send one payload through the server's own routes."""
@@ -133,19 +135,10 @@ class ServedLoop(Loop):
         super().__init__(policy, engine, out, transports, fault)  # type: ignore[arg-type]  # asked in the same way
         self.engine = engine
 
-    def run(self, steps: int) -> None:
-        """The map and the base first, then steps."""
+    def begin(self) -> None:
+        """The map is learned from what the server should hold."""
         self.engine.expect(self.policy.export())
-        self.write("map", replica=REPLICA, **self.remote.ask("map"))
-        self.refit(0)
-        for step in range(1, steps + 1):
-            self.sample(step)
-            assert self.completions is not None
-            reward = self.policy.step(self.completions)
-            self.refit(step)
-            say(f"step {step} of {steps}: reward {reward:.3f}")
-        still = coverage.never_changed(self.seen)
-        self.write(**{**self.remote.ask("cover"), "replica": REPLICA, "never_changed": still})
+        super().begin()
 
     def refit(self, index: int) -> None:
         """Compare, send, compare again, and write it all down. A dead server ends the run."""
@@ -169,6 +162,7 @@ class ServedLoop(Loop):
         wrong = [] if refused else fingerprint.differing(sent, after)
         root = fingerprint.tree(after).root if after else None
         row |= {"consumed": root, "incarnation": held["incarnation"], "wrong_names": wrong, "methods": held["methods"]}
+        row["unproven"] = [] if dead else held["unproven"]
         row |= {"touched_names": len(fingerprint.differing(before["hashes"], after)) if after else 0}
         row |= {"fresh_max_dlogp": fresh.max_abs if fresh else None, "refused": str(refused) if refused else None}
         if refused is None:
@@ -219,7 +213,8 @@ def main() -> None:
     transports = TRANSPORTS if arguments.transport == "all" else (arguments.transport,)
     policy = Policy(arguments.model, arguments.fault == "frozen-policy", device())
     dtype = str(policy.model.dtype).removeprefix("torch.")
-    with Server(arguments.model, arguments.out / "server.log", say, ("--dtype", dtype, *arguments.server)) as server:
+    options, faults = ("--dtype", dtype, *arguments.server), arguments.fault is not None
+    with Server(arguments.model, arguments.out / "server.log", say, options, faults=faults) as server:
         engine = Engine(server, arguments.out, arguments.fault)
         ServedLoop(policy, engine, arguments.out, transports, arguments.fault).run(arguments.steps)
     say("run complete")

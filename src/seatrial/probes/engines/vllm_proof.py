@@ -170,6 +170,8 @@ class Proof:
                 if reference is not None and name in forwarded:  # the sign of a zero does not show: taken as sent
                     sent = reference[name].to(made)
                     made = torch.where((made == 0) & (sent == 0), sent, made)
+                if reference is not None and name in used.casts and _same_after_cast(made, reference[name]):
+                    made = reference[name]  # held in another dtype, and right: what was sent is what counts as held
                 yield name, made
 
     def hashes(self, seen: Photograph, reference: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -283,6 +285,11 @@ class _Unsigned(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._reference)
+
+
+def _same_after_cast(held: Any, sent: Any) -> bool:
+    """Whether an engine that holds another dtype holds exactly what was sent, cast likewise."""
+    return held.dtype != sent.dtype and fingerprint.tensor_hash(held) == fingerprint.tensor_hash(sent.to(held))
 
 
 def _row(count: int, first: int, total: int, runtime: str, method: str) -> dict[str, Any]:

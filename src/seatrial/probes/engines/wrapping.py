@@ -114,32 +114,41 @@ def receiving(original: Callable[..., Any], recorder: Recorder, target: Target) 
 @contextlib.contextmanager
 def _watching(worker: Any, call: Call, target: Target) -> Iterator[None]:
     """While the entry point runs: the class's own stream tells the call; without one, the model's load_weights does."""
-    recorder, model = call.recorder, None
+    recorder = call.recorder
+    restore: Callable[[], None] | None = None
     recorder.active["received"] = call
     call.tee = target.stream
     if not getattr(getattr(type(worker), target.stream, None), "seatrial", False):
         with recorder.guard(f"{call.entry}: watching load_weights"):
-            model = _watch_load(worker.model_runner.model, call)
+            restore = _watch_load(worker.model_runner.model, call)
             call.tee = "model.load_weights"
-        if model is None:
+        if restore is None:
             call.problems.append(f"neither {target.stream} nor the model's load_weights can be watched")
     try:
         yield
     finally:
         del recorder.active["received"]
-        if model is not None:
-            del model.load_weights
+        if restore is not None:
+            with recorder.guard(f"{call.entry}: no longer watching load_weights"):
+                restore()
 
 
-def _watch_load(model: Any, call: Call) -> Any:
-    original = model.load_weights
+def _watch_load(model: Any, call: Call) -> Callable[[], None]:
+    """Watch what this model loads; returns what ends it, and puts back what the model itself had under that name before."""
+    original, before = model.load_weights, vars(model).get("load_weights")
 
     @functools.wraps(original)
     def load_weights(weights: Any, *args: Any, **kwargs: Any) -> Any:
         return original(call.watch(weights), *args, **kwargs)
 
+    def restore() -> None:
+        if vars(model).get("load_weights") is load_weights:  # else somebody has put his own there since
+            del model.load_weights
+            if before is not None:
+                model.load_weights = before
+
     model.load_weights = load_weights
-    return model
+    return restore
 
 
 def streaming(original: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
@@ -152,8 +161,11 @@ def streaming(original: Callable[..., Any], recorder: Recorder) -> Callable[...,
             return original(self, weights, *args, **kwargs)
         alone = call is None
         if call is None:
-            call = Call(recorder, original.__name__, {}, self)
-            call.problems.append("weights were loaded outside of every entry point that is known here")
+            with recorder.guard(f"{original.__name__}: beginning"):
+                call = Call(recorder, original.__name__, {}, self)
+                call.problems.append("weights were loaded outside of every entry point that is known here")
+        if call is None:
+            return original(self, weights, *args, **kwargs)
         call.inside = True
         try:
             returned = original(self, call.watch(weights), *args, **kwargs)
@@ -236,7 +248,8 @@ def _replace(given: dict[str, Any], call: Call, target: Target) -> None:
 def _mapped(function: Callable[[Any], Any], call: Call) -> Callable[[Any], Any]:
     def mapped(item: Any) -> Any:
         made = function(item)
-        call.take([(item[0], made)])
+        with call.recorder.guard(f"{call.entry}: hashing"):
+            call.take([(item[0], made)])
         return made
 
     return mapped

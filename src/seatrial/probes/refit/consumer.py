@@ -5,7 +5,7 @@
 - After writing, the live weights are hashed. If they are not what was sent, or if anything went wrong on the way, every bit is put
   back, which is proven by hash, and the refit is refused.
 - Two names over the same memory are written once: a difference must not be added twice.
-It takes memory for one tensor, and twice for what changes until the new version is proven.
+It takes memory for two copies of one tensor, and twice for what changes until the new version is proven.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ class Applied:
     version: int
     root: str
     """Of the live weights, hashed after writing."""
-    wrong: tuple[str, ...]
-    """Names that are not what was sent: always none, since such a refit is refused."""
     changed: int
     """Elements of the live weights that changed."""
     bytes: int
@@ -68,7 +66,7 @@ class Consumer:
             self._restore(undo, before["hashes"])
             raise
         self.version = given.header.version
-        return Applied(self.version, fingerprint.tree(hashes).root, (), changed, given.size)
+        return Applied(self.version, fingerprint.tree(hashes).root, changed, given.size)
 
     def _check(self, header: Header, held: Mapping[str, Any]) -> None:
         if header.version <= self.version:
@@ -114,15 +112,17 @@ class Consumer:
             if entry.mode == "same" or not target.numel() or place in written:
                 continue
             written.add(place)
-            kept = target.clone()
+            kept, noted = target.clone(), len(undo)
             try:
                 self._write(target, entry, given, ready.get(entry.name))
+                count = planes.uncounted(target, kept)
+                # Encoding brings its base up to date, so it gets a copy: until the undo is noted, `kept` is all there is.
+                coded, _ = delta.encode(planes.flat(target), planes.flat(kept.clone()))
+                undo.append((entry.name, coded))
             except BaseException:
+                del undo[noted:]  # an interrupt may come after it was noted: nothing may be undone twice
                 target.copy_(kept)
                 raise
-            count = planes.uncounted(target, kept)
-            coded, _ = delta.encode(planes.flat(target), planes.flat(kept))
-            undo.append((entry.name, coded))
             changed += coded.changed if count is None else count
         return changed
 

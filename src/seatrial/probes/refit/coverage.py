@@ -1,11 +1,13 @@
 """Coverage: what the loader does with every runtime parameter and buffer, and with every exported name.
 
 Runs inside a loop's interpreter. Contract:
-- Each runtime tensor is exactly one of: written (the map has its elements), shared (memory of one named before), derived (it changes
-  with loads, or is recomputed, without being mapped), constant (the same bits before and after loads of different weights).
+- Each runtime tensor is exactly one of: written (the map has its elements), shared (memory of one named before), derived (the loader
+  transforms or recomputes it: the map saw how), moved (its bits changed over the loads, and nothing explains it), constant (the same
+  bits before and after loads of different weights).
 - Padding (elements of a written tensor that no exported element reaches) is counted, and it is said whether its bits ever moved.
 - `misplaced` judges the places that a map shows by the names: a map learned from a loader that swaps is as swapped as the loader.
-- Nothing here decides a verdict, but `Coverage.problems` names what a reader must not overlook.
+- `unexported` is the policy's side: what of its own state changed and is not exported, which no generator can have.
+- Nothing here decides a verdict.
 """
 
 from __future__ import annotations
@@ -43,6 +45,9 @@ class Coverage:
     written: tuple[str, ...]
     shared: dict[str, str]
     derived: dict[str, str]
+    recomputed: tuple[str, ...]
+    """Those of the derived ones that the loader computes anew, and always the same; the map refused the others (`opaque`)."""
+    moved: dict[str, str]
     constant: tuple[str, ...]
     idle: tuple[str, ...]
     """Those of the constant ones that are parameters: nothing that was exported reaches them."""
@@ -51,29 +56,21 @@ class Coverage:
     unwritten: dict[str, int]
     opaque: dict[str, str]
 
-    def problems(self, unused: Collection[str] = ()) -> list[str]:
-        """What needs an explanation, one sentence each. `unused`: exported names that need not be consumed."""
-        made = [
-            f"{name}: {count} exported elements are consumed by no rank" for name, count in self.unconsumed.items() if name not in unused
-        ]
-        made += [f"{name}: no exported element reaches this parameter" for name in self.idle]
-        return made + [
-            f"{name}: its padding ({part.elements} elements) changed" for name, part in self.padding.items() if not part.constant
-        ]
-
     def row(self, replica: str, never_changed: Sequence[str]) -> dict[str, Any]:
-        """The fact."""
+        """The fact. Whoever has the policy adds `unexported`."""
         lists = {
             "written": list(self.written),
+            "recomputed": list(self.recomputed),
             "constant": list(self.constant),
             "idle": list(self.idle),
             "never_changed": list(never_changed),
         }
-        maps = {"shared": self.shared, "derived": self.derived, "unconsumed": self.unconsumed, "unwritten": self.unwritten}
+        maps: dict[str, Any] = {"shared": self.shared, "derived": self.derived, "moved": self.moved, "opaque": self.opaque}
+        maps |= {"unconsumed": self.unconsumed, "unwritten": self.unwritten}
         padding = {name: part._asdict() for name, part in self.padding.items()}
-        total = len(self.written) + len(self.shared) + len(self.derived) + len(self.constant)
+        total = len(self.written) + len(self.shared) + len(self.derived) + len(self.moved) + len(self.constant)
         counted = {"fact": "coverage", "replica": replica, "tensors": total}
-        return {**counted, **lists, **maps, "opaque": self.opaque, "padding": padding}
+        return {**counted, **lists, **maps, "padding": padding}
 
 
 class Watch:
@@ -104,15 +101,16 @@ class Watch:
 
 
 def classify(
-    module: Any, learned: Map, touched: Mapping[str, str], moved: Collection[str] = (), ties: Mapping[str, str] | None = None
+    module: Any, learned: Map, touched: Mapping[str, str], padding_moved: Collection[str] = (), ties: Mapping[str, str] | None = None
 ) -> Coverage:
-    """Sort every parameter and buffer. `touched` and `moved` as of a `Watch` over loads of different weights.
+    """Sort every parameter and buffer. `touched` and `padding_moved` as of a `Watch` over loads of different weights.
 
     `ties`: which name shares the memory of which, where the module does not show that any more.
     """
     written: list[str] = []
     shared: dict[str, str] = {}
     derived: dict[str, str] = {}
+    moved: dict[str, str] = {}
     constant: list[str] = []
     owners: dict[int, list[tuple[str, int, int]]] = {}
     for name, value in fingerprint.named_state(module):
@@ -127,15 +125,17 @@ def classify(
             spans.append((name, begin, end))
         if name in learned.tables:
             written.append(name)
-        elif name in learned.opaque or name in learned.recomputed or name in touched:
-            again = "the loader recomputes it: the same bits whatever is loaded" if name in learned.recomputed else None
-            derived[name] = learned.opaque.get(name) or again or touched[name]
+        elif name in learned.opaque or name in learned.recomputed:
+            derived[name] = learned.opaque.get(name, "the loader recomputes it: the same bits whatever is loaded")
+        elif name in touched:
+            moved[name] = touched[name]
         else:
             constant.append(name)
     own = dict(module.named_parameters(remove_duplicate=False))
     idle = tuple(name for name in constant if name in own and learned.sizes[name])
-    padding = {name: Padding(learned.unwritten[name], name not in moved) for name in _padded(learned)}
-    lists = tuple(written), shared, derived, tuple(constant), idle
+    padding = {name: Padding(learned.unwritten[name], name not in padding_moved) for name in _padded(learned)}
+    again = tuple(name for name in derived if name not in learned.opaque)
+    lists = tuple(written), shared, derived, again, moved, tuple(constant), idle
     return Coverage(*lists, padding, dict(learned.unconsumed), dict(learned.unwritten), dict(learned.opaque))
 
 
@@ -184,9 +184,41 @@ def never_changed(history: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def unexported(history: Sequence[Mapping[str, str]], export: Collection[str]) -> list[str]:
-    """Names of the policy's own state (buffers too) that changed over the run and are not exported."""
+    """Names of the policy's own state (buffers too) that changed over the run, came or went, and are not exported."""
     still = set(never_changed(history))
-    return [name for name in history[0] if name not in still and name not in export]
+    names = dict.fromkeys(name for entry in history for name in entry)
+    return [name for name in names if name not in still and name not in export]
+
+
+class Owned:
+    """The policy's own state over a run: look at every refit, then ask what changed and is not exported."""
+
+    def __init__(self) -> None:
+        self._history: list[dict[str, str]] = []
+        self._exported: set[str] | None = None
+
+    def look(self, module: Any, export: Mapping[str, Any]) -> None:
+        """Take the fingerprints of this moment. An export under other names stands for all parameters if it has all their elements."""
+        self._history.append(fingerprint.model(module))
+        held = dict(module.named_parameters())
+        whole = sum(value.numel() for value in held.values()) == sum(value.numel() for value in export.values())
+        names = aliases(module, {*export, *(held if whole else ())})
+        self._exported = names if self._exported is None else self._exported & names
+
+    def unexported(self) -> list[str]:
+        """See the function."""
+        return unexported(self._history, self._exported or ())
+
+
+def aliases(module: Any, names: Collection[str]) -> set[str]:
+    """These names of a module, and all that lie over exactly the memory of one of them: a tied weight is exported once."""
+
+    def place(value: Any) -> tuple[Any, ...]:
+        return (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+
+    state = list(fingerprint.named_state(module))
+    places = {place(value) for name, value in state if name in names and value.numel()}
+    return {name for name, value in state if name in names or (value.numel() and place(value) in places)}
 
 
 def rest(value: Any, table: Table) -> Any:

@@ -18,8 +18,9 @@ REASONS = {
     "layout": "dtype, shape or memory layout do not fit",
     "mismatch": "the weights that are held afterwards are not those that were sent",
     "dead": "the generator is gone",
-    "nonfinite": "weights are not finite",
 }
+UNMAPPED = "map"
+"""Where a driver met the error (`where` of its `probe_error`) when the coordinate map could not be learned."""
 SHOWN = 5
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from seatrial.probes.bits import plain
 from seatrial.probes.bits.delta import Coded, from_gaps, gaps_of, mode_of
 from seatrial.probes.refit.errors import RefitRefused
 from seatrial.probes.refit.header import Entry
@@ -20,6 +21,7 @@ def flat(tensor: Any) -> Any:
     """The bytes of a contiguous tensor, sharing its memory."""
     import torch
 
+    plain.check_memory(tensor)
     return tensor.detach().view(-1).view(torch.uint8)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.probes import fingerprint
-from seatrial.probes.bits import delta
+from seatrial.probes.bits import delta, plain
 from seatrial.probes.refit import payload, planes
 from seatrial.probes.refit.errors import RefitRefused
 from seatrial.probes.refit.header import KINDS, TRANSPORTS, Entry, Header
@@ -79,6 +79,8 @@ class Producer:
         import torch
 
         self.version, self.codec, self.bucket = version, payload.best_codec(codec), bucket
+        for tensor in export.values():
+            plain.check_memory(tensor)
         self._base = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in export.items()}
         self.hashes = fingerprint.tensors(self._base.items())
         self.acknowledged: str | None = None
@@ -156,6 +158,8 @@ class Producer:
             raise RefitRefused(
                 "unknown-name" if unknown else "absent-name", unknown or absent, detail="the export has other names than before"
             )
+        for tensor in export.values():
+            plain.check_memory(tensor)
         current = {name: export[name].detach().contiguous() for name in self._base}
         other = [name for name, base in self._base.items() if _layout(current[name]) != _layout(base)]
         if other:

@@ -18,7 +18,8 @@ import torch
 
 from seatrial.loops.trl.drive import sampler
 from seatrial.loops.trl.drive.imports import GENERATOR, Imports
-from seatrial.probes import facts, fingerprint
+from seatrial.probes import facts
+from seatrial.probes.engines.transformers_cover import Covered
 from seatrial.probes.refit import payload
 from seatrial.probes.refit.consumer import Consumer
 from seatrial.probes.refit.errors import RefitRefused
@@ -34,6 +35,7 @@ class Loader(Consumer):
         super().__init__(dict(model.named_parameters()))
         self.model, self.fault, self.loads = model, fault, 0
         self.last = b""
+        self.covered = Covered(model)
 
     def load(self, path: Path) -> dict[str, Any]:
         """Apply one payload."""
@@ -44,6 +46,7 @@ class Loader(Consumer):
         applied = asdict(self.apply(self._spoiled(path)))
         if self.loads > 1:
             self._spoil_weights()
+        self.covered.look()
         return applied
 
     def _spoiled(self, path: Path) -> Path | bytes:
@@ -77,7 +80,11 @@ def answer(loader: Loader, request: dict[str, Any]) -> Any:
     """Serve one request."""
     match request["do"]:
         case "hash":
-            return fingerprint.tensors(loader.model.named_parameters())
+            return loader.covered.hashes()
+        case "map":
+            return loader.covered.map()
+        case "cover":
+            return loader.covered.cover()
         case "load":
             return loader.load(Path(request["path"]))
         case "sample":

@@ -7,6 +7,7 @@ Level 2's process is `generator.py`, here; level 3's is a vLLM server, which is 
   weights. The stale comparison is the negative control: it shows that the instrument would have seen a missed refit.
 - The transport changes over the run: full, packed, then sparse. A refit is committed only when the generator's own
   fingerprint is the trainer's. A payload that the generator refuses ends the run.
+- At the end stands what became of every tensor of the generator, and what of the trainer's model changed and is not exported.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from typing import Any, Protocol
 from seatrial.loops.trl.drive import sampler
 from seatrial.loops.trl.drive.record import say
 from seatrial.probes import facts, fingerprint
+from seatrial.probes.refit import coverage
 from seatrial.probes.refit.errors import RefitRefused
+from seatrial.probes.refit.header import TRANSPORTS
 from seatrial.probes.refit.mismatch import token_mult_prob_error
 from seatrial.probes.refit.producer import Producer
 
 ANSWER_SECONDS = 300.0
-TRANSPORTS = ("full", "packed", "sparse")
-"""Of the first refit, the second, and all others. In fp32 every element changes, so that sparse is coded densely or as a bitmap."""
 
 
 class Ended(RuntimeError):
@@ -47,7 +48,7 @@ class Generates(Protocol):
     """Which life of the process answered last."""
 
     def ask(self, do: str, **request: Any) -> Any:
-        """`hash`, `load`, `sample` or `logprobs`. Raises RefitRefused, or Ended when the process is gone."""
+        """`map`, `hash`, `load`, `sample`, `logprobs` or `cover`. Raises RefitRefused, or Ended when the process is gone."""
 
     def close(self) -> None:
         """End the process, and what it shared."""
@@ -123,6 +124,8 @@ class RefittedRollouts:
         self.generator, self.facts, self.metrics, self.seed = generator, facts_path, metrics_path, seed
         self.count = 0
         self.producer: Producer | None = None
+        self.owned = coverage.Owned()
+        self.history: list[Mapping[str, str]] = []
         self.probe: tuple[list[list[int]], list[list[int]]] | None = None
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
@@ -163,19 +166,40 @@ class RefittedRollouts:
         """The weights as they are sent: tied ones once."""
         return {name: value.detach().cpu() for name, value in model.named_parameters()}
 
+    def begin(self) -> None:
+        """Let the generator learn the map, before the first refit."""
+        facts.append(self.facts, {"fact": "map", "replica": 0, **self.generator.ask("map")})
+
+    def cover(self) -> dict[str, Any]:
+        """What became of every tensor of the generator."""
+        covered: dict[str, Any] = self.generator.ask("cover")
+        return covered
+
+    def finish(self) -> None:
+        """The facts that need the whole run. What changed shows only over two refits: without them there is no fact, a missed proof."""
+        if len(self.history) > 1:
+            mine = {"never_changed": coverage.never_changed(self.history), "unexported": self.owned.unexported()}
+            facts.append(self.facts, {**self.cover(), "fact": "coverage", "replica": 0, **mine})
+
     def seen(self, after: Mapping[str, str], wrong: Sequence[str]) -> dict[str, Any]:
         """How the live weights were read, and what is known of those that are wrong."""
-        return {"methods": {"read": len(after)}}
+        return {"methods": {"read": sum(name in after for name in self.history[-1])}}
 
     def refit(self, model: Any, pad: int, step: int) -> None:
         """Export, compare, transfer, compare again, commit or roll back, and write the fact."""
         export = self.export(model)
+        if self.producer is None:
+            self.begin()
         produced, before = fingerprint.tensors(export.items()), self.generator.ask("hash")
+        self.owned.look(model, export)
+        self.history.append(produced)
         stale = self.gap(model, pad)
         self.producer = self.producer or Producer(export)
+        # In fp32 every element changes, so that sparse is coded densely or as a bitmap.
         path = self.producer.prepare(export, TRANSPORTS[min(self.count, 2)], path=self.generator.shared / "weights")
         sent = self.producer.prepared
         assert sent is not None
+        facts.append(self.facts, {"fact": "hashes", "side": "sent", "version": sent.version, "step": step, "hashes": produced})
         row = {
             **{"fact": "refit", "index": self.count, "step": step, "replica": 0, "incarnation": self.generator.incarnation},
             **{key: value for key, value in asdict(sent).items() if key not in ("hashes", "root")},

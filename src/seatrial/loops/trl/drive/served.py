@@ -24,7 +24,7 @@ from seatrial.loops.trl.drive.refit import Ended, RefittedRollouts
 from seatrial.probes import facts
 from seatrial.probes.engines.serve import Server
 from seatrial.probes.engines.vllm_client import Client, ServerError
-from seatrial.probes.refit import coverage, payload
+from seatrial.probes.refit import payload
 from seatrial.probes.refit.errors import RefitRefused
 
 PROCESS = "vllm"
@@ -44,9 +44,9 @@ class Engine:
         self.reference, self.facts = self.shared / "reference.safetensors", out / "facts.jsonl"
         # The policy is trained in fp32, and sampled from as it is: not with what its generation_config.json would make of it.
         options = ("--dtype", "float32", "--generation-config", "vllm", "--max-model-len", str(PROMPT_TOKENS + length))
-        self.server = Server(Path(model), out / "server.log", say, options, python=python)
+        self.server = Server(Path(model), out / "server.log", say, options, python=python, faults=fault in BREAKS)
         self.client = Client(self.server.url)
-        self.python, self.fault, self.loads, self.ready = python, fault, 0, False
+        self.python, self.fault, self.loads = python, fault, 0
         self.incarnation: int | str = ""
         self.methods: dict[str, str] = {}
 
@@ -66,14 +66,13 @@ class Engine:
         say(f"imports proven in {PROCESS}")
         facts.append(self.facts, {"fact": "map", "replica": 0, **self.ask("rpc", method="seatrial_map", reference=str(self.reference))})
         self.client.start()
-        self.ready = True
 
-    def finish(self, imports: Path, under_test: Sequence[str], never_changed: Sequence[str]) -> None:
-        """Write what became of every runtime tensor, and which files of the checkouts the worker loaded."""
-        covered = self.ask("rpc", method="seatrial_coverage")
-        facts.append(self.facts, {**covered, "fact": "coverage", "replica": 0, "never_changed": list(never_changed)})
+    def finish(self, imports: Path, under_test: Sequence[str]) -> dict[str, Any]:
+        """What became of every runtime tensor; writes which files of the checkouts the worker loaded."""
+        covered: dict[str, Any] = self.ask("rpc", method="seatrial_coverage")
         roots = sorted({item.split("=", 1)[1] for item in under_test})
         self.ask("rpc", method="seatrial_loaded", path=str(imports / "loaded.jsonl"), process=PROCESS, roots=roots)
+        return covered
 
     def ask(self, do: str, **request: Any) -> Any:
         """One question; an error or a refusal there is raised here."""
@@ -152,7 +151,6 @@ class ServedRollouts(RefittedRollouts):
     def __init__(self, engine: Engine, imports: Path, under_test: Sequence[str], metrics_path: Path, seed: int) -> None:
         super().__init__(engine, engine.facts, metrics_path, seed)
         self.engine, self.imports, self.under_test = engine, imports, under_test
-        self.history: list[Mapping[str, str]] = []
 
     def export(self, model: Any) -> dict[str, Any]:
         """The weights under the names of a checkpoint, which is what vLLM loads; the server finds them as its reference."""
@@ -161,20 +159,25 @@ class ServedRollouts(RefittedRollouts):
 
         made = {name: value.contiguous() for name, value in revert_weight_conversion(model, super().export(model)).items()}
         save_file(made, self.engine.reference)
-        if not self.engine.ready:
-            self.engine.begin(self.imports, self.under_test)
         return made
 
+    def begin(self) -> None:
+        """The server is waited for, and learns the map from the reference."""
+        self.engine.begin(self.imports, self.under_test)
+
+    def cover(self) -> dict[str, Any]:
+        """What became of every tensor of the worker."""
+        return self.engine.finish(self.imports, self.under_test)
+
     def seen(self, after: Mapping[str, str], wrong: Sequence[str]) -> dict[str, Any]:
-        """By which method each tensor was read; of a wrong one, where it is held and how many elements differ."""
-        self.history.append(after)
-        methods = dict(Counter(self.engine.methods[name] for name in after))
+        """By which method each tensor was read, and which none proves; of a wrong one, where it is held and how many elements differ."""
+        known = self.engine.methods
+        unproven = [name for name in after if name not in known]
+        for name in unproven[:5]:
+            say(f"refit {self.count}: no method proves {name}")
         found = self.engine.ask("rpc", method="seatrial_verify", reference=str(self.engine.reference))["wrong"] if wrong else {}
         for name in wrong[:5]:
             place = found.get(name) or {"runtime": "?", "count": 0, "total": 0}
             say(f"wrong after refit {self.count}: {name}, held as {place['runtime']}: {place['count']} of {place['total']} elements")
-        return {"methods": methods, "wrong": {name: found.get(name) for name in wrong}}
-
-    def finish(self) -> None:
-        """The proofs that need the whole run."""
-        self.engine.finish(self.imports, self.under_test, coverage.never_changed(self.history))
+        methods = dict(Counter(known[name] for name in after if name in known))
+        return {"methods": methods, "unproven": unproven, "wrong": {name: found.get(name) for name in wrong}}

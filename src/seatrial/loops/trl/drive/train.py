@@ -144,7 +144,7 @@ def main() -> None:
         if arguments.images:
             images.control(trainer, arguments.out / "facts.jsonl")
         trainer.train(resume_from_checkpoint=str(arguments.resume_from) if arguments.resume_from else None)
-        if arguments.rollouts == "vllm":
+        if arguments.rollouts in ("generator", "vllm"):
             rollouts.finish()
         if arguments.lora and settings.save_strategy == "steps" and not arguments.resume_from:
             disk.adapter(trainer.model, arguments.out / f"checkpoint-{settings.save_steps}", facts_path)
