@@ -19,6 +19,8 @@ from seatrial.model.verdict import Boundary
 
 from .small_jobs import ALMOST_A_MINUTE, FETCH, Clock, client, left_behind, log, python, run_jobs, run_one, server, shell
 
+pytestmark = pytest.mark.slow  # processes that are waited for; `make check` has two minutes
+
 SHOW = """
 import json, os, sys
 print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if k.startswith(('SEATRIAL_', 'CUDA', 'MY'))}]), flush=True)

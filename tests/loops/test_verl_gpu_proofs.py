@@ -22,6 +22,8 @@ from seatrial.metrics.read import read_metrics
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics, Series
 
+pytestmark = pytest.mark.slow  # processes that are waited for; `make check` has two minutes
+
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:

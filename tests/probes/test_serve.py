@@ -17,6 +17,8 @@ from seatrial.probes.engines import serve
 from seatrial.probes.engines.serve import Server
 from seatrial.probes.engines.vllm_extension import Extension
 
+pytestmark = pytest.mark.slow  # processes that are waited for; `make check` has two minutes
+
 HEALTHY = """
 import http.server, subprocess, sys
 class Handler(http.server.BaseHTTPRequestHandler):

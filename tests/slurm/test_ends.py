@@ -19,6 +19,8 @@ from seatrial.model.profile import Profile
 from .cluster import PrivateSlurm
 from .harness import Slurm, client, script, server, submit, until
 
+pytestmark = pytest.mark.slow  # processes that are waited for; `make check` has two minutes
+
 RANK_1_ENDS = "import os, sys, time\nif os.environ['SEATRIAL_RANK'] == '1':\n    time.sleep(1)\n    sys.exit({code})\n"
 TERM_IS_FINE = (
     "import signal, sys, time\n"
