@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from rollouts.gym_instance import KEY, campaign, fake_installation
 from seatrial.launch.locks import read_lock
+from seatrial.launch.ports import port_in_use
 from seatrial.launch.venvs import find_python
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.rollouts.campaign import Gym
@@ -157,18 +159,23 @@ def test_the_environment_ties_an_instance_to_nothing_else(tmp_path: Path) -> Non
     assert (passed["SEATRIAL_POLICY_API_KEY"], passed["NEMO_SKILLS_SANDBOX_HOST"]) == ("EMPTY", "old")
 
 
+def two_free_blocks() -> int:
+    """Where two blocks begin in which nobody listens: other tests start servers meanwhile."""
+    starts = random.sample(range(ports._LOW, ports._HIGH - ports.SIZE, ports.SIZE), 60)
+    return next(start for start in starts if not any(map(port_in_use, range(start, start + 2 * ports.SIZE))))
+
+
 def test_two_instances_never_share_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Block() as first:
-        # Only this block and the next one are left to choose from.
-        monkeypatch.setattr(ports, "_LOW", first.head - 1)
-        monkeypatch.setattr(ports, "_HIGH", first.head + ports.SIZE)
-        with Block() as second:
-            assert second.head == first.head + ports.SIZE
-            with pytest.raises(BlockedError, match="no 200 free ports"):
-                Block()
-    monkeypatch.setattr(ports, "_HIGH", first.head)
+    start = two_free_blocks()
+    monkeypatch.setattr(ports, "_LOW", start)
+    monkeypatch.setattr(ports, "_HIGH", start + ports.SIZE + 1)
+    with Block() as first, Block() as second:
+        assert {first.head, second.head} == {start + 1, start + ports.SIZE + 1}
+        with pytest.raises(BlockedError, match="no 200 free ports"):
+            Block()
+    monkeypatch.setattr(ports, "_HIGH", start + 1)
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", first.head + 100))
+        listener.bind(("127.0.0.1", start + 101))
         listener.listen()
         with pytest.raises(BlockedError):
             Block()
