@@ -17,7 +17,8 @@ from typing import Any
 
 from seatrial.probes.engines import export_faults
 from seatrial.probes.engines.serve import Server
-from seatrial.probes.engines.vllm_loop import TRANSPORTS, Engine, Policy, ServedLoop, device, say
+from seatrial.probes.engines.vllm_loop import Engine, Policy, ServedLoop, device, say
+from seatrial.probes.refit.header import TRANSPORTS
 
 LIMIT = 1.05
 """The field's limit for token_mult_prob_error."""

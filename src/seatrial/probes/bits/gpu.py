@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 from array import array
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from seatrial.probes.bits import keys, plain
+from seatrial.probes.bits import keys, nvrtc, plain
 from seatrial.probes.bits.keys import Sums
 
 TILE_BYTES, ROW_BYTES, ROWS = keys.BLOCK_BYTES, 512, 32
@@ -38,10 +37,6 @@ MAX_DYNAMIC_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 
 
-class CudaError(RuntimeError):
-    """A call of the driver or of the compiler failed."""
-
-
 class Delta:
     """What changed in the tensors of a plan: three arrays for all of them, on the device.
 
@@ -53,38 +48,6 @@ class Delta:
     def __init__(self, arrays: tuple[Any, Any, Any], ends: Sequence[int], changed: Sequence[int] = (), sums: Sequence[Sums] = ()) -> None:
         self.counts, self.offsets, self.values = arrays
         self.ends, self.changed, self.sums = ends, changed, sums
-
-
-def _libraries() -> tuple[Any, Any]:
-    """libcuda, and the NVRTC that torch brought."""
-    import torch
-
-    root = Path(torch.__file__).parent
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines() if "libnvrtc.so" in line}
-    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
-    beside = [*root.parent.glob("nvidia/*/lib/libnvrtc.so.*"), *root.glob("lib/libnvrtc*.so.*"), *toolkit.glob("lib64/libnvrtc.so.*")]
-    usable = [path for path in (*mapped, *map(str, beside)) if "builtins" not in path and ".alt." not in path]
-    if not usable:
-        raise CudaError(f"no libnvrtc beside torch ({root}) nor in {toolkit}")
-    return ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(usable[0])
-
-
-def _compile(nvrtc: Any, source: bytes, options: Sequence[str]) -> bytes:
-    """A cubin; the compiler's own log when it fails."""
-    program = ctypes.c_void_p()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"bits.cu", 0, None, None)
-    words = (ctypes.c_char_p * len(options))(*(word.encode() for word in options))
-    code, size = nvrtc.nvrtcCompileProgram(program, len(options), words), ctypes.c_size_t()
-    if code:
-        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-        log = ctypes.create_string_buffer(size.value)
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise CudaError(f"bits.cu does not compile with {' '.join(options)}: {log.value.decode(errors='replace')}")
-    nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
-    made = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetCUBIN(program, made)
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return made.raw
 
 
 class Kernels:
@@ -101,10 +64,10 @@ class Kernels:
         self.shared = {"encode_tiles": (keys.WORDS + keys.SHIFT) * 4 + THREADS // 32 * (-(-queue // 16) * 16)}
         with torch.cuda.device(self.device):
             torch.empty(1, device=self.device)  # torch's context is current from here on
-            self._driver, nvrtc = _libraries()
+            self._driver, compiler = nvrtc.libraries()
             options = [f"--gpu-architecture=sm_{properties.major}{properties.minor}", f"-DTHREADS={THREADS}"]
             options += [f"-D{name}={value}" for name, value in shape.items()]
-            cubin = _compile(nvrtc, Path(__file__).with_name("bits.cu").read_bytes(), options)
+            cubin = nvrtc.compiled(compiler, Path(__file__).with_name("bits.cu").read_bytes(), options)
             self._module = ctypes.c_void_p()
             self._check(self._driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "cuModuleLoadData")
             self._functions: dict[str, ctypes.c_void_p] = {}
@@ -114,7 +77,7 @@ class Kernels:
     @staticmethod
     def _check(code: int, what: str) -> None:
         if code:
-            raise CudaError(f"{what} failed with CUDA error {code}")
+            raise nvrtc.CudaError(f"{what} failed with CUDA error {code}")
 
     def _function(self, name: str) -> ctypes.c_void_p:
         if name not in self._functions:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -224,17 +224,27 @@ class Loop:
             raise refused
 
 
+def parser(text: str | None, faults: Iterable[str]) -> argparse.ArgumentParser:
+    """The options that every driver has."""
+    made = argparse.ArgumentParser(description=text)
+    made.add_argument("--model", type=Path, required=True)
+    made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--steps", type=int, default=4)
+    made.add_argument("--transport", choices=(*TRANSPORTS, "all"), default="all")
+    made.add_argument("--fault", choices=tuple(faults))
+    return made
+
+
+def prepared(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Make the place for the facts; the transports to use in turn."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    return TRANSPORTS if arguments.transport == "all" else (arguments.transport,)
+
+
 def main() -> None:
     """Parse, start both sides, run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--transport", choices=(*TRANSPORTS, "all"), default="all")
-    parser.add_argument("--fault", choices=tuple(FAULTS))
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    transports = TRANSPORTS if arguments.transport == "all" else (arguments.transport,)
+    arguments = parser(__doc__, FAULTS).parse_args()
+    transports = prepared(arguments)
     with Remote(arguments.model, arguments.fault) as remote:
         policy = Policy(arguments.model, arguments.fault == "frozen-policy")
         remote.connect()

@@ -9,7 +9,6 @@ and compared with the export element for element. Everything found goes to DIR/f
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import signal
@@ -26,7 +25,6 @@ from seatrial.probes.engines.transformers_loop import REPLICA, Loop
 from seatrial.probes.engines.transformers_remote import say
 from seatrial.probes.engines.vllm_client import Client, ServerError
 from seatrial.probes.refit.errors import RefitRefused
-from seatrial.probes.refit.header import TRANSPORTS
 
 FAULTS: dict[str, str] = {
     "skip-refit": "what is sent never reaches the server, which is taken to have it",
@@ -200,17 +198,11 @@ def device() -> str:
 
 def main() -> None:
     """Parse, start the server, run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--transport", choices=(*TRANSPORTS, "all"), default="all")
-    parser.add_argument("--fault", choices=tuple(FAULTS))
+    parser = transformers_loop.parser(__doc__, FAULTS)
     parser.add_argument("server", nargs="*", help="options for the server, after --")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that the server is ended, too
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    transports = TRANSPORTS if arguments.transport == "all" else (arguments.transport,)
+    transports = transformers_loop.prepared(arguments)
     policy = Policy(arguments.model, arguments.fault == "frozen-policy", device())
     dtype = str(policy.model.dtype).removeprefix("torch.")
     options, faults = ("--dtype", dtype, *arguments.server), arguments.fault is not None
