@@ -11,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from seatrial.loops.verl.drive import import_patches, layout
+from seatrial.loops.verl.drive import layout
+from seatrial.probes.megatron import import_patches
 from seatrial.probes.witness import Witness
 
 

@@ -17,7 +17,7 @@ import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry, set_platform
 
-from seatrial.loops.verl.drive import import_patches
+from seatrial.probes.megatron import import_patches
 
 _PORTS = range(20000, 30000)
 """Below what Linux gives to connections (32768 and up)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megatron.core import tensor_parallel  # type: ignore[import-not-found]
+from megatron.core import tensor_parallel
 from verl.utils.megatron_utils import unwrap_model
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead

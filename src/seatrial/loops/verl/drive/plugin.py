@@ -13,7 +13,7 @@ from types import ModuleType
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from seatrial.loops.verl.drive import import_patches
+from seatrial.probes.megatron import import_patches
 
 NAME = "seatrial"
 """The rollout's name in verl's configuration."""

@@ -6,6 +6,6 @@ fails only half-way, and by then it has replaced how torch unpickles tensors: no
 
 from __future__ import annotations
 
-from seatrial.loops.verl.drive import import_patches
+from seatrial.probes.megatron import import_patches
 
 import_patches.hide("megatron.core")

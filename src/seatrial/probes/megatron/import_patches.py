@@ -4,7 +4,7 @@ Three things can be asked for a module, before it has been imported:
 
 - `supply(module, name, stand_in)`: inside that ONE module, `import name` yields `stand_in`. Nothing is put into `sys.modules`,
   so every other module still finds the package absent and takes its own "not installed" branch: a fake `triton` that everybody
-  sees would switch on fast paths that cannot run here;
+  sees would switch on fast paths that cannot run here. A condition on the module's source may leave it out;
 - `after(module, patch)`: call `patch(module)` right after the module body has run;
 - `hide(module)`: it is not there.
 """
@@ -21,14 +21,16 @@ from typing import Any
 
 Patch = Callable[[ModuleType], None]
 
-_stand_ins: dict[str, dict[str, ModuleType]] = {}
+Condition = Callable[[str], bool]
+
+_stand_ins: dict[str, dict[str, tuple[ModuleType, Condition | None]]] = {}
 _patches: dict[str, list[Patch]] = {}
 _hidden: set[str] = set()
 
 
-def supply(module: str, name: str, stand_in: ModuleType) -> None:
-    """Make `import name` inside `module` (and nowhere else) yield `stand_in`."""
-    _stand_ins.setdefault(module, {})[name] = stand_in
+def supply(module: str, name: str, stand_in: ModuleType, when: Condition | None = None) -> None:
+    """Make `import name` inside `module` (and nowhere else) yield `stand_in`, if `when` holds for the source of the module."""
+    _stand_ins.setdefault(module, {})[name] = (stand_in, when)
     _install()
 
 
@@ -67,13 +69,19 @@ class _PatchingLoader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        stand_ins = _stand_ins.get(name)
+        stand_ins = {
+            root: stand_in for root, (stand_in, when) in _stand_ins.get(name, {}).items() if when is None or when(self._source(name))
+        }
         if stand_ins:
             # The import statement asks the builtins of the module it stands in for __import__: give this module its own.
             module.__dict__["__builtins__"] = {**vars(builtins), "__import__": _importer(stand_ins)}
         self._inner.exec_module(module)
         for patch in _patches.get(name, []):
             _apply(patch, module)
+
+    def _source(self, name: str) -> str:
+        found = getattr(self._inner, "get_source", lambda _name: None)(name)
+        return found or ""
 
     def __getattr__(self, name: str) -> Any:
         # get_source, get_data, is_package: tracebacks, inspect and pickle ask for them.

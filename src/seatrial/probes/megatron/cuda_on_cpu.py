@@ -3,7 +3,8 @@
 Megatron-Core and Megatron-Bridge name the device in many places: `torch.cuda.current_device()`, `device="cuda"`, `Tensor.cuda()`,
 streams, the CUDA random generators. Every function here gives such a call its CPU meaning: the device is the CPU, a stream does
 nothing because CPU operators finish before they return, the generator is the CPU generator. `torch.cuda.is_available()` keeps
-saying False. Without any one of these patches Megatron ends with an exception (each was taken out and tried).
+saying False. Without any one of these patches Megatron ends with an exception (each was taken out and tried). `install` is given a
+function that is told whenever a patch takes part, by the name of its shim.
 """
 
 from __future__ import annotations
@@ -13,37 +14,42 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
-CPU = torch.device("cpu")
-
 _FACTORIES = ("tensor", "as_tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "randint", "eye", "linspace")
 _LIKE_FACTORIES = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like")
 
 
-def install() -> None:
-    """Apply every patch once; does nothing where CUDA is really there."""
-    if torch.cuda.is_available() or getattr(torch.cuda, "_seatrial_cpu", False):
-        return
-    torch.cuda._seatrial_cpu = True
-    _device_is_cpu()
-    _generators_are_cpu()
-    _streams_do_nothing()
-    _factories_build_on_cpu()
-    _moves_stay_on_cpu()
-    _type_names_say_cuda()
-    _memory_is_zero()
-    _groups_are_gloo()
+Tell = Callable[[str], None]
+
+
+def install(tell: Tell) -> bool:
+    """Apply every patch once, and say whether they are needed: they are not where CUDA is really there."""
+    import torch
+
+    if torch.cuda.is_available():
+        return False
+    if not getattr(torch.cuda, "_seatrial_cpu", False):
+        torch.cuda._seatrial_cpu = True
+        _device_is_cpu(tell)
+        _generators_are_cpu(tell)
+        _streams_do_nothing(tell)
+        _factories_build_on_cpu(tell)
+        _moves_stay_on_cpu(tell)
+        _type_names_say_cuda(tell)
+        _memory_is_zero(tell)
+        _groups_are_gloo(tell)
+    return True
 
 
 def to_cpu(device: Any) -> Any:
     """The CPU for anything that means a CUDA device, else the argument itself."""
+    import torch
+
     if isinstance(device, torch.device) and device.type == "cuda":
-        return CPU
+        return torch.device("cpu")
     if isinstance(device, str) and device.split(":")[0] == "cuda":
-        return CPU
+        return torch.device("cpu")
     if isinstance(device, int) and not isinstance(device, bool):  # a bare index always means the accelerator
-        return CPU
+        return torch.device("cpu")
     return device
 
 
@@ -52,41 +58,49 @@ def _set(holder: Any, **members: Any) -> None:
         setattr(holder, name, value)
 
 
-def _answers(value: Any = None) -> Callable[..., Any]:
+def _answers(tell: Tell, name: str, value: Any = None) -> Callable[..., Any]:
     """A NEW function each time: torch._dynamo files every torch function by identity and refuses one that it meets under two names."""
 
     def answer(*_args: Any, **_kwargs: Any) -> Any:
+        tell(name)
         return value
 
     return answer
 
 
-def _device_is_cpu() -> None:
+def _device_is_cpu(tell: Tell) -> None:
     """Rotary embeddings, DDP buffers and the Bridge's parameter mappings allocate on `torch.cuda.current_device()`."""
-    _set(torch.cuda, current_device=_answers(CPU), set_device=_answers(), device_count=_answers(1), get_device_name=_answers("cpu"))
-    _set(torch.cuda, get_device_capability=_answers((8, 0)), _lazy_init=_answers(), is_initialized=_answers(True), init=_answers())
+    import torch
+
+    answers = {"current_device": torch.device("cpu"), "device_count": 1, "get_device_name": "cpu", "get_device_capability": (8, 0)}
+    answers |= {"set_device": None, "_lazy_init": None, "is_initialized": True, "init": None}
+    _set(torch.cuda, **{name: _answers(tell, "cuda-device", value) for name, value in answers.items()})
 
 
-class _EveryIndex:
-    """The CPU generator under every device index: what `current_device` answers is no integer."""
-
-    def __getitem__(self, _index: object) -> torch.Generator:
-        return torch.default_generator
-
-    def __len__(self) -> int:
-        return 1
-
-
-def _generators_are_cpu() -> None:
+def _generators_are_cpu(tell: Tell) -> None:
     """`tensor_parallel/random.py` keeps one CUDA generator state per region; the CPU generator plays that part."""
+    import torch
+
+    class EveryIndex:
+        """The CPU generator under every device index: what `current_device` answers is no integer."""
+
+        def __getitem__(self, _index: object) -> torch.Generator:
+            tell("cuda-generators")
+            return torch.default_generator
+
+        def __len__(self) -> int:
+            return 1
 
     def get_state(*_args: Any, **_kwargs: Any) -> torch.Tensor:
+        tell("cuda-generators")
         return torch.get_rng_state()
 
     def set_state(state: torch.Tensor, *_args: Any, **_kwargs: Any) -> None:
+        tell("cuda-generators")
         torch.set_rng_state(state)
 
     def seed(value: int) -> None:
+        tell("cuda-generators")
         torch.default_generator.manual_seed(int(value))
 
     def seed_all(value: int) -> None:
@@ -94,7 +108,7 @@ def _generators_are_cpu() -> None:
 
     for holder in (torch.cuda, torch.cuda.random):
         _set(holder, get_rng_state=get_state, set_rng_state=set_state, manual_seed=seed, manual_seed_all=seed_all)
-    _set(torch.cuda, default_generators=_EveryIndex(), _lazy_call=lambda function, **_: function())
+    _set(torch.cuda, default_generators=EveryIndex(), _lazy_call=lambda function, **_: function())
 
 
 class NullStream:
@@ -108,39 +122,57 @@ class NullStream:
     def __exit__(self, *_exc: object) -> None: ...
 
     def query(self) -> bool:
+        """Everything is done."""
         return True
 
     def elapsed_time(self, _other: object) -> float:
+        """No time between two things that are done."""
         return 0.0
 
-    wait_stream = wait_event = synchronize = record = wait = _answers()
+    def nothing(self, *_args: Any, **_kwargs: Any) -> None:
+        """Waits for nothing, records nothing."""
+
+    wait_stream = wait_event = synchronize = record = wait = nothing
 
     def record_event(self, *_args: Any) -> NullStream:
+        """An event that has happened."""
         return self
 
 
-def _streams_do_nothing() -> None:
+def _streams_do_nothing(tell: Tell) -> None:
     """Gradient buffers and checkpoint writers order themselves with streams and events."""
-    null = NullStream()
+    import torch
+
+    name, null = "cuda-streams", NullStream()
 
     @contextlib.contextmanager
     def stream(_stream: object = None) -> Iterator[None]:
+        tell(name)
         yield
 
     _set(torch.cuda, Stream=NullStream, Event=NullStream, stream=stream)
-    _set(torch.cuda, current_stream=_answers(null), default_stream=_answers(null))
-    _set(torch.cuda, set_stream=_answers(), synchronize=_answers(), device=_answers(contextlib.nullcontext()))
-    _set(torch.Tensor, record_stream=_answers())
+    _set(torch.cuda, current_stream=_answers(tell, name, null), default_stream=_answers(tell, name, null))
+    _set(torch.cuda, set_stream=_answers(tell, name), synchronize=_answers(tell, name))
+    _set(torch.cuda, device=_answers(tell, name, contextlib.nullcontext()))
+    _set(torch.Tensor, record_stream=_answers(tell, name))
 
 
-def _factories_build_on_cpu() -> None:
+def _factories_build_on_cpu(tell: Tell) -> None:
     """Optimizer and schedules create scalars with `device="cuda"`."""
+    import torch
+    from torch.utils import _device
+
+    # `with torch.device("meta")` knows the factories by identity and looks them up once: it must find torch's own, or transformers
+    # takes buffers that were never filled for loaded ones.
+    _device._device_constructors()
 
     def redirected(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def build(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("device") is not None:
-                kwargs["device"] = to_cpu(kwargs["device"])
+                given, kwargs["device"] = kwargs["device"], to_cpu(kwargs["device"])
+                if kwargs["device"] is not given:
+                    tell("cuda-factories")
             if kwargs.get("pin_memory"):  # pinning needs an accelerator to pin for
                 kwargs["pin_memory"] = False
             return function(*args, **kwargs)
@@ -153,11 +185,13 @@ def _factories_build_on_cpu() -> None:
         setattr(torch.Tensor, name, redirected(getattr(torch.Tensor, name)))
 
 
-def _moves_stay_on_cpu() -> None:
+def _moves_stay_on_cpu(tell: Tell) -> None:
     """`.cuda()`, `.to("cuda")` and `.pin_memory()` return what they were given."""
+    import torch
 
     def staying() -> Callable[..., Any]:
         def itself(self: Any, *_args: Any, **_kwargs: Any) -> Any:
+            tell("cuda-moves")
             return self
 
         return itself
@@ -178,37 +212,46 @@ def _moves_stay_on_cpu() -> None:
     _set(torch.Tensor, pin_memory=staying())
 
 
-def _type_names_say_cuda() -> None:
+def _type_names_say_cuda(tell: Tell) -> None:
     """`distrib_optimizer.py` and `clip_grads.py` sort parameters by `Tensor.type()` and accept only the CUDA names."""
+    import torch
+
     plain = torch.Tensor.type
 
     @functools.wraps(plain)
     def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is not None:
             return plain(self, dtype, *args, **kwargs)
+        tell("cuda-type-names")
         name = str(plain(self))
         return name.replace("torch.", "torch.cuda.", 1) if name.startswith("torch.") and "cuda" not in name else name
 
     torch.Tensor.type = type_
 
 
-def _memory_is_zero() -> None:
-    """Cache emptying and memory counters, called around checkpoints and by verl's timers."""
-    for name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction"):
-        setattr(torch.cuda, name, _answers())
-    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
-        setattr(torch.cuda, name, _answers(0))
-    _set(torch.cuda, memory_stats=_answers({}), mem_get_info=_answers((1 << 33, 1 << 34)))
+def _memory_is_zero(tell: Tell) -> None:
+    """Cache emptying and memory counters, called around checkpoints and by timers."""
+    import torch
+
+    name = "cuda-memory"
+    for call in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "reset_max_memory_allocated", "set_per_process_memory_fraction"):
+        setattr(torch.cuda, call, _answers(tell, name))
+    for call in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
+        setattr(torch.cuda, call, _answers(tell, name, 0))
+    _set(torch.cuda, memory_stats=_answers(tell, name, {}), mem_get_info=_answers(tell, name, (1 << 33, 1 << 34)))
 
 
-def _groups_are_gloo() -> None:
+def _groups_are_gloo(tell: Tell) -> None:
     """Megatron-Bridge asks for nccl by name when it makes process groups."""
+    import torch
+
     plain = torch.distributed.new_group
 
     @functools.wraps(plain)
     def new_group(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("backend") is not None:
             kwargs["backend"] = "gloo"
+            tell("nccl-groups")
         return plain(*args, **kwargs)
 
     torch.distributed.new_group = new_group

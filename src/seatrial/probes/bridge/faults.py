@@ -1,0 +1,15 @@
+"""Seeded bugs of providers, mappings and adapters, to see the ladder catch them: each patches the Bridge in a rung's own process.
+
+The Bridge's real code runs on, with one mistake in it. `seatrial probe bridge --fault list` names them.
+"""
+
+from __future__ import annotations
+
+from seatrial.probes.bridge.fault import Fault
+
+FAULTS: dict[str, Fault] = {}
+
+
+def apply(name: str) -> None:
+    """Make the Bridge of this process have the bug."""
+    FAULTS[name].apply()
