@@ -40,6 +40,7 @@ test: lint ## Every test, also those that drive a real loop
 	$(BIN)/seatrial env build verl-cpu
 	$(BIN)/seatrial env build gym
 	$(BIN)/seatrial env build vllm-cpu
+	$(BIN)/seatrial env build megatron-cpu
 	@$(BIN)/python -m tests.launch.rays
 	@$(BIN)/python -m tests.whole
 

@@ -90,7 +90,7 @@ def test_an_untracked_file_counts_with_its_words(repo: Path) -> None:
     (repo / "src" / "mixtral_moe.py").write_text("self.router = Router(num_experts=8)\n")
     made = plan(repo)
     assert "mixtral_moe.py matches" in reasons(made, 5)
-    assert "changed lines say 'router'" in reasons(made, 5)
+    assert "mixtral_moe.py:1 says 'router'" in reasons(made, 5)
 
 
 def test_a_path_with_spaces_and_letters_beyond_ascii_fans_out(repo: Path) -> None:
@@ -219,3 +219,58 @@ def test_commands_are_shown_as_they_will_run() -> None:
     assert "seatrial.loops.trl.drive" in shown
     assert '"$OUT"' in shown
     assert "# level 1" not in shown
+
+
+MAPPING = "src/megatron/bridge/models/conversion/param_mapping.py"
+
+
+@pytest.fixture
+def bridge(tmp_path: Path) -> Path:
+    root = tmp_path / "bridge"
+    root.mkdir()
+    git(root, "init", "-q")
+    files = {"src/megatron/bridge/__init__.py": "", MAPPING: "class AutoMapping:\n    a = 1\n", "docs/lora.md": "x\n"}
+    commit(root, {**files, "src/megatron/bridge/recipes/a.py": "x\n"})
+    return root
+
+
+def of_bridge(root: Path, *options: str) -> list[str]:
+    return ["plan", "verl", "--auto", "--change", f"bridge={root}", *options]
+
+
+def test_explain_shows_the_line_that_asks_for_a_level_without_its_secrets(bridge: Path) -> None:
+    secret = "hf_" + "aB3" * 12
+    (bridge / MAPPING).write_text(f"class AutoMapping:\n    a = 1\n    fp8 = load(token='{secret}', more='{'x' * 200}')\n")
+    answer = inside(*of_bridge(bridge, "--explain"))
+    assert answer.code == 0, answer.err
+    assert f"level 1  bridge: {MAPPING} matches " in answer.out
+    assert f"level 4  bridge: {MAPPING}:3 says 'fp8' (quantization, ModelOpt, FP8)\n           + fp8 = load(token=" in answer.out
+    assert f"level 0  bridge: {MAPPING}:3 is in AutoMapping, which verl imports" in answer.out
+    assert secret not in answer.out
+    assert "x" * 130 not in answer.out
+    made = json.loads(inside(*of_bridge(bridge, "--explain", "--json")).out)
+    (cause,) = [one for one in made["causes"] if one["level"] == 4]
+    assert (cause["path"], cause["line"], cause["rule"]) == (MAPPING, 3, "says 'fp8'")
+    assert secret not in json.dumps(made)
+    assert "causes" not in json.loads(inside(*of_bridge(bridge, "--json")).out)
+
+
+def test_papers_alone_require_no_level_and_a_trial_of_them_is_skipped(bridge: Path, tmp_path: Path) -> None:
+    (bridge / "docs/lora.md").write_text("lora fp8 mtp_num_layers\n")
+    (bridge / "src/megatron/bridge/recipes/a.py").write_text("lora\n")
+    answer = inside(*of_bridge(bridge, "--explain"))
+    assert answer.code == 0, answer.err
+    assert "no RL level is required" in answer.out
+    assert "would be Skipped" in answer.out
+    assert "no line or path asks for a level" in answer.out
+    out = tmp_path / "run"
+    answer = inside("run", *of_bridge(bridge)[1:], "--out", out)
+    assert answer.code == 77, answer.out + answer.err
+    report = json.loads((out / "report.json").read_text())
+    assert (report["result"], "nothing to run: " in report["answer"]) == ("Skipped", True)
+    assert levels(json.loads(inside(*of_bridge(bridge, "--json", "--level", "1")).out)) == [1]
+
+
+def test_explain_without_a_diff_is_2() -> None:
+    answer = inside("plan", "verl", "--explain")
+    assert (answer.code, "add --auto" in answer.err) == (2, True)

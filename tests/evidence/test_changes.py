@@ -8,7 +8,7 @@ import pytest
 
 from seatrial.evidence import changes as module
 from seatrial.evidence import worktree
-from seatrial.evidence.changes import ChangedPath, changed_lines, changed_paths, read_changes
+from seatrial.evidence.changes import ChangedLine, ChangedPath, changed_lines, changed_paths, read_changes
 from seatrial.model.errors import UserError
 
 from .conftest import MakeRepo, commit, put, run_git
@@ -125,7 +125,9 @@ def test_a_submodule_shows_its_insides(make_repo: MakeRepo) -> None:
         ChangedPath("3rdparty/in ner/untracked.py", "A"),
     )
     assert changed_paths(root, "HEAD~1") == expected
-    assert {"fresh = 2", "old = 1", "loose = 3"} <= set(changed_lines(root, "HEAD~1"))
+    lines = changed_lines(root, "HEAD~1")
+    assert {"fresh = 2", "old = 1", "loose = 3"} <= set(lines)
+    assert {line.path for line in lines.lines if line.text == "fresh = 2"} <= {path.path for path in changed_paths(root, "HEAD~1")}
     run_git(root, "submodule", "deinit", "-q", "-f", "3rdparty/in ner")
     assert changed_paths(root, "HEAD~1") == expected[:1]
 
@@ -150,13 +152,28 @@ def test_lines_are_text_without_marks_and_headers(make_repo: MakeRepo) -> None:
     assert lines.complete
 
 
+def test_a_line_has_its_place(make_repo: MakeRepo) -> None:
+    odd = 'odd "na\tme" ü\\.py'
+    root = make_repo(files={"a b.py": "def first():\n    x = 1\n    y = 2\n", "gone.py": "z = 1\n", odd: "1\n"})
+    put(root, {"a b.py": "def first():\n    x = 1\n    y = 3\n    w = 4\n", odd: "1\n2\n", "new.py": "@@ -1 +1 @@\n"})
+    (root / "gone.py").unlink()
+    assert set(changed_lines(root, "HEAD").lines) == {
+        ChangedLine("a b.py", 3, "    y = 2", removed=True, within="def first():"),
+        ChangedLine("a b.py", 3, "    y = 3", within="def first():"),
+        ChangedLine("a b.py", 4, "    w = 4", within="def first():"),
+        ChangedLine("gone.py", 1, "z = 1", removed=True),
+        ChangedLine(odd, 2, "2"),
+        ChangedLine("new.py", 1, "@@ -1 +1 @@"),
+    }
+
+
 def test_cut_lines_say_so(make_repo: MakeRepo, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_repo()
     put(root, {"big.py": LONG})
     monkeypatch.setattr(module, "LINES_LIMIT", 200)
     lines = changed_lines(root, "HEAD")
     assert not lines.complete
-    assert "line 0" in lines.lines
+    assert "line 0" in list(lines)
 
 
 def test_files_too_large_to_read_are_listed_and_said(make_repo: MakeRepo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,11 @@ from seatrial.loops import HERE, get_loop, names
 from seatrial.loops.knowledge import read_tables
 from seatrial.metrics.grammar import parse
 from seatrial.model.errors import UserError
-from seatrial.model.knowledge import Level, Milestone, Signature
+from seatrial.model.globs import matches
+from seatrial.model.knowledge import Concern, Level, Milestone, Signature
+from seatrial.model.loop import Loop
 from seatrial.model.verdict import Verdict
 from seatrial.triage.signatures import compile_pattern, load_signatures
-from seatrial.trial.globs import matches
 
 LOOPS = [get_loop(name) for name in names()]
 LEVELS = [(loop, level) for loop in LOOPS for level in loop.levels()]
@@ -36,11 +37,12 @@ def test_an_unknown_loop_lists_the_known_ones_and_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(("loop", "level"), LEVELS, ids=lambda item: getattr(item, "name", None))
-def test_every_level_is_whole(loop: object, level: Level) -> None:
+def test_every_level_is_whole(loop: Loop, level: Level) -> None:
     assert level.proves
     assert re.fullmatch(r"[a-z][a-z0-9-]*", level.name)
-    assert level.required_when
-    for glob in level.required_when:
+    rows = [row for row in loop.concerns() if level.number in row.levels]
+    assert level.required_when or rows
+    for glob in (*level.required_when, *(glob for row in rows for glob in row.globs)):
         assert not matches("", glob)
     for check in level.checks:
         parse(check.expr)
@@ -92,6 +94,7 @@ def test_every_lock_can_be_read_and_instruments_exist() -> None:
         ("milestone", Milestone, '[[milestone]]\nid = "b"\npattern = "x"', r"milestone 1 \(b\): boundary: Field required"),
         ("milestone", Milestone, '[[milestone]]\nid = "b"\npattern = 3\nboundary = "data"', r"milestone 1 \(b\): pattern: "),
         ("level", Level, '[[level]]\nname = "c"\nnumber = "x"', r"level 1 \(c\): "),
+        ("concern", Concern, '[[concern]]\nname = "d"\nglobs = ["*"]', r"concern 1 \(d\): .*are those of one package"),
         ("level", Level, '[[levle]]\nname = "c"', r"unknown key 'levle'; only \[\[level\]\] entries are read"),
         ("level", Level, "[[level]]", r"level 1 \(\?\): number: Field required"),
         ("level", Level, "[level]\nname = 'c'", r"unknown key 'level'; only \[\[level\]\] entries are read"),

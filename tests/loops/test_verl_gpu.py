@@ -18,7 +18,6 @@ from seatrial.loops.verl.gpu.calls import phases
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.loop import Context, Phase
 from seatrial.model.record import Finding
-from seatrial.trial.globs import matches
 
 
 @pytest.fixture
@@ -161,32 +160,6 @@ def test_levels_that_cannot_run_say_why(bench: Bench) -> None:
     assert wrapper.levels(LADDER, {"steps": "50"})[5].steps == 50
     with pytest.raises(UserError, match="from 20 to 100"):
         wrapper.levels(LADDER, {"steps": "5"})
-
-
-PATHS = {
-    "src/megatron/bridge/models/qwen/qwen3_provider.py": {0},
-    "src/megatron/bridge/models/qwen/qwen3_bridge.py": {0, 1},
-    "src/megatron/bridge/peft/lora.py": {0, 1, 5},
-    "src/megatron/bridge/training/checkpointing.py": {0, 1},
-    "src/megatron/bridge/training/fsdp_compat.py": {0, 1, 3},
-    "src/megatron/bridge/training/optim.py": {0, 1, 5},
-    "src/megatron/bridge/training/comm_overlap.py": {0, 2},
-    "src/megatron/bridge/models/qwen_vl/qwen3_vl_provider.py": {0, 4},
-    "src/megatron/bridge/models/conversion/modelopt_utils.py": {0, 1, 4},
-    "src/megatron/bridge/inference/base.py": {0},
-    "3rdparty/Megatron-LM": {0, 1, 2},
-    "megatron/core/tensor_parallel/layers.py": {0, 2},
-    "verl/workers/engine/megatron/transformer_impl.py": {0, 1, 2},
-    "verl/utils/checkpoint/megatron_checkpoint_manager.py": {0, 1},
-    "verl/trainer/ppo/core_algos.py": {0, 5},
-    "docs/index.md": set(),
-    "src/megatron/bridge/recipes/qwen.py": set(),
-}
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_changed_path_requires_the_levels_that_it_concerns(path: str) -> None:
-    assert {item.number for item in LADDER for glob in item.required_when if matches(path, glob)} == PATHS[path]
 
 
 def test_a_healthy_setup_has_no_bad_finding(bench: Bench) -> None:

@@ -24,7 +24,7 @@ from seatrial.model.record import RepoState
 
 SOURCE = Path(__file__).parents[1] / "data" / "verl" / "checkout"
 PYTHON = Path(sys.executable).parent / "python3"
-LADDER = read_tables(Path(wrapper.__file__).parents[1] / "levels.toml", "level", Level)
+LADDER = read_tables(Path(wrapper.__file__).parents[1] / "levels.toml", "level", Level, beside=("concern", "surface"))
 
 
 @dataclass(frozen=True)

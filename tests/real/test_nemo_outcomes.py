@@ -41,7 +41,7 @@ class Machine:
         loop = get_loop("nemo-rl").configured(given)
         states = repo_states([self.bench.bridge, self.bench.nemo_rl])
         changes = (states[0].model_copy(update={"name": "bridge"}), states[1].model_copy(update={"companion": True, "name": "nemo-rl"}))
-        plan = make_plan(loop, requested(loop, (level,)), None, loop.placed(changes), (), arguments, loop.chosen)
+        plan = make_plan(loop, requested(loop, (level,)), None, loop.placed(changes), None, arguments, loop.chosen)
         place = self.bench.root / out
         place.mkdir()
         return conduct.start(conduct.Request(plan, place, self.python), lambda _: None)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from seatrial.evidence.changes import ChangedLine
 from seatrial.loops import get_loop
 from seatrial.model.errors import UserError
 from seatrial.model.loop import Loop
-from seatrial.trial.plan import Diff, make_plan, parse_levels, requested, required, totals
+from seatrial.trial.causes import Diff
+from seatrial.trial.plan import make_plan, parse_levels, requested, required, totals
 
 from .fake import FakeLoop
 
@@ -68,12 +70,17 @@ def test_a_level_that_cannot_run_yet_stays_in_the_plan_with_its_reason(loop: Loo
     assert level.skip == "not part of this release"
 
 
+def said(text: str, path: str = "smoke.py") -> tuple[ChangedLine, ...]:
+    return (ChangedLine(path, 7, text),)
+
+
 def numbers(loop: Loop, *diffs: Diff) -> list[int]:
-    return [level.number for level in required(loop, diffs)[0]]
+    return [level.number for level in required(loop, diffs).levels]
 
 
 def test_a_path_requires_the_levels_that_name_it_and_the_smoke_first(loop: Loop) -> None:
-    levels, unmatched = required(loop, [Diff("r", "b", ("src/third.py",))])
+    found = required(loop, [Diff("r", "b", ("src/third.py",))])
+    levels, unmatched = found.levels, found.unmatched
     assert [level.number for level in levels] == [0, 2]
     assert levels[0].reasons == ("the smoke comes first",)
     assert levels[1].reasons == ("r: src/third.py matches **/third*",)
@@ -85,17 +92,18 @@ def test_both_names_of_a_renamed_file_count(loop: Loop) -> None:
 
 
 def test_a_word_in_a_changed_line_requires_its_level(loop: Loop) -> None:
-    levels, _ = required(loop, [Diff("r", "b", ("smoke.py",), ("x = WORD_third(1)",))])
+    levels = required(loop, [Diff("r", "b", ("smoke.py",), said("x = WORD_third(1)"))]).levels
     assert [level.number for level in levels] == [0, 2]
-    assert levels[1].reasons == ("r: changed lines say 'word_third'",)
+    assert levels[1].reasons == ("r: smoke.py:7 says 'word_third'",)
 
 
 def test_a_word_inside_another_word_does_not_count(loop: Loop) -> None:
-    assert numbers(loop, Diff("r", "b", ("smoke.py",), ("sword_third",))) == [0]
+    assert numbers(loop, Diff("r", "b", ("smoke.py",), said("sword_third"))) == [0]
 
 
 def test_a_path_that_no_level_names_fans_out_to_the_defaults(loop: Loop) -> None:
-    levels, unmatched = required(loop, [Diff("r", "b", ("third.py", "setup.cfg"))])
+    found = required(loop, [Diff("r", "b", ("third.py", "setup.cfg"))])
+    levels, unmatched = found.levels, found.unmatched
     assert [level.number for level in levels] == [0, 1, 2]
     assert unmatched == ("r: setup.cfg",)
     assert "1 changed paths match no level (r: setup.cfg)" in levels[1].reasons[0]
@@ -103,14 +111,16 @@ def test_a_path_that_no_level_names_fans_out_to_the_defaults(loop: Loop) -> None
 
 @pytest.mark.parametrize("diffs", [[], [Diff("r", "b", ())]])
 def test_an_empty_diff_fans_out_to_the_defaults(loop: Loop, diffs: list[Diff]) -> None:
-    levels, unmatched = required(loop, diffs)
+    found = required(loop, diffs)
+    levels, unmatched = found.levels, found.unmatched
     assert [level.number for level in levels] == [0, 1]
     assert "no changed path was found" in levels[0].reasons[0]
     assert unmatched == ()
 
 
 def test_a_diff_that_was_not_read_whole_fans_out(loop: Loop) -> None:
-    levels, unmatched = required(loop, [Diff("r", "b", ("third.py",), (), complete=False)])
+    found = required(loop, [Diff("r", "b", ("third.py",), (), complete=False)])
+    levels, unmatched = found.levels, found.unmatched
     assert [level.number for level in levels] == [0, 1, 2]
     assert unmatched == ("r: lines beyond what is read of a diff",)
 
@@ -120,7 +130,7 @@ def test_several_repositories_add_up(loop: Loop) -> None:
 
 
 def test_many_reasons_are_cut_short(loop: Loop) -> None:
-    levels, _ = required(loop, [Diff("r", "b", tuple(f"third{index}.py" for index in range(9)))])
+    levels = required(loop, [Diff("r", "b", tuple(f"third{index}.py" for index in range(9)))]).levels
     assert len(levels[1].reasons) == 5
     assert levels[1].reasons[-1] == "5 more such reasons"
 

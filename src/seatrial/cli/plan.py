@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from collections.abc import Mapping
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +16,11 @@ from seatrial.cli import request
 
 if TYPE_CHECKING:
     from seatrial.cli.request import Asked
+    from seatrial.evidence.redact import Redactor
+
+SHOWN = 120
+"""Letters of a changed line that are shown."""
+NOTHING = "the table of this loop knows that the changed paths need none"
 
 
 def plan(
@@ -29,6 +36,7 @@ def plan(
     base: request.Base = None,
     settings: request.Set = None,
     config: request.ConfigFile = None,
+    explain: Annotated[bool, typer.Option("--explain", help="With --auto: also show every path and line that asks for a level.")] = False,
     commands: Annotated[bool, typer.Option("--commands", help="Also print each command, its environment and the files it writes.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
@@ -36,15 +44,26 @@ def plan(
 
     --commands also runs the loop's own scripts with stand-ins for whatever they start, to see what that would be.
     """
+    from seatrial.model.errors import UserError
     from seatrial.trial import hidden
 
+    if explain and not auto:
+        raise UserError("--explain shows what a diff asks for, and no diff is read", "add --auto")
     passed = context.obj or ()
     options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
     loaded = request.load_config(config, settings, loop, level, model, change, base, arguments=passed, options=options)
     asked = request.ask(loaded, auto)
     redactor = hidden.redactor(asked.plan.arguments)
-    typer.echo(redactor.text(asked.plan.model_dump_json(indent=2) if json else describe(asked)))
-    if commands and not json:
+    causes = explained(asked, redactor) if explain else []
+    if json:
+        found = {**asked.plan.model_dump(mode="json"), **({"causes": causes} if explain else {})}
+        typer.echo(redactor.text(dumps(found, indent=2, ensure_ascii=False)))
+        return
+    typer.echo(redactor.text(describe(asked)))
+    if explain:
+        lines = [_cause_line(cause) for cause in causes] or ["no line or path asks for a level"]
+        typer.echo(redactor.text("\n".join(["", *lines])))
+    if commands:
         typer.echo(redactor.text(describe_commands(asked)))
 
 
@@ -59,6 +78,8 @@ def describe(asked: Asked) -> str:
         kind = "checkout" if repo.companion else "change"
         lines.append(f"{kind}: {repo.name} {state}, packages: {', '.join(repo.packages) or 'none'}")
     lines += [f"diff: {diff.repo}: {len(diff.paths)} paths against {diff.base}" for diff in asked.diffs]
+    if plan.not_needed and not plan.levels:
+        lines.append(f"\nno RL level is required: {NOTHING}, all {len(plan.not_needed)} of them")
     for level in plan.levels:
         lines.append(f"\nlevel {level.number}: {level.title}" + (f"  [will be Skipped: {level.skip}]" if level.skip else ""))
         lines += [f"  because {reason}" for reason in level.reasons]
@@ -68,8 +89,28 @@ def describe(asked: Asked) -> str:
     left = [f"{level.number} {level.title}" for level in asked.loop.levels() if level.number not in chosen]
     lines.append(f"\nnot requested: {'; '.join(left) or 'none'}")
     lines.append(f"in all: {_needs(totals(plan))}")
-    lines.append("nothing was run; `seatrial run` with the same options runs it")
+    skipped = "; `seatrial run` with the same options would be Skipped, for nothing is to run: name levels with --level"
+    lines.append("nothing was run" + ("; `seatrial run` with the same options runs it" if plan.levels else skipped))
     return "\n".join(lines)
+
+
+def explained(asked: Asked, redactor: Redactor) -> list[dict[str, object]]:
+    """Every path and line that asks for a level, in the order of the levels; secrets are hidden before a line is cut."""
+    causes = asked.required.causes if asked.required else ()
+    made = [dataclasses.asdict(cause) | {"text": _cut(redactor.text(cause.text))} for cause in causes]
+    return sorted(made, key=lambda cause: int(cause["level"]))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def _cause_line(cause: Mapping[str, object]) -> str:
+    """`level 1  bridge: src/x.py:12 says 'lora' (PEFT)`, and the line itself below it."""
+    place = cause["path"] if cause["line"] is None else f"{cause['path']}:{cause['line']}"
+    concern = f" ({cause['concern']})" if cause["concern"] else ""
+    text = f"\n           {cause['text']}" if cause["text"] else ""
+    return f"level {cause['level']}  {cause['repo']}: {place} {cause['rule']}{concern}{text}"
 
 
 def _needs(cost: Mapping[str, float]) -> str:
@@ -93,7 +134,11 @@ def describe_commands(asked: Asked) -> str:
     lines = []
     for side in loop.side_tests(context):
         words = shlex.join([*side.argv, *side.files])
-        lines += [f"\n# {side.name}", side.skip or f"(cd {shlex.quote(str(side.cwd))} && {words})", *(f"# {note}" for note in side.notes)]
+        lines += [
+            f"\n# {side.name}",
+            side.skip or side.blocked or f"(cd {shlex.quote(str(side.cwd))} && {words})",
+            *(f"# {note}" for note in side.notes),
+        ]
     path = os.pathsep.join((*context.import_path(), *loop.import_path(context), str(out / "instruments")))
     lines.append(f"\nexport PYTHONPATH={shlex.quote(path)}")
     planned = {level.number: rundir.level_directory(out, level) for level in plan.levels if not level.skip}

@@ -219,7 +219,7 @@ def _judge(source: Path, transport: Transport | None, out: Path | None, json: bo
 def _keep(facts: Facts, place: Path) -> None:
     """Facts that were read elsewhere, beside the verdict on them; damage is in probe.json."""
     from seatrial.files import write_text
-    from seatrial.proving.run import FACTS
+    from seatrial.proving.driver import FACTS
 
     write_text(place / FACTS, "".join(dumps(row, ensure_ascii=False) + "\n" for row in facts.rows))
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from seatrial.model.loop import Loop
     from seatrial.model.profile import Profile
     from seatrial.model.record import Plan, RepoState
-    from seatrial.trial.plan import Diff
+    from seatrial.trial.causes import Diff
+    from seatrial.trial.plan import Required
 
 LoopName = Annotated[str | None, typer.Argument(metavar="LOOP", help="The loop to drive; trl unless seatrial.toml says otherwise.")]
 Levels = Annotated[
@@ -54,6 +55,8 @@ class Asked:
     plan: Plan
     diffs: tuple[Diff, ...]
     loaded: Loaded
+    required: Required | None = None
+    """What the diffs ask for; None when the levels were not chosen from them."""
 
 
 def load_config(
@@ -116,26 +119,35 @@ def _named(text: str) -> tuple[str, Path]:
     return (name, Path(path)) if separator and not Path(text).exists() else ("", Path(text))
 
 
+def checkouts(words: Sequence[str], base: str | None) -> tuple[tuple[RepoState, ...], list[Changes]]:
+    """The checkouts under test, and what each differs in from its base."""
+    from seatrial.evidence.changes import read_changes
+    from seatrial.evidence.repos import repo_state, repo_states
+
+    named = [_named(text) for text in words]
+    states = repo_states([path for _, path in named])
+    states = tuple(repo_state(Path(state.path), name) if name else state for (name, _), state in zip(named, states, strict=True))
+    changes = [read_changes(Path(state.path), base) for state in states]
+    states = tuple(state.model_copy(update={"changed": _existing(state, found)}) for state, found in zip(states, changes, strict=True))
+    return states, changes
+
+
 def ask(loaded: Loaded, auto: bool) -> Asked:
     """Read the changes and choose the levels."""
-    from seatrial.evidence.changes import changed_lines, read_changes
-    from seatrial.evidence.repos import repo_state, repo_states
+    from seatrial.evidence.changes import changed_lines
     from seatrial.loops import get_loop
     from seatrial.model.errors import UserError
     from seatrial.trial import known
     from seatrial.trial import plan as planning
+    from seatrial.trial.causes import Diff
 
     config = loaded.config
     loop = get_loop(config.run.loop).configured(config.options)
     known.require_known(loop, config.known_issues, {name: loaded.origins[f"known_issues.{name}"] for name in config.known_issues})
-    named = [_named(text) for text in config.change.paths]
-    states = repo_states([path for _, path in named])
-    states = tuple(repo_state(Path(state.path), name) if name else state for (name, _), state in zip(named, states, strict=True))
-    changes = [read_changes(Path(state.path), config.change.base) for state in states]
-    states = tuple(state.model_copy(update={"changed": _existing(state, found)}) for state, found in zip(states, changes, strict=True))
+    states, changes = checkouts(config.change.paths, config.change.base)
     numbers = planning.parse_levels(config.run.levels, loop) if config.run.levels is not None else None
-    diffs: list[planning.Diff] = []
-    unmatched: tuple[str, ...] = ()
+    diffs: list[Diff] = []
+    required: planning.Required | None = None
     if auto:
         if not states:
             raise UserError("--auto needs a change to read", "name the checkout under test with --change PATH")
@@ -143,8 +155,9 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
             paths = [name for item in found.paths for name in (item.path, item.old_path) if name]
             lines = changed_lines(Path(state.path), config.change.base)
             base = f"{found.base[:12]}: {found.base_reason}"
-            diffs.append(planning.Diff(state.name, base, tuple(paths), lines.lines, lines.complete))
-        levels, unmatched = planning.required(loop, diffs)
+            diffs.append(Diff(state.name, base, tuple(paths), lines.lines, lines.complete, state.packages))
+        required = planning.required(loop, diffs)
+        levels = required.levels
         if numbers is not None:
             extra = [level for level in planning.requested(loop, numbers) if level.number not in {item.number for item in levels}]
             levels = tuple(sorted([*levels, *extra], key=lambda level: level.number))
@@ -152,9 +165,9 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
         levels = planning.requested(loop, numbers)
     model = str(Path(config.run.model).absolute()) if config.run.model and Path(config.run.model).exists() else config.run.model
     states = loop.placed((*states, *_companions(loop, states)))
-    plan = planning.make_plan(loop, levels, model, states, unmatched, tuple(config.run.arguments), loop.chosen)
+    plan = planning.make_plan(loop, levels, model, states, required, tuple(config.run.arguments), loop.chosen)
     plan = plan.model_copy(update={"known_issues": dict(config.known_issues)})
-    return Asked(loop, plan, tuple(diffs), loaded)
+    return Asked(loop, plan, tuple(diffs), loaded, required)
 
 
 def _companions(loop: Loop, changes: Sequence[RepoState]) -> list[RepoState]:

@@ -66,7 +66,7 @@ def run(
         config={key: {"value": value, "origin": origin} for key, value, origin, _ in loaded.rows()},
         baseline=comparing.requested(baseline, asked.plan, here=on is None) if baseline else None,
     )
-    if on is not None:
+    if on is not None and asked.plan.levels:  # a trial without a level needs no job
         attach.begin(wanted, *request.profile_named(loaded, on), detach=detach, dry_run=dry_run, json=json)
     rundir.named_directory(wanted.out)
     tell = listener(json)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ LAST_COMMIT = "nothing is uncommitted and HEAD is on the main branch: the last c
 EVERY_FILE = "HEAD has no parent (first commit, or a shallow clone): every file"
 _DEFAULTS = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
 _GITLINK = "160000"
+_HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@ ?(.*)")
+_ESCAPED = re.compile(rb"\\([abtnvfr\\\"]|[0-7]{3})")
+_LETTERS = dict(zip(b"abtnvfr", b"\a\b\t\n\v\f\r", strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +59,30 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedLines:
-    """The text of added and removed lines, without their mark."""
+class ChangedLine:
+    """One added or removed line."""
 
-    lines: tuple[str, ...]
+    path: str
+    number: int
+    """In the new file, or in the old one when it was removed."""
+    text: str
+    """Without its mark."""
+    removed: bool = False
+    within: str = ""
+    """What git says stands above: the line that opens the function, class or list around it, cut after some 80 letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedLines:
+    """Added and removed lines."""
+
+    lines: tuple[ChangedLine, ...]
     complete: bool
     """False when the diff is longer than the limit or files were too large to read: a word that is missing proves nothing."""
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.lines)
+        """Their texts."""
+        return (line.text for line in self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +111,7 @@ def changed_lines(path: Path, base: str | None = None) -> ChangedLines:
     """The added and removed lines of the change, for matching words; submodules included where their old commit is known."""
     root = top_level(path)
     commit, _ = _base(root, base)
-    lines: list[str] = []
+    lines: list[ChangedLine] = []
     left, complete = LINES_LIMIT, True
     for piece, whole in _diffs(root, commit):
         taken = piece[:left]
@@ -185,25 +204,48 @@ def _moved_submodules(root: Path, entries: list[_Entry]) -> Iterator[tuple[str, 
             yield entry.change.path, entry.old_commit
 
 
-def _diffs(root: Path, commit: str) -> Iterator[tuple[bytes, bool]]:
+def _diffs(root: Path, commit: str, prefix: str = "") -> Iterator[tuple[bytes, bool]]:
     """The diff of the checkout and of its changed submodules, up to a little above the limit; and whether all was read."""
     with worktree(root) as tree, tempfile.TemporaryFile() as sink:
-        options = ("--unified=0", "--no-renames", "--ignore-submodules=none")
+        places = (f"--src-prefix=a/{prefix}", f"--dst-prefix=b/{prefix}")
+        options = ("--unified=0", "--no-renames", "--ignore-submodules=none", *places)
         git(root, *DIFF, *options, commit, "--", index=tree.index, into=sink)
         sink.seek(0)
         yield sink.read(LINES_LIMIT + 1), not tree.left_out
     for submodule, old in _moved_submodules(root, _raw(root, commit)[0]):
-        yield from _diffs(root / submodule, old)
+        yield from _diffs(root / submodule, old, f"{prefix}{submodule}/")
 
 
-def _marked_lines(diff: str) -> Iterator[str]:
+def _marked_lines(diff: str) -> Iterator[ChangedLine]:
     """Added and removed lines; `---` and `+++` in front of the first hunk name files and are none."""
-    in_hunk = False
+    path, within, old, new, in_hunk = "", "", 0, 0, False
     for row in diff.split("\n"):
-        if row.startswith(("diff --git ", "@@ ")):
-            in_hunk = row.startswith("@@ ")
-        elif in_hunk and row.startswith(("+", "-")):
-            yield row[1:]
+        if row.startswith("diff --git "):
+            path, in_hunk = "", False
+        elif hunk := _HUNK.match(row):
+            old, new, within, in_hunk = int(hunk[1]), int(hunk[2]), hunk[3], True
+        elif not in_hunk and row.startswith(("--- ", "+++ ")):
+            path = _named(row[4:]) or path
+        elif in_hunk and row.startswith("+"):
+            yield ChangedLine(path, new, row[1:], within=within)
+            new += 1
+        elif in_hunk and row.startswith("-"):
+            yield ChangedLine(path, old, row[1:], removed=True, within=within)
+            old += 1
+
+
+def _named(name: str) -> str:
+    """The path that a `---` or `+++` line names; nothing for the side where there is no file."""
+    name = name.removesuffix("\t")  # behind a name with spaces
+    if name.startswith('"'):
+        raw = name.strip('"').encode("utf-8", "surrogateescape")
+        name = text(_ESCAPED.sub(lambda found: _unescaped(found[1]), raw))
+    return "" if name == "/dev/null" else name.partition("/")[2]
+
+
+def _unescaped(code: bytes) -> bytes:
+    """A letter that git wrote with a backslash."""
+    return bytes([int(code, 8)]) if len(code) > 1 else bytes([_LETTERS.get(code[0], code[0])])
 
 
 def _unparsable(root: Path, record: str) -> UserError:

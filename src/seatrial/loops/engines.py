@@ -1,7 +1,7 @@
-"""Generation engines that probes drive on their own, and the opt-in environments they run in.
+"""Parts that probes drive on their own, and the opt-in environments they run in: a generation engine, Megatron.
 
-An engine is no loop: nothing trains in it. `seatrial env build` makes its environment like any other, and nothing else does: a trial or
-probe that needs it and does not find it is Blocked.
+None of them is a loop: nothing trains towards anything in them. `seatrial env build` makes their environments like any other. A trial
+that needs one and does not find it says so; it never builds it by the way.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from pathlib import Path
 
 VLLM_CPU = "vllm-cpu"
 """vLLM on a CPU: a real server for the refit probe where there is no GPU."""
+MEGATRON_CPU = "megatron-cpu"
+"""Megatron-Core and Megatron-Bridge on a CPU: what the conformance ladder runs in where there is no GPU."""
 
 
 def environments() -> dict[str, Path]:
-    """The locks of the engines' environments, by the environment's name."""
-    return {VLLM_CPU: Path(__file__).parent / "vllm-cpu.lock"}
+    """The locks of these environments, by the environment's name."""
+    return {name: Path(__file__).parent / f"{name}.lock" for name in (VLLM_CPU, MEGATRON_CPU)}

@@ -14,13 +14,13 @@ from seatrial.model.record import Record
 R = TypeVar("R", bound=Record)
 
 
-def read_tables(path: Path, table: str, kind: type[R]) -> tuple[R, ...]:
-    """All `[[table]]` entries of a file; an error names the file, the entry and the key."""
+def read_tables(path: Path, table: str, kind: type[R], beside: tuple[str, ...] = ()) -> tuple[R, ...]:
+    """All `[[table]]` entries of a file; an error names the file, the entry and the key. Tables `beside` it are for other readers."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path}: {error}", "correct the file") from error
-    unknown = sorted(set(data) - {table})
+    unknown = sorted(set(data) - {table, *beside})
     found = data.get(table, [])
     if unknown or not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
         raise UserError(f"{path}: unknown key {(unknown or [table])[0]!r}; only [[{table}]] entries are read", f"use [[{table}]]")

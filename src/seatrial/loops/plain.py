@@ -8,14 +8,22 @@ from types import MappingProxyType
 from typing import Self
 
 from seatrial.loops.options import require_known
-from seatrial.model.knowledge import CheckSpec, Level
+from seatrial.model.knowledge import CheckSpec, Concern, Level, Surface
 from seatrial.model.loop import Context, Isolation, SideTests
 from seatrial.model.record import LevelResult, RepoState
 from seatrial.model.tokens import TokenRow
 
 
 class Basic:
-    """A loop without assertions, tests, isolations and token logs of its own."""
+    """A loop without a table of concerns, assertions, tests, isolations and token logs of its own."""
+
+    def concerns(self) -> tuple[Concern, ...]:
+        """None."""
+        return ()
+
+    def surfaces(self) -> tuple[Surface, ...]:
+        """None."""
+        return ()
 
     def launcher(self) -> Path | None:
         """None."""

@@ -1,4 +1,4 @@
-"""What is known beforehand: levels, milestones and signatures of known failures.
+"""What is known beforehand: levels, what of a diff asks for them, milestones and signatures of known failures.
 
 They are written as TOML beside the loop they belong to; `Record` refuses unknown keys, so a typo there is an
 error that names the key instead of a rule that silently never applies.
@@ -6,8 +6,11 @@ error that names the key instead of a rule that silently never applies.
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
 
+from pydantic import Field, model_validator
+
+from seatrial.model.globs import matches
 from seatrial.model.record import Cost, Record
 from seatrial.model.verdict import Boundary, Verdict
 
@@ -30,7 +33,7 @@ class Level(Record):
     """Short, for directory names: `smoke`."""
     title: str
     required_when: tuple[str, ...] = ()
-    """Globs over changed paths (`**` crosses directories)."""
+    """Globs over changed paths (`**` crosses directories), beside the loop's concerns."""
     words: tuple[str, ...] = ()
     """Words in changed lines that require the level."""
     default: bool = False
@@ -47,6 +50,63 @@ class Level(Record):
     """Set when the level cannot run yet, with the reason."""
     left_out: tuple[str, ...] = ()
     """Parts that cannot be run in this configuration, each with the reason: they are Skipped."""
+
+
+class Named(Record):
+    """Changed paths that are meant by a row of a table."""
+
+    name: str
+    globs: tuple[str, ...]
+    """Over changed paths."""
+    unless: tuple[str, ...] = ()
+    """Globs of paths that are not meant, although `globs` match them."""
+
+    def glob_of(self, path: str) -> str | None:
+        """The glob that means this path, or None."""
+        if any(matches(path, glob) for glob in self.unless):
+            return None
+        return next((glob for glob in self.globs if matches(path, glob)), None)
+
+
+class Concern(Named):
+    """A row of the table from a diff to levels: a kind of change, how it is recognised, and the levels that it needs."""
+
+    levels: tuple[int, ...] = ()
+    """None: such paths are known to need no level. They then count for no other row either, and no word in them does."""
+    package: str | None = None
+    """Only in a checkout that provides this package: what `docs/` or `examples/` hold differs from one to another."""
+    words: tuple[str, ...] = ()
+    """Words in changed lines of any other path that ask for the row, too."""
+    only_with: tuple[str, ...] = ()
+    """The row counts only where a changed line of such a path, or what stands around it, says one of these words."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if not self.levels and (self.package is None or self.words or self.only_with):
+            raise ValueError(f"{self.name}: paths that need no level are those of one package, whatever their lines say")
+        return self
+
+
+class Conformance(Named):
+    """What of the conformance ladder a change of such paths asks for."""
+
+    rungs: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
+    """Model families that show it, where the default one does not."""
+
+
+class Surface(Record):
+    """What a loop imports from a module of the checkout under test."""
+
+    module: str
+    names: tuple[str, ...] = ()
+    """Functions and classes; none: all of the module."""
+    levels: tuple[int, ...] = (0,)
+
+    def is_file(self, path: str) -> bool:
+        """Whether a path of the repository is this module."""
+        place = self.module.replace(".", "/")
+        return path.removeprefix("src/") in (f"{place}.py", f"{place}/__init__.py")
 
 
 class Milestone(Record):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
+from seatrial.model.knowledge import CheckSpec, Concern, Level, Milestone, Signature, Surface
 from seatrial.model.record import CheckResult, Finding, LevelResult, RepoState
 from seatrial.model.series import Metrics
 from seatrial.model.tokens import TokenRow
@@ -66,14 +66,14 @@ class Vacuity:
 
 @dataclass(frozen=True, slots=True)
 class SideTests:
-    """Tests of one repository that go before the levels, as a deliverable of their own. They are run by pytest."""
+    """Tests of one repository that go before the levels, as a deliverable of their own: by pytest, or a probe of ours."""
 
     key: str
     """Short, for a directory: `bridge`."""
     name: str
     """Of the deliverable: `Bridge-side checks`."""
     argv: tuple[str, ...] = ()
-    """The command, up to and including pytest's own options; files and `--junitxml` are appended."""
+    """The command, up to and including its own options; files and `--junitxml`, or `--out` of a probe, are appended."""
     cwd: Path = Path()
     env: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
@@ -82,7 +82,12 @@ class SideTests:
     """Test files that are missing, and what runs instead of one that was renamed."""
     skip: str | None = None
     """Why nothing can be run."""
+    blocked: str | None = None
+    """What this machine lacks to run it, and what helps: unlike what is skipped, it is to be run."""
     minutes: float = 30
+    kind: Literal["pytest", "probe"] = "pytest"
+    gate: bool = False
+    """Whether its Fail ends the trial: nothing else runs then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,12 @@ class Loop(Protocol):
 
     def levels(self) -> tuple[Level, ...]:
         """The coverage ladder, by number."""
+
+    def concerns(self) -> tuple[Concern, ...]:
+        """The table from a diff to levels, beside what the levels themselves say."""
+
+    def surfaces(self) -> tuple[Surface, ...]:
+        """What it imports from checkouts that may be under test."""
 
     def milestones(self) -> tuple[Milestone, ...]:
         """In the order in which a healthy run reaches them."""

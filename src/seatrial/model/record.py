@@ -133,6 +133,8 @@ class Plan(Record):
     changes: tuple[RepoState, ...] = ()
     unmatched: tuple[str, ...] = ()
     """Changed paths that no level names; they fan out to the default levels."""
+    not_needed: tuple[str, ...] = ()
+    """Changed paths that are known to need no level."""
     arguments: tuple[str, ...] = ()
     """Loop arguments passed on verbatim."""
     options: dict[str, str] = Field(default_factory=dict)
@@ -211,7 +213,7 @@ class Deliverable(Record):
 
 
 class SideResult(Record):
-    """How the tests of one repository ended, which go before the levels."""
+    """How the tests of one repository, or a probe, ended, which go before the levels."""
 
     key: str
     name: str
@@ -222,7 +224,13 @@ class SideResult(Record):
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """Test files that are missing or were renamed."""
+    kind: Literal["pytest", "probe"] = "pytest"
+    gate: bool = False
+    """Whether its Fail ends the trial: nothing else runs then."""
+    boundary: Boundary | None = None
+    """Where a failure sits, if that is known."""
     passed: int = 0
+    """Tests; of a probe, its rungs that count."""
     failed: int = 0
     errors: int = 0
     skipped: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from seatrial.model.record import CheckResult
@@ -38,20 +38,22 @@ def summary(probe: Probe, out: Path | None) -> str:
     evidence += [_spread(judged)] if judged.mismatch else []
     evidence += [f"Facts and logs: {out}"] if out else []
     sections = (
-        ("Checks", (_check(check) for check in judged.checks)),
+        ("Checks", (check_line(check) for check in judged.checks)),
         ("Wrong tensors", [*map(describe, judged.wrong[:SHOWN]), *_more(len(judged.wrong))]),
         ("Evidence", evidence),
         ("Limitations", judged.limitations),
         ("Follow-ups", _follow_ups(judged, wanted.source)),
     )
-    return "\n\n".join(["\n".join(head), *(_section(title, bullets) for title, bullets in sections)]) + "\n"
+    return "\n\n".join(["\n".join(head), *(section(title, bullets) for title, bullets in sections)]) + "\n"
 
 
-def _section(title: str, bullets: Iterable[str]) -> str:
+def section(title: str, bullets: Iterable[str]) -> str:
+    """A heading with its bullets, or with none."""
     return "\n".join([f"{title}:", *([f"- {one_line(bullet)}" for bullet in bullets] or ["- none"])])
 
 
-def _check(check: CheckResult) -> str:
+def check_line(check: CheckResult) -> str:
+    """One check with what it measured."""
     wanted = f" (wanted: {check.threshold})" if check.threshold else ""
     said = f": {check.message}" if check.message else ""
     return f"{check.name}: {'met' if check.passed else 'MISSED'} - {number(check.value)}{wanted}{said}"
@@ -78,8 +80,12 @@ def _follow_ups(judged: Judged, source: str) -> list[str]:
 def table(refits: Iterable[RefitLine]) -> str:
     """One line per refit, in columns."""
     head = ("refit", "step", "version", "replica", "transport", "MB", "changed", "stale before", "wrong after", "proven by")
-    rows = [head, *(_cells(row) for row in refits)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+    return columns([head, *(_cells(row) for row in refits)])
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, each column as wide as its widest cell."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 

@@ -22,6 +22,7 @@ NOT_REQUESTED: Literal["Not requested"] = "Not requested"
 LOG = "run.log"
 METRICS = "metrics.jsonl"
 JUNIT = "junit.xml"
+PROBE = "probe/probe.json"
 _SHOWN_MISSES = 10
 _SHOWN_CHECKS = 4
 
@@ -64,11 +65,17 @@ def side_verdict(side: SideResult, run_dir: Path) -> tuple[Verdict, str]:
     if side.verdict is not Verdict.PASS:
         return side.verdict, side.reason
     if side.failed or side.errors:
-        return Verdict.FAIL, f"recorded as Pass, but {side.failed + side.errors} tests failed"
+        return Verdict.FAIL, f"recorded as Pass, but {side.failed + side.errors} {_counted(side)}s failed"
     if not side.passed:
-        return Verdict.BLOCKED, "recorded as Pass, but no test passed"
-    gaps = [f"{name} is {state}" for name in (LOG, JUNIT) if (state := _file_state(run_dir / side.directory / name))]
+        return Verdict.BLOCKED, f"recorded as Pass, but no {_counted(side)} passed"
+    left = PROBE if side.kind == "probe" else JUNIT
+    gaps = [f"{name} is {state}" for name in (LOG, left) if (state := _file_state(run_dir / side.directory / name))]
     return (Verdict.FAIL, f"recorded as Pass, but in {side.directory} {', '.join(gaps)}") if gaps else (Verdict.PASS, side.reason)
+
+
+def _counted(side: SideResult) -> str:
+    """What its counts count."""
+    return "rung" if side.kind == "probe" else "test"
 
 
 def _change_side(trial: Trial, run_dir: Path) -> list[Deliverable]:
@@ -80,7 +87,8 @@ def _change_side(trial: Trial, run_dir: Path) -> list[Deliverable]:
     made = []
     for side in trial.sides:
         verdict, reason = side_verdict(side, run_dir)
-        parts = [reason, *side.notes, *([NOT_EVIDENCE] if verdict is Verdict.BLOCKED else []), *_against(trial, side.name, verdict)]
+        where = [f"boundary: {side.boundary}"] if side.boundary else []
+        parts = [reason, *where, *side.notes, *([NOT_EVIDENCE] if verdict is Verdict.BLOCKED else []), *_against(trial, side.name, verdict)]
         made.append(Deliverable(name=side.name, verdict=verdict, proof="; ".join(part.rstrip(".") for part in parts)))
     return made
 
@@ -97,6 +105,8 @@ def _local_import(trial: Trial, loop_title: str) -> Deliverable:
     name = f"Local import in {loop_title}"
     if not trial.plan.changes:
         return Deliverable(name=name, verdict=NOT_REQUESTED, proof="no change was given; the environment's own packages were used")
+    if not trial.plan.levels:
+        return Deliverable(name=name, verdict=NOT_REQUESTED, proof="no level was to run")
     proofs = [proof for proof in trial.imports if proof.expected is not None]
     wrong = [proof for proof in proofs if not proof.ok]
     if wrong:

@@ -30,7 +30,7 @@ def junit_xml(report: Report) -> str:
         case = _case(suite, prefix, "result", 0)
         _verdict(case, report.result, None, report.answer, report.answer)
     for side, verdict, reason in sides:
-        _verdict(_case(suite, prefix, side.name, side.seconds), verdict, None, reason, "\n".join([reason, *side.notes]))
+        _verdict(_case(suite, prefix, side.name, side.seconds), verdict, side.boundary, reason, "\n".join([reason, *side.notes]))
     for outcome in levels:
         _level(suite, prefix, outcome)
     counts = {

@@ -2,7 +2,9 @@
 
 - Evidence is stored before the first process starts. `prepare` stores it and runs nothing: `resume` then runs the
   trial, on this machine or on another one that shares the directory.
-- Tests of the change and of the loop (see `sides`) run once, before the first level, and keep none from running.
+- Tests of the change and of the loop (see `sides`) run once, before the first level, and keep none from running, but for
+  a gate (see `gate`): where one fails, nothing else is run and the trial is a Fail.
+- A plan without a level runs nothing, and is Skipped.
 - A level is stored as soon as it is judged; a killed trial loses at most the level that was running.
 - `resume` refuses another environment or another state of the change: the levels of one trial share both.
 """
@@ -16,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import seatrial
-from seatrial.evidence.environment import compare, environment_record
+from seatrial.evidence.environment import environment_record
 from seatrial.evidence.redact import Redactor
-from seatrial.evidence.repos import differs, write_repos
+from seatrial.evidence.repos import write_repos
 from seatrial.files import read_json, write_json, write_text
 from seatrial.launch.interrupt import Interruptible
 from seatrial.launch.process import end_leftovers
@@ -26,9 +28,9 @@ from seatrial.loops import loop_of
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Loop
-from seatrial.model.record import Baseline, EnvironmentRecord, Finding, ImportProof, LevelResult, Plan, PlannedLevel, RepoState, Trial
+from seatrial.model.record import Baseline, Finding, ImportProof, LevelResult, Plan, PlannedLevel, SideResult, Trial
 from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial import hidden, hindsight, rundir, sides
+from seatrial.trial import gate, hidden, hindsight, rundir, sides
 from seatrial.trial.assess import judge_level
 from seatrial.trial.command import command_script
 from seatrial.trial.finish import FINAL, conclude, not_run, store
@@ -39,6 +41,7 @@ from seatrial.trial.level_files import level_imports
 from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment, preflight
 from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, SideJudged, Stage
 from seatrial.trial.ray_check import ray_findings
+from seatrial.trial.refuse import refuse_other_change, refuse_other_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ def resume(path: Path, listener: Listener) -> Trial:
         if trial.status == "done" and all(verdict in (*FINAL, Verdict.SKIPPED) for verdict in verdicts):
             listener(Stage("resume", "nothing to do: every level of this trial has its verdict"))
             return trial
-        _refuse_other_change(trial.plan.changes, path, Redactor(os.environ))
+        refuse_other_change(trial.plan.changes, path, Redactor(os.environ))
         listener(Planned(str(path), trial.plan))
         return _Conductor(request, listener, Redactor(os.environ)).conduct(trial)
 
@@ -130,17 +133,6 @@ def request_of(path: Path, trial: Trial) -> Request:
     stored = read_json(path / "evidence" / "request.json")
     python = Path(stored["python"]) if stored["python"] else None
     return Request(trial.plan, path, python, Limits(**stored["limits"]), stored["options"], sides=stored.get("sides", True))
-
-
-def _refuse_other_change(recorded: Sequence[RepoState], path: Path, redactor: Redactor) -> None:
-    """The change must be what the stored levels ran with."""
-    for repo in recorded:
-        what = differs(repo, path / "evidence", redactor)
-        if what:
-            raise UserError(
-                f"{repo.path}: {what} since this trial began",
-                f"restore that state (see {path / 'evidence'}), or start a new trial",
-            )
 
 
 class _Conductor:
@@ -155,6 +147,8 @@ class _Conductor:
         """From a stored plan to a stored verdict; interruption and blocks end in a judged directory too."""
         path = self.request.out
         with Interruptible() as stop:
+            if not trial.plan.levels:
+                return self._finish(self.repositories(trial), ())
             try:
                 trial, bench = self._prepare(trial)
             except BlockedError as error:
@@ -166,6 +160,9 @@ class _Conductor:
             if bad:
                 return self._finish(self._sides(trial, bench, bad), self._blocked(trial, bad))
             trial = self._sides(trial.model_copy(update={"status": "running"}), bench)
+            shut = gate.shut(trial.sides)
+            if shut:
+                return self._finish(trial, self._behind(trial, shut), interrupted=stop.signal is not None)
             kept = {result.number: result for result in trial.levels if result.verdict in FINAL}
             results: list[LevelResult] = []
             for planned in trial.plan.levels:
@@ -207,7 +204,7 @@ class _Conductor:
         path = self.request.out
         interpreter = find_interpreter(self.loop, self.request.python, lambda text: self.listener(Stage("environment", text)))
         environment = environment_record(interpreter.python, interpreter.lock)
-        _refuse_other_environment(trial.environment, environment)
+        refuse_other_environment(trial.environment, environment)
         write_json(path / "evidence" / "environment.json", environment)
         return trial.model_copy(update={"environment": environment}), interpreter
 
@@ -259,12 +256,16 @@ class _Conductor:
     def _sides(self, trial: Trial, bench: Bench, bad: Finding | None = None) -> Trial:
         """The tests that go before the levels, each stored as soon as it is judged; a finding blocks them, too."""
         kept = {side.key: side for side in trial.sides if side.verdict in FINAL}
-        results = []
+        results: list[SideResult] = []
         for tests in self.loop.side_tests(bench.context) if self.request.sides else ():
             result = kept.pop(tests.key, None)
             if result is None and bad is not None:
                 result = sides.not_run(tests, Verdict.BLOCKED, f"preflight: {bad.name}: {bad.message}")
-            result = result or sides.run_side(bench, tests)
+            shut = gate.shut(results)
+            if result is None and shut is not None:
+                result = sides.not_run(tests, Verdict.SKIPPED, gate.behind(shut))
+            if result is None:
+                result = gate.run_probe(bench, tests) if tests.kind == "probe" else sides.run_side(bench, tests)
             results.append(result)
             trial = trial.model_copy(update={"sides": (*results, *kept.values())})
             rundir.save(self.request.out, trial)
@@ -303,6 +304,13 @@ class _Conductor:
             results.append(kept.get(planned.number, blocked))
         return tuple(results)
 
+    def _behind(self, trial: Trial, shut: SideResult) -> tuple[LevelResult, ...]:
+        """Every level that has no final result yet, not run because a gate failed."""
+        kept = {result.number: result for result in trial.levels if result.verdict in FINAL}
+        why = gate.behind(shut)
+        made = {planned.number: self._not_run(planned, Verdict.SKIPPED, planned.skip or why) for planned in trial.plan.levels}
+        return tuple(kept.get(number, result) for number, result in made.items())
+
     def _imports(self, plan: Plan) -> tuple[ImportProof, ...]:
         """Import proofs of all levels, each once."""
         seen: dict[str, ImportProof] = {}
@@ -318,13 +326,3 @@ class _Conductor:
         store(self.request.out, self.loop, trial)
         self.listener(Ended(trial, str(self.request.out)))
         return trial
-
-
-def _refuse_other_environment(old: EnvironmentRecord | None, new: EnvironmentRecord) -> None:
-    """A resumed trial must run in the environment it began in."""
-    if old is None or old.fingerprint == new.fingerprint:
-        return
-    differences = "; ".join(compare(old, new)[:5])
-    raise UserError(
-        f"the loop's environment is not the one this trial began in: {differences}", "rebuild that environment, or start a new trial"
-    )

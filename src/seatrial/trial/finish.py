@@ -38,7 +38,9 @@ def conclude(trial: Trial, results: tuple[LevelResult, ...], finished: bool) -> 
     """The trial with the verdict that its levels, and the tests before them, give; one that is not finished can be resumed."""
     judged = [(result.verdict, f"level {result.number}: {result.reason}") for result in results]
     judged += [(Verdict.SKIPPED, f"part of level {result.number}: {why}") for result in results for why in result.left_out]
-    judged += [(side.verdict, f"{side.name}: {side.reason}") for side in trial.sides]
+    judged += [(side.verdict, f"{side.name}{f' at {side.boundary}' if side.boundary else ''}: {side.reason}") for side in trial.sides]
+    if not trial.plan.levels:  # whatever else passed, no level did
+        judged.append((Verdict.SKIPPED, "nothing to run: the changed paths are known to need no level"))
     verdict = worst(found for found, _ in judged)
     decisive = next((reason for found, reason in judged if found is verdict), None)
     reason = decisive if decisive and verdict is not Verdict.PASS else "every requested level passed"

@@ -1,34 +1,37 @@
 """Choosing levels: asked for by number, or required by the diff.
 
-- Each level that is chosen carries the reason.
-- A changed path that no level names, and a diff that is empty, fan out to the default levels: never to none.
+- Each level that is chosen carries the reason; `causes` says how a diff is read.
+- A changed path that no rule names, and a diff that is empty, fan out to the default levels: never to none.
+- Only where every changed path is known to need no level (documentation, recipes) is none required. A trial of none is
+  Skipped, never a Pass: nothing was shown.
 - Level 0 always comes first: what fails there makes every later level hard to read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seatrial.model.errors import UserError
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Loop
 from seatrial.model.record import Plan, PlannedLevel, RepoState
-from seatrial.trial.globs import matches
+from seatrial.trial.causes import Cause, Diff, read
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
-    """What changed in one repository."""
+class Required:
+    """What the diffs of a change ask for."""
 
-    repo: str
-    base: str
-    paths: tuple[str, ...]
-    lines: tuple[str, ...] = ()
-    """Added and removed lines, for words."""
-    complete: bool = True
-    """False when the diff was too large to be read whole: a word that is missing then proves nothing."""
+    levels: tuple[PlannedLevel, ...]
+    """None when every changed path is known to need no level."""
+    unmatched: tuple[str, ...] = ()
+    """Paths that no rule names."""
+    not_needed: tuple[str, ...] = ()
+    """Paths that are known to need no level."""
+    causes: tuple[Cause, ...] = ()
+    """Every path and line that asks for a level, in the order of the diffs."""
 
 
 def parse_levels(text: str, loop: Loop) -> tuple[int, ...]:
@@ -59,22 +62,18 @@ def requested(loop: Loop, numbers: Sequence[int] | None) -> tuple[PlannedLevel, 
     return tuple(_planned(level, ("requested",)) for level in loop.levels() if level.number in numbers)
 
 
-def required(loop: Loop, diffs: Sequence[Diff]) -> tuple[tuple[PlannedLevel, ...], tuple[str, ...]]:
-    """The levels that the diff requires, each with its reasons, and the paths that no level names."""
+def required(loop: Loop, diffs: Sequence[Diff]) -> Required:
+    """The levels that the diffs require, each with its reasons."""
+    readings = [read(loop, diff) for diff in diffs]
+    causes = tuple(cause for reading in readings for cause in reading.causes)
+    unmatched = tuple(text for reading in readings for text in reading.unmatched)
+    not_needed = tuple(text for reading in readings for text in reading.not_needed)
+    if not_needed and not unmatched and not causes:
+        return Required((), not_needed=not_needed)
     reasons: dict[int, list[str]] = {}
-    unmatched: list[str] = []
-    for diff in diffs:
-        for path in diff.paths:
-            found = {level.number: glob for level in loop.levels() for glob in level.required_when if matches(path, glob)}
-            for number, glob in found.items():
-                reasons.setdefault(number, []).append(f"{diff.repo}: {path} matches {glob}")
-            if not found:
-                unmatched.append(f"{diff.repo}: {path}")
-        if not diff.complete:
-            unmatched.append(f"{diff.repo}: lines beyond what is read of a diff")
-        for number, word in _words(loop.levels(), diff.lines):
-            reasons.setdefault(number, []).append(f"{diff.repo}: changed lines say {word!r}")
-    if unmatched or not reasons:
+    for cause in causes:
+        reasons.setdefault(cause.level, []).append(cause.reason)
+    if unmatched or not causes:
         why = f"{len(unmatched)} changed paths match no level ({unmatched[0]})" if unmatched else "no changed path was found"
         for level in loop.levels():
             if level.default:
@@ -82,16 +81,7 @@ def required(loop: Loop, diffs: Sequence[Diff]) -> tuple[tuple[PlannedLevel, ...
     first = loop.levels()[0]
     reasons.setdefault(first.number, []).append("the smoke comes first")
     chosen = tuple(_planned(level, _few(reasons[level.number])) for level in loop.levels() if level.number in reasons)
-    return chosen, tuple(unmatched)
-
-
-def _words(levels: Iterable[Level], lines: Sequence[str]) -> Iterable[tuple[int, str]]:
-    """Words of levels that occur in changed lines, each once."""
-    text = "\n".join(lines)
-    for level in levels:
-        for word in level.words:
-            if re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}", text, re.IGNORECASE):
-                yield level.number, word
+    return Required(chosen, unmatched, not_needed, causes)
 
 
 def _few(reasons: Sequence[str], most: int = 4) -> tuple[str, ...]:
@@ -108,7 +98,7 @@ def make_plan(
     levels: tuple[PlannedLevel, ...],
     model: str | None,
     changes: tuple[RepoState, ...] = (),
-    unmatched: tuple[str, ...] = (),
+    found: Required | None = None,
     arguments: tuple[str, ...] = (),
     options: Mapping[str, str] | None = None,
 ) -> Plan:
@@ -118,7 +108,8 @@ def make_plan(
         levels=levels,
         model=model or loop.default_model,
         changes=changes,
-        unmatched=unmatched,
+        unmatched=found.unmatched if found else (),
+        not_needed=found.not_needed if found else (),
         arguments=arguments,
         options=dict(options or {}),
     )

@@ -70,7 +70,16 @@ def side_directory(run_dir: Path, key: str) -> Path:
 
 def not_run(tests: SideTests, verdict: Verdict, reason: str) -> SideResult:
     """The result of tests of which no process ran."""
-    return SideResult(key=tests.key, name=tests.name, verdict=verdict, reason=reason, files=tests.files, notes=tests.notes)
+    return SideResult(
+        key=tests.key,
+        name=tests.name,
+        verdict=verdict,
+        reason=reason,
+        files=tests.files,
+        notes=tests.notes,
+        kind=tests.kind,
+        gate=tests.gate,
+    )
 
 
 def run_side(bench: Bench, tests: SideTests) -> SideResult:
@@ -84,8 +93,8 @@ def run_side(bench: Bench, tests: SideTests) -> SideResult:
         outcome = _run(bench, tests, directory, command)
     except BlockedError as error:
         return not_run(tests, Verdict.BLOCKED, error.message)
-    cases = _cleaned_cases(directory / JUNIT, bench.redactor)
-    verdict, reason = judge_side(outcome, cases, _said(directory / LOG), _own_packages(bench.context))
+    cases = cleaned_cases(directory / JUNIT, bench.redactor)
+    verdict, reason = judge_side(outcome, cases, said_in(directory / LOG), _own_packages(bench.context))
     counts = [case.outcome for case in cases or ()]
     return SideResult(
         key=tests.key,
@@ -95,6 +104,7 @@ def run_side(bench: Bench, tests: SideTests) -> SideResult:
         command=tuple(bench.redactor.value(command)),
         files=tests.files,
         notes=tests.notes,
+        gate=tests.gate,
         passed=counts.count("passed"),
         failed=counts.count("failed"),
         errors=counts.count("error"),
@@ -192,7 +202,7 @@ def _named(cases: Sequence[Case]) -> str:
     return "; ".join(f"{case.name}: {case.message}" for case in cases[:_NAMED]) + more
 
 
-def _said(path: Path) -> str:
+def said_in(path: Path) -> str:
     """Of a log, however long: that tests were found, that they were cut, and the last line that says something."""
     found, cut, last = "", "", ""
     for line in read_log(path) if path.is_file() else ():
@@ -212,7 +222,7 @@ def _clipped(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _cleaned_cases(path: Path, redactor: Redactor) -> tuple[Case, ...] | None:
+def cleaned_cases(path: Path, redactor: Redactor) -> tuple[Case, ...] | None:
     """The tests of a junit.xml, which has no secret in it afterwards."""
     if not path.is_file():
         return None

@@ -20,7 +20,7 @@ from seatrial.loops.nemo_rl.runs.variant import DEFAULT_MODEL, GPUS
 from seatrial.loops.options import choice, number, require_known
 from seatrial.loops.plain import Basic
 from seatrial.model.errors import UserError
-from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
+from seatrial.model.knowledge import CheckSpec, Concern, Level, Milestone, Signature, Surface
 from seatrial.model.loop import Context, Isolation, Phase, SideTests, Vacuity
 from seatrial.model.record import CheckResult, Finding, LevelResult, RepoState
 from seatrial.model.series import Metrics
@@ -59,7 +59,17 @@ PACKAGES = {"bridge": "megatron.bridge", "megatron": "megatron.core", "nemo-rl":
 
 @cache
 def _levels() -> tuple[Level, ...]:
-    return read_tables(HERE / "levels.toml", "level", Level)
+    return read_tables(HERE / "levels.toml", "level", Level, beside=("concern", "surface"))
+
+
+@cache
+def _concerns() -> tuple[Concern, ...]:
+    return read_tables(HERE / "levels.toml", "concern", Concern, beside=("level", "surface"))
+
+
+@cache
+def _surfaces() -> tuple[Surface, ...]:
+    return read_tables(HERE / "levels.toml", "surface", Surface, beside=("level", "concern"))
 
 
 @cache
@@ -134,6 +144,14 @@ class NemoRl(Basic):
     def levels(self) -> tuple[Level, ...]:
         """The ladder with these options."""
         return ladder.ladder(_levels(), self.chosen)
+
+    def concerns(self) -> tuple[Concern, ...]:
+        """Those of levels.toml."""
+        return _concerns()
+
+    def surfaces(self) -> tuple[Surface, ...]:
+        """What NeMo-RL imports from Megatron-Bridge."""
+        return _surfaces()
 
     def milestones(self) -> tuple[Milestone, ...]:
         """Those of milestones.toml."""

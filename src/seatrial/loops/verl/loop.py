@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from seatrial.loops.change_names import wrong_names
+from seatrial.loops.conformance import conformance
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.options import choice, require_known
 from seatrial.loops.plain import Basic
@@ -20,8 +21,8 @@ from seatrial.loops.verl.cpu.settings import STRATEGIES
 from seatrial.loops.verl.cpu.side import Cpu
 from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.loops.verl.gpu import side as wrapper
-from seatrial.model.knowledge import Level, Milestone, Signature
-from seatrial.model.loop import Context, Phase, Vacuity
+from seatrial.model.knowledge import Concern, Level, Milestone, Signature, Surface
+from seatrial.model.loop import Context, Phase, SideTests, Vacuity
 from seatrial.model.record import CheckResult, Finding
 from seatrial.model.series import Metrics
 
@@ -46,6 +47,7 @@ OPTIONS = {
     "etp": "expert tensor parallel size of level 2",
     "architecture": "what level 4 is for: moe, vlm, mtp or qat",
     "steps": "steps of level 5, 20 to 100",
+    "tests": "on or off: the conformance of the Bridge under test, before the levels",
 }
 
 PACKAGES = {"bridge": "megatron.bridge", "megatron": "megatron.core", "verl": "verl"}
@@ -55,7 +57,17 @@ PATHS = ("verl", "train_files", "val_files", "reward_model", "model_config")
 
 @cache
 def _levels(file: str) -> tuple[Level, ...]:
-    return read_tables(HERE / file, "level", Level)
+    return read_tables(HERE / file, "level", Level, beside=("concern", "surface"))
+
+
+@cache
+def _concerns() -> tuple[Concern, ...]:
+    return read_tables(HERE / "levels.toml", "concern", Concern, beside=("level", "surface"))
+
+
+@cache
+def _surfaces() -> tuple[Surface, ...]:
+    return read_tables(HERE / "levels.toml", "surface", Surface, beside=("level", "concern"))
 
 
 @cache
@@ -96,9 +108,11 @@ class Verl(Basic):
         require_known(self.title, OPTIONS, given)
         self.chosen: Mapping[str, str] = {name: str(Path(text).absolute()) if name in PATHS else text for name, text in given.items()}
         self.device = choice(self.chosen, "device", DEVICES)
+        choice(self.chosen, "tests", ("on", "off"))
         strategy = choice(self.chosen, "strategy", STRATEGIES)
         self.side: Side = Cpu(strategy) if self.device == "cpu" else wrapper
         self.ladder = f"levels_{strategy}.toml" if self.device == "cpu" else "levels.toml"
+        self.megatron = self.device == "gpu" or strategy == "megatron"
         self.default_model = self.side.DEFAULT_MODEL
         self.environment = ENVIRONMENT if self.device == "cpu" else None
 
@@ -130,6 +144,14 @@ class Verl(Basic):
         """The ladder of the device."""
         return self.side.levels(_levels(self.ladder), self.chosen)
 
+    def concerns(self) -> tuple[Concern, ...]:
+        """Those of levels.toml, which are about Megatron: FSDP2 uses none of it."""
+        return _concerns() if self.megatron else ()
+
+    def surfaces(self) -> tuple[Surface, ...]:
+        """What verl imports from Megatron-Bridge."""
+        return _surfaces() if self.megatron else ()
+
     def milestones(self) -> tuple[Milestone, ...]:
         """Those of milestones.toml."""
         return _milestones()
@@ -153,6 +175,10 @@ class Verl(Basic):
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """Changes that are what their names say, and what the device needs."""
         return (*wrong_names(context, PACKAGES), *self.side.findings(context))
+
+    def side_tests(self, context: Context) -> tuple[SideTests, ...]:
+        """The conformance of the Bridge or Megatron-LM under test; FSDP2 uses neither."""
+        return conformance(context) if self.megatron else ()
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """What this configuration leaves out."""

@@ -5,9 +5,10 @@ The Bridge's real code runs on, with one mistake in it. `seatrial probe bridge -
 
 from __future__ import annotations
 
+from seatrial.probes.bridge import faults_loop, faults_numbers, faults_training, faults_weights
 from seatrial.probes.bridge.fault import Fault
 
-FAULTS: dict[str, Fault] = {}
+FAULTS: dict[str, Fault] = {**faults_weights.FAULTS, **faults_numbers.FAULTS, **faults_training.FAULTS, **faults_loop.FAULTS}
 
 
 def apply(name: str) -> None:

@@ -1,13 +1,17 @@
 """Driver of the conformance ladder: `python -m seatrial.probes.bridge.ladder PLAN OUT`, where Megatron and transformers are.
 
 PLAN is JSON: `device`, `models` (name -> directory, or null for a family that is made here), `items` (each a model, a rung and a fault
-or null) and `options`. The Bridge is imported once; every item then runs in forked processes of its own, one per rank, with a deadline:
-neither a crash nor parallel state of one rung reaches the next. OUT/facts.jsonl gets what the rungs found, how each ended (`rung`), what
-was imported from where (`imported`) and which shims took part (`shim`). The judgement is made outside.
+or null), `options`, and `watch` (changed files -> the names they are reported by). On a CPU the Bridge is imported once, and every item
+then runs in forked processes of its own, one per rank; on a GPU it runs in a worker that was started for it. Each has a deadline: neither
+a crash nor parallel state of one rung reaches the next.
+
+OUT/facts.jsonl gets what the rungs found, how each ended (`rung`), what was imported from where (`imported`), which shims took part
+(`shims`), and of which watched files functions were called (`called`). The judgement is made outside.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import json
@@ -17,12 +21,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from seatrial.probes import facts
 from seatrial.probes.bridge import families, faults, rungs
 from seatrial.probes.bridge.rank import Missing, NotApplicable, Rank
+from seatrial.probes.bridge.workers import IMPORT_S, Workers
 from seatrial.probes.megatron import shims
 
 ENDED = {"ran": 0, "raised": 10, "not applicable": 11, "missing": 12}
@@ -38,10 +44,32 @@ class Ladder:
     def __init__(self, plan: dict[str, Any], out: Path) -> None:
         self.plan, self.out, self.facts = plan, out, out / "facts.jsonl"
         self.device: str = plan["device"]
-        self.stopped: set[tuple[str, str | None]] = set()
+        self.workers: Workers | None = None
 
     def run(self) -> None:
-        """Every item, in order."""
+        """What was imported, then every item, in order."""
+        if self.device == "cpu":
+            self.imported()
+            self.items()
+        else:
+            made = [name for name, place in self.plan["models"].items() if not place]
+            items = [item for item in self.plan["items"] if rungs.TABLE[item["rung"]].ranks == 1]
+            with Workers(1 + len(made) + len(items)) as self.workers:
+                self.started({"imported": str(self.facts)}, self.out / "rungs" / "imported", IMPORT_S)
+                self.items()
+        self.write("end", items=len(self.plan["items"]))
+
+    def imported(self) -> None:
+        """Import everything; what comes from where is a fact, and so is an import that fails."""
+        try:
+            prepare()
+        except Exception:
+            self.write("unimportable", error=traceback.format_exc())
+            raise
+        self.write("imported", **origins())
+
+    def items(self) -> None:
+        """Every item of a model that there is."""
         places = {name: Path(place) if place else self.made(name) for name, place in self.plan["models"].items()}
         for item in self.plan["items"]:
             place = places[item["model"]]
@@ -50,8 +78,11 @@ class Ladder:
 
     def made(self, name: str) -> Path | None:
         """The tiny checkpoint of a family, or None when it cannot be made, which is then a fact."""
-        place = self.out / "models" / name
-        state, error, _, _ = fork_all([lambda: families.ensure(name, place)], MAKE_S, self.out / "errors")
+        place, errors = self.out / "models" / name, self.out / "rungs" / f"{name}-made"
+        if self.workers is None:
+            state, error, _, _ = fork_all([lambda: families.ensure(name, place)], MAKE_S, errors)
+        else:
+            state, error, _, _ = self.started({"made": name, "directory": str(place)}, errors, MAKE_S)
         self.write("made", model=name, state=state, error=error)
         return place if state == "ran" else None
 
@@ -62,33 +93,95 @@ class Ladder:
         place = self.out / "rungs" / "-".join(filter(None, (model, name, fault)))
         place.mkdir(parents=True)
         print(f"seatrial: {model}: {name}" + (f" with the fault {fault}" if fault else ""), flush=True)
-        ranks = [
-            Rank(model, name, directory, place, self.facts, self.device, rank, rung.ranks, fault, self.plan.get("options") or {})
-            for rank in range(rung.ranks)
-        ]
+        first = Rank(model, name, directory, place, self.facts, self.device, 0, rung.ranks, fault, self.plan.get("options") or {})
+        watch = self.plan.get("watch") or {}
         if self.device != "cpu" and rung.ranks > 1:
             state, error, seconds, cpu = "missing", f"{rung.ranks} GPUs: run this rung on a CPU", 0.0, 0.0
-        else:
-            work = [_bound(rank, place / "store") for rank in ranks]
+        elif self.workers is None:
+            work = [_bound(replace(first, rank=rank), place / "store", watch) for rank in range(rung.ranks)]
             state, error, seconds, cpu = fork_all(work, 60 * rung.minutes, place)
+        else:
+            state, error, seconds, cpu = self.started({"rank": first.plain(), "watch": watch}, place, 60 * rung.minutes)
         self.write("rung", model=model, rung=name, fault=fault, state=state, error=error, seconds=seconds, cpu_seconds=cpu)
+
+    def started(self, job: dict[str, Any], place: Path, deadline_s: float) -> tuple[str, str, float, float]:
+        """A job in a worker: how it ended, its error, seconds and CPU seconds."""
+        assert self.workers is not None
+        code, seconds, cpu = self.workers.run(job, place, deadline_s)
+        known = {number: name for name, number in ENDED.items()}
+        state = (
+            "deadline" if code is None else known.get(code, f"killed by signal {-code}" if code < 0 else f"killed with exit code {code}")
+        )
+        error = place / "error-0"
+        text = f"no end within {deadline_s:.0f} s" if code is None else error.read_text(encoding="utf-8") if error.is_file() else ""
+        return state, text, seconds, cpu
 
     def write(self, fact: str, **fields: Any) -> None:
         """One fact of the driver's own."""
         facts.append(self.facts, {"fact": fact, **fields})
 
 
-def _bound(rank: Rank, store: Path) -> Callable[[], None]:
+def worker() -> None:
+    """One job, read from standard input after everything was imported."""
+    failed = ""
+    try:
+        prepare()
+    except Exception:  # noqa: BLE001 - the job says that it could not begin
+        failed = traceback.format_exc()
+    line = sys.stdin.readline()
+    if not line:  # nobody needs this worker
+        return
+    job = json.loads(line)
+    place = Path(job["place"])
+    (place / "begun").touch()
+    began, before = time.monotonic(), time.process_time()
+    state = _ended(functools.partial(_job, job, failed), place / "error-0")
+    spent = (round(time.monotonic() - began, 3), round(time.process_time() - before, 3))
+    (place / "spent").write_text(json.dumps(spent), encoding="utf-8")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ENDED[state])
+
+
+def _job(job: dict[str, Any], failed: str) -> None:
+    if "imported" in job:
+        facts.append(job["imported"], {"fact": "unimportable", "error": failed} if failed else {"fact": "imported", **origins()})
+    elif "made" in job:
+        families.ensure(job["made"], Path(job["directory"]))
+    elif failed:
+        raise ImportError(failed)
+    else:
+        rank = Rank.of(job["rank"])
+        _bound(rank, rank.out / "store", job["watch"])()
+
+
+def _bound(rank: Rank, store: Path, watch: dict[str, str]) -> Callable[[], None]:
     def work() -> None:
         _world(rank, store)
         if rank.fault:
             faults.apply(rank.fault)
+        seen = _watched(watch)
         try:
             importlib.import_module(f"seatrial.probes.bridge.rungs.{rungs.TABLE[rank.rung].module}").run(rank)
         finally:
+            sys.setprofile(None)
             rank.write("shims", shims=[row for row in shims.report() if row["state"] != "not reached"])
+            rank.write("called", files=sorted(watch[file] for file in seen))
 
     return work
+
+
+def _watched(watch: dict[str, str]) -> set[str]:
+    """Files among these of which a function is called from now on: a rung that calls none of a changed file says nothing about it."""
+    seen: set[str] = set()
+    if watch:
+
+        def called(frame: Any, event: str, _argument: object) -> None:
+            if event == "call" and frame.f_code.co_filename in watch:
+                seen.add(frame.f_code.co_filename)
+
+        sys.setprofile(called)
+    return seen
 
 
 def _world(rank: Rank, store: Path) -> None:
@@ -155,21 +248,28 @@ def _forked(task: Callable[[], Any], error: Path) -> int:
         return pid
     state = "raised"
     try:
-        task()
-        state = "ran"
-    except NotApplicable as reason:
-        state = "not applicable"
-        error.write_text(str(reason), encoding="utf-8")
-    except Missing as reason:
-        state = "missing"
-        error.write_text(str(reason), encoding="utf-8")
-    except BaseException:  # noqa: BLE001 - whatever ends a rung is what the parent has to write down
-        error.write_text(traceback.format_exc(), encoding="utf-8")
-        traceback.print_exc()
+        state = _ended(task, error)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(ENDED[state])
+
+
+def _ended(task: Callable[[], Any], error: Path) -> str:
+    """Do a task and say how it ended; whatever ended it is in the file."""
+    try:
+        task()
+    except NotApplicable as reason:
+        error.write_text(str(reason), encoding="utf-8")
+        return "not applicable"
+    except Missing as reason:
+        error.write_text(str(reason), encoding="utf-8")
+        return "missing"
+    except BaseException:  # noqa: BLE001 - whatever ends a rung is what the parent has to write down
+        error.write_text(traceback.format_exc(), encoding="utf-8")
+        traceback.print_exc()
+        return "raised"
+    return "ran"
 
 
 def prepare() -> None:
@@ -200,17 +300,12 @@ def origins() -> dict[str, Any]:
 
 def main() -> None:
     """Run the plan of the command line."""
+    if sys.argv[1:] == ["--worker"]:
+        worker()
+        return
     plan, out = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]).absolute()
-    ladder = Ladder(plan, out)
     print("seatrial: importing Megatron and transformers", flush=True)
-    try:
-        prepare()
-    except Exception:
-        ladder.write("unimportable", error=traceback.format_exc())
-        raise
-    ladder.write("imported", **origins())
-    ladder.run()
-    ladder.write("end", items=len(plan["items"]))
+    Ladder(plan, out).run()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,15 @@ class Rank:
     fault: str | None = None
     options: dict[str, Any] | None = None
     """Of the plan: `steps`, `engine_python` and the like."""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Rank:
+        """From what `plain` gave."""
+        return cls(**{**fields, **{key: Path(fields[key]) for key in ("directory", "out", "facts")}})
 
     def write(self, fact: str, **fields: Any) -> None:
         """One fact, by the first rank alone: facts that differ between ranks must be gathered first."""

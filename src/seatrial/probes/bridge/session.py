@@ -11,16 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seatrial.probes.megatron import shims
+from seatrial.probes.megatron import local_names
 
 SEED = 11
-NORMS = {
-    "decoder.layers.*.self_attention.linear_qkv.layer_norm_weight": "decoder.layers.*.input_layernorm.weight",
-    "decoder.layers.*.self_attention.linear_qkv.layer_norm_bias": "decoder.layers.*.input_layernorm.bias",
-    "decoder.layers.*.mlp.linear_fc1.layer_norm_weight": "decoder.layers.*.pre_mlp_layernorm.weight",
-    "decoder.layers.*.mlp.linear_fc1.layer_norm_bias": "decoder.layers.*.pre_mlp_layernorm.bias",
-}
-"""What Transformer Engine fuses into a linear layer, and where local layers keep it."""
 UNFUSED = {
     "persist_layer_norm": False,
     "gradient_accumulation_fusion": False,
@@ -60,7 +53,8 @@ class Session:
 
         self.directory, self.device, self.dtype = directory, device, dtype
         self.bridge = AutoBridge.from_hf_pretrained(str(directory), torch_dtype=self.torch_dtype(), local_files_only=True)
-        _map_local_norms(self.bridge)
+        if not _transformer_engine():
+            local_names.add(self.bridge)
 
     def torch_dtype(self) -> Any:
         """The precision of the weights."""
@@ -85,6 +79,8 @@ class Session:
             "autocast_dtype": self.torch_dtype() if half else None,
             "attention_dropout": 0.0,
             "hidden_dropout": 0.0,
+            # As training/setup.py has it in a real run, where ranks cannot share the vocabulary otherwise.
+            "should_pad_vocab": bool(provider.vocab_size % sizes.tp),
             **(UNFUSED if not _transformer_engine() else {}),
             **settings,
         }
@@ -133,32 +129,6 @@ def _transformer_engine() -> bool:
     import importlib.util
 
     return importlib.util.find_spec("transformer_engine") is not None
-
-
-def _map_local_norms(bridge: Any) -> None:
-    """Add the names of local norms to the family's registry where it has only the fused ones (shim local-norm-names)."""
-    if _transformer_engine():
-        return
-    from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
-    from megatron.bridge.models.conversion.param_mapping import AutoMapping
-
-    owner = type(bridge._model_bridge)
-    plain = owner.mapping_registry
-    if getattr(plain, "_seatrial", False):
-        return
-
-    def mapping_registry(self: Any) -> Any:
-        registry = plain(self)
-        known = {mapping.megatron_param: mapping for mapping in registry}
-        missing = {local: fused for fused, local in NORMS.items() if fused in known and local not in known}
-        if not missing:
-            return registry
-        shims.used("local-norm-names")
-        extra = [AutoMapping(megatron_param=local, hf_param=known[fused].hf_param) for local, fused in missing.items()]
-        return MegatronMappingRegistry(*registry, *extra)
-
-    mapping_registry._seatrial = True  # type: ignore[attr-defined]
-    owner.mapping_registry = mapping_registry
 
 
 def tokens(vocabulary: int, rows: int = 4, width: int = 16, seed: int = 3) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,20 @@ _SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "
 
 
 def ensure(kind: str, directory: Path) -> Path:
-    """Make the model in `directory` unless it is there; a torn one is never left behind."""
-    if (directory / "config.json").is_file():
-        return directory
+    """Make the model in `directory` unless it is there."""
     if kind not in KINDS:
         raise ValueError(f"no tiny model {kind!r}; known: {', '.join(KINDS)}")
+    return whole(directory, lambda place: _make(kind, place))
+
+
+def whole(directory: Path, make: Callable[[Path], None]) -> Path:
+    """What `make` puts into an empty directory, unless it is there; a torn checkpoint is never left behind."""
+    if (directory / "config.json").is_file():
+        return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        _make(kind, temporary)
+        make(temporary)
         temporary.rename(directory)
     except OSError:
         if not (directory / "config.json").is_file():  # else another process was first, which is fine
@@ -41,7 +47,7 @@ def ensure(kind: str, directory: Path) -> Path:
 def _make(kind: str, directory: Path) -> None:
     import torch
 
-    words = _tokenizer()
+    words = tokenizer()
     torch.manual_seed(SEED)
     model = _model(kind, len(words), words.pad_token_id, words.eos_token_id)
     for value in model.parameters():
@@ -51,7 +57,8 @@ def _make(kind: str, directory: Path) -> None:
     words.save_pretrained(directory)
 
 
-def _tokenizer() -> Any:
+def tokenizer() -> Any:
+    """One token per printable character, after padding (0), end (1) and unknown (2)."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -116,12 +116,15 @@ class Client:
         given = {"min_tokens": length, "ignore_eos": True}
         return self._stamped(prompts, lambda: self._complete([list(tokens) for tokens in prompts], length, seed, **given))
 
-    def rollouts(self, prompts: Sequence[Sequence[int]], length: int, seeds: Sequence[int]) -> list[Sample]:
-        """One completion of at most `length` tokens per prompt, each from its own seed, with the model's end token if it came to one."""
+    def rollouts(self, prompts: Sequence[Sequence[int]], length: int, seeds: Sequence[int], **given: Any) -> list[Sample]:
+        """One completion of at most `length` tokens per prompt, each from its own seed, with the model's end token if it came to one.
+
+        `given` is added to each request.
+        """
 
         def ask() -> list[dict[str, Any]]:
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                asked = [pool.submit(self._complete, [list(row)], length, seed) for row, seed in zip(prompts, seeds, strict=True)]
+                asked = [pool.submit(self._complete, [list(row)], length, seed, **given) for row, seed in zip(prompts, seeds, strict=True)]
                 return [choice for each in asked for choice in each.result()]
 
         return self._stamped(prompts, ask)

@@ -242,10 +242,10 @@ def _memory_is_zero(tell: Tell) -> None:
 
 
 def _groups_are_gloo(tell: Tell) -> None:
-    """Megatron-Bridge asks for nccl by name when it makes process groups."""
+    """Megatron-Bridge and its tests ask for nccl by name when they make process groups."""
     import torch
 
-    plain = torch.distributed.new_group
+    plain, plain_init = torch.distributed.new_group, torch.distributed.init_process_group
 
     @functools.wraps(plain)
     def new_group(*args: Any, **kwargs: Any) -> Any:
@@ -254,4 +254,11 @@ def _groups_are_gloo(tell: Tell) -> None:
             tell("nccl-groups")
         return plain(*args, **kwargs)
 
-    torch.distributed.new_group = new_group
+    @functools.wraps(plain_init)
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(backend, str) and "nccl" in backend:
+            backend = "gloo"
+            tell("nccl-groups")
+        return plain_init(backend, *args, **kwargs)
+
+    _set(torch.distributed, new_group=new_group, init_process_group=init_process_group)

@@ -11,8 +11,10 @@ What then runs is Megatron-Core's own local layers in place of Transformer Engin
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import importlib.util
+import inspect
 import typing
 from dataclasses import dataclass
 from types import ModuleType
@@ -33,8 +35,8 @@ class Shim:
 TABLE: dict[str, Shim] = {
     "typing-override": Shim("megatron/training/models/gpt.py: from typing import override", "Megatron >= 0.17 is written for Python 3.12"),
     "triton": Shim(
-        "megatron/core/transformer/moe/ops/paged_stash.py: import triton",
-        "an unguarded import of Triton for paged activations of experts, which no model here uses",
+        "megatron/core/transformer/moe/ops/paged_stash.py, megatron/core/ssm/ops/*.py: import triton",
+        "an unguarded import of Triton for paged activations of experts and for state-space layers, which no model here uses",
     ),
     "te-names": Shim(
         "megatron/bridge/peft/lora_layers.py: import transformer_engine.pytorch",
@@ -47,6 +49,15 @@ TABLE: dict[str, Shim] = {
     "local-norm-names": Shim(
         "megatron/bridge/models/*/*_bridge.py: mapping_registry",
         "local layers keep their norms in modules of their own, and the family maps only the names fused by Transformer Engine",
+    ),
+    "local-expert-names": Shim(
+        "megatron/bridge/models/*/*_bridge.py: mapping_registry",
+        "local experts are modules of their own, and the family maps only the experts grouped by Transformer Engine",
+    ),
+    "no-compile": Shim("megatron/core/jit.py: torch.compile", "the compiler asks CUDA for the device; functions run as they are written"),
+    "sequence-parallel-norms": Shim(
+        "megatron/core/transformer/torch_norm.py: assert not config.sequence_parallel",
+        "local norms refuse sequence parallel; the norm of a piece of the sequence is the same, and Megatron adds up its gradients",
     ),
     "peft-without-te": Shim(
         "megatron/bridge/peft/utils.py: HAVE_TE", "the flag is True without Transformer Engine, whose names are then no classes"
@@ -69,6 +80,16 @@ TABLE: dict[str, Shim] = {
     "cuda-memory": Shim("megatron/core/dist_checkpointing/strategies: empty_cache", "there is no device memory to count or to free"),
     "nccl-groups": Shim("megatron/bridge/models/model_provider.py: backend='nccl'", "groups are made with gloo"),
 }
+_KERNELS = (
+    *("megatron.core.transformer.moe.ops.paged_stash", "megatron.core.transformer.moe.paged_stash"),
+    *(f"megatron.core.ssm.ops.ssd_{name}" for name in ("bmm", "chunk_scan", "chunk_state", "combined", "state_passing")),
+    *("megatron.core.ssm.ops.batch_invariant_decode", "megatron.core.ssm.ops.causal_conv1d_varlen"),
+)
+"""Modules that may import Triton without a guard: expert stashing since 0.19, the state-space kernels since 0.20."""
+_WITHOUT_ENGINE = (
+    *("te-names", "local-layers", "local-norm-names", "local-expert-names", "sequence-parallel-norms"),
+    *("peft-without-te", "fresh-adam", "adam-step"),
+)
 _used: set[str] = set()
 _dropped: dict[str, str] = {}
 
@@ -98,20 +119,31 @@ def install() -> None:
 
     if not cuda_on_cpu.install(used):
         for name in TABLE:
-            if name.startswith(("cuda-", "nccl-", "all-to-all")):
+            if name.startswith(("cuda-", "nccl-", "all-to-all", "no-compile")):
                 dropped(name, "this machine has CUDA")
     else:
         import_patches.after("megatron.core.tensor_parallel.mappings", _sizes_are_lists)
+        _nothing_is_compiled()
     _typing_has_override()
     _absent_packages()
     if importlib.util.find_spec("transformer_engine") is not None:
-        for name in ("te-names", "local-layers", "local-norm-names", "peft-without-te", "fresh-adam", "adam-step"):
+        for name in _WITHOUT_ENGINE:
             dropped(name, "Transformer Engine is installed")
         return
+    import_patches.after("megatron.core.models.gpt.gpt_layer_specs", _specs_without_transformer_engine)
     import_patches.after("megatron.bridge.models.gpt_provider", _layers_without_transformer_engine)
+    import_patches.after("megatron.core.transformer.torch_norm", _norms_of_sequence_parallel)
     import_patches.after("megatron.bridge.peft.utils", _adapters_without_transformer_engine)
     import_patches.after("megatron.core.optimizer.distrib_optimizer", _fresh_adam_can_load)
     import_patches.after("megatron.core.optimizer.distrib_optimizer", _loaded_adam_keeps_its_step)
+
+
+def _nothing_is_compiled() -> None:
+    """As TORCHDYNAMO_DISABLE=1 does, which torch reads as it is imported: too early for a module that other processes import."""
+    from torch._dynamo import config
+
+    config.disable = True
+    used("no-compile")
 
 
 def _typing_has_override() -> None:
@@ -129,7 +161,7 @@ def _typing_has_override() -> None:
 def _absent_packages() -> None:
     """Packages that one module imports without a guard: a stand-in inside that module alone."""
     for name, root, modules, make in (
-        ("triton", "triton", ("megatron.core.transformer.moe.ops.paged_stash", "megatron.core.transformer.moe.paged_stash"), _triton),
+        ("triton", "triton", _KERNELS, _triton),
         ("te-names", "transformer_engine", ("megatron.bridge.peft.lora_layers", "megatron.bridge.peft.lora"), _transformer_engine),
     ):
         if importlib.util.find_spec(root) is not None:
@@ -162,7 +194,7 @@ def _unguarded(source: str, root: str) -> bool:
 
 
 def _triton() -> ModuleType:
-    """`moe/ops/paged_stash.py` uses `triton.jit` as it is imported."""
+    """Modules of kernels use `triton.jit`, `triton.autotune` and the version as they are imported."""
 
     def jit(function: Any) -> Any:
         @functools.wraps(function)
@@ -173,9 +205,12 @@ def _triton() -> ModuleType:
 
     triton = ModuleType("triton")
     language = ModuleType("triton.language")
-    language.constexpr = object  # type: ignore[attr-defined]
+    language.constexpr = language.int64 = object  # type: ignore[attr-defined]  # annotations
     triton.language = language  # type: ignore[attr-defined]
     triton.jit = jit  # type: ignore[attr-defined]
+    triton.autotune = lambda *_args, **_kwargs: lambda kernel: kernel  # type: ignore[attr-defined]
+    triton.Config = lambda *_args, **_kwargs: None  # type: ignore[attr-defined]
+    triton.__version__ = "0.0.0"  # type: ignore[attr-defined]
     return triton
 
 
@@ -196,6 +231,25 @@ def _transformer_engine() -> ModuleType:
     return root
 
 
+def _specs_without_transformer_engine(module: ModuleType) -> None:
+    """Some families take their layers from Megatron-Core and ask for Transformer Engine's; what local layers do not know is left out."""
+    local, block = module.get_gpt_layer_local_spec, module.get_gpt_decoder_block_spec
+    known = set(inspect.signature(local).parameters)
+
+    def layers(*args: Any, **settings: Any) -> Any:
+        used("local-layers")
+        return local(*args, **{name: value for name, value in settings.items() if name in known})
+
+    @functools.wraps(block)
+    def blocks(config: Any, _use_transformer_engine: bool = False, **settings: Any) -> Any:
+        used("local-layers")
+        settings.pop("use_transformer_engine", None)
+        return block(config, False, **settings)
+
+    module.get_gpt_layer_with_transformer_engine_spec = layers  # type: ignore[attr-defined]
+    module.get_gpt_decoder_block_spec = blocks  # type: ignore[attr-defined]
+
+
 def _layers_without_transformer_engine(module: ModuleType) -> None:
     """Every provider asks for Transformer Engine layers by default; take Megatron's own local layers instead."""
 
@@ -204,6 +258,24 @@ def _layers_without_transformer_engine(module: ModuleType) -> None:
         return module.local_layer_spec(config)
 
     module.transformer_engine_layer_spec = layers  # type: ignore[attr-defined]
+
+
+def _norms_of_sequence_parallel(module: ModuleType) -> None:
+    """Build the norm as for the whole sequence; the mark makes Megatron add up its gradients over the ranks."""
+    plain = module.WrappedTorchNorm.__new__
+
+    def build(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        if not config.sequence_parallel:
+            return plain(cls, config, *args, **kwargs)
+        used("sequence-parallel-norms")
+        whole = copy.copy(config)
+        whole.sequence_parallel = False
+        made = plain(cls, whole, *args, **kwargs)
+        for value in made.parameters():
+            value.sequence_parallel = True
+        return made
+
+    module.WrappedTorchNorm.__new__ = build
 
 
 def _adapters_without_transformer_engine(module: ModuleType) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.trial.globs import matches
+from seatrial.model.globs import matches
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,12 @@ from seatrial.trial.globs import matches
         ("**/*.py", "größe/a b.py"),
         ("a.b", "a.b"),
         ("[x]/(y)+", "[x]/(y)+"),
+        ("a/{b,c*}/**", "a/b/x.py"),
+        ("a/{b,c*}/**", "a/cd/x.py"),
+        ("{,x/}a.py", "a.py"),
+        ("{,x/}a.py", "x/a.py"),
+        ("a,b}", "a,b}"),
+        ("{a,{b,c}d}", "cd"),
     ],
 )
 def test_it_matches(glob: str, path: str) -> None:
@@ -40,7 +46,15 @@ def test_it_matches(glob: str, path: str) -> None:
         ("a?c", "a/c"),
         ("**/*lora*", "src/LoRA.py"),
         ("", "a"),
+        ("a/{b,c*}/**", "a/d/x.py"),
+        ("{,x/}a.py", "y/a.py"),
+        ("{a,b}", "a,b"),
     ],
 )
 def test_it_does_not_match(glob: str, path: str) -> None:
     assert not matches(path, glob)
+
+
+def test_an_open_brace_is_an_error() -> None:
+    with pytest.raises(ValueError, match="a brace is not closed"):
+        matches("a", "{a,b")

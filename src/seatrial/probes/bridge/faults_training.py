@@ -1,0 +1,166 @@
+"""Seeded bugs of training: adapters, their exports, data parallelism, distributed checkpoints.
+
+Each patches a class of the Bridge or of Megatron-Core; everything else runs as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from seatrial.probes.bridge.fault import Fault
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """What should be done is not."""
+
+
+def _adapters_elsewhere() -> None:
+    from megatron.bridge.peft.module_matcher import ModuleMatcher
+
+    plain = ModuleMatcher.match
+    confused = {"linear_proj": "linear_fc2", "linear_fc2": "linear_proj"}
+
+    def match(self: Any, m: Any, name: str | None = None, prefix: str | None = None) -> Any:
+        return plain(self, m, confused.get(name or "", name), prefix)
+
+    ModuleMatcher.match = match
+
+
+def _merge_without_scale() -> None:
+    from megatron.bridge.peft.lora_merge import LoRAMerge
+
+    plain = LoRAMerge.merge
+
+    def merge(self: Any, base_weight: Any, linear_out: Any, linear_in: Any, _alpha: int, dim: int, **rest: Any) -> Any:
+        return plain(self, base_weight, linear_out, linear_in, dim, dim, **rest)
+
+    LoRAMerge.merge = merge
+
+
+def _base_not_frozen() -> None:
+    from megatron.bridge.peft.base import PEFT
+
+    PEFT.freeze_model = _nothing
+
+
+def _adapter_export(change: Callable[[str], str | None]) -> Callable[[], None]:
+    """The adapter export with other names; None leaves a tensor out."""
+
+    def apply() -> None:
+        from megatron.bridge.models.conversion.peft_bridge import MegatronPeftBridge
+
+        plain = MegatronPeftBridge.stream_adapter_weights_megatron_to_hf
+
+        def stream(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+            for item in plain(self, *args, **kwargs):
+                name = change(item.param_name)
+                if name is not None:
+                    yield item._replace(param_name=name)
+
+        MegatronPeftBridge.stream_adapter_weights_megatron_to_hf = stream
+
+    return apply
+
+
+def _gate_for_up(name: str) -> str:
+    other = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+    found = next((part for part in other if part in name), None)
+    return name.replace(found, other[found]) if found and "lora_B" in name else name
+
+
+def _without_v(name: str) -> str | None:
+    return None if "layers.1." in name and "v_proj" in name else name
+
+
+def _loaded_optimizer(change: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+    """What the optimizer keeps of each parameter, changed after a load."""
+
+    def apply() -> None:
+        from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+        plain = DistributedOptimizer.load_state_dict
+
+        def load_state_dict(self: Any, state_dict: Any) -> None:
+            plain(self, state_dict)
+            for kept in self.optimizer.state.values():
+                change(kept)
+
+        DistributedOptimizer.load_state_dict = load_state_dict
+
+    return apply
+
+
+def _no_moments(kept: dict[str, Any]) -> None:
+    for name in ("exp_avg", "exp_avg_sq"):
+        kept[name].zero_()
+
+
+def _no_step(kept: dict[str, Any]) -> None:
+    kept["step"].zero_()
+
+
+def _weight_not_saved() -> None:
+    """One kind of weight is not in the checkpoint, and the load does not insist on it."""
+    from megatron.core.models.gpt import GPTModel
+
+    sharded, load = GPTModel.sharded_state_dict, GPTModel.load_state_dict
+
+    def sharded_state_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        made = sharded(self, *args, **kwargs)
+        return {name: value for name, value in made.items() if "self_attention.linear_proj.weight" not in name}
+
+    def load_state_dict(self: Any, state: Any, **_strict: bool) -> Any:
+        return load(self, state, strict=False)
+
+    GPTModel.sharded_state_dict, GPTModel.load_state_dict = sharded_state_dict, load_state_dict
+
+
+def _gradients_stay_local() -> None:
+    from megatron.core.distributed import DistributedDataParallel
+
+    DistributedDataParallel.finish_grad_sync = _nothing
+
+
+def _gradients_are_summed() -> None:
+    from megatron.core.distributed import DistributedDataParallel
+
+    plain = DistributedDataParallel.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        for group in (*self.bucket_groups, *self.expert_parallel_bucket_groups):
+            for bucket in group.buckets:
+                bucket.gradient_scaling_factor = 1.0
+
+    DistributedDataParallel.__init__ = init
+
+
+def _export_keeps_first() -> None:
+    """A cache of exported tensors that nobody empties."""
+    from megatron.bridge import AutoBridge
+
+    plain = AutoBridge.export_hf_weights
+    kept: dict[str, Any] = {}
+
+    def export_hf_weights(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        for item in plain(self, *args, **kwargs):
+            name = item.param_name
+            yield item._replace(weight=kept.setdefault(name, item.weight.clone())) if "q_proj.weight" in name else item
+
+    AutoBridge.export_hf_weights = export_hf_weights
+
+
+FAULTS: dict[str, Fault] = {
+    "lora-wrong-module": Fault("adapters land on another module than asked", "qwen2", ("lora",), "linear_proj", _adapters_elsewhere),
+    "lora-merge-scale-wrong": Fault("the merge forgets alpha / dim", "qwen2", ("lora",), "_proj.weight", _merge_without_scale),
+    "lora-base-trains": Fault("base weights are not frozen", "qwen2", ("lora",), "decoder.layers.", _base_not_frozen),
+    "adapter-export-swapped": Fault("adapters of gate and up are exchanged", "qwen2", ("lora",), "_proj", _adapter_export(_gate_for_up)),
+    "adapter-export-drops": Fault("one adapter is not exported", "qwen2", ("lora",), "v_proj", _adapter_export(_without_v)),
+    "optimizer-state-lost": Fault("a load leaves the moments at zero", "qwen2", ("checkpoint",), "exp_avg", _loaded_optimizer(_no_moments)),
+    "checkpoint-step-lost": Fault("a load leaves the step at zero", "qwen2", ("checkpoint",), "step of", _loaded_optimizer(_no_step)),
+    "checkpoint-drops-tensor": Fault("one weight is not restored", "qwen2", ("checkpoint",), "linear_proj.weight", _weight_not_saved),
+    "ddp-no-average": Fault("gradients are not reduced over ranks", "qwen2", ("optimizer",), ".weight", _gradients_stay_local),
+    "ddp-sum": Fault("gradients are summed over ranks, not averaged", "qwen2", ("optimizer",), "norm", _gradients_are_summed),
+    "policy-export-stale": Fault("the export keeps tensors of an earlier step", "qwen2", ("policy",), "q_proj", _export_keeps_first),
+}

@@ -1,0 +1,100 @@
+"""Rungs tp, pp, ep, cp and sp: a model on two ranks imports, exports and computes what the same model on one rank does.
+
+Both ranks first build the whole model, each alone, for the logits of a single rank; then the world is divided again and the parallel
+model is built from the checkpoint. That it really is divided is a fact too: parameters per rank, and the sizes that Megatron reports.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+from seatrial.probes.bridge import forward, locate, weights
+from seatrial.probes.bridge.rank import Missing, NotApplicable, Rank
+from seatrial.probes.bridge.rungs.parity import evaluated
+from seatrial.probes.bridge.session import Session, Sizes, tokens
+
+SIZES = {"tp": Sizes(tp=2), "pp": Sizes(pp=2), "ep": Sizes(ep=2), "cp": Sizes(cp=2), "sp": Sizes(tp=2, sp=True)}
+ROWS, WIDTH = 4, 16
+"""The width divides by twice the ranks, as context parallel needs it."""
+
+
+def run(rank: Rank) -> None:
+    """One rank alone, then two."""
+    import torch
+    from megatron.core import parallel_state
+
+    sizes, session = SIZES[rank.rung], rank.session()
+    provider = session.provider()
+    _applies(provider, sizes)
+    ids = tokens(forward.vocabulary(session), ROWS, WIDTH)
+    alone = evaluated(session.build(provider=provider))
+    with torch.no_grad():
+        single = forward.logits(session, alone, ids)
+    whole = _parameters(alone)
+    parallel_state.destroy_model_parallel()
+
+    chunks = evaluated(_built(session, sizes))
+    with torch.no_grad():
+        made = forward.logits(session, chunks, ids)
+    plain, exact = forward.reference(session, ids, "float32"), forward.reference(session, ids, "float64")
+    stored, exported = weights.on_disk(rank.directory), session.export(chunks)
+    mine = {
+        "rank": rank.rank,
+        "parameters": _parameters(chunks),
+        "export": weights.compare(exported, stored, session.torch_dtype(), weights.tied(rank.config())),
+        "single": forward.distance(made, single),
+        "transformers": forward.distance(made, plain),
+        "located": locate.first(session, chunks, ids, exported, stored),
+    }
+    everyone: list[Any] = [None] * rank.world
+    torch.distributed.all_gather_object(everyone, mine)
+    hf = forward.distance(plain, exact)
+    rank.write("parallel", asked=vars(sizes), sizes=_sizes(chunks), whole=whole, ranks=everyone, hf_error=hf, shape=list(made.shape))
+
+
+def _applies(provider: Any, sizes: Sizes) -> None:
+    """Whether this model can be divided so; Megatron itself refuses what is named here."""
+    groups, heads, layers = provider.num_query_groups or provider.num_attention_heads, provider.num_attention_heads, provider.num_layers
+    experts = provider.num_moe_experts
+    if sizes.tp > 1 and heads % sizes.tp:
+        raise NotApplicable(f"{heads} attention heads cannot be divided among {sizes.tp} ranks")
+    if sizes.tp > 1 and groups % sizes.tp:
+        raise NotApplicable(f"{groups} key/value heads cannot be divided among {sizes.tp} ranks")
+    if sizes.pp > 1 and layers % sizes.pp:
+        raise NotApplicable(f"{layers} layers cannot be divided among {sizes.pp} stages")
+    if sizes.ep > 1 and not experts:
+        raise NotApplicable("the model has no experts")
+    if sizes.ep > 1 and experts % sizes.ep:
+        raise NotApplicable(f"{experts} experts cannot be divided among {sizes.ep} ranks")
+
+
+def _built(session: Session, sizes: Sizes) -> list[Any]:
+    """The parallel model. Megatron's local attention refuses context parallel: then what it wants instead is what is missing."""
+    try:
+        return session.build(sizes)
+    except (AssertionError, ImportError) as error:
+        text = str(error)
+        if "TEDotProductAttention" not in text and "Transformer Engine" not in text:
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        file = "/".join(Path(place.filename).parts[-4:])
+        raise Missing(f"Transformer Engine: {file}:{place.lineno}: {text}") from error
+
+
+def _parameters(chunks: list[Any]) -> int:
+    return sum(value.numel() for chunk in chunks for value in chunk.parameters())
+
+
+def _sizes(chunks: list[Any]) -> dict[str, Any]:
+    """How Megatron itself says that the world is divided."""
+    from megatron.core import parallel_state
+
+    return {
+        "tp": parallel_state.get_tensor_model_parallel_world_size(),
+        "pp": parallel_state.get_pipeline_model_parallel_world_size(),
+        "ep": parallel_state.get_expert_model_parallel_world_size(),
+        "cp": parallel_state.get_context_parallel_world_size(),
+        "sp": bool(chunks[0].config.sequence_parallel),
+    }

@@ -1,0 +1,72 @@
+"""Names of local layers in a family's mapping registry, where the family maps only those of Transformer Engine.
+
+Shims local-norm-names and local-expert-names: the mappings themselves stay the family's own, under the names that local layers have.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from seatrial.probes.megatron import shims
+
+NORMS = {
+    "decoder.layers.*.self_attention.linear_qkv.layer_norm_weight": "decoder.layers.*.input_layernorm.weight",
+    "decoder.layers.*.self_attention.linear_qkv.layer_norm_bias": "decoder.layers.*.input_layernorm.bias",
+    "decoder.layers.*.mlp.linear_fc1.layer_norm_weight": "decoder.layers.*.pre_mlp_layernorm.weight",
+    "decoder.layers.*.mlp.linear_fc1.layer_norm_bias": "decoder.layers.*.pre_mlp_layernorm.bias",
+}
+"""What Transformer Engine fuses into a linear layer, and where local layers keep it."""
+EXPERTS = ("linear_fc1", "linear_fc2")
+"""Of grouped experts one parameter holds them all; local experts are modules of their own."""
+
+
+def add(bridge: Any) -> None:
+    """Make the registry of this model's family know local names, too."""
+    from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
+
+    owner = type(bridge._model_bridge)
+    plain = owner.mapping_registry
+    if getattr(plain, "_seatrial", False):
+        return
+
+    def mapping_registry(self: Any) -> Any:
+        registry = plain(self)
+        known = {mapping.megatron_param: mapping for mapping in registry}
+        extra = [*_norms(known), *_experts(known)]
+        return MegatronMappingRegistry(*registry, *extra) if extra else registry
+
+    mapping_registry._seatrial = True  # type: ignore[attr-defined]
+    owner.mapping_registry = mapping_registry
+
+
+def _norms(known: Mapping[str, Any]) -> Iterator[Any]:
+    from megatron.bridge.models.conversion.param_mapping import AutoMapping
+
+    for fused, local in NORMS.items():
+        if fused in known and local not in known and not _resolved(local, known):
+            shims.used("local-norm-names")
+            yield AutoMapping(megatron_param=local, hf_param=known[fused].hf_param)
+
+
+def _resolved(local: str, known: Mapping[str, Any]) -> bool:
+    """Whether the registry finds a local norm by itself (0.6 does)."""
+    from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
+
+    found = MegatronMappingRegistry(*known.values()).megatron_to_hf_lookup(local.replace("*", "0"))
+    if found is not None:
+        shims.dropped("local-norm-names", "upstream maps the norms of local layers itself")
+    return found is not None
+
+
+def _experts(known: Mapping[str, Any]) -> Iterator[Any]:
+    for name, mapping in known.items():
+        for layer in EXPERTS:
+            fused = f".experts.{layer}.weight*"
+            local = name.replace(fused, f".experts.local_experts.*.{layer}.weight")
+            if name.endswith(fused) and local not in known:
+                shims.used("local-expert-names")
+                other = copy.copy(mapping)
+                other.megatron_param = local
+                yield other

@@ -1,0 +1,231 @@
+"""What the facts of a conformance ladder prove: a pure function from facts to verdicts.
+
+- A rung passes when it ran to its end and met every check; a rung that raised, crashed or hung is a Fail.
+- A rung whose error is a part that this machine lacks is Skipped, and names the part. It counts when it was asked for by name; a rung
+  that does not apply to a model never counts. Nothing that counts is a Skipped probe, never a Pass.
+- Facts that are missing, torn, or of another checkout than the one under test prove nothing: Blocked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from seatrial.evidence.imports import comes_from
+from seatrial.loops.facts import Facts, Row
+from seatrial.model.record import RepoState
+from seatrial.model.verdict import Boundary, Verdict, worst
+from seatrial.probes.bridge import rungs as ladder
+from seatrial.proving.bridge.judges import JUDGES
+from seatrial.proving.bridge.missing import lacking
+from seatrial.proving.bridge.record import Asked, FamilyResult, Judged, RungResult, ShimUse
+
+OPTIONAL = ("cp",)
+"""Rungs that upstream itself runs only with Transformer Engine: they count when they ran, or were asked for by name."""
+PACKAGES = ("torch", "transformers", "megatron.core", "megatron.bridge")
+HEAD = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Refused|Missing)\b")
+"""How an exception begins at the end of a traceback."""
+INAPPLICABLE = "does not apply"
+_SHOWN = 3
+
+
+def judge(facts: Facts, asked: Asked, changes: Sequence[RepoState] = (), trouble: str = "") -> Judged:
+    """Judge a whole run; `trouble` says how its process ended, when not well."""
+    if blocked := _worthless(facts, changes, trouble):
+        return blocked
+    families = tuple(_family(facts, asked, model, trouble) for model in asked.models)
+    verdict, reason, boundary = _sum(families)
+    idle = _idle(facts, changes)
+    if verdict is Verdict.PASS and idle and len(idle) == len(_sources(changes)):
+        verdict, boundary = Verdict.BLOCKED, Boundary.CONFIG
+        reason = f"vacuous: no rung called a function of any changed file ({idle[0]}): choose a family that uses them with --model"
+    return Judged(
+        verdict=verdict,
+        reason=reason,
+        boundary=boundary,
+        families=families,
+        shims=_shims(facts),
+        versions=_versions(facts),
+        limitations=_limitations(facts, asked, families, changes),
+    )
+
+
+def _worthless(facts: Facts, changes: Sequence[RepoState], trouble: str) -> Judged | None:
+    """Why nothing can be said about any rung."""
+    if facts.damage:
+        return _nothing(Verdict.BLOCKED, f"facts are damaged: {facts.damage[0]}", Boundary.METRICS)
+    broken = facts.one("unimportable")
+    if broken is not None:
+        error = str(broken.get("error", ""))
+        part = lacking(error)
+        if part is None and changes:
+            return _nothing(Verdict.FAIL, f"the Bridge under test cannot be imported: {last_line(error)}", Boundary.PROVIDER)
+        return _nothing(Verdict.BLOCKED, f"Megatron cannot be imported: {part or last_line(error)}", Boundary.ENVIRONMENT)
+    imported = facts.one("imported")
+    if imported is None:
+        return _nothing(Verdict.BLOCKED, f"the ladder never began: {trouble or 'no fact says what was imported'}", Boundary.ENVIRONMENT)
+    for repo in changes:
+        for package in (name for name in PACKAGES if name in repo.packages and repo.import_root):
+            file = str(_dict(imported.get(package)).get("file"))
+            if not comes_from(file, package, str(repo.import_root)):
+                text = f"wrong import: {package} came from {file}, not from {repo.import_root}"
+                return _nothing(Verdict.BLOCKED, text, Boundary.ENVIRONMENT)
+    return None
+
+
+def _nothing(verdict: Verdict, reason: str, boundary: Boundary) -> Judged:
+    return Judged(verdict=verdict, reason=reason, boundary=boundary)
+
+
+def _family(facts: Facts, asked: Asked, model: str, trouble: str) -> FamilyResult:
+    made = facts.of("made", model=model)
+    if made and made[0].get("state") != "ran":
+        return _unmade(asked, model, made[0])
+    results = tuple(_rung(facts, asked, model, rung, trouble) for rung in asked.rungs)
+    counted = [result for result in results if result.counted]
+    verdict = worst(result.verdict for result in counted)
+    first = next((result for result in counted if result.verdict is verdict), None)
+    if verdict is Verdict.PASS:
+        return FamilyResult(model=model, verdict=verdict, reason=f"{len(counted)} rungs passed", rungs=results)
+    reason = f"{first.rung}: {first.reason}" if first else "no rung applies to it"
+    return FamilyResult(model=model, verdict=verdict, reason=reason, boundary=first.boundary if first else None, rungs=results)
+
+
+def _unmade(asked: Asked, model: str, row: Row) -> FamilyResult:
+    """A family without a checkpoint: a missing part is Skipped, anything else is our own failure."""
+    error = str(row.get("error", ""))
+    if row.get("state") == "missing":
+        return FamilyResult(model=model, verdict=Verdict.SKIPPED, reason=f"cannot run here: {error}", counted=asked.models_named)
+    reason = f"its checkpoint was not made: {last_line(error) or row.get('state')}"
+    return FamilyResult(model=model, verdict=Verdict.BLOCKED, reason=reason, boundary=Boundary.ENVIRONMENT)
+
+
+def _rung(facts: Facts, asked: Asked, model: str, rung: str, trouble: str) -> RungResult:
+    match = {"model": model, "rung": rung, "fault": asked.fault}
+    ends = facts.of("rung", **match)
+    title = ladder.TABLE[rung].title
+    if len(ends) != 1:
+        reason = f"it has no end: {trouble or 'the ladder stopped before it'}" if not ends else f"it ended {len(ends)} times"
+        return RungResult(rung=rung, title=title, verdict=Verdict.BLOCKED, reason=reason, boundary=Boundary.ENVIRONMENT)
+    end = ends[0]
+    state, error = str(end.get("state")), str(end.get("error", ""))
+    times = {"seconds": _number(end.get("seconds")), "cpu_seconds": _number(end.get("cpu_seconds"))}
+    if state == "ran":
+        rows = [row for row in facts.rows if row["fact"] not in ("rung", "shims", "called")]
+        return _measured(rung, [row for row in rows if all(row.get(key) == value for key, value in match.items())], asked.device, times)
+    part = error if state == "missing" else lacking(error)
+    if state == "not applicable":
+        found = {"verdict": Verdict.SKIPPED, "reason": f"{INAPPLICABLE}: {error}", "counted": False}
+    elif part is not None:
+        known = rung in OPTIONAL or (asked.device != "cpu" and ladder.TABLE[rung].ranks > 1)
+        found = {"verdict": Verdict.SKIPPED, "reason": f"cannot run here: {part}", "counted": asked.rungs_named or not known}
+    else:
+        found = {"verdict": Verdict.FAIL, "reason": f"{state}: {last_line(error)}", "boundary": Boundary.PROVIDER}
+    return RungResult.model_validate({"rung": rung, "title": title, **times, **found})
+
+
+def _measured(rung: str, rows: Sequence[Row], device: str, times: dict[str, float]) -> RungResult:
+    """A rung that came to its end, by its checks."""
+    found = JUDGES[rung](rows, device)
+    missed = [check for check in found.checks if not check.passed]
+    verdict, reason, boundary = Verdict.PASS, f"{len(found.checks)} checks met", None
+    if missed:
+        said = f": {missed[0].message}" if missed[0].message else ""
+        verdict, reason, boundary = Verdict.FAIL, f"{missed[0].name} ({missed[0].value}){said}", missed[0].boundary
+    elif not found.checks:
+        verdict, reason, boundary = Verdict.BLOCKED, "vacuous: nothing was checked", Boundary.METRICS
+    return RungResult(
+        rung=rung,
+        title=ladder.TABLE[rung].title,
+        verdict=verdict,
+        reason=reason,
+        boundary=boundary,
+        figure=found.figure,
+        checks=found.checks,
+        limitations=found.limitations,
+        seconds=times["seconds"],
+        cpu_seconds=times["cpu_seconds"],
+    )
+
+
+def _sum(families: Sequence[FamilyResult]) -> tuple[Verdict, str, Boundary | None]:
+    """The verdict over all families that count."""
+    counted = [family for family in families if family.counted]
+    verdict = worst(family.verdict for family in counted)
+    if verdict is Verdict.PASS:
+        rungs = sum(rung.counted for family in counted for rung in family.rungs)
+        left = [family for family in families if not family.counted]
+        more = f"; {len(left)} families cannot run here" if left else ""
+        return verdict, f"{len(counted)} {'family' if len(counted) == 1 else 'families'}, {rungs} rungs, every check was met{more}", None
+    bad = [family for family in counted if family.verdict is verdict]
+    if not bad:
+        return verdict, "no family could run here", None
+    said = "; ".join(f"{family.model}: {family.reason}" for family in bad[:_SHOWN])
+    more = f"; and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    return verdict, said + more, bad[0].boundary
+
+
+def _shims(facts: Facts) -> tuple[ShimUse, ...]:
+    """Every shim that took part in any rung, and those that were dropped in all."""
+    found: dict[str, ShimUse] = {}
+    for row in facts.of("shims"):
+        for shim in row.get("shims", ()):
+            use = ShimUse.model_validate(shim)
+            if use.id not in found or use.state == "used":
+                found[use.id] = use
+    return tuple(sorted(found.values(), key=lambda use: (use.state == "dropped", use.id)))
+
+
+def _versions(facts: Facts) -> dict[str, str]:
+    row = facts.one("imported") or {}
+    made = {"python": str(row.get("python", ""))}
+    for package in PACKAGES:
+        found = _dict(row.get(package))
+        made[package] = f"{found.get('version') or 'unknown version'} from {found.get('file')}"
+    return made
+
+
+def _limitations(facts: Facts, asked: Asked, families: Sequence[FamilyResult], changes: Sequence[RepoState]) -> tuple[str, ...]:
+    made = [f"shim {use.id}: {use.reason} ({use.stands_for})" for use in _shims(facts) if use.state == "used"]
+    made += [f"shim {use.id} was dropped: {use.note}" for use in _shims(facts) if use.state == "dropped"]
+    made += [f"{family.model}: {text}" for family in families for rung in family.rungs for text in rung.limitations]
+    made += [f"{family.model}: {rung.rung} did not run: {rung.reason}" for family in families for rung in family.rungs if _left(rung)]
+    made += [f"{family.model}: {family.reason}" for family in families if not family.counted]
+    if idle := _idle(facts, changes):
+        more = f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else ""
+        made.append(f"no rung called a function of these changed files: {', '.join(idle[:_SHOWN])}{more}")
+    if asked.device == "cpu":
+        made.append("everything ran on a CPU: no CUDA kernel, no Transformer Engine, no NCCL took part")
+    if asked.fault is not None:
+        made.append(f"the fault {asked.fault} was injected: a Pass would be a defect of the probe")
+    return tuple(dict.fromkeys(made))
+
+
+def _sources(changes: Sequence[RepoState]) -> list[str]:
+    """Changed files with functions that a rung could call."""
+    paths = [path for repo in changes for path in repo.changed if path.endswith(".py") and not path.endswith("__init__.py")]
+    return [path for path in paths if path.startswith(("src/", "megatron/"))]
+
+
+def _idle(facts: Facts, changes: Sequence[RepoState]) -> list[str]:
+    called = {path for row in facts.of("called") for path in row.get("files", ())}
+    return [path for path in _sources(changes) if path not in called]
+
+
+def _left(rung: RungResult) -> bool:
+    return rung.verdict is Verdict.SKIPPED and not rung.reason.startswith(INAPPLICABLE)
+
+
+def last_line(error: str) -> str:
+    """The exception of a traceback, on one line: its last line that is not indented, with what follows it."""
+    lines = [line for line in error.strip().splitlines() if line.strip()]
+    start = next((place for place in reversed(range(len(lines))) if HEAD.match(lines[place])), max(0, len(lines) - 1))
+    return " ".join(" ".join(lines[start:]).split())[:400]
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _dict(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,120 @@
+"""Which rungs and families of the conformance ladder a diff asks for, and when there is nothing to ask."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from seatrial.loops import get_loop
+from seatrial.loops.conformance import conformance, rows
+from seatrial.loops.engines import MEGATRON_CPU
+from seatrial.model.loop import Context, SideTests
+from seatrial.model.record import RepoState
+from seatrial.probes.bridge.families import FAMILIES
+from seatrial.probes.bridge.rungs import TABLE
+
+BRIDGE = "src/megatron/bridge/"
+GENERAL = ["build", "import", "roundtrip", "parity"]
+
+
+def repo(*changed: str, package: str = "megatron.bridge", companion: bool = False) -> RepoState:
+    path = f"/c/{package}"
+    return RepoState(name=package, path=path, commit="0" * 40, branch=None, packages=(package,), changed=changed, companion=companion)
+
+
+def context(*changes: RepoState, built: bool = True, **options: str) -> Context:
+    environments = {MEGATRON_CPU: Path("/e/python")} if built else {}
+    return Context(Path("/run"), Path("python"), "m", changes=changes, options=options, environments=environments)
+
+
+def words(made: SideTests, flag: str) -> list[str]:
+    return [made.argv[index + 1] for index, word in enumerate(made.argv) if word == flag]
+
+
+def asked(*changed: str) -> tuple[list[str], list[str]]:
+    """Rungs and families."""
+    (made,) = conformance(context(repo(*(f"{BRIDGE}{path}" for path in changed))))
+    return words(made, "--rungs")[0].split(","), words(made, "--model")
+
+
+@pytest.mark.parametrize(
+    ("path", "rungs", "families"),
+    [
+        ("training/eval.py", GENERAL, ["qwen2"]),
+        ("models/qwen/qwen3_provider.py", GENERAL, ["qwen2", "qwen3", "qwen3-moe"]),
+        ("models/qwen/qwen3_bridge.py", [*GENERAL, "reload", "mapping", "order"], ["qwen2", "qwen3", "qwen3-moe"]),
+        ("models/llama/llama_provider.py", GENERAL, ["qwen2", "llama"]),
+        ("models/conversion/auto_bridge.py", [*GENERAL, "reload", "mapping", "order"], ["qwen2", "qwen3-moe", "llama"]),
+        ("peft/lora.py", [*GENERAL, "lora"], ["qwen2"]),
+        ("training/checkpointing.py", [*GENERAL, "checkpoint"], ["qwen2"]),
+        ("training/optim.py", [*GENERAL, "optimizer", "policy"], ["qwen2"]),
+        ("models/model_provider.py", [*GENERAL, "tp", "pp", "sp"], ["qwen2"]),
+        ("training/utils/moe_token_drop.py", [*GENERAL, "ep"], ["qwen2", "qwen3-moe"]),
+    ],
+)
+def test_a_path_asks_for_its_rungs(path: str, rungs: list[str], families: list[str]) -> None:
+    assert asked(path) == (rungs, families)
+
+
+def test_rows_add_up() -> None:
+    assert asked("peft/lora.py", "training/optim.py") == ([*GENERAL, "lora", "optimizer", "policy"], ["qwen2"])
+
+
+def test_every_rung_and_family_exists_and_can_be_made_here() -> None:
+    assert {rung for row in rows() for rung in row.rungs} <= set(TABLE)
+    assert {family for row in rows() for family in row.families} <= {name for name, family in FAMILIES.items() if not family.needs}
+    assert all(row.rungs or row.families for row in rows())
+    assert rows()[0].rungs
+    assert rows()[0].families
+
+
+def test_it_is_a_gate_of_our_own_command() -> None:
+    (made,) = conformance(context(repo(f"{BRIDGE}peft/lora.py")))
+    assert made.argv[:7] == (sys.executable, "-m", "seatrial.cli.main", "probe", "bridge", "--change", "bridge=/c/megatron.bridge")
+    assert made.argv[-1] == "--no-tests"
+    assert (made.kind, made.gate, made.blocked, made.skip, made.notes) == ("probe", True, None, None, ())
+
+
+def test_megatron_is_tested_beside_the_bridge_or_alone() -> None:
+    core = repo("megatron/core/tensor_parallel/layers.py", package="megatron.core")
+    (made,) = conformance(context(repo(f"{BRIDGE}peft/lora.py"), core))
+    assert words(made, "--change") == ["bridge=/c/megatron.bridge", "megatron=/c/megatron.core"]
+    assert words(made, "--rungs") == [",".join([*GENERAL, "lora", "tp", "pp", "sp"])]
+    (alone,) = conformance(context(core))
+    assert words(alone, "--change") == ["megatron=/c/megatron.core"]
+
+
+def test_without_a_known_base_the_general_rungs_run_and_it_is_said() -> None:
+    (made,) = conformance(context(repo()))
+    assert (words(made, "--rungs"), words(made, "--model")) == ([",".join(GENERAL)], ["qwen2"])
+    assert "name --base" in made.notes[0]
+
+
+def test_without_its_environment_it_is_blocked_with_the_fix() -> None:
+    (made,) = conformance(context(repo(f"{BRIDGE}peft/lora.py"), built=False))
+    assert made.blocked == "the environment megatron-cpu is not built: seatrial env build megatron-cpu"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        context(),
+        context(repo("verl/x.py", package="verl")),
+        context(repo(f"{BRIDGE}peft/lora.py", companion=True)),
+        context(repo("docs/lora.md", f"{BRIDGE}recipes/qwen/qwen3_moe.py", f"{BRIDGE}data/x.py")),
+        context(repo(f"{BRIDGE}peft/lora.py"), tests="off"),
+    ],
+    ids=["no change", "another package", "driven only", "papers", "switched off"],
+)
+def test_nothing_is_asked_for(given: Context) -> None:
+    assert conformance(given) == ()
+    assert get_loop("verl").side_tests(given) == ()
+
+
+def test_both_loops_begin_with_it_and_fsdp2_does_not() -> None:
+    given = context(repo(f"{BRIDGE}peft/lora.py"))
+    for loop in (get_loop("verl"), get_loop("verl").configured({"device": "cpu"}), get_loop("nemo-rl")):
+        assert loop.side_tests(given)[0].key == "conformance"
+    assert get_loop("verl").configured({"device": "cpu", "strategy": "fsdp2"}).side_tests(given) == ()

@@ -1,0 +1,200 @@
+"""The judge of the ladder: what counts, what is Skipped, and that nothing passes without having been shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from seatrial.loops.facts import Facts, Row
+from seatrial.loops.proof import proof
+from seatrial.model.record import RepoState
+from seatrial.model.series import Damage
+from seatrial.model.verdict import Boundary, Verdict
+from seatrial.proving.bridge import judge as judging
+from seatrial.proving.bridge.judge import judge, last_line
+from seatrial.proving.bridge.judgement import Judgement
+from seatrial.proving.bridge.missing import lacking
+from seatrial.proving.bridge.record import Asked, Judged
+
+IMPORTED: Row = {
+    "fact": "imported",
+    "python": "3.11.7",
+    **{name: {"version": "1", "file": f"/env/{name.replace('.', '/')}/__init__.py"} for name in judging.PACKAGES},
+}
+CUDA = 'Traceback (most recent call last):\n  File "x.py", line 1\nAssertionError: Torch not compiled with CUDA enabled'
+BROKEN = 'Traceback (most recent call last):\n  File "x.py", line 1\nValueError: shapes differ\nmore of it'
+
+
+def stub(rows: Sequence[Row], device: str) -> Judgement:
+    """Passes when the rung wrote a value of 1."""
+    assert device == "cpu"
+    met = [row.get("value") == 1 for row in rows]
+    return Judgement(tuple(proof("value", good, "x", Boundary.PROVIDER, "1", "at layer 3") for good in met), "1.0", ("small",))
+
+
+@pytest.fixture(autouse=True)
+def stubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "JUDGES", dict.fromkeys(("build", "parity", "cp", "ep"), stub))
+
+
+def end(rung: str, state: str = "ran", error: str = "", model: str = "qwen2", **more: Any) -> Row:
+    return {"fact": "rung", "model": model, "rung": rung, "fault": None, "state": state, "error": error, "seconds": 1.0, **more}
+
+
+def value(rung: str, found: float, model: str = "qwen2") -> Row:
+    return {"fact": "x", "model": model, "rung": rung, "fault": None, "value": found}
+
+
+def told(*rows: Row, rungs: Sequence[str] = ("build", "parity"), changes: Sequence[RepoState] = (), **asked: Any) -> Judged:
+    wanted = Asked(models=asked.pop("models", ("qwen2",)), rungs=tuple(rungs), **asked)
+    return judge(Facts((IMPORTED, *rows)), wanted, changes)
+
+
+def repo(**fields: Any) -> RepoState:
+    given = {"name": "bridge", "path": "/b", "commit": "c" * 40, "branch": "main", "packages": ("megatron.bridge",), **fields}
+    return RepoState.model_validate(given)
+
+
+GOOD = (value("build", 1), end("build"), value("parity", 1), end("parity"))
+
+
+def test_a_pass_needs_every_rung() -> None:
+    judged = told(*GOOD)
+    assert (judged.verdict, judged.boundary) == (Verdict.PASS, None)
+    assert judged.families[0].rungs[1].figure == "1.0"
+    assert any("everything ran on a CPU" in text for text in judged.limitations)
+    assert "qwen2: small" in judged.limitations
+    assert told(*GOOD[:2]).verdict is Verdict.BLOCKED
+    assert told(*GOOD, end("parity")).verdict is Verdict.BLOCKED
+
+
+def test_a_missed_check_fails_and_is_named() -> None:
+    judged = told(*GOOD[:2], value("parity", 2), end("parity"))
+    assert (judged.verdict, judged.boundary) == (Verdict.FAIL, Boundary.PROVIDER)
+    assert judged.reason == "qwen2: parity: value (x): at layer 3"
+
+
+def test_a_rung_that_wrote_nothing_is_vacuous() -> None:
+    judged = told(*GOOD[:2], end("parity"))
+    assert (judged.verdict, judged.families[0].rungs[1].reason) == (Verdict.BLOCKED, "vacuous: nothing was checked")
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "verdict", "reason"),
+    [
+        ("raised", BROKEN, Verdict.FAIL, "raised: ValueError: shapes differ more of it"),
+        ("raised", CUDA, Verdict.SKIPPED, "cannot run here: CUDA: Torch not compiled with CUDA enabled"),
+        ("killed by signal 11", "", Verdict.FAIL, "killed by signal 11: "),
+        ("deadline", "no end within 300 s", Verdict.FAIL, "deadline: no end within 300 s"),
+        ("missing", "two GPUs", Verdict.SKIPPED, "cannot run here: two GPUs"),
+    ],
+)
+def test_how_a_rung_ended_decides(state: str, error: str, verdict: Verdict, reason: str) -> None:
+    judged = told(*GOOD[:2], end("parity", state, error))
+    assert judged.verdict is verdict
+    assert judged.families[0].rungs[1].reason == reason
+
+
+def test_what_does_not_apply_does_not_count_but_alone_it_is_no_pass() -> None:
+    absent = end("ep", "not applicable", "it has no experts")
+    assert told(*GOOD, absent, rungs=("build", "parity", "ep")).verdict is Verdict.PASS
+    assert told(absent, rungs=("ep",)).verdict is Verdict.SKIPPED
+
+
+def test_a_rung_that_is_known_not_to_run_counts_when_it_was_named() -> None:
+    absent = end("cp", "missing", "Transformer Engine")
+    rungs = ("build", "parity", "cp")
+    judged = told(*GOOD, absent, rungs=rungs)
+    assert judged.verdict is Verdict.PASS
+    assert any("cp did not run: cannot run here: Transformer Engine" in text for text in judged.limitations)
+    assert told(*GOOD, absent, rungs=rungs, rungs_named=True).verdict is Verdict.SKIPPED
+
+
+def test_a_family_that_cannot_be_made_is_skipped_with_the_part() -> None:
+    made = {"fact": "made", "model": "mamba", "state": "missing", "error": "mamba-ssm"}
+    judged = told(*GOOD, made, models=("qwen2", "mamba"), models_named=False)
+    assert (judged.verdict, judged.reason) == (
+        Verdict.PASS,
+        "1 family, 2 rungs, every check was met; 1 families cannot run here",
+    )
+    assert judged.families[1].reason == "cannot run here: mamba-ssm"
+    assert told(*GOOD, made, models=("qwen2", "mamba")).verdict is Verdict.SKIPPED
+    assert told(made, models=("mamba",), models_named=False).verdict is Verdict.SKIPPED
+    assert told(*GOOD, {**made, "state": "raised"}, models=("qwen2", "mamba")).verdict is Verdict.BLOCKED
+
+
+def test_facts_of_another_fault_are_not_taken() -> None:
+    assert told(*GOOD, fault="rope").verdict is Verdict.BLOCKED
+
+
+def test_what_was_imported_must_be_the_checkout() -> None:
+    judged = told(*GOOD, changes=(repo(import_root="/b/src"),))
+    assert (judged.verdict, judged.boundary) == (Verdict.BLOCKED, Boundary.ENVIRONMENT)
+    assert "wrong import: megatron.bridge came from /env/megatron/bridge/__init__.py, not from /b/src" in judged.reason
+    assert told(*GOOD, changes=(repo(import_root="/env"),)).verdict is Verdict.PASS
+
+
+def test_a_change_that_no_rung_calls_is_no_pass() -> None:
+    change = repo(import_root="/env", changed=("src/megatron/bridge/models/gemma/gemma_bridge.py", "docs/x.md"))
+    called: Row = {"fact": "called", "model": "qwen2", "rung": "build", "fault": None, "files": []}
+    judged = told(*GOOD, called, changes=(change,))
+    assert (judged.verdict, judged.reason.split(":")[0]) == (Verdict.BLOCKED, "vacuous")
+    assert told(*GOOD, {**called, "files": list(change.changed[:1])}, changes=(change,)).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("error", "changes", "verdict", "boundary"),
+    [
+        ("ImportError: cannot import name 'x' from 'megatron.bridge'", (repo(),), Verdict.FAIL, Boundary.PROVIDER),
+        ("SyntaxError: invalid syntax", (repo(),), Verdict.FAIL, Boundary.PROVIDER),
+        ("SyntaxError: invalid syntax", (), Verdict.BLOCKED, Boundary.ENVIRONMENT),
+        ("ModuleNotFoundError: No module named 'omegaconf'", (repo(),), Verdict.BLOCKED, Boundary.ENVIRONMENT),
+    ],
+)
+def test_a_bridge_that_cannot_be_imported(error: str, changes: tuple[RepoState, ...], verdict: Verdict, boundary: Boundary) -> None:
+    facts = Facts(({"fact": "unimportable", "error": f"Traceback (most recent call last):\n  File x\n{error}"},))
+    judged = judge(facts, Asked(models=("qwen2",), rungs=("build",)), changes)
+    assert (judged.verdict, judged.boundary) == (verdict, boundary)
+
+
+def test_nothing_at_all_and_torn_facts_are_blocked() -> None:
+    asked = Asked(models=("qwen2",), rungs=("build",))
+    assert judge(Facts(()), asked, (), "exit code 9").reason == "the ladder never began: exit code 9"
+    assert judge(Facts((IMPORTED, *GOOD), (Damage("f", "line 1", 1, "torn"),)), asked).verdict is Verdict.BLOCKED
+
+
+def test_shims_are_limitations_and_dropped_ones_say_why() -> None:
+    shims = [
+        {"id": "triton", "stands_for": "a.py", "reason": "no Triton", "state": "used", "note": ""},
+        {"id": "te-names", "stands_for": "b.py", "reason": "no TE", "state": "dropped", "note": "it is guarded now"},
+    ]
+    judged = told(*GOOD, {"fact": "shims", "model": "qwen2", "rung": "build", "fault": None, "shims": shims})
+    assert [use.id for use in judged.shims] == ["triton", "te-names"]
+    assert "shim triton: no Triton (a.py)" in judged.limitations
+    assert "shim te-names was dropped: it is guarded now" in judged.limitations
+
+
+@pytest.mark.parametrize(
+    ("error", "part"),
+    [
+        ("ModuleNotFoundError: No module named 'mamba_ssm.ops'", "the package mamba_ssm.ops"),
+        ("ModuleNotFoundError: No module named 'megatron.bridge.models.new'", None),
+        ("ImportError: cannot import name 'TENorm' from 'transformer_engine'", None),
+        (
+            "RuntimeError: Transformer Engine is not installed on this machine",
+            "Transformer Engine: Transformer Engine is not installed on this machine",
+        ),
+        ("ValueError: hidden size needs to be 64", None),
+        ("AssertionError: the transformer engine differs", None),
+    ],
+)
+def test_only_what_a_machine_can_lack_is_called_missing(error: str, part: str | None) -> None:
+    assert lacking(f'Traceback (most recent call last):\n  File "transformer_engine.py"\n    needed\n{error}') == part
+
+
+def test_the_last_line_of_a_traceback_is_its_exception() -> None:
+    assert last_line(BROKEN) == "ValueError: shapes differ more of it"
+    assert last_line("") == ""
+    assert last_line("two GPUs: run it on a CPU") == "two GPUs: run it on a CPU"
