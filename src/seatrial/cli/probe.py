@@ -1,4 +1,5 @@
-"""`seatrial probe`: one instrument alone, without a trial. `probe refit` shows bit for bit that a generator has its policy's weights."""
+"""`seatrial probe`: one instrument alone, without a trial. `probe refit` shows bit for bit that a generator has its policy's weights;
+`probe bridge` has a file of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from seatrial.cli import probe_bridge
+
 if TYPE_CHECKING:
     from seatrial.loops.facts import Facts
     from seatrial.proving.record import Judged, Wanted
@@ -24,6 +27,9 @@ LOOP = "trl"
 """The embedded loop, whose environment has torch and transformers."""
 DEFAULT = "tiny-llama"
 STEPS = 4
+
+
+app.command()(probe_bridge.bridge)
 
 
 @app.callback()

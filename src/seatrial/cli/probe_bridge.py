@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -14,7 +15,7 @@ from seatrial.cli import request
 
 if TYPE_CHECKING:
     from seatrial.model.record import RepoState
-    from seatrial.proving.bridge.record import Asked, Judged
+    from seatrial.proving.bridge.record import Asked, Judged, Probe
     from seatrial.proving.bridge.run import Setup
 
 Engine = Literal["transformers", "vllm"]
@@ -260,3 +261,28 @@ def _close(setup: Setup, judged: Judged, card: Path | None, json: bool, seconds:
         typer.echo(f"\n{table(judged.families, setup.asked.rungs)}\n\n{text}" if judged.families else f"\n{text}", nl=False)
         typer.echo(f"\nprobe: {setup.out / 'probe.json'}")
     raise typer.Exit(exit_code(judged.verdict))
+
+
+def _own_tests(setup: Setup, judged: Judged, base: str | None, tell: Callable[[str], None]) -> Judged:
+    """The Bridge's own unit tests that match the diff, when a Bridge is under test: a deliverable of their own."""
+    from seatrial.model.verdict import Boundary, Verdict, worst
+    from seatrial.proving.bridge.own_tests import own_tests
+
+    repo = next((state for state in setup.changes if "megatron.bridge" in state.packages), None)
+    if repo is None:
+        return judged
+    found = own_tests(setup.python, repo, setup.out, setup.deadline_s, base, tell)
+    verdict = worst((judged.verdict, found.verdict))
+    if verdict is judged.verdict:
+        return judged.model_copy(update={"own_tests": found})
+    boundary = Boundary.PROVIDER if verdict is Verdict.FAIL else Boundary.ENVIRONMENT
+    reason = f"the Bridge's own tests: {found.reason}"
+    return judged.model_copy(update={"own_tests": found, "verdict": verdict, "reason": reason, "boundary": boundary})
+
+
+def _card(probe: Probe, place: Path) -> None:
+    from seatrial.files import write_text
+    from seatrial.proving.bridge.card import card_text
+
+    write_text(place, card_text(probe))
+    typer.echo(f"seatrial: a draft of a verification card, for a person to complete: {place}", err=True)
