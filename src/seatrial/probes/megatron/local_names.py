@@ -45,19 +45,11 @@ def _norms(known: Mapping[str, Any]) -> Iterator[Any]:
     from megatron.bridge.models.conversion.param_mapping import AutoMapping
 
     for fused, local in NORMS.items():
-        if fused in known and local not in known and not _resolved(local, known):
+        if fused in known and local in known:
+            shims.dropped("local-norm-names", "upstream maps the norms of local layers itself")
+        elif fused in known:
             shims.used("local-norm-names")
             yield AutoMapping(megatron_param=local, hf_param=known[fused].hf_param)
-
-
-def _resolved(local: str, known: Mapping[str, Any]) -> bool:
-    """Whether the registry finds a local norm by itself (0.6 does)."""
-    from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
-
-    found = MegatronMappingRegistry(*known.values()).megatron_to_hf_lookup(local.replace("*", "0"))
-    if found is not None:
-        shims.dropped("local-norm-names", "upstream maps the norms of local layers itself")
-    return found is not None
 
 
 def _experts(known: Mapping[str, Any]) -> Iterator[Any]:
