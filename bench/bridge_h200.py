@@ -1,6 +1,6 @@
 """The conformance ladder on one GPU: Qwen2, Qwen3-MoE, Llama and a Qwen2.5-0.5B configuration with random weights.
 
-    PYTHONPATH=src python3 bench/bridge_h200.py run OUT [--rungs a,b,…] [--models a,b,…] [--engine vllm] [-- SERVER OPTIONS]
+    PYTHONPATH=src python3 bench/bridge_h200.py run OUT [--rungs a,b,…] [--models a,b,…] [--faults a,b,…] [--engine vllm] [-- SERVER OPTIONS]
     PYTHONPATH=src python3 bench/bridge_h200.py judge OUT        # where Seatrial is installed: the table, and what was missed
 
 `run` needs torch with CUDA, transformers, Megatron-Core and Megatron-Bridge; `judge` needs none of them.
@@ -51,11 +51,15 @@ def large(place: Path) -> Path:
     return place
 
 
-def run(out: Path, models: list[str], rungs: list[str], options: dict[str, object]) -> int:
-    """The ladder, in a process of its own."""
+def run(out: Path, models: list[str], rungs: list[str], faults: list[str], options: dict[str, object]) -> int:
+    """The ladder in a process of its own: clean rungs, or seeded faults on the first of the rungs that are to see each."""
+    from seatrial.probes.bridge.faults import FAULTS
+
     out.mkdir(parents=True, exist_ok=True)
-    places = {name: str(large(out / "large")) if name == LARGE else None for name in models}
     items = [{"model": model, "rung": rung, "fault": None} for model in models for rung in rungs]
+    if faults:
+        items = [{"model": FAULTS[name].model, "rung": FAULTS[name].rungs[0], "fault": name} for name in faults]
+    places = {name: str(large(out / "large")) if name == LARGE else None for name in dict.fromkeys(item["model"] for item in items)}
     plan = out / "plan.json"
     plan.write_text(json.dumps({"device": "cuda", "models": places, "items": items, "options": options}), encoding="utf-8")
     return subprocess.run([sys.executable, "-m", "seatrial.probes.bridge.ladder", str(plan), str(out)], check=False).returncode
@@ -70,7 +74,14 @@ def judge(out: Path) -> None:
     from seatrial.proving.text import check_line
 
     facts = read_facts(out / "facts.jsonl")
-    ends = facts.of("rung")
+    for row in facts.of("rung"):
+        if row["fault"]:
+            asked = Asked(models=(row["model"],), rungs=(row["rung"],), device="cuda", fault=row["fault"])
+            found = judge_facts(facts, asked)
+            print(f"fault {row['fault']}: {found.verdict}: {found.reason[:200]}")
+    ends = facts.of("rung", fault=None)
+    if not ends:
+        return
     models, rungs = (tuple(dict.fromkeys(str(row[key]) for row in ends)) for key in ("model", "rung"))
     judged = judge_facts(facts, Asked(models=models, rungs=rungs, device="cuda"))
     print(f"{judged.verdict}: {judged.reason}\n\n{table(judged.families, rungs)}\n")
@@ -90,6 +101,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--rungs", default=",".join(TABLE))
+    parser.add_argument("--faults", default="")
     parser.add_argument("--engine", default="transformers")
     parser.add_argument("--steps", type=int, default=20)
     own, server = sys.argv[1:], []
@@ -101,7 +113,9 @@ def main() -> None:
         judge(given.out)
         return
     options = {"engine": given.engine, "engine_python": sys.executable, "server": server, "steps": given.steps}
-    raise SystemExit(run(given.out, given.models.split(","), given.rungs.split(","), options))
+    raise SystemExit(
+        run(given.out, given.models.split(","), given.rungs.split(","), [name for name in given.faults.split(",") if name], options)
+    )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def optimizer_rows() -> list[Row]:
 
 
 def checkpoint_rows() -> list[Row]:
-    kinds = {"weight": 3, "main": 3, "exp_avg": 3, "exp_avg_sq": 3, "step": 3, "lr": 3}
+    kinds = {"weight": 3, "main": 3, "exp_avg": 3, "exp_avg_sq": 3, "step": 3, "lr": 3, "weight_decay": 3, "betas": 3, "eps": 3}
     rows: list[Row] = []
     for dtype in ("float32", "bfloat16"):
         numbers = [[0.1, 2.6], [0.4, 2.8]]
@@ -67,13 +67,18 @@ def lora_rows() -> list[Row]:
     ]
 
 
+def gradients(**changed: Any) -> Row:
+    return {"count": 2, "first": [{"name": "q_norm", "apart": 1e-8, "size": 1e-2, "noise": 2e-8, **changed}]}
+
+
 def policy_rows() -> list[Row]:
     rows: list[Row] = []
     for step in range(5):
         made: Row = {"loss": 0.4, "norm": 2.8, "unmoved": NONE, "unchanged": NONE} if step else {}
         numbers = {"count": 120, "finite": True, "largest": 1.000002, "mean": 1.0000004, "stale": 1 + 2.0 * step}
         rows.append({"fact": "step", "step": step, "tensors": 26, "parameters": 16, **numbers, **made})
-    return rows
+    worst = [{"name": "q_proj", "apart": 1e-8, "size": 1e-2, "noise": 2e-8}, {"name": "gate", "apart": 1e-9, "size": 0.0, "noise": 0.0}]
+    return [*rows, {"fact": "gradients", "tensors": 2, "largest": 0.09, "worst": {"count": 2, "first": worst}}]
 
 
 CASES: dict[str, tuple[Callable[[Any, str], Judgement], Callable[[], list[Row]]]] = {
@@ -198,6 +203,16 @@ def test_lists_that_are_not_empty_or_not_lists_are_missed(rung: str) -> None:
         ("policy", 2, {"unmoved": some("w"), "unchanged": {"count": 26, "first": ["q_proj"]}}, "q_proj"),
         ("policy", 2, {"step": 3}, "step 2"),
         ("policy", 2, {"step": 1}, "step 1"),
+        ("policy", 5, {"worst": gradients(apart=1e-2)}, "q_norm"),
+        ("policy", 5, {"worst": gradients(apart=2e-6)}, "q_norm"),
+        ("policy", 5, {"worst": gradients(apart="Infinity")}, "q_norm"),
+        ("policy", 5, {"worst": gradients(noise="NaN")}, "q_norm"),
+        ("policy", 5, {"worst": gradients(apart=1e-2, noise=1e-2)}, "q_norm"),
+        ("policy", 5, {"worst": {"count": 2, "first": []}}, "every gradient"),
+        ("policy", 5, {"worst": {"count": 2, "first": ["q_norm", "k_norm"]}}, "every gradient"),
+        ("policy", 5, {"tensors": 3}, "every gradient"),
+        ("policy", 5, {"largest": 0.0}, "there are gradients"),
+        ("policy", 5, {"largest": "NaN"}, "there are gradients"),
     ],
 )
 def test_each_way_to_fail(rung: str, place: int, change: Row, named: str) -> None:

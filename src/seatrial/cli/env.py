@@ -22,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Name = Annotated[str, typer.Argument(metavar="ENV", help="The environment: trl, verl-cpu, vllm-cpu, megatron-cpu, gym; an unknown one lists them.")]
+Name = Annotated[str, typer.Argument(metavar="ENV", help="trl, verl-cpu, vllm-cpu, megatron-cpu, gym, …; an unknown one lists them.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Engine = Literal["transformers", "vllm"]
 Device = Literal["cpu", "cuda"]
 DEFAULT = "qwen2"
+EVIDENCE = "evidence"
 
 
 def bridge(
@@ -78,7 +79,7 @@ def bridge(
         engine=engine,
         fault=fault,
     )
-    _run(asked, _changes(change or [], base), python, engine_python, steps, tests, base, card, out, minutes, json)
+    _run(asked, _changes(change or [], base), python, engine_python, steps, tests, card, out, minutes, json)
 
 
 def _lists(model: list[str] | None, rungs: str | None, fault: str | None) -> None:
@@ -192,7 +193,6 @@ def _run(
     engine_python: Path | None,
     steps: int,
     tests: bool,
-    base: str | None,
     card: Path | None,
     out: Path | None,
     minutes: float,
@@ -201,6 +201,8 @@ def _run(
     """Run ladder and tests, judge, and say it."""
     import time
 
+    from seatrial.evidence.redact import Redactor
+    from seatrial.evidence.repos import write_repos
     from seatrial.launch.interrupt import Interrupted, Interruptible
     from seatrial.model.verdict import ExitCode
     from seatrial.proving.bridge.run import Setup, prove
@@ -215,22 +217,38 @@ def _run(
         interpreter = _interpreter(python, not json)
         options = {"steps": steps, **_engine(asked, engine_python)}
         place = rundir.named_directory(out) if out is not None else rundir.new_directory(Path("trials"), "probe-bridge")
-        setup = Setup(asked=asked, python=interpreter, out=place, deadline_s=60 * minutes, changes=changes, options=options)
+        recorded = write_repos(changes, place / EVIDENCE, Redactor(os.environ)) if changes else ()
+        setup = Setup(asked=asked, python=interpreter, out=place, deadline_s=60 * minutes, changes=recorded, options=options)
         try:
             judged = prove(setup, tell)
             if tests and asked.fault is None:
-                judged = _own_tests(setup, judged, base, tell)
+                judged = _own_tests(setup, judged, tell)
+            judged = _unless_edited(setup, judged)
         except Interrupted:
             typer.echo(f"seatrial: interrupted, all processes are ended; there is no verdict. What was found so far: {place}", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
     _close(setup, judged, card, json, time.monotonic() - began)
 
 
+def _unless_edited(setup: Setup, judged: Judged) -> Judged:
+    """A checkout that was edited while the ladder ran is not the one that was recorded: no Pass."""
+    from seatrial.evidence.redact import Redactor
+    from seatrial.evidence.repos import differs
+    from seatrial.model.verdict import Boundary, Verdict
+
+    redactor = Redactor(os.environ)
+    for repo in setup.changes:
+        how = differs(repo, setup.out / EVIDENCE, redactor)
+        if how is not None and judged.verdict is Verdict.PASS:
+            reason = f"{repo.path} was edited while it was probed: {how}"
+            return judged.model_copy(update={"verdict": Verdict.BLOCKED, "reason": reason, "boundary": Boundary.ENVIRONMENT})
+    return judged
+
+
 def _close(setup: Setup, judged: Judged, card: Path | None, json: bool, seconds: float) -> NoReturn:
     """Write probe.json, summary.md and the card, print the end of it, and exit with the verdict."""
     from seatrial import __version__
     from seatrial.evidence.redact import Redactor
-    from seatrial.evidence.repos import write_repos
     from seatrial.files import write_json, write_text
     from seatrial.model.verdict import exit_code
     from seatrial.proving.bridge.record import Probe
@@ -238,13 +256,12 @@ def _close(setup: Setup, judged: Judged, card: Path | None, json: bool, seconds:
     from seatrial.trial.rundir import now
 
     redactor = Redactor(os.environ)
-    changes = write_repos(setup.changes, setup.out / "evidence", redactor) if setup.changes else ()
     made = Probe(
         seatrial=__version__,
         created=now(),
         command=tuple(redactor.value(["seatrial", *sys.argv[1:]])),
         asked=setup.asked,
-        changes=changes,
+        changes=setup.changes,
         python=str(setup.python),
         seconds=round(seconds, 2),
         judged=judged,
@@ -263,21 +280,30 @@ def _close(setup: Setup, judged: Judged, card: Path | None, json: bool, seconds:
     raise typer.Exit(exit_code(judged.verdict))
 
 
-def _own_tests(setup: Setup, judged: Judged, base: str | None, tell: Callable[[str], None]) -> Judged:
-    """The Bridge's own unit tests that match the diff, when a Bridge is under test: a deliverable of their own."""
+def _own_tests(setup: Setup, judged: Judged, tell: Callable[[str], None]) -> Judged:
+    """The Bridge's own unit tests that match the diff, when a change of a Bridge is under test: a deliverable of their own."""
     from seatrial.model.verdict import Boundary, Verdict, worst
     from seatrial.proving.bridge.own_tests import own_tests
 
     repo = next((state for state in setup.changes if "megatron.bridge" in state.packages), None)
     if repo is None:
         return judged
-    found = own_tests(setup.python, repo, setup.out, setup.deadline_s, base, tell)
+    if repo.base is None or not repo.changed:
+        note = f"{repo.name}: its own tests were not run: no change against a base is known (name --base)"
+        return judged.model_copy(update={"limitations": (*judged.limitations, note)})
+    found = own_tests(setup.python, repo, setup.out / "own-tests", setup.deadline_s, repo.base, tell)
+    said = {"own_tests": found, "limitations": (*judged.limitations, *(f"own tests: {note}" for note in found.notes))}
+    if found.dead:
+        first = "; ".join(found.dead[:3])
+        said["follow_ups"] = (
+            *judged.follow_ups,
+            f"{len(found.dead)} paths that upstream's skills name are dead: {first}; all in probe.json",
+        )
     verdict = worst((judged.verdict, found.verdict))
-    if verdict is judged.verdict:
-        return judged.model_copy(update={"own_tests": found})
-    boundary = Boundary.PROVIDER if verdict is Verdict.FAIL else Boundary.ENVIRONMENT
-    reason = f"the Bridge's own tests: {found.reason}"
-    return judged.model_copy(update={"own_tests": found, "verdict": verdict, "reason": reason, "boundary": boundary})
+    if verdict is not judged.verdict:
+        boundary = Boundary.PROVIDER if verdict is Verdict.FAIL else Boundary.ENVIRONMENT
+        said |= {"verdict": verdict, "reason": f"the Bridge's own tests: {found.reason}", "boundary": boundary}
+    return judged.model_copy(update=said)
 
 
 def _card(probe: Probe, place: Path) -> None:

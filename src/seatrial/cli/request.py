@@ -128,8 +128,7 @@ def checkouts(words: Sequence[str], base: str | None) -> tuple[tuple[RepoState, 
     states = repo_states([path for _, path in named])
     states = tuple(repo_state(Path(state.path), name) if name else state for (name, _), state in zip(named, states, strict=True))
     changes = [read_changes(Path(state.path), base) for state in states]
-    states = tuple(state.model_copy(update={"changed": _existing(state, found)}) for state, found in zip(states, changes, strict=True))
-    return states, changes
+    return tuple(_against(state, found) for state, found in zip(states, changes, strict=True)), changes
 
 
 def ask(loaded: Loaded, auto: bool) -> Asked:
@@ -189,8 +188,9 @@ def _companions(loop: Loop, changes: Sequence[RepoState]) -> list[RepoState]:
     return driven
 
 
-def _existing(state: RepoState, found: Changes) -> tuple[str, ...]:
-    """The files of a change that are there to be loaded; none when its base is a guess."""
+def _against(state: RepoState, found: Changes) -> RepoState:
+    """A checkout with its base and the changed files that are there to be loaded; with neither when the base is a guess."""
     if found.is_guess():
-        return ()
-    return tuple(item.path for item in found.paths if Path(state.path, item.path).is_file())
+        return state
+    changed = tuple(item.path for item in found.paths if Path(state.path, item.path).is_file())
+    return state.model_copy(update={"changed": changed, "base": found.base})

@@ -22,6 +22,8 @@ from seatrial.model.errors import UserError
 from seatrial.model.record import RepoState, SubmoduleState
 
 REPOS_FILE = "repos.json"
+_LATER = {"patch": None, "changed": (), "base": None, "companion": False, "synced": None}
+"""Fields that are not read from the checkout alone, as `repo_state` has them."""
 
 
 def repo_state(path: Path, name: str | None = None) -> RepoState:
@@ -72,7 +74,7 @@ def write_repos(states: Sequence[RepoState], evidence_dir: Path, redactor: Redac
     for state in states:
         root = Path(state.path)
         patch = make_patch(root, redactor) if state.dirty else None
-        if repo_state(root, state.name) != state.model_copy(update={"patch": None, "changed": (), "companion": False, "synced": None}):
+        if repo_state(root, state.name) != state.model_copy(update=dict(_LATER)):
             raise UserError(f"{root}: the repository changed while its state was recorded", "leave it alone and start again")
         if patch is not None:
             write_bytes(evidence_dir / f"{state.name}.patch", patch)

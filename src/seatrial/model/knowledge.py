@@ -93,6 +93,8 @@ class Conformance(Named):
     rungs: tuple[str, ...] = ()
     families: tuple[str, ...] = ()
     """Model families that show it, where the default one does not."""
+    without: tuple[str, ...] = ()
+    """Rungs that its families fail as released: what other rows ask for does not go for them."""
 
 
 class Surface(Record):

@@ -88,6 +88,8 @@ class SideTests:
     kind: Literal["pytest", "probe"] = "pytest"
     gate: bool = False
     """Whether its Fail ends the trial: nothing else runs then."""
+    bases: tuple[tuple[RepoState, str], ...] = ()
+    """The changes that a probe names as `NAME=PATH`, each with the commit before it: what fails there, too, ends no trial."""
 
 
 @dataclass(frozen=True, slots=True)

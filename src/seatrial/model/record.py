@@ -73,6 +73,8 @@ class RepoState(Record):
     submodules: tuple[SubmoduleState, ...] = ()
     changed: tuple[str, ...] = ()
     """Files that differ from the base of the change and still exist; none when no base is known."""
+    base: str | None = None
+    """The commit before the change; None when it is a guess."""
     packages: tuple[str, ...] = ()
     """Python packages that this checkout provides and whose import is proven."""
     import_root: str | None = None

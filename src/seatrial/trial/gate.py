@@ -3,6 +3,7 @@
 - Exit code and probe.json must agree. A Pass has at least one rung that passed, and none that counts and did not.
 - Anything else that is no verdict (a deadline, a crash, a usage error, a torn probe.json) is Blocked: it says nothing about
   the change, and it is no Pass.
+- A gate that failed runs once more without the change (see `gate_base`): what failed before is Blocked, and shuts nothing.
 - It runs in our own interpreter and environment, not in the loop's: the checkouts are named, not imported.
 """
 
@@ -21,11 +22,14 @@ from seatrial.model.loop import SideTests
 from seatrial.model.record import SideResult
 from seatrial.model.verdict import Boundary, Verdict, exit_code
 from seatrial.report.deliverables import PROBE
+from seatrial.trial.gate_base import excuse
 from seatrial.trial.level import Bench, set_aside, stopped_too
 from seatrial.trial.progress import SideRunning
 from seatrial.trial.sides import LOG, not_run, side_directory
 
 CODES = {int(exit_code(verdict)): verdict for verdict in Verdict}
+BEFORE = "before"
+"""Where the probe without the change leaves its log and probe.json."""
 SPARE_MINUTES = 1
 """How much later than the probe itself we give up on it: it says more about a deadline than we can."""
 
@@ -47,15 +51,20 @@ def run_probe(bench: Bench, tests: SideTests) -> SideResult:
     directory = side_directory(bench.context.run_dir, tests.key)
     set_aside(directory)
     place = directory / PROBE
-    command = (*tests.argv, "--deadline", f"{tests.minutes:g}", "--out", str(place.parent))
+    command = _command(tests, tests.argv, directory)
     try:
         outcome = _run(bench, tests, directory, command)
     except BlockedError as error:
         return not_run(tests, Verdict.BLOCKED, error.message)
     said = judge_probe(outcome, place)
+    notes = tests.notes
+    if tests.gate and said.verdict is Verdict.FAIL:
+        said, note = _without_change(bench, tests, directory, said)
+        notes = (*notes, bench.redactor.text(note)) if note else notes
     return not_run(tests, said.verdict, bench.redactor.text(said.reason)).model_copy(
         update={
             "command": tuple(bench.redactor.value(command)),
+            "notes": notes,
             # Which rung it was is in the reason; in a trial all of them stand for what the loop is given to build on.
             "boundary": Boundary.PROVIDER if said.verdict is Verdict.FAIL else None,
             "passed": said.rungs.count(Verdict.PASS),
@@ -66,6 +75,29 @@ def run_probe(bench: Bench, tests: SideTests) -> SideResult:
             "seconds": round(outcome.seconds, 2),
         }
     )
+
+
+def _command(tests: SideTests, argv: tuple[str, ...], directory: Path) -> tuple[str, ...]:
+    return (*argv, "--deadline", f"{tests.minutes:g}", "--out", str((directory / PROBE).parent))
+
+
+def _without_change(bench: Bench, tests: SideTests, directory: Path, failed: Said) -> tuple[Said, str]:
+    """A Fail beside the same probe without the change, and a note about that."""
+    place = directory / BEFORE
+    ended: list[Outcome] = []
+
+    def probe(argv: tuple[str, ...]) -> dict[str, Any] | None:
+        ended.append(_run(bench, tests, place, _command(tests, argv, place)))
+        before = judge_probe(ended[0], place / PROBE)
+        return dict(read_json(place / PROBE)) if before.verdict is Verdict.FAIL else None
+
+    # Not in the directory itself: what a Seatrial that was killed left there is moved, and git would lose the worktree.
+    why, note = excuse(tests, read_json(directory / PROBE), directory.with_name(f"{directory.name}-{BEFORE}"), probe)
+    if ended and ended[0].ended == "interrupted":
+        return Said(
+            Verdict.BLOCKED, f"interrupted before it was compared with the state before the change: {failed.reason}", failed.rungs
+        ), ""
+    return (Said(Verdict.BLOCKED, f"{why}: {failed.reason}", failed.rungs) if why else failed), note
 
 
 def _run(bench: Bench, tests: SideTests, directory: Path, command: tuple[str, ...]) -> Outcome:

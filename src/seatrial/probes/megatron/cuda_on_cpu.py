@@ -69,10 +69,13 @@ def _answers(tell: Tell, name: str, value: Any = None) -> Callable[..., Any]:
 
 
 def _device_is_cpu(tell: Tell) -> None:
-    """Rotary embeddings, DDP buffers and the Bridge's parameter mappings allocate on `torch.cuda.current_device()`."""
+    """Rotary embeddings, DDP buffers and the Bridge's parameter mappings allocate on `torch.cuda.current_device()`.
+
+    It stays a number, since some write `torch.device("cuda", torch.cuda.current_device())`; what allocates or moves takes it for the CPU.
+    """
     import torch
 
-    answers = {"current_device": torch.device("cpu"), "device_count": 1, "get_device_name": "cpu", "get_device_capability": (8, 0)}
+    answers = {"current_device": 0, "device_count": 1, "get_device_name": "cpu", "get_device_capability": (8, 0)}
     answers |= {"set_device": None, "_lazy_init": None, "is_initialized": True, "init": None}
     _set(torch.cuda, **{name: _answers(tell, "cuda-device", value) for name, value in answers.items()})
 
@@ -82,7 +85,7 @@ def _generators_are_cpu(tell: Tell) -> None:
     import torch
 
     class EveryIndex:
-        """The CPU generator under every device index: what `current_device` answers is no integer."""
+        """The CPU generator under every device index."""
 
         def __getitem__(self, _index: object) -> torch.Generator:
             tell("cuda-generators")

@@ -91,7 +91,7 @@ def judge(ran: Ran, checkout: Path, selection: Selection, base: str | None, befo
     kinds = {kind: tuple(named for one, named in sorted_ if one == kind) for kind in ("real", "not run", "pre-existing")}
     outcomes = [case.outcome for case in now.values()]
     gone = _gone(now, old or {})
-    verdict, reason = _verdict(ran, checkout, old or {}, kinds["real"], outcomes.count("passed"))
+    verdict, reason = _verdict(ran, checkout, old, kinds["real"], outcomes.count("passed"))
     others = {
         "skipped": outcomes.count("skipped"),
         "need what is not here": len(kinds["not run"]),
@@ -127,16 +127,17 @@ def _gone(now: dict[str, Case], before: dict[str, Case]) -> str:
     return f"{len(names)} tests that passed at the base did not run now: {', '.join(names[:3])}{more}" if names else ""
 
 
-def _verdict(ran: Ran, checkout: Path, before: dict[str, Case], real: Sequence[Named], passed: int) -> tuple[Verdict, str]:
-    """By the first rule that applies."""
+def _verdict(ran: Ran, checkout: Path, before: dict[str, Case] | None, real: Sequence[Named], passed: int) -> tuple[Verdict, str]:
+    """By the first rule that applies. A failure is a Fail only where it is known that the base has it not."""
     if ran.outcome.ended == "exited" and not ran.cases:
-        return _nothing(ran, checkout, before)
+        return _nothing(ran, checkout, before or {})
     if ran.outcome.ended != "exited" or ran.cases is None:
         return judge_side(ran.outcome, ran.cases, ran.said, ())
     if real:
         more = f"; and {len(real) - 3} more" if len(real) > 3 else ""
         named = "; ".join(f"{one.name}: {one.message} ({one.why})" for one in real[:3])
-        return Verdict.FAIL, f"{len(real)} of {len(ran.cases)} tests failed: {named}{more}"
+        blamed = Verdict.FAIL if before is not None else Verdict.BLOCKED
+        return blamed, f"{len(real)} of {len(ran.cases)} tests failed: {named}{more}"
     if wrong := origin(ran, checkout):
         return Verdict.BLOCKED, wrong
     bad = any(case.outcome in ("failed", "error") for case in ran.cases)

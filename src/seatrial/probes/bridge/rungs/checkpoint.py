@@ -18,6 +18,8 @@ from seatrial.probes.bridge.training import Trainer, unequal
 from seatrial.probes.bridge.weights import listed
 
 BEFORE, AFTER = 2, 2
+SETTINGS = ("lr", "weight_decay", "betas", "eps")
+"""Of a group of parameters: a schedule moves the first two, so a run that goes on must have them back."""
 SHARDING = {"distrib_optim_sharding_type": "dp_reshardable"}
 
 
@@ -49,7 +51,8 @@ def resume(rank: Rank, dtype: str) -> None:
 
     second = Trainer(session, sharded=True, decay=0.1, load=False)
     spoil(second)
-    rank.write("spoiled", dtype=dtype, equal=listed(sorted(start.keys() - set(unequal(first.parameters(), second.parameters())))))
+    right = sorted(start.keys() - set(unequal(first.parameters(), second.parameters())))
+    rank.write("spoiled", dtype=dtype, equal=listed([*right, *same_settings(first, second)]))
     load(second, place)
     loaded = state(second)
     rank.write("loaded", dtype=dtype, tensors=len(loaded), kinds=kinds(loaded), unequal=listed(unequal(saved, loaded)))
@@ -81,10 +84,10 @@ def state(trainer: Trainer) -> dict[str, Any]:
             for kind, value in {"main": main, **part.optimizer.state[main]}.items():
                 found[f"{kind} of {names[id(parameter)]}"] = torch.as_tensor(value).detach().to("cpu", copy=True)
             # FusedAdam counts its steps in the group, torch's AdamW in every parameter's state.
-            for kind in ("lr", "weight_decay", "step"):
+            for kind in (*SETTINGS, "step"):
                 settings = part.optimizer.param_groups[group]
                 if kind in settings:
-                    found.setdefault(f"{kind} of {names[id(parameter)]}", torch.tensor(float(settings[kind])))
+                    found.setdefault(f"{kind} of {names[id(parameter)]}", torch.tensor(settings[kind], dtype=torch.float64))
     return found
 
 
@@ -97,12 +100,21 @@ def kinds(found: dict[str, Any]) -> dict[str, int]:
 
 
 def spoil(trainer: Trainer) -> None:
-    """No weight keeps its value: what the load leaves alone is seen."""
+    """No weight and no setting of the optimizer keeps its value: what the load leaves alone is seen."""
     import torch
+
+    for group in trainer.optimizer.param_groups:
+        group.update({kind: [value / 4 for value in group[kind]] if kind == "betas" else group[kind] + 0.25 for kind in SETTINGS})
 
     with torch.no_grad():
         for parameter in trainer.chunks[0].parameters():
             parameter.add_(1.0)
+
+
+def same_settings(first: Trainer, second: Trainer) -> list[str]:
+    """Settings that groups of parameters of both optimizers have alike."""
+    pairs = enumerate(zip(first.optimizer.param_groups, second.optimizer.param_groups, strict=True))
+    return [f"{kind} of group {place}" for place, (one, two) in pairs for kind in SETTINGS if one[kind] == two[kind]]
 
 
 def sharded(trainer: Trainer, loading: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from seatrial.loops.facts import Row
 from seatrial.loops.proof import proof
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
-from seatrial.probes.bridge.rungs import lora, optimizer, policy
+from seatrial.probes.bridge.rungs import checkpoint, lora, optimizer, policy
 from seatrial.proving.bridge.judgement import Judgement
 
 UPDATE_SHARE = 5e-3
@@ -35,7 +35,7 @@ SEEN = 10.0
 SHOWN = 3
 KINDS = ("ddp", "distributed")
 DTYPES = ("float32", "bfloat16")
-KEPT = ("weight", "main", "exp_avg", "exp_avg_sq", "step")
+KEPT = ("weight", "main", "exp_avg", "exp_avg_sq", "step", *checkpoint.SETTINGS)
 
 
 def judge_optimizer(rows: Sequence[Row], _device: str) -> Judgement:
@@ -91,8 +91,8 @@ def judge_checkpoint(rows: Sequence[Row], _device: str) -> Judgement:
         of = f"{dtype}: "
         asked = [
             (f"{of}training moves weights before the checkpoint", moved > 0, f"{moved} of {parameters}", "> 0", ""),
-            (f"{of}weights, main weights, moments and steps are there", full, kinds, "one per parameter", ""),
-            (f"{of}no weight was right before the load", *_none(spoiled, "equal", parameters > 0)),
+            (f"{of}weights, main weights, moments, steps and settings are there", full, kinds, "one per parameter", ""),
+            (f"{of}no weight and no setting was right before the load", *_none(spoiled, "equal", parameters > 0)),
             (f"{of}after the load everything is bit-equal", *_none(loaded, "unequal", _count(loaded, "tensors") > 0)),
             (
                 f"{of}losses and norms after the resume are the uninterrupted run's",
@@ -172,7 +172,7 @@ def judge_policy(rows: Sequence[Row], device: str) -> Judgement:
     limit = 1 + PROBABILITY
     if device != "cpu" and floor is not None and floor <= 1 + FLOOR_CAP:
         limit = max(limit, 1 + FLOORS * (floor - 1))
-    checks: list[CheckResult] = []
+    checks = _gradients(_only(rows, "gradients"))
     worst = 0.0
     for step in range(policy.STEPS + 1):
         row = steps[step]
@@ -190,6 +190,31 @@ def judge_policy(rows: Sequence[Row], device: str) -> Judgement:
         if step != 0:
             checks += _stepped(step, row, limit, stale)
     return Judgement(tuple(checks), f"{worst:.1e}")
+
+
+def _gradients(row: Row) -> list[CheckResult]:
+    """Every tensor has transformers' gradient; the fact has the worst ones first."""
+    tensors, count, worst = _count(row, "tensors"), _length(row, "worst"), row.get("worst")
+    found = [item for item in worst["first"] if isinstance(item, dict)] if isinstance(worst, dict) and count else []
+    largest = _number(row, "largest") or 0.0
+    wrong = [item for item in found if not _same_gradient(item, largest)]
+    whole = 0 < tensors == count and len(found) == len(worst["first"] if isinstance(worst, dict) else ()) > 0
+    text = [f"{item.get('name')} (largest gradient {item.get('size')}, apart by {item.get('apart')})" for item in wrong[:SHOWN]]
+    first = found[0] if found else {}
+    value = f"{first.get('apart')} of {first.get('size')}" if whole else None
+    limit = f"<= {policy.NOISE:g} x noise + {policy.SHARE:g} x largest"
+    return [
+        _check("there are gradients", largest > 0, row.get("largest"), Boundary.PROVIDER, "> 0"),
+        _check("every gradient is transformers'", whole and not wrong, value, Boundary.PROVIDER, limit, "; ".join(text)),
+    ]
+
+
+def _same_gradient(item: Mapping[str, Any], largest: float) -> bool:
+    apart, size, noise = (_number(item, key) for key in ("apart", "size", "noise"))
+    if apart is None or size is None or noise is None:
+        return False
+    # A noise that is itself a defect excuses nothing.
+    return noise <= FLOOR_CAP * largest and apart <= policy.allowed(size, noise, largest)
 
 
 def _stepped(step: int, row: Row, limit: float, stale: float | None) -> list[CheckResult]:

@@ -1,0 +1,74 @@
+"""Every seeded bug of the Bridge is caught by the rungs that it names, and what is wrong is named; without it the same rungs pass.
+
+All run in one ladder: a fault is put into the process of its rung alone.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from seatrial.loops.facts import Facts
+from seatrial.model.verdict import Verdict
+from seatrial.probes.bridge.faults import FAULTS
+
+from .bridge_ladder import Item, answer, climb, missed
+
+pytestmark = pytest.mark.real
+
+SEEDED = [Item(fault.model, rung, name) for name, fault in FAULTS.items() for rung in fault.rungs]
+CLEAN = sorted({item._replace(fault=None) for item in SEEDED})
+
+KINDS = {
+    "q/k/v interleave wrong": {"qkv-interleave", "qkv-interleave-export"},
+    "gate and up swapped": {"gate-up-swapped", "gate-up-swapped-import", "gate-up-swapped-export"},
+    "missing bias": {"missing-bias", "bias-misnamed"},
+    "tied embedding not tied": {"tied-not-tied", "tied-head-unfilled", "tied-embedding-broken"},
+    "rope base wrong": {"rope-ignored", "rope-base-wrong"},
+    "norm epsilon wrong": {"epsilon-ignored", "norm-epsilon-wrong"},
+    "expert permutation": {"expert-permutation", "expert-permutation-export", "expert-offset-wrong"},
+    "vocabulary padding kept": {"vocab-padding-kept"},
+    "LoRA on the wrong module": {"lora-wrong-module"},
+    "optimizer state lost on resume": {"optimizer-state-lost", "checkpoint-step-lost"},
+    "norms exchanged": {"norms-exchanged"},
+    "activation wrong": {"activation-wrong"},
+    "softmax scale wrong": {"softmax-scale-wrong"},
+    "ambiguous mapping": {"ambiguous-glob"},
+    "tensor not exported": {"head-dropped", "expert-dropped"},
+    "export through another dtype": {"export-rounded"},
+    "export out of order": {"order-unstable", "layers-woven"},
+    "export stale": {"export-stale", "policy-export-stale", "loop-export-stale"},
+    "export wrong after a step": {"export-swapped"},
+    "tensor-parallel shards wrong": {"tp-shard-swapped", "tp-shard-repeated"},
+    "LoRA merge or export wrong": {"lora-merge-scale-wrong", "adapter-export-swapped", "adapter-export-drops"},
+    "LoRA trains the base": {"lora-base-trains"},
+    "gradients not averaged": {"ddp-no-average", "ddp-sum"},
+    "checkpoint incomplete": {"checkpoint-drops-tensor"},
+    "optimizer does nothing": {"step-without-effect"},
+}
+"""What can go wrong, and the bugs that stand for it. The first ten are those that the bar names."""
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    """One ladder for all."""
+    return climb(tmp_path_factory.mktemp("faults"), [*CLEAN, *SEEDED])
+
+
+def test_every_kind_of_bug_has_its_seed_and_every_seed_its_kind() -> None:
+    assert set().union(*KINDS.values()) == set(FAULTS)
+    assert len(KINDS) >= 12
+
+
+@pytest.mark.parametrize("item", SEEDED, ids=lambda item: f"{item.fault}-{item.rung}")
+def test_a_seeded_bug_is_caught_and_named(item: Item, facts: Facts) -> None:
+    result = answer(facts, item)
+    assert result.verdict is Verdict.FAIL, f"{result.verdict}: {result.reason}"
+    assert result.boundary is not None
+    assert item.fault is not None
+    assert FAULTS[item.fault].named in missed(result)
+
+
+@pytest.mark.parametrize("item", CLEAN, ids=lambda item: f"{item.model}-{item.rung}")
+def test_the_same_rung_passes_without_it(item: Item, facts: Facts) -> None:
+    result = answer(facts, item)
+    assert result.verdict is Verdict.PASS, missed(result)
