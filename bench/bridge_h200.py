@@ -1,6 +1,6 @@
 """The conformance ladder on one GPU: Qwen2, Qwen3-MoE, Llama and a Qwen2.5-0.5B configuration with random weights.
 
-    PYTHONPATH=src python3 bench/bridge_h200.py run OUT [--rungs a,b,…] [--models a,b,…] [--faults a,b,…] [--engine vllm] [-- SERVER OPTIONS]
+    PYTHONPATH=src python3 bench/bridge_h200.py run OUT [--rungs a,b,…] [--models a,b,…] [--faults a,b,…] [--engine vllm] [-- OPTIONS]
     PYTHONPATH=src python3 bench/bridge_h200.py judge OUT        # where Seatrial is installed: the table, and what was missed
 
 `run` needs torch with CUDA, transformers, Megatron-Core and Megatron-Bridge; `judge` needs none of them.

@@ -199,6 +199,7 @@ def rank(number: int) -> Row:
         "single": figures(2.5e-6),
         "transformers": figures(2.9e-6),
         "located": located(),
+        "gradients": {"tensors": 1, "largest": 0.09, "worst": listed({"name": "q_norm", "apart": 1e-8, "size": 1e-2, "noise": 2e-8})},
     }
 
 
@@ -213,6 +214,19 @@ def test_two_ranks_pass(asked: dict[str, Any]) -> None:
     judged = judge_parallel(two("tp", **asked), "cpu")
     assert not failed(judged)
     assert judged.figure == "2.5e-06"
+
+
+def test_what_megatron_does_not_train_has_no_gradients() -> None:
+    rows = two("tp", tp=2)
+    for each in rows[0]["ranks"]:
+        del each["gradients"]
+    assert failed(judge_parallel(rows, "cpu"))
+    rows[0]["experts"] = 4
+    judged = judge_parallel(rows, "cpu")
+    assert not failed(judged)
+    assert judged.limitations
+    rows[0]["asked"]["sp"] = rows[0]["sizes"]["sp"] = True
+    assert failed(judge_parallel(rows, "cpu"))
 
 
 def test_context_parallel_has_the_whole_model_on_each_rank() -> None:
@@ -250,6 +264,9 @@ def test_context_parallel_has_the_whole_model_on_each_rank() -> None:
         (lambda row: row["ranks"][1]["transformers"].update(max=0.1), "rank 1: logits, largest difference from transformers"),
         (lambda row: row["ranks"][1]["transformers"].update(margin=0.1), "rank 1: next token"),
         (lambda row: row.pop("hf_error"), "largest difference from the single rank"),
+        (lambda row: row["ranks"][1].pop("gradients"), "rank 1: every gradient"),
+        (lambda row: row["ranks"][0]["gradients"].update(largest=0), "rank 0: there are gradients"),
+        (lambda row: row["ranks"][1]["gradients"]["worst"]["first"][0].update(apart=5e-3), "rank 1: every gradient"),
     ],
 )
 def test_two_ranks_are_missed(change: Callable[[Row], object], missed: str) -> None:

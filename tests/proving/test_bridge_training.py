@@ -249,6 +249,9 @@ def test_packed_expert_adapters_are_a_limitation() -> None:
     rows[6]["packed"] = 56
     assert "56 names" in judge_lora(rows, "cpu").limitations[0]
     assert not missed("lora", rows)
+    rows[6]["bare"] = {"count": 12, "first": ["mlp.down_proj.lora_A.weight"]}
+    assert "bare" in judge_lora(rows, "cpu").limitations[1]
+    assert not missed("lora", rows)
 
 
 def test_faults_name_rungs_that_are_there() -> None:

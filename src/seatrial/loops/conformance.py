@@ -59,20 +59,19 @@ def conformance(context: Context) -> tuple[SideTests, ...]:
         gate=True,
         bases=tuple(bases) if len(bases) == len(tested) and not unknown else (),
     )
-    return tuple(_probe(common, families, rungs) for rungs, families in _groups(meant).items())
+    return tuple(_probe(common, number, families, rungs) for number, (rungs, families) in enumerate(_groups(meant).items()))
 
 
-def _probe(common: SideTests, families: Sequence[str], rungs: Sequence[str]) -> SideTests:
-    """The probe of some families; that of the default family has no name of its own."""
+def _probe(common: SideTests, number: int, families: Sequence[str], rungs: Sequence[str]) -> SideTests:
+    """The probe of some families; all but the first are called by theirs."""
     models = [word for family in families for word in ("--model", family)]
-    made = replace(
+    return replace(
         common,
+        key=f"{common.key}-{families[0]}" if number else common.key,
+        name=f"{common.name} of {', '.join(families)}" if number else common.name,
         argv=(*common.argv, *models, "--rungs", ",".join(rungs), "--no-tests"),
         minutes=MINUTES + MINUTES_OF_A_FAMILY * len(families),
     )
-    if rows()[0].families[0] in families:
-        return made
-    return replace(made, key=f"{common.key}-{families[0]}", name=f"{common.name} of {', '.join(families)}")
 
 
 def _groups(meant: Sequence[Conformance]) -> dict[tuple[str, ...], list[str]]:

@@ -9,23 +9,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from seatrial.files import read_json
-from seatrial.launch.process import Outcome, ProcessSpec, Tick, run
+from seatrial.launch.process import Outcome
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.loop import SideTests
 from seatrial.model.record import SideResult
 from seatrial.model.verdict import Boundary, Verdict, exit_code
 from seatrial.report.deliverables import PROBE
 from seatrial.trial.gate_base import excuse
-from seatrial.trial.level import Bench, set_aside, stopped_too
-from seatrial.trial.progress import SideRunning
-from seatrial.trial.sides import LOG, not_run, side_directory
+from seatrial.trial.level import Bench, set_aside
+from seatrial.trial.sides import LOG, not_run, run_process, side_directory
 
 CODES = {int(exit_code(verdict)): verdict for verdict in Verdict}
 BEFORE = "before"
@@ -101,25 +99,7 @@ def _without_change(bench: Bench, tests: SideTests, directory: Path, failed: Sai
 
 
 def _run(bench: Bench, tests: SideTests, directory: Path, command: tuple[str, ...]) -> Outcome:
-    deadline = 60 * (tests.minutes + SPARE_MINUTES)
-    spec = ProcessSpec(
-        argv=command,
-        env={**bench.environ, **tests.env},
-        cwd=tests.cwd,
-        log=directory / LOG,
-        run_id=f"{bench.context.run_dir.name}-{tests.key}-{time.time_ns()}",
-        deadline_s=deadline,
-        stall_s=deadline,
-        line_filter=bench.redactor.lines(program=True).line,
-    )
-
-    def tick(beat: Tick) -> None:
-        bench.listener(SideRunning(tests.name, beat.seconds, beat.last_line))
-
-    outcome = run(spec, tick)
-    if outcome.ended == "exited" and outcome.exit_code != 0 and stopped_too(outcome.signal):
-        return Outcome(None, outcome.signal, "interrupted", outcome.seconds)
-    return outcome
+    return run_process(bench, tests, directory / LOG, command, bench.environ, 60 * (tests.minutes + SPARE_MINUTES))
 
 
 def shut(results: Sequence[SideResult]) -> SideResult | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -119,15 +119,21 @@ def _run(bench: Bench, tests: SideTests, directory: Path, command: tuple[str, ..
     environment = child_environment(bench.environ, (*changes, *bench.loop.import_path(bench.context)), {})
     # Test suites import their own helpers from the directory that pytest is started in.
     del environment["PYTHONSAFEPATH"]
-    deadline = 60 * tests.minutes
+    return run_process(bench, tests, directory / LOG, command, environment, 60 * tests.minutes)
+
+
+def run_process(
+    bench: Bench, tests: SideTests, log: Path, command: tuple[str, ...], environment: Mapping[str, str], deadline_s: float
+) -> Outcome:
+    """One process that goes before the levels, to its end; one that a signal to us ended, too, was interrupted."""
     spec = ProcessSpec(
         argv=command,
         env={**environment, **tests.env},
         cwd=tests.cwd,
-        log=directory / LOG,
+        log=log,
         run_id=f"{bench.context.run_dir.name}-{tests.key}-{time.time_ns()}",
-        deadline_s=deadline,
-        stall_s=deadline,
+        deadline_s=deadline_s,
+        stall_s=deadline_s,
         line_filter=bench.redactor.lines(program=True).line,
     )
 

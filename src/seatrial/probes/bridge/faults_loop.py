@@ -49,7 +49,9 @@ def _step_without_effect() -> None:
 
 
 FAULTS: dict[str, Fault] = {
-    "loop-export-stale": Fault("one tensor is exported as it was at first", "llama", ("loop",), "self_attention.linear_proj", _export_stale),
+    "loop-export-stale": Fault(
+        "one tensor is exported as it was at first", "llama", ("loop",), "self_attention.linear_proj", _export_stale
+    ),
     "export-swapped": Fault("gate and up change places after the first step", "llama", ("loop",), "mlp.linear_fc1", _export_swapped),
     "step-without-effect": Fault("the optimizer never steps", "llama", ("loop",), "word_embeddings", _step_without_effect),
 }

@@ -100,6 +100,46 @@ def _no_step(kept: dict[str, Any]) -> None:
     kept["step"].zero_()
 
 
+def _settings_lost() -> None:
+    """A load brings the moments and leaves the groups' settings as they are."""
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    plain = DistributedOptimizer.load_state_dict
+
+    def load_state_dict(self: Any, state_dict: Any) -> None:
+        kept = [(group["lr"], group["weight_decay"]) for group in self.optimizer.param_groups]
+        plain(self, state_dict)
+        for group, (lr, decay) in zip(self.optimizer.param_groups, kept, strict=True):
+            group.update(lr=lr, weight_decay=decay)
+
+    DistributedOptimizer.load_state_dict = load_state_dict
+
+
+def _router_detached() -> None:
+    """Which experts is chosen as ever, and learned by nobody."""
+    from megatron.core.transformer.moe.router import TopKRouter
+
+    plain = TopKRouter.routing
+
+    def routing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        weights, chosen = plain(self, *args, **kwargs)
+        return weights.detach(), chosen
+
+    TopKRouter.routing = routing
+
+
+def _norm_frozen() -> None:
+    from megatron.core.transformer.attention import SelfAttention
+
+    plain = SelfAttention.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        self.q_layernorm.weight.requires_grad_(False)
+
+    SelfAttention.__init__ = init
+
+
 def _weight_not_saved() -> None:
     """One kind of weight is not in the checkpoint, and the load does not insist on it."""
     from megatron.core.models.gpt import GPTModel
@@ -136,6 +176,18 @@ def _gradients_are_summed() -> None:
     DistributedDataParallel.__init__ = init
 
 
+def _not_finalized(part: str) -> Callable[[], None]:
+    """A part of what ends a backward pass is left out."""
+
+    def apply() -> None:
+        import importlib
+
+        # The package has a function of the same name as this module.
+        setattr(importlib.import_module("megatron.core.distributed.finalize_model_grads"), part, _nothing)
+
+    return apply
+
+
 def _export_keeps_first() -> None:
     """A cache of exported tensors that nobody empties."""
     from megatron.bridge import AutoBridge
@@ -159,8 +211,21 @@ FAULTS: dict[str, Fault] = {
     "adapter-export-drops": Fault("one adapter is not exported", "qwen2", ("lora",), "v_proj", _adapter_export(_without_v)),
     "optimizer-state-lost": Fault("a load leaves the moments at zero", "qwen2", ("checkpoint",), "exp_avg", _loaded_optimizer(_no_moments)),
     "checkpoint-step-lost": Fault("a load leaves the step at zero", "qwen2", ("checkpoint",), "step of", _loaded_optimizer(_no_step)),
+    "checkpoint-settings-lost": Fault("a load leaves rate and decay as they are", "qwen2", ("checkpoint",), "lr of", _settings_lost),
+    "router-detached": Fault("no gradient reaches the router", "qwen3-moe", ("policy",), "mlp.gate.weight", _router_detached),
+    "norm-frozen": Fault("the norm of queries does not train", "qwen3", ("policy",), "q_norm.weight", _norm_frozen),
     "checkpoint-drops-tensor": Fault("one weight is not restored", "qwen2", ("checkpoint",), "linear_proj.weight", _weight_not_saved),
     "ddp-no-average": Fault("gradients are not reduced over ranks", "qwen2", ("optimizer",), ".weight", _gradients_stay_local),
     "ddp-sum": Fault("gradients are summed over ranks, not averaged", "qwen2", ("optimizer",), "norm", _gradients_are_summed),
+    "sp-gradients-local": Fault(
+        "gradients of norms are not added up over ranks",
+        "qwen3",
+        ("sp",),
+        "norm.weight",
+        _not_finalized("_allreduce_non_tensor_model_parallel_grads"),
+    ),
+    "pp-tied-gradients-apart": Fault(
+        "the stages of a tied embedding train it apart", "qwen2", ("pp",), "embed_tokens", _not_finalized("_allreduce_word_embedding_grads")
+    ),
     "policy-export-stale": Fault("the export keeps tensors of an earlier step", "qwen2", ("policy",), "q_proj", _export_keeps_first),
 }

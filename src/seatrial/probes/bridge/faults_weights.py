@@ -164,8 +164,16 @@ def _experts_both_ways() -> None:
 
 
 def _padding_kept() -> None:
-    """The vocabulary is padded to 128 rows on import; nobody cuts them off on export."""
-    _model_bridge().make_vocab_size_divisible_by = lambda _self, _vocab_size: 128
+    """The vocabulary is padded to 128 rows, asked or not; nobody cuts them off on export."""
+    from megatron.bridge.models.gpt_provider import GPTModelProvider
+
+    provide = GPTModelProvider.provide
+
+    def padded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.should_pad_vocab, self.make_vocab_size_divisible_by = True, 128
+        return provide(self, *args, **kwargs)
+
+    GPTModelProvider.provide = padded
     owner = _conversion().ColumnParallelMapping
     plain = owner.hf_to_megatron
 

@@ -34,6 +34,11 @@ class Batch:
     def __init__(self, ids: Any, advantages: Any) -> None:
         self.ids, self.advantages = ids, advantages
 
+    def loss(self, logits: Any) -> Any:
+        """The policy gradient's loss, differentiable: its mean over halves of a batch is its value over the whole."""
+        logp = chosen(logits, self.ids)
+        return -(self.advantages.to(logp.device)[:, None] * logp).mean()
+
     def rows(self, start: int, end: int) -> Batch:
         """Some of its rows."""
         return Batch(self.ids[start:end], self.advantages[start:end])
@@ -56,9 +61,8 @@ def chosen(logits: Any, ids: Any) -> Any:
 
 
 def loss(session: Session, chunks: list[Any], given: Batch) -> Any:
-    """The policy gradient's loss, differentiable: its mean over halves of a batch is its value over the whole."""
-    logp = chosen(forward.logits(session, chunks, given.ids), given.ids)
-    return -(given.advantages.to(logp.device)[:, None] * logp).mean()
+    """The loss of a model on a batch."""
+    return given.loss(forward.logits(session, chunks, given.ids))
 
 
 class Trainer:

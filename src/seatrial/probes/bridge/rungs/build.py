@@ -17,6 +17,8 @@ SAME: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),
     "layernorm_epsilon": ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
     "rotary_base": ("rope_theta",),
+    "seq_length": ("max_position_embeddings",),
+    "init_method_std": ("initializer_range",),
     "share_embeddings_and_output_weights": ("tie_word_embeddings",),
 }
 """A provider's value, and the names that HF configurations have for it."""
@@ -25,6 +27,8 @@ EXPERTS = {
     "num_moe_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
     "moe_router_topk": ("num_experts_per_tok",),
     "moe_ffn_hidden_size": ("moe_intermediate_size",),
+    "moe_aux_loss_coeff": ("router_aux_loss_coef", "aux_loss_alpha"),
+    "moe_router_topk_scaling_factor": ("routed_scaling_factor",),
 }
 DENSE = {"ffn_hidden_size": ("intermediate_size",)}
 

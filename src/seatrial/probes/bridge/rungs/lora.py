@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
+import json
 from typing import Any
 
 from seatrial.probes.bridge import forward, training
@@ -160,16 +161,43 @@ def adapted(rank: Rank, session: Session, saved: dict[str, Any]) -> Any:
     model = PeftModel.from_pretrained(session.hf(), str(rank.out / "adapter")).eval()
     loaded = get_peft_model_state_dict(model)
     # PEFT packs adapters of experts into tensors of its own as it loads them: whether those are right, the logits say.
-    packed = [name for name in loaded.keys() ^ saved.keys() if EXPERTS in name]
+    packed = {name for name in loaded.keys() ^ saved.keys() if EXPERTS in name}
+    unexpected = saved.keys() - loaded.keys() - packed
+    bare = added(rank, session, model, saved, unexpected) if unexpected else set()
     rank.write(
         "adapter",
         tensors=len(saved),
         packed=len(packed),
-        missing=listed(sorted(loaded.keys() - saved.keys() - set(packed))),
-        unexpected=listed(sorted(saved.keys() - loaded.keys() - set(packed))),
+        bare=listed(sorted(bare)),
+        missing=listed(sorted(loaded.keys() - saved.keys() - packed)),
+        unexpected=listed(sorted(unexpected - bare)),
         unequal=listed([name for name in saved if name in loaded and not same(saved[name], loaded[name].cpu())]),
     )
     return model
+
+
+def added(rank: Rank, session: Session, model: Any, saved: dict[str, Any], unexpected: set[str]) -> set[str]:
+    """Add adapters to modules that PEFT leaves bare, and give their names; whether they are right, the logits say.
+
+    With transformers 5, PEFT takes every gate, up and down of a model with experts for a fused expert: dense layers and shared experts get
+    no adapter, whoever exported it. Which these are, a control says that knows nothing of the Bridge but the last names of modules.
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    asked = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in saved})
+    control = get_peft_model(session.hf(), LoraConfig(r=DIM, target_modules=asked))
+    linear = [name for name, module in control.named_modules() if isinstance(module, torch.nn.Linear) and name.rsplit(".", 1)[-1] in asked]
+    config = json.loads((rank.out / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
+    done: set[str] = set()
+    for place in linear:
+        pair = [f"{place}.lora_B.weight", f"{place}.lora_A.weight"]
+        if unexpected.issuperset(pair):
+            weight = model.get_submodule(place).weight
+            right, left = (saved[name].to(weight) for name in pair)
+            weight.data += config["lora_alpha"] / config["r"] * (right @ left)
+            done.update(pair)
+    return done
 
 
 def computed(session: Session, chunks: list[Any], ids: Any) -> Any:

@@ -7,10 +7,11 @@ model is built from the checkpoint. That it really is divided is a fact too: par
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seatrial.probes.bridge import forward, locate, weights
+from seatrial.probes.bridge import forward, gradients, locate, training, weights
 from seatrial.probes.bridge.rank import Missing, NotApplicable, Rank
 from seatrial.probes.bridge.rungs.parity import evaluated
 from seatrial.probes.bridge.session import Session, Sizes, tokens
@@ -48,10 +49,27 @@ def run(rank: Rank) -> None:
         "transformers": forward.distance(made, plain),
         "located": locate.first(session, chunks, ids, exported, stored),
     }
+    experts = provider.num_moe_experts or 0
+    if trains(vars(sizes), experts):
+        mine["gradients"] = gradients.compared(session, training.batch(session), rank.out / f"descended-{rank.rank}", sizes)
     everyone: list[Any] = [None] * rank.world
     torch.distributed.all_gather_object(everyone, mine)
     hf = forward.distance(plain, exact)
-    rank.write("parallel", asked=vars(sizes), sizes=_sizes(chunks), whole=whole, ranks=everyone, hf_error=hf, shape=list(made.shape))
+    rank.write(
+        "parallel",
+        experts=experts,
+        asked=vars(sizes),
+        sizes=_sizes(chunks),
+        whole=whole,
+        ranks=everyone,
+        hf_error=hf,
+        shape=list(made.shape),
+    )
+
+
+def trains(sizes: Mapping[str, Any], experts: int) -> bool:
+    """Whether gradients are compared: not of pieces of a sequence; and Megatron trains no experts with tensor parallel alone."""
+    return sizes.get("cp") == 1 and not (experts and sizes.get("tp") == 2 and not sizes.get("sp"))
 
 
 def _applies(provider: Any, sizes: Sizes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.probes.bridge import weights
-from seatrial.probes.bridge.rank import Rank
+from seatrial.probes.bridge.rank import Missing, Rank
 from seatrial.probes.bridge.session import tokens
 
 OTHER = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
@@ -24,7 +24,12 @@ def run(rank: Rank) -> None:
 
     session = rank.session()
     place = rank.out / "saved"
-    session.bridge.save_hf_pretrained(session.build(), place, show_progress=False)
+    try:
+        session.bridge.save_hf_pretrained(session.build(), place, show_progress=False)
+    except (ValueError, OSError) as error:
+        if "tokenizer" not in str(error) or any((rank.directory / name).is_file() for name in TOKENIZER):
+            raise
+        raise Missing(f"a tokenizer in {rank.directory}: save_hf_pretrained insists on one") from error
     config = rank.config()
     stored, saved = weights.on_disk(rank.directory), weights.on_disk(place)
     rank.write("saved", **weights.compare(saved, stored, session.torch_dtype(), weights.tied(config)))

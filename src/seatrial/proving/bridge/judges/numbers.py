@@ -15,7 +15,9 @@ from seatrial.loops.facts import Facts, Row
 from seatrial.loops.proof import proof
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
+from seatrial.probes.bridge.rungs import parallel
 from seatrial.proving.bridge.judgement import Judgement
+from seatrial.proving.bridge.judges.gradients import judge_gradients
 
 BAR = 1e-5
 """Largest difference of float32 logits on a CPU, where transformers itself computes that well."""
@@ -88,16 +90,19 @@ def judge_parallel(rows: Sequence[Row], device: str) -> Judgement:
     if limit is not None and device == "cpu" and _within(noise.get("max"), BAR):
         limit = min(limit, BAR)
     checks = [_divided(row, ranks)]
+    trained = parallel.trains(_figures(row, "asked"), 1 if _positive(row.get("experts")) else 0)
     place = next((text for text in (where(_figures(rank, "located")) for rank in ranks) if text), "")
     for rank in ranks:
         name = f"rank {rank.get('rank')}"
         checks += _exported(name, _figures(rank, "export"))
+        checks += judge_gradients(_figures(rank, "gradients"), f"{name}: ") if trained else []
         for other, text in (("single", "the single rank"), ("transformers", "transformers")):
             figures = _figures(rank, other)
             checks.append(_at_most(f"{name}: logits, largest difference from {text}", figures.get("max"), limit, place))
             checks.append(_at_most(f"{name}: next token, margin where {text} differs", figures.get("margin"), _twice(limit), place))
     worst = [_number(_figures(rank, "single").get("max")) for rank in ranks]
-    return Judgement(tuple(checks), _text(max(worst, key=lambda value: math.inf if value is None else value, default=None)))
+    notes = () if trained else ("gradients were not compared: Megatron trains no such model",)
+    return Judgement(tuple(checks), _text(max(worst, key=lambda value: math.inf if value is None else value, default=None)), notes)
 
 
 def _divided(row: Row, ranks: list[Row]) -> CheckResult:

@@ -17,6 +17,7 @@ from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 from seatrial.probes.bridge.rungs import checkpoint, lora, optimizer, policy
 from seatrial.proving.bridge.judgement import Judgement
+from seatrial.proving.bridge.judges.gradients import judge_gradients
 
 UPDATE_SHARE = 5e-3
 """Weights may be this share of the update away from the reference: measured 1.5e-4, a decay that is forgotten on norms 0.1."""
@@ -134,9 +135,11 @@ def judge_lora(rows: Sequence[Row], device: str) -> Judgement:
     ]
     checks = tuple(_check(name, passed, value, Boundary.PEFT, str(limit), text) for name, passed, value, limit, text in asked)
     packed = _count(adapter, "packed")
-    notes = (f"{packed} names of expert adapters are PEFT's own packing: judged by the logits",) if packed else ()
+    notes = [f"{packed} names of expert adapters are PEFT's own packing: judged by the logits"] if packed else []
+    if bare := _length(adapter, "bare"):
+        notes.append(f"PEFT itself leaves the modules of {bare} adapter tensors bare: they were added to the base and judged by the logits")
     merge = _number(outputs, "merged")
-    return Judgement(checks, "" if merge is None else f"{merge:.1e}", notes)
+    return Judgement(checks, "" if merge is None else f"{merge:.1e}", tuple(notes))
 
 
 def _computed(outputs: Row, total: Row, device: str) -> list[tuple[str, bool, object, object, str]]:
@@ -172,7 +175,7 @@ def judge_policy(rows: Sequence[Row], device: str) -> Judgement:
     limit = 1 + PROBABILITY
     if device != "cpu" and floor is not None and floor <= 1 + FLOOR_CAP:
         limit = max(limit, 1 + FLOORS * (floor - 1))
-    checks = _gradients(_only(rows, "gradients"))
+    checks = judge_gradients(_only(rows, "gradients"))
     worst = 0.0
     for step in range(policy.STEPS + 1):
         row = steps[step]
@@ -190,31 +193,6 @@ def judge_policy(rows: Sequence[Row], device: str) -> Judgement:
         if step != 0:
             checks += _stepped(step, row, limit, stale)
     return Judgement(tuple(checks), f"{worst:.1e}")
-
-
-def _gradients(row: Row) -> list[CheckResult]:
-    """Every tensor has transformers' gradient; the fact has the worst ones first."""
-    tensors, count, worst = _count(row, "tensors"), _length(row, "worst"), row.get("worst")
-    found = [item for item in worst["first"] if isinstance(item, dict)] if isinstance(worst, dict) and count else []
-    largest = _number(row, "largest") or 0.0
-    wrong = [item for item in found if not _same_gradient(item, largest)]
-    whole = 0 < tensors == count and len(found) == len(worst["first"] if isinstance(worst, dict) else ()) > 0
-    text = [f"{item.get('name')} (largest gradient {item.get('size')}, apart by {item.get('apart')})" for item in wrong[:SHOWN]]
-    first = found[0] if found else {}
-    value = f"{first.get('apart')} of {first.get('size')}" if whole else None
-    limit = f"<= {policy.NOISE:g} x noise + {policy.SHARE:g} x largest"
-    return [
-        _check("there are gradients", largest > 0, row.get("largest"), Boundary.PROVIDER, "> 0"),
-        _check("every gradient is transformers'", whole and not wrong, value, Boundary.PROVIDER, limit, "; ".join(text)),
-    ]
-
-
-def _same_gradient(item: Mapping[str, Any], largest: float) -> bool:
-    apart, size, noise = (_number(item, key) for key in ("apart", "size", "noise"))
-    if apart is None or size is None or noise is None:
-        return False
-    # A noise that is itself a defect excuses nothing.
-    return noise <= FLOOR_CAP * largest and apart <= policy.allowed(size, noise, largest)
 
 
 def _stepped(step: int, row: Row, limit: float, stale: float | None) -> list[CheckResult]:
