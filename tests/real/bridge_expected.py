@@ -14,7 +14,7 @@ DENSE = tuple(name for name, family in RUNNING.items() if not family.moe)
 LOOPS = ("qwen2", "qwen3-moe")
 """Those whose closed loop is run here, since it takes longer than all other rungs together; that of llama is run beside its seeded bugs."""
 RUNGS = tuple(name for name in TABLE if name != "loop")
-TRAINING = ("optimizer", "checkpoint", "policy")
+TRAINING = ("pp", "optimizer", "checkpoint", "policy")
 
 
 class Known(NamedTuple):
@@ -32,6 +32,9 @@ UPSTREAM = (
     Known("gpt-oss", TRAINING, "_ReduceFromModelParallelRegion is a view", "megatron/core/transformer/mlp.py adds expert biases in place"),
     Known("gpt-oss", ("lora",), "size of tensor a (256) must match", "the merge of adapters takes expert weights for untransposed ones"),
     Known("olmoe", ("tp", "sp"), "normalized_shape=[128]", "olmoe_provider.py builds q and k norms for the heads of all ranks"),
+    Known(
+        "minimax-m2", ("sp",), "self_attn.q_norm.weight", "gradients of its norms, which ranks share, are added up, and pass no all-reduce"
+    ),
     Known("hy-v3", ("lora",), "shared_experts.down_proj", "PEFT does not rename shared_mlp as transformers does, nor pack its experts"),
     Known("ernie4.5-moe", ("build",), "the provider has rotary_base 500000.0", "ernie_45_bridge.py has a base of its own"),
     Known("ernie4.5-moe", ("parity", "tp", "pp", "ep", "sp"), "the last rotary frequency is", "the same"),

@@ -85,7 +85,7 @@ RUNNING: dict[str, Family] = {
     "qwen2-odd": Family("Qwen2ForCausalLM", "Qwen2Config", {**PLAIN, "vocab_size": ODD}, tied=True),
     "qwen2-untied": Family("Qwen2ForCausalLM", "Qwen2Config", PLAIN),
     "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config"),
-    "qwen3-moe": Family("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**EXPERTS, "num_experts": 4, "norm_topk_prob": True, "router_aux_loss_coef": 0.003}, moe=True),
+    "qwen3-moe": Family("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**EXPERTS, "num_experts": 4, "norm_topk_prob": True}, moe=True),
     "llama": Family("LlamaForCausalLM", "LlamaConfig"),
     "mistral": Family("MistralForCausalLM", "MistralConfig", {"sliding_window": WINDOW}),
     "gpt-oss": Family(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 from seatrial.probes.bridge.fault import Fault
@@ -92,6 +93,18 @@ def _local_expert_numbers() -> None:
     model_bridge._megatron_local_name_to_global = to_global
 
 
+def _not_finalized(part: str) -> Callable[[], None]:
+    """A part of what ends a backward pass is left out."""
+
+    def apply() -> None:
+        import importlib
+
+        # The package has a function of the same name as this module.
+        setattr(importlib.import_module("megatron.core.distributed.finalize_model_grads"), part, lambda *_args, **_kwargs: None)
+
+    return apply
+
+
 FAULTS: dict[str, Fault] = {
     "rope-base-wrong": Fault(
         "the provider ignores rope_theta and keeps the default base",
@@ -130,5 +143,15 @@ FAULTS: dict[str, Fault] = {
     ),
     "expert-offset-wrong": Fault(
         "experts of the second rank take the numbers of the first rank's", "qwen3-moe", ("ep",), "experts.2", _local_expert_numbers
+    ),
+    "sp-gradients-local": Fault(
+        "gradients of norms are not added up over ranks",
+        "qwen3",
+        ("sp",),
+        "norm.weight",
+        _not_finalized("_allreduce_non_tensor_model_parallel_grads"),
+    ),
+    "pp-tied-gradients-apart": Fault(
+        "the stages of a tied embedding train it apart", "qwen2", ("pp",), "embed_tokens", _not_finalized("_allreduce_word_embedding_grads")
     ),
 }

@@ -176,18 +176,6 @@ def _gradients_are_summed() -> None:
     DistributedDataParallel.__init__ = init
 
 
-def _not_finalized(part: str) -> Callable[[], None]:
-    """A part of what ends a backward pass is left out."""
-
-    def apply() -> None:
-        import importlib
-
-        # The package has a function of the same name as this module.
-        setattr(importlib.import_module("megatron.core.distributed.finalize_model_grads"), part, _nothing)
-
-    return apply
-
-
 def _export_keeps_first() -> None:
     """A cache of exported tensors that nobody empties."""
     from megatron.bridge import AutoBridge
@@ -217,15 +205,5 @@ FAULTS: dict[str, Fault] = {
     "checkpoint-drops-tensor": Fault("one weight is not restored", "qwen2", ("checkpoint",), "linear_proj.weight", _weight_not_saved),
     "ddp-no-average": Fault("gradients are not reduced over ranks", "qwen2", ("optimizer",), ".weight", _gradients_stay_local),
     "ddp-sum": Fault("gradients are summed over ranks, not averaged", "qwen2", ("optimizer",), "norm", _gradients_are_summed),
-    "sp-gradients-local": Fault(
-        "gradients of norms are not added up over ranks",
-        "qwen3",
-        ("sp",),
-        "norm.weight",
-        _not_finalized("_allreduce_non_tensor_model_parallel_grads"),
-    ),
-    "pp-tied-gradients-apart": Fault(
-        "the stages of a tied embedding train it apart", "qwen2", ("pp",), "embed_tokens", _not_finalized("_allreduce_word_embedding_grads")
-    ),
     "policy-export-stale": Fault("the export keeps tensors of an earlier step", "qwen2", ("policy",), "q_proj", _export_keeps_first),
 }

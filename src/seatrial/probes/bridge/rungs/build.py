@@ -27,7 +27,6 @@ EXPERTS = {
     "num_moe_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
     "moe_router_topk": ("num_experts_per_tok",),
     "moe_ffn_hidden_size": ("moe_intermediate_size",),
-    "moe_aux_loss_coeff": ("router_aux_loss_coef", "aux_loss_alpha"),
     "moe_router_topk_scaling_factor": ("routed_scaling_factor",),
 }
 DENSE = {"ffn_hidden_size": ("intermediate_size",)}
