@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from proving.tiny_weights import weights
+from seatrial.model.verdict import Verdict
 from seatrial.probes.bridge.families import FAMILIES, RUNNING, STOPPED
 from seatrial.probes.bridge.faults import FAULTS
 from seatrial.probes.bridge.rungs import TABLE
-from seatrial.proving.bridge.run import require_models, require_rungs
+from seatrial.proving.bridge.record import Judged
+from seatrial.proving.bridge.run import Setup, require_models, require_rungs
 
 from .command import inside
 
@@ -22,7 +26,7 @@ def place(tmp_path: Path) -> Path:
     for name in ("empty", "bare", "one/whole", "two/whole"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("bare", "one/whole", "two/whole"):
-        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"]}))
     for name in ("one", "two"):
         weights(tmp_path / name / "whole" / "model.safetensors")
     return tmp_path
@@ -44,6 +48,10 @@ def place(tmp_path: Path) -> Path:
         (("--all", "--model", "llama"), "--all and --model are both given", "leave one out"),
         (("--device", "cuda"), "--device cuda needs an interpreter with CUDA and Megatron", "--python"),
         (("--change", "bridge=nowhere"), "nowhere", ""),
+        (("--card", "c.yaml", "--rungs", "build"), "no checkout is under test", "--change bridge=PATH"),
+        (("--card", "c.yaml", "--all"), "a card is of one model", "--model"),
+        (("--card", "c.yaml", "--model", "qwen2", "--model", "llama"), "a card is of one model, and here are 2", "--model"),
+        (("--card", "c.yaml", "--fault", "missing-bias"), "with the fault missing-bias", "leave --fault"),
         (("--change", "bridge=bare"), "bare: not a git repository", ""),
     ],
 )
@@ -125,6 +133,63 @@ def test_a_listed_fault_says_who_notices_it() -> None:
         assert set(fault.rungs) <= set(TABLE), name
         assert fault.rungs, name
         assert fault.named, name
+
+
+def bridge(root: Path) -> Path:
+    """A checkout that passes for a Bridge."""
+    (root / "src" / "megatron" / "bridge").mkdir(parents=True)
+    (root / "src" / "megatron" / "bridge" / "__init__.py").touch()
+    for words in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "one")):
+        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@localhost", *words], cwd=root, check=True)
+    return root
+
+
+def test_a_card_that_cannot_be_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    root = bridge(tmp_path / "b")
+    (tmp_path / "file").touch()
+    for card, said in (("file/c.yaml", "file/c.yaml: cannot write"), ("b", "is a directory")):
+        answer = inside("probe", "bridge", "--change", f"bridge={root}", "--card", card, cwd=tmp_path)
+        assert (answer.code, answer.out, said in answer.err) == (2, "", True), answer.err
+    (root / "src" / "megatron" / "bridge" / "__init__.py").write_text("a = 1\n")
+    answer = inside("probe", "bridge", "--change", f"bridge={root}", "--card", "c.yaml", cwd=tmp_path)
+    assert (answer.code, "has uncommitted changes" in answer.err) == (2, True), answer.err
+    assert not (tmp_path / "trials").exists()
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(Verdict.PASS, 2), (Verdict.FAIL, 1)])
+def test_a_card_that_proves_impossible_costs_nothing_else(
+    verdict: Verdict, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = bridge(tmp_path / "b")
+    python = tmp_path / "python"
+    python.touch()
+    monkeypatch.setattr("seatrial.proving.bridge.run.prove", lambda *_: Judged(verdict=verdict, reason="r"))
+    words = ("--python", python, "--change", f"bridge={root}", "--card", "c.yaml", "--out", "o", "--no-tests")
+    answer = inside("probe", "bridge", *words, cwd=tmp_path)
+    assert (answer.code, "a card is of one model, and here are 0" in answer.err) == (code, True), answer.err
+    assert json.loads((tmp_path / "o" / "probe.json").read_text())["judged"]["verdict"] == verdict
+    assert (tmp_path / "o" / "summary.md").is_file()
+    assert not (tmp_path / "c.yaml").exists()
+
+
+def test_own_tests_get_what_the_ladder_left_of_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, left = tmp_path / "python", list[float]()
+    python.touch()
+
+    def tests(_setup: object, judged: Judged, left_s: float, _tell: object) -> Judged:
+        left.append(left_s)
+        return judged
+
+    def prove(setup: Setup, _tell: object) -> Judged:
+        time.sleep(0.05)
+        left.append(setup.deadline_s)
+        return Judged(verdict=Verdict.FAIL, reason="r")
+
+    monkeypatch.setattr("seatrial.proving.bridge.run.prove", prove)
+    monkeypatch.setattr("seatrial.proving.bridge.conclude.run_own_tests", tests)
+    assert inside("probe", "bridge", "--python", python, "--deadline", "1", cwd=tmp_path).code == 1
+    assert left[0] == 60
+    assert 50 < left[1] <= 59.95
 
 
 def test_rungs_come_in_the_order_of_the_ladder() -> None:

@@ -12,7 +12,7 @@ import pytest
 from seatrial.model.errors import UserError
 from seatrial.model.record import RepoState
 from seatrial.model.verdict import Verdict
-from seatrial.proving.bridge.card import DISCLAIMER, HARDWARE, _scalar, about, card, card_text
+from seatrial.proving.bridge.card import DISCLAIMER, HARDWARE, _scalar, about, card, card_text, require_card
 from seatrial.proving.bridge.record import Asked, FamilyResult, Judged, Probe, RungResult
 
 COMMIT = "067f987df" + "0" * 31
@@ -115,8 +115,8 @@ def test_a_checkpoint_of_ones_own_is_not_called_tiny_and_still_not_verified(tmp_
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (probe("qwen2", "llama"), "one model, and 2"),
-        (probe("qwen2", fault="qkv"), "fault qkv was injected"),
+        (probe("qwen2", "llama"), "one model, and here are 2"),
+        (probe("qwen2", fault="qkv"), "with the fault qkv"),
         (probe("qwen2", changes=()), "no checkout is under test"),
         (probe("qwen2", changes=(BRIDGE.model_copy(update={"dirty": ("a.py",)}),)), "uncommitted changes"),
         (probe("qwen2", changes=(BRIDGE.model_copy(update={"commit": "abc"}),)), "no commit of 40"),
@@ -126,6 +126,25 @@ def test_a_checkpoint_of_ones_own_is_not_called_tiny_and_still_not_verified(tmp_
 def test_why_there_can_be_no_card(given: Probe, why: str) -> None:
     with pytest.raises(UserError, match=why):
         card_text(given)
+
+
+def test_what_can_be_known_before_the_run_is(tmp_path: Path) -> None:
+    def refused(given: Probe, place: Path) -> str:
+        with pytest.raises(UserError) as caught:
+            require_card(given.asked, given.changes, place)
+        return caught.value.message
+
+    place = tmp_path / "new" / "card.yaml"
+    require_card(probe("qwen2").asked, (BRIDGE,), place)
+    assert not list(tmp_path.iterdir()), "it only looked"
+    assert "one model, and here are 2" in refused(probe("qwen2", "llama"), place)
+    assert "with the fault qkv" in refused(probe("qwen2", fault="qkv"), place)
+    assert "no checkout is under test" in refused(probe("qwen2", changes=()), place)
+    assert "uncommitted" in refused(probe("qwen2", changes=(BRIDGE.model_copy(update={"dirty": ("a.py",)}),)), place)
+    assert "is a directory" in refused(probe("qwen2"), tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert "names no architecture" in refused(probe(str(tmp_path)), place)
+    assert "cannot write" in refused(probe("qwen2"), tmp_path / "config.json" / "card.yaml")
 
 
 @pytest.mark.parametrize("figure", ["see /home/me/log", "~me/x", "$HOME", "a@b.org", "10.0.0.1", "http://x", "../x", "our cluster"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from seatrial.proving.bridge.judge import judge, last_line
 from seatrial.proving.bridge.judgement import Judgement
 from seatrial.proving.bridge.missing import lacking
 from seatrial.proving.bridge.record import Asked, Judged
+from seatrial.proving.bridge.touched import Function, touched
 
 IMPORTED: Row = {
     "fact": "imported",
@@ -87,6 +90,7 @@ def test_a_rung_that_wrote_nothing_is_vacuous() -> None:
         ("raised", BROKEN, Verdict.FAIL, "raised: ValueError: shapes differ more of it"),
         ("raised", CUDA, Verdict.SKIPPED, "cannot run here: CUDA: Torch not compiled with CUDA enabled"),
         ("killed by signal 11", "", Verdict.FAIL, "killed by signal 11: "),
+        ("killed by signal 9", "", Verdict.BLOCKED, "killed by signal 9: the machine ran out of memory, it seems"),
         ("deadline", "no end within 300 s", Verdict.FAIL, "deadline: no end within 300 s"),
         ("missing", "two GPUs", Verdict.SKIPPED, "cannot run here: two GPUs"),
     ],
@@ -137,11 +141,26 @@ def test_what_was_imported_must_be_the_checkout() -> None:
 
 
 def test_a_change_that_no_rung_calls_is_no_pass() -> None:
-    change = repo(import_root="/env", changed=("src/megatron/bridge/models/gemma/gemma_bridge.py", "docs/x.md"))
-    called: Row = {"fact": "called", "model": "qwen2", "rung": "build", "fault": None, "files": []}
-    judged = told(*GOOD, called, changes=(change,))
+    functions = (Function("src/a.py", 3, "export"), Function("src/a.py", 9, "load"))
+    called: Row = {"fact": "called", "model": "qwen2", "rung": "build", "fault": None, "functions": [["src/a.py", 1]]}
+    asked = Asked(models=("qwen2",), rungs=("build", "parity"))
+    judged = judge(Facts((IMPORTED, *GOOD, called)), asked, functions=functions)
     assert (judged.verdict, judged.reason.split(":")[0]) == (Verdict.BLOCKED, "vacuous")
-    assert told(*GOOD, {**called, "files": list(change.changed[:1])}, changes=(change,)).verdict is Verdict.PASS
+    one = judge(Facts((IMPORTED, *GOOD, {**called, "functions": [["src/a.py", 3]]})), asked, functions=functions)
+    assert one.verdict is Verdict.PASS
+    assert "no rung called these changed functions: src/a.py: load" in one.limitations
+    absent = end("ep", "not applicable", "no experts")
+    elsewhere = {**called, "rung": "ep", "functions": [["src/a.py", 3]]}
+    assert judge(Facts((IMPORTED, *GOOD, absent, elsewhere)), asked, functions=functions).verdict is Verdict.BLOCKED
+
+
+def test_a_gpu_that_is_not_there_and_another_core_are_blocked() -> None:
+    asked = Asked(models=("qwen2",), rungs=("build", "parity"), device="cuda")
+    judged = judge(Facts((IMPORTED, *GOOD)), asked)
+    assert (judged.verdict, "no CUDA device" in judged.reason) == (Verdict.BLOCKED, True)
+    cpu = asked.model_copy(update={"device": "cpu"})
+    assert judge(Facts((IMPORTED, *GOOD)), cpu, core="/b/3rdparty/Megatron-LM").verdict is Verdict.BLOCKED
+    assert judge(Facts((IMPORTED, *GOOD)), cpu, core="/env").verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -179,7 +198,12 @@ def test_shims_are_limitations_and_dropped_ones_say_why() -> None:
 @pytest.mark.parametrize(
     ("error", "part"),
     [
-        ("ModuleNotFoundError: No module named 'mamba_ssm.ops'", "the package mamba_ssm.ops"),
+        ("ModuleNotFoundError: No module named 'mamba_ssm.ops'", "the package mamba_ssm.ops is missing"),
+        ("ModuleNotFoundError: No module named 'torch'", "the package torch is missing"),
+        ("ModuleNotFoundError: No module named 'transformers.models.qwen2.foo'", None),
+        ("ModuleNotFoundError: No module named 'confg'", None),
+        ("TypeError: transformer_engine_layer_spec() missing 1 required positional argument: 'config'", None),
+        ("KeyError: 'transformer_engine' not found", None),
         ("ModuleNotFoundError: No module named 'megatron.bridge.models.new'", None),
         ("ImportError: cannot import name 'TENorm' from 'transformer_engine'", None),
         (
@@ -197,4 +221,24 @@ def test_only_what_a_machine_can_lack_is_called_missing(error: str, part: str | 
 def test_the_last_line_of_a_traceback_is_its_exception() -> None:
     assert last_line(BROKEN) == "ValueError: shapes differ more of it"
     assert last_line("") == ""
+    syntax = 'Traceback:\n  File "run.py", line 3\n  File "/b/x.py", line 9\n    def f(:\n          ^\nSyntaxError: invalid syntax'
+    assert last_line(syntax) == 'SyntaxError: invalid syntax (File "/b/x.py", line 9)'
     assert last_line("two GPUs: run it on a CPU") == "two GPUs: run it on a CPU"
+
+
+def test_the_functions_around_changed_lines_are_those_that_a_change_touches(tmp_path: Path) -> None:
+    source = tmp_path / "src" / "pkg" / "a.py"
+    source.parent.mkdir(parents=True)
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y", *words], check=True, capture_output=True)
+
+    source.write_text("X = 1\n\n\ndef one():\n    return 1\n\n\nclass A:\n    @property\n    def two(self):\n        return 2\n")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    source.write_text("X = 2\n\n\ndef one():\n    return 1\n\n\nclass A:\n    @property\n    def two(self):\n        return 3\n")
+    (tmp_path / "README.md").write_text("def three(): ...\n")
+    change = repo(path=str(tmp_path), base="HEAD")
+    assert touched((change,)) == (Function("src/pkg/a.py", 9, "two"),)
+    assert touched((change.model_copy(update={"base": None}),)) == ()

@@ -13,7 +13,7 @@ import pytest
 
 from seatrial.loops.facts import Row
 from seatrial.probes.bridge.policy_model import reward
-from seatrial.probes.bridge.rank import Rank
+from seatrial.probes.bridge.rank import Missing, Rank
 from seatrial.probes.bridge.rungs.loop import chosen, experts_of
 from seatrial.proving.bridge.judgement import Judgement
 from seatrial.proving.bridge.judges.loop import CHANCE, chance, judge_loop
@@ -231,6 +231,11 @@ def test_experts_are_judged_by_their_median_and_what_is_not_shown_is_said() -> N
     told = " ".join(found.limitations)
     assert all(text in told for text in ("median", "1 steps left some parameter", "transformers generated instead"))
 
+    def idle(facts: dict[str, Any]) -> None:
+        facts["learn"]["unmoved"] = [{"count": 1, "names": ["experts.3"]}] * STEPS
+
+    assert missed(judged(idle)) == {"the export follows the policy": "no step moved every parameter"}
+
     def dense(facts: dict[str, Any]) -> None:
         outlier(facts)
         facts["setup"]["experts"] = 0
@@ -260,9 +265,8 @@ def test_vllm_generates_where_it_refits_all_weights() -> None:
     assert chosen(_rank("cuda"), tied) == ("vllm", "")
     assert chosen(_rank("cpu", engine="vllm"), dense) == ("vllm", "")
     for config in (tied, experts):
-        engine, note = chosen(_rank("cpu", engine="vllm"), config)
-        assert engine == "transformers"
-        assert "transformers generated instead" in note
+        with pytest.raises(Missing, match="vLLM that refits"):
+            chosen(_rank("cpu", engine="vllm"), config)
     with pytest.raises(ValueError, match="option engine: 'sglang'"):
         chosen(_rank("cpu", engine="sglang"), dense)
 

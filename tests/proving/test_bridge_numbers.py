@@ -78,7 +78,7 @@ def test_parity_passes_and_says_the_largest_difference() -> None:
     assert not failed(judged)
     assert judged.figure == "2.4e-06"
     assert judged.limitations == ()
-    assert len(judged.checks) == 14
+    assert len(judged.checks) == 16
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,9 @@ def test_parity_passes_and_says_the_largest_difference() -> None:
         (lambda rows: rows[1]["megatron_error"].update(margin=0.5), "next token, margin where it differs"),
         (lambda rows: rows[1]["megatron_error"].update(cosine=0.98), "logits (bfloat16): cosine"),
         (lambda rows: rows[1]["megatron_error"].update(cosine="NaN"), "logits (bfloat16): cosine"),
+        (lambda rows: rows[0]["hf_error"].update(max=4e-4), "logits (float32): transformers' own error"),
+        (lambda rows: rows[0]["hf_error"].update(max="NaN"), "logits (float32): transformers' own error"),
+        (lambda rows: rows[1]["hf_error"].update(max=0.7), "logits (bfloat16): transformers' own error"),
         (lambda rows: rows[1].update(megatron_error=None), "logits (bfloat16): largest error"),
     ],
 )
@@ -179,9 +182,9 @@ def test_transformers_own_change_of_experts_widens_no_limit() -> None:
     assert "logits (bfloat16): largest error" in failed(judge_parity(rows, "cpu"))
 
 
-def test_where_no_position_is_left_the_typical_error_still_judges() -> None:
-    assert not failed(judge_parity(rerouted(64, None), "cpu"))
-    assert failed(judge_parity(changed(rerouted(64, None), lambda rows: rows[1]["megatron_error"].update(median=0.1)), "cpu"))
+def test_where_router_flips_reached_every_position_nothing_is_proven() -> None:
+    assert failed(judge_parity(rerouted(64, None), "cpu")) == ["logits (bfloat16): positions that no router flip reached"]
+    assert failed(judge_parity(rerouted(16, figures(0.04, positions=0)), "cpu"))
     assert failed(judge_parity(rerouted(16, None), "cpu")), "some are left, and their figures are missing"
 
 
@@ -263,6 +266,7 @@ def test_context_parallel_has_the_whole_model_on_each_rank() -> None:
         (lambda row: row["ranks"][1].pop("single"), "rank 1: logits, largest difference from the single rank"),
         (lambda row: row["ranks"][1]["transformers"].update(max=0.1), "rank 1: logits, largest difference from transformers"),
         (lambda row: row["ranks"][1]["transformers"].update(margin=0.1), "rank 1: next token"),
+        (lambda row: row["hf_error"].update(max=4e-4), "transformers' own error"),
         (lambda row: row.pop("hf_error"), "largest difference from the single rank"),
         (lambda row: row["ranks"][1].pop("gradients"), "rank 1: every gradient"),
         (lambda row: row["ranks"][0]["gradients"].update(largest=0), "rank 0: there are gradients"),

@@ -139,7 +139,7 @@ def test_an_end_that_does_not_fit_and_megatron_from_elsewhere_are_no_pass(bridge
     assert "not from" in verdict(elsewhere)[1]
     assert verdict(ran(bridge, GOOD, imported={"megatron.core": None}))[0] is Verdict.BLOCKED
     late = Ran(Outcome(None, 9, "deadline", 9.0), None, "collected 9 items", {})
-    assert verdict(late)[0] is Verdict.FAIL
+    assert verdict(late) == (Verdict.BLOCKED, "no end within the 9 s that were left for them")
 
 
 def test_no_test_at_all_is_the_changes_only_when_it_can_be(bridge: Path) -> None:

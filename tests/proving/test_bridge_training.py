@@ -201,6 +201,9 @@ def test_lists_that_are_not_empty_or_not_lists_are_missed(rung: str) -> None:
         ("policy", 2, {"unmoved": {"count": 16, "first": ["w"]}}, "moved weights"),
         ("policy", 2, {"unchanged": some("q_proj")}, "q_proj"),
         ("policy", 2, {"unmoved": some("w"), "unchanged": {"count": 26, "first": ["q_proj"]}}, "q_proj"),
+        ("policy", 2, {"unmoved": some("w"), "unchanged": some("q_proj", "k_proj")}, "q_proj"),
+        ("policy", 2, {"unmoved": some("experts.3.linear_fc1.weight"), "unchanged": some("gate", "up", "norm")}, "norm"),
+        ("policy", 2, {"unmoved": {"count": 2, "first": ["w"]}, "unchanged": some(*"abcde")}, "a, b, c"),
         ("policy", 2, {"step": 3}, "step 2"),
         ("policy", 2, {"step": 1}, "step 1"),
         ("policy", 5, {"worst": gradients(apart=1e-2)}, "q_norm"),
@@ -242,6 +245,19 @@ def test_boundaries() -> None:
     found = {rung: {check.boundary for check in judge(rows(), "cpu").checks} for rung, (judge, rows) in CASES.items()}
     assert found["optimizer"] == {Boundary.DDP, Boundary.OPTIMIZER}
     assert (found["checkpoint"], found["lora"], found["policy"]) == ({Boundary.CHECKPOINT}, {Boundary.PEFT}, {Boundary.PROVIDER})
+
+
+def test_an_idle_expert_excuses_its_own_tensors_alone() -> None:
+    rows = policy_rows()
+    names = ("experts.3.linear_fc1.weight", "experts.3.linear_fc2.weight")
+    rows[2] |= {"unmoved": some(*names), "unchanged": some("gate_proj", "up_proj", "down_proj")}
+    assert not missed("policy", rows)
+    rows[2] |= {"unchanged": some("gate_proj", "up_proj", "down_proj", "norm")}
+    assert missed("policy", rows)
+
+
+def test_a_checkpoint_of_one_rank_says_that_nothing_was_sharded() -> None:
+    assert any("nothing was sharded" in text for text in judge_checkpoint(checkpoint_rows(), "cpu").limitations)
 
 
 def test_packed_expert_adapters_are_a_limitation() -> None:

@@ -12,6 +12,8 @@ from seatrial.loops.facts import Row
 from seatrial.model.verdict import Boundary
 from seatrial.probes.bridge.faults_weights import FAULTS
 from seatrial.probes.bridge.rungs import TABLE, build, mapping, order
+from seatrial.probes.megatron import local_names, shims
+from seatrial.probes.megatron.local_names import NORMS
 from seatrial.proving.bridge.judgement import Judge, Judgement
 from seatrial.proving.bridge.judges import weights
 
@@ -69,9 +71,9 @@ CLEAN: dict[str, tuple[Judge, list[Row]]] = {
                 "fact": "mapping",
                 "megatron": 16,
                 "stored": 26,
-                **dict.fromkeys(
-                    ("unmapped", "ambiguous", "repeated", "hf_unmapped", "hf_ambiguous", "hf_absent", "renamed", "unused"), NONE
-                ),
+                "norms": 2,
+                **dict.fromkeys(("unmapped", "ambiguous", "repeated", "renamed", "unused", "norms_unlike"), NONE),
+                **dict.fromkeys(("hf_unmapped", "hf_ambiguous", "hf_absent"), NONE),
             }
         ],
     ),
@@ -202,6 +204,8 @@ def test_what_was_not_tried_is_a_limitation() -> None:
     assert not _missed(bare)
     assert "no tokenizer" in bare.limitations[0]
     assert "29 rows of padding" in _judged("import", lambda rows: rows[0].update(padding_rows=29)).limitations[0]
+    assert "no fused norm" in _judged("mapping", lambda rows: rows[0].update(norms=0)).limitations[0]
+    assert _missed(_judged("mapping", lambda rows: rows[0].pop("norms")))
     assert "one tensor per layer" in _judged("order", lambda rows: rows[0].update(experts=4)).limitations[0]
     assert _missed(_judged("roundtrip", lambda rows: rows.pop()))  # bf16 was not measured
 
@@ -269,6 +273,39 @@ def test_mapping_counts_the_experts_of_one_tensor_once() -> None:
     plain, fused = _Mapping("a", {"q": "h.q", "k": "h.k"}), _Mapping("e", "h.experts", grouped=True)
     assert mapping._claims({"a": plain, "b": None, "e.0": fused, "e.1": fused}) == {"h.q": ["a"], "h.k": ["a"], "h.experts": ["e.0"]}
     assert mapping._claims({"a": plain, "b": _Mapping("b", "h.q")})["h.q"] == ["a", "b"]
+
+
+class _OtherMapping(_Mapping):
+    pass
+
+
+FUSED, LOCAL = next(iter(NORMS.items()))
+HF = "model.layers.*.input_layernorm.weight"
+
+
+@pytest.mark.parametrize(
+    ("registry", "looks"),
+    [
+        ([_Mapping(FUSED, HF), _Mapping(LOCAL, HF)], ""),
+        ([_Mapping(LOCAL, HF)], ""),
+        ([_Mapping(FUSED, "model.layers.*.no_such_norm.weight"), _Mapping(LOCAL, HF)], "no_such_norm"),
+        ([_OtherMapping(FUSED, HF), _Mapping(LOCAL, HF)], "_OtherMapping to"),
+        ([_Mapping(FUSED, HF)], "not mapped"),
+        ([_Mapping(FUSED, HF), _Mapping(LOCAL, HF), _OtherMapping(LOCAL, HF)], "_OtherMapping to"),
+        ([_Mapping(FUSED, "elsewhere.*"), _Mapping(LOCAL, "elsewhere.*")], "not on disk: elsewhere.0"),
+    ],
+)
+def test_mapping_holds_fused_norms_against_local_ones(registry: list[_Mapping], looks: str) -> None:
+    found = mapping._norms_unlike(registry, {"model.layers.0.input_layernorm.weight"})
+    assert [item["name"] for item in found] == ([FUSED] if looks else [])
+    assert all(looks in item["looks"] for item in found)
+
+
+def test_a_local_norm_keeps_the_class_of_the_familys_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shims, "used", lambda name: None)
+    plain = _OtherMapping(FUSED, HF)
+    (made,) = local_names._norms({FUSED: plain})
+    assert (type(made), made.megatron_param, made.hf_param, plain.megatron_param) == (_OtherMapping, LOCAL, HF, FUSED)
 
 
 def test_every_fault_names_rungs_of_the_ladder() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.report.text import number, one_line, ranges, unique, visible
+from seatrial.report.text import generic, number, one_line, ranges, unique, visible
 
 
 def test_controls_are_written_out_and_colours_removed() -> None:
@@ -29,3 +29,31 @@ def test_ranges() -> None:
 
 def test_unique_keeps_order_and_drops_empty() -> None:
     assert unique(["b", "", "a", " ", "b"]) == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("differs by 5.0e-03 of 4.2e+00", "differs by -2 of 0.1"),
+        ("<Mock id='139'> at 0x7f3a", "<Mock id='4'> at 0x11"),
+        ("from /tmp/a/own after 4 attempts", "from ../b/c after 12 attempts"),
+        ("(/a/b.py:12) took 1.5s.", "(/c/d.py:9) took 20s."),
+        ("13/26 equal, pytest-3", "2/26 equal, pytest-11"),
+    ],
+)
+def test_what_two_runs_differ_in_is_gone(one: str, other: str) -> None:
+    assert generic(one) == generic(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("model.layers.1.mlp.weight", "model.layers.0.mlp.weight"),
+        ("linear_fc1", "linear_fc2"),
+        ("tests/a.py: x", "tests/b.py: x"),
+        ("differs by NaN", "differs by 1.0"),
+        ("in float32", "in float16"),
+    ],
+)
+def test_names_stay_with_their_digits(one: str, other: str) -> None:
+    assert generic(one) != generic(other)

@@ -14,7 +14,7 @@ from seatrial.evidence.repos import repo_state
 from seatrial.model.loop import SideTests
 from seatrial.model.record import SideResult, Trial
 from seatrial.model.verdict import Verdict
-from seatrial.trial.gate_base import excuse, failures
+from seatrial.trial.gate_base import excuse, failures, fresh
 
 from .conftest import Bench, commit, git
 
@@ -58,7 +58,61 @@ GOOD, BAD = probe(rung("build", verdict="Pass"), verdict="Pass"), probe(rung("tp
     ],
 )
 def test_only_what_failed_before_is_excused(now: dict[str, Any], before: dict[str, Any], excused: bool) -> None:
-    assert (failures(now) <= failures(before)) is excused
+    assert (fresh(now, before) is None) is excused
+
+
+def missed(value: object, threshold: str = "<= 1.0e-05", message: str = "") -> dict[str, Any]:
+    """A probe with one missed check."""
+    check = {"name": "logits", "passed": False, "value": value, "threshold": threshold, "message": message}
+    return probe({"rung": "parity", "verdict": "Fail", "reason": "r", "checks": [check]})
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "excused"),
+    [
+        (missed("9.9e-03"), missed("1.0e-03"), True),
+        (missed("1.1e-02"), missed("1.0e-03"), False),
+        (missed(2.5), missed(0.5), True),
+        (missed(5.5), missed(0.5), False),
+        (missed("1.0e-06"), missed("1.0e-03"), True),
+        (missed("0.02 of 0.1", "<= 16 x noise"), missed("0.001 of 0.1", "<= 16 x noise"), False),
+        (missed("9.7e-01", ">= 0.99"), missed("9.8e-01", ">= 0.99"), True),
+        (missed("8.2e-01", ">= 0.99"), missed("9.8e-01", ">= 0.99"), False),
+        (missed("2", "0"), missed("2", "0"), True),
+        (missed("3", "0"), missed("2", "0"), False),  # the third tensor may be the change's
+        (missed("13/26 equal", "all"), missed("13/26 equal", "all"), True),
+        (missed("14/26 equal", "all"), missed("13/26 equal", "all"), True),
+        (missed("12/26 equal", "all"), missed("13/26 equal", "all"), False),
+        (missed("12 of 26 equal", "all"), missed("13 of 26 equal", "all"), False),
+        (missed("NaN"), missed("NaN"), True),
+        (missed("NaN"), missed("1.0e-03"), False),
+        (missed("1.0e-03"), missed("NaN"), False),
+        (missed("Infinity"), missed("1.0e-03"), False),
+        (missed("no facts", "all"), missed("13/26 equal", "all"), False),
+        (missed(None), missed(None), True),
+    ],
+)
+def test_the_same_check_may_not_be_much_worse(now: dict[str, Any], before: dict[str, Any], excused: bool) -> None:
+    assert (fresh(now, before) is None) is excused
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "excused"),
+    [
+        ("first at layers.0.q_proj: differs by 5.0e-03", "first at layers.0.q_proj: differs by 4.1e-03", True),
+        ("first at layers.1.q_proj: differs by 5.0e-03", "first at layers.0.q_proj: differs by 5.0e-03", False),
+        ("layers.0.k_proj.bias", "layers.0.q_proj.bias", False),
+        ("cannot load /new/tree/x after 4 attempts", "cannot load /old/y after 4 attempts", True),
+    ],
+)
+def test_another_tensor_is_new_and_another_path_is_not(now: str, before: str, excused: bool) -> None:
+    assert (fresh(missed("1", message=now), missed("1", message=before)) is None) is excused
+    assert (fresh(probe(rung("tp", reason=now)), probe(rung("tp", reason=before))) is None) is excused
+    assert (fresh(probe(reason=now), probe(reason=before)) is None) is excused
+
+
+def test_a_probe_that_did_not_fail_before_excuses_nothing() -> None:
+    assert fresh(BAD, None) == failures(BAD)[0]
 
 
 def side(repo: Path, base: str) -> SideTests:
@@ -89,7 +143,7 @@ def test_what_fails_without_the_change_is_blocked_and_the_levels_run(bench: Benc
 def test_what_is_new_ends_the_trial(bench: Bench, repo: Path) -> None:
     trial, found = trial_of(bench, repo, GOOD, BAD)
     assert (trial.verdict, found.verdict, found.boundary) == (Verdict.FAIL, Verdict.FAIL, "provider")
-    assert "this is new" in found.notes[-1]
+    assert "this is new: qwen2: tp: a" in found.notes[-1]
     assert not list(bench.out.glob("levels/0-*/run.log"))
 
 

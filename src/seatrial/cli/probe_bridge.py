@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -22,6 +22,21 @@ Engine = Literal["transformers", "vllm"]
 Device = Literal["cpu", "cuda"]
 DEFAULT = "qwen2"
 EVIDENCE = "evidence"
+LATE = "Give up after this many minutes, ladder and own tests together; building the environment is not counted."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """How the command is to run, and what it is to leave."""
+
+    python: Path | None
+    engine_python: Path | None
+    steps: int
+    tests: bool
+    card: Path | None
+    out: Path | None
+    minutes: float
+    json: bool
 
 
 def bridge(
@@ -46,12 +61,14 @@ def bridge(
     python: Annotated[Path | None, typer.Option("--python", help="Your own interpreter with Megatron, such as one with CUDA.")] = None,
     device: Annotated[Device, typer.Option("--device", help="Where the models are; cuda needs --python.")] = "cpu",
     tests: Annotated[bool, typer.Option("--tests/--no-tests", help="Also run the Bridge's own unit tests that match the diff.")] = True,
-    base: request.Base = None,
+    base: Annotated[
+        str | None, typer.Option("--base", help="Revision before the change. Default: the merge base with the main branch.")
+    ] = None,
     card: Annotated[Path | None, typer.Option("--card", metavar="FILE", help="Write a model verification card (YAML) there.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where the evidence goes. Default: a new directory below trials/.")
     ] = None,
-    minutes: Annotated[float, typer.Option("--deadline", metavar="MINUTES", min=0.1, help="Give up after this many minutes.")] = 60,
+    minutes: Annotated[float, typer.Option("--deadline", metavar="MINUTES", min=0.1, help=LATE)] = 60,
     json: Annotated[bool, typer.Option("--json", help="Print probe.json instead of text.")] = False,
 ) -> None:
     """Climb the conformance ladder of Megatron-Bridge: import, export, logits, parallelism, checkpoint, LoRA, closed loop.
@@ -79,7 +96,13 @@ def bridge(
         engine=engine,
         fault=fault,
     )
-    _run(asked, _changes(change or [], base), python, engine_python, steps, tests, card, out, minutes, json)
+    changes = _changes(change or [], base)
+    if card is not None:
+        from seatrial.proving.bridge.card import require_card
+
+        require_card(asked, changes, card)
+    wanted = Wanted(python=python, engine_python=engine_python, steps=steps, tests=tests, card=card, out=out, minutes=minutes, json=json)
+    _run(asked, changes, wanted)
 
 
 def _lists(model: list[str] | None, rungs: str | None, fault: str | None) -> None:
@@ -186,18 +209,7 @@ def _engine(asked: Asked, own: Path | None) -> dict[str, object]:
     return {"engine_python": str(python.absolute())}
 
 
-def _run(
-    asked: Asked,
-    changes: tuple[RepoState, ...],
-    python: Path | None,
-    engine_python: Path | None,
-    steps: int,
-    tests: bool,
-    card: Path | None,
-    out: Path | None,
-    minutes: float,
-    json: bool,
-) -> NoReturn:
+def _run(asked: Asked, changes: tuple[RepoState, ...], wanted: Wanted) -> NoReturn:
     """Run ladder and tests, judge, and say it."""
     import time
 
@@ -205,48 +217,35 @@ def _run(
     from seatrial.evidence.repos import write_repos
     from seatrial.launch.interrupt import Interrupted, Interruptible
     from seatrial.model.verdict import ExitCode
+    from seatrial.proving.bridge.conclude import run_own_tests, unless_edited
     from seatrial.proving.bridge.run import Setup, prove
     from seatrial.trial import rundir
 
     began = time.monotonic()
 
     def tell(line: str) -> None:
-        typer.echo(f"seatrial: {line}", err=json)
+        typer.echo(f"seatrial: {line}", err=wanted.json)
 
     with Interruptible():
-        interpreter = _interpreter(python, not json)
-        options = {"steps": steps, **_engine(asked, engine_python)}
-        place = rundir.named_directory(out) if out is not None else rundir.new_directory(Path("trials"), "probe-bridge")
+        interpreter = _interpreter(wanted.python, not wanted.json)
+        ends = time.monotonic() + 60 * wanted.minutes
+        options = {"steps": wanted.steps, **_engine(asked, wanted.engine_python)}
+        place = rundir.named_directory(wanted.out) if wanted.out is not None else rundir.new_directory(Path("trials"), "probe-bridge")
         recorded = write_repos(changes, place / EVIDENCE, Redactor(os.environ)) if changes else ()
-        setup = Setup(asked=asked, python=interpreter, out=place, deadline_s=60 * minutes, changes=recorded, options=options)
+        setup = Setup(asked=asked, python=interpreter, out=place, deadline_s=60 * wanted.minutes, changes=recorded, options=options)
         try:
             judged = prove(setup, tell)
-            if tests and asked.fault is None:
-                judged = _own_tests(setup, judged, tell)
-            judged = _unless_edited(setup, judged)
+            if wanted.tests and asked.fault is None:
+                judged = run_own_tests(setup, judged, ends - time.monotonic(), tell)
+            judged = unless_edited(judged, setup.changes, place / EVIDENCE)
         except Interrupted:
             typer.echo(f"seatrial: interrupted, all processes are ended; there is no verdict. What was found so far: {place}", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
-    _close(setup, judged, card, json, time.monotonic() - began)
+    _close(setup, judged, wanted, time.monotonic() - began)
 
 
-def _unless_edited(setup: Setup, judged: Judged) -> Judged:
-    """A checkout that was edited while the ladder ran is not the one that was recorded: no Pass."""
-    from seatrial.evidence.redact import Redactor
-    from seatrial.evidence.repos import differs
-    from seatrial.model.verdict import Boundary, Verdict
-
-    redactor = Redactor(os.environ)
-    for repo in setup.changes:
-        how = differs(repo, setup.out / EVIDENCE, redactor)
-        if how is not None and judged.verdict is Verdict.PASS:
-            reason = f"{repo.path} was edited while it was probed: {how}"
-            return judged.model_copy(update={"verdict": Verdict.BLOCKED, "reason": reason, "boundary": Boundary.ENVIRONMENT})
-    return judged
-
-
-def _close(setup: Setup, judged: Judged, card: Path | None, json: bool, seconds: float) -> NoReturn:
-    """Write probe.json, summary.md and the card, print the end of it, and exit with the verdict."""
+def _close(setup: Setup, judged: Judged, wanted: Wanted, seconds: float) -> NoReturn:
+    """Write summary.md, probe.json and the card, print the end of it, and exit with the verdict."""
     from seatrial import __version__
     from seatrial.evidence.redact import Redactor
     from seatrial.files import write_json, write_text
@@ -267,48 +266,31 @@ def _close(setup: Setup, judged: Judged, card: Path | None, json: bool, seconds:
         judged=judged,
     )
     text = redactor.text(summary(made, setup.out))
-    if card is not None:
-        _card(made, card)
-    # The verdict last: where it lies, everything else does, too.
+    # The verdict last: where it lies, the evidence does, too. Only the card comes after it, which can still prove impossible.
     write_text(setup.out / "summary.md", text)
     write_json(setup.out / "probe.json", made)
-    if json:
+    if wanted.json:
         typer.echo(made.model_dump_json(indent=2))
     else:
         typer.echo(f"\n{table(judged.families, setup.asked.rungs)}\n\n{text}" if judged.families else f"\n{text}", nl=False)
         typer.echo(f"\nprobe: {setup.out / 'probe.json'}")
+    if wanted.card is not None:
+        _card(made, wanted.card)
     raise typer.Exit(exit_code(judged.verdict))
 
 
-def _own_tests(setup: Setup, judged: Judged, tell: Callable[[str], None]) -> Judged:
-    """The Bridge's own unit tests that match the diff, when a change of a Bridge is under test: a deliverable of their own."""
-    from seatrial.model.verdict import Boundary, Verdict, worst
-    from seatrial.proving.bridge.own_tests import own_tests
-
-    repo = next((state for state in setup.changes if "megatron.bridge" in state.packages), None)
-    if repo is None:
-        return judged
-    if repo.base is None or not repo.changed:
-        note = f"{repo.name}: its own tests were not run: no change against a base is known (name --base)"
-        return judged.model_copy(update={"limitations": (*judged.limitations, note)})
-    found = own_tests(setup.python, repo, setup.out / "own-tests", setup.deadline_s, repo.base, tell)
-    said = {"own_tests": found, "limitations": (*judged.limitations, *(f"own tests: {note}" for note in found.notes))}
-    if found.dead:
-        first = "; ".join(found.dead[:3])
-        said["follow_ups"] = (
-            *judged.follow_ups,
-            f"{len(found.dead)} paths that upstream's skills name are dead: {first}; all in probe.json",
-        )
-    verdict = worst((judged.verdict, found.verdict))
-    if verdict is not judged.verdict:
-        boundary = Boundary.PROVIDER if verdict is Verdict.FAIL else Boundary.ENVIRONMENT
-        said |= {"verdict": verdict, "reason": f"the Bridge's own tests: {found.reason}", "boundary": boundary}
-    return judged.model_copy(update=said)
-
-
 def _card(probe: Probe, place: Path) -> None:
+    """Write the card. Where there can be none, a verdict that is no Pass matters more, and keeps its exit code."""
     from seatrial.files import write_text
+    from seatrial.model.errors import UserError
+    from seatrial.model.verdict import Verdict
     from seatrial.proving.bridge.card import card_text
 
-    write_text(place, card_text(probe))
+    try:
+        write_text(place, card_text(probe))
+    except UserError as error:
+        if probe.judged.verdict is Verdict.PASS:
+            raise
+        typer.echo(f"seatrial: there is no card: {error.message}", err=True)
+        return
     typer.echo(f"seatrial: a draft of a verification card, for a person to complete: {place}", err=True)

@@ -3,6 +3,7 @@
 - Control and bidirectional-override characters are made visible (`\\x1b`), never dropped: a log line must not be able
   to recolour a terminal, reorder a sentence or make XML invalid. Colour codes alone are removed; they carry no fact.
 - `one_line` keeps a recorded text from adding lines of its own to a report with a fixed format.
+- `generic` makes the texts of two runs comparable: what they measured and where they lay is gone, every name stays.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Iterable, Sequence
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]")
+
+_OWN = re.compile(r"0x[0-9a-fA-F]+|(?<![\w/.])\.{0,2}/[^\s'\",)]+|(?<![\w.])[-+]?\d[\d.]*(?:[eE][-+]?\d+)?\w*")
+"""Of one run: an address, an absolute path (or one that starts with dots), a number with its unit. The 1 of `layers.1.mlp` is a name."""
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -50,3 +54,8 @@ def ranges(steps: Sequence[int]) -> str:
 def unique(texts: Iterable[str]) -> tuple[str, ...]:
     """The non-empty texts in their first order, each once."""
     return tuple(dict.fromkeys(text for text in texts if text.strip()))
+
+
+def generic(text: str) -> str:
+    """`text` without what differs between two runs that fail in the same way: measured numbers, addresses, places of files."""
+    return _OWN.sub("#", text)

@@ -2,24 +2,49 @@
 
 - The same command runs on worktrees of the commits before the change. Without such commits, or where they cannot be had, the
   Fail stands, and it is said that nothing was compared.
+- The same way: the same check of the same rung and model says the same, numbers and paths aside, and measured nothing much worse.
+  What cannot be compared is not the same.
 - Excused means Blocked, never Pass: nothing was proven. One failure that the base does not have is a Fail.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.loop import SideTests
 from seatrial.model.verdict import Verdict
+from seatrial.report.text import generic
 from seatrial.trial.unchanged import unchanged
 
-Failure = tuple[str, str, str]
-"""Model, rung, and a check that it missed; or why it failed, where it has none."""
+WORSE = 10.0
+"""A measured value may be this many times as bad as before. Chosen, not measured."""
+_NUMBER = r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_MEASURED = re.compile(rf"({_NUMBER})(?:(?:/| of )({_NUMBER}))?(?![\w.])")
 Run = Callable[[tuple[str, ...]], dict[str, Any] | None]
 """Runs the command of a probe; gives its probe.json when that is a Fail, and None otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A check that was missed; or why a rung or a whole probe failed, where there is none."""
+
+    model: str
+    rung: str
+    check: str
+    message: str
+    """Without numbers and paths."""
+    value: str = ""
+    threshold: str = ""
+
+    def as_before(self, old: Failure) -> bool:
+        """Whether this is what failed before, and not much worse."""
+        mine, its = ((one.model, one.rung, one.check, one.message) for one in (self, old))
+        return mine == its and _no_worse(self, old)
 
 
 def excuse(tests: SideTests, found: dict[str, Any], trees: Path, run: Run) -> tuple[str, str]:
@@ -33,8 +58,10 @@ def excuse(tests: SideTests, found: dict[str, Any], trees: Path, run: Run) -> tu
             before = run(tuple(_moved(tests.argv, there)))
     except (BlockedError, UserError) as error:
         return "", f"not compared with the state before the change: {error.message}"
-    if before is None or not failures(found) <= failures(before):
-        return "", f"compared with the state before the change ({commits}): this is new"
+    new = fresh(found, before)
+    if new is not None:
+        what = ": ".join(part for part in (new.model, new.rung, new.check) if part)
+        return "", f"compared with the state before the change ({commits}): this is new{f': {what}' if what else ''}"
     return f"the state before the change ({commits}) fails in the same way", ""
 
 
@@ -45,12 +72,51 @@ def _moved(argv: Sequence[str], places: dict[str, str]) -> Iterator[str]:
         yield word.removesuffix(end) + places[end] if end else word
 
 
-def failures(probe: dict[str, Any]) -> set[Failure]:
+def fresh(now: dict[str, Any], before: dict[str, Any] | None) -> Failure | None:
+    """The first failure of a failed probe that the one before does not have, or has much milder; None for one that did not fail."""
+    old = failures(before) if before is not None else []
+    return next((failure for failure in failures(now) if not any(failure.as_before(one) for one in old)), None)
+
+
+def failures(probe: dict[str, Any]) -> list[Failure]:
     """What of a failed probe failed. One that never came to a rung failed as a whole."""
     judged = probe["judged"]
     rungs = [(family["model"], rung) for family in judged["families"] for rung in family["rungs"] if rung["verdict"] == Verdict.FAIL]
-    return {(model, rung["rung"], what) for model, rung in rungs for what in _missed(rung)} or {("", "", judged["reason"])}
+    return [failure for model, rung in rungs for failure in _missed(model, rung)] or [Failure("", "", "", generic(judged["reason"]))]
 
 
-def _missed(rung: dict[str, Any]) -> list[str]:
-    return [check["name"] for check in rung.get("checks", ()) if not check["passed"]] or [rung["reason"]]
+def _missed(model: str, rung: dict[str, Any]) -> list[Failure]:
+    missed = [check for check in rung.get("checks", ()) if not check["passed"]]
+    if not missed:
+        return [Failure(model, rung["rung"], "", generic(rung["reason"]))]
+    return [
+        Failure(
+            *(model, rung["rung"], check["name"], generic(check.get("message", ""))),
+            value=str(check.get("value", "")),
+            threshold=check.get("threshold", ""),
+        )
+        for check in missed
+    ]
+
+
+def _no_worse(now: Failure, before: Failure) -> bool:
+    """A count may not grow, since messages name only the first few; a measured value may be up to `WORSE` times as bad."""
+    bad, old = _badness(now), _badness(before)
+    if bad is None or old is None:
+        return now.value == before.value
+    counted = bad[1] or old[1]
+    return bad[0] <= (old[0] if counted else WORSE * old[0])
+
+
+def _badness(failure: Failure) -> tuple[float, bool] | None:
+    """How far a value is from what it should be, and whether that is a count; None for what is no number, such as NaN."""
+    found = _MEASURED.match(failure.value)
+    if found is None:
+        return None
+    value, whole = float(found[1]), found[2]
+    if failure.threshold == "all":  # `13/26 equal`
+        return (float(whole) - value, True) if whole is not None else None
+    limit = re.match(rf">=? ({_NUMBER})$", failure.threshold)
+    if limit is not None:  # a cosine: what it lacks
+        return float(limit[1]) - value, False
+    return abs(value), failure.value.isdecimal()

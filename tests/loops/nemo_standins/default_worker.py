@@ -2,7 +2,7 @@
 
 import sys
 
-import megatron.bridge  # type: ignore[import-not-found]
-import megatron.core  # type: ignore[import-not-found]
+import megatron.bridge
+import megatron.core
 
 sys.stdout.write(f"(MegatronPolicyWorker pid=1) imported {megatron.bridge.__name__} and {megatron.core.__name__}\n")

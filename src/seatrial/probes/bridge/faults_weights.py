@@ -84,6 +84,14 @@ def _norms_exchanged(mappings: list[Any]) -> list[Any]:
     return mappings
 
 
+def _fused_norm_misnamed(mappings: list[Any]) -> list[Any]:
+    """The name that layers of Transformer Engine have leads nowhere; that of local layers is right."""
+    for mapping in mappings:
+        if mapping.megatron_param.endswith("linear_qkv.layer_norm_weight"):
+            mapping.hf_param = "model.layers.*.no_such_norm.weight"
+    return mappings
+
+
 def _second_glob(mappings: list[Any]) -> list[Any]:
     """A mapping that was copied, and half edited. The first still wins."""
     wrong = _conversion().AutoMapping("decoder.layers.*.mlp.linear_fc2.weight", "model.layers.*.mlp.up_proj.weight")
@@ -263,6 +271,13 @@ FAULTS: dict[str, Fault] = {
         _registry(_bias_misnamed),
     ),
     "ambiguous-glob": Fault("a second mapping has the same name", "qwen2", ("mapping",), "mlp.linear_fc2.weight", _registry(_second_glob)),
+    "fused-norm-misnamed": Fault(
+        "the norm that Transformer Engine fuses is mapped to a name that is not on disk",
+        "qwen2",
+        ("mapping",),
+        "layer_norm_weight",
+        _registry(_fused_norm_misnamed),
+    ),
     "norms-exchanged": Fault(
         "input and post-attention norm are exchanged in the mapping", "qwen2", ("parity",), "input_layernorm", _registry(_norms_exchanged)
     ),

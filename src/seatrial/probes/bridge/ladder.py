@@ -1,12 +1,12 @@
 """Driver of the conformance ladder: `python -m seatrial.probes.bridge.ladder PLAN OUT`, where Megatron and transformers are.
 
 PLAN is JSON: `device`, `models` (name -> directory, or null for a family that is made here), `items` (each a model, a rung and a fault
-or null), `options`, and `watch` (changed files -> the names they are reported by). On a CPU the Bridge is imported once, and every item
-then runs in forked processes of its own, one per rank; on a GPU it runs in a worker that was started for it. Each has a deadline: neither
-a crash nor parallel state of one rung reaches the next.
+or null), `options`, `patience` (a factor of deadlines) and `watch` (changed files -> the names they are reported by). On a CPU the Bridge
+is imported once, and every item then runs in forked processes of its own, one per rank; on a GPU it runs in a worker that was started for
+it. Each has a deadline: neither a crash nor parallel state of one rung reaches the next.
 
 OUT/facts.jsonl gets what the rungs found, how each ended (`rung`), what was imported from where (`imported`), which shims took part
-(`shims`), and of which watched files functions were called (`called`). The judgement is made outside.
+(`shims`), and which functions of watched files were called (`called`). The judgement is made outside.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import inspect
 import json
 import os
 import signal
@@ -44,6 +45,8 @@ class Ladder:
     def __init__(self, plan: dict[str, Any], out: Path) -> None:
         self.plan, self.out, self.facts = plan, out, out / "facts.jsonl"
         self.device: str = plan["device"]
+        self.patience: float = 60 * plan.get("patience", 1.0)
+        """Seconds for each minute of a rung: large checkpoints take longer."""
         self.workers: Workers | None = None
 
     def run(self) -> None:
@@ -99,9 +102,9 @@ class Ladder:
             state, error, seconds, cpu = "missing", f"{rung.ranks} GPUs: run this rung on a CPU", 0.0, 0.0
         elif self.workers is None:
             work = [_bound(replace(first, rank=rank), place / "store", watch) for rank in range(rung.ranks)]
-            state, error, seconds, cpu = fork_all(work, 60 * rung.minutes, place)
+            state, error, seconds, cpu = fork_all(work, self.patience * rung.minutes, place)
         else:
-            state, error, seconds, cpu = self.started({"rank": first.plain(), "watch": watch}, place, 60 * rung.minutes)
+            state, error, seconds, cpu = self.started({"rank": first.plain(), "watch": watch}, place, self.patience * rung.minutes)
         self.write("rung", model=model, rung=name, fault=fault, state=state, error=error, seconds=seconds, cpu_seconds=cpu)
 
     def started(self, job: dict[str, Any], place: Path, deadline_s: float) -> tuple[str, str, float, float]:
@@ -166,19 +169,21 @@ def _bound(rank: Rank, store: Path, watch: dict[str, str]) -> Callable[[], None]
         finally:
             sys.setprofile(None)
             rank.write("shims", shims=[row for row in shims.report() if row["state"] != "not reached"])
-            rank.write("called", files=sorted(watch[file] for file in seen))
+            rank.write("called", functions=sorted([watch[file], line] for file, line in seen))
 
     return work
 
 
-def _watched(watch: dict[str, str]) -> set[str]:
-    """Files among these of which a function is called from now on: a rung that calls none of a changed file says nothing about it."""
-    seen: set[str] = set()
+def _watched(watch: dict[str, str]) -> set[tuple[str, int]]:
+    """Functions of these files that are called from now on, by file and first line: a rung says nothing about what it never calls."""
+    seen: set[tuple[str, int]] = set()
     if watch:
 
         def called(frame: Any, event: str, _argument: object) -> None:
-            if event == "call" and frame.f_code.co_filename in watch:
-                seen.add(frame.f_code.co_filename)
+            code = frame.f_code
+            # The body of a module or class is run by its import alone; only functions have locals of their own.
+            if event == "call" and code.co_flags & inspect.CO_NEWLOCALS and code.co_filename in watch:
+                seen.add((code.co_filename, code.co_firstlineno))
 
         sys.setprofile(called)
     return seen
@@ -291,7 +296,9 @@ def prepare() -> None:
 
 def origins() -> dict[str, Any]:
     """Versions, and the files that packages were imported from."""
-    found: dict[str, Any] = {"python": sys.version.split()[0]}
+    import torch
+
+    found: dict[str, Any] = {"python": sys.version.split()[0], "cuda": torch.cuda.is_available()}
     for name in ("torch", "transformers", "megatron.core", "megatron.bridge"):
         module = sys.modules[name]
         found[name] = {"version": str(getattr(module, "__version__", "")), "file": str(module.__file__)}

@@ -6,6 +6,7 @@ rung does not wait for an import.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -24,13 +25,14 @@ class Workers:
 
     def __init__(self, jobs: int) -> None:
         self._left, self._waiting = jobs, deque[subprocess.Popen[str]]()
+        self._running: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Workers:
         self._fill()
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        for worker in self._waiting:
+        for worker in (*self._waiting, *([self._running] if self._running else [])):
             worker.kill()
             worker.wait()
 
@@ -43,12 +45,13 @@ class Workers:
 
     def run(self, job: dict[str, Any], place: Path, deadline_s: float) -> tuple[int | None, float, float]:
         """The exit code of a job (negative: its signal; None: it was late and is ended), seconds and CPU seconds of the job itself."""
-        worker = self._waiting.popleft()
+        worker = self._running = self._waiting.popleft()
         self._fill()
         place.mkdir(parents=True, exist_ok=True)
         assert worker.stdin is not None
-        worker.stdin.write(json.dumps({**job, "place": str(place)}) + "\n")
-        worker.stdin.close()
+        with contextlib.suppress(OSError):  # it died as it imported: its exit code says so
+            worker.stdin.write(json.dumps({**job, "place": str(place)}) + "\n")
+            worker.stdin.close()
         code: int | None = None
         try:
             begun = self._begun(worker, place / "begun")

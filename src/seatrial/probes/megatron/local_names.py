@@ -42,14 +42,12 @@ def add(bridge: Any) -> None:
 
 
 def _norms(known: Mapping[str, Any]) -> Iterator[Any]:
-    from megatron.bridge.models.conversion.param_mapping import AutoMapping
-
     for fused, local in NORMS.items():
         if fused in known and local in known:
             shims.dropped("local-norm-names", "upstream maps the norms of local layers itself")
         elif fused in known:
             shims.used("local-norm-names")
-            yield AutoMapping(megatron_param=local, hf_param=known[fused].hf_param)
+            yield _renamed(known[fused], local)
 
 
 def _experts(known: Mapping[str, Any]) -> Iterator[Any]:
@@ -59,6 +57,11 @@ def _experts(known: Mapping[str, Any]) -> Iterator[Any]:
             local = name.replace(fused, f".experts.local_experts.*.{layer}.weight")
             if name.endswith(fused) and local not in known:
                 shims.used("local-expert-names")
-                other = copy.copy(mapping)
-                other.megatron_param = local
-                yield other
+                yield _renamed(mapping, local)
+
+
+def _renamed(mapping: Any, name: str) -> Any:
+    """The same mapping under another Megatron name: its class may do more than copy, such as centre a norm around zero."""
+    other = copy.copy(mapping)
+    other.megatron_param = name
+    return other

@@ -13,16 +13,17 @@ from __future__ import annotations
 import json
 import math
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seatrial.files import read_json
+from seatrial.files import read_json, write_error
 from seatrial.model.errors import UserError
 from seatrial.model.record import RepoState
 from seatrial.probes.bridge.families import FAMILIES
-from seatrial.proving.bridge.record import FamilyResult, Probe, RungResult
+from seatrial.proving.bridge.record import Asked, FamilyResult, Probe, RungResult
 from seatrial.proving.bridge.run import shown
 
 DISCLAIMER = (
@@ -73,12 +74,25 @@ class About:
     device: str
 
 
+def require_card(asked: Asked, changes: Sequence[RepoState], place: Path) -> None:
+    """Refuse, before anything runs, a card that cannot come of it, or that cannot be written to its place."""
+    _require_plain(len(asked.models), asked.fault)
+    _clean_commit(_bridge(changes))
+    if asked.models[0] not in FAMILIES:
+        _architecture(asked.models, shown(asked.models[0]))
+    if place.is_dir():
+        raise UserError(f"--card {place}: is a directory", "name a file")
+    there = next(parent for parent in place.absolute().parents if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise write_error(place, error) from error
+
+
 def card_text(probe: Probe) -> str:
     """The card of a probe of one model, as YAML. A UserError says why there can be none."""
-    if len(probe.judged.families) != 1:
-        raise UserError(f"a card is of one model, and {len(probe.judged.families)} were probed", "name one with --model")
-    if probe.asked.fault:
-        raise UserError(f"the fault {probe.asked.fault} was injected: what ran is not the commit that a card names", "leave --fault out")
+    _require_plain(len(probe.judged.families), probe.asked.fault)
     family = probe.judged.families[0]
     text = "".join(f"{line}\n" for line in _lines(card(family, about(probe, family)), 0))
     for what, pattern in _PRIVATE.items():
@@ -89,9 +103,19 @@ def card_text(probe: Probe) -> str:
     return text
 
 
+def _require_plain(models: int, fault: str | None) -> None:
+    if models != 1:
+        raise UserError(f"a card is of one model, and here are {models}", "name one with --model")
+    if fault:
+        raise UserError(f"with the fault {fault} what runs is not the commit that a card names", "leave --fault or --card out")
+
+
+def _bridge(changes: Sequence[RepoState]) -> RepoState | None:
+    return next((change for change in changes if "megatron.bridge" in change.packages), None)
+
+
 def about(probe: Probe, family: FamilyResult) -> About:
     """What the record of a probe knows about a model."""
-    repo = next((change for change in probe.changes if "megatron.bridge" in change.packages), None)
     tiny = family.model in FAMILIES and family.model in probe.asked.models  # a directory may be called like a family
     version = _VERSION.match(probe.judged.versions.get("transformers", ""))
     if version is None:
@@ -99,9 +123,9 @@ def about(probe: Probe, family: FamilyResult) -> About:
     return About(
         model=family.model,
         tiny=tiny,
-        architecture=FAMILIES[family.model].architecture if tiny else _architecture(probe, family.model),
+        architecture=FAMILIES[family.model].architecture if tiny else _architecture(probe.asked.models, family.model),
         transformers=version[0],
-        bridge_commit=_clean_commit(repo),
+        bridge_commit=_clean_commit(_bridge(probe.changes)),
         device=probe.asked.device,
     )
 
@@ -111,14 +135,14 @@ def _clean_commit(repo: RepoState | None) -> str:
     if repo is None:
         raise UserError("a card names the commit of the Bridge, and no checkout is under test", "name it: --change bridge=PATH")
     if repo.dirty:
-        raise UserError(f"{repo.path}: uncommitted changes ran, and a card names a commit", "commit them, then probe again")
+        raise UserError(f"{repo.path}: has uncommitted changes, and a card names a commit", "commit them, or leave --card out")
     if not _COMMIT.fullmatch(repo.commit):
         raise UserError(f"{repo.path}: {repo.commit} is no commit of 40 letters", "a card needs a repository with SHA-1 names")
     return repo.commit
 
 
-def _architecture(probe: Probe, model: str) -> str:
-    place = next((Path(asked) for asked in probe.asked.models if shown(asked) == model), None)
+def _architecture(models: Sequence[str], model: str) -> str:
+    place = next((Path(asked) for asked in models if shown(asked) == model), None)
     names = read_json(place / "config.json").get("architectures") if place is not None else None
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise UserError(f"{place or model}: config.json names no architecture", 'add "architectures" to its config.json')

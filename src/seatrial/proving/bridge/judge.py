@@ -19,26 +19,39 @@ from seatrial.probes.bridge import rungs as ladder
 from seatrial.proving.bridge.judges import JUDGES
 from seatrial.proving.bridge.missing import lacking
 from seatrial.proving.bridge.record import Asked, FamilyResult, Judged, RungResult, ShimUse
+from seatrial.proving.bridge.touched import Function
 
 OPTIONAL = ("cp",)
 """Rungs that upstream itself runs only with Transformer Engine: they count when they ran, or were asked for by name."""
 PACKAGES = ("torch", "transformers", "megatron.core", "megatron.bridge")
 HEAD = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Refused|Missing)\b")
 """How an exception begins at the end of a traceback."""
+KILLED = "killed by signal 9"
 INAPPLICABLE = "does not apply"
 _SHOWN = 3
 
 
-def judge(facts: Facts, asked: Asked, changes: Sequence[RepoState] = (), trouble: str = "") -> Judged:
-    """Judge a whole run; `trouble` says how its process ended, when not well."""
-    if blocked := _worthless(facts, changes, trouble):
+def judge(
+    facts: Facts,
+    asked: Asked,
+    changes: Sequence[RepoState] = (),
+    trouble: str = "",
+    core: str | None = None,
+    functions: Sequence[Function] = (),
+) -> Judged:
+    """Judge a whole run.
+
+    `trouble` says how its process ended, when not well; `core` is where Megatron-Core must come from, if known; `functions` are those
+    that the change touches.
+    """
+    if blocked := _worthless(facts, asked, changes, trouble, core):
         return blocked
     families = tuple(_family(facts, asked, model, trouble) for model in asked.models)
     verdict, reason, boundary = _sum(families)
-    idle = _idle(facts, changes)
-    if verdict is Verdict.PASS and idle and len(idle) == len(_sources(changes)):
+    idle = _idle(facts, functions)
+    if verdict is Verdict.PASS and idle and len(idle) == len(functions):
         verdict, boundary = Verdict.BLOCKED, Boundary.CONFIG
-        reason = f"vacuous: no rung called a function of any changed file ({idle[0]}): choose a family that uses them with --model"
+        reason = f"vacuous: no rung called any function that the change touches ({idle[0]}): choose models and rungs that use it"
     return Judged(
         verdict=verdict,
         reason=reason,
@@ -46,11 +59,11 @@ def judge(facts: Facts, asked: Asked, changes: Sequence[RepoState] = (), trouble
         families=families,
         shims=_shims(facts),
         versions=_versions(facts),
-        limitations=_limitations(facts, asked, families, changes),
+        limitations=_limitations(facts, asked, families, idle),
     )
 
 
-def _worthless(facts: Facts, changes: Sequence[RepoState], trouble: str) -> Judged | None:
+def _worthless(facts: Facts, asked: Asked, changes: Sequence[RepoState], trouble: str, core: str | None) -> Judged | None:
     """Why nothing can be said about any rung."""
     if facts.damage:
         return _nothing(Verdict.BLOCKED, f"facts are damaged: {facts.damage[0]}", Boundary.METRICS)
@@ -64,12 +77,13 @@ def _worthless(facts: Facts, changes: Sequence[RepoState], trouble: str) -> Judg
     imported = facts.one("imported")
     if imported is None:
         return _nothing(Verdict.BLOCKED, f"the ladder never began: {trouble or 'no fact says what was imported'}", Boundary.ENVIRONMENT)
-    for repo in changes:
-        for package in (name for name in PACKAGES if name in repo.packages and repo.import_root):
-            file = str(_dict(imported.get(package)).get("file"))
-            if not comes_from(file, package, str(repo.import_root)):
-                text = f"wrong import: {package} came from {file}, not from {repo.import_root}"
-                return _nothing(Verdict.BLOCKED, text, Boundary.ENVIRONMENT)
+    if asked.device != "cpu" and imported.get("cuda") is not True:
+        return _nothing(Verdict.BLOCKED, "there is no CUDA device that this torch can use: nothing could run on one", Boundary.ENVIRONMENT)
+    wanted = [(name, repo.import_root) for repo in changes for name in PACKAGES if name in repo.packages and repo.import_root]
+    for package, root in (*wanted, *([("megatron.core", core)] if core else [])):
+        file = str(_dict(imported.get(package)).get("file"))
+        if not comes_from(file, package, root):
+            return _nothing(Verdict.BLOCKED, f"wrong import: {package} came from {file}, not from {root}", Boundary.ENVIRONMENT)
     return None
 
 
@@ -119,6 +133,12 @@ def _rung(facts: Facts, asked: Asked, model: str, rung: str, trouble: str) -> Ru
     elif part is not None:
         known = rung in OPTIONAL or (asked.device != "cpu" and ladder.TABLE[rung].ranks > 1)
         found = {"verdict": Verdict.SKIPPED, "reason": f"cannot run here: {part}", "counted": asked.rungs_named or not known}
+    elif state == KILLED:
+        found = {
+            "verdict": Verdict.BLOCKED,
+            "reason": f"{state}: the machine ran out of memory, it seems",
+            "boundary": Boundary.ENVIRONMENT,
+        }
     else:
         found = {"verdict": Verdict.FAIL, "reason": f"{state}: {last_line(error)}", "boundary": Boundary.PROVIDER}
     return RungResult.model_validate({"rung": rung, "title": title, **times, **found})
@@ -185,15 +205,15 @@ def _versions(facts: Facts) -> dict[str, str]:
     return made
 
 
-def _limitations(facts: Facts, asked: Asked, families: Sequence[FamilyResult], changes: Sequence[RepoState]) -> tuple[str, ...]:
+def _limitations(facts: Facts, asked: Asked, families: Sequence[FamilyResult], idle: Sequence[Function]) -> tuple[str, ...]:
     made = [f"shim {use.id}: {use.reason} ({use.stands_for})" for use in _shims(facts) if use.state == "used"]
     made += [f"shim {use.id} was dropped: {use.note}" for use in _shims(facts) if use.state == "dropped"]
     made += [f"{family.model}: {text}" for family in families for rung in family.rungs for text in rung.limitations]
     made += [f"{family.model}: {rung.rung} did not run: {rung.reason}" for family in families for rung in family.rungs if _left(rung)]
     made += [f"{family.model}: {family.reason}" for family in families if not family.counted]
-    if idle := _idle(facts, changes):
+    if idle:
         more = f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else ""
-        made.append(f"no rung called a function of these changed files: {', '.join(idle[:_SHOWN])}{more}")
+        made.append(f"no rung called these changed functions: {', '.join(map(str, idle[:_SHOWN]))}{more}")
     if asked.device == "cpu":
         made.append("everything ran on a CPU: no CUDA kernel, no Transformer Engine, no NCCL took part")
     if asked.fault is not None:
@@ -201,15 +221,12 @@ def _limitations(facts: Facts, asked: Asked, families: Sequence[FamilyResult], c
     return tuple(dict.fromkeys(made))
 
 
-def _sources(changes: Sequence[RepoState]) -> list[str]:
-    """Changed files with functions that a rung could call."""
-    paths = [path for repo in changes for path in repo.changed if path.endswith(".py") and not path.endswith("__init__.py")]
-    return [path for path in paths if path.startswith(("src/", "megatron/"))]
-
-
-def _idle(facts: Facts, changes: Sequence[RepoState]) -> list[str]:
-    called = {path for row in facts.of("called") for path in row.get("files", ())}
-    return [path for path in _sources(changes) if path not in called]
+def _idle(facts: Facts, functions: Sequence[Function]) -> list[Function]:
+    """Changed functions that no rung which came to its end called."""
+    ended = {(row.get("model"), row.get("rung")) for row in facts.of("rung", state="ran")}
+    rows = [row for row in facts.of("called") if (row.get("model"), row.get("rung")) in ended]
+    called = {(str(path), line) for row in rows for path, line in row.get("functions", ())}
+    return [function for function in functions if (function.path, function.line) not in called]
 
 
 def _left(rung: RungResult) -> bool:
@@ -219,6 +236,9 @@ def _left(rung: RungResult) -> bool:
 def last_line(error: str) -> str:
     """The exception of a traceback, on one line: its last line that is not indented, with what follows it."""
     lines = [line for line in error.strip().splitlines() if line.strip()]
+    if lines and lines[-1].startswith(("SyntaxError", "IndentationError", "TabError")):
+        where = next((line.strip() for line in reversed(lines) if line.strip().startswith("File ")), "")
+        return f"{lines[-1]} ({where})"[:400]
     start = next((place for place in reversed(range(len(lines))) if HEAD.match(lines[place])), max(0, len(lines) - 1))
     return " ".join(" ".join(lines[start:]).split())[:400]
 

@@ -5,10 +5,12 @@
 - The same files run at the base revision in a worktree of their own. What they gave there is kept in the cache, so it runs once per
   base, selection, environment and set of shims. A base that is what is under test would excuse everything, and is refused.
 - None passed is Blocked; a test that ran at the base and not now is a note.
+- Tests that did not end in time are Blocked: how much time they had depends on what ran before them.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -131,6 +133,8 @@ def _verdict(ran: Ran, checkout: Path, before: dict[str, Case] | None, real: Seq
     """By the first rule that applies. A failure is a Fail only where it is known that the base has it not."""
     if ran.outcome.ended == "exited" and not ran.cases:
         return _nothing(ran, checkout, before or {})
+    if ran.outcome.ended in ("deadline", "stalled"):
+        return Verdict.BLOCKED, f"no end within the {ran.outcome.seconds:.0f} s that were left for them"
     if ran.outcome.ended != "exited" or ran.cases is None:
         return judge_side(ran.outcome, ran.cases, ran.said, ())
     if real:
@@ -162,17 +166,21 @@ def _nothing(ran: Ran, checkout: Path, before: dict[str, Case]) -> tuple[Verdict
 
 
 def own_tests(python: Path, repo: RepoState, out: Path, deadline_s: float, base: str | None, tell: Callable[[str], None]) -> OwnTests:
-    """Choose, run at the base and now, compare. Each run has `deadline_s`; `base` is a revision, None when none is known."""
+    """Choose, run at the base and now, compare. Both runs have `deadline_s` together, the base at most half of it.
+
+    `base` is a revision, None when none is known.
+    """
+    ends = time.monotonic() + deadline_s
     selection, out = select(repo), out.absolute()
     if not selection.files:
         reason = f"{repo.path}: none of the focused tests exists"
         return OwnTests(verdict=Verdict.SKIPPED, reason=reason, notes=selection.notes, dead=selection.dead)
-    place = Place(python=python, instruments=stage_packages((), out), out=out, deadline_s=deadline_s, tell=tell)
+    place = Place(python=python, instruments=stage_packages((), out), out=out, deadline_s=deadline_s / 2, tell=tell)
     commit, before, note = _before(place, repo, selection.files, base)
     selection = replace(selection, notes=(*selection.notes, *([note] if note else [])))
     tell(f"running {len(selection.files)} test files of the Bridge: {out / LOG}")
     try:
-        ran = run(python, Path(repo.path), selection.files, place.instruments, out, deadline_s)
+        ran = run(python, Path(repo.path), selection.files, place.instruments, out, ends - time.monotonic())
     except BlockedError as error:
         return OwnTests(verdict=Verdict.BLOCKED, reason=error.message, files=selection.files, notes=selection.notes, dead=selection.dead)
     return judge(ran, Path(repo.path), selection, commit, before)

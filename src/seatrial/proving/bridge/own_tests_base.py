@@ -53,7 +53,7 @@ class Place:
     instruments: Path
     out: Path
     deadline_s: float
-    """Of each run."""
+    """Of the run at the base."""
     tell: Callable[[str], None]
 
 

@@ -18,12 +18,12 @@ from typing import Literal
 
 from seatrial.files import read_text
 from seatrial.model.record import Record
+from seatrial.report.text import generic
 from seatrial.trial.sides import Case
 
 SIGNATURES = Path(__file__).with_name("own_tests.toml")
 Kind = Literal["real", "not run", "pre-existing"]
 _MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): (?:.*: )?No module named '([\w.]+)'")
-_CHANGING = re.compile(r"0x[0-9a-f]+|\d+|/[^\s'\",)]+")
 _BADNESS = ("passed", "skipped", "failed", "error")
 
 
@@ -86,7 +86,7 @@ def _kind(case: Case, now: Mapping[str, Case], before: Mapping[str, Case] | None
         return "real", "it passed at the base"
     if lost := [name for name in unseen(now, before or {}) if name.startswith((f"{case.name}.", f"{case.name}::"))]:
         return "real", f"{len(lost)} tests of this file passed at the base"
-    same = old is not None and old.outcome in ("failed", "error") and _alike(old.message, case.message)
+    same = old is not None and old.outcome in ("failed", "error") and generic(old.message) == generic(case.message)
     need = lacking(case.message, own)
     if need is not None and (same or not need.ambiguous):
         return "not run", f"needs {need.part} ({need.id})"
@@ -102,8 +102,3 @@ def _kind(case: Case, now: Mapping[str, Case], before: Mapping[str, Case] | None
 def unseen(now: Mapping[str, Case], before: Mapping[str, Case]) -> list[str]:
     """Tests that passed at the base and of which nothing is known now."""
     return [name for name, case in before.items() if case.outcome == "passed" and name not in now]
-
-
-def _alike(one: str, other: str) -> bool:
-    """Whether two messages differ in numbers, addresses and paths at most."""
-    return _CHANGING.sub("#", one) == _CHANGING.sub("#", other)

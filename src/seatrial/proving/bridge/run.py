@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from seatrial.evidence.redact import Redactor
-from seatrial.files import write_json
+from seatrial.files import read_json, write_json
 from seatrial.launch.interrupt import check_stop
 from seatrial.model.errors import UserError
 from seatrial.model.record import RepoState
@@ -18,6 +18,7 @@ from seatrial.probes.bridge.faults import FAULTS
 from seatrial.probes.bridge.rungs import TABLE
 from seatrial.proving.bridge.judge import judge, last_line
 from seatrial.proving.bridge.record import Asked, Judged
+from seatrial.proving.bridge.touched import touched
 from seatrial.proving.checkpoint import require_weights
 from seatrial.proving.driver import FACTS, LOG, Driver, Follower, Tell, trouble
 from seatrial.trial.inject import stage_packages
@@ -26,8 +27,10 @@ __all__ = ["FAMILIES", "FAULTS", "TABLE", "Setup", "import_path", "pinned", "pro
 LADDER = "seatrial.probes.bridge.ladder"
 PLAN = "plan.json"
 SUBMODULE = Path("3rdparty", "Megatron-LM")
-TEXTS = ("rung", "made", "unimportable")
+TEXTS = ("rung", "made", "unimportable", "loop")
 """Facts with errors in them."""
+MINUTES_PER_GB = 4.0
+"""How much longer, in units of a rung's own minutes, a large checkpoint may take per gigabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +58,19 @@ def require_models(models: Sequence[str]) -> None:
             raise UserError(f"--model {model}: no such family or directory", f"name a local HF directory, or one of {known}")
         if not (place / "config.json").is_file():
             raise UserError(f"{place}: config.json is missing", f"copy the model's config.json into {place}")
+        _require_architecture(place / "config.json")
         require_weights(place, str(place))
     twice = [name for name in {shown(model) for model in models} if sum(shown(model) == name for model in models) > 1]
     if twice:
         raise UserError(f"two models are called {twice[0]}", "probe them one after the other")
+
+
+def _require_architecture(file: Path) -> None:
+    """Something that names the architecture by which the Bridge finds its code."""
+    found = read_json(file)
+    named = found.get("architectures") if isinstance(found, dict) else None
+    if not isinstance(named, list) or not named:
+        raise UserError(f"{file}: `architectures` is missing", "name the architecture as transformers' save_pretrained does")
 
 
 def shown(model: str) -> str:
@@ -79,9 +91,12 @@ def require_rungs(text: str) -> tuple[str, ...]:
 def import_path(changes: Sequence[RepoState]) -> tuple[str, ...]:
     """The checkouts under test; behind a Bridge its own pinned Megatron-LM, where that is checked out and no other is under test."""
     made = [repo.import_root for repo in changes if repo.import_root]
-    if not any("megatron.core" in repo.packages for repo in changes):
-        made += [str(place) for place in pinned(changes)]
-    return tuple(made)
+    return (*made, *(str(place) for place in pinned(changes))) if _bundled(changes) else tuple(made)
+
+
+def _bundled(changes: Sequence[RepoState]) -> bool:
+    """Whether Megatron-Core is the Bridge's own, and no other is under test."""
+    return not any("megatron.core" in repo.packages for repo in changes)
 
 
 def pinned(changes: Sequence[RepoState]) -> list[Path]:
@@ -97,7 +112,12 @@ def plan_of(setup: Setup) -> dict[str, object]:
     items = [{"model": model, "rung": rung, "fault": asked.fault} for model in named for rung in asked.rungs]
     watch = {str(Path(repo.path, path)): path for repo in setup.changes for path in repo.changed if path.endswith(".py")}
     options = {**setup.options, "engine": asked.engine}
-    return {"device": asked.device, "models": named, "items": items, "options": options, "watch": watch}
+    patience = max([1.0, *(_gigabytes(Path(model)) * MINUTES_PER_GB for model in asked.models if model not in FAMILIES)])
+    return {"patience": patience, "device": asked.device, "models": named, "items": items, "options": options, "watch": watch}
+
+
+def _gigabytes(place: Path) -> float:
+    return sum(file.stat().st_size for file in place.glob("*.safetensors")) / 1e9
 
 
 def prove(setup: Setup, tell: Tell) -> Judged:
@@ -112,15 +132,19 @@ def prove(setup: Setup, tell: Tell) -> Judged:
     outcome = driver.run(argv, LOG, setup.deadline_s, follower.tick)
     follower.look()
     facts = driver.facts(TEXTS)
+    for text in (*setup.out.glob("rungs/*/error-*"), *setup.out.glob("rungs/**/*.log")):
+        redactor.file(text)
     check_stop()
     asked = setup.asked.model_copy(update={"models": tuple(shown(model) for model in setup.asked.models)})
-    judged = judge(facts, asked, setup.changes, trouble(outcome, setup.out / LOG, setup.deadline_s))
+    core = next((str(place) for place in pinned(setup.changes)), None) if _bundled(setup.changes) else None
+    how = trouble(outcome, setup.out / LOG, setup.deadline_s)
+    judged = judge(facts, asked, setup.changes, how, core, touched(setup.changes))
     return judged.model_copy(update={"limitations": (*judged.limitations, *_pin(setup.changes))})
 
 
 def _pin(changes: Sequence[RepoState]) -> list[str]:
     """Which Megatron-Core stood behind the Bridge, when it is not the one that the Bridge pins."""
-    if any("megatron.core" in repo.packages for repo in changes) or pinned(changes):
+    if not _bundled(changes) or pinned(changes):
         return []
     bridges = [repo for repo in changes if "megatron.bridge" in repo.packages and (Path(repo.path) / SUBMODULE).parent.is_dir()]
     return [

@@ -23,7 +23,7 @@ from typing import Any
 from seatrial.probes import fingerprint
 from seatrial.probes.bridge import controls, rungs
 from seatrial.probes.bridge.policy_model import RATE_BY_WIDTH, MegatronPolicy, precision
-from seatrial.probes.bridge.rank import Rank
+from seatrial.probes.bridge.rank import Missing, Rank
 from seatrial.probes.bridge.session import Session, unwrapped
 from seatrial.probes.engines.serve import Server
 from seatrial.probes.engines.transformers_loop import LENGTH, Loop
@@ -108,16 +108,16 @@ def reimported(session: Session, policy: MegatronPolicy, place: Path) -> list[st
 
 
 def chosen(rank: Rank, config: Any) -> tuple[str, str]:
-    """The generator, and why it is not the one that was asked for."""
+    """The generator, and a note about it. An engine that was asked for by name and cannot generate here is a missing part."""
     wanted = str((rank.options or {}).get("engine") or ("transformers" if rank.device == "cpu" else "vllm"))
     if wanted not in ("transformers", "vllm"):
         raise ValueError(f"option engine: {wanted!r}; known: transformers, vllm")
     if wanted == "vllm" and rank.device == "cpu":
         # Both defects are upstream's and were measured: the head of a tied model stays stale, and experts are loaded wrongly.
         if config.tie_word_embeddings:
-            return "transformers", "vLLM on a CPU does not refit the head of a model with tied embeddings; transformers generated instead"
+            raise Missing("vLLM that refits tied embeddings: on a CPU it does not; take an untied model, or --engine transformers")
         if experts_of(config):
-            return "transformers", "vLLM on a CPU does not refit experts; transformers generated instead"
+            raise Missing("vLLM that refits experts: on a CPU it does not; take a dense model, or --engine transformers")
     return wanted, ""
 
 

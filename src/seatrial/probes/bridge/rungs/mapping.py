@@ -3,18 +3,21 @@
 - The Bridge takes the first mapping that matches a name, and warns where none does: a glob that is too wide, or a name that is left
   out, changes nothing that one would see. Here each name is held against all mappings.
 - Two mappings that match a name and say the same are only noted. Mappings that match nothing are for other variants of the family.
+- Local layers have norms of their own, those of Transformer Engine have them fused into a linear layer. Only the local names are in this
+  model; the mapping of the fused ones, which production takes, is held against them.
 - One HF tensor may hold all experts of a layer (`is_grouped_export`): those count as one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from seatrial.probes.bridge import weights
 from seatrial.probes.bridge.rank import Rank
 from seatrial.probes.bridge.session import unwrapped
+from seatrial.probes.megatron.local_names import NORMS
 
 
 def run(rank: Rank) -> None:
@@ -44,6 +47,8 @@ def run(rank: Rank) -> None:
         hf_absent=weights.listed({"name": name, "looks": ", ".join(found)} for name, found in strangers.items()),
         renamed=weights.listed(renamed),
         unused=weights.listed(_unused(registry, held)),
+        norms=sum(mapping.megatron_param in NORMS for mapping in registry),
+        norms_unlike=weights.listed(_norms_unlike(registry, stored)),
     )
 
 
@@ -80,6 +85,23 @@ def _claims(chosen: dict[str, Any]) -> dict[str, list[str]]:
             if not (claimed and getattr(mapping, "is_grouped_export", False)):
                 claimed.append(name)
     return made
+
+
+def _norms_unlike(registry: Any, stored: Collection[str]) -> list[dict[str, str]]:
+    """Mappings of fused norms that are not those of their local twins, or whose name in the first layer is not on disk."""
+    known: dict[str, list[Any]] = {}
+    for mapping in registry:
+        known.setdefault(mapping.megatron_param, []).append(mapping)
+    found = []
+    for fused, local in NORMS.items():
+        twins = sorted(set(map(_said, known.get(local, ()))))
+        for mapping in known.get(fused, ()):
+            absent = [name for name in (name.replace("*", "0") for name in _hf_names(mapping)) if name not in stored]
+            if twins != [_said(mapping)]:
+                found.append({"name": fused, "looks": f"{_said(mapping)}; {local}: {', '.join(twins) or 'not mapped'}"})
+            elif absent:
+                found.append({"name": fused, "looks": f"not on disk: {', '.join(absent)}"})
+    return found
 
 
 def _unused(registry: Any, held: dict[str, list[Any]]) -> list[str]:

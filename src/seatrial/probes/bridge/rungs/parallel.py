@@ -1,7 +1,8 @@
 """Rungs tp, pp, ep, cp and sp: a model on two ranks imports, exports and computes what the same model on one rank does.
 
-Both ranks first build the whole model, each alone, for the logits of a single rank; then the world is divided again and the parallel
-model is built from the checkpoint. That it really is divided is a fact too: parameters per rank, and the sizes that Megatron reports.
+Whether a model can be divided so, its HF configuration says, never the provider under test. Both ranks first build the whole model, each
+alone, for the logits of a single rank; then the world is divided again and the parallel model is built from the checkpoint. That it
+really is divided is a fact too: parameters per rank, and the sizes that Megatron reports.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from seatrial.probes.bridge import forward, gradients, locate, training, weights
 from seatrial.probes.bridge.rank import Missing, NotApplicable, Rank
+from seatrial.probes.bridge.rungs.loop import experts_of
 from seatrial.probes.bridge.rungs.parity import evaluated
 from seatrial.probes.bridge.session import Session, Sizes, tokens
 
@@ -27,8 +29,9 @@ def run(rank: Rank) -> None:
     from megatron.core import parallel_state
 
     sizes, session = SIZES[rank.rung], rank.session()
+    config = rank.config()
+    _applies(config, sizes)
     provider = session.provider()
-    _applies(provider, sizes)
     ids = tokens(forward.vocabulary(session), ROWS, WIDTH)
     alone = evaluated(session.build(provider=provider))
     with torch.no_grad():
@@ -49,7 +52,7 @@ def run(rank: Rank) -> None:
         "transformers": forward.distance(made, plain),
         "located": locate.first(session, chunks, ids, exported, stored),
     }
-    experts = provider.num_moe_experts or 0
+    experts = experts_of(config)
     if trains(vars(sizes), experts):
         mine["gradients"] = gradients.compared(session, training.batch(session), rank.out / f"descended-{rank.rank}", sizes)
     everyone: list[Any] = [None] * rank.world
@@ -72,10 +75,10 @@ def trains(sizes: Mapping[str, Any], experts: int) -> bool:
     return sizes.get("cp") == 1 and not (experts and sizes.get("tp") == 2 and not sizes.get("sp"))
 
 
-def _applies(provider: Any, sizes: Sizes) -> None:
-    """Whether this model can be divided so; Megatron itself refuses what is named here."""
-    groups, heads, layers = provider.num_query_groups or provider.num_attention_heads, provider.num_attention_heads, provider.num_layers
-    experts = provider.num_moe_experts
+def _applies(config: Any, sizes: Sizes) -> None:
+    """Whether the model of this HF configuration can be divided so; Megatron itself refuses what is named here."""
+    heads, layers, experts = config.num_attention_heads, config.num_hidden_layers, experts_of(config)
+    groups = getattr(config, "num_key_value_heads", None) or heads
     if sizes.tp > 1 and heads % sizes.tp:
         raise NotApplicable(f"{heads} attention heads cannot be divided among {sizes.tp} ranks")
     if sizes.tp > 1 and groups % sizes.tp:

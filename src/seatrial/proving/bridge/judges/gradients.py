@@ -5,7 +5,6 @@ What is missing, is no number, or shows no gradient at all is a missed check.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from seatrial.loops.proof import proof
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 from seatrial.probes.bridge.gradients import NOISE, SHARE, allowed
+from seatrial.proving.bridge.judges import read
 
 NOISY = 1e-2
 """Of the largest gradient: noise above this is a defect itself and excuses nothing."""
@@ -21,7 +21,7 @@ SHOWN = 3
 
 def judge_gradients(row: Mapping[str, Any], who: str = "") -> list[CheckResult]:
     """The checks of one comparison; `who` says whose, with a colon."""
-    worst, tensors, largest = row.get("worst"), row.get("tensors"), _number(row.get("largest")) or 0.0
+    worst, tensors, largest = row.get("worst"), row.get("tensors"), read.number(row.get("largest")) or 0.0
     first = worst.get("first") if isinstance(worst, dict) else None
     found = [item for item in first if isinstance(item, dict)] if isinstance(first, list) else []
     whole = isinstance(worst, dict) and isinstance(first, list) and len(found) == len(first) > 0 and worst.get("count") == tensors
@@ -36,13 +36,7 @@ def judge_gradients(row: Mapping[str, Any], who: str = "") -> list[CheckResult]:
 
 
 def _same(item: Mapping[str, Any], largest: float) -> bool:
-    apart, size, noise = (_number(item.get(key)) for key in ("apart", "size", "noise"))
+    apart, size, noise = (read.number(item.get(key)) for key in ("apart", "size", "noise"))
     if apart is None or size is None or noise is None:
         return False
-    return noise <= NOISY * largest and apart <= allowed(size, noise, largest)
-
-
-def _number(value: object) -> float | None:
-    """A finite number that is not negative, or None."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    return float(value) if good and isinstance(value, (int, float)) else None
+    return min(apart, size, noise) >= 0 and noise <= NOISY * largest and apart <= allowed(size, noise, largest)

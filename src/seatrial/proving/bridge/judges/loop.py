@@ -89,15 +89,15 @@ def _reimported(run: Run) -> CheckResult:
 
 def _followed(run: Run) -> CheckResult:
     """A tensor that is exported as it was, although every parameter moved, is not the policy's."""
-    sent = sent_versions(run.rows)
+    sent, decided = sent_versions(run.rows), _decided(run)
     stale, lost = [], []
-    for step in _decided(run):
+    for step in decided:
         before, now = sent.get(step, {}), sent.get(step + 1, {})  # the base, step 0, is version 1
         lost += [] if before and now else [step]
         stale += [f"{name} at step {step}" for name, value in now.items() if before.get(name) == value]
-    said = ", ".join(stale[:5]) or (f"no export of step {lost[0]}" if lost else "")
-    value = f"{len(stale)} tensors stayed over {len(_decided(run))} steps"
-    return proof("the export follows the policy", not stale and not lost, value, Boundary.PROVIDER, "0", said)
+    said = ", ".join(stale[:5]) or (f"no export of step {lost[0]}" if lost else "" if decided else "no step moved every parameter")
+    value = f"{len(stale)} tensors stayed over {len(decided)} steps"
+    return proof("the export follows the policy", bool(decided) and not stale and not lost, value, Boundary.PROVIDER, "0", said)
 
 
 def _decided(run: Run) -> list[int]:

@@ -17,6 +17,7 @@ from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 from seatrial.probes.bridge.rungs import checkpoint, lora, optimizer, policy
 from seatrial.proving.bridge.judgement import Judgement
+from seatrial.proving.bridge.judges import read
 from seatrial.proving.bridge.judges.gradients import judge_gradients
 
 UPDATE_SHARE = 5e-3
@@ -36,6 +37,13 @@ SEEN = 10.0
 SHOWN = 3
 KINDS = ("ddp", "distributed")
 DTYPES = ("float32", "bfloat16")
+NOT_SHOWN = (
+    "dropout is off: random states are not part of the checkpoint",
+    "one rank: nothing was sharded, so offsets and replica ids were not exercised",
+)
+"""By the rung checkpoint."""
+PARTS = {"linear_qkv.weight": 3, "linear_qkv.bias": 3, "linear_fc1.weight": 2, "linear_fc1.bias": 2}
+"""Exported tensors that one parameter of Megatron feeds: q, k and v; gate and up. Others feed one."""
 KEPT = ("weight", "main", "exp_avg", "exp_avg_sq", "step", *checkpoint.SETTINGS)
 
 
@@ -43,21 +51,21 @@ def judge_optimizer(rows: Sequence[Row], _device: str) -> Judgement:
     """Both optimizers of Megatron under DDP step like the reference."""
     references = _by_step([row for row in rows if row.get("fact") == "reference"])
     steps = range(1, optimizer.STEPS + 1)
-    limits = {step: UPDATE_SHARE * (_number(references[step], "moved") or 0.0) for step in steps}
-    shown = all(0 < SEEN * limits[step] < (_number(references[step], "control") or 0.0) for step in steps)
+    limits = {step: UPDATE_SHARE * (read.number(references[step].get("moved")) or 0.0) for step in steps}
+    shown = all(0 < SEEN * limits[step] < (read.number(references[step].get("control")) or 0.0) for step in steps)
     away = [references[step].get("control") for step in steps]
     checks = [_check("the reference moves, and differs without one rank's half", shown, away, Boundary.DDP, f"> {SEEN:g} limits")]
     worst = 0.0
     for kind, boundary in zip(KINDS, (Boundary.DDP, Boundary.OPTIMIZER), strict=True):
         found = _by_step([row for row in rows if row.get("fact") == "step" and row.get("kind") == kind])
         start = found[0]
-        begun = _number(start, "difference") == 0 and _count(start, "ranks") > 1
+        begun = read.number(start.get("difference")) == 0 and read.count(start, "ranks") > 1
         checks.append(
             _check(f"{kind}: starts with the reference's weights, on several ranks", begun, start.get("difference"), boundary, "0")
         )
         for step in steps:
             row, reference = found[step], references[step]
-            difference = _number(row, "difference")
+            difference = read.number(row.get("difference"))
             worst = max(worst, math.inf if difference is None else difference)
             near = difference is not None and difference <= limits[step]
             text = f"furthest: {row.get('worst')}"
@@ -80,21 +88,22 @@ def judge_checkpoint(rows: Sequence[Row], _device: str) -> Judgement:
     checks: list[CheckResult] = []
     figures = []
     for dtype in DTYPES:
-        saved, spoiled, loaded, resumed = (_only(rows, fact, dtype) for fact in ("saved", "spoiled", "loaded", "resumed"))
+        saved, spoiled, loaded, resumed = (read.only(rows, fact, dtype) for fact in ("saved", "spoiled", "loaded", "resumed"))
         kinds = saved.get("kinds") if isinstance(saved.get("kinds"), dict) else {}
-        parameters = _count(saved, "weights")
+        parameters = read.count(saved, "weights")
         full = parameters > 0 and all((kinds or {}).get(kind) == parameters for kind in KEPT) and loaded.get("kinds") == kinds
-        moved = _count(saved, "moved")
+        moved = read.count(saved, "moved")
         same = (
-            resumed.get("uninterrupted") == resumed.get("resumed") and _numbers(resumed.get("resumed")) >= 2 * _count(resumed, "steps") > 0
+            resumed.get("uninterrupted") == resumed.get("resumed")
+            and _numbers(resumed.get("resumed")) >= 2 * read.count(resumed, "steps") > 0
         )
-        gone_on = _count(resumed, "moved")
+        gone_on = read.count(resumed, "moved")
         of = f"{dtype}: "
         asked = [
             (f"{of}training moves weights before the checkpoint", moved > 0, f"{moved} of {parameters}", "> 0", ""),
             (f"{of}weights, main weights, moments, steps and settings are there", full, kinds, "one per parameter", ""),
             (f"{of}no weight and no setting was right before the load", *_none(spoiled, "equal", parameters > 0)),
-            (f"{of}after the load everything is bit-equal", *_none(loaded, "unequal", _count(loaded, "tensors") > 0)),
+            (f"{of}after the load everything is bit-equal", *_none(loaded, "unequal", read.count(loaded, "tensors") > 0)),
             (
                 f"{of}losses and norms after the resume are the uninterrupted run's",
                 same,
@@ -105,50 +114,50 @@ def judge_checkpoint(rows: Sequence[Row], _device: str) -> Judgement:
             (f"{of}after the resume everything is bit-equal", *_none(resumed, "unequal", gone_on > 0)),
         ]
         checks += [_check(name, passed, value, Boundary.CHECKPOINT, str(limit), text) for name, passed, value, limit, text in asked]
-        figures.append(f"{_count(loaded, 'tensors') - (_length(loaded, 'unequal') or 0)}/{_count(saved, 'tensors')}")
-    return Judgement(tuple(checks), figures[0], ("dropout is off: random states are not part of the checkpoint",))
+        figures.append(f"{read.count(loaded, 'tensors') - (read.length(loaded.get('unequal')) or 0)}/{read.count(saved, 'tensors')}")
+    return Judgement(tuple(checks), figures[0], NOT_SHOWN)
 
 
 def judge_lora(rows: Sequence[Row], device: str) -> Judgement:
     """Adapters: where they are, what trains, what both exports compute."""
-    trained, merged, adapter, outputs, total = (_only(rows, fact) for fact in ("trained", "merged", "adapter", "outputs", "sum"))
+    trained, merged, adapter, outputs, total = (read.only(rows, fact) for fact in ("trained", "merged", "adapter", "outputs", "sum"))
     asked: list[tuple[str, bool, object, object, str]] = []
     for targets in lora.PLACEMENTS:
-        row = _only([row for row in rows if row.get("targets") == targets], "placed")
-        here = _count(row, "asked") > 0
+        row = read.only([row for row in rows if row.get("targets") == targets], "placed")
+        here = read.count(row, "asked") > 0
         to = f"to {', '.join(targets)}: "
         asked += [
             (f"{to}every module asked for has an adapter", *_none(row, "without", here)),
             (f"{to}no other module has one", *_none(row, "beside", here)),
-            (f"{to}only adapters can train", *_none(row, "base_trains", _count(row, "trainable") >= 2 * _count(row, "found") > 0)),
+            (f"{to}only adapters can train", *_none(row, "base_trains", read.count(row, "trainable") >= 2 * read.count(row, "found") > 0)),
         ]
     asked += [
-        ("every adapter trains, both halves", *_none(trained, "unmoved", _count(trained, "adapters") > 0)),
+        ("every adapter trains, both halves", *_none(trained, "unmoved", read.count(trained, "adapters") > 0)),
         ("losses and norms are numbers", _numbers([trained.get("losses"), trained.get("norms")]) >= 2, trained.get("losses"), "finite", ""),
-        ("the base keeps every bit", *_none(trained, "base_moved", _count(trained, "base") > 0)),
-        ("the export without adapters is the base", *_none(merged, "unmerged", _count(merged, "tensors") > 0)),
-        ("the merged export changes the tensors below adapters and no others", *_none(merged, "wrong", _count(merged, "changed") > 0)),
-        ("PEFT finds every adapter in the adapter export", *_none(adapter, "missing", _count(adapter, "tensors") > 0)),
-        ("PEFT knows every name of the adapter export", *_none(adapter, "unexpected", _count(adapter, "tensors") > 0)),
-        ("PEFT has the values of the adapter export", *_none(adapter, "unequal", _count(adapter, "tensors") > 0)),
+        ("the base keeps every bit", *_none(trained, "base_moved", read.count(trained, "base") > 0)),
+        ("the export without adapters is the base", *_none(merged, "unmerged", read.count(merged, "tensors") > 0)),
+        ("the merged export changes the tensors below adapters and no others", *_none(merged, "wrong", read.count(merged, "changed") > 0)),
+        ("PEFT finds every adapter in the adapter export", *_none(adapter, "missing", read.count(adapter, "tensors") > 0)),
+        ("PEFT knows every name of the adapter export", *_none(adapter, "unexpected", read.count(adapter, "tensors") > 0)),
+        ("PEFT has the values of the adapter export", *_none(adapter, "unequal", read.count(adapter, "tensors") > 0)),
         *_computed(outputs, total, device),
     ]
     checks = tuple(_check(name, passed, value, Boundary.PEFT, str(limit), text) for name, passed, value, limit, text in asked)
-    packed = _count(adapter, "packed")
+    packed = read.count(adapter, "packed")
     notes = [f"{packed} names of expert adapters are PEFT's own packing: judged by the logits"] if packed else []
-    if bare := _length(adapter, "bare"):
+    if bare := read.length(adapter.get("bare")):
         notes.append(f"PEFT itself leaves the modules of {bare} adapter tensors bare: they were added to the base and judged by the logits")
-    merge = _number(outputs, "merged")
+    merge = read.number(outputs.get("merged"))
     return Judgement(checks, "" if merge is None else f"{merge:.1e}", tuple(notes))
 
 
 def _computed(outputs: Row, total: Row, device: str) -> list[tuple[str, bool, object, object, str]]:
     """The checks of what adapters and exports compute."""
-    scale, floor, effect = (_number(outputs, key) for key in ("scale", "floor", "effect"))
+    scale, floor, effect = (read.number(outputs.get(key)) for key in ("scale", "floor", "effect"))
     limit = LOGITS * max(1.0, scale or 0.0)
     if device != "cpu" and floor is not None and floor <= FLOOR_CAP * max(1.0, scale or 0.0):
         limit = max(limit, FLOORS * floor)
-    start, apart = _number(outputs, "start"), _number(total, "apart")
+    start, apart = read.number(outputs.get("start")), read.number(total.get("apart"))
     found: list[tuple[str, bool, object, object, str]] = [
         ("untrained adapters change nothing", start == 0, outputs.get("start"), "0", ""),
         (
@@ -160,10 +169,10 @@ def _computed(outputs: Row, total: Row, device: str) -> list[tuple[str, bool, ob
         ),
     ]
     for key in ("merged", "adapter"):
-        value = _number(outputs, key)
+        value = read.number(outputs.get(key))
         name = f"the {key} export computes what Megatron computes"
         found.append((name, value is not None and value <= limit, outputs.get(key), f"<= {limit:.2g}", ""))
-    summed = apart is not None and apart <= limit and _count(total, "compared") > 0
+    summed = apart is not None and apart <= limit and read.count(total, "compared") > 0
     name = "the merged export is base plus scaled adapter, tensor by tensor"
     return [*found, (name, summed, total.get("apart"), f"<= {limit:.2g}", f"furthest: {total.get('worst')}")]
 
@@ -171,22 +180,22 @@ def _computed(outputs: Row, total: Row, device: str) -> list[tuple[str, bool, ob
 def judge_policy(rows: Sequence[Row], device: str) -> Judgement:
     """After every step transformers finds Megatron's log-probabilities in the export."""
     steps = _by_step([row for row in rows if row.get("fact") == "step"])
-    floor = _number(steps[0], "largest")
+    floor = read.number(steps[0].get("largest"))
     limit = 1 + PROBABILITY
     if device != "cpu" and floor is not None and floor <= 1 + FLOOR_CAP:
         limit = max(limit, 1 + FLOORS * (floor - 1))
-    checks = judge_gradients(_only(rows, "gradients"))
+    checks = judge_gradients(read.only(rows, "gradients"))
     worst = 0.0
     for step in range(policy.STEPS + 1):
         row = steps[step]
-        largest, mean, stale = (_number(row, key) for key in ("largest", "mean", "stale"))
+        largest, mean, stale = (read.number(row.get(key)) for key in ("largest", "mean", "stale"))
         worst = max(worst, math.inf if largest is None else largest - 1)
         near = (
             largest is not None
             and mean is not None
             and 1 <= mean <= largest <= limit
             and row.get("finite") is True
-            and _count(row, "count") > 0
+            and read.count(row, "count") > 0
         )
         text = f"unchanged in the export: {', '.join(_first(row, 'unchanged'))}" if not near else ""
         checks.append(_check(f"step {step}: largest exp|dlogp|", near, row.get("largest"), Boundary.PROVIDER, f"<= {limit:.6g}", text))
@@ -197,18 +206,29 @@ def judge_policy(rows: Sequence[Row], device: str) -> Judgement:
 
 def _stepped(step: int, row: Row, limit: float, stale: float | None) -> list[CheckResult]:
     """That a step was one, that the export went along, and that a stale export would have been seen."""
-    still, kept = _length(row, "unmoved"), _length(row, "unchanged")
+    still, kept = read.length(row.get("unmoved")), read.length(row.get("unchanged"))
     moved = (
-        still is not None and still < _count(row, "parameters") and (_number(row, "norm") or 0.0) > 0 and _number(row, "loss") is not None
+        still is not None
+        and still < read.count(row, "parameters")
+        and (read.number(row.get("norm")) or 0.0) > 0
+        and read.number(row.get("loss")) is not None
     )
-    along = still is not None and kept is not None and kept < _count(row, "tensors") and (kept == 0 or still > 0)
+    fed = 0 if still is None else _fed(row, still)
+    along = still is not None and kept is not None and kept < read.count(row, "tensors") and kept <= fed
     needed = 1 + SEEN * (limit - 1)
     asked = (
         (f"step {step}: the optimizer moved weights", moved, f"loss {row.get('loss')}, norm {row.get('norm')}", "> 0", ""),
-        (f"step {step}: the export moved with them", along, f"{kept} unchanged", "0", ", ".join(_first(row, "unchanged"))),
+        (f"step {step}: the export moved with them", along, f"{kept} unchanged", f"<= {fed}", ", ".join(_first(row, "unchanged"))),
         (f"step {step}: stale weights would be seen", stale is not None and stale > needed, row.get("stale"), f"> {needed:.6g}", ""),
     )
     return [_check(name, passed, value, Boundary.PROVIDER, limit, text) for name, passed, value, limit, text in asked]
+
+
+def _fed(row: Row, still: int) -> int:
+    """How many exported tensors the parameters that did not move can feed; those that are counted but not named, the most."""
+    names = read.first(row.get("unmoved"))
+    fed = (next((count for part, count in PARTS.items() if part in str(name)), 1) for name in names)
+    return sum(fed) + (still - len(names)) * max(PARTS.values())
 
 
 def _check(name: str, passed: bool, value: object, boundary: Boundary, threshold: str, message: str = "") -> CheckResult:
@@ -223,49 +243,24 @@ def _by_step(rows: Sequence[Row]) -> defaultdict[object, Row]:
     return made
 
 
-def _only(rows: Sequence[Row], fact: str, dtype: str | None = None) -> Row:
-    """The only such fact; an empty one when there is none or more than one, which every check then misses."""
-    found = [row for row in rows if row.get("fact") == fact and dtype in (None, row.get("dtype"))]
-    return found[0] if len(found) == 1 else {}
-
-
-def _number(row: Mapping[str, Any], key: str) -> float | None:
-    """A finite number, or None."""
-    value = row.get(key)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
-
-
-def _count(row: Mapping[str, Any], key: str) -> int:
-    value = row.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
-
-
 def _numbers(value: object) -> int:
     """How many finite numbers nested lists hold; none if anything else is among them."""
     if not isinstance(value, list):
-        return int(_number({"": value}, "") is not None)
+        return int(read.number(value) is not None)
     inner = [_numbers(item) for item in value]
     return sum(inner) if all(inner) else 0
 
 
 def _close(value: object, reference: object) -> bool:
-    left, right = _number({"": value}, ""), _number({"": reference}, "")
+    left, right = read.number(value), read.number(reference)
     return left is not None and right is not None and abs(left - right) <= RELATIVE * max(abs(right), 0.1)
 
 
-def _length(row: Mapping[str, Any], key: str) -> int | None:
-    """How many a list of a fact has; None when it is no such list."""
-    found = row.get(key)
-    count, first = (found.get("count"), found.get("first")) if isinstance(found, dict) else (None, None)
-    return count if isinstance(count, int) and not isinstance(count, bool) and isinstance(first, list) and count >= len(first) else None
-
-
 def _first(row: Mapping[str, Any], key: str) -> list[str]:
-    found = row.get(key)
-    return [str(name) for name in found.get("first", [])[:SHOWN]] if isinstance(found, dict) else []
+    return [str(name) for name in read.first(row.get(key))[:SHOWN]]
 
 
 def _none(row: Mapping[str, Any], key: str, ok: bool) -> tuple[bool, object, str, str]:
     """That a list of a fact is there and empty, of something: passed, value, threshold, names."""
-    count = _length(row, key)
+    count = read.length(row.get(key))
     return ok and count == 0, count if ok else "of nothing", "0", ", ".join(_first(row, key))

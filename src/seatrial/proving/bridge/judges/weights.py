@@ -14,6 +14,7 @@ from seatrial.loops.proof import proof
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 from seatrial.proving.bridge.judgement import Judgement
+from seatrial.proving.bridge.judges import read
 
 SHOWN = 3
 DTYPES = ("float32", "bfloat16")
@@ -30,7 +31,7 @@ COMPARED = {
 
 def judge_build(rows: Sequence[Row], _device: str) -> Judgement:
     """The provider carries every value that the HF configuration says."""
-    row = _only(rows, "build")
+    row = read.only(rows, "build")
     settings, parameters = row.get("settings"), row.get("parameters")
     held = [item for item in settings if isinstance(item, dict)] if isinstance(settings, list) else []
     wrong = [item for item in held if not _same_value(item)]
@@ -55,9 +56,9 @@ def _same_value(item: Mapping[str, Any]) -> bool:
 
 def judge_import(rows: Sequence[Row], _device: str) -> Judgement:
     """Every parameter was written, and every tensor on disk was read."""
-    row = _only(rows, "import")
-    parameters, stored = _count(row, "parameters"), _count(row, "stored")
-    unreached, padding = _number(row.get("unreached")), _count(row, "padding_rows")
+    row = read.only(rows, "import")
+    parameters, stored = read.count(row, "parameters"), read.count(row, "stored")
+    unreached, padding = read.length(row.get("unreached")), read.count(row, "padding_rows")
     figure = f"{parameters - (unreached or 0)}/{parameters}"
     checks = (
         _check("the checkpoint has no NaN, which marks unwritten parameters", *_none(row, "nan_on_disk")),
@@ -74,7 +75,7 @@ def judge_roundtrip(rows: Sequence[Row], _device: str) -> Judgement:
     notes: list[str] = []
     figure = ""
     for dtype in DTYPES:
-        row = _only([found for found in rows if found.get("dtype") == dtype], "roundtrip")
+        row = read.only([found for found in rows if found.get("dtype") == dtype], "roundtrip")
         checks += _compared(row, f"export in {dtype}")
         figure = figure or _figure(row)
         notes += _wider(row, dtype)
@@ -83,10 +84,10 @@ def judge_roundtrip(rows: Sequence[Row], _device: str) -> Judgement:
 
 def judge_reload(rows: Sequence[Row], _device: str) -> Judgement:
     """The saved directory is the checkpoint again, for transformers too."""
-    saved, row = _only(rows, "saved"), _only(rows, "reload")
+    saved, row = read.only(rows, "saved"), read.only(rows, "reload")
     loading, tokenizer = row.get("loading"), row.get("tokenizer")
     loading = loading if isinstance(loading, dict) else {}
-    told = [f"{kind}: {name}" for kind, found in loading.items() if _number(found) != 0 for name in _shown(found) or ["not counted"]]
+    told = [f"{kind}: {name}" for kind, found in loading.items() if read.length(found) != 0 for name in _shown(found) or ["not counted"]]
     told += [f"{kind}: not reported" for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") if kind not in loading]
     tokenizer = tokenizer if isinstance(tokenizer, dict) else {}
     files, lost = tokenizer.get("files"), tokenizer.get("lost")
@@ -105,29 +106,30 @@ def judge_reload(rows: Sequence[Row], _device: str) -> Judgement:
 
 def judge_mapping(rows: Sequence[Row], _device: str) -> Judgement:
     """Every Megatron name and every HF name is mapped exactly once."""
-    row = _only(rows, "mapping")
-    ours, stored = _count(row, "megatron"), _count(row, "stored")
-    bad = sum(_number(row.get(key)) or 0 for key in ("hf_unmapped", "hf_ambiguous"))
+    row = read.only(rows, "mapping")
+    ours, stored = read.count(row, "megatron"), read.count(row, "stored")
+    bad = sum(read.length(row.get(key)) or 0 for key in ("hf_unmapped", "hf_ambiguous"))
     checks = (
         _check("every Megatron parameter has a mapping", *_none(row, "unmapped", ours > 0)),
         _check("no two mappings of a Megatron parameter disagree", *_none(row, "ambiguous", ours > 0)),
         _check("every HF tensor has a mapping", *_none(row, "hf_unmapped", stored > 0)),
         _check("no HF tensor is made by two Megatron parameters", *_none(row, "hf_ambiguous", stored > 0)),
         _check("every mapping leads to a tensor on disk", *_none(row, "hf_absent", stored > 0)),
+        _check("fused and local norms are mapped alike", *_none(row, "norms_unlike", stored > 0 and isinstance(row.get("norms"), int))),
     )
-    notes = []
+    notes = ["no fused norm is mapped: whether layers of Transformer Engine get theirs is not shown"] if row.get("norms") == 0 else []
     for key, text in (("repeated", "mapped twice, both times the same way"), ("renamed", "mapped to names that need not be the disk's")):
-        if _number(row.get(key)):
-            notes.append(f"{_number(row.get(key))} parameters are {text}: {', '.join(_shown(row.get(key)))}")
+        if read.length(row.get(key)):
+            notes.append(f"{read.length(row.get(key))} parameters are {text}: {', '.join(_shown(row.get(key)))}")
     return Judgement(checks, f"{stored - bad}/{stored}", tuple(notes))
 
 
 def judge_order(rows: Sequence[Row], _device: str) -> Judgement:
     """The export can feed a refit: known names, each once, in one order, with whole groups."""
-    row = _only(rows, "order")
-    names, experts = _count(row, "names"), row.get("experts")
+    row = read.only(rows, "order")
+    names, experts = read.count(row, "names"), row.get("experts")
     again = row.get("second") == names > 0
-    fused = bool(experts) and _count(row, "expert_layers") == 0
+    fused = bool(experts) and read.count(row, "expert_layers") == 0
     asked = (
         ("the export has every name of the checkpoint", "missing", names > 0),
         ("the export has no other names", "unknown", names > 0),
@@ -140,61 +142,45 @@ def judge_order(rows: Sequence[Row], _device: str) -> Judgement:
     )
     checks = tuple(_check(name, *_none(row, key, ok), boundary=Boundary.REFIT) for name, key, ok in asked)
     notes = []
-    if _number(row.get("aliases")):
+    if read.length(row.get("aliases")):
         notes.append(
-            f"{_number(row.get('aliases'))} exported tensors share memory with live parameters: clone before an asynchronous refit"
+            f"{read.length(row.get('aliases'))} exported tensors share memory with live parameters: clone before an asynchronous refit"
         )
     if fused:
         notes.append("experts are one tensor per layer: their completeness is left to the round trip")
-    return Judgement(checks, f"{names}/{_count(row, 'stored')}", tuple(notes))
+    return Judgement(checks, f"{names}/{read.count(row, 'stored')}", tuple(notes))
 
 
 def _compared(row: Row, what: str) -> list[CheckResult]:
     """The checks of one comparison with the files on disk. Together they must account for every tensor."""
-    stored, equal = _count(row, "stored"), _count(row, "equal")
-    absent = stored - equal - sum(_number(row.get(key)) or 0 for key in ("missing", "reshaped", "retyped", "unequal", "tied_absent"))
+    stored, equal = read.count(row, "stored"), read.count(row, "equal")
+    absent = stored - equal - sum(read.length(row.get(key)) or 0 for key in ("missing", "reshaped", "retyped", "unequal", "tied_absent"))
     checks = [_check(f"{what}: {text}", *_none(row, key, stored > 0)) for key, text in COMPARED.items()]
     counted = stored > 0 and equal > 0 and absent == 0
     return [*checks, _check(f"{what}: every tensor was compared", counted, f"{equal}/{stored}", "all")]
 
 
 def _figure(row: Row) -> str:
-    return f"{_count(row, 'equal')}/{_count(row, 'stored')}"
+    return f"{read.count(row, 'equal')}/{read.count(row, 'stored')}"
 
 
 def _wider(row: Row, dtype: str) -> list[str]:
     found = row.get("wider")
-    return [f"{_number(found)} tensors are exported in the disk's dtype, not {dtype}: {', '.join(_shown(found))}"] if _number(found) else []
-
-
-def _only(rows: Sequence[Row], fact: str) -> Row:
-    """The only fact of its kind; an empty one when there is none or more than one, which every check then misses."""
-    found = [row for row in rows if row.get("fact") == fact]
-    return found[0] if len(found) == 1 else {}
-
-
-def _count(row: Row, key: str) -> int:
-    value = row.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
-
-
-def _number(found: object) -> int | None:
-    """How many a list of a fact has; None when it is no such list."""
-    count, first = (found.get("count"), found.get("first")) if isinstance(found, dict) else (None, None)
-    whole = isinstance(count, int) and not isinstance(count, bool) and isinstance(first, list) and count >= len(first)
-    return count if whole else None
+    return (
+        [f"{read.length(found)} tensors are exported in the disk's dtype, not {dtype}: {', '.join(_shown(found))}"]
+        if read.length(found)
+        else []
+    )
 
 
 def _shown(found: object) -> list[str]:
     """The first of a list, for people."""
-    first = found.get("first") if isinstance(found, dict) else None
-    items = first[:SHOWN] if isinstance(first, list) else []
-    return [f"{item.get('name')} ({item.get('looks')})" if isinstance(item, dict) else str(item) for item in items]
+    return [f"{item.get('name')} ({item.get('looks')})" if isinstance(item, dict) else str(item) for item in read.first(found)[:SHOWN]]
 
 
 def _none(row: Row, key: str, ok: bool = True) -> tuple[bool, str, str, list[str]]:
     """That a list of a fact is there and empty: passed, value, threshold, names."""
-    count = _number(row.get(key))
+    count = read.length(row.get(key))
     if count is None:
         return False, "no facts", "0", []
     return ok and count == 0, str(count) if ok else f"{count}, of nothing", "0", _shown(row.get(key))

@@ -1,0 +1,63 @@
+"""Which functions a change touches: a Pass of a ladder that called none of them says nothing about the change."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seatrial.evidence.changes import changed_lines
+from seatrial.model.record import RepoState
+
+SUBMODULE = "3rdparty/Megatron-LM/"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function with changed lines in it."""
+
+    path: str
+    line: int
+    """Its first, decorators included."""
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.name}"
+
+
+def touched(changes: Sequence[RepoState]) -> tuple[Function, ...]:
+    """The innermost functions around every added line of source files; files that cannot be parsed have none."""
+    return tuple(dict.fromkeys(found for repo in changes if repo.base for found in _of(repo)))
+
+
+def _of(repo: RepoState) -> Iterator[Function]:
+    lines: dict[str, set[int]] = {}
+    for line in changed_lines(Path(repo.path), repo.base).lines:
+        if not line.removed and is_source(line.path):
+            lines.setdefault(line.path, set()).add(line.number)
+    for path, numbers in lines.items():
+        file = Path(repo.path, path)
+        try:
+            tree = ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else None
+        except (SyntaxError, ValueError):  # the ladder will say so itself
+            tree = None
+        if tree is not None:
+            yield from _around(path, tree, numbers)
+
+
+def is_source(path: str) -> bool:
+    """Whether a path is one that a rung could run."""
+    return path.endswith(".py") and path.removeprefix(SUBMODULE).startswith(("src/", "megatron/"))
+
+
+def _around(path: str, tree: ast.Module, numbers: set[int]) -> Iterator[Function]:
+    spans = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+            spans.append((first, node.end_lineno or first, node.name))
+    for number in sorted(numbers):
+        inner = max((span for span in spans if span[0] <= number <= span[1]), default=None)
+        if inner is not None:
+            yield Function(path, inner[0], inner[2])
