@@ -30,7 +30,7 @@ lint: $(VENV)/.dev ## Ruff and mypy (strict)
 	$(BIN)/mypy
 
 check: lint ## Lint and the quick tests (under two minutes)
-	$(BIN)/pytest -m "not real and not slow" -n 2 --dist loadfile -q -o tmp_path_retention_policy=failed
+	$(BIN)/pytest -m "not real and not slow" -n 3 --dist loadfile -q -o tmp_path_retention_policy=failed
 
 test: lint ## Every test, also those that drive a real loop
 	@sh scripts/chromium.sh

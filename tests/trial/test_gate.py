@@ -18,6 +18,8 @@ from seatrial.trial.gate import judge_probe
 
 from .conftest import Bench, result
 
+pytestmark = pytest.mark.slow
+
 PASS, FAIL, SKIPPED = "Pass", "Fail", "Skipped"
 
 

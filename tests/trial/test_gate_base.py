@@ -20,6 +20,8 @@ from .conftest import Bench, commit, git
 
 SCRIPT = """
 import json, os, shutil, sys
+
+pytestmark = pytest.mark.slow
 words = sys.argv
 tree, place = words[words.index('--change') + 1].partition('=')[2], words[words.index('--out') + 1]
 os.makedirs(place)
