@@ -18,10 +18,10 @@ from seatrial.trial.gate_base import excuse, failures, fresh
 
 from .conftest import Bench, commit, git
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import json, os, shutil, sys
-
-pytestmark = pytest.mark.slow
 words = sys.argv
 tree, place = words[words.index('--change') + 1].partition('=')[2], words[words.index('--out') + 1]
 os.makedirs(place)
