@@ -149,6 +149,10 @@ def test_a_change_that_no_rung_calls_is_no_pass() -> None:
     one = judge(Facts((IMPORTED, *GOOD, {**called, "functions": [["src/a.py", 3]]})), asked, functions=functions)
     assert one.verdict is Verdict.PASS
     assert "no rung called these changed functions: src/a.py: load" in one.limitations
+    module = (Function("src/a.py", 0, ""), Function("src/b.py", 0, ""))
+    file = judge(Facts((IMPORTED, *GOOD, called)), asked, functions=module)
+    assert file.verdict is Verdict.PASS
+    assert "no rung called these changed functions: src/b.py" in file.limitations
     absent = end("ep", "not applicable", "no experts")
     elsewhere = {**called, "rung": "ep", "functions": [["src/a.py", 3]]}
     assert judge(Facts((IMPORTED, *GOOD, absent, elsewhere)), asked, functions=functions).verdict is Verdict.BLOCKED
@@ -241,4 +245,6 @@ def test_the_functions_around_changed_lines_are_those_that_a_change_touches(tmp_
     (tmp_path / "README.md").write_text("def three(): ...\n")
     change = repo(path=str(tmp_path), base="HEAD")
     assert touched((change,)) == (Function("src/pkg/a.py", 9, "two"),)
+    source.write_text("X = 3\n\n\ndef one():\n    return 1\n")
+    assert touched((change,)) == (Function("src/pkg/a.py", 0, ""),), "outside of functions, and lines that are gone"
     assert touched((change.model_copy(update={"base": None}),)) == ()

@@ -225,7 +225,7 @@ def _idle(facts: Facts, functions: Sequence[Function]) -> list[Function]:
     """Changed functions that no rung which came to its end called."""
     ended = {(row.get("model"), row.get("rung")) for row in facts.of("rung", state="ran")}
     rows = [row for row in facts.of("called") if (row.get("model"), row.get("rung")) in ended]
-    called = {(str(path), line) for row in rows for path, line in row.get("functions", ())}
+    called = {(str(path), line) for row in rows for path, number in row.get("functions", ()) for line in (number, 0)}
     return [function for function in functions if (function.path, function.line) not in called]
 
 

@@ -15,7 +15,7 @@ SUBMODULE = "3rdparty/Megatron-LM/"
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One function with changed lines in it."""
+    """One function with changed lines in it; line 0 stands for what is outside of functions, or cannot be placed in one."""
 
     path: str
     line: int
@@ -23,32 +23,36 @@ class Function:
     name: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.name}"
+        return f"{self.path}: {self.name}" if self.line else self.path
 
 
 def touched(changes: Sequence[RepoState]) -> tuple[Function, ...]:
-    """The innermost functions around every added line of source files; files that cannot be parsed have none."""
+    """The innermost functions around every added line of source files, and each changed file of which no function can be told."""
     return tuple(dict.fromkeys(found for repo in changes if repo.base for found in _of(repo)))
 
 
 def _of(repo: RepoState) -> Iterator[Function]:
     lines: dict[str, set[int]] = {}
     for line in changed_lines(Path(repo.path), repo.base).lines:
-        if not line.removed and is_source(line.path):
-            lines.setdefault(line.path, set()).add(line.number)
+        if is_source(line.path):
+            # Where a line is gone, nothing is left to be placed: the file stands for it.
+            lines.setdefault(line.path, set()).update(() if line.removed else (line.number,))
     for path, numbers in lines.items():
-        file = Path(repo.path, path)
-        try:
-            tree = ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else None
-        except (SyntaxError, ValueError):  # the ladder will say so itself
-            tree = None
-        if tree is not None:
-            yield from _around(path, tree, numbers)
+        found = list(_around(path, _tree(Path(repo.path, path)), numbers))
+        yield from found or [Function(path, 0, "")]
+
+
+def _tree(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):  # it is gone, or the ladder will say so itself
+        return ast.Module([], [])
 
 
 def is_source(path: str) -> bool:
     """Whether a path is one that a rung could run."""
-    return path.endswith(".py") and path.removeprefix(SUBMODULE).startswith(("src/", "megatron/"))
+    inner = path.removeprefix(SUBMODULE)
+    return path.endswith(".py") and not path.endswith("__init__.py") and inner.startswith(("src/", "megatron/"))
 
 
 def _around(path: str, tree: ast.Module, numbers: set[int]) -> Iterator[Function]:
