@@ -23,6 +23,7 @@ from seatrial.model.errors import UserError
 from seatrial.model.job import Batch, Ending, Job, Result
 
 Progress = Callable[[str], None]
+_LOOK_S = 0.5
 
 
 def run_batch(batch: Batch, directory: Path, progress: Progress) -> tuple[Result, ...]:
@@ -100,7 +101,9 @@ def _each(one: Callable[[int], Result], units: range, at_once: int, halt: Halt) 
     with ThreadPoolExecutor(at_once) as pool:
         try:
             running = [pool.submit(guarded, index) for index in units]
-            wait(running)
+            # A signal that comes right before the wait begins does not interrupt it: look again, or it would never be taken.
+            while wait(running, timeout=_LOOK_S).not_done:
+                pass
         except KeyboardInterrupt:
             halt.hurry.set()
             raise
