@@ -25,6 +25,8 @@ from seatrial.model.profile import Profile
 from .children import wait_until
 from .rays import NEW_PIDS, environment, instruments, leftovers, need_namespaces
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(ray_step.__file__)
 CLIENT = Component(name="client", role="client", command=("train", "--steps", "{index}"), gpus=4)
 

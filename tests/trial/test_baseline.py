@@ -21,6 +21,8 @@ from seatrial.trial.unchanged import POINTER, discard, ignored, unchanged
 from .conftest import Bench, commit, git
 from .test_sides import WRITES, stand_in
 
+pytestmark = pytest.mark.slow
+
 
 def word(repo: Path, text: str) -> str:
     """Let the change decide how its levels go."""

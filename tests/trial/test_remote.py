@@ -28,6 +28,8 @@ from .conftest import Bench, commit, result
 from .fake import FakeLoop
 from .fake_slurm import FakeSlurm, leave_result, slurm
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["slurm"]
 PROFILE = Profile(time="0:10:00", cpus=2)
 

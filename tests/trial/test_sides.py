@@ -18,6 +18,8 @@ from seatrial.trial.sides import LACKING, Case, judge_side, read_cases
 
 from .conftest import Bench, commit
 
+pytestmark = pytest.mark.slow
+
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly")
 PASSED, FAILED = Case("t::a", "passed"), Case("t::b", "failed", "AssertionError: assert 1 == 2")
 NO_TORCH = Case("t::c", "error", "ModuleNotFoundError: No module named 'torch'")

@@ -22,6 +22,8 @@ from seatrial.model.verdict import Verdict
 
 from .fake import FakeLoop
 
+pytestmark = pytest.mark.slow
+
 CLI = Path(__file__).with_name("fake_cli.py")
 SECONDS = 30
 
