@@ -40,6 +40,7 @@ ALLOWED = {
     "rollouts": {"model", "files", "launch", "evidence", "report", "rollouts"},
     "proving": {"model", "files", "loops", "launch", "evidence", "report", "trial", "probes", "proving"},
     "trial": {"model", "files", "metrics", "triage", "evidence", "launch", "report", "loops", "trial"},
+    "regress": {"model", "files", "metrics", "triage", "evidence", "launch", "report", "loops", "trial", "regress"},
     "cli": {
         "model",
         "files",
@@ -53,6 +54,7 @@ ALLOWED = {
         "trial",
         "rollouts",
         "proving",
+        "regress",
         "cli",
     },
     "skills": set[str](),

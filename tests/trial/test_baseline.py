@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.evidence.lfs import POINTER
 from seatrial.evidence.repos import repo_state
 from seatrial.files import read_json, read_model, write_json
 from seatrial.model.errors import BlockedError, UserError
@@ -16,7 +17,7 @@ from seatrial.model.verdict import Verdict
 from seatrial.trial import baseline, conduct, rundir
 from seatrial.trial.differences import ahead, lacks, other_changes
 from seatrial.trial.progress import Event, Running, SideJudged, Stage
-from seatrial.trial.unchanged import POINTER, discard, ignored, unchanged
+from seatrial.trial.unchanged import discard, ignored, unchanged
 
 from .conftest import Bench, commit, git
 from .test_sides import WRITES, stand_in

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "judge": ("judge", "Judge the files that any run left, without running anything."),
     "localize": ("localize", "Show which sequences and tokens a log-probability mismatch sits in."),
     "isolate": ("isolate", "Rerun a failed level with one setting changed at a time, to name suspects."),
+    "bisect": ("bisect", "Find the commit that broke a test or moved a metric, over one repository or several."),
     "probe": ("probe", "Run one instrument alone: show bit for bit that a generator has its policy's weights."),
     "doctor": ("doctor", "Preflight alone: is this machine ready for a trial?"),
     "env": ("env", "Build, list, check and remove the environments of loops."),
@@ -33,8 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "skill": ("skill", "List, show and install skills: short guides by which coding agents use Seatrial."),
 }
 
-PASS_ON = ("run", "plan", "doctor")
-"""Commands that pass what stands after `--` on to the loop."""
+PASS_ON = ("run", "plan", "doctor", "bisect")
+"""Commands that pass what stands after `--` on, to the loop or as the command to run."""
+PAIRS = {"bisect": ("--edit",)}
+"""Options that take two words; they are joined by a newline, since an option that is repeated can have only one."""
 
 
 class Lazy(TyperGroup):
@@ -113,11 +116,23 @@ class Output:
 
 
 def split_arguments(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Loop arguments stand after `--` and are never read as ours."""
+    """What stands after `--` is never read as ours."""
+    passed_on: tuple[str, ...] = ()
     if words[:1] and words[0] in PASS_ON and "--" in words:
         place = words.index("--")
-        return words[:place], tuple(words[place + 1 :])
-    return words, ()
+        words, passed_on = words[:place], tuple(words[place + 1 :])
+    return join_pairs(words), passed_on
+
+
+def join_pairs(words: list[str]) -> list[str]:
+    """The words with both values of an option that takes two as one."""
+    pairs, joined, rest = PAIRS.get(words[0] if words else "", ()), list[str](), list(words)
+    while rest:
+        word = rest.pop(0)
+        joined.append(word)
+        if word in pairs and len(rest) > 1:
+            joined.append(f"{rest.pop(0)}\n{rest.pop(0)}")
+    return joined
 
 
 def run() -> None:

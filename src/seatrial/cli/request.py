@@ -113,7 +113,7 @@ def profile_named(loaded: Loaded, text: str) -> tuple[str, Profile]:
     return name, profiles[name]
 
 
-def _named(text: str) -> tuple[str, Path]:
+def named_path(text: str) -> tuple[str, Path]:
     """`NAME=PATH` or a path, which may hold a `=` itself."""
     name, separator, path = text.partition("=")
     return (name, Path(path)) if separator and not Path(text).exists() else ("", Path(text))
@@ -124,7 +124,7 @@ def checkouts(words: Sequence[str], base: str | None) -> tuple[tuple[RepoState, 
     from seatrial.evidence.changes import read_changes
     from seatrial.evidence.repos import repo_state, repo_states
 
-    named = [_named(text) for text in words]
+    named = [named_path(text) for text in words]
     states = repo_states([path for _, path in named])
     states = tuple(repo_state(Path(state.path), name) if name else state for (name, _), state in zip(named, states, strict=True))
     changes = [read_changes(Path(state.path), base) for state in states]

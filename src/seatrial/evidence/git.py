@@ -28,6 +28,9 @@ _SETTINGS = (
 )
 _PREFIX = ("git", "--no-pager", "--literal-pathspecs", *(part for setting in _SETTINGS for part in ("-c", setting)))
 
+# How git is configured and how it reaches other machines.
+_PASSED_ON = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_SSH", "GIT_SSL", "GIT_ASKPASS", "GIT_PROXY")
+
 # The user's configuration must not change what a diff says or whether it can be applied.
 DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-relative", "-O/dev/null", "--submodule=short")
 
@@ -39,26 +42,26 @@ def git(
     stdin: bytes = b"",
     ok: Iterable[int] = (0,),
     into: IO[bytes] | None = None,
+    seconds: float = TIMEOUT_SECONDS,
 ) -> bytes:
     """Run git in `repo` and return its standard output (nothing when it goes `into` a file).
 
     `index` is a scratch index to use instead of the repository's own. Exit codes outside `ok` raise a UserError.
     """
-    command = [*_PREFIX, "-C", os.fspath(repo), *arguments]
     try:
         done = subprocess.run(
-            command,
+            command_line(repo, *arguments),
             input=stdin,
             stdout=into or subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=_environment(index),
-            timeout=TIMEOUT_SECONDS,
+            env=environment(index),
+            timeout=seconds,
             check=False,
         )
     except FileNotFoundError as error:
         raise UserError(f"{repo}: git is not installed, or not on PATH", "install git, for example: apt-get install git") from error
     except subprocess.TimeoutExpired as error:
-        message = f"{repo}: `git {arguments[0]}` did not finish within {TIMEOUT_SECONDS:.0f} s"
+        message = f"{repo}: `git {arguments[0]}` did not finish within {seconds:.0f} s"
         raise UserError(message, f"see what holds it: {_at(repo)} {arguments[0]}") from error
     if done.returncode not in ok:
         raise _explain(repo, arguments[0], done.returncode, text(done.stderr).strip())
@@ -130,10 +133,14 @@ def scratch_directory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="seatrial-git-")
 
 
-def _environment(index: Path | None) -> dict[str, str]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(("GIT_CONFIG", "GIT_EXEC_PATH"))
-    }
+def command_line(repo: Path, *arguments: str) -> list[str]:
+    """The words that run git in `repo` without the settings that would change what it does."""
+    return [*_PREFIX, "-C", os.fspath(repo), *arguments]
+
+
+def environment(index: Path | None = None) -> dict[str, str]:
+    """The caller's environment, without what would point git at another repository."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(_PASSED_ON)}
     kept.update(GIT_OPTIONAL_LOCKS="0", GIT_TERMINAL_PROMPT="0", LC_ALL="C")
     if index is not None:
         kept["GIT_INDEX_FILE"] = os.fspath(index)

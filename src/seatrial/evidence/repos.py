@@ -42,7 +42,7 @@ def repo_state(path: Path, name: str | None = None) -> RepoState:
         submodules=tuple(_submodules(root, "")),
         packages=packages,
         import_root=import_root,
-        origin=_origin(root),
+        origin=origin_url(root),
     )
 
 
@@ -112,11 +112,15 @@ def _submodules(root: Path, prefix: str) -> Iterator[SubmoduleState]:
             yield from _submodules(directory, f"{prefix}{link.path}/")
 
 
-def _origin(root: Path) -> str | None:
-    """The URL of origin without credentials; `ssh://git@host` keeps its user, which is no secret."""
-    url = line(git(root, "config", "--get", "remote.origin.url", ok=(0, 1)))
+def origin_url(root: Path) -> str | None:
+    """The URL of origin without credentials."""
+    return without_credentials(line(git(root, "config", "--get", "remote.origin.url", ok=(0, 1)))) or None
+
+
+def without_credentials(url: str) -> str:
+    """A URL that can be stored; `ssh://git@host` keeps its user, which is no secret."""
     stripped = re.sub(r"^(ssh://[^/@:]+):[^/@]*@", r"\1@", url)
-    return re.sub(r"^((?!ssh)[a-z][a-z0-9+.-]*://)[^/]*@", r"\1", stripped) or None
+    return re.sub(r"^((?!ssh)[a-z][a-z0-9+.-]*://)[^/]*@", r"\1", stripped)
 
 
 def _file_name(name: str) -> str:

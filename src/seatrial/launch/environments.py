@@ -32,7 +32,7 @@ from seatrial.model.verdict import Boundary
 
 Kind = Literal["envs", "layers"]
 
-_MARKER = "complete.json"
+MARKER = "complete.json"
 _USED = "last-used"
 _DIRECTORY = re.compile(r"(.+)-([0-9a-f]{12})")
 _MB = 1024 * 1024
@@ -145,7 +145,7 @@ class Environments:
         if self._find(name, wanted) is None:
             message = f"{path}: the build was not finished, or its interpreter or layer is gone"
             return (*findings, Finding(name="environment complete", ok=False, message=message, fix=rebuild))
-        findings.append(Finding(name="environment complete", ok=True, message=f"{path / _MARKER} is there"))
+        findings.append(Finding(name="environment complete", ok=True, message=f"{path / MARKER} is there"))
         try:
             installed = read_installed(interpreter(path))
         except BlockedError as error:
@@ -163,13 +163,13 @@ class Environments:
             if not gone:
                 known = ", ".join(sorted({found.name for found in self.list() if found.kind == "envs"})) or "none"
                 raise UserError(f"there is no environment {name} in {self.root}", f"environments there: {known}")
-            _refuse_if_used(gone)
+            refuse_if_used(gone)
             for path in gone:
-                _delete(path)
+                delete(path)
             needed = {record.layer for path in self._directories("envs") if (record := _record(path))}
             idle = tuple(path for path in self._directories("layers") if path.name not in needed)
             for path in idle:
-                _delete(path)
+                delete(path)
         return (*gone, *idle)
 
     def _build(self, name: str, wanted: Lock, rebuild: bool, progress: Callable[[str], None], stops: float) -> Environment:
@@ -178,10 +178,10 @@ class Environments:
             layer = self._place("layers", wanted.layer.name, wanted.layer)
             if rebuild or not self._complete(layer, wanted.layer):
                 users = [path for path in self._directories("envs") if (record := _record(path)) and record.layer == layer.name]
-                _refuse_if_used(users)
+                refuse_if_used(users)
                 self._make(Build(wanted.layer.name, name, layer, wanted.layer, progress, stops), None)
         path = self._place("envs", name, wanted)
-        _refuse_if_used([path])
+        refuse_if_used([path])
         self._make(Build(name, name, path, wanted, progress, stops), layer)
         return Environment(name, wanted.hash(), path)
 
@@ -189,7 +189,7 @@ class Environments:
         """Build one directory from scratch and mark it complete."""
         path = build.directory
         end_leftovers(pid_file(path / BUILD_LOG))
-        _delete(path)
+        delete(path)
         self._require_space(build.lock.disk_mb, build.name)
         path.mkdir(parents=True)
         installed = build.make(layer, resolve=path.parent.name == "layers")
@@ -202,7 +202,7 @@ class Environments:
             layer=layer.name if layer else None,
             packages={name: versions[0] for name, versions in sorted(installed.packages.items())},
         )
-        files.write_json(path / _MARKER, record)
+        files.write_json(path / MARKER, record)
 
     def _require_space(self, needed_mb: int, name: str) -> None:
         existing = next(path for path in (self.root, *self.root.parents) if path.exists())
@@ -241,27 +241,27 @@ class Environments:
 
 def _record(path: Path) -> BuildRecord | None:
     """What complete.json says; None when the directory is broken (no or unreadable marker, no interpreter)."""
-    if not (path / _MARKER).is_file() or not interpreter(path).exists():
+    if not (path / MARKER).is_file() or not interpreter(path).exists():
         return None
     try:
-        return files.read_model(path / _MARKER, BuildRecord)
+        return files.read_model(path / MARKER, BuildRecord)
     except UserError:
         return None
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
     """Remove a directory, the marker first: what is half removed is broken, not complete."""
     if not path.exists():
         return
     try:
-        (path / _MARKER).unlink(missing_ok=True)
+        (path / MARKER).unlink(missing_ok=True)
         shutil.rmtree(path)
     except OSError as error:
         message = f"{path}: cannot remove: {error.strerror or error}"
         raise BlockedError(Boundary.ENVIRONMENT, message, f"remove it yourself: rm -r {path}") from error
 
 
-def _refuse_if_used(paths: Iterable[Path]) -> None:
+def refuse_if_used(paths: Iterable[Path]) -> None:
     """A UserError when a process runs in one of these environments."""
     places = tuple(f"{path}{os.sep}" for path in paths)
     for process in psutil.process_iter(["cmdline"]):

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from seatrial import files
 from seatrial.launch.interrupt import check_stop
-from seatrial.launch.linelog import STAMP_LENGTH
+from seatrial.launch.linelog import STAMP_LENGTH, LineFilter
 from seatrial.launch.locks import Lock, normalise, same_version
 from seatrial.launch.process import ProcessSpec, Tick, run
 from seatrial.model.errors import BlockedError
@@ -101,7 +101,7 @@ class Build:
             options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
             options += [] if resolve else ["--no-deps"]
             options += ["--ignore-requires-python"] if self.lock.any_python else []
-            argv = (_python_with_pip(python), "-m", "pip", "--python", str(inside), "install", *options, "-r", str(self.lock.path))
+            argv = (python_with_pip(python), "-m", "pip", "--python", str(inside), "install", *options, "-r", str(self.lock.path))
             self._step(f"installing {len(self.lock.pins)} packages", argv)
         installed = read_installed(inside)
         differences = installed.differences(self.lock.all_pins())
@@ -110,32 +110,48 @@ class Build:
         return installed
 
     def _step(self, what: str, argv: tuple[str, ...]) -> None:
-        self.progress(f"{self.name}: {what}")
-        last = ""
-
-        def tell(tick: Tick) -> None:
-            nonlocal last
-            if tick.last_line != last and not tick.last_line.startswith("WARNING: "):
-                last = tick.last_line
-                self.progress(f"{self.name}: {textwrap.shorten(last, 120, placeholder=' …')}")
-
-        left = max(0.0, self.stops - time.monotonic())
-        run_id = f"build-{self.directory.name}-{uuid.uuid4().hex[:12]}"
         log = self.directory / BUILD_LOG
-        outcome = run(
-            ProcessSpec(argv=argv, env=_clean_env(), cwd=self.directory, log=log, run_id=run_id, deadline_s=left, stall_s=left), tell
-        )
-        if outcome.ended == "interrupted":
-            check_stop()
-        if outcome.ended != "exited":
-            raise self._blocked(f"{what} took too long and was ended")
-        if outcome.exit_code != 0:
-            raise self._blocked(f"{what} failed: {_last_error(log)}")
+        failure = follow(argv, self.name, what, log=log, cwd=self.directory, env=clean_env(), stops=self.stops, progress=self.progress)
+        if failure:
+            raise self._blocked(failure)
 
     def _blocked(self, message: str) -> BlockedError:
         log = self.directory / BUILD_LOG
         fix = f"read {log}, remove the cause (network, package index, disk), then: seatrial env build {self.asked}"
         return BlockedError(Boundary.ENVIRONMENT, f"building {self.name}: {message} (log: {log})", fix)
+
+
+def follow(
+    argv: tuple[str, ...],
+    name: str,
+    what: str,
+    *,
+    log: Path,
+    cwd: Path,
+    env: Mapping[str, str],
+    stops: float,
+    progress: Callable[[str], None],
+    line_filter: LineFilter = str,
+) -> str:
+    """Run one step of the build `name` until `stops` (`time.monotonic()`) and pass its lines on; why it failed, or an empty string."""
+    progress(f"{name}: {what}")
+    last = ""
+
+    def tell(tick: Tick) -> None:
+        nonlocal last
+        if tick.last_line != last and not tick.last_line.startswith("WARNING: "):
+            last = tick.last_line
+            progress(f"{name}: {textwrap.shorten(last, 120, placeholder=' …')}")
+
+    left = max(0.0, stops - time.monotonic())
+    run_id = f"build-{log.parent.name}-{uuid.uuid4().hex[:12]}"
+    spec = ProcessSpec(argv=argv, env=env, cwd=cwd, log=log, run_id=run_id, deadline_s=left, stall_s=left, line_filter=line_filter)
+    outcome = run(spec, tell)
+    if outcome.ended == "interrupted":
+        check_stop()
+    if outcome.ended != "exited":
+        return f"{what} took too long and was ended"
+    return f"{what} failed: {_last_error(log)}" if outcome.exit_code != 0 else ""
 
 
 def interpreter(directory: Path) -> Path:
@@ -188,14 +204,14 @@ def _output(argv: list[str]) -> str:
     """What a short command prints; what it complains about when it fails."""
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=120, env=_clean_env(), stdin=subprocess.DEVNULL
+            argv, capture_output=True, text=True, errors="replace", timeout=120, env=clean_env(), stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stdout if done.returncode == 0 else done.stderr
 
 
-def _python_with_pip(python: str) -> str:
+def python_with_pip(python: str) -> str:
     """Seatrial's interpreter or the environment's base, whichever has pip."""
     if importlib.util.find_spec("pip") is not None:
         return sys.executable
@@ -204,7 +220,8 @@ def _python_with_pip(python: str) -> str:
     raise BlockedError(Boundary.ENVIRONMENT, f"neither {sys.executable} nor {python} has pip", f"{sys.executable} -m ensurepip")
 
 
-def _clean_env() -> dict[str, str]:
+def clean_env() -> dict[str, str]:
+    """The caller's environment without what would change what is installed."""
     return {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
 
 

@@ -31,7 +31,7 @@ def new_path(root: Path, loop: str) -> Path:
 
 def new_directory(root: Path, loop: str) -> Path:
     """Make a run directory below `root`."""
-    return _make(new_path(root, loop))
+    return make(new_path(root, loop))
 
 
 def named_directory(path: Path) -> Path:
@@ -39,7 +39,7 @@ def named_directory(path: Path) -> Path:
     require_new(path)
     if path.is_dir() and any(path.iterdir()):
         raise UserError(f"{path}: is not empty", "name a new or an empty directory with --out")
-    return _make(path.absolute())
+    return make(path.absolute())
 
 
 def require_new(path: Path) -> None:
@@ -48,7 +48,7 @@ def require_new(path: Path) -> None:
         raise UserError(f"{path}: holds a trial already", f"seatrial resume {path}, or name another directory with --out")
 
 
-def _make(path: Path) -> Path:
+def make(path: Path) -> Path:
     """Make the directory; git ignores it, since it may lie in a checkout under test, which must not look changed."""
     try:
         path.mkdir(parents=True, exist_ok=True)

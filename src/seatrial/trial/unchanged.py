@@ -15,14 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from seatrial.evidence.git import commit_of, fields, git
+from seatrial.evidence.lfs import is_pointer, pointers
 from seatrial.evidence.repos import repo_state
 from seatrial.evidence.worktree import gitlinks, is_checkout
-from seatrial.files import read_text
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.record import RepoState
 from seatrial.model.verdict import Boundary
-
-POINTER = "version https://git-lfs.github.com/spec/v1"
 
 
 @contextmanager
@@ -69,23 +67,11 @@ def _populate(source: Path, commit: str, place: Path, made: list[tuple[Path, Pat
 
 def _refuse_pointers(source: Path, place: Path, commit: str) -> None:
     """Git LFS that skips its downloads leaves pointers, which are no contents: what then fails would look like the revision's."""
-    attributes = place / ".gitattributes"
-    if not attributes.is_file() or "filter=lfs" not in read_text(attributes):
-        return
-    held = fields(git(place, "grep", "-l", "-z", "--cached", "-F", POINTER, ok=(0, 1)))
-    lost = [path for path in held if _is_pointer(place / path) and (source / path).is_file() and not _is_pointer(source / path)]
+    lost = [path for path in pointers(place) if (source / path).is_file() and not is_pointer(source / path)]
     if lost:
         message = f"{source}: {len(lost)} files of Git LFS are pointers in a worktree of {commit[:12]}, such as {lost[0]}"
         fix = f"git -C {shlex.quote(str(source))} lfs fetch origin {commit}, and let Git LFS smudge (git lfs install --force)"
         raise BlockedError(Boundary.ENVIRONMENT, message, fix)
-
-
-def _is_pointer(path: Path) -> bool:
-    try:
-        with path.open("rb") as stream:
-            return stream.read(len(POINTER)) == POINTER.encode()
-    except OSError:
-        return False
 
 
 def _remove(source: Path, place: Path) -> None:

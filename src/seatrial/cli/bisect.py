@@ -1,0 +1,291 @@
+"""`seatrial bisect`: which commit broke it, or moved the metric."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from seatrial.cli import bisect_options as flag
+
+if TYPE_CHECKING:
+    from seatrial.evidence.redact import Redactor
+    from seatrial.regress.bisect.logs.replay import Marks
+    from seatrial.regress.bisect.record import Answer, Plan
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    invoke_without_command=True,
+    subcommand_metavar="[-- COMMAND… | nightly | resume | report | clean]",
+)
+
+BISECTS = Path("bisects")
+
+
+@app.callback(invoke_without_command=True)
+def bisect(
+    context: typer.Context,
+    good: flag.Good = None,
+    bad: flag.Bad = None,
+    repo: flag.Repos = None,
+    place: flag.Places = None,
+    check: flag.Check = None,
+    metrics: flag.Metrics = None,
+    trial: Annotated[
+        bool, typer.Option("--trial", help="Run a trial on each commit; after `--` stand the words of `seatrial run`.")
+    ] = False,
+    failure: flag.Failure = None,
+    any_failure: flag.AnyFailure = False,
+    env: flag.EnvironmentOf = None,
+    python: flag.PythonOf = None,
+    build: flag.Build = None,
+    edit: flag.Edits = None,
+    patch: flag.Patches = None,
+    jobs: flag.Jobs = 1,
+    on: flag.OnCluster = None,
+    repeat: flag.Repeat = None,
+    confidence: flag.Confidence = 0.99,
+    minutes: flag.Minutes = None,
+    retries: flag.Retries = 2,
+    first_parent: flag.FirstParent = False,
+    descend: flag.Descend = True,
+    out: flag.Out = None,
+    replay: flag.Replay = None,
+    dry_run: flag.DryRun = False,
+    json: flag.AsJson = False,
+) -> None:
+    """Find the commit that broke a test or moved a metric.
+
+    seatrial bisect --good v1.0 --bad HEAD -- pytest tests/test_x.py
+    Exit codes of COMMAND: 0 good, 125 skip, 128 and above abort, else bad. Your checkout, index and stash are never touched.
+    Exit code: 0 one commit was found, 99 only a range, 2 the question is wrong (such as swapped ends), 130 interrupted.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    asked = flag.Flags(
+        words=context.obj or (),
+        good=good,
+        bad=bad,
+        repos=repo,
+        places=place,
+        trial=trial,
+        check=check,
+        metrics=metrics,
+        failure=failure,
+        any_failure=any_failure,
+        env=env,
+        python=python,
+        build=build,
+        edits=edit,
+        patches=patch,
+        jobs=jobs,
+        on=on,
+        repeat=repeat,
+        confidence=confidence,
+        minutes=minutes,
+        retries=retries,
+        first_parent=first_parent,
+        descend=descend,
+    )
+    _begin(asked, out, replay, dry_run, json)
+
+
+@app.command()
+def nightly(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(metavar="TEST_SCRIPT", help="A script of the repository, such as tests/test_suites/llm/x.sh.")],
+    good: Annotated[str | None, typer.Option("--good", help="Default: the commit that added the script.")] = None,
+    bad: Annotated[str | None, typer.Option("--bad", help="Default: HEAD.")] = None,
+    repo: Annotated[Path | None, typer.Option("--repo", help="The checkout. Default: .")] = None,
+    check: flag.Check = None,
+    metrics: flag.Metrics = None,
+    failure: flag.Failure = None,
+    any_failure: flag.AnyFailure = False,
+    env: flag.EnvironmentOf = None,
+    build: flag.Build = None,
+    edit: flag.Edits = None,
+    patch: flag.Patches = None,
+    jobs: flag.Jobs = 1,
+    on: flag.OnCluster = None,
+    repeat: flag.Repeat = None,
+    confidence: flag.Confidence = 0.99,
+    minutes: flag.Minutes = None,
+    retries: flag.Retries = 2,
+    out: flag.Out = None,
+    replay: flag.Replay = None,
+    dry_run: flag.DryRun = False,
+    json: flag.AsJson = False,
+) -> None:
+    """Find the commit that broke a nightly; the good end is the commit that added its script.
+
+    What stands after `--` is given to the script at every commit. That changes what is measured, and the report says so.
+    """
+    from seatrial.evidence.git import top_level
+    from seatrial.regress.bisect.history import introduced, resolve
+
+    path = top_level(repo or Path())
+    last = resolve(path, bad or "HEAD", "--bad")
+    first, notes = (good, ()) if good else introduced(path, script, last)
+    for note in notes:
+        typer.echo(f"seatrial: {note}", err=True)
+    asked = flag.Flags(
+        words=context.obj or (),
+        good=[first],
+        bad=[last],
+        repos=[str(path)],
+        check=check,
+        metrics=metrics,
+        failure=failure,
+        any_failure=any_failure,
+        env=env,
+        build=build,
+        edits=edit,
+        patches=patch,
+        jobs=jobs,
+        on=on,
+        repeat=repeat,
+        confidence=confidence,
+        minutes=minutes,
+        retries=retries,
+        nightly=script,
+        notes=notes,
+    )
+    _begin(asked, out, replay, dry_run, json)
+
+
+@app.command()
+def resume(
+    directory: Annotated[Path, typer.Argument(help="The directory of a bisect.")],
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, max=64, help="Commits that are run at once, from now on.")] = None,
+    json: flag.AsJson = False,
+) -> None:
+    """Go on with a bisect that was interrupted or killed; runs that ended are not run again."""
+    from seatrial.files import write_json
+    from seatrial.regress.bisect import place
+    from seatrial.trial.rundir import locked
+
+    path = directory.absolute()
+    plan = place.load(path)
+    if jobs is not None:
+        with locked(path):
+            write_json(path / place.PLAN, plan.model_copy(update={"jobs": jobs}))
+    _conduct(path, json)
+
+
+@app.command()
+def report(directory: Annotated[Path, typer.Argument(help="The directory of a bisect.")], json: flag.AsJson = False) -> None:
+    """Write the reports anew from plan and journal (after an edit by hand, too), and print the summary; nothing is run."""
+    from seatrial.regress.bisect.conduct import judge
+
+    _close(directory.absolute(), judge(directory.absolute(), _redactor()), json)
+
+
+@app.command()
+def clean(
+    directories: Annotated[list[Path] | None, typer.Argument(help="Directories of bisects. Default: all below bisects/.")] = None,
+    environments: Annotated[bool, typer.Option("--environments", help="Remove the cached environments of commits, too.")] = False,
+) -> None:
+    """End what a killed bisect left running, and remove its trees and stores. Journals, logs and reports stay."""
+    from seatrial.regress.bisect import place
+    from seatrial.regress.bisect.environments.cache import BisectEnvironments
+
+    for directory in directories or sorted(found.parent for found in BISECTS.glob(f"*/{place.PLAN}")):
+        gone = place.clean(directory.absolute())
+        typer.echo(f"{directory}: {f'removed {len(gone)} trees and stores' if gone else 'nothing was left'}")
+    if environments:
+        typer.echo(f"removed {len(BisectEnvironments().remove())} environments")
+
+
+def _begin(asked: flag.Flags, out: Path | None, replay: Path | None, dry_run: bool, json: bool) -> NoReturn:
+    """From flags to an answer."""
+    from seatrial.regress.bisect import place
+    from seatrial.regress.bisect.conduct import histories
+    from seatrial.regress.bisect.logs import journal
+
+    marks = _marks(replay, asked) if replay else None
+    if marks:
+        asked = _with_ends(asked, marks)
+    plan, patches = flag.make_plan(asked)
+    history = histories(plan)
+    rows = marks.rows(history) if marks else ()
+    for note in (*plan.notes, *(marks.notes if marks else ())):
+        typer.echo(f"seatrial: {note}", err=True)
+    if dry_run:
+        _show(plan, len(history.points) - 1)
+        raise typer.Exit
+    path = place.create(BISECTS, out, plan)
+    for file in patches:
+        (path / place.PATCHES).mkdir(exist_ok=True)
+        shutil.copy(file, path / place.PATCHES / file.name)
+    for row in rows:
+        journal.append(path / place.JOURNAL, row)
+    _conduct(path, json)
+
+
+def _marks(replay: Path, asked: flag.Flags) -> Marks:
+    from seatrial.cli.request import named_path
+    from seatrial.evidence.git import top_level
+    from seatrial.regress.bisect.logs.replay import read_marks
+
+    return read_marks(replay, top_level(named_path(next(iter(asked.repos or ["."])))[1]))
+
+
+def _with_ends(asked: flag.Flags, marks: Marks) -> flag.Flags:
+    """A log names its own ends, unless others are named."""
+    from seatrial.regress.bisect.record import Mark
+
+    good, bad = marks.end(Mark.GOOD), marks.end(Mark.BAD)
+    return dataclasses.replace(asked, good=asked.good or ([good] if good else None), bad=asked.bad or ([bad] if bad else None))
+
+
+def _show(plan: Plan, count: int) -> None:
+    """What would be run."""
+    from seatrial.regress.bisect.search import rounds_needed
+
+    for repo in plan.repos:
+        typer.echo(f"{repo.name}: {repo.good[:12]} (good) to {repo.bad[:12]} (bad), {repo.path}")
+    typer.echo(f"{count} commits, {plan.jobs} at a time: both ends, then about {rounds_needed(count, plan.jobs, plan.repeat > 1)} rounds")
+    kind = plan.environment
+    typer.echo(f"environment: {'the one you call from' if kind.kind == 'none' else f'{kind.kind}, from {kind.lock} of each commit'}")
+    words = ("seatrial", "run", *plan.command) if plan.trial else (*plan.command, *plan.extra)
+    typer.echo(f"command: {shlex.join(words)}")
+    typer.echo(f"judged by: {plan.check or ('the verdict of the trial' if plan.trial else 'the exit code')}")
+
+
+def _conduct(path: Path, json: bool) -> NoReturn:
+    from seatrial.cli.request import load_config, profile_named
+    from seatrial.regress.bisect import place
+    from seatrial.regress.bisect.conduct import conduct
+
+    plan = place.load(path)
+    profile = profile_named(load_config(None, None), plan.on) if plan.on else None
+    typer.echo(f"seatrial: {path}", err=True)
+    try:
+        found = conduct(path, _redactor(), lambda text: typer.echo(f"seatrial: {text}", err=True), profile)
+    except KeyboardInterrupt:
+        typer.echo(f"seatrial: interrupted; go on with: seatrial bisect resume {shlex.quote(str(path))}", err=True)
+        raise
+    _close(path, found, json)
+
+
+def _close(path: Path, found: Answer, json: bool) -> NoReturn:
+    """Print the answer and exit with it."""
+    from seatrial.files import read_text
+    from seatrial.model.verdict import ExitCode
+
+    typer.echo(read_text(path / ("report.json" if json else "summary.md")))
+    typer.echo(f"report: {path / 'report.html'}", err=json)
+    raise typer.Exit(ExitCode.PASS if found.state == "found" else ExitCode.BLOCKED)
+
+
+def _redactor() -> Redactor:
+    import os
+
+    from seatrial.evidence.redact import Redactor
+
+    return Redactor(os.environ)

@@ -1,0 +1,261 @@
+"""The flags of `seatrial bisect` and `seatrial bisect nightly`, and the plan that they make."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from seatrial.loops.nightly import Nightly
+    from seatrial.regress.bisect.record import Edit, EnvironmentPlan, Plan, Repo
+
+Good = Annotated[list[str] | None, typer.Option("--good", metavar="[NAME=]REV", help="A commit where it works.")]
+Bad = Annotated[list[str] | None, typer.Option("--bad", metavar="[NAME=]REV", help="A commit where it does not. Default: HEAD.")]
+Repos = Annotated[
+    list[str] | None,
+    typer.Option("--repo", metavar="[NAME=]PATH", help="The checkout; repeat for several, the first is where the command runs. Default: ."),
+]
+Places = Annotated[
+    list[str] | None, typer.Option("--place", metavar="NAME=PATH", help="Where a further repository lies in the tree of the first.")
+]
+Check = Annotated[
+    str | None,
+    typer.Option("--check", metavar="EXPR", help="Judge by a check over the metrics that the command leaves, not by its exit code."),
+]
+Metrics = Annotated[
+    str | None, typer.Option("--metrics", metavar="PATH", help="Where the command leaves them, in the tree. Default: {output}.")
+]
+Failure = Annotated[
+    str | None, typer.Option("--failure", metavar="REGEX", help="Only a log that holds this is bad; other failures are skipped.")
+]
+AnyFailure = Annotated[bool, typer.Option("--any-failure", help="Every failure is bad, also another than the one at the bad end.")]
+EnvironmentOf = Annotated[
+    str | None,
+    typer.Option(
+        "--env", metavar="KIND", help="none, pip:LOCKFILE, uv. Default: uv.lock, requirements.lock or requirements.txt if there is one."
+    ),
+]
+PythonOf = Annotated[str | None, typer.Option("--python", metavar="VERSION", help="Python of the environments, such as 3.12.")]
+Build = Annotated[
+    str | None, typer.Option("--build", metavar="COMMAND", help="Builds the tree before each run; a commit that does not build is skipped.")
+]
+Edits = Annotated[
+    list[str] | None,
+    typer.Option("--edit", metavar="FILE CLAUSES", help="sed clauses for a file of the tree; two words. The checkout stays as it is."),
+]
+Patches = Annotated[
+    list[str] | None,
+    typer.Option("--patch", metavar="REV|FILE", help="Apply this commit or patch where it is missing: for ranges broken otherwise."),
+]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Commits that are run at once.")]
+OnCluster = Annotated[str | None, typer.Option("--on", metavar="slurm:PROFILE", help="Run each commit as a Slurm job.")]
+Repeat = Annotated[
+    int | None,
+    typer.Option("--repeat", min=1, help="At most so many runs of one commit, while it is ambiguous. Default: 1; with --check 10."),
+]
+Confidence = Annotated[float, typer.Option("--confidence", min=0.5, max=0.9999, help="With noise: stop at this probability.")]
+Minutes = Annotated[float | None, typer.Option("--minutes", min=0.01, help="Deadline of one run. Default: 60, or the nightly's own.")]
+Retries = Annotated[int, typer.Option("--retries", min=0, help="New tries of a run that the machine failed, not the commit.")]
+FirstParent = Annotated[bool, typer.Option("--first-parent", help="Only the commits of the main line, not those of merged branches.")]
+Descend = Annotated[
+    bool, typer.Option("--descend/--no-descend", help="Follow a first bad commit that moves a submodule into the submodule.")
+]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Directory of the bisect. Default: a new one below bisects/.")]
+Replay = Annotated[
+    Path | None,
+    typer.Option("--replay", metavar="LOG", help="Take the marks of a `git bisect log`, or of a runs.jsonl; edit it as you like."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run, and in how many rounds; run nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON; progress goes to standard error.")]
+
+METRIC_REPEAT = 10
+"""Runs of one commit at most, when a metric is measured and nothing is said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """Everything that was said."""
+
+    words: tuple[str, ...]
+    good: Sequence[str] | None
+    bad: Sequence[str] | None
+    repos: Sequence[str] | None
+    places: Sequence[str] | None = None
+    trial: bool = False
+    check: str | None = None
+    metrics: str | None = None
+    failure: str | None = None
+    any_failure: bool = False
+    env: str | None = None
+    python: str | None = None
+    build: str | None = None
+    edits: Sequence[str] | None = None
+    patches: Sequence[str] | None = None
+    jobs: int = 1
+    on: str | None = None
+    repeat: int | None = None
+    confidence: float = 0.99
+    minutes: float | None = None
+    retries: int = 2
+    first_parent: bool = False
+    descend: bool = True
+    nightly: str | None = None
+    notes: Sequence[str] = ()
+
+
+def make_plan(flags: Flags) -> tuple[Plan, tuple[Path, ...]]:
+    """The plan, and the files of patches that it names. Revisions are resolved, and what cannot work is refused; nothing is written."""
+    from seatrial.metrics.grammar import parse
+    from seatrial.regress.bisect.history import uncommitted
+    from seatrial.regress.bisect.record import Plan
+    from seatrial.regress.bisect.trees.edits import check_edits
+    from seatrial.trial.rundir import now
+
+    repos = _repos(flags)
+    main = Path(repos[0].path)
+    if flags.check is not None:
+        parse(flags.check)
+    edits = _edits(flags.edits)
+    check_edits(edits)
+    command, extra, found = _command(flags, main, repos[0].bad)
+    patches = [Path(word).absolute() for word in flags.patches or () if Path(word).is_file()]
+    plan = Plan(
+        created=now(),
+        repos=repos,
+        first_parent=flags.first_parent,
+        command=command,
+        extra=extra,
+        trial=flags.trial,
+        check=flags.check,
+        metrics=flags.metrics or (found.metrics if found else "{output}"),
+        failure=_pattern(flags.failure),
+        any_failure=flags.any_failure,
+        nightly=flags.nightly,
+        environment=_environment(flags, main, repos[0].bad),
+        variables=dict(found.variables) if found else {},
+        edits=edits,
+        patches=_patches(flags.patches, main),
+        jobs=flags.jobs,
+        on=flags.on,
+        repeat=flags.repeat or (METRIC_REPEAT if flags.check else 1),
+        confidence=flags.confidence,
+        retries=flags.retries,
+        minutes=flags.minutes or (found.minutes if found else 60.0),
+        descend=flags.descend,
+        notes=(*flags.notes, *(note for repo in repos for note in uncommitted(Path(repo.path)))),
+    )
+    return plan, tuple(patches)
+
+
+def _repos(flags: Flags) -> tuple[Repo, ...]:
+    """The repositories with their ends as commits."""
+    from seatrial.cli.request import named_path
+    from seatrial.evidence.git import top_level
+    from seatrial.model.errors import UserError
+    from seatrial.regress.bisect.history import resolve
+    from seatrial.regress.bisect.record import Repo
+
+    named = [named_path(text) for text in flags.repos or ["."]]
+    paths = {name or top_level(path).name: top_level(path) for name, path in named}
+    if len(paths) < len(named):
+        raise UserError("two repositories have the same name", "give them distinct names: --repo NAME=PATH")
+    good, bad = _by_name("--good", flags.good, paths), _by_name("--bad", flags.bad, paths)
+    places = _by_name("--place", flags.places, paths)
+    repos: list[Repo] = []
+    for name, path in paths.items():
+        if name not in good:
+            of = f" of {name}" if len(paths) > 1 else ""
+            fix = "seatrial bisect --good REV --bad REV -- COMMAND" if not of else f"--good {name}=REV"
+            raise UserError(f"no good commit{of} is named", fix)
+        ends = (resolve(path, good[name], "--good"), resolve(path, bad.get(name, "HEAD"), "--bad"))
+        first = not repos
+        repos.append(
+            Repo(name=name, path=str(path), good=ends[0], bad=ends[1], place="." if first else _place(name, path, places, repos[0]))
+        )
+    return tuple(repos)
+
+
+def _by_name(flag: str, words: Sequence[str] | None, paths: Mapping[str, Path]) -> dict[str, str]:
+    """`NAME=VALUE` by name; a value without a name is for the only repository, or for the first."""
+    from seatrial.model.errors import UserError
+
+    found: dict[str, str] = {}
+    for word in words or ():
+        name, separator, value = word.partition("=")
+        if not separator or name not in paths:
+            name, value = next(iter(paths)), word
+        if name in found:
+            raise UserError(
+                f"{flag} names two values for {name}: {found[name]} and {value}", f"give one, or one per repository: {flag} NAME=VALUE"
+            )
+        found[name] = value
+    return found
+
+
+def _place(name: str, path: Path, places: Mapping[str, str], main: Repo) -> str:
+    """Where a further repository lies: where it was said, where it is a submodule of the first, or beside it."""
+    from seatrial.regress.bisect.trees.making import BESIDE
+
+    if name in places:
+        return places[name]
+    inside = path.is_relative_to(main.path) and path != Path(main.path)
+    return path.relative_to(main.path).as_posix() if inside else f"../{BESIDE}/{name}"
+
+
+def _edits(words: Sequence[str] | None) -> tuple[Edit, ...]:
+    from seatrial.model.errors import UserError
+    from seatrial.regress.bisect.record import Edit
+
+    for word in words or ():
+        if "\n" not in word:
+            raise UserError(f"--edit {word}: takes two words, a file and clauses", "--edit tests/run.sh 's/MAX_STEPS=100/MAX_STEPS=20/'")
+    return tuple(Edit(file=file, clauses=clauses) for file, _, clauses in (word.partition("\n") for word in words or ()))
+
+
+def _patches(words: Sequence[str] | None, main: Path) -> tuple[str, ...]:
+    """Commits as such; files by their names."""
+    from seatrial.regress.bisect.history import resolve
+
+    return tuple(Path(word).name if Path(word).is_file() else resolve(main, word, "--patch") for word in words or ())
+
+
+def _pattern(text: str | None) -> str | None:
+    import re
+
+    from seatrial.model.errors import UserError
+
+    try:
+        re.compile(text or "")
+    except re.error as error:
+        raise UserError(
+            f"--failure {text!r} is not a regular expression: {error}", "correct it; special characters need a backslash"
+        ) from error
+    return text
+
+
+def _environment(flags: Flags, main: Path, bad: str) -> EnvironmentPlan:
+    from seatrial.regress.bisect.environments.cache import detect
+
+    # A trial and a nightly bring environments of their own.
+    asked = "none" if flags.env is None and (flags.trial or flags.nightly) else flags.env
+    found = detect(main, bad, asked)
+    return found.model_copy(update={"python": flags.python or "", "build": tuple(shlex.split(flags.build or ""))})
+
+
+def _command(flags: Flags, main: Path, bad: str) -> tuple[tuple[str, ...], tuple[str, ...], Nightly | None]:
+    """The command, its extra arguments, and what a loop knows of the script of a nightly."""
+    from seatrial.evidence.git import git, text
+    from seatrial.loops.nightly import describe
+    from seatrial.model.errors import UserError
+
+    if flags.nightly is not None:
+        script = text(git(main, "show", f"{bad}:{flags.nightly}"))
+        return ("bash", flags.nightly), flags.words, describe(flags.nightly, script)
+    if not flags.words and not flags.trial:
+        raise UserError("no command to run", "seatrial bisect --good REV --bad REV -- COMMAND; or --trial -- LOOP --level 0")
+    return flags.words, (), None

@@ -1,0 +1,122 @@
+"""Both ends, verified before anything is searched.
+
+- The good end must be good and the bad one bad, now and here; with noise each is run several times, and the bad end until it has shown
+  its failure. What is known of them from an earlier sitting is not run again.
+- How the bad end fails is what every bad run must look like.
+- Ends that do not hold are an error of the question, with the answer that would help.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.verdict import Boundary
+from seatrial.regress.bisect.judging.observe import threshold
+from seatrial.regress.bisect.noise import Threshold
+from seatrial.regress.bisect.record import Failure, History, Mark, Point, Run, SkipKind
+from seatrial.regress.bisect.running.session import Session, Wanted, short
+from seatrial.regress.bisect.search import NOISY_ENDS, STEADY_ENDS
+
+MOST = 10
+"""Runs of an end, at most, before it counts as being on the wrong side."""
+
+
+def verify(session: Session, history: History, number: int = 0) -> None:
+    """Run both ends as often as needed. Afterwards `session.failures` says how the bad end fails."""
+    good, bad = history.points[0], history.points[-1]
+    limit = threshold(session.plan.check) if session.plan.check else None
+    while owed := [
+        # By turns, so that a wrong end is seen soon.
+        end
+        for pair in itertools.zip_longest(*([end] * _owed(session, end, bad, number, limit) for end in (good, bad)))
+        for end in pair
+        if end is not None
+    ]:
+        session.execute([Wanted(end, "ends", 0, number) for end in owed[: session.plan.jobs]])
+        _refuse_skips(session, good, "good", number)
+        _refuse_skips(session, bad, "bad", number)
+    _judge(session, good, bad, number, limit)
+    failures = [row.failure for row in _rows(session, bad, number) if row.mark is Mark.BAD and row.failure]
+    session.failures[:] = _distinct(failures)
+
+
+def _owed(session: Session, end: Point, bad: Point, number: int, limit: Threshold | None) -> int:
+    """Runs that an end still needs: few when they agree, more when they do not, and most when they say the opposite of what was said."""
+    rows, said = _rows(session, end, number), Mark.BAD if end is bad else Mark.GOOD
+    wanted = STEADY_ENDS if len({row.mark for row in rows}) < 2 else NOISY_ENDS
+    if rows and (side(rows, limit) is not said):
+        wanted = MOST
+    return max(0, min(wanted, session.plan.repeat) - len(rows))
+
+
+def _rows(session: Session, end: Point, number: int) -> list[Run]:
+    """What was run of an end; what was replayed from a log of others has no failure to compare with, and does not count."""
+    return [row for row in session.evidence(number) if row.point == end.id and row.stage == "ends"]
+
+
+def _shown(session: Session, bad: Point, number: int) -> bool:
+    return any(row.mark is Mark.BAD for row in _rows(session, bad, number))
+
+
+def _distinct(failures: Sequence[Failure]) -> list[Failure]:
+    found: list[Failure] = []
+    for failure in failures:
+        if not any(failure.same(other) for other in found):
+            found.append(failure)
+    return found
+
+
+def _refuse_skips(session: Session, end: Point, name: str, number: int) -> None:
+    """An end that cannot be judged leaves nothing to search between."""
+    row = next((row for row in reversed(_rows(session, end, number)) if row.mark is Mark.SKIP), None)
+    if row is None:
+        return
+    message = f"the {name} end {short(end)} cannot be judged: {row.reason}"
+    log = _log(session, row)
+    if row.skip in (SkipKind.ENVIRONMENT, SkipKind.TRIAL):
+        raise BlockedError(Boundary.ENVIRONMENT, message + log, f"repair it, then: seatrial bisect resume {session.directory}")
+    raise UserError(message + log, f"name another commit with --{name}, or correct the command")
+
+
+def _log(session: Session, row: Run) -> str:
+    return f" (log: {session.directory / row.directory / 'run.log'})" if row.directory else ""
+
+
+def _judge(session: Session, good: Point, bad: Point, number: int, limit: Threshold | None) -> None:
+    of_good, of_bad = _rows(session, good, number), _rows(session, bad, number)
+    good_fails = side(of_good, limit) is Mark.BAD
+    # Without a metric one bad run is enough: a flaky failure need not show often.
+    bad_passes = not _shown(session, bad, number) or (limit is not None and side(of_bad, limit) is Mark.GOOD)
+    if good_fails and bad_passes:
+        raise UserError(
+            f"the ends are swapped: {short(good)}, said to be good, fails, and {short(bad)}, said to be bad, passes",
+            "to find the commit that mended it, negate the command; to find the one that broke it, swap --good and --bad",
+        )
+    if good_fails:
+        row = next(row for row in of_good if row.mark is Mark.BAD)
+        raise UserError(
+            f"the good end {short(good)} is not good: {row.reason or 'the command failed'}{_log(session, row)}",
+            "name an older commit with --good; or the command fails for a reason that has nothing to do with the commits",
+        )
+    if bad_passes:
+        raise UserError(
+            f"the bad end {short(bad)} is not bad: {_measured(of_bad)}",
+            "name a commit that fails with --bad; if it fails only now and then, allow more runs with --repeat",
+        )
+
+
+def side(rows: Sequence[Run], limit: Threshold | None) -> Mark:
+    """What several runs of one point say together: by the mean of what they measured, or by their number."""
+    values = [row.value for row in rows if isinstance(row.value, float)]
+    if limit is not None and len(values) == len(rows):
+        return Mark.GOOD if (statistics.fmean(values) < limit.limit) is limit.good_below else Mark.BAD
+    return Mark.BAD if 2 * sum(row.mark is Mark.BAD for row in rows) > len(rows) else Mark.GOOD
+
+
+def _measured(rows: Sequence[Run]) -> str:
+    values = [row.value for row in rows if isinstance(row.value, float)]
+    runs = f"{len(rows)} runs" if len(rows) > 1 else "its run"
+    return f"{runs} passed" + (f", measured {', '.join(f'{value:.6g}' for value in values)}" if values else "")

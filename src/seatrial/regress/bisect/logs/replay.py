@@ -1,0 +1,54 @@
+"""Marks from an earlier bisect: a log of `git bisect`, or a journal of ours, as they are or edited by hand.
+
+- A journal's rows keep everything: the ends that it verified need not be run again.
+- A log of git says good and bad, but not how the bad end fails: its marks count, and both ends are run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seatrial.model.errors import UserError
+from seatrial.regress.bisect.logs import gitlog, journal
+from seatrial.regress.bisect.record import History, Mark, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What was read, before it is known which history it belongs to."""
+
+    path: Path
+    log: gitlog.Replayed | None = None
+    journal: tuple[Run, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def end(self, mark: Mark) -> str | None:
+        """The commit that the bisect began with on this side."""
+        if self.log is not None:
+            return next((marked.commit for marked in self.log.marks if marked.mark is mark), None)
+        return next((row.commit for row in self.journal if row.stage == "ends" and row.history == 0 and row.mark is mark), None)
+
+    def rows(self, history: History) -> tuple[Run, ...]:
+        """The rows of a new journal."""
+        rows: Sequence[Run] = self.journal if self.log is None else gitlog.as_rows(self.log, history)
+        strange = next((row for row in rows if row.history == 0 and row.stage != "conviction" and row.point not in history.by_id), None)
+        if strange is not None:
+            message = f"{self.path}: {strange.commit[:12]} is not between the ends"
+            raise UserError(message, "delete its line, or name the ends that the log was made with: --good REV --bad REV")
+        return tuple(row.model_copy(update={"number": number, "directory": ""}) for number, row in enumerate(rows, start=1))
+
+
+def read_marks(path: Path, repo: Path) -> Marks:
+    """Read either format; the first character tells them apart."""
+    try:
+        # Not as text: a carriage return in a subject must not begin a line.
+        text = path.read_bytes().decode("utf-8", "backslashreplace")
+    except OSError as error:
+        raise UserError(f"{path}: cannot read: {error.strerror or error}", "name a `git bisect log`, or a runs.jsonl") from error
+    if text.lstrip().startswith("{"):
+        found = journal.read(path)
+        return Marks(path, journal=found.rows, notes=found.notes)
+    log = gitlog.parse(text, repo, path)
+    return Marks(path, log=log, notes=log.notes)

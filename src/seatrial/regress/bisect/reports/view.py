@@ -1,0 +1,240 @@
+"""What a bisect has to say, as plain sentences: summary.md and report.html show the same ones.
+
+- In a sentence, what stands between backticks is code. Recorded text (subjects, reasons) comes in by `code`, so that none of it can be
+  markup, mention somebody on GitHub, or recolour a terminal.
+- Nothing is rounded in favour of the answer: 99.96 % is shown as 99.9 %.
+- A commit counts as run only by rows of the searched history; runs inside a submodule or of other combinations are listed apart.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from seatrial.regress.bisect.record import PLACEHOLDERS, Answer, History, Mark, Plan, Point, Run, SkipKind
+from seatrial.report.text import number, one_line, unique
+
+SHOWN = 12
+"""Suspects, commits of one reason and the like that are named; the rest is counted."""
+KINDS = {
+    SkipKind.COMMAND: "the command asked for it (exit code 125)",
+    SkipKind.TREE: "the tree could not be made",
+    SkipKind.MISSING: "a file that the command names does not exist there",
+    SkipKind.BUILD: "the environment or the build failed",
+    SkipKind.ENVIRONMENT: "the machine, the network or the cluster failed, not the commit",
+    SkipKind.OTHER_FAILURE: "it failed in another way than the bad end",
+    SkipKind.METRIC: "the metric is missing or not finite",
+    SkipKind.TRIAL: "the trial was Blocked or Skipped",
+    SkipKind.HAND: "a person said so",
+}
+_CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+
+
+def code(text: str) -> str:
+    """Recorded text as a piece of code in a sentence."""
+    text = one_line(text)
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if longest else ""
+    return f"{fence}{pad}{text}{pad}{fence}" if text else ""
+
+
+def pieces(sentence: str) -> Iterator[tuple[bool, str]]:
+    """A sentence cut into code (True) and words (False)."""
+    done = 0
+    for found in _CODE.finditer(sentence):
+        yield False, sentence[done : found.start()]
+        yield True, found[2].strip() if len(found[1]) > 1 else found[2]
+        done = found.end()
+    yield False, sentence[done:]
+
+
+def percent(share: float) -> str:
+    """A probability; only what is certain is 100 %."""
+    return f"{math.floor(share * 1000 + 1e-9) / 10:g} %"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A point that was run, or that is suspected."""
+
+    index: int
+    point: Point
+    rows: tuple[Run, ...]
+    probability: float | None
+    """Of being the first bad one; None for a point that is not suspected."""
+    gap: int
+    """Points between the line above and this one that were not run."""
+
+    @property
+    def mark(self) -> str:
+        """What its runs say."""
+        said = Counter(row.mark for row in self.rows if row.mark is not Mark.SKIP)
+        if len(said) > 1:
+            return f"{said[Mark.GOOD]} good, {said[Mark.BAD]} bad"
+        return str(next(iter(said), Mark.SKIP)) if self.rows else "not run"
+
+    @property
+    def tone(self) -> str:
+        """`good`, `bad`, `skip`, `mixed` or `none`."""
+        return "mixed" if "," in self.mark else "none" if not self.rows else self.mark
+
+    @property
+    def value(self) -> str:
+        """What was measured; of several runs the mean and the extent, and what was not finite."""
+        found = [row.value for row in self.rows if row.value is not None]
+        finite = [float(value) for value in found if not isinstance(value, str)]
+        parts = [number(finite[0])] if finite else []
+        if len(finite) > 1:
+            parts = [f"{math.fsum(finite) / len(finite):.4g} ({min(finite):.4g} to {max(finite):.4g})"]
+        return ", ".join([*parts, *unique(value for value in found if isinstance(value, str))])
+
+    @property
+    def reason(self) -> str:
+        """Of its last run that decided something."""
+        judged = [row for row in self.rows if row.mark is not Mark.SKIP] or self.rows
+        return judged[-1].reason if judged else ""
+
+
+@dataclass(frozen=True)
+class View:
+    """A bisect, ready to be told."""
+
+    directory: Path
+    plan: Plan
+    history: History
+    rows: tuple[Run, ...]
+    answer: Answer
+    limit: float | None = None
+    """What the check compares its value with, if that is one number."""
+
+    @cached_property
+    def by_point(self) -> dict[int, tuple[Run, ...]]:
+        """The rows of each point of the history."""
+        found: dict[int, list[Run]] = {}
+        for row in self.rows:
+            if on_history(row, self.history):
+                found.setdefault(self.history.by_id[row.point], []).append(row)
+        return {index: tuple(found[index]) for index in sorted(found)}
+
+    @property
+    def others(self) -> tuple[Run, ...]:
+        """Rows that test something beside the history."""
+        return tuple(row for row in self.rows if not on_history(row, self.history))
+
+    @cached_property
+    def suspects(self) -> dict[int, float]:
+        """Probability of each suspected point of the history."""
+        by_id = self.history.by_id
+        return {by_id[one.point]: one.probability for one in self.answer.suspects if one.point in by_id}
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """In the order of the commits. Suspects that were not run are there when the answer names them."""
+        named = set(self.suspects) if self.answer.state != "open" and len(self.suspects) <= SHOWN else set()
+        made: list[Line] = []
+        for index in sorted({*self.by_point, *named}):
+            gap = index - made[-1].index - 1 if made else index
+            probability = self.suspects.get(index) if self.answer.state != "open" else None
+            made.append(Line(index, self.history.points[index], self.by_point.get(index, ()), probability, gap))
+        return tuple(made)
+
+    @property
+    def count(self) -> int:
+        """Commits that may be the first bad one, before anything was run."""
+        return self.history.last
+
+    def short(self, index: int) -> str:
+        """A point in a sentence."""
+        point = self.history.points[index]
+        where = f" of {code(point.repo)}" if len(self.plan.repos) > 1 else ""
+        return f"{code(point.commit[:12])}{where} {code(point.subject)}"
+
+    def named(self, point: str | None) -> str:
+        """A point by its id."""
+        index = self.history.by_id.get(point or "")
+        return "not known" if index is None else self.short(index)
+
+    @property
+    def title(self) -> str:
+        """Two or three words."""
+        return {"found": "First bad commit found", "range": "Narrowed to a range", "open": "Not finished"}[self.answer.state]
+
+    @property
+    def headline(self) -> str:
+        """The answer in one sentence."""
+        suspects = sorted(self.suspects)
+        if self.answer.state == "found" and suspects:
+            sure = "" if self.answer.confidence >= 1 else f", with a confidence of {percent(self.answer.confidence)}"
+            return f"The first bad commit is {self.short(suspects[0])}{sure}."
+        if self.answer.state == "range":
+            sure = "" if self.answer.confidence >= 1 else f" with a confidence of {percent(self.answer.confidence)}"
+            why = f": {one_line(self.answer.why).rstrip('.')}" if self.answer.why else ""
+            return f"The first bad commit is one of {len(suspects)}{sure}, and no more can be told{why}."
+        why = f" ({one_line(self.answer.why).rstrip('.')})" if self.answer.why else ""
+        left = f" {len(suspects)} of {self.count} commits are still suspected." if suspects else ""
+        return f"Not finished: the first bad commit is not known yet{why}.{left}"
+
+    @property
+    def reproduce(self) -> tuple[str, ...]:
+        """Shell lines that run the answer's commit alone; of a range, the oldest that was seen to be bad."""
+        suspects = sorted(self.suspects)
+        if self.answer.state == "found" and suspects:
+            return self.command(suspects[0])
+        index = self.history.by_id.get(self.answer.first_bad or "")
+        return self.command(index) if self.answer.state == "range" and index is not None else ()
+
+    def command(self, index: int) -> tuple[str, ...]:
+        """Shell lines that run one point alone, in a worktree of the reader's own."""
+        point, plan = self.history.points[index], self.plan
+        pins = {pin.repo: pin for pin in point.pins}
+        main = plan.repos[0]
+        place = f"../{main.name}-{pins[main.name].commit[:12]}"
+        lines = [f"cd {shlex.quote(main.path)}", shlex.join(["git", "worktree", "add", "--detach", place, pins[main.name].commit])]
+        lines += [f"cd {shlex.quote(place)}", "git submodule update --init --recursive"]
+        for repo in plan.repos[1:]:
+            at = pins[repo.name]
+            lines.append(shlex.join(["git", "-C", at.place, "fetch", repo.path, at.commit]))
+            lines.append(shlex.join(["git", "-C", at.place, "checkout", "--detach", at.commit]))
+        for patch in plan.patches:
+            file = self.directory / "patches" / patch
+            lines.append(
+                shlex.join(["git", "apply", "--3way", str(file)] if file.is_file() else ["git", "cherry-pick", "--no-commit", patch])
+            )
+        lines += [shlex.join(["sed", "-i", "-e", edit.clauses, "--", edit.file]) for edit in plan.edits]
+        lines += list(self._environment())
+        filled = {"tree": ".", "output": "output", "checkpoints": "checkpoints", "commit": point.commit, "python": "python"}
+        holes = re.compile("{(" + "|".join(PLACEHOLDERS) + ")}")
+
+        def fill(text: str) -> str:
+            return holes.sub(lambda hole: filled[hole[1]], text)
+
+        lines += [f"export {name}={shlex.quote(fill(value))}" for name, value in plan.variables.items()]
+        start = ["seatrial", "run"] if plan.trial else []
+        return (*lines, shlex.join([*start, *(fill(word) for word in (*plan.command, *plan.extra))]))
+
+    def _environment(self) -> Iterator[str]:
+        plan = self.plan.environment
+        if plan.kind == "pip":
+            yield f"python{plan.python} -m venv .venv && . .venv/bin/activate && pip install -r {shlex.quote(plan.lock)}"
+        elif plan.kind == "uv":
+            yield f"uv sync --frozen{f' --python {plan.python}' if plan.python else ''} && . .venv/bin/activate"
+        if plan.build:
+            yield shlex.join(plan.build)
+
+
+def on_history(row: Run, history: History) -> bool:
+    """Whether a row speaks of a point of the searched history."""
+    return row.history == 0 and row.stage != "conviction" and row.point in history.by_id
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Texts in a row; beyond a dozen they are counted."""
+    more = len(texts) - SHOWN
+    return ", ".join(texts[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,261 @@
+"""Runs of prepared steps as Slurm jobs.
+
+- Each step is a batch of its own, `<step>/job`, whose client runs the step's command.sh. All of them are asked about together: one
+  call of the scheduler per poll. At most `plan.jobs` of them are in the queue.
+- What may be in the queue is never submitted a second time: a step that has a submission is waited for.
+- Only an exit code that the command itself gave counts. Whatever else ended a job (a node, a person, preemption, a time limit that
+  somebody lowered) stands in `Facts.scheduler`, and says nothing about the commit.
+- An interrupt, or any error, cancels what is in the queue and waits for its end before it passes on.
+- The deadline counts from the start of the job; Slurm may be a minute late with it, never early. Waiting in the queue has none: every
+  change of a job's state is told.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from seatrial.evidence.redact import Redactor
+from seatrial.files import write_bytes
+from seatrial.launch.interrupt import check_stop
+from seatrial.launch.jobdir import BATCH, job_dir
+from seatrial.launch.mounts import mounts_of
+from seatrial.launch.ray import ray_job
+from seatrial.launch.slurm import submit
+from seatrial.launch.slurm.status import FIRST_WAIT_S, LIVE, LONGEST_WAIT_S, Poller
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.job import PLACEHOLDER, Batch, Component, Ending, Job, UnitState, UnitStatus
+from seatrial.model.profile import Profile
+from seatrial.model.verdict import ExitCode
+from seatrial.regress.bisect.record import Plan
+from seatrial.regress.bisect.running.steps import Facts, Prepared, Step
+from seatrial.trial.mounts import CACHES, outside_git
+
+JOBS = "job"
+JOB = "bisect"
+CLIENT = "client"
+WARN_S = 120
+SPARE_MINUTES = 3
+"""Beyond the deadline: the warning comes `WARN_S` before the limit, and up to a minute earlier than asked for."""
+CANCEL_S = 60.0
+"""How long cancelled jobs may take to end."""
+_LOOK_S = 0.2
+_BY_ITSELF = ("", "COMPLETED", "FAILED")
+"""Slurm's words for a script that ended by itself."""
+
+
+class ClusterRunner:
+    """Runs steps as jobs of one profile. For a nightly the profile has the nodes and GPUs that its script asks for."""
+
+    def __init__(self, plan: Plan, profile: Profile, profile_name: str, tell: Callable[[str], None]) -> None:
+        self._plan, self._profile, self._name, self._tell = plan, profile, profile_name, tell
+        self._redactor = Redactor({**os.environ, **plan.variables})
+        self._told: dict[int, str] = {}
+
+    def run(self, prepared: Sequence[Prepared], useless: Callable[[], set[int]]) -> Iterator[tuple[Prepared, Facts]]:
+        """Each step with its facts, as they end. `useless` names, by their numbers, steps that no longer matter."""
+        waiting, queued, cancelled = list(prepared), list[Prepared](), set[int]()
+        pause = FIRST_WAIT_S
+        try:
+            while waiting or queued:
+                while waiting and len(queued) < self._plan.jobs:
+                    check_stop()
+                    queued.append(waiting[0])  # before it is handed over: whatever happens there, it is cancelled in the end
+                    self._hand_over(waiting.pop(0))
+                    pause = FIRST_WAIT_S
+                for one, status in self._ended(queued):
+                    queued.remove(one)
+                    yield one, self._facts(one, status, one.step.number in cancelled)
+                    gone = useless()
+                    cancelled |= self._cancel([item for item in queued if item.step.number in gone - cancelled])
+                    for idle in [item for item in waiting if item.step.number in gone]:
+                        waiting.remove(idle)
+                        yield idle, idle.facts(None, "interrupted")
+                if len(queued) == self._plan.jobs or not waiting:
+                    self._rest(pause if queued else 0.0)
+                    pause = min(pause * 1.2, LONGEST_WAIT_S)
+        finally:
+            _end(queued, self._tell)
+
+    def _hand_over(self, one: Prepared) -> None:
+        directory = _batch(one.step)
+        if is_queued(one.step.directory):
+            return
+        # Written before sbatch is called: without it there is no job, only what a killed Seatrial had begun.
+        shutil.rmtree(directory, ignore_errors=True)
+        sent = submit.submit(Batch(jobs=(job_of(self._plan, one, self._profile),)), self._profile, self._name, directory)[0]
+        self._tell(f"{one.step.point.commit[:12]}: submitted as Slurm job {sent.slurm}")
+
+    def _ended(self, queued: Sequence[Prepared]) -> list[tuple[Prepared, UnitStatus]]:
+        """Those whose job has ended."""
+        snapshot = Poller([_batch(one.step) for one in queued]).poll()
+        found = []
+        for one, (_, units) in zip(queued, snapshot.batches, strict=True):
+            status = units[0]
+            text = f"{status.state} {status.reason}".strip()
+            if status.state not in LIVE:
+                found.append((one, status))
+            elif self._told.get(one.step.number) != text:
+                self._told[one.step.number] = text
+                self._tell(f"{one.step.point.commit[:12]}: Slurm job {status.slurm}: {text}")
+        return found
+
+    def _facts(self, one: Prepared, status: UnitStatus, cancelled: bool) -> Facts:
+        self._take_log(one)
+        if cancelled and status.state is not UnitState.DONE:
+            return one.facts(None, "interrupted")
+        return facts_of(one, status, self._plan.minutes, in_ray=self._profile.ray != "none")
+
+    def _take_log(self, one: Prepared) -> None:
+        """What the command wrote on the node, without secrets; of a job whose command never began, what its script wrote."""
+        folder = job_dir(_batch(one.step), JOB)
+        logs = [folder.log(CLIENT, 0, None), *sorted(folder.path.glob("logs/*-logs/ray-driver.log"))]
+        found = [log for log in logs if log.is_file()] or [log for log in (folder.path / "logs" / "slurm.log",) if log.is_file()]
+        for log in found:
+            self._redactor.file(log)
+        write_bytes(one.log, b"".join(log.read_bytes() for log in found))
+
+    def _cancel(self, several: Sequence[Prepared]) -> set[int]:
+        """Numbers of those that were cancelled; a controller that does not answer now is asked again after the next end."""
+        done = set()
+        for one in several:
+            commit = one.step.point.commit[:12]
+            try:
+                submit.cancel(_batch(one.step))
+            except BlockedError as error:
+                self._tell(f"{commit}: its result no longer matters, but its job was not cancelled: {error.message}")
+                continue
+            self._tell(f"{commit}: its result no longer matters, its job is cancelled")
+            done.add(one.step.number)
+        return done
+
+    def _rest(self, seconds: float) -> None:
+        stops = time.monotonic() + seconds
+        while time.monotonic() < stops:
+            check_stop()
+            time.sleep(_LOOK_S)
+
+
+def job_of(plan: Plan, one: Prepared, profile: Profile) -> Job:
+    """The job of a step."""
+    step = one.step
+    if one.withheld:
+        message = f"{', '.join(one.withheld)}: a secret, which is never written into a job"
+        raise UserError(message, "export it where you start the bisect instead: it reaches the job from there")
+    if PLACEHOLDER.search(str(step.directory)):
+        raise UserError(f"{step.directory}: words in braces have a meaning in a job", "choose another directory with --out")
+    if profile.ray == "none" and profile.nodes > 1:
+        message = f"nodes = {profile.nodes}: without Ray a command runs on one node"
+        raise UserError(message, 'set ray = "symmetric-run" or "ray.sub" in the profile, or nodes = 1')
+    boxed = profile.container or profile.image
+    client = Component(
+        name=CLIENT,
+        role="client",
+        command=("bash", str(step.command_file)),
+        workdir=str(step.tree),
+        gpus=profile.gpus or 0,
+        cpus=profile.cpus,
+        memory_mb=profile.memory_mb,
+        container=profile.container,
+        image=profile.image,
+        mounts=mounts_of(step.directory.parents[1], _outside(plan, one)) if boxed else (),
+    )
+    minutes = math.ceil(plan.minutes) + SPARE_MINUTES
+    job = Job(name=JOB, components=(client,), minutes=minutes, warn_s=WARN_S, requeue=False)
+    return _in_ray(job, one, profile)
+
+
+def _in_ray(job: Job, one: Prepared, profile: Profile) -> Job:
+    """The job with Ray around its client, as the profile says."""
+    if profile.ray == "symmetric-run":
+        home = one.env.get("VIRTUAL_ENV")
+        tool, python = (f"{home}/bin/ray", f"{home}/bin/python") if home else ("ray", "python3")
+        return ray_job(job, profile.nodes, ray=tool, python=python)
+    if profile.ray == "ray.sub":
+        launcher = Path(profile.ray_sub) if profile.ray_sub else one.step.tree / "ray.sub"
+        if not launcher.is_file():
+            raise UserError(f"{launcher}: is not there", 'set ray_sub = "/path/of/ray.sub" in the profile')
+        client = {**job.client.model_dump(), "nodes": profile.nodes, "tasks": profile.nodes}
+        return Job.model_validate({**job.model_dump(), "components": [client], "launcher": str(launcher)})
+    return job
+
+
+def _outside(plan: Plan, one: Prepared) -> Iterator[Path]:
+    """What a run reads outside of the bisect directory: its environment, caches, and the objects of the user's repositories."""
+    yield from (Path(one.env[name]) for name in ("VIRTUAL_ENV", *CACHES) if one.env.get(name))
+    for repo in plan.repos:
+        yield Path(repo.path)
+        yield from outside_git(Path(repo.path))
+
+
+def facts_of(one: Prepared, status: UnitStatus, minutes: float, *, in_ray: bool = False) -> Facts:
+    """What a job that has ended says of its run."""
+    if status.state is UnitState.DONE:
+        return one.facts(0, "exited")
+    word = status.scheduler if status.scheduler not in _BY_ITSELF else ""
+    why = ", ".join(text for text in (word, status.reason) if text) or str(status.state)
+    scheduler = f"Slurm job {status.slurm or '(no id)'}: {why}"
+    result = status.result
+    if result is None or (result.job, result.index) != (status.job, status.index):
+        return one.facts(None, "exited", scheduler)
+    # Of a job in Ray, 99 is what says that Ray itself broke.
+    own = result.exit_code is not None and not (in_ray and result.exit_code == ExitCode.BLOCKED)
+    if result.ending is Ending.CLIENT_FAILED and own:
+        return one.facts(result.exit_code, "exited", scheduler if word else "")
+    if result.ending is Ending.TIME_LIMIT and result.ended - result.started >= 60 * minutes:
+        return one.facts(None, "deadline")
+    return one.facts(None, "exited", scheduler)
+
+
+def is_queued(step: Path) -> bool:
+    """Whether the job of a step was handed to Slurm."""
+    return (step / JOBS / BATCH).is_file() and job_dir(step / JOBS, JOB).submission_file.is_file()
+
+
+def _batch(step: Step) -> Path:
+    return step.directory / JOBS
+
+
+def _end(queued: Sequence[Prepared], tell: Callable[[str], None]) -> None:
+    """Cancel what is in the queue, and wait until it is gone: its tree is removed next."""
+    left = [_batch(one.step) for one in queued if (_batch(one.step) / BATCH).is_file()]
+    if left:
+        cancel_all(left, tell)
+
+
+def cancel_all(directories: Sequence[Path], tell: Callable[[str], None]) -> int:
+    """Cancel the jobs of these batches and wait for their end; returns how many were cancelled. What cannot be is told, with the fix."""
+    count, stops = 0, time.monotonic() + CANCEL_S
+    try:
+        for directory in directories:
+            count += len(submit.cancel(directory))
+        poller = Poller(list(directories))
+        while any(unit.state in LIVE and unit.slurm for unit in poller.poll().units):
+            if time.monotonic() >= stops:
+                tell(f"cancelled jobs have not ended within {CANCEL_S:.0f} s; see: squeue --me")
+                break
+            time.sleep(_LOOK_S)
+    except BlockedError as error:
+        tell(f"jobs may still be in the queue: {error.message}; cancel them: seatrial jobs cancel {directories[0]}")
+    return count
+
+
+def clean_up(directory: Path, tell: Callable[[str], None]) -> int:
+    """Cancel the jobs that a killed Seatrial left in the queue of a bisect directory; returns how many."""
+    batches = sorted(file.parent for file in directory.glob(f"steps/*/{JOBS}/{BATCH}"))
+    open_ones = [path for path in batches if job_dir(path, JOB).submission_file.is_file() and job_dir(path, JOB).not_done(range(1))]
+    return cancel_all(open_ones, tell) if open_ones else 0
+
+
+@contextmanager
+def no_leftovers(directory: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Afterwards no job of this bisect directory is in the queue: jobs of an earlier sitting that nobody waited for are cancelled."""
+    try:
+        yield
+    finally:
+        clean_up(directory, tell)

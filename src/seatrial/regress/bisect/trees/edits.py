@@ -1,0 +1,145 @@
+"""Changes on the fly: what is different in a tree from its commit. First patches, then edits.
+
+- An edit is run by GNU sed itself, in its sandbox (no commands, no other files), without a shell, on one file inside the tree.
+- A patch is a commit of the main repository, cherry-picked without a commit, or a file. It is left out where its change is in already.
+- A tree is thrown away after its run, so nothing is ever to be restored. A TreeError leaves the tree unusable.
+- What was asked wrongly is a UserError; what one commit cannot take is a TreeError.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from seatrial.evidence.git import commit_of, git, is_ancestor, line, text
+from seatrial.evidence.worktree import gitlinks
+from seatrial.model.errors import UserError
+from seatrial.regress.bisect.record import Edit, SkipKind
+from seatrial.regress.bisect.trees.stores import Stores, TreeError, machine_or_tree
+
+SED_S = 60.0
+_IO_ERROR = 4
+"""What GNU sed exits with when the disk fails it."""
+_MODES = re.compile(r"^ (?:mode change|create mode 100755) ", re.MULTILINE)
+
+
+def check_edits(edits: Sequence[Edit]) -> None:
+    """Refuse clauses that sed does not understand, and files that cannot be in a tree, before anything runs."""
+    for edit in edits:
+        parts = edit.file.split("/")
+        if not edit.file or edit.file.startswith("/") or ".." in parts or ".git" in parts:
+            raise UserError(f"--edit {edit.file}: not a file of the tree", "give its path from the top of the repository")
+        _sed(edit, "--quiet", "/dev/null")
+
+
+def apply_edits(tree: Path, edits: Sequence[Edit]) -> tuple[str, ...]:
+    """Edit files of the tree in place; notes on edits that changed nothing."""
+    check_edits(edits)
+    notes = []
+    for edit in edits:
+        file = (tree / edit.file).resolve()  # sed would replace a link by a file
+        inside = file.is_relative_to(tree.resolve()) and ".git" not in file.relative_to(tree.resolve()).parts
+        if not inside:
+            raise TreeError(SkipKind.TREE, f"{edit.file}: a symbolic link of this commit leads out of the tree", "edit another file")
+        if not file.is_file():
+            raise TreeError(SkipKind.MISSING, f"{edit.file}, which is to be edited, does not exist at this commit")
+        before = file.read_bytes()
+        _sed(edit, "--in-place", str(file))
+        if file.read_bytes() == before:
+            notes.append(f"--edit {edit.file}: changed nothing at this commit")
+    return tuple(notes)
+
+
+def apply_patches(stores: Stores, tree: Path, main: str, patches: Sequence[str], commit: str) -> tuple[str, ...]:
+    """Apply patches (commits of `main`, or absolute paths of files) to its tree at `commit`; notes on those that are in already."""
+    notes = []
+    for patch in patches:
+        links = gitlinks(tree)
+        file = Path(patch)
+        applied = _apply_file(tree, file) if file.is_absolute() else _pick(stores.git_dir(main), tree, patch, commit)
+        if not applied:
+            notes.append(f"--patch {file.name}: is in already at {commit[:12]}")
+        if gitlinks(tree) != links:
+            message = f"--patch {patch}: moves a submodule, and the tree holds the submodules as {commit[:12]} records them"
+            raise TreeError(SkipKind.TREE, message, "give a patch that leaves submodules alone")
+    return tuple(notes)
+
+
+def _pick(git_dir: Path, tree: Path, patch: str, commit: str) -> bool:
+    """Cherry-pick; whether anything changed."""
+    found = commit_of(git_dir, patch)
+    if found is None:
+        raise UserError(
+            f"--patch {patch}: neither a file nor a commit of the main repository", "git log --oneline --all, and give the commit"
+        )
+    if is_ancestor(git_dir, found, commit):
+        return False
+    parents = line(git(git_dir, "rev-list", "--parents", "--max-count=1", found)).split()[1:]
+    if not parents and (git_dir / "shallow").exists():
+        raise UserError(f"--patch {patch}: the clone is shallow, and what the commit changed is not known", "git fetch --unshallow")
+    before = _staged(tree)
+    try:
+        git(tree, "cherry-pick", "--no-commit", *(("--mainline", "1") if len(parents) > 1 else ()), found)
+    except UserError as error:
+        raise _refused(patch, commit, error) from error
+    return _staged(tree) != before
+
+
+def _staged(tree: Path) -> bytes:
+    return git(tree, "diff-index", "--cached", "--raw", "-z", "--ignore-submodules=none", "HEAD")
+
+
+def _apply_file(tree: Path, patch: Path) -> bool:
+    """Apply a file; whether anything changed."""
+    try:
+        summary = text(git(tree, "apply", "--summary", str(patch)))
+    except UserError as error:
+        raise UserError(f"--patch {patch}: not a patch: {error.message}", "make one by: git diff --binary > FILE") from error
+    # The check looks at contents only: it takes a file whose mode is to be changed for one that is changed already.
+    if not _MODES.search(summary) and _could_be_taken_out(tree, patch):
+        return False
+    before = _staged(tree)
+    try:
+        git(tree, "apply", "--3way", "--whitespace=nowarn", str(patch))
+    except UserError as error:
+        raise _refused(patch.name, line(git(tree, "rev-parse", "HEAD")), error) from error
+    return _staged(tree) != before
+
+
+def _could_be_taken_out(tree: Path, patch: Path) -> bool:
+    try:
+        git(tree, "apply", "--check", "--reverse", "--whitespace=nowarn", str(patch))
+    except UserError:
+        return False
+    return True
+
+
+def _refused(patch: str, commit: str, error: UserError) -> TreeError:
+    told = machine_or_tree(error)
+    return TreeError(told.kind, f"--patch {patch}: does not apply to {commit[:12]}: {told.message}", "give a patch for this range")
+
+
+def _sed(edit: Edit, mode: str, file: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="seatrial-sed-") as directory:
+        script = Path(directory) / "clauses"
+        script.write_text(edit.clauses + "\n", encoding="utf-8", errors="surrogateescape")
+        # One locale for all machines: what a dot matches depends on it.
+        env = {**os.environ, "LC_ALL": "C.UTF-8"}
+        env.pop("POSIXLY_CORRECT", None)
+        try:
+            command = ["sed", "--sandbox", mode, "--file", str(script), "--", file]
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=SED_S, check=False)
+        except FileNotFoundError as error:
+            raise UserError(f"--edit {edit.file}: sed is not installed, or not on PATH", "install GNU sed") from error
+        except subprocess.TimeoutExpired as error:
+            raise UserError(f"--edit {edit.file}: sed did not end within {SED_S:.0f} s", "do the clauses loop?") from error
+    said = done.stderr.decode("utf-8", "replace").strip().replace(f"sed: file {script} ", "")
+    if done.returncode == _IO_ERROR:
+        raise TreeError(SkipKind.ENVIRONMENT, f"--edit {edit.file}: {said}", "see whether the disk is full")
+    if done.returncode:
+        fix = "install GNU sed" if "unrecognized option" in said or "illegal option" in said else "correct the clauses; see: info sed"
+        raise UserError(f"--edit {edit.file}: sed does not accept {edit.clauses!r}: {said or 'no message'}", fix)
