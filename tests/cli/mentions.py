@@ -50,12 +50,17 @@ def calls(block: str) -> Iterator[list[str]]:
 def resolve(words: Sequence[str]) -> tuple[Any, list[str]]:
     """The command that words name, and what is left of them; a group when they stop there."""
     found, rest = root(), list(words)
-    while rest and hasattr(found, "get_command"):
+    while rest and hasattr(found, "get_command") and not (rest[0].startswith("-") and runs_alone(found)):
         inner = found.get_command(typer.Context(found), rest[0])
         if inner is None:
             raise LookupError(f"no command {rest[0]!r}")
         found, rest = inner, rest[1:]
     return found, rest
+
+
+def runs_alone(command: Any) -> bool:
+    """Whether a command does something without a further one."""
+    return not hasattr(command, "get_command") or bool(command.invoke_without_command)
 
 
 @cache
@@ -84,7 +89,7 @@ def _whole(words: list[str]) -> str | None:
     call = f"seatrial {shlex.join(words)}"
     try:
         command, rest = resolve(main.split_arguments(words)[0])
-        if hasattr(command, "get_command"):
+        if not runs_alone(command):
             return f"{call}: no command"
         given = command.make_context(command.name, rest).params
         _require_known(words[0], given)

@@ -37,7 +37,7 @@ def test_every_command_and_flag_of_a_skill_exists(name: str) -> None:
 
 PAGES = (
     *("skills", "loop-verl", "loop-nemo-rl", "isolate", "localize", "baseline"),
-    *("rollouts", "reward-profile", "sandbox", "refit", "bridge"),
+    *("rollouts", "reward-profile", "sandbox", "refit", "bridge", "bisect"),
 )
 
 

@@ -213,7 +213,7 @@ def test_a_build_has_a_deadline(house: House, monkeypatch: pytest.MonkeyPatch) -
     slow = house.tmp / "python"
     slow.write_text("#!/bin/sh\nsleep 60\n")
     slow.chmod(0o755)
-    monkeypatch.setattr("seatrial.regress.bisect.environments.find_python", lambda _: str(slow))
+    monkeypatch.setattr("seatrial.regress.bisect.environments.cache.find_python", lambda _: str(slow))
     with pytest.raises(BuildFailed, match="creating took too long"):
         house.ensure(house.tree("tiny==1.0\n"), deadline_s=0.2)
     monkeypatch.undo()

@@ -140,7 +140,7 @@ def test_a_lost_commit_is_reported_with_the_fix(tmp_path: Path, monkeypatch: pyt
         stores.submodule("user", "third/library", gone)
     assert caught.value.kind is SkipKind.TREE
     assert caught.value.fix.startswith(f"git -C {world.user}/third/library fetch origin {gone}")
-    monkeypatch.setattr("seatrial.regress.bisect.stores.fetch", None)  # it is not asked for again
+    monkeypatch.setattr("seatrial.regress.bisect.trees.stores.fetch", None)  # it is not asked for again
     with pytest.raises(TreeError, match="not our ref"):
         stores.submodule("user", "third/library", gone)
 

@@ -19,9 +19,10 @@ from typing import Protocol
 
 from seatrial.metrics.stats import t_two_sided
 
-GOOD_RATE = (0.5, 3.0)
-BAD_RATE = (3.0, 0.5)
-"""Beta(failures, passes) that is expected of a side before any run: about 14 % and 86 %, with the weight of 3.5 runs."""
+GOOD_RATE = (0.25, 0.75)
+BAD_RATE = (0.75, 0.25)
+"""Beta(failures, passes) that is expected of a side before any run: 25 % and 75 %, with the weight of one run. More weight would make
+passes at a rarely failing bad commit look like proof that it is good."""
 CLIP = 2.5
 """Values count as at most so many deviations beyond the ends."""
 WILD = 50.0

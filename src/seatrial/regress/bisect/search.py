@@ -24,7 +24,9 @@ __all__ = ["Assessment", "Settings", "Threshold", "answer", "assess", "choose", 
 
 STEADY_ENDS = 2
 NOISY_ENDS = 5
-"""Runs of each end before the search: when they agree, and when not."""
+"""Runs of each end before the search: when they agree, and when not. Later, when not: as many as the point with the most runs."""
+BORDER_RUNS = 2
+"""Runs of the suspect and of the last good point before it is convicted, when runs scatter: one wild run must not decide."""
 INSIDE = 0.9
 """The chance that a point between two skipped ones is skipped."""
 AGAIN = 0.7
@@ -100,8 +102,9 @@ def _ends(assessment: Assessment) -> list[int]:
     """Runs that the ends still need before anything else, with noise."""
     if not assessment.noisy:
         return []
-    wanted = min(assessment.settings.repeat, STEADY_ENDS if assessment.steady else NOISY_ENDS)
     ends = (0, assessment.history.last)
+    most = max((tally.runs for point, tally in assessment.tallies.items() if point not in ends), default=0)
+    wanted = min(assessment.settings.repeat, STEADY_ENDS if assessment.steady else max(NOISY_ENDS, most))
     owed = [(wanted - assessment.tallies.get(end, Tally()).runs, end) for end in ends if end not in assessment.skipped]
     return [end for turn in range(wanted) for missing, end in owed if turn < missing]
 
@@ -134,15 +137,21 @@ class _Worth:
 
 
 def _unconfirmed(assessment: Assessment) -> int | None:
-    """The one suspect that is left, when no run of its own says that it is bad and one may still be made.
+    """A point that must be run before the most probable suspects are convicted; None when there is none, or it may not be run.
 
     On branches two bad points can leave a suspect that was never run. If each was broken by its own commit, that suspect is innocent.
+    And when runs scatter, one wild run of a point on the border sends the whole search to it.
     """
     top = assessment.atoms[0]
-    if top.members.bit_count() > 1 or top.weight < _wanted(assessment) or _confirmed(assessment, top):
+    if top.weight * top.members.bit_count() < _wanted(assessment):
         return None
-    point = top.members.bit_length() - 1
-    return point if point not in assessment.skipped and _left(assessment, point) > 0 else None
+    needed: list[int] = []
+    if top.members.bit_count() == 1 and not _confirmed(assessment, top):
+        needed.append(top.members.bit_length() - 1)
+    if assessment.noisy and not assessment.steady:
+        border = [point for point in _border(assessment, top.members) if point is not None]
+        needed += [point for point in border if assessment.tallies[point].runs < BORDER_RUNS]
+    return next((point for point in needed if point not in assessment.skipped and _left(assessment, point) > 0), None)
 
 
 def _confirmed(assessment: Assessment, atom: Cell) -> bool:
@@ -189,7 +198,7 @@ def answer(assessment: Assessment) -> Answer:
     suspects = union(atom.members for atom in atoms)
     over = not choose(assessment, 1)
     found = over and suspects.bit_count() == 1 and _confirmed(assessment, atoms[0])
-    last_good, first_bad = _border(assessment, suspects)
+    last_good, first_bad = (None if index is None else history.points[index].id for index in _border(assessment, suspects))
     return Answer(
         state="found" if found else "range" if over else "open",
         suspects=tuple(_suspect(history, point, atom.weight) for atom in atoms for point in bits(atom.members)),
@@ -206,12 +215,12 @@ def _suspect(history: History, point: int, probability: float) -> Suspect:
     return Suspect(point=one.id, repo=one.repo, commit=one.commit, subject=one.subject, probability=min(probability, 1.0))
 
 
-def _border(assessment: Assessment, suspects: int) -> tuple[str | None, str | None]:
-    """The newest good point that is before no suspect's past, and the oldest bad one that has every suspect in its past, by id."""
-    history = assessment.history
-    goods = [i for i, tally in assessment.tallies.items() if tally.goods > tally.bads and not history.ancestors[i] & suspects]
-    bads = [i for i, tally in assessment.tallies.items() if tally.bads and history.ancestors[i] & suspects == suspects]
-    return (history.points[goods[-1]].id if goods else None), (history.points[bads[0]].id if bads else None)
+def _border(assessment: Assessment, suspects: int) -> tuple[int | None, int | None]:
+    """The newest good point that has no suspect in its past, and the oldest bad one that has all of them."""
+    before = assessment.history.ancestors
+    goods = [index for index, tally in assessment.tallies.items() if tally.goods and not before[index] & suspects]
+    bads = [index for index, tally in assessment.tallies.items() if tally.bads and before[index] & suspects == suspects]
+    return (goods[-1] if goods else None), (bads[0] if bads else None)
 
 
 def _why(assessment: Assessment, atoms: Sequence[Cell]) -> str:

@@ -1,0 +1,24 @@
+"""The shipped schemas are those of the types. SEATRIAL_UPDATE_GOLDEN=1 writes them anew."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from seatrial.regress.bisect import schema
+
+
+def test_the_shipped_schemas_are_those_of_the_types() -> None:
+    if os.environ.get("SEATRIAL_UPDATE_GOLDEN") == "1":
+        schema.write_schemas()
+    assert {path.name: path.read_text() for path in schema.DIRECTORY.iterdir()} == schema.schemas()
+    for text in schema.schemas().values():
+        jsonschema.Draft202012Validator.check_schema(json.loads(text))
+
+
+def test_they_refuse_what_is_no_run() -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"mark": "broken"}, json.loads(schema.schemas()["bisect-run.schema.json"]))
