@@ -56,6 +56,8 @@ bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, 
 	$(BIN)/seatrial env build gym
 	$(BIN)/python bench/rollouts_collect.py --gym-python "$$($(BIN)/python bench/peer.py gym)"
 	$(BIN)/python bench/rollouts_merge.py
+	$(BIN)/python bench/bisect_git.py
+	$(BIN)/python bench/bisect_noise.py
 	$(BIN)/python bench/rollouts_profile.py --gym-python "$$($(BIN)/python bench/peer.py gym)"
 
 clean: ## Remove .venv and caches of this checkout (not the environments)

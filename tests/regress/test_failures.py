@@ -8,6 +8,7 @@ import pytest
 
 from seatrial import loops
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.regress.bisect.judging import failures
 from seatrial.regress.bisect.judging.failures import MACHINE, Reading, read_failure
 from seatrial.triage.signatures import GENERAL, load_signatures
 
@@ -169,3 +170,13 @@ def test_ending_a_hung_run_leaves_no_cause(tmp_path: Path) -> None:
 )
 def test_tests_that_did_not_run_are_noticed(tmp_path: Path, line: str, nothing: bool) -> None:
     assert bool(written(tmp_path, line, "\n").nothing_ran) is nothing
+
+
+def test_of_a_very_long_log_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "LONGEST", 300)
+    log = tmp_path / "run.log"
+    raised = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: broken\n'
+    log.write_text("Too Many Requests\n" * 100 + raised)
+    found = read_failure(log, 1)
+    assert found.failure.cause.startswith("ValueError: broken")
+    assert (tmp_path / "run.end.log").stat().st_size < 300

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from seatrial.evidence.redact import Redactor
-from seatrial.regress.bisect.record import Answer, Edit, EnvironmentPlan, Failure, Mark, SkipKind, Standing
+from seatrial.regress.bisect.record import Answer, Edit, EnvironmentPlan, Failure, Mark, Patch, SkipKind, Standing
 from seatrial.regress.bisect.reports.page import page
 from seatrial.regress.bisect.reports.report import BisectReport, prose, summary, write_reports
 from seatrial.regress.bisect.reports.view import View, code, percent, pieces
@@ -74,7 +74,7 @@ def hostile() -> View:
         "check": HOSTILE,
         "failure": HOSTILE,
     }
-    return view(past, rows, found, PLAN.model_copy(update={**change, "patches": (HOSTILE.replace("\0", ""),)}))
+    return view(past, rows, found, PLAN.model_copy(update={**change, "patches": (Patch(source=HOSTILE.replace("\0", "")),)}))
 
 
 def plain(text: str) -> str:
@@ -142,7 +142,7 @@ def test_skipped_commits_are_listed_by_reason() -> None:
 
 def test_what_was_changed_comes_with_its_warning() -> None:
     edit = Edit(file="tests/nightly.sh", clauses="s/100/10/")
-    plan = PLAN.model_copy(update={"edits": (edit,), "patches": ("abc123",), "extra": ("--max-steps", "10")})
+    plan = PLAN.model_copy(update={"edits": (edit,), "patches": (Patch(source="abc123"),), "extra": ("--max-steps", "10")})
     text = summary(view(PAST, ROWS, FOUND, plan))
     changed = section(text, "What was changed")
     for words in ("`tests/nightly.sh`", "`s/100/10/`", "`abc123`", "`--max-steps 10`", "Warning: this changes what is measured"):
@@ -186,9 +186,9 @@ def test_several_repositories_are_named_and_judged() -> None:
 
 
 def test_a_commit_inside_a_submodule_is_part_of_the_answer() -> None:
-    inside = Standing(repo="third/core", verdict="convicted", commit="d" * 40, why="good with the submodule as it was")
+    inside = Standing(repo="third/core", verdict="convicted", commit="d" * 40, subject="Break it", confidence=0.9996, why="good before")
     text = summary(view(PAST, (*ROWS, run(PAST, 9, 3, BAD, history=1)), answer(PAST, 25, standings=(inside,))))
-    assert f"- Inside `third/core`: `{'d' * 40}`" in section(text, "Answer")
+    assert text.splitlines()[0].endswith(f"which it moves, it is `{'d' * 12}` `Break it`, with a confidence of 99.9 %.")
     assert "## Further runs" in text
 
 
@@ -299,7 +299,7 @@ def test_all_reports_are_written_without_secrets(tmp_path: Path) -> None:
         run(past, 1, 0, GOOD, reason=f"with {TOKEN}", notes=(TOKEN,)),
         run(past, 2, 2, BAD, failure=Failure(kind="exit", cause=TOKEN, shown=TOKEN)),
     )
-    found = answer(past, 1, 2, why=TOKEN, notes=(TOKEN,), standings=(Standing(repo="loop", verdict="unknown", why=TOKEN),))
+    found = answer(past, 1, 2, why=TOKEN, notes=(TOKEN,), standings=(Standing(repo="loop", verdict="unknown", subject=TOKEN, why=TOKEN),))
     edit = Edit(file="a", clauses=f"s/x/{TOKEN}/")
     build = EnvironmentPlan(kind="none", build=("make", f"TOKEN={TOKEN}"))
     change = {"variables": {"HF_TOKEN": "short-one"}, "command": ("run", "--token", "s3cr3tvalue99"), "extra": (TOKEN,), "edits": (edit,)}

@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from seatrial.loops.nightly import Nightly
-    from seatrial.regress.bisect.record import Edit, EnvironmentPlan, Plan, Repo
+    from seatrial.regress.bisect.record import Edit, EnvironmentPlan, Patch, Plan, Repo
 
 Good = Annotated[list[str] | None, typer.Option("--good", metavar="[NAME=]REV", help="A commit where it works.")]
 Bad = Annotated[list[str] | None, typer.Option("--bad", metavar="[NAME=]REV", help="A commit where it does not. Default: HEAD.")]
@@ -50,7 +50,9 @@ Edits = Annotated[
 ]
 Patches = Annotated[
     list[str] | None,
-    typer.Option("--patch", metavar="REV|FILE", help="Apply this commit or patch where it is missing: for ranges broken otherwise."),
+    typer.Option(
+        "--patch", metavar="REV|FILE[@SINCE]", help="Apply this where it is missing, to commits from SINCE on: for ranges broken otherwise."
+    ),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Commits that are run at once.")]
 OnCluster = Annotated[str | None, typer.Option("--on", metavar="slurm:PROFILE", help="Run each commit as a Slurm job.")]
@@ -123,7 +125,7 @@ def make_plan(flags: Flags) -> tuple[Plan, tuple[Path, ...]]:
     edits = _edits(flags.edits)
     check_edits(edits)
     command, extra, found = _command(flags, main, repos[0].bad)
-    patches = [Path(word).absolute() for word in flags.patches or () if Path(word).is_file()]
+    patches = _patches(flags.patches, main)
     plan = Plan(
         created=now(),
         repos=repos,
@@ -139,7 +141,7 @@ def make_plan(flags: Flags) -> tuple[Plan, tuple[Path, ...]]:
         environment=_environment(flags, main, repos[0].bad),
         variables=dict(found.variables) if found else {},
         edits=edits,
-        patches=_patches(flags.patches, main),
+        patches=tuple(patches),
         jobs=flags.jobs,
         on=flags.on,
         repeat=flags.repeat or (METRIC_REPEAT if flags.check else 1),
@@ -149,7 +151,24 @@ def make_plan(flags: Flags) -> tuple[Plan, tuple[Path, ...]]:
         descend=flags.descend,
         notes=(*flags.notes, *(note for repo in repos for note in uncommitted(Path(repo.path)))),
     )
-    return plan, tuple(patches)
+    _refuse_secrets(plan)
+    return plan, tuple(file for file in patches.values() if file)
+
+
+def _refuse_secrets(plan: Plan) -> None:
+    """What is to be run is stored, so that it can be resumed; a secret must not be."""
+    import os
+
+    from seatrial.evidence.redact import Redactor
+    from seatrial.model.errors import UserError
+
+    words = (*plan.command, *plan.extra, *plan.environment.build, *(edit.clauses for edit in plan.edits))
+    text, redactor = shlex.join(words), Redactor(os.environ)
+    if (shown := redactor.text(text)) != text:
+        raise UserError(
+            f"what is to be run holds a secret, which would be stored with the bisect: {shown}",
+            "export it, and let a shell put it in: -- sh -c 'exec COMMAND --token \"$TOKEN\"'",
+        )
 
 
 def _repos(flags: Flags) -> tuple[Repo, ...]:
@@ -217,11 +236,23 @@ def _edits(words: Sequence[str] | None) -> tuple[Edit, ...]:
     return tuple(Edit(file=file, clauses=clauses) for file, _, clauses in (word.partition("\n") for word in words or ()))
 
 
-def _patches(words: Sequence[str] | None, main: Path) -> tuple[str, ...]:
-    """Commits as such; files by their names."""
+def _patches(words: Sequence[str] | None, main: Path) -> dict[Patch, Path | None]:
+    """The patches, each with its file if it is one. `@REV` at the end says from which commit on."""
+    from seatrial.evidence.git import commit_of
     from seatrial.regress.bisect.history import resolve
+    from seatrial.regress.bisect.record import Patch
 
-    return tuple(Path(word).name if Path(word).is_file() else resolve(main, word, "--patch") for word in words or ())
+    found: dict[Patch, Path | None] = {}
+    for word in words or ():
+        source, separator, since = word.rpartition("@")
+        if not separator or Path(word).is_file() or commit_of(main, word):
+            source, since = word, ""
+        start = resolve(main, since, "--patch") if since else None
+        if Path(source).is_file():
+            found[Patch(source=Path(source).name, since=start)] = Path(source).absolute()
+        else:
+            found[Patch(source=resolve(main, source, "--patch"), since=start)] = None
+    return found
 
 
 def _pattern(text: str | None) -> str | None:

@@ -88,7 +88,7 @@ def seatrial(version: bool = typer.Option(False, "--version", callback=_version,
 
 
 class Output:
-    """Standard output whose reader may go away (`| head`): the rest is not printed, and the verdict's exit code stays."""
+    """Standard output or error whose reader may go away (`| head`): the rest is not printed, and the verdict's exit code stays."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -141,7 +141,7 @@ def run() -> None:
     from seatrial.model.verdict import ExitCode
 
     words, passed_on = split_arguments(sys.argv[1:])
-    sys.stdout = cast(TextIO, Output(sys.stdout))
+    sys.stdout, sys.stderr = cast(TextIO, Output(sys.stdout)), cast(TextIO, Output(sys.stderr))
     try:
         app(words, obj=passed_on)
     except UserError as error:

@@ -2,7 +2,7 @@
 
 - Hypothesis c (every point but the good end): c is the first bad commit; a point is bad exactly when c is the point or before it.
   All hypotheses weigh alike before any run: p(c | rows) is proportional to the likelihood of the rows under c.
-- Points with the same contents give the same results, so a commit that would set two of them apart is no suspect.
+- Points with the same contents give the same results, so a commit with the contents of a parent is no suspect.
 - Skips say nothing. A commit that cannot be tested stays a suspect.
 - Without noise (`repeat` 1) a good run clears a point and what is before it, a bad one clears what is not before it. Rows that no single
   commit explains (bad, then good again): the newest change from good to bad that leads to the bad end is searched, and a note says so.
@@ -73,7 +73,12 @@ class Assessment:
     def bad(self, point: int) -> float:
         """The probability that a point is bad: that the first bad commit is it or before it."""
         before = self.history.ancestors[point]
-        return math.fsum(cell.weight * (cell.members & before).bit_count() for cell in self.cells)
+        return math.fsum(cell.weight * (cell.members & before).bit_count() for cell in self._heavy)
+
+    @cached_property
+    def _heavy(self) -> tuple[Cell, ...]:
+        """The cells that make a difference to a probability; most have none left after a few runs."""
+        return tuple(cell for cell in self.cells if cell.weight * cell.members.bit_count() > 1e-9)
 
     @cached_property
     def atoms(self) -> tuple[Cell, ...]:
@@ -118,7 +123,8 @@ def descendants(history: History) -> list[int]:
 
 def assess(history: History, rows: Sequence[Run], settings: Settings) -> Assessment:
     """The posterior over points 1 to last. Rows of points that are not in this history (other pins) say nothing here."""
-    tallies, skipped, notes = _gather(history, rows, settings)
+    tallies, skipped = _gather(history, rows, settings)
+    notes: list[str] = []
     possible = _possible(history)
     if not possible:
         notes.append("the bad end has the same files as the good end: no commit between them can be to blame")
@@ -128,8 +134,8 @@ def assess(history: History, rows: Sequence[Run], settings: Settings) -> Assessm
     return _noisy(Assessment(history, settings, tallies, skipped, (), history.ancestors[history.last]), possible, notes)
 
 
-def _gather(history: History, rows: Sequence[Run], settings: Settings) -> tuple[dict[int, Tally], frozenset[int], list[str]]:
-    """Tallies, points with only skips, notes. Copied rows are not runs of their own: with noise they would count twice."""
+def _gather(history: History, rows: Sequence[Run], settings: Settings) -> tuple[dict[int, Tally], frozenset[int]]:
+    """Tallies, and the points with only skips. Copied rows are not runs of their own: with noise they would count twice."""
     found: dict[int, list[Run]] = {}
     skips: set[str] = set()
     for row in rows:
@@ -150,20 +156,19 @@ def _gather(history: History, rows: Sequence[Run], settings: Settings) -> tuple[
         )
         for index, runs in sorted(found.items())
     }
-    return tallies, skipped, []
+    return tallies, skipped
 
 
 def _possible(history: History) -> int:
-    """Every point but the good end, less those that would set points of the same contents apart: in some of their pasts, not in all."""
-    found = (1 << len(history.points)) - 2
-    some: dict[str, int] = {}
-    every: dict[str, int] = {}
-    for point, before in zip(history.points, history.ancestors, strict=True):
-        some[point.contents] = some.get(point.contents, 0) | before
-        every[point.contents] = every.get(point.contents, before) & before
-    for contents, mask in some.items():
-        found &= ~(mask & ~every[contents])
-    return found
+    """Every point but the good end, less those with the same contents as a parent: if one is bad, that parent was bad before it.
+
+    Equal contents further apart say less: what is landed, reverted and landed again is bad twice, and the second time is to blame.
+    """
+    points = history.points
+    changed = (
+        index for index, point in enumerate(points) if index and all(points[parent].contents != point.contents for parent in point.parents)
+    )
+    return union(1 << index for index in changed)
 
 
 def _exact(history: History, tallies: Mapping[int, Tally], possible: int, notes: list[str]) -> tuple[tuple[Cell, ...], int]:

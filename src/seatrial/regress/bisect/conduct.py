@@ -19,6 +19,7 @@ from seatrial.regress.bisect import convict, descend
 from seatrial.regress.bisect.align import aligned
 from seatrial.regress.bisect.ends import verify
 from seatrial.regress.bisect.environments.cache import BisectEnvironments
+from seatrial.regress.bisect.forks import check_forks
 from seatrial.regress.bisect.history import missing_words, read_history
 from seatrial.regress.bisect.judging.observe import threshold
 from seatrial.regress.bisect.logs import journal
@@ -51,8 +52,8 @@ def conduct(directory: Path, redactor: Redactor, tell: Tell, profile: tuple[str,
 
 def judge(directory: Path, redactor: Redactor) -> Answer:
     """Answer from plan and journal alone, and write the reports anew; nothing is run."""
+    plan = load(directory)
     with locked(directory):
-        plan = load(directory)
         history, rows = histories(plan), journal.read(directory / JOURNAL).rows
         session = _session(directory, plan, redactor, lambda _: None, None, rows, frozen=True)
         _refuse_strangers(session, history)
@@ -141,12 +142,13 @@ def _closer(session: Session, history: History, found: Answer) -> Answer:
     """The answer with what is known of other repositories, or of a submodule that the commit moves."""
     if len(session.plan.repos) > 1:
         return convict.convict(session, history, found)
+    found = check_forks(session, history, found)
     return descend.descend(session, history, found, settings(session.plan)) if session.plan.descend else found
 
 
 def standing(history: History, rows: Sequence[Run], how: Settings) -> Answer:
     """What the rows say so far; nothing before both ends are known."""
-    known = {row.point for row in rows if row.mark is not Mark.SKIP}
-    if not {history.points[0].id, history.points[-1].id} <= known:
+    known = {(row.point, row.mark) for row in rows}
+    if not {(history.points[0].id, Mark.GOOD), (history.points[-1].id, Mark.BAD)} <= known:
         return Answer(state="open", why="the ends were not verified")
     return answer(assess(history, rows, how))

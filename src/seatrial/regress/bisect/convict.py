@@ -4,7 +4,8 @@ Histories were put in order of time, so the first bad point names one commit of 
 repository may break it as well, or the commit may need what another one brought. So, with everything else at its good end:
 - the repository at its first bad commit: bad convicts it alone; good says that it needs another one;
 - every other repository at its bad end: good acquits it, bad convicts it too, of a commit that is still to be found;
-- when the found one needs another: both together; bad makes the other an accomplice.
+- when the found one needs another: both together, the other as it was at the first bad point; bad makes it an accomplice. When no
+  single other one is enough, it takes several, and none of them is acquitted.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ def convict(session: Session, history: History, found: Answer) -> Answer:
     guilty = repos.pop()
     bad = next(point for point in history.points if point.id == found.first_bad)
     commit = next(pin.commit for pin in bad.pins if pin.repo == guilty)
-    others = [repo for repo in session.plan.repos if repo.name != guilty]
-    standings = [_standing_of_found(session, guilty, commit, found)]
-    alone = standings[0].verdict == "convicted"
-    standings += [_standing_of_other(session, repo, guilty, commit, alone) for repo in others]
-    return found.model_copy(update={"standings": tuple(standings)})
+    mine = _standing_of_found(session, guilty, commit, found)
+    together = {pin.repo: {pin.repo: pin.commit, guilty: commit} for pin in bad.pins}
+    others = [_standing_of_other(session, repo, mine, together[repo.name]) for repo in session.plan.repos if repo.name != guilty]
+    if mine.verdict == "accomplice" and not any(one.verdict == "accomplice" for one in others):
+        why = f"{guilty} {commit[:12]} needs what another repository brought, and no single one was seen to be it"
+        others = [one.model_copy(update={"verdict": "unknown", "why": why}) if one.verdict == "acquitted" else one for one in others]
+    return found.model_copy(update={"standings": (mine, *others)})
 
 
 def _standing_of_found(session: Session, name: str, commit: str, found: Answer) -> Standing:
@@ -49,20 +52,23 @@ def _standing_of_found(session: Session, name: str, commit: str, found: Answer) 
     return Standing(repo=name, verdict="unknown", commit=named, why="it could not be tested with the others at their good ends")
 
 
-def _standing_of_other(session: Session, repo: Repo, guilty: str, commit: str, alone: bool) -> Standing:
+def _standing_of_other(session: Session, repo: Repo, guilty: Standing, moved: Mapping[str, str]) -> Standing:
     mark = _test(session, {repo.name: repo.bad}, f"{repo.name} at its bad end, all others at their good ends")
     if mark is Mark.BAD:
         why = f"it fails by itself, too; to find its commit: --repo {repo.name}={repo.path} alone, with the others where they were good"
         return Standing(repo=repo.name, verdict="convicted", why=why)
     if mark is None:
         return _unknown(repo, "its bad end could not be tested with the others at their good ends")
-    if alone:
+    if guilty.verdict == "convicted":
         return Standing(repo=repo.name, verdict="acquitted", why="at its bad end, with the others at their good ends, all is well")
-    together = _test(session, {repo.name: repo.bad, guilty: commit}, f"{repo.name} at its bad end with {guilty} at {commit[:12]}")
+    if guilty.verdict == "unknown":
+        return _unknown(repo, f"by itself all is well; whether {guilty.repo} needs it is not known, because that one was not tested alone")
+    both = " and ".join(f"{name} {commit[:12]}" for name, commit in moved.items())
+    together = _test(session, moved, f"{both}, all others at their good ends")
     if together is Mark.BAD:
-        return Standing(repo=repo.name, verdict="accomplice", why=f"together with {guilty} {commit[:12]} it fails, alone it does not")
+        return Standing(repo=repo.name, verdict="accomplice", why=f"{both} fail together, and neither does alone")
     if together is None:
-        return _unknown(repo, f"it could not be tested together with {guilty} {commit[:12]}")
+        return _unknown(repo, f"{both} could not be tested together")
     return Standing(repo=repo.name, verdict="acquitted", why="alone and together with the commit that was found all is well")
 
 
@@ -82,9 +88,11 @@ def try_state(session: Session, pins: tuple[Pin, ...], name: str, what: str, num
     point = Point(repo=name, commit=commit, subject=what, time=0, pins=pins, contents="")
     runs = min(RUNS, session.plan.repeat)
     session.tell(f"conviction: {what}")
-    while (owed := runs - len(session.convictions(point.id))) > 0:
-        session.execute([Wanted(point, "conviction", 0, number)] * min(owed, session.plan.jobs))
-        if any(row.mark is Mark.SKIP for row in session.convictions(point.id)):
-            return None
     limit = threshold(session.plan.check) if session.plan.check else None
-    return side(session.convictions(point.id), limit)
+    while True:
+        rows = session.convictions(point.id)
+        if any(row.mark is Mark.SKIP for row in rows):
+            return None
+        if len(rows) >= runs:
+            return side(rows, limit)
+        session.execute([Wanted(point, "conviction", 0, number)] * min(runs - len(rows), session.plan.jobs))

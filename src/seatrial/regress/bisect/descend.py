@@ -2,12 +2,16 @@
 
 - First the superproject at its first bad commit is tried with the submodule where it was before. Good: the move is guilty, and the
   commits in between are searched, each with the superproject at that commit. Bad: the superproject's own part of the commit is guilty,
-  and the submodule is acquitted.
+  and the submodule is acquitted. What is found inside may move a submodule in turn, and is followed likewise.
+- Of several submodules that move at once, all are first tried together where they were before. If that is good, but none of them alone
+  is, nobody can say which one it is.
 - A submodule that was moved back, or to another branch, is named, not searched: nothing lies between.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.model.errors import UserError
@@ -20,78 +24,139 @@ from seatrial.regress.bisect.search import Settings
 from seatrial.regress.bisect.trees.making import moved_submodules
 from seatrial.regress.bisect.trees.stores import TreeError
 
+NUMBERS = 100
+"""The history inside the k-th submodule that a commit of history n moves has the number 100 n + k: the same in every sitting."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A submodule that a point moves."""
+
+    bad: Point
+    pin: Pin
+    """The submodule where it was before. Its name is none that a repository of the plan can have."""
+    new: str
+    outer: int
+    """Number of the history of `bad`."""
+    number: int
+    """Number of the history inside."""
+
+    @property
+    def path(self) -> str:
+        return self.pin.place
+
+    @property
+    def text(self) -> str:
+        return f"{self.bad.commit[:12]} moves {self.path} from {self.pin.commit[:12]} to {self.new[:12]}"
+
 
 def descend(session: Session, history: History, found: Answer, how: Settings) -> Answer:
     """The answer, with the submodule's commit in it when a move of a submodule is guilty."""
     if found.state != "found":
         return found
-    main = session.plan.repos[0]
     bad = next(point for point in history.points if point.id == found.suspects[0].point)
-    for number, (path, old, new) in enumerate(moved_submodules(session.kitchen.stores.git_dir(main.name), bad.commit), start=1):
-        found = _into(session, found, bad, (path, old, new), how, number)
+    return _below(session, found, bad, session.kitchen.stores.git_dir(session.plan.repos[0].name), how, 0)
+
+
+def _below(session: Session, found: Answer, bad: Point, git_dir: Path, how: Settings, outer: int) -> Answer:
+    """Look into every submodule that the last commit of a bad point moves; `git_dir` is where that commit is."""
+    top, moves = bad.pins[-1], []
+    for place, (inner, old, new) in enumerate(moved_submodules(git_dir, top.commit), start=1):
+        path = inner if top.place == "." else f"{top.place}/{inner}"
+        if old is None:
+            note = f"{bad.commit[:12]} adds the submodule {path} at {new[:12]}: there is nothing before it to compare with"
+            found = found.model_copy(update={"notes": (*found.notes, note)})
+        else:
+            pin = Pin(repo=f"{session.plan.repos[0].name}/{path}", commit=old, place=path)
+            moves.append(_Move(bad, pin, new, outer, NUMBERS * outer + place))
+    together = _before(session, moves) if len(moves) > 1 else None
+    if together is Mark.BAD:
+        why = f"{bad.commit[:12]} fails with all of its submodules as they were before, too"
+        return _with(found, *(Standing(repo=move.path, verdict="acquitted", why=why) for move in moves))
+    marks = [_before(session, [move]) for move in moves]
+    # Others may hide what a submodule does: only where one of them is guilty, or where it is the only one, is it known to be innocent.
+    decided = len(moves) == 1 or Mark.GOOD in marks
+    for move, mark in zip(moves, marks, strict=True):
+        found = _guilty(session, found, move, how) if mark is Mark.GOOD else _with(found, _not_guilty(move, mark, decided))
     return found
 
 
-def _into(session: Session, found: Answer, bad: Point, move: tuple[str, str | None, str], how: Settings, number: int) -> Answer:
-    path, old, new = move
-    moved = f"{bad.commit[:12]} moves {path} from {(old or 'nothing')[:12]} to {new[:12]}"
-    if old is None:
-        return _noted(found, f"{moved}: the submodule is new there, so there is nothing before it to compare with")
-    before = (*bad.pins, Pin(repo=path, commit=old, place=path))
-    mark = try_state(session, before, path, f"{bad.commit[:12]} with {path} as it was before", number)
+def _before(session: Session, moves: Sequence[_Move]) -> Mark | None:
+    """What the bad point says with these submodules as they were before."""
+    first, paths = moves[0], " and ".join(move.path for move in moves)
+    what = f"{first.bad.commit[:12]} with {paths} as {'it was' if len(moves) == 1 else 'they were'} before"
+    return try_state(session, (*first.bad.pins, *(move.pin for move in moves)), first.pin.repo, what, first.number)
+
+
+def _not_guilty(move: _Move, mark: Mark | None, decided: bool) -> Standing:
     if mark is None:
-        return _noted(found, f"{moved}; with the submodule as it was before it cannot be tested")
-    if mark is Mark.BAD:
-        why = f"{bad.commit[:12]} fails with the submodule as it was before, too"
-        return _with(found, Standing(repo=path, verdict="acquitted", commit=None, why=why))
+        return Standing(repo=move.path, verdict="unknown", why=f"{move.text}; as it was before it cannot be tested")
+    why = f"{move.bad.commit[:12]} fails with the submodule as it was before, too"
+    if not decided:
+        return Standing(repo=move.path, verdict="unknown", why=f"{why}, but another submodule moves there as well, which may hide it")
+    return Standing(repo=move.path, verdict="acquitted", why=why)
+
+
+def _guilty(session: Session, found: Answer, move: _Move, how: Settings) -> Answer:
+    """Search the submodule's own commits."""
+    why = f"{move.bad.commit[:12]} is good with the submodule as it was before"
     try:
-        inner = _history(session, bad, Repo(name=path, path=str(_store(session, bad, path, (old, new))), good=old, bad=new, place=path))
+        git_dir = _store(session, move)
+        inner = _history(session, move, git_dir)
     except (UserError, TreeError) as error:
-        return _noted(found, f"{moved}, and that is the cause; its own commits cannot be searched: {error.message}")
-    session.tell(f"{moved}, and that is the cause: {len(inner.points) - 1} commits of {path} to search")
-    _take_ends(session, inner, bad, number)
-    deeper = search(session, inner, how, lambda _: None, number)
-    commit = deeper.suspects[0].commit if deeper.state == "found" else None
-    why = f"{bad.commit[:12]} is good with the submodule as it was before"
-    return _with(found, Standing(repo=path, verdict="convicted", commit=commit, why=why), deeper)
+        why = f"{why}; its own commits cannot be searched: {_why_not(error, move)}"
+        return _with(found, Standing(repo=move.path, verdict="convicted", why=why))
+    session.tell(f"{move.text}, and that is the cause: {len(inner.points) - 1} commits of {move.path} to search")
+    _take_ends(session, inner, move)
+    deeper = search(session, inner, how, lambda _: None, move.number)
+    notes = deeper.notes
+    if deeper.state != "found":
+        names = ", ".join(suspect.commit[:12] for suspect in deeper.suspects)
+        notes = (*notes, f"{move.path}: one of {names}: {deeper.why}")
+    found = found.model_copy(update={"notes": (*found.notes, *notes), "flaky": (*found.flaky, *deeper.flaky)})
+    if deeper.state != "found":
+        return _with(found, Standing(repo=move.path, verdict="convicted", why=why))
+    bad = next(point for point in inner.points if point.id == deeper.suspects[0].point)
+    standing = Standing(repo=move.path, verdict="convicted", commit=bad.commit, subject=bad.subject, confidence=deeper.confidence, why=why)
+    return _below(session, _with(found, standing), bad, git_dir, how, move.number)
 
 
-def _store(session: Session, bad: Point, path: str, commits: tuple[str, str]) -> Path:
-    """A store that holds both."""
-    main = session.plan.repos[0].name
-    return [session.kitchen.stores.submodule(main, path, commit, at=bad.commit) for commit in commits][-1]
+def _why_not(error: UserError | TreeError, move: _Move) -> str:
+    """Without the words of the command line, which nobody gave for a submodule."""
+    if isinstance(error, TreeError):
+        return error.message
+    return f"{move.new[:12]} does not come after {move.pin.commit[:12]}: it was moved back, or to another branch"
 
 
-def _history(session: Session, bad: Point, repo: Repo) -> History:
-    """The submodule's commits, each with the superproject at its first bad commit."""
-    inner = read_history(repo, session.plan.first_parent)
+def _store(session: Session, move: _Move) -> Path:
+    """A store that holds both ends."""
+    main, stores = move.bad.pins[0], session.kitchen.stores
+    return [stores.submodule(main.repo, move.path, commit, at=main.commit) for commit in (move.pin.commit, move.new)][-1]
+
+
+def _history(session: Session, move: _Move, git_dir: Path) -> History:
+    """The submodule's commits, each with everything else as it is at the bad point."""
+    bad, pin = move.bad, move.pin
+    repo = Repo(name=pin.repo, path=str(git_dir), good=pin.commit, bad=move.new, place=pin.place)
     return History(
         tuple(
-            point.model_copy(update={"pins": (*bad.pins, *point.pins), "contents": f"{bad.contents}:{repo.place}:{point.contents}"})
-            for point in inner.points
+            point.model_copy(update={"pins": (*bad.pins, *point.pins), "contents": f"{bad.contents}:{pin.place}:{point.contents}"})
+            for point in read_history(repo, session.plan.first_parent).points
         )
     )
 
 
-def _take_ends(session: Session, inner: History, bad: Point, number: int) -> None:
-    """Both ends are known: the state before was just tried, and the state after is the first bad commit itself."""
-    if any(row.history == number and row.stage == "ends" for row in session.rows):
-        return
-    good_rows = session.convictions(inner.points[0].id)
-    bad_rows = [row for row in session.evidence() if row.point == bad.id and row.mark is Mark.BAD]
-    for row in good_rows:
-        session.note(Wanted(inner.points[0], "ends", 0, number), row.mark, f"run {row.number}", row)
-    for row in bad_rows:
-        session.note(Wanted(inner.points[-1], "ends", 0, number), row.mark, f"run {row.number}: {bad.commit[:12]} as it is", row)
+def _take_ends(session: Session, inner: History, move: _Move) -> None:
+    """Both ends are known: the state before was just tried, and the state after is the bad point itself. A sitting that was killed
+    in between has noted some of it."""
+    good, bad = inner.points[0], inner.points[-1]
+    known = [row for row in session.evidence(move.outer) if row.point == move.bad.id and row.mark is not Mark.SKIP]
+    for end, rows, what in ((good, session.convictions(good.id), ""), (bad, known, f": {move.bad.commit[:12]} as it is")):
+        noted = sum(row.stage == "ends" and row.point == end.id for row in session.evidence(move.number))
+        for row in rows[noted:]:
+            session.note(Wanted(end, "ends", 0, move.number), row.mark, f"run {row.number}{what}", row)
 
 
-def _noted(found: Answer, note: str) -> Answer:
-    return found.model_copy(update={"notes": (*found.notes, note)})
-
-
-def _with(found: Answer, standing: Standing, deeper: Answer | None = None) -> Answer:
-    """The answer with what is known of a submodule."""
-    notes = (*found.notes, *(deeper.notes if deeper else ()))
-    if deeper is not None and deeper.state == "range":
-        notes = (*notes, f"{standing.repo}: one of {', '.join(suspect.commit[:12] for suspect in deeper.suspects)}: {deeper.why}")
-    return found.model_copy(update={"standings": (*found.standings, standing), "notes": notes})
+def _with(found: Answer, *standings: Standing) -> Answer:
+    """The answer with what is known of submodules."""
+    return found.model_copy(update={"standings": (*found.standings, *standings)})

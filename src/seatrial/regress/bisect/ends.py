@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
-from seatrial.regress.bisect.judging.observe import threshold
+from seatrial.regress.bisect.judging.observe import MISSED, threshold
 from seatrial.regress.bisect.noise import Threshold
 from seatrial.regress.bisect.record import Failure, History, Mark, Point, Run, SkipKind
 from seatrial.regress.bisect.running.session import Session, Wanted, short
@@ -27,6 +27,11 @@ MOST = 10
 def verify(session: Session, history: History, number: int = 0) -> None:
     """Run both ends as often as needed. Afterwards `session.failures` says how the bad end fails."""
     good, bad = history.points[0], history.points[-1]
+    if good.contents == bad.contents:
+        raise UserError(
+            f"both ends, {short(good)} and {short(bad)}, have the same files: no commit between them can make a difference",
+            "name ends that differ; if one fails and the other does not, the cause is not in the commits",
+        )
     limit = threshold(session.plan.check) if session.plan.check else None
     while owed := [
         # By turns, so that a wrong end is seen soon.
@@ -38,6 +43,7 @@ def verify(session: Session, history: History, number: int = 0) -> None:
         session.execute([Wanted(end, "ends", 0, number) for end in owed[: session.plan.jobs]])
         _refuse_skips(session, good, "good", number)
         _refuse_skips(session, bad, "bad", number)
+        _refuse_unmeasured(session, good, number)
     _judge(session, good, bad, number, limit)
     failures = [row.failure for row in _rows(session, bad, number) if row.mark is Mark.BAD and row.failure]
     session.failures[:] = _distinct(failures)
@@ -81,6 +87,17 @@ def _refuse_skips(session: Session, end: Point, name: str, number: int) -> None:
     raise UserError(message + log, f"name another commit with --{name}, or correct the command")
 
 
+def _refuse_unmeasured(session: Session, good: Point, number: int) -> None:
+    """A good end without its metric is no matter of chance: more runs of it would say nothing more."""
+    failed = [(row, row.failure) for row in _rows(session, good, number) if row.failure and row.failure.kind == "check"]
+    row = next((row for row, failure in failed if not failure.cause.startswith(MISSED)), None)
+    if row is not None:
+        raise UserError(
+            f"the good end {short(good)} cannot be judged: {row.reason}{_log(session, row)}",
+            "correct the check, or say with --metrics where the command leaves its metrics (it may write to {output})",
+        )
+
+
 def _log(session: Session, row: Run) -> str:
     return f" (log: {session.directory / row.directory / 'run.log'})" if row.directory else ""
 
@@ -99,7 +116,8 @@ def _judge(session: Session, good: Point, bad: Point, number: int, limit: Thresh
         row = next(row for row in of_good if row.mark is Mark.BAD)
         raise UserError(
             f"the good end {short(good)} is not good: {row.reason or 'the command failed'}{_log(session, row)}",
-            "name an older commit with --good; or the command fails for a reason that has nothing to do with the commits",
+            "name an older commit with --good; or the command fails for a reason that has nothing to do with the commits, or does not test "
+            "its tree at all (python -I and -E pass over PYTHONPATH and find your checkout, if that is installed)",
         )
     if bad_passes:
         raise UserError(

@@ -195,6 +195,15 @@ class Edit(Record):
     clauses: str
 
 
+class Patch(Record):
+    """What is applied to the trees of a range that is broken for another reason."""
+
+    source: str
+    """A commit of the main repository, or a file below `patches/` of the bisect directory."""
+    since: str | None = None
+    """Only to commits that contain this one; None: wherever it is missing."""
+
+
 class Repo(Record):
     """A repository whose history is searched."""
 
@@ -245,8 +254,7 @@ class Plan(Record):
     variables: dict[str, str] = Field(default_factory=dict)
     """Set for every run, with placeholders."""
     edits: tuple[Edit, ...] = ()
-    patches: tuple[str, ...] = ()
-    """Commits of the main repository, or files below `patches/` of the bisect directory."""
+    patches: tuple[Patch, ...] = ()
     jobs: int = 1
     on: str | None = None
     """`slurm:PROFILE`, or None for this machine."""
@@ -280,11 +288,15 @@ class Suspect(Record):
 
 
 class Standing(Record):
-    """What was found out about one repository of several."""
+    """What was found out about one repository of several, or about a submodule."""
 
     repo: str
     verdict: Literal["convicted", "acquitted", "accomplice", "unknown"]
     commit: str | None = None
+    subject: str = ""
+    """Of the commit, where it is none of the searched history: inside of a submodule."""
+    confidence: float = 1.0
+    """That it is this commit, given that the one that moves the submodule is the right one."""
     why: str
 
 

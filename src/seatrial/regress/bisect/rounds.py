@@ -18,7 +18,9 @@ def search(session: Session, history: History, how: Settings, write: Callable[[A
     last = max((row.round for row in session.evidence(number)), default=0)
     while True:
         for like in known_by_contents(history, session.evidence(number)):
-            session.note(Wanted(history.points[history.by_id[like.point]], "search", last, number), like.mark, like.reason, like)
+            point = history.points[history.by_id[like.point]]
+            # The notes say that it is a copy: with noise it would count as a run of its own.
+            session.note(Wanted(point, "search", last, number), like.mark, like.reason, like, like.notes)
         state = assess(history, session.evidence(number), how)
         found = answer(state)
         write(found)

@@ -22,11 +22,12 @@ from seatrial.regress.bisect.record import Answer, History, Mark, Run, Suspect
 
 __all__ = ["Assessment", "Settings", "Threshold", "answer", "assess", "choose", "known_by_contents", "rounds_needed", "useless"]
 
-STEADY_ENDS = 2
+STEADY_ENDS = 3
 NOISY_ENDS = 5
 """Runs of each end before the search: when they agree, and when not. Later, when not: as many as the point with the most runs."""
 BORDER_RUNS = 2
-"""Runs of the suspect and of the last good point before it is convicted, when runs scatter: one wild run must not decide."""
+"""Runs of the suspect and of the last good point before it is convicted, when runs may be repeated: one wild run must not decide, also
+where the ends happened to agree."""
 INSIDE = 0.9
 """The chance that a point between two skipped ones is skipped."""
 AGAIN = 0.7
@@ -53,10 +54,9 @@ def known_by_contents(history: History, rows: Sequence[Run]) -> list[Run]:
     number = max((row.number for row in rows), default=0)
     found: list[Run] = []
     for point in history.points:
-        row = source.get(point.contents)
-        if row is None or point.id in have:
+        if point.contents not in source or point.id in have:
             continue
-        number += 1
+        row, number = source[point.contents], number + 1
         told = {"reason": f"the same files as {row.commit[:12]}", "notes": (COPIED,), "seconds": 0.0, "directory": "", "built": False}
         found.append(row.model_copy(update={"number": number, "point": point.id, "commit": point.commit, **told}))
     return found
@@ -76,7 +76,11 @@ def choose(assessment: Assessment, count: int) -> list[int]:
     for turn in range(1, count - len(chosen) + 1):
         aim = turn / (count + 1)
         taken = Counter(chosen)
-        values = {point: worth(point, chance, aim) * AGAIN ** taken[point] for point, chance in open_points.items() if _left(assessment, point) > taken[point]}
+        values = {
+            point: worth(point, chance, aim) * AGAIN ** taken[point]
+            for point, chance in open_points.items()
+            if _left(assessment, point) > taken[point]
+        }
         best = max(values, key=lambda point: (values[point], -point), default=None)
         if best is None:
             break
@@ -140,7 +144,7 @@ def _unconfirmed(assessment: Assessment) -> int | None:
     """A point that must be run before the most probable suspects are convicted; None when there is none, or it may not be run.
 
     On branches two bad points can leave a suspect that was never run. If each was broken by its own commit, that suspect is innocent.
-    And when runs scatter, one wild run of a point on the border sends the whole search to it.
+    And one wild run of a point sends the whole search to it, so that it ends up on the border.
     """
     top = assessment.atoms[0]
     if top.weight * top.members.bit_count() < _wanted(assessment):
@@ -148,7 +152,7 @@ def _unconfirmed(assessment: Assessment) -> int | None:
     needed: list[int] = []
     if top.members.bit_count() == 1 and not _confirmed(assessment, top):
         needed.append(top.members.bit_length() - 1)
-    if assessment.noisy and not assessment.steady:
+    if assessment.noisy:
         border = [point for point in _border(assessment, top.members) if point is not None]
         needed += [point for point in border if assessment.tallies[point].runs < BORDER_RUNS]
     return next((point for point in needed if point not in assessment.skipped and _left(assessment, point) > 0), None)
@@ -186,9 +190,9 @@ def answer(assessment: Assessment) -> Answer:
     """What the rows say so far."""
     history = assessment.history
     flaky = tuple(history.points[index].id for index, tally in assessment.tallies.items() if tally.disagree)
-    shared = {"model": assessment.model, "flaky": flaky, "notes": assessment.notes}
+    said = Answer(state="open", model=assessment.model, flaky=flaky, notes=assessment.notes)
     if not assessment.cells:
-        return Answer(state="open", why="the rows contradict each other: no commit explains them", **shared)
+        return said.model_copy(update={"why": "the rows contradict each other: no commit explains them"})
     atoms: list[Cell] = []
     confidence = 0.0
     for atom in assessment.atoms:
@@ -206,7 +210,9 @@ def answer(assessment: Assessment) -> Answer:
         last_good=last_good,
         first_bad=first_bad,
         why=_why(assessment, atoms) if over and not found else "",
-        **shared,
+        model=said.model,
+        flaky=said.flaky,
+        notes=said.notes,
     )
 
 
@@ -233,5 +239,7 @@ def _why(assessment: Assessment, atoms: Sequence[Cell]) -> str:
     if untested:
         reasons.append(f"{len(untested)} of these {members.bit_count()} commits could not be tested")
     if len(atoms) > 1:
-        reasons.append(f"{assessment.settings.repeat} runs of each commit do not tell them apart" if assessment.noisy else "no run tells them apart")
+        reasons.append(
+            f"{assessment.settings.repeat} runs of each commit do not tell them apart" if assessment.noisy else "no run tells them apart"
+        )
     return "; ".join(reasons) or "no run tells them apart"

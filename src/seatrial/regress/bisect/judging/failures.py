@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from seatrial import loops
+from seatrial.files import write_bytes
 from seatrial.model.knowledge import Signature
 from seatrial.model.record import Diagnosis
 from seatrial.model.verdict import Boundary
@@ -84,6 +86,8 @@ _OWN = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b|\btmp[a-z0-9_]{8}\b")
 _NOTE = "[seatrial] "
 """Before lines that the launcher wrote into the log."""
 _REASON, _LONGEST = 160, 400
+LONGEST = 4 << 20
+"""Bytes of a log that are read, counted from its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ def read_failure(log: Path, exit_code: int | None, *, hung: bool = False) -> Rea
     kind: Literal["timeout", "exit"] = "timeout" if hung else "exit"
     if not log.is_file():
         return Reading(Failure(kind=kind, exit_code=exit_code))
-    known = _signatures()
+    log, known = _ending(log), _signatures()
     found = diagnose(log, (), tuple(s for s in known if not s.silent or (hung and s.id in MACHINE)))
     seen = _see(log, known)
     if hung and (shapes.KILLED.match(found.cause) or shapes.short(found.cause.partition(":")[0]) in shapes.INTERRUPTS):
@@ -125,6 +129,18 @@ def read_failure(log: Path, exit_code: int | None, *, hung: bool = False) -> Rea
     )
     ended_by = [found.signature or "", *(seen.machine if own else ())]
     return Reading(failure, next((name for name in ended_by if name in MACHINE), ""), seen.nothing_ran())
+
+
+def _ending(log: Path) -> Path:
+    """The log; of a very long one its last part, as a file beside it. What ended a run stands there, and all of it would take minutes."""
+    if log.stat().st_size <= LONGEST:
+        return log
+    end = log.with_name(f"{log.stem}.end{log.suffix}")
+    with log.open("rb") as stream:
+        stream.seek(-LONGEST, os.SEEK_END)
+        stream.readline()  # the rest of a line
+        write_bytes(end, stream.read())
+    return end
 
 
 @functools.cache

@@ -106,8 +106,9 @@ class _Judge:
             return _abort(_ended_by(code))
         told = f"exit {code}: {reading.failure.shown}".rstrip(": ")
         if code in _MISSING:
-            what = "not found" if code == 127 else "cannot be run"
-            return _skip(SkipKind.MISSING, f"exit {code}, the command or one that it calls {what}: {reading.failure.shown}".rstrip(": "))
+            what = "was not found" if code == 127 else "cannot be run"
+            which = f"{one_line(self.plan.command[0])}, or a command that it calls, {what}"
+            return _skip(SkipKind.MISSING, f"exit {code}: {which}: {reading.failure.shown}".rstrip(": "))
         if (
             self.plan.check is not None
             and self.plan.failure is None

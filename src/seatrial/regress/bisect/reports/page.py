@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import jinja2
 from markupsafe import Markup, escape
 
 from seatrial import __version__
@@ -30,9 +32,7 @@ def page(view: View) -> str:
     """The page."""
     script = "\n".join([f"/*!\n{asset('uPlot.LICENSE.txt')}\n*/", asset("uPlot.iife.min.js"), asset("bisect.js")])
     style = "\n".join([asset("uPlot.min.css"), asset("report.css"), asset("bisect.css")])
-    made = environment()
-    made.filters["prose"] = _prose
-    text = made.get_template("bisect.html.j2").render(
+    text = _template().render(
         view=view,
         tone=_TONES[view.answer.state],
         badges=_BADGES,
@@ -47,6 +47,14 @@ def page(view: View) -> str:
         data=_data(view),
     )
     return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    """Compiled once: the page is written after every round, and this takes longer than all the rest of it."""
+    made = environment()
+    made.filters["prose"] = _prose
+    return made.get_template("bisect.html.j2")
 
 
 def _prose(sentence: str) -> Markup:

@@ -179,6 +179,8 @@ def cleared_run(row: Run, redactor: Redactor) -> Run:
 def cleared_answer(answer: Answer, redactor: Redactor) -> Answer:
     """Without secrets."""
     suspects = tuple(one.model_copy(update={"subject": redactor.text(one.subject)}) for one in answer.suspects)
-    standings = tuple(one.model_copy(update={"why": redactor.text(one.why)}) for one in answer.standings)
+    standings = tuple(
+        one.model_copy(update={"subject": redactor.text(one.subject), "why": redactor.text(one.why)}) for one in answer.standings
+    )
     notes = redactor.value(answer.notes)
     return answer.model_copy(update={"suspects": suspects, "standings": standings, "why": redactor.text(answer.why), "notes": notes})

@@ -41,8 +41,7 @@ def answer_lines(view: View) -> tuple[str, ...]:
         for one in suspects[:SHOWN]:
             lines.append(f"Suspect: {view.named(one.point)}{f', probability {percent(one.probability)}' if shares else ''}")
         lines += [f"and {len(suspects) - SHOWN} more suspects, see report.json"] if len(suspects) > SHOWN else []
-    own = {repo.name for repo in view.plan.repos}
-    lines += [f"Inside {code(one.repo)}: {code(one.commit)}" for one in answer.standings if one.commit and one.repo not in own]
+    lines += [f"Inside {code(one.repo)}: {code(one.commit)} {code(one.subject)}" for one in view.inside if one.commit]
     lines += [f"Last good: {view.named(answer.last_good)}", f"First seen bad: {view.named(answer.first_bad)}"]
     if answer.state != "open":
         lines.append(f"Confidence: {percent(answer.confidence)}{f', {answer.model}' if answer.model else ''}")
@@ -102,7 +101,8 @@ def _changed(view: View) -> Iterator[str]:
     for edit in plan.edits:
         yield f"{code(edit.file)} was edited at every commit: {code(edit.clauses)}"
     for patch in plan.patches:
-        yield f"{code(patch)} was applied where it was missing"
+        since = f", to commits from {code(patch.since[:12])} on" if patch.since else ""
+        yield f"{code(patch.source)} was applied where it was missing{since}"
     if plan.extra:
         yield f"arguments were added to the command: {code(shlex.join(plan.extra))}"
     if plan.edits or plan.patches or plan.extra:

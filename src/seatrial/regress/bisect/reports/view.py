@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from seatrial.regress.bisect.record import PLACEHOLDERS, Answer, History, Mark, Plan, Point, Run, SkipKind
+from seatrial.regress.bisect.record import PLACEHOLDERS, Answer, History, Mark, Pin, Plan, Point, Repo, Run, SkipKind, Standing
+from seatrial.regress.bisect.running.steps import tree_variable
 from seatrial.report.text import number, one_line, unique
 
 SHOWN = 12
@@ -172,7 +173,7 @@ class View:
         suspects = sorted(self.suspects)
         if self.answer.state == "found" and suspects:
             sure = "" if self.answer.confidence >= 1 else f", with a confidence of {percent(self.answer.confidence)}"
-            return f"The first bad commit is {self.short(suspects[0])}{sure}."
+            return f"The first bad commit is {self.short(suspects[0])}{sure}{''.join(self._closer())}."
         if self.answer.state == "range":
             sure = "" if self.answer.confidence >= 1 else f" with a confidence of {percent(self.answer.confidence)}"
             why = f": {one_line(self.answer.why).rstrip('.')}" if self.answer.why else ""
@@ -180,6 +181,25 @@ class View:
         why = f" ({one_line(self.answer.why).rstrip('.')})" if self.answer.why else ""
         left = f" {len(suspects)} of {self.count} commits are still suspected." if suspects else ""
         return f"Not finished: the first bad commit is not known yet{why}.{left}"
+
+    @property
+    def inside(self) -> tuple[Standing, ...]:
+        """What was found out about submodules. Only with one repository are they looked into; their names are none of the plan's."""
+        return self.answer.standings if len(self.plan.repos) == 1 else ()
+
+    def _closer(self) -> Iterator[str]:
+        """What was found out about the commit: the commit of a submodule that it moves, or another repository that it needs."""
+        for one in self.inside:
+            if one.commit:
+                sure = "" if one.confidence >= 1 else f", with a confidence of {percent(one.confidence)}"
+                yield f"; inside of the submodule {code(one.repo)}, which it moves, it is {code(one.commit[:12])} {code(one.subject)}{sure}"
+            elif one.verdict == "convicted":
+                yield f"; the cause is that it moves the submodule {code(one.repo)}"
+        repos = [] if self.inside else [one for one in self.answer.standings if one.repo != self.answer.suspects[0].repo]
+        if needed := [code(one.repo) for one in repos if one.verdict == "accomplice"]:
+            yield f"; it fails only together with {listed(needed)}"
+        if guilty := [code(one.repo) for one in repos if one.verdict == "convicted"]:
+            yield f"; {listed(guilty)} {'fails' if len(guilty) == 1 else 'fail'} without it, too"
 
     @property
     def reproduce(self) -> tuple[str, ...]:
@@ -199,13 +219,11 @@ class View:
         lines = [f"cd {shlex.quote(main.path)}", shlex.join(["git", "worktree", "add", "--detach", place, pins[main.name].commit])]
         lines += [f"cd {shlex.quote(place)}", "git submodule update --init --recursive"]
         for repo in plan.repos[1:]:
-            at = pins[repo.name]
-            lines.append(shlex.join(["git", "-C", at.place, "fetch", repo.path, at.commit]))
-            lines.append(shlex.join(["git", "-C", at.place, "checkout", "--detach", at.commit]))
+            lines += _further(repo, pins[repo.name])
         for patch in plan.patches:
-            file = self.directory / "patches" / patch
+            file = self.directory / "patches" / patch.source
             lines.append(
-                shlex.join(["git", "apply", "--3way", str(file)] if file.is_file() else ["git", "cherry-pick", "--no-commit", patch])
+                shlex.join(["git", "apply", "--3way", str(file)] if file.is_file() else ["git", "cherry-pick", "--no-commit", patch.source])
             )
         lines += [shlex.join(["sed", "-i", "-e", edit.clauses, "--", edit.file]) for edit in plan.edits]
         lines += list(self._environment())
@@ -227,6 +245,16 @@ class View:
             yield f"uv sync --frozen{f' --python {plan.python}' if plan.python else ''} && . .venv/bin/activate"
         if plan.build:
             yield shlex.join(plan.build)
+
+
+def _further(repo: Repo, pin: Pin) -> Iterator[str]:
+    """Shell lines that put a further repository at its place in, or beside, a new worktree of the first."""
+    place = shlex.quote(pin.place)
+    if not pin.place.startswith("../"):
+        yield f"rm -rf {place}"  # the submodule as it is recorded
+    yield f"git init --quiet {place} && git -C {place} fetch {shlex.quote(repo.path)} {pin.commit}"
+    yield f"git -C {place} checkout --detach {pin.commit} && git -C {place} submodule update --init --recursive"
+    yield f'export {tree_variable(repo.name)}="$PWD"/{place} PYTHONPATH="$PWD"/{place}/src:"$PWD"/{place}:"$PYTHONPATH"'
 
 
 def on_history(row: Run, history: History) -> bool:

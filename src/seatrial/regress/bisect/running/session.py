@@ -125,7 +125,7 @@ class Session:
                 self._wait(FIRST_WAIT_S * 2 ** (tries - 1))
         return rows
 
-    def note(self, wanted: Wanted, mark: Mark, reason: str, like: Run | None = None) -> Run:
+    def note(self, wanted: Wanted, mark: Mark, reason: str, like: Run | None = None, notes: tuple[str, ...] = ()) -> Run:
         """A row for a point that needs no run."""
         return self._append(
             Run(
@@ -142,6 +142,7 @@ class Session:
                 failure=like.failure if like else None,
                 reason=reason,
                 started=now(),
+                notes=notes,
             )
         )
 

@@ -139,6 +139,11 @@ def variables(plan: Plan, step: Step, ready: Ready, base: Mapping[str, str]) -> 
     return {**{name: value for name, value in base.items() if not _misleads(name)}, **_added(plan, step, ready)}
 
 
+def tree_variable(repo: str) -> str:
+    """The variable that names the place of a further repository."""
+    return "SEATRIAL_TREE_" + re.sub(r"[^A-Z0-9_]", "_", repo.upper())
+
+
 def prepare(plan: Plan, step: Step, ready: Ready, base: Mapping[str, str]) -> Prepared:
     """Make the directories of a step and write command.sh. Its tree is there already, with everything that is changed in it."""
     for place in (step.output, step.checkpoints):

@@ -120,7 +120,9 @@ def _could_be_taken_out(tree: Path, patch: Path) -> bool:
 
 def _refused(patch: str, commit: str, error: UserError) -> TreeError:
     told = machine_or_tree(error)
-    return TreeError(told.kind, f"--patch {patch}: does not apply to {commit[:12]}: {told.message}", "give a patch for this range")
+    # Git's hints are for somebody who sits in that tree.
+    said = " ".join(line for line in told.message.splitlines() if not line.startswith("hint:"))
+    return TreeError(told.kind, f"--patch {patch}: does not apply to {commit[:12]}: {said}", "give a patch for this range")
 
 
 def _sed(edit: Edit, mode: str, file: str) -> None:

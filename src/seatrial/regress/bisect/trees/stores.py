@@ -25,7 +25,7 @@ from seatrial.regress.bisect.trees.modules import Module, declared, first_link, 
 
 _MACHINE = re.compile(
     r"No space left|quota exceeded|did not finish within|Read-only file system|Too many open files|Cannot allocate memory|out of memory"
-    r"|Permission denied|(?:smudge|external) filter|promisor|[Cc]ould not read from remote|unable to access"
+    r"|Permission denied|(?:smudge|external) filter|promisor|[Cc]ould not read from remote|unable to access|unable to write"
 )
 
 

@@ -1,0 +1,40 @@
+"""The first bar of issue 9 with real processes: 500 commits, submodules, five locks, 12 % that cannot be built.
+
+Four seeds here, by turns with one and two jobs; `bench/bisect_git.py` does all twenty.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from seatrial.launch.environments import MARKER
+
+from .big import big_repository
+from .driven import Driven, drive
+from .untouched import untouched
+
+pytestmark = pytest.mark.slow
+
+
+def test_four_seeds(tmp_path: Path) -> None:
+    cache, done = tmp_path / "cache", list[Driven]()
+    for seed in range(4):
+        root = tmp_path / str(seed)
+        big = big_repository(root, seed)
+        with untouched(big.path):
+            one = drive(big, root / "out", cache, jobs=1 + seed % 2)
+        assert one.right, one.said
+        assert one.rounds <= one.allowed, one.said
+        # Also a lock that cannot be installed is tried only once in a bisect.
+        assert set(one.builds.values()) <= {1}, one.said
+        assert not [row for row in one.rows if row.exit_code == 200]
+        assert not list((root / "out" / "steps").glob("*/tree"))
+        done.append(one)
+    # All seeds have the same five locks: what one bisect built the others find.
+    built = sum((one.built for one in done), Counter[str]())
+    assert set(built.values()) == {1}
+    assert len(built) <= 5
+    assert len(list((cache / "bisect").glob(f"pip-*/{MARKER}"))) == len(built)
