@@ -87,6 +87,17 @@ def test_patch_that_does_not_apply_is_said_in_one_line(tmp_path: Path) -> None:
     assert "hint:" not in done.err
 
 
+def test_patch_from_a_commit_on(tmp_path: Path) -> None:
+    """A mend that does not restore what was there before the break: before it, the patch has nothing to apply to."""
+    commits = linear(8, {"check.py": "import tool\n" + CHECK.format(first=4), "tool.py": "A = 1\nB = 2\n"})
+    commits[2] = Commit({**commits[2].files, "tool.py": "raise SystemError('no such driver')\n"})
+    commits[7] = Commit({"tool.py": "A = 3\n"}, subject="Mend the tool")
+    place = Place(tmp_path, commits)
+    done = place.bisect("--patch", f"{place.ids[7]}@{place.ids[2]}")
+    assert done.found(4)
+    assert f"to commits from `{place.ids[2][:12]}` on" in done.summary
+
+
 def test_lost_commit_of_a_submodule_is_a_skip_with_the_fix(tmp_path: Path) -> None:
     library = tmp_path / "library"
     known = build(library, linear(2))

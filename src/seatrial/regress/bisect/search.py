@@ -2,8 +2,9 @@
 
 - A run of point x is worth what it is expected to tell: H(P(x is bad)) · (1 - P(x is skipped)), H the entropy of a coin in bits. For k
   runs at once the j-th aims at P = j / (k + 1): there H is taken of P bent so that the aim becomes 1/2.
-- Skips come in blocks: beside e points in a row that were skipped, a point at distance d is skipped with 1 / (1 + d / e). So the search
-  leaves a broken period in growing jumps, and comes back to it only when nothing else is left.
+- Skips come in blocks, or scattered. Where k points between two tested ones were skipped, over an extent of e, a point between them is
+  skipped with k / (k + 1), and one at distance d beside them with that times 1 / (1 + d / e). So the search leaves a broken period in
+  growing jumps, and the more skips it has seen the longer it stays away; two skips alone do not make a broken period.
 - With noise the ends are run again first: they are known to be good and bad, so they show how much runs scatter.
 - `found` needs the confidence, and a bad run of the commit itself. It is a `range` when nothing is left that would tell more.
 - No run is chosen that cannot change the answer.
@@ -28,8 +29,6 @@ NOISY_ENDS = 5
 BORDER_RUNS = 2
 """Runs of the suspect and of the last good point before it is convicted, when runs may be repeated: one wild run must not decide, also
 where the ends happened to agree."""
-INSIDE = 0.9
-"""The chance that a point between two skipped ones is skipped."""
 AGAIN = 0.7
 """What a second run of the same point in the same round is worth, against one of another point."""
 
@@ -118,11 +117,12 @@ class _Worth:
 
     def __init__(self, assessment: Assessment) -> None:
         self.tested = sorted(assessment.tallies)
-        self.blocks: dict[int, tuple[int, int]] = {}
-        """First and last skipped point of each stretch between tested points."""
+        self.blocks: dict[int, tuple[int, int, int]] = {}
+        """How many points were skipped in each stretch between tested points, the first and the last."""
         for point in sorted(assessment.skipped):
             stretch = bisect_left(self.tested, point)
-            self.blocks[stretch] = (self.blocks.get(stretch, (point, point))[0], point)
+            count, first, _ = self.blocks.get(stretch, (0, point, point))
+            self.blocks[stretch] = (count + 1, first, point)
 
     def __call__(self, point: int, chance: float, aim: float) -> float:
         bent = chance / (2 * aim) if chance < aim else 1 - (1 - chance) / (2 * (1 - aim))
@@ -133,11 +133,9 @@ class _Worth:
         block = self.blocks.get(bisect_left(self.tested, point))
         if block is None:
             return 0.0
-        first, last = block
-        if first <= point <= last:
-            return INSIDE
-        distance = first - point if point < first else point - last
-        return min(INSIDE, 1 / (1 + distance / (last - first + 1)))
+        count, first, last = block
+        distance = max(first - point, point - last, 0)
+        return count / (count + 1) / (1 + distance / (last - first + 1))
 
 
 def _unconfirmed(assessment: Assessment) -> int | None:
