@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from seatrial.regress.bisect.record import History, Mark, Pin, Point, Run
-from seatrial.regress.bisect.search import Settings, Threshold, answer, assess, choose
+from seatrial.regress.bisect.search.choose import Settings, Threshold, answer, assess, choose
 
 POINTS, SEEDS, RATIO, CONFIDENCE, REPEAT = 500, 20, 1.5, 0.99, 30
 STEPS = math.ceil(math.log2(POINTS - 1))

@@ -10,8 +10,8 @@ from regress.ended import ASSERTION, CHECK, LIMIT, TESTS, Runs
 from seatrial.metrics.grammar import CheckSyntaxError
 from seatrial.model.errors import UserError
 from seatrial.regress.bisect.judging.observe import threshold
-from seatrial.regress.bisect.noise import Threshold
 from seatrial.regress.bisect.record import Mark, SkipKind
+from seatrial.regress.bisect.search.noise import Threshold
 
 
 @pytest.fixture

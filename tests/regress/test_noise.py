@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from seatrial.regress.bisect.assess import COPIED
-from seatrial.regress.bisect.noise import Marks, Tally, Threshold, prepare, robust_deviation
 from seatrial.regress.bisect.record import Answer, History, Mark, Run
-from seatrial.regress.bisect.search import Settings, answer, assess, choose
+from seatrial.regress.bisect.search.assess import COPIED
+from seatrial.regress.bisect.search.choose import Settings, answer, assess, choose
+from seatrial.regress.bisect.search.noise import Marks, Tally, Threshold, prepare, robust_deviation
 
 from .bisects import history, run, runs
 

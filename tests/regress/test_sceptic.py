@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from seatrial.model.errors import UserError
-from seatrial.regress.bisect.assess import COPIED, Settings, assess, bits
 from seatrial.regress.bisect.conduct import standing
 from seatrial.regress.bisect.record import History, Mark, Run, SkipKind
-from seatrial.regress.bisect.search import answer, known_by_contents
+from seatrial.regress.bisect.search.assess import COPIED, Settings, assess, bits
+from seatrial.regress.bisect.search.choose import answer, known_by_contents
 from seatrial.regress.bisect.trees.stores import machine_or_tree
 
 from .bisects import history, runs

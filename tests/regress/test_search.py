@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from seatrial.regress.bisect.assess import COPIED, bits
 from seatrial.regress.bisect.record import Answer, History, Mark, Run
-from seatrial.regress.bisect.search import Settings, answer, assess, choose, known_by_contents, rounds_needed, useless
+from seatrial.regress.bisect.search.assess import COPIED, bits
+from seatrial.regress.bisect.search.choose import Settings, answer, assess, choose, known_by_contents, rounds_needed, useless
 
 from .bisects import history, run, runs
 

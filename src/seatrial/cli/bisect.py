@@ -245,7 +245,7 @@ def _with_ends(asked: flag.Flags, marks: Marks) -> flag.Flags:
 
 def _show(plan: Plan, count: int) -> None:
     """What would be run."""
-    from seatrial.regress.bisect.search import rounds_needed
+    from seatrial.regress.bisect.search.choose import rounds_needed
 
     for repo in plan.repos:
         typer.echo(f"{repo.name}: {repo.good[:12]} (good) to {repo.bad[:12]} (bad), {repo.path}")

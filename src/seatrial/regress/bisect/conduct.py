@@ -31,7 +31,7 @@ from seatrial.regress.bisect.running import cluster
 from seatrial.regress.bisect.running.local import LocalRunner, clean_up
 from seatrial.regress.bisect.running.prepare import Kitchen
 from seatrial.regress.bisect.running.session import Owed, Session, Tell
-from seatrial.regress.bisect.search import Settings, answer, assess, rounds_needed
+from seatrial.regress.bisect.search.choose import Settings, answer, assess, rounds_needed
 from seatrial.regress.bisect.trees.stores import Stores
 from seatrial.trial.rundir import locked
 

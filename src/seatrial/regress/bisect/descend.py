@@ -20,7 +20,7 @@ from seatrial.regress.bisect.history import read_history
 from seatrial.regress.bisect.record import Answer, History, Mark, Pin, Point, Repo, Standing
 from seatrial.regress.bisect.rounds import search
 from seatrial.regress.bisect.running.session import Session, Wanted
-from seatrial.regress.bisect.search import Settings
+from seatrial.regress.bisect.search.choose import Settings
 from seatrial.regress.bisect.trees.making import moved_submodules
 from seatrial.regress.bisect.trees.stores import TreeError
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
 from seatrial.regress.bisect.judging.observe import MISSED, threshold
-from seatrial.regress.bisect.noise import Threshold
 from seatrial.regress.bisect.record import Failure, History, Mark, Point, Run, SkipKind
 from seatrial.regress.bisect.running.session import Session, Wanted, short
-from seatrial.regress.bisect.search import NOISY_ENDS, STEADY_ENDS
+from seatrial.regress.bisect.search.choose import NOISY_ENDS, STEADY_ENDS
+from seatrial.regress.bisect.search.noise import Threshold
 
 MOST = 10
 """Runs of an end, at most, before it counts as being on the wrong side."""

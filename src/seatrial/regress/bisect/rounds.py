@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from seatrial.regress.bisect.record import Answer, History, Mark
 from seatrial.regress.bisect.running.session import Session, Wanted
-from seatrial.regress.bisect.search import Settings, answer, assess, choose, known_by_contents, useless
+from seatrial.regress.bisect.search.choose import Settings, answer, assess, choose, known_by_contents, useless
 
 
 def search(session: Session, history: History, how: Settings, write: Callable[[Answer], None], number: int = 0) -> Answer:

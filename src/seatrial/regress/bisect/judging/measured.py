@@ -16,7 +16,7 @@ from seatrial.metrics.grammar import literal, parse, reads_data
 from seatrial.metrics.read import read_metrics
 from seatrial.model.errors import UserError
 from seatrial.model.record import CheckResult
-from seatrial.regress.bisect.noise import Threshold
+from seatrial.regress.bisect.search.noise import Threshold
 from seatrial.report.text import one_line
 
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from seatrial.regress.bisect.noise import Marks, Means, Model, Step, Tally, Threshold, prepare
 from seatrial.regress.bisect.record import History, Mark, Run
+from seatrial.regress.bisect.search.noise import Marks, Means, Model, Step, Tally, Threshold, prepare
 
 COPIED = "not run: the same files as a point that was"
 

@@ -17,9 +17,9 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
-from seatrial.regress.bisect.assess import COPIED, Assessment, Cell, Settings, assess, bits, union
-from seatrial.regress.bisect.noise import Tally, Threshold
 from seatrial.regress.bisect.record import Answer, History, Mark, Run, Suspect
+from seatrial.regress.bisect.search.assess import COPIED, Assessment, Cell, Settings, assess, bits, union
+from seatrial.regress.bisect.search.noise import Tally, Threshold
 
 __all__ = ["Assessment", "Settings", "Threshold", "answer", "assess", "choose", "known_by_contents", "rounds_needed", "useless"]
 
