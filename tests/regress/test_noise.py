@@ -15,6 +15,7 @@ from seatrial.regress.bisect.search.noise import Marks, Tally, Threshold, prepar
 from .bisects import history, run, runs
 
 LIMIT = Threshold(0.5, good_below=True)
+SEEDS = 60
 Measure = Callable[[int], tuple[Mark, float | None]]
 
 
@@ -168,20 +169,20 @@ SWEEP = [(100, 0.9, 30, 1.5, 0.0), (100, 0.9, 10, 10.0, 0.03), (100, 0.9, 5, 1.5
 @pytest.mark.parametrize(("points", "confidence", "repeat", "ratio", "wild"), SWEEP)
 def test_stated_confidence_of_a_metric_is_honest(points: int, confidence: float, repeat: int, ratio: float, wild: float) -> None:
     past, right = history(points), 0
-    for seed in range(60):
+    for seed in range(SEEDS):
         rng = random.Random(f"sweep {seed}")
         first_bad = rng.randrange(1, points)
         levels = metric(rng, lambda index, bad=first_bad: float(index >= bad), 1 / ratio, wild)  # type: ignore[misc]
         right += holds(drive(past, Settings(repeat, confidence, LIMIT), levels)[0], past, first_bad)
-    assert right >= confidence * 60
+    assert right >= confidence * SEEDS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rates", [(0.0, 1.0), (0.2, 0.8), (0.0, 0.5)])
 def test_stated_confidence_of_exit_codes_is_honest(rates: tuple[float, float]) -> None:
     past, right = history(100), 0
-    for seed in range(60):
+    for seed in range(SEEDS):
         rng = random.Random(f"sweep {seed}")
         first_bad = rng.randrange(1, 100)
         right += holds(drive(past, Settings(30, 0.9, None), exits(rng, first_bad, rates, 99))[0], past, first_bad)
-    assert right >= 0.9 * 60
+    assert right >= 0.9 * SEEDS
