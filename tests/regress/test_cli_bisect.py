@@ -9,7 +9,7 @@ import pytest
 
 from cli.command import Answer, inside
 
-from .repos import Commit, build, linear
+from .repos import Commit, build, linear, run_git
 from .untouched import look
 
 HISTORY = [*linear(6, {"check.py": "import sys\n"}), Commit({"side.txt": "1\n"}, parents=(2,), tag="side"), Commit({}, parents=(5,))]
@@ -52,10 +52,25 @@ def ask(repo: Path, *words: str | Path, command: tuple[str, ...] = ("true",)) ->
         (("--good", "main~2", "--edit", "check.py", "s/a"), "sed does not accept 's/a'", "correct the clauses"),
         (("--good", "main~2", "--edit", "check.py", "e touch /tmp/x"), "sed does not accept", "correct the clauses"),
         (("--good", "main~2", "--edit", "check.py"), "takes two words", "--edit tests/run.sh"),
+        (("--good", "main~2", "--metrics", "/tmp/m.json"), "all runs would share it", "{output}"),
+        (("--good", "main~2", "--metrics", "~/m.json"), "all runs would share it", "{output}"),
+        (("--good", "main~2", "--metrics", "{output}/../m.json"), "leads out of the files of a run", "{output}"),
+        (("--good", "main~2", "--metrics", "m/{commit}.json"), "{commit} is no place of a run", "{output}"),
+        (("--good", "main~2", "--metrics", "{python}"), "{python} is no place of a run", "{output}"),
+        (("--good", "main~2", "--place", "third"), "takes the name of a repository and a path", "--place NAME=PATH"),
+        (("--good", "main~2", "--place", "loop=third"), "loop is the first repository", "none"),
+        (("--good", "main~2", "--place", "lop=third"), "no repository is called lop", "--repo lop=PATH"),
         (("--good", "main~2", "--failure", "("), "is not a regular expression", "backslash"),
         (("--good", "main~2", "--patch", "nope.patch"), "--patch nope.patch: names no commit", "log --oneline"),
         (("--good", "main~2", "--env", "conda"), "--env: unknown way `conda`", "use none, pip:PATH"),
         (("--good", "main~2", "--repo", "/"), "not a git repository", "path of a checkout"),
+        (("--good", "main~2", "--any-failure", "--failure", "x"), "--any-failure and --failure contradict", "give one"),
+        (("--good", "main~2", "--python", "abc"), "--python abc: not a version of Python", "such as 3.12"),
+        (("--good", "main~2", "--env", "pip:check.py", "--python", "3.99"), "no working python3.99", "install Python 3.99"),
+        (("--good", "main~2", "--with", "pytest"), "no environment is built", "--env pip:LOCKFILE"),
+        (("--good", "main~2", "--env", "pip:check.py", "--with", "./here"), "--with ./here: not a requirement by name", "--build"),
+        (("--good", "main~2", "--env", "pip:check.py", "--with", "--pre"), "--with --pre: not a requirement by name", "such as pytest"),
+        (("--good", "other=main~2"), "no repository is called other; there are loop", "--repo other=PATH"),
         (("--good", "main~2", "--replay", "nope.log"), "nope.log: cannot read", "runs.jsonl"),
     ],
 )
@@ -65,6 +80,75 @@ def test_wrong_question_is_refused_with_the_fix(repo: Path, words: tuple[str, ..
     message, _, help_ = done.err.partition("  fix: ")
     assert said in message
     assert fix in help_
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "fix"),
+    [
+        (("nosuchloop",), "unknown loop 'nosuchloop'", "use "),
+        (("trl", "--level", "77"), "unknown level 77", "choose from 0"),
+        (("trl", "--level", "x"), "'x' is not a level", "use numbers"),
+        (("trl", "--lvl", "0"), "No such option: --lvl", "seatrial run --help"),
+        (("trl", "--out", "here"), "--out is chosen for each commit", "leave it out"),
+    ],
+)
+def test_trial_that_cannot_run_is_refused_before_anything_runs(repo: Path, words: tuple[str, ...], said: str, fix: str) -> None:
+    done = ask(repo, "--good", "main~2", "--trial", command=words)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert fix in done.err.partition("  fix: ")[2]
+
+
+def test_words_of_a_trial_may_name_the_tree_and_pass_arguments_on(repo: Path) -> None:
+    words = ("verl", "--device", "cpu", "--level", "0", "--change", "lib={tree}", "--", "--lvl", "3")
+    assert ask(repo, "--good", "main~2", "--trial", "--dry-run", command=words).code == 0
+
+
+def test_command_without_two_dashes(repo: Path) -> None:
+    done = inside("bisect", "--good", "main~2", "pytest", "-x", "tests", cwd=repo)
+    assert done.code == 2
+    assert "put -- before it: seatrial bisect --good REV -- pytest -x tests" in done.err
+
+
+def test_dry_run_warns_of_a_program_that_is_nowhere(repo: Path) -> None:
+    def err(*words: str, command: str) -> str:
+        return ask(repo, "--good", "main~2", "--dry-run", *words, command=(command,)).err
+
+    assert "no-such-program is neither on PATH nor a file of the repository\n" in err(command="no-such-program")
+    assert "; it may be in the environments\n" in err("--env", "pip:check.py", command="no-such-program")
+    assert "neither" not in err(command="./check.py") + err(command="true") + err(command="{python}")
+
+
+def test_python_without_an_environment_is_idle(repo: Path) -> None:
+    done = ask(repo, "--good", "main~2", "--python", "3.99", "--dry-run")
+    assert done.code == 0
+    assert "--python 3.99 changes nothing: no environment is built" in done.err
+
+
+def test_revision_with_an_equals_sign_is_no_name(repo: Path) -> None:
+    assert ask(repo, "--good", "main^{/^.*=?}~2", "--dry-run").code == 0
+
+
+def test_log_whose_ends_are_one_commit(repo: Path, tmp_path: Path) -> None:
+    log, commit = tmp_path / "my.log", run_git(repo, "rev-parse", "main").strip()
+    log.write_text(f"git bisect start\ngit bisect good {commit}\ngit bisect bad {commit}\n", encoding="utf-8")
+    done = ask(repo, "--replay", log)
+    assert done.code == 2
+    assert "my.log" in done.err
+    assert commit[:12] in done.err
+
+
+def test_replay_announces_what_is_left(repo: Path, tmp_path: Path) -> None:
+    log = tmp_path / "my.log"
+    good, middle, bad = (run_git(repo, "rev-parse", f"main~{back}").strip() for back in (5, 3, 1))
+    log.write_text(f"git bisect start\ngit bisect bad {bad}\ngit bisect good {good}\ngit bisect good {middle}\n", encoding="utf-8")
+    done = ask(repo, "--replay", log, "--dry-run")
+    assert "2 of 4 commits are left, 1 at a time: both ends, then about 1 rounds" in done.out
+
+
+def test_clean_without_bisects(repo: Path, tmp_path: Path) -> None:
+    done = inside("bisect", "clean", cwd=tmp_path)
+    assert (done.code, done.out.partition(" below ")[0]) == (0, "there are no bisects")
 
 
 def test_no_command(repo: Path) -> None:

@@ -145,6 +145,39 @@ def test_a_patch_goes_in_where_it_is_not(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_patch_goes_in_again_where_it_was_reverted(tmp_path: Path) -> None:
+    mend = "This reverts commit {}."
+    texts = ["broken\n", "mended\n", "broken\n", "other\n"]
+    ids = build(tmp_path / "user", [Commit({"a.txt": texts[0]}), Commit({"a.txt": texts[1]}, subject="Mend it")])
+    for text, message in ((texts[2], f"Revert\n\n{mend.format(ids[1])}"), (texts[3], "Go on")):
+        (tmp_path / "user" / "a.txt").write_text(text, encoding="utf-8")
+        run_git(tmp_path / "user", "commit", "--quiet", "--all", f"--message={message}")
+        ids.append(run_git(tmp_path / "user", "rev-parse", "HEAD"))
+    stores, tree = Stores(tmp_path / "stores", [repo_of(tmp_path / "user", ids)], quiet), tmp_path / "tree"
+
+    def apply(index: int) -> tuple[str, ...]:
+        make_tree(stores, [Pin(repo="user", commit=ids[index])], tree)
+        return apply_patches(stores, tree, "user", [ids[1]], ids[index])
+
+    assert apply(1) == (f"--patch {ids[1]}: is in already at {ids[1][:12]}",)
+    assert apply(2) == ()
+    assert (tree / "a.txt").read_text(encoding="utf-8") == "mended\n"
+    with pytest.raises(TreeError, match="does not apply"):
+        apply(3)  # it was taken out, and cannot be put in
+
+
+@pytest.mark.slow
+def test_a_patch_of_the_history_whose_lines_were_changed_again_is_left_out(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    mode = tmp_path / "mode.patch"
+    mode.write_text("diff --git a/run.sh b/run.sh\nold mode 100755\nnew mode 100644\n", encoding="utf-8")
+    (note,) = world.apply(4, str(mode), world.ids[3])
+    assert "is in its history, what it changed was changed again, and it was left out" in note
+    assert world.text() == "rewritten\n"
+    assert (world.tree / "run.sh").stat().st_mode & 0o111 == 0  # what was applied before it stays
+
+
+@pytest.mark.slow
 def test_patches_then_edits(tmp_path: Path) -> None:
     world = World(tmp_path)
     mode = tmp_path / "mode.patch"

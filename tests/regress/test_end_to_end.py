@@ -106,7 +106,7 @@ def test_failure_for_another_reason_is_skipped(tmp_path: Path) -> None:
     done = place.bisect()
     assert done.found(6)
     assert set(done.skips().values()) == {SkipKind.OTHER_FAILURE}
-    assert "fails in another way than the bad end (AssertionError: the loss is not finite)" in done.summary
+    assert "; the bad end fails in another way (AssertionError: the loss is not finite)" in done.summary
     assert place.bisect("--any-failure", out="any").suspects == [3]
     assert place.bisect("--failure", "loss is not finite", out="pattern").found(6)
 

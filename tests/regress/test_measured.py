@@ -98,9 +98,9 @@ def test_metrics_of_a_run_that_failed_count_only_if_the_bad_end_fails_so_too(run
     ("check", "wanted"),
     [
         (CHECK, Threshold(1.0, good_below=True)),
-        ('mean(data["a"]) >= -2', Threshold(-2.0, good_below=False)),
+        ('mean(data["a"]) >= -2', Threshold(-2.0, good_below=False, inclusive=True)),
         ('0.5 < max(data["a"])', Threshold(0.5, good_below=False)),
-        ('3 >= data["a"]["1"] / data["b"]["1"]', Threshold(3.0, good_below=True)),
+        ('3 >= data["a"]["1"] / data["b"]["1"]', Threshold(3.0, good_below=True, inclusive=True)),
         ('0.5 < max(data["a"]) < 2', None),
         ('data["a"]["1"] == 1', None),
         ('data["a"]["1"] < data["b"]["1"]', None),

@@ -10,7 +10,7 @@ import pytest
 from seatrial.regress.bisect.record import Answer, History, Mark, Run
 from seatrial.regress.bisect.search.assess import COPIED
 from seatrial.regress.bisect.search.choose import Settings, answer, assess, choose
-from seatrial.regress.bisect.search.noise import Marks, Tally, Threshold, prepare, robust_deviation
+from seatrial.regress.bisect.search.noise import Marks, Means, Tally, Threshold, prepare, robust_deviation
 
 from .bisects import history, run, runs
 
@@ -65,7 +65,7 @@ def test_steady_values_cost_no_repeats_but_the_ends() -> None:
     past = history(500)
     found, rows = drive(past, Settings(10, 0.99, LIMIT), lambda index: (Mark.BAD, 0.9) if index >= 321 else (Mark.GOOD, 0.1))
     assert (found.state, found.suspects[0].point) == ("found", past.points[321].id)
-    assert len(rows) <= 6 + 9 + 2
+    assert len(rows) <= 6 + 9 + 4
 
 
 @pytest.mark.parametrize("first_bad", [3, 40, 63])
@@ -175,6 +175,63 @@ def test_stated_confidence_of_a_metric_is_honest(points: int, confidence: float,
         levels = metric(rng, lambda index, bad=first_bad: float(index >= bad), 1 / ratio, wild)  # type: ignore[misc]
         right += holds(drive(past, Settings(repeat, confidence, LIMIT), levels)[0], past, first_bad)
     assert right >= confidence * SEEDS
+
+
+def flips(rng: random.Random, first_bad: int, share: float) -> Measure:
+    """Steady values, of which a share is the other side's."""
+
+    def measure(index: int) -> tuple[Mark, float]:
+        bad = (index >= first_bad) is not (rng.random() < share)
+        return (Mark.BAD if bad else Mark.GOOD), float(bad) + rng.gauss(0, 0.001)
+
+    return measure
+
+
+@pytest.mark.slow
+def test_stated_confidence_is_honest_where_runs_jump_to_the_other_side() -> None:
+    past, found = history(100), []
+    for seed in range(150):
+        rng = random.Random(f"bimodal0.1{seed}")
+        first_bad = rng.randrange(1, 100)
+        said, _ = drive(past, Settings(10, 0.99, LIMIT), flips(rng, first_bad, 0.1))
+        if said.state == "found":
+            found.append(said.suspects[0].point == past.points[first_bad].id)
+    assert len(found) > 100
+    assert sum(found) >= 0.985 * len(found)
+
+
+def test_runs_that_jump_are_counted_and_runs_that_scatter_are_measured() -> None:
+    past = history(10)
+    ends = ((0, Mark.GOOD, 0.0), (0, Mark.GOOD, 0.01), (9, Mark.BAD, 1.0), (9, Mark.BAD, 1.01))
+    jumped = assess(past, runs(past, *ends, (9, Mark.GOOD, 0.0)), Settings(5, 0.99, LIMIT))
+    assert "Beta-Bernoulli" in jumped.model
+    assert "jump" in jumped.notes[0]
+    wide = ((0, Mark.GOOD, -0.4), (0, Mark.GOOD, 0.4), (0, Mark.BAD, 0.6), (9, Mark.BAD, 0.6), (9, Mark.BAD, 1.4))
+    assert "step" in assess(past, runs(past, *wide), Settings(5, 0.99, LIMIT)).model
+
+
+def test_a_bad_end_with_mostly_good_runs_does_not_clear_what_is_before_it() -> None:
+    past = history(10)
+    rows = (
+        [(0, Mark.GOOD, 0.0)] * 3
+        + [(5, Mark.BAD, 1.0)] * 3
+        + [(8, Mark.BAD, 1.0)] * 3
+        + [(9, Mark.GOOD, 0.0)] * 3
+        + [(9, Mark.BAD, 1.0)] * 2
+    )
+    state = assess(past, runs(past, *rows), Settings(10, 0.99, LIMIT))
+    assert state.bad(8) > 0.9
+
+
+@pytest.mark.parametrize(("inclusive", "below", "mark"), [(True, True, Mark.GOOD), (False, True, Mark.BAD), (False, False, Mark.BAD)])
+def test_a_value_on_the_limit_is_what_the_check_says(inclusive: bool, below: bool, mark: Mark) -> None:
+    limit = Threshold(0.0, below, inclusive)
+    assert limit.passes(0.0) is (mark is Mark.GOOD)
+    away = 1.0 if below else -1.0
+    tallies = {0: Tally(1, 0, (-away,)), 5: Tally(mark is Mark.GOOD, mark is Mark.BAD, (0.0,)), 9: Tally(0, 1, (away,))}
+    scatter = prepare(tallies, limit, 0, 9)
+    assert scatter is not None
+    assert (Means(scatter).odds(5) > 0) is (mark is Mark.BAD)
 
 
 @pytest.mark.slow

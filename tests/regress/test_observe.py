@@ -239,3 +239,15 @@ def test_a_nightly_that_did_not_come_to_its_end_is_not_good(runs: Runs, monkeypa
     assert runs.see(0, "step 2\n", unfinished, nightly="n.sh").mark is Mark.BAD
     runs.metrics([3.0, 2.0, 0.5])
     assert runs.see(0, "step 2\n", end, nightly="n.sh", check=CHECK).skip is SkipKind.OTHER_FAILURE
+
+
+@pytest.mark.parametrize("block", ["MAX_STEPS=$STEPS", ""])
+def test_a_nightly_whose_block_cannot_be_read_here_is_a_skip(runs: Runs, block: str) -> None:
+    script = f"# ===== BEGIN CONFIG =====\nNUM_NODES=1\n{block}\n# ===== END CONFIG =====\n" if block else "true\n"
+    (runs.root / "tree" / "n.sh").write_text(script, encoding="utf-8")
+    end = runs.failure(1, ASSERTION, nightly="n.sh")
+    seen = runs.see(0, "", end, nightly="n.sh", variables={"A": "b"})
+    assert (seen.mark, seen.skip, seen.abort) == (Mark.SKIP, SkipKind.MISSING, "")
+    assert "n.sh" in seen.reason
+    if not block:  # no loop knows the script, at the bad end either
+        assert runs.see(0, "", end, nightly="n.sh").mark is Mark.GOOD

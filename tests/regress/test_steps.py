@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.model.errors import UserError
-from seatrial.regress.bisect.running.steps import prepare, variables, words
+from seatrial.regress.bisect.running.steps import begun, prepare, variables, words
 
 from .prepared import plan_of, prepared_of, ready_of, step_of
 
@@ -120,7 +120,7 @@ def test_facts_date_from_before_the_run_on_the_clock_of_the_file_system(tmp_path
     facts = prepared.facts(0, "exited")
     assert (facts.log, facts.tree, facts.trial) == (prepared.step.log, prepared.step.tree, None)
     assert facts.started <= (prepared.step.output / "new").stat().st_mtime
-    again = prepare(plan_of("true"), prepared.step, ready_of(), os.environ)
+    again = begun(plan_of("true"), prepared.step, ready_of(), {"PATH": "/elsewhere"}, prepared.stamp)
     assert again.facts(0, "exited").started == facts.started  # the same run, found again after a restart
 
 

@@ -6,18 +6,35 @@ import dataclasses
 import shlex
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from seatrial.cli import bisect_options as flag
+from seatrial.cli.bisect_checks import unknown_program
 
 if TYPE_CHECKING:
     from seatrial.evidence.redact import Redactor
     from seatrial.regress.bisect.logs.replay import Marks
     from seatrial.regress.bisect.record import Answer, Plan
 
+
+class Group(TyperGroup):
+    """Says what is missing when the command to run stands without `--`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a subcommand."""
+        from seatrial.model.errors import UserError
+
+        if args and self.get_command(ctx, args[0]) is None:
+            fix = f"if it is the command to run, put -- before it: seatrial bisect --good REV -- {shlex.join(args)}"
+            raise UserError(f"`seatrial bisect` has no command {args[0]!r}", fix)
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Group,
     rich_markup_mode=None,
     add_completion=False,
     invoke_without_command=True,
@@ -42,6 +59,7 @@ def bisect(
     failure: flag.Failure = None,
     any_failure: flag.AnyFailure = False,
     env: flag.EnvironmentOf = None,
+    with_: flag.WithPackages = None,
     python: flag.PythonOf = None,
     build: flag.Build = None,
     edit: flag.Edits = None,
@@ -79,6 +97,7 @@ def bisect(
         failure=failure,
         any_failure=any_failure,
         env=env,
+        packages=with_,
         python=python,
         build=build,
         edits=edit,
@@ -107,6 +126,7 @@ def nightly(
     failure: flag.Failure = None,
     any_failure: flag.AnyFailure = False,
     env: flag.EnvironmentOf = None,
+    with_: flag.WithPackages = None,
     build: flag.Build = None,
     edit: flag.Edits = None,
     patch: flag.Patches = None,
@@ -143,6 +163,7 @@ def nightly(
         failure=failure,
         any_failure=any_failure,
         env=env,
+        packages=with_,
         build=build,
         edits=edit,
         patches=patch,
@@ -169,7 +190,7 @@ def resume(
     from seatrial.regress.bisect import place
     from seatrial.trial.rundir import locked
 
-    path = directory.absolute()
+    path = _absolute(directory)
     plan = place.load(path)
     if jobs is not None:
         with locked(path):
@@ -182,7 +203,7 @@ def report(directory: Annotated[Path, typer.Argument(help="The directory of a bi
     """Write the reports anew from plan and journal (after an edit by hand, too), and print the summary; nothing is run."""
     from seatrial.regress.bisect.conduct import judge
 
-    _close(directory.absolute(), judge(directory.absolute(), _redactor()), json)
+    _close(_absolute(directory), judge(_absolute(directory), _redactor()), json)
 
 
 @app.command()
@@ -194,8 +215,11 @@ def clean(
     from seatrial.regress.bisect import place
     from seatrial.regress.bisect.environments.cache import BisectEnvironments
 
-    for directory in directories or sorted(found.parent for found in BISECTS.glob(f"*/{place.PLAN}")):
-        gone = place.clean(directory.absolute())
+    found = directories or sorted(plan.parent for plan in BISECTS.glob(f"*/{place.PLAN}"))
+    if not found:
+        typer.echo(f"there are no bisects below {BISECTS.absolute()}; name directories that were made with --out")
+    for directory in found:
+        gone = place.clean(_absolute(directory), lambda text: typer.echo(f"seatrial: {text}", err=True))
         typer.echo(f"{directory}: {f'removed {len(gone)} trees and stores' if gone else 'nothing was left'}")
     if environments:
         typer.echo(f"removed {len(BisectEnvironments().remove())} environments")
@@ -204,7 +228,7 @@ def clean(
 def _begin(asked: flag.Flags, out: Path | None, replay: Path | None, dry_run: bool, json: bool) -> NoReturn:
     """From flags to an answer."""
     from seatrial.regress.bisect import place
-    from seatrial.regress.bisect.conduct import histories
+    from seatrial.regress.bisect.conduct import announcement, histories
     from seatrial.regress.bisect.logs import journal
 
     marks = _marks(replay, asked) if replay else None
@@ -216,12 +240,12 @@ def _begin(asked: flag.Flags, out: Path | None, replay: Path | None, dry_run: bo
     for note in (*plan.notes, *(marks.notes if marks else ())):
         typer.echo(f"seatrial: {note}", err=True)
     if dry_run:
-        _show(plan, len(history.points) - 1)
+        _show(plan, announcement(history, rows, plan))
         raise typer.Exit
-    path = place.create(BISECTS, out, plan)
-    for file in patches:
+    path = place.create(BISECTS, _absolute(out) if out else None, plan)
+    for name, file in patches.items():
         (path / place.PATCHES).mkdir(exist_ok=True)
-        shutil.copy(file, path / place.PATCHES / file.name)
+        shutil.copy(file, path / place.PATCHES / name)
     for row in rows:
         journal.append(path / place.JOURNAL, row)
     _conduct(path, json)
@@ -237,28 +261,42 @@ def _marks(replay: Path, asked: flag.Flags) -> Marks:
 
 def _with_ends(asked: flag.Flags, marks: Marks) -> flag.Flags:
     """A log names its own ends, unless others are named."""
+    from seatrial.model.errors import UserError
     from seatrial.regress.bisect.record import Mark
 
     good, bad = marks.end(Mark.GOOD), marks.end(Mark.BAD)
+    if good and good == bad and not (asked.good or asked.bad):
+        raise UserError(
+            f"{marks.path}: marks the same commit {good[:12]} as the good and the bad end",
+            "correct it, or name the ends: --good REV --bad REV",
+        )
     return dataclasses.replace(asked, good=asked.good or ([good] if good else None), bad=asked.bad or ([bad] if bad else None))
 
 
-def _show(plan: Plan, count: int) -> None:
-    """What would be run."""
-    from seatrial.regress.bisect.search.choose import rounds_needed
+def _absolute(path: Path) -> Path:
+    """As it was named, without what leads up and down again."""
+    return path.resolve() if ".." in path.parts else path.absolute()
 
+
+def _show(plan: Plan, ahead: str) -> None:
+    """What would be run."""
     for repo in plan.repos:
         typer.echo(f"{repo.name}: {repo.good[:12]} (good) to {repo.bad[:12]} (bad), {repo.path}")
-    typer.echo(f"{count} commits, {plan.jobs} at a time: both ends, then about {rounds_needed(count, plan.jobs, plan.repeat > 1)} rounds")
+    typer.echo(ahead)
     kind = plan.environment
-    typer.echo(f"environment: {'the one you call from' if kind.kind == 'none' else f'{kind.kind}, from {kind.lock} of each commit'}")
+    beside = f", with {', '.join(kind.packages)}" if kind.packages else ""
+    built = f"{kind.kind}, from {kind.lock} of each commit{beside}"
+    typer.echo(f"environment: {'the one you call from' if kind.kind == 'none' else built}")
     words = ("seatrial", "run", *plan.command) if plan.trial else (*plan.command, *plan.extra)
     typer.echo(f"command: {shlex.join(words)}")
+    if warning := unknown_program(plan):
+        typer.echo(f"seatrial: {warning}", err=True)
     typer.echo(f"judged by: {plan.check or ('the verdict of the trial' if plan.trial else 'the exit code')}")
 
 
 def _conduct(path: Path, json: bool) -> NoReturn:
     from seatrial.cli.request import load_config, profile_named
+    from seatrial.model.errors import UserError
     from seatrial.regress.bisect import place
     from seatrial.regress.bisect.conduct import conduct
 
@@ -269,6 +307,9 @@ def _conduct(path: Path, json: bool) -> NoReturn:
         found = conduct(path, _redactor(), lambda text: typer.echo(f"seatrial: {text}", err=True), profile)
     except KeyboardInterrupt:
         typer.echo(f"seatrial: interrupted; go on with: seatrial bisect resume {shlex.quote(str(path))}", err=True)
+        raise
+    except UserError:
+        typer.echo(f"seatrial: what ran is kept, with its logs, in {path}", err=True)
         raise
     _close(path, found, json)
 

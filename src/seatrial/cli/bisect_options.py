@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from seatrial.cli.bisect_checks import check_trial, choose_environment
+from seatrial.cli.bisect_paths import check_distinct, check_metrics, check_places
+
 if TYPE_CHECKING:
     from seatrial.loops.nightly import Nightly
-    from seatrial.regress.bisect.record import Edit, EnvironmentPlan, Patch, Plan, Repo
+    from seatrial.regress.bisect.record import Edit, Patch, Plan, Repo
 
 Good = Annotated[list[str] | None, typer.Option("--good", metavar="[NAME=]REV", help="A commit where it works.")]
 Bad = Annotated[list[str] | None, typer.Option("--bad", metavar="[NAME=]REV", help="A commit where it does not. Default: HEAD.")]
@@ -38,6 +41,12 @@ EnvironmentOf = Annotated[
     str | None,
     typer.Option(
         "--env", metavar="KIND", help="none, pip:LOCKFILE, uv. Default: uv.lock, requirements.lock or requirements.txt if there is one."
+    ),
+]
+WithPackages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with", metavar="PACKAGE", help="Install this beside the lock, such as pytest; pinned versions stay. Repeat for several."
     ),
 ]
 PythonOf = Annotated[str | None, typer.Option("--python", metavar="VERSION", help="Python of the environments, such as 3.12.")]
@@ -94,6 +103,7 @@ class Flags:
     failure: str | None = None
     any_failure: bool = False
     env: str | None = None
+    packages: Sequence[str] | None = None
     python: str | None = None
     build: str | None = None
     edits: Sequence[str] | None = None
@@ -110,9 +120,13 @@ class Flags:
     notes: Sequence[str] = ()
 
 
-def make_plan(flags: Flags) -> tuple[Plan, tuple[Path, ...]]:
-    """The plan, and the files of patches that it names. Revisions are resolved, and what cannot work is refused; nothing is written."""
+def make_plan(flags: Flags) -> tuple[Plan, dict[str, Path]]:
+    """The plan, and the files of patches by the names that it has for them.
+
+    Revisions are resolved, and what cannot work is refused; nothing is written.
+    """
     from seatrial.metrics.grammar import parse
+    from seatrial.model.errors import UserError
     from seatrial.regress.bisect.history import uncommitted
     from seatrial.regress.bisect.record import Plan
     from seatrial.regress.bisect.trees.edits import check_edits
@@ -122,9 +136,14 @@ def make_plan(flags: Flags) -> tuple[Plan, tuple[Path, ...]]:
     main = Path(repos[0].path)
     if flags.check is not None:
         parse(flags.check)
+    if flags.any_failure and flags.failure is not None:
+        raise UserError("--any-failure and --failure contradict each other", "give one of them")
+    check_metrics(flags.metrics)
     edits = _edits(flags.edits)
     check_edits(edits)
     command, extra, found = _command(flags, main, repos[0].bad)
+    environment = choose_environment(flags, main, repos[0].bad)
+    idle = f"--python {flags.python} changes nothing: no environment is built, so commits run in the one you call from"
     patches = _patches(flags.patches, main)
     plan = Plan(
         created=now(),
@@ -138,7 +157,7 @@ def make_plan(flags: Flags) -> tuple[Plan, tuple[Path, ...]]:
         failure=_pattern(flags.failure),
         any_failure=flags.any_failure,
         nightly=flags.nightly,
-        environment=_environment(flags, main, repos[0].bad),
+        environment=environment,
         variables=dict(found.variables) if found else {},
         edits=edits,
         patches=tuple(patches),
@@ -149,10 +168,14 @@ def make_plan(flags: Flags) -> tuple[Plan, tuple[Path, ...]]:
         retries=flags.retries,
         minutes=flags.minutes or (found.minutes if found else 60.0),
         descend=flags.descend,
-        notes=(*flags.notes, *(note for repo in repos for note in uncommitted(Path(repo.path)))),
+        notes=(
+            *flags.notes,
+            *((idle,) if flags.python and environment.kind == "none" else ()),
+            *(note for repo in repos for note in uncommitted(Path(repo.path))),
+        ),
     )
     _refuse_secrets(plan)
-    return plan, tuple(file for file in patches.values() if file)
+    return plan, {patch.source: file for patch, file in patches.items() if file}
 
 
 def _refuse_secrets(plan: Plan) -> None:
@@ -184,6 +207,7 @@ def _repos(flags: Flags) -> tuple[Repo, ...]:
     if len(paths) < len(named):
         raise UserError("two repositories have the same name", "give them distinct names: --repo NAME=PATH")
     good, bad = _by_name("--good", flags.good, paths), _by_name("--bad", flags.bad, paths)
+    check_places(flags.places or (), list(paths))
     places = _by_name("--place", flags.places, paths)
     repos: list[Repo] = []
     for name, path in paths.items():
@@ -196,6 +220,7 @@ def _repos(flags: Flags) -> tuple[Repo, ...]:
         repos.append(
             Repo(name=name, path=str(path), good=ends[0], bad=ends[1], place="." if first else _place(name, path, places, repos[0]))
         )
+    check_distinct(repos)
     return tuple(repos)
 
 
@@ -207,6 +232,7 @@ def _by_name(flag: str, words: Sequence[str] | None, paths: Mapping[str, Path]) 
     for word in words or ():
         name, separator, value = word.partition("=")
         if not separator or name not in paths:
+            _refuse_a_stranger(flag, name if separator else "", word, paths)
             name, value = next(iter(paths)), word
         if name in found:
             raise UserError(
@@ -214,6 +240,16 @@ def _by_name(flag: str, words: Sequence[str] | None, paths: Mapping[str, Path]) 
             )
         found[name] = value
     return found
+
+
+def _refuse_a_stranger(flag: str, name: str, word: str, paths: Mapping[str, Path]) -> None:
+    """`NAME=REV` of a repository that there is not; a revision may hold a `=` itself."""
+    from seatrial.evidence.git import commit_of
+    from seatrial.model.errors import UserError
+
+    if name and (flag == "--place" or commit_of(next(iter(paths.values())), word) is None):
+        known = ", ".join(paths)
+        raise UserError(f"{flag} {word}: no repository is called {name}; there are {known}", f"name one of them, or add --repo {name}=PATH")
 
 
 def _place(name: str, path: Path, places: Mapping[str, str], main: Repo) -> str:
@@ -249,7 +285,8 @@ def _patches(words: Sequence[str] | None, main: Path) -> dict[Patch, Path | None
             source, since = word, ""
         start = resolve(main, since, "--patch") if since else None
         if Path(source).is_file():
-            found[Patch(source=Path(source).name, since=start)] = Path(source).absolute()
+            # Two files of one name stay two.
+            found[Patch(source=f"{len(found) + 1:02d}-{Path(source).name}", since=start)] = Path(source).absolute()
         else:
             found[Patch(source=resolve(main, source, "--patch"), since=start)] = None
     return found
@@ -269,15 +306,6 @@ def _pattern(text: str | None) -> str | None:
     return text
 
 
-def _environment(flags: Flags, main: Path, bad: str) -> EnvironmentPlan:
-    from seatrial.regress.bisect.environments.cache import detect
-
-    # A trial and a nightly bring environments of their own.
-    asked = "none" if flags.env is None and (flags.trial or flags.nightly) else flags.env
-    found = detect(main, bad, asked)
-    return found.model_copy(update={"python": flags.python or "", "build": tuple(shlex.split(flags.build or ""))})
-
-
 def _command(flags: Flags, main: Path, bad: str) -> tuple[tuple[str, ...], tuple[str, ...], Nightly | None]:
     """The command, its extra arguments, and what a loop knows of the script of a nightly."""
     from seatrial.evidence.git import git, text
@@ -287,6 +315,8 @@ def _command(flags: Flags, main: Path, bad: str) -> tuple[tuple[str, ...], tuple
     if flags.nightly is not None:
         script = text(git(main, "show", f"{bad}:{flags.nightly}"))
         return ("bash", flags.nightly), flags.words, describe(flags.nightly, script)
-    if not flags.words and not flags.trial:
+    if flags.trial:
+        check_trial(flags.words, main)
+    elif not flags.words:
         raise UserError("no command to run", "seatrial bisect --good REV --bad REV -- COMMAND; or --trial -- LOOP --level 0")
     return flags.words, (), None

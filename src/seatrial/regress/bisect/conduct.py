@@ -20,12 +20,14 @@ from seatrial.regress.bisect.align import aligned
 from seatrial.regress.bisect.ends import verify
 from seatrial.regress.bisect.environments.cache import BisectEnvironments
 from seatrial.regress.bisect.forks import check_forks
-from seatrial.regress.bisect.history import missing_words, read_history
+from seatrial.regress.bisect.history import missing_words, read_history, told_apart
 from seatrial.regress.bisect.judging.observe import threshold
+from seatrial.regress.bisect.kept import HISTORY, Kept, recall
 from seatrial.regress.bisect.logs import journal
 from seatrial.regress.bisect.place import JOURNAL, PATCHES, STORES, load
 from seatrial.regress.bisect.record import Answer, History, Mark, Plan, Run
 from seatrial.regress.bisect.reports.report import write_reports
+from seatrial.regress.bisect.reports.view import code, listed
 from seatrial.regress.bisect.rounds import search
 from seatrial.regress.bisect.running import cluster
 from seatrial.regress.bisect.running.local import LocalRunner, clean_up
@@ -34,6 +36,8 @@ from seatrial.regress.bisect.running.session import Owed, Session, Tell
 from seatrial.regress.bisect.search.choose import Settings, answer, assess, rounds_needed
 from seatrial.regress.bisect.trees.stores import Stores
 from seatrial.trial.rundir import locked
+
+UNVERIFIED = "the ends were not verified"
 
 
 def conduct(directory: Path, redactor: Redactor, tell: Tell, profile: tuple[str, Profile] | None = None) -> Answer:
@@ -44,24 +48,24 @@ def conduct(directory: Path, redactor: Redactor, tell: Tell, profile: tuple[str,
         found = journal.read(directory / JOURNAL)
         for note in found.notes:
             tell(note)
-        history = histories(plan)
+        history = _history(directory, plan, redactor, frozen=False)
         session = _session(directory, plan, redactor, tell, profile, found.rows)
         _refuse_strangers(session, history)
         return _Conductor(session, history).run()
 
 
 def judge(directory: Path, redactor: Redactor) -> Answer:
-    """Answer from plan and journal alone, and write the reports anew; nothing is run."""
+    """Answer from the directory alone, and write the reports anew; nothing is run."""
     plan = load(directory)
     with locked(directory):
-        history, rows = histories(plan), journal.read(directory / JOURNAL).rows
+        history, rows = _history(directory, plan, redactor, frozen=True), journal.read(directory / JOURNAL).rows
         session = _session(directory, plan, redactor, lambda _: None, None, rows, frozen=True)
         _refuse_strangers(session, history)
         found = standing(history, session.evidence(), settings(plan))
         try:
             found = _closer(session, history, found)
         except Owed:
-            pass  # it was not looked into yet
+            found = unchecked(found)
         write_reports(directory, plan, history, session.rows, found, redactor)
     return found
 
@@ -69,7 +73,14 @@ def judge(directory: Path, redactor: Redactor) -> Answer:
 def histories(plan: Plan) -> History:
     """The points that a plan asks about."""
     read = [(repo, read_history(repo, plan.first_parent or len(plan.repos) > 1)) for repo in plan.repos]
+    if any(patch.by_history for patch in plan.patches):
+        read[0] = (read[0][0], told_apart(read[0][1]))
     return read[0][1] if len(read) == 1 else aligned(read)
+
+
+def _history(directory: Path, plan: Plan, redactor: Redactor, *, frozen: bool) -> History:
+    """The points, as they are kept beside the plan."""
+    return History(recall(directory / HISTORY, "", lambda: Kept(points=histories(plan).points), redactor, frozen=frozen).points)
 
 
 def settings(plan: Plan) -> Settings:
@@ -88,7 +99,10 @@ def _session(
     frozen: bool = False,
 ) -> Session:
     stores = Stores(directory / STORES, plan.repos, tell)
-    named = missing_words(Path(plan.repos[0].path), () if plan.trial else (*plan.command, *plan.extra), plan.repos[0].bad)
+    named: tuple[str, ...] = ()
+    if not frozen:
+        stores.open()
+        named = missing_words(Path(plan.repos[0].path), () if plan.trial else (*plan.command, *plan.extra), plan.repos[0].bad)
     kitchen = Kitchen(plan, stores, BisectEnvironments(), directory / PATCHES, tell, named)
     if plan.on is not None and profile is None and not frozen:
         raise UserError(f"{directory}: this bisect runs on {plan.on}, which is not configured here", "run it where seatrial.toml has it")
@@ -120,16 +134,13 @@ class _Conductor:
         self.settings = settings(session.plan)
 
     def run(self) -> Answer:
-        plan, count = self.session.plan, len(self.history.points) - 1
-        rounds = rounds_needed(count, plan.jobs, plan.repeat > 1)
-        noise = f"; with noise more, at most {plan.repeat} runs of one point" if plan.repeat > 1 else ""
-        self.session.tell(f"{count} commits, {plan.jobs} at a time: both ends, then about {rounds} rounds{noise}")
+        self.session.tell(announcement(self.history, self.session.evidence(), self.session.plan))
         try:
             verify(self.session, self.history)
-            found = search(self.session, self.history, self.settings, self._write)
+            found = search(self.session, self.history, self.settings, lambda found: self._write(unchecked(found)))
             found = _closer(self.session, self.history, found)
         except BaseException:
-            self._write(standing(self.history, self.session.evidence(), self.settings))
+            self._write(unchecked(standing(self.history, self.session.evidence(), self.settings)))
             raise
         self._write(found)
         return found
@@ -139,16 +150,39 @@ class _Conductor:
 
 
 def _closer(session: Session, history: History, found: Answer) -> Answer:
-    """The answer with what is known of other repositories, or of a submodule that the commit moves."""
+    """The answer with what is known of other repositories, or of a submodule that the commit moves. Before this nobody is blamed."""
+    found = check_forks(session, history, found)
     if len(session.plan.repos) > 1:
         return convict.convict(session, history, found)
-    found = check_forks(session, history, found)
     return descend.descend(session, history, found, settings(session.plan)) if session.plan.descend else found
+
+
+def unchecked(found: Answer) -> Answer:
+    """What the search alone says: whom it points to is named, and not blamed yet."""
+    if found.state == "open":
+        return found
+    names = listed([code(suspect.commit[:12]) for suspect in found.suspects])
+    why = f"the search points to {names}, not yet checked{f'; {found.why}' if found.why else ''}"
+    return found.model_copy(update={"state": "open", "why": why})
+
+
+def announcement(history: History, rows: Sequence[Run], plan: Plan) -> str:
+    """What is ahead; where rows are known already, what is left of it."""
+    count = left = len(history.points) - 1
+    how = settings(plan)
+    if standing(history, rows, how).why != UNVERIFIED:
+        left = assess(history, rows, how).suspects.bit_count()
+    run = {row.point for row in rows if row.stage == "ends"}
+    ends = "" if {history.points[0].id, history.points[-1].id} <= run else "both ends, then "
+    of = f"{left} of {count} commits are left" if left < count else f"{count} commits"
+    rounds = rounds_needed(left, plan.jobs, plan.repeat > 1) if left > 1 else 0
+    noise = f"; with noise more, at most {plan.repeat} runs of one point" if plan.repeat > 1 else ""
+    return f"{of}, {plan.jobs} at a time: {ends}about {rounds} rounds{noise}"
 
 
 def standing(history: History, rows: Sequence[Run], how: Settings) -> Answer:
     """What the rows say so far; nothing before both ends are known."""
     known = {(row.point, row.mark) for row in rows}
     if not {(history.points[0].id, Mark.GOOD), (history.points[-1].id, Mark.BAD)} <= known:
-        return Answer(state="open", why="the ends were not verified")
+        return Answer(state="open", why=UNVERIFIED)
     return answer(assess(history, rows, how))

@@ -25,10 +25,8 @@ def convict(session: Session, history: History, found: Answer) -> Answer:
     """The answer with a verdict on every repository. A range that holds several repositories convicts none."""
     repos = {suspect.repo for suspect in found.suspects}
     if found.state == "open" or len(repos) != 1:
-        names = ", ".join(sorted(repos))
-        return found.model_copy(
-            update={"standings": tuple(_unknown(repo, f"the suspects are of several repositories: {names}") for repo in session.plan.repos)}
-        )
+        why = f"the suspects are of several repositories: {', '.join(sorted(repos))}" if repos else "no commit is blamed"
+        return found.model_copy(update={"standings": tuple(_unknown(repo, why) for repo in session.plan.repos)})
     guilty = repos.pop()
     bad = next(point for point in history.points if point.id == found.first_bad)
     commit = next(pin.commit for pin in bad.pins if pin.repo == guilty)

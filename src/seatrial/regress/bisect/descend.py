@@ -10,13 +10,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.model.errors import UserError
 from seatrial.regress.bisect.convict import try_state
+from seatrial.regress.bisect.forks import check_forks
 from seatrial.regress.bisect.history import read_history
+from seatrial.regress.bisect.kept import Kept, recall
 from seatrial.regress.bisect.record import Answer, History, Mark, Pin, Point, Repo, Standing
 from seatrial.regress.bisect.rounds import search
 from seatrial.regress.bisect.running.session import Session, Wanted
@@ -46,6 +48,11 @@ class _Move:
         return self.pin.place
 
     @property
+    def key(self) -> str:
+        """Equal exactly where the same commits lie inside."""
+        return f"{self.bad.id} {self.path} {self.pin.commit} {self.new}"
+
+    @property
     def text(self) -> str:
         return f"{self.bad.commit[:12]} moves {self.path} from {self.pin.commit[:12]} to {self.new[:12]}"
 
@@ -55,13 +62,13 @@ def descend(session: Session, history: History, found: Answer, how: Settings) ->
     if found.state != "found":
         return found
     bad = next(point for point in history.points if point.id == found.suspects[0].point)
-    return _below(session, found, bad, session.kitchen.stores.git_dir(session.plan.repos[0].name), how, 0)
+    return _below(session, found, bad, lambda: session.kitchen.stores.git_dir(session.plan.repos[0].name), how, 0)
 
 
-def _below(session: Session, found: Answer, bad: Point, git_dir: Path, how: Settings, outer: int) -> Answer:
-    """Look into every submodule that the last commit of a bad point moves; `git_dir` is where that commit is."""
+def _below(session: Session, found: Answer, bad: Point, git_dir: Callable[[], Path], how: Settings, outer: int) -> Answer:
+    """Look into every submodule that the last commit of a bad point moves; `git_dir` says where that commit is."""
     top, moves = bad.pins[-1], []
-    for place, (inner, old, new) in enumerate(moved_submodules(git_dir, top.commit), start=1):
+    for place, (inner, old, new) in enumerate(_moved(session, git_dir, top.commit, outer), start=1):
         path = inner if top.place == "." else f"{top.place}/{inner}"
         if old is None:
             note = f"{bad.commit[:12]} adds the submodule {path} at {new[:12]}: there is nothing before it to compare with"
@@ -79,6 +86,13 @@ def _below(session: Session, found: Answer, bad: Point, git_dir: Path, how: Sett
     for move, mark in zip(moves, marks, strict=True):
         found = _guilty(session, found, move, how) if mark is Mark.GOOD else _with(found, _not_guilty(move, mark, decided))
     return found
+
+
+def _moved(session: Session, git_dir: Callable[[], Path], commit: str, outer: int) -> tuple[tuple[str, str | None, str], ...]:
+    def ask() -> Kept:
+        return Kept(moves=moved_submodules(git_dir(), commit))
+
+    return recall(session.directory / f"moves-{outer}.json", commit, ask, session.redactor, frozen=session.frozen).moves
 
 
 def _before(session: Session, moves: Sequence[_Move]) -> Mark | None:
@@ -100,25 +114,33 @@ def _not_guilty(move: _Move, mark: Mark | None, decided: bool) -> Standing:
 def _guilty(session: Session, found: Answer, move: _Move, how: Settings) -> Answer:
     """Search the submodule's own commits."""
     why = f"{move.bad.commit[:12]} is good with the submodule as it was before"
-    try:
-        git_dir = _store(session, move)
-        inner = _history(session, move, git_dir)
-    except (UserError, TreeError) as error:
-        why = f"{why}; its own commits cannot be searched: {_why_not(error, move)}"
+    file = session.directory / f"history-{move.number}.json"
+    kept = recall(file, move.key, lambda: _inside(session, move), session.redactor, frozen=session.frozen)
+    if kept.why:
+        why = f"{why}; its own commits cannot be searched: {kept.why}"
         return _with(found, Standing(repo=move.path, verdict="convicted", why=why))
+    inner = History(kept.points)
     session.tell(f"{move.text}, and that is the cause: {len(inner.points) - 1} commits of {move.path} to search")
     _take_ends(session, inner, move)
-    deeper = search(session, inner, how, lambda _: None, move.number)
+    deeper = check_forks(session, inner, search(session, inner, how, lambda _: None, move.number), move.number)
     notes = deeper.notes
     if deeper.state != "found":
         names = ", ".join(suspect.commit[:12] for suspect in deeper.suspects)
-        notes = (*notes, f"{move.path}: one of {names}: {deeper.why}")
+        notes = (*notes, f"{move.path}: {f'one of {names}: ' if names else ''}{deeper.why}")
     found = found.model_copy(update={"notes": (*found.notes, *notes), "flaky": (*found.flaky, *deeper.flaky)})
     if deeper.state != "found":
         return _with(found, Standing(repo=move.path, verdict="convicted", why=why))
     bad = next(point for point in inner.points if point.id == deeper.suspects[0].point)
     standing = Standing(repo=move.path, verdict="convicted", commit=bad.commit, subject=bad.subject, confidence=deeper.confidence, why=why)
-    return _below(session, _with(found, standing), bad, git_dir, how, move.number)
+    return _below(session, _with(found, standing), bad, lambda: _store(session, move), how, move.number)
+
+
+def _inside(session: Session, move: _Move) -> Kept:
+    """The commits between, or why they cannot be searched."""
+    try:
+        return Kept(points=_history(session, move, _store(session, move)).points)
+    except (UserError, TreeError) as error:
+        return Kept(why=_why_not(error, move))
 
 
 def _why_not(error: UserError | TreeError, move: _Move) -> str:
@@ -151,10 +173,11 @@ def _take_ends(session: Session, inner: History, move: _Move) -> None:
     in between has noted some of it."""
     good, bad = inner.points[0], inner.points[-1]
     known = [row for row in session.evidence(move.outer) if row.point == move.bad.id and row.mark is not Mark.SKIP]
-    for end, rows, what in ((good, session.convictions(good.id), ""), (bad, known, f": {move.bad.commit[:12]} as it is")):
+    before, after = f"{move.path} as it was before", f"{move.bad.commit[:12]} moves {move.path} to this commit"
+    for end, rows, what in ((good, session.convictions(good.id), before), (bad, known, after)):
         noted = sum(row.stage == "ends" and row.point == end.id for row in session.evidence(move.number))
         for row in rows[noted:]:
-            session.note(Wanted(end, "ends", 0, move.number), row.mark, f"run {row.number}{what}", row)
+            session.note(Wanted(end, "ends", 0, move.number), row.mark, f"known from run {row.number}: {what}", row)
 
 
 def _with(found: Answer, *standings: Standing) -> Answer:

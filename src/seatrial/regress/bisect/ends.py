@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
+from seatrial.regress.bisect import advice
 from seatrial.regress.bisect.judging.observe import MISSED, threshold
 from seatrial.regress.bisect.record import Failure, History, Mark, Point, Run, SkipKind
 from seatrial.regress.bisect.running.session import Session, Wanted, short
@@ -40,11 +41,12 @@ def verify(session: Session, history: History, number: int = 0) -> None:
         for end in pair
         if end is not None
     ]:
-        session.execute([Wanted(end, "ends", 0, number) for end in owed[: session.plan.jobs]])
+        session.execute([Wanted(end, "ends", 0, number, measured=end is good) for end in owed[: session.plan.jobs]])
+        _refuse_unmeasured(session, good, number)
         _refuse_skips(session, good, "good", number)
         _refuse_skips(session, bad, "bad", number)
-        _refuse_unmeasured(session, good, number)
     _judge(session, good, bad, number, limit)
+    _refuse_failing_good(session, good, bad, number)
     failures = [row.failure for row in _rows(session, bad, number) if row.mark is Mark.BAD and row.failure]
     session.failures[:] = _distinct(failures)
 
@@ -80,11 +82,12 @@ def _refuse_skips(session: Session, end: Point, name: str, number: int) -> None:
     row = next((row for row in reversed(_rows(session, end, number)) if row.mark is Mark.SKIP), None)
     if row is None:
         return
-    message = f"the {name} end {short(end)} cannot be judged: {row.reason}"
+    why, fix = advice.for_skip(session.plan, row, name)
+    message = f"the {name} end {short(end)} cannot be judged: "
     log = _log(session, row)
     if row.skip in (SkipKind.ENVIRONMENT, SkipKind.TRIAL):
-        raise BlockedError(Boundary.ENVIRONMENT, message + log, f"repair it, then: seatrial bisect resume {session.directory}")
-    raise UserError(message + log, f"name another commit with --{name}, or correct the command")
+        raise BlockedError(Boundary.ENVIRONMENT, message + row.reason + log, f"repair it, then: seatrial bisect resume {session.directory}")
+    raise UserError(message + why + log, fix)
 
 
 def _refuse_unmeasured(session: Session, good: Point, number: int) -> None:
@@ -98,8 +101,21 @@ def _refuse_unmeasured(session: Session, good: Point, number: int) -> None:
         )
 
 
+def _refuse_failing_good(session: Session, good: Point, bad: Point, number: int) -> None:
+    """A good end that passes its check and fails all the same counts only if the bad end fails so, too: as every commit between them."""
+    row = next((row for row in _rows(session, good, number) if row.mark is Mark.GOOD and row.exit_code), None)
+    known = [row.failure.exit_code for row in _rows(session, bad, number) if row.failure and row.failure.kind == "check"]
+    if row is not None and row.exit_code not in known:
+        raise UserError(
+            f"the good end {short(good)} cannot be judged: {row.reason}; the bad end does not end so{_log(session, row)}",
+            "name a good commit whose command ends with 0, or let the command end with 0 wherever its metrics are to decide",
+        )
+
+
 def _log(session: Session, row: Run) -> str:
-    return f" (log: {session.directory / row.directory / 'run.log'})" if row.directory else ""
+    """Where the log is; what could not be made has none."""
+    file = session.directory / row.directory / "run.log"
+    return f" (log: {file})" if row.directory and file.is_file() else ""
 
 
 def _judge(session: Session, good: Point, bad: Point, number: int, limit: Threshold | None) -> None:
@@ -113,24 +129,26 @@ def _judge(session: Session, good: Point, bad: Point, number: int, limit: Thresh
             "to find the commit that mended it, negate the command; to find the one that broke it, swap --good and --bad",
         )
     if good_fails:
-        row = next(row for row in of_good if row.mark is Mark.BAD)
+        row = next((row for row in of_good if row.mark is Mark.BAD), of_good[-1])
         raise UserError(
             f"the good end {short(good)} is not good: {row.reason or 'the command failed'}{_log(session, row)}",
-            "name an older commit with --good; or the command fails for a reason that has nothing to do with the commits, or does not test "
-            "its tree at all (python -I and -E pass over PYTHONPATH and find your checkout, if that is installed)",
+            advice.for_failing_good(session.plan, row, session.directory / row.directory / "run.log"),
         )
     if bad_passes:
         raise UserError(
             f"the bad end {short(bad)} is not bad: {_measured(of_bad)}",
-            "name a commit that fails with --bad; if it fails only now and then, allow more runs with --repeat",
+            "name a commit that fails with --bad; if it fails only now and then, allow more runs with --repeat; or the command does not "
+            "test its tree at all (python -I and -E pass over PYTHONPATH and find your checkout, if that is installed)",
         )
 
 
 def side(rows: Sequence[Run], limit: Threshold | None) -> Mark:
-    """What several runs of one point say together: by the mean of what they measured, or by their number."""
+    """What several runs of one point say together: what they agree on; else by the mean of what they measured, or by their number."""
+    if len(marks := {row.mark for row in rows}) == 1:
+        return marks.pop()
     values = [row.value for row in rows if isinstance(row.value, float)]
     if limit is not None and len(values) == len(rows):
-        return Mark.GOOD if (statistics.fmean(values) < limit.limit) is limit.good_below else Mark.BAD
+        return Mark.GOOD if limit.passes(statistics.fmean(values)) else Mark.BAD
     return Mark.BAD if 2 * sum(row.mark is Mark.BAD for row in rows) > len(rows) else Mark.GOOD
 
 

@@ -98,10 +98,20 @@ def missing_words(repo: Path, command: Sequence[str], bad: str) -> tuple[str, ..
     found: dict[str, None] = {}
     for word in command:
         for part in (word, word.partition("=")[2]):
-            path = _inside(part.split("::")[0].removeprefix("{tree}/"))
+            path = inside_tree(part)
             if path is not None and exists(repo, bad, path):
                 found[path] = None
     return tuple(found)
+
+
+def told_apart(history: History) -> History:
+    """The history for trees that a patch changes by what comes before a commit: the same files no longer mean the same tree."""
+    return History(tuple(point.model_copy(update={"contents": f"{point.contents}@{point.commit}"}) for point in history.points))
+
+
+def inside_tree(word: str) -> str | None:
+    """The path that a word of the command may name in the tree."""
+    return _inside(word.split("::")[0].removeprefix("{tree}/"))
 
 
 def uncommitted(repo: Path) -> tuple[str, ...]:
@@ -122,6 +132,7 @@ def _point(repo: Repo, row: list[str], index: dict[str, int], first_parent: bool
         subject=printable(subject),
         time=int(time),
         parents=tuple(index[parent] for parent in dict.fromkeys(parents) if parent in index),
+        outside=tuple(parent for parent in dict.fromkeys(parents) if parent not in index) if index[commit] else (),
         pins=(Pin(repo=repo.name, commit=commit, place=repo.place),),
         contents=tree,
     )

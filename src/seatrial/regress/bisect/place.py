@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from seatrial.files import read_model, write_json
@@ -15,7 +15,7 @@ from seatrial.regress.bisect.environments.cache import BisectEnvironments
 from seatrial.regress.bisect.record import VERSION, Plan
 from seatrial.regress.bisect.running import cluster
 from seatrial.regress.bisect.running.local import clean_up
-from seatrial.regress.bisect.trees.making import BESIDE
+from seatrial.regress.bisect.trees.making import BESIDE, delete
 from seatrial.trial.rundir import locked, make, new_path
 
 PLAN, JOURNAL, STEP = "bisect.json", "runs.jsonl", "step.json"
@@ -46,14 +46,19 @@ def load(path: Path) -> Plan:
     return plan
 
 
-def clean(path: Path) -> tuple[str, ...]:
-    """End what a killed bisect left running, and remove its trees and stores; plan, journal, logs and reports stay."""
+def clean(path: Path, tell: Callable[[str], None]) -> tuple[str, ...]:
+    """End what a killed bisect left running, and remove its trees and stores; plan, journal, logs and reports stay. So does the tree of
+    a job that could not be cancelled, with the stores that it is a worktree of: both may be in use."""
     load(path)
     with locked(path):
         clean_up(path)
-        cluster.clean_up(path, lambda _: None)
+        cluster.clean_up(path, tell)
         BisectEnvironments().clean_up()
-        gone = tuple(str(found.relative_to(path)) for pattern in WORK for found in sorted(path.glob(pattern)))
-        for name in gone:
-            shutil.rmtree(path / name)
-    return gone
+        kept = cluster.queued(path)
+        for step in sorted(kept):
+            tell(f"{step}: its tree and the stores are kept, because its job may still run; cancel it, then clean again")
+        work = [found for pattern in WORK for found in sorted(path.glob(pattern))]
+        gone = [found for found in work if found.parent not in kept and not (kept and found == path / STORES)]
+        for found in gone:
+            delete(found)
+    return tuple(str(found.relative_to(path)) for found in gone)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +22,7 @@ from seatrial.model.record import Record
 from seatrial.model.verdict import Boundary
 
 VERSION = 1
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 Stage = Literal["ends", "search", "conviction", "replay"]
@@ -79,7 +81,9 @@ class Point(Record):
     time: int
     """Commit time, seconds since 1970."""
     parents: tuple[int, ...] = ()
-    """Indices of the points before it. None: whatever comes before is known to be good."""
+    """Indices of the points before it. None: whatever comes before is taken as good."""
+    outside: tuple[str, ...] = ()
+    """Commits right before it that are no points: they lie before the good end, and were not seen to be good."""
     pins: tuple[Pin, ...]
     contents: str
     """Identity of the files: points with the same contents give the same results."""
@@ -158,6 +162,8 @@ class Run(Record):
     """Id of the point."""
     commit: str
     """Of the point, for people."""
+    subject: str = ""
+    """Of that commit, for people; or in words what state it is, where it is on no history's line."""
     mark: Mark
     value: float | str | None = None
     """What the check measured; a marked string for what is not finite."""
@@ -188,6 +194,22 @@ class Begun(Record):
     history: int
 
 
+class Kept(Record):
+    """ready.json of a run: what its command was begun with, for a job that outlives its Seatrial."""
+
+    started: str
+    """UTC."""
+    began: float
+    """The same in seconds since 1970."""
+    stamp: float
+    """When its command was written, on the clock of the file system."""
+    python: str | None
+    variables: dict[str, str]
+    environment: str
+    built: bool
+    notes: tuple[str, ...]
+
+
 class Edit(Record):
     """Clauses of sed for one file of the tree."""
 
@@ -202,6 +224,11 @@ class Patch(Record):
     """A commit of the main repository, or a file below `patches/` of the bisect directory."""
     since: str | None = None
     """Only to commits that contain this one; None: wherever it is missing."""
+
+    @property
+    def by_history(self) -> bool:
+        """Whether two commits with the same files may get different ones by it."""
+        return self.since is not None or _COMMIT.fullmatch(self.source) is not None
 
 
 class Repo(Record):
@@ -227,6 +254,8 @@ class EnvironmentPlan(Record):
     """Version such as 3.11; empty for Seatrial's own."""
     build: tuple[str, ...] = ()
     """A command that builds the tree before the command runs; its failure is a skip."""
+    packages: tuple[str, ...] = ()
+    """Requirements that are installed beside what the lock asks for, and change nothing of that."""
 
 
 class Plan(Record):

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from seatrial.regress.bisect.record import Answer, History, Mark
+from seatrial.regress.bisect.reports.view import percent
 from seatrial.regress.bisect.running.session import Session, Wanted
-from seatrial.regress.bisect.search.choose import Settings, answer, assess, choose, known_by_contents, useless
+from seatrial.regress.bisect.search.choose import Assessment, Settings, answer, assess, choose, known_by_contents, useless
 
 
 def search(session: Session, history: History, how: Settings, write: Callable[[Answer], None], number: int = 0) -> Answer:
@@ -28,8 +30,21 @@ def search(session: Session, history: History, how: Settings, write: Callable[[A
         if not picked:
             return found
         last += 1
-        session.tell(f"round {last}: {state.suspects.bit_count()} suspects left, running {len(picked)}")
+        session.tell(f"round {last}: {progress(state, found)}, running {len(picked)}")
         _round(session, history, how, picked, last, number)
+
+
+def progress(state: Assessment, found: Answer) -> str:
+    """How far it is. With noise no commit is ever ruled out, so the leading one says more than their number."""
+    if not state.noisy or not found.suspects:
+        return f"{state.suspects.bit_count()} suspects left"
+    top = found.suspects[0]
+    tied = sum(math.isclose(one.probability, top.probability, rel_tol=1e-6) for one in found.suspects)
+    others = len(found.suspects) - tied
+    more = f" ({others} more for {percent(state.settings.confidence)})" if others else ""
+    if tied > 1:
+        return f"most likely one of {tied} commits with {percent(top.probability)} each{more}"
+    return f"most likely {top.commit[:12]} with {percent(top.probability)}{more}"
 
 
 def _round(session: Session, history: History, how: Settings, picked: Sequence[int], last: int, number: int) -> None:

@@ -73,6 +73,14 @@
 
   const axis = () => ({ stroke: colour("--soft"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" });
   const commits = (chart, splits) => splits.map((index) => (Number.isInteger(index) && data.points[index] ? data.points[index][0].slice(0, 7) : ""));
+  // The first bad commit has a label of its own; the regular ones give way to it.
+  const single = data.suspects.length === 1 && data.suspects[0][0] === data.suspects[0][1] ? data.suspects[0][0] : null;
+  const ticks = (chart, axis, from, to, step) => {
+    const regular = [];
+    for (let at = Math.ceil(from / step) * step; at <= to; at += step) regular.push(at);
+    if (single === null || single < from || single > to) return regular;
+    return [...regular.filter((at) => Math.abs(at - single) >= step), single].sort((one, other) => one - other);
+  };
   const levels = (chart, splits) => splits.map((level) => Object.keys(LEVELS).find((name) => LEVELS[name] === level) ?? "");
   const numbers = (chart, splits) => splits.map((value) => Number(value.toPrecision(4)).toString().replace("e+", "e"));
 
@@ -92,7 +100,7 @@
           x: { time: false, range: (u, from, to) => (from === table[0][0] && to === table[0][table[0].length - 1] ? [first, last] : [from, to]) },
           y: { range: [measured ? low - spread * 0.04 : low, high] },
         },
-        axes: [{ ...axis(), size: 26, gap: 6, values: commits, space: 70, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis(), gap: 6, ...y }],
+        axes: [{ ...axis(), size: 26, gap: 6, values: commits, splits: ticks, space: 70, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis(), gap: 6, ...y }],
         series: [{}, ...series],
         legend: { show: false },
         cursor: { y: false, drag: { x: true, y: false }, points: { show: false } },

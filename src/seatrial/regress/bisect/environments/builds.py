@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial import files
 from seatrial.launch.linelog import LineFilter
 from seatrial.launch.process import CannotStart
-from seatrial.launch.venvs import clean_env, follow, interpreter, python_with_pip
+from seatrial.launch.venvs import clean_env, follow, interpreter, python_with_pip, read_installed
 from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary
 from seatrial.regress.bisect.environments.locks import BuildFailed, Wanted
@@ -38,6 +38,8 @@ _INDEX = re.compile(
 )
 """How pip and uv say that an index could not be reached; no loop does, so these are not among the general signatures."""
 
+_NOT_FOR_OTHERS = ("-e", "--editable", "--require-hashes")
+"""Options of a lock that are not about where packages come from."""
 _UV_KEPT = (
     *("UV_CACHE_DIR", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX", "UV_OFFLINE", "UV_NETRC"),
     *("UV_HTTP", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS", "UV_INSECURE_HOST", "UV_KEYRING", "UV_CONCURRENT", "UV_LINK_MODE", "UV_PYTHON_"),
@@ -76,13 +78,16 @@ class Job:
             raise BuildFailed(failure, transient=by_machine(self.log))
 
 
+_PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
+
+
 def build_with_pip(job: Job, venv: Path, wanted: Wanted, python: str) -> None:
     """A venv with what the requirements ask for, without pip itself."""
     outer = python_with_pip(python)
     job.run("creating", (python, "-m", "venv", "--without-pip", str(venv)), venv.parent, clean_env())
     if not wanted.requirements:
         return
-    place, options = venv.parent / "requirements.txt", ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+    place, options = venv.parent / "requirements.txt", [*_PIP_OPTIONS]
     files.write_text(place, "".join(f"{line}\n" for line in wanted.requirements))
     if wanted.constraints:
         files.write_text(venv.parent / "constraints.txt", "".join(f"{line}\n" for line in wanted.constraints))
@@ -97,6 +102,34 @@ def build_with_uv(job: Job, venv: Path, wanted: Wanted, python: str, project: Pa
     chosen = ("--python", python) if python else ()
     argv = (find_uv(), "sync", "--frozen", "--no-progress", *chosen, *leave)
     job.run("syncing", argv, project, {**_uv_env(), "UV_PROJECT_ENVIRONMENT": str(venv)})
+
+
+def add_with_pip(job: Job, venv: Path, wanted: Wanted, packages: Sequence[str], python: str) -> None:
+    """Install further packages from where the lock takes its own; what is there keeps its version."""
+    options = [line for line in wanted.requirements if line.startswith("-") and not line.startswith(_NOT_FOR_OTHERS)]
+    place = venv.parent / "with.txt"
+    files.write_text(place, "".join(f"{line}\n" for line in (*options, *packages)))
+    argv = (python_with_pip(python), "-m", "pip", "--python", str(interpreter(venv)), "install", *_PIP_OPTIONS)
+    job.run(_beside(packages), (*argv, "-c", str(_present(venv, wanted.constraints)), "-r", str(place)), venv.parent, clean_env())
+
+
+def add_with_uv(job: Job, venv: Path, packages: Sequence[str], project: Path) -> None:
+    """The same with uv, which reads in the project where packages come from."""
+    argv = (find_uv(), "pip", "install", "--no-progress", "--python", str(interpreter(venv)), "--constraint", str(_present(venv)))
+    job.run(_beside(packages), (*argv, *packages), project, _uv_env())
+
+
+def _beside(packages: Sequence[str]) -> str:
+    return f"installing {', '.join(packages)} beside it (--with)"
+
+
+def _present(venv: Path, constraints: Sequence[str] = ()) -> Path:
+    """What is installed, as constraints: unlike the lock, this holds versions only, which is all that pip takes here."""
+    place, installed = venv.parent / "present.txt", read_installed(interpreter(venv)).packages
+    pins = (f"{name}=={versions[0]}" for name, versions in sorted(installed.items()))
+    more = (line for line in constraints if "--hash" not in line)  # one hash would demand one of everything
+    files.write_text(place, "".join(f"{line}\n" for line in (*pins, *more)))
+    return place
 
 
 def run_build(tree: Path, command: tuple[str, ...], variables: Mapping[str, str], log: Path, minutes: float, redact: LineFilter) -> None:

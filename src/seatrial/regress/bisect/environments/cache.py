@@ -29,17 +29,18 @@ from seatrial.launch.environments import MARKER, default_root, delete, refuse_if
 from seatrial.launch.process import end_leftovers, pid_file
 from seatrial.launch.venvs import BUILD_LOG, find_python, interpreter, python_with_pip, read_installed
 from seatrial.model.errors import BlockedError, UserError
-from seatrial.regress.bisect.environments.builds import Job, build_with_pip, build_with_uv, find_uv, run_build
+from seatrial.regress.bisect.environments.builds import Job, add_with_pip, add_with_uv, build_with_pip, build_with_uv, find_uv, run_build
+from seatrial.regress.bisect.environments.callers import PIP_SETTINGS, find_caller
 from seatrial.regress.bisect.environments.complete import Complete, contents, read_complete
 from seatrial.regress.bisect.environments.detect import detect
 from seatrial.regress.bisect.environments.locks import BuildFailed, Wanted, read_wanted
-from seatrial.regress.bisect.environments.overlays import make_overlay
+from seatrial.regress.bisect.environments.overlays import make_overlay, overlay_on_caller, refuse_pip
 from seatrial.regress.bisect.record import EnvironmentPlan
 from seatrial.trial.rundir import now
 
 __all__ = ["BisectEnvironments", "BuildFailed", "Ready", "detect"]
 
-_WAY_OF_BUILDING = 1
+_WAY_OF_BUILDING = 2
 """Part of every key: raise it when environments must be built anew because they are built differently."""
 _FAILED = ".failed.log"
 _OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -76,7 +77,7 @@ class BisectEnvironments:
         Raises a BuildFailed when it cannot be built, and a BlockedError when no environment could be (no such Python, no uv).
         """
         if plan.kind == "none":
-            return Ready(None, {"PYTHONPATH": provided(tree)[0] or str(tree)})
+            return _on_caller(tree, plan)
         wanted = read_wanted(tree, plan)
         key = _key(wanted, plan)
         place, built = self.root / f"{plan.kind}-{key}", False
@@ -137,10 +138,8 @@ class BisectEnvironments:
         self._clear(place, progress)
         job = Job(order.name, place / BUILD_LOG, stops, progress, self._redactor.lines().line)
         try:
-            if order.plan.kind == "uv":
-                build_with_uv(job, venv, order.wanted, python, (order.tree / order.plan.lock).parent)
-            else:
-                build_with_pip(job, venv, order.wanted, python)
+            _install(order, job, venv, python)
+            refuse_pip(venv)
             installed = read_installed(interpreter(venv))
             record = Complete(
                 key=order.key,
@@ -200,6 +199,34 @@ class _Order:
         return f"{self.plan.lock} {self.key[:8]}"
 
 
+def _install(order: _Order, job: Job, venv: Path, python: str) -> None:
+    """What the lock asks for, then what the user wants beside it."""
+    project, packages = (order.tree / order.plan.lock).parent, order.plan.packages
+    if order.plan.kind == "uv":
+        build_with_uv(job, venv, order.wanted, python, project)
+        if packages:
+            add_with_uv(job, venv, packages, project)
+        return
+    build_with_pip(job, venv, order.wanted, python)
+    if packages:
+        add_with_pip(job, venv, order.wanted, packages, python)
+
+
+def _on_caller(tree: Path, plan: EnvironmentPlan) -> Ready:
+    """The caller's own environment; for a build with a venv of the tree on top, so that nothing is installed into it."""
+    variables = {"PYTHONPATH": provided(tree)[0] or str(tree)}
+    caller = find_caller(tree) if plan.build else None
+    if caller is None:
+        return Ready(None, variables)
+    venv = overlay_on_caller(tree, caller)
+    variables |= {"PATH": _path(venv), "VIRTUAL_ENV": str(venv), **PIP_SETTINGS}
+    return Ready(interpreter(venv), variables | ({"PYTHONHOME": ""} if "PYTHONHOME" in os.environ else {}))
+
+
+def _path(*venvs: Path) -> str:
+    return os.pathsep.join([*(str(venv / "bin") for venv in dict.fromkeys(venvs)), os.environ.get("PATH", os.defpath)])
+
+
 def _lock_of(place: Path) -> Path:
     return place.with_name(f"{place.name}.lock")
 
@@ -220,22 +247,24 @@ def _require(plan: EnvironmentPlan) -> str:
 
 
 def _key(wanted: Wanted, plan: EnvironmentPlan) -> str:
-    content = [_WAY_OF_BUILDING, plan.kind, _python(plan), platform.machine(), *wanted.identity]
+    content: list[object] = [_WAY_OF_BUILDING, plan.kind, _python(plan), platform.machine(), *wanted.identity]
+    content += [{"with": sorted(plan.packages)}] if plan.packages else []
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 def _variables(tree: Path, plan: EnvironmentPlan, wanted: Wanted, venv: Path, shared: Path) -> dict[str, str]:
     roots = [(tree / plan.lock).parent.resolve(), *wanted.roots] if plan.kind == "uv" else [tree]
     path = [provided(root)[0] or str(root) for root in roots]
-    programs = [str(found / "bin") for found in dict.fromkeys((venv, shared))]
     variables = {
-        "PATH": os.pathsep.join([*programs, os.environ.get("PATH", os.defpath)]),
+        "PATH": _path(venv, shared),
         "VIRTUAL_ENV": str(venv),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
         "PYTHONNOUSERSITE": "1",
     }
     if "PYTHONHOME" in os.environ:
         variables["PYTHONHOME"] = ""  # Python takes an empty one for none
+    if plan.build:
+        variables |= PIP_SETTINGS
     if plan.kind == "uv":
         variables |= {"UV_PROJECT_ENVIRONMENT": str(venv), "UV_NO_SYNC": "1"}
     return variables

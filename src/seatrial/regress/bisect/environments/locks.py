@@ -97,7 +97,7 @@ class _Requirements:
                 self._take(line, line, constraint)
 
     def _package(self, line: str, value: str, where: str, constraint: bool) -> None:
-        if not _is_local(value):
+        if not is_local(value):
             self._take(line, line, constraint)
         elif not self.builds:
             message = f"{where}: `{line}` installs from a path, and an environment is shared by commits"
@@ -130,7 +130,7 @@ def _logical(text: str) -> Iterator[str]:
         yield last
 
 
-def _is_local(value: str) -> bool:
+def is_local(value: str) -> bool:
     """Whether pip would take it for a path."""
     target = value.partition(";")[0].partition(" --")[0].strip()
     named = _NAMED.fullmatch(target)

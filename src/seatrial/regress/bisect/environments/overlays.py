@@ -5,6 +5,8 @@
 - It is written directly, which takes milliseconds: the interpreter is a link, the programs of the shared environment are copies
   that start this interpreter.
 - `pip` and `python -m pip` work here even when the shared environment has no pip, and install here.
+- Where no environment is made for the commits, what the caller's PATH gives as Python is what lies below.
+- A shared environment without pip has programs of that name that refuse, or PATH would find the caller's pip, which installs there.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import shlex
 import shutil
 from pathlib import Path
 
-from seatrial.launch.venvs import interpreter
+from seatrial.launch.venvs import interpreter, python_with_pip
+from seatrial.regress.bisect.environments.callers import Caller
 from seatrial.regress.bisect.environments.locks import BuildFailed
 
 NAME = ".seatrial-venv"
@@ -34,6 +37,29 @@ def make_overlay(tree: Path, shared: Path, pip: str) -> Path:
     except OSError as error:
         raise BuildFailed(f"{place}: cannot write: {error.strerror or error}", transient=True) from error
     return place
+
+
+def overlay_on_caller(tree: Path, caller: Caller) -> Path:
+    """Make the venv of this tree anew on top of the caller's own environment."""
+    if caller.venv:
+        return make_overlay(tree, caller.prefix, python_with_pip(caller.executable))
+    place = tree / NAME
+    try:
+        if place.exists():
+            shutil.rmtree(place)
+        _write_on_system(place, caller)
+    except OSError as error:
+        raise BuildFailed(f"{place}: cannot write: {error.strerror or error}", transient=True) from error
+    return place
+
+
+def refuse_pip(venv: Path) -> None:
+    """Let `pip` say, in an environment that several commits use and that has none, that nothing is to be installed here."""
+    said = "pip: this environment is shared by commits, and nothing is installed into it; use --build, or --with"
+    if (packages_of(venv) / "pip").exists():
+        return
+    for name in _pips(packages_of(venv)):
+        _program(venv / "bin" / name, f"echo {shlex.quote(said)} >&2; exit 1")
 
 
 def packages_of(venv: Path) -> Path:
@@ -57,18 +83,69 @@ def _write(place: Path, shared: Path, pip: str) -> None:
     for program in (shared / "bin").iterdir():
         _copy_program(program, place, shared)
     if not (packages / "pip").exists():
-        (own / "pip").mkdir()
-        (own / "pip" / "__init__.py").touch()
-        (own / "pip" / "__main__.py").write_text(_PIP.format(python=pip))
-        for name in ("pip", "pip3"):
-            (place / "bin" / name).write_text(f'#!/bin/sh\nexec {shlex.quote(str(interpreter(place)))} -m pip "$@"\n')
-            (place / "bin" / name).chmod(0o755)
+        _write_pip_module(own, pip)
+        _write_pips(place, own)
+
+
+def _write_on_system(place: Path, caller: Caller) -> None:
+    own = place / "lib" / f"python{caller.version}" / "site-packages"
+    own.mkdir(parents=True)
+    (place / "bin").mkdir()
+    (place / "lib64").symlink_to("lib")
+    home = Path(caller.executable).parent
+    (place / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = true\nversion = {caller.version}\n")
+    for name in ("python", "python3", f"python{caller.version}"):
+        (place / "bin" / name).symlink_to(caller.executable)
+    for program in caller.programs():
+        _start_here(program, place)
+    if not caller.pip:
+        _write_pip_module(own, python_with_pip(caller.executable))
+    _write_pips(place, own)
+
+
+def _write_pip_module(own: Path, pip: str) -> None:
+    """What `python -m pip` runs: the pip of another interpreter, for this one."""
+    (own / "pip").mkdir()
+    (own / "pip" / "__init__.py").touch()
+    (own / "pip" / "__main__.py").write_text(_PIP.format(python=pip))
+
+
+def _write_pips(place: Path, packages: Path) -> None:
+    for name in _pips(packages):
+        _program(place / "bin" / name, f'exec {shlex.quote(str(interpreter(place)))} -m pip "$@"')
+
+
+def _pips(packages: Path) -> tuple[str, ...]:
+    return ("pip", "pip3", f"pip{packages.parent.name.removeprefix('python')}")
+
+
+def _program(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)  # it may be a link to somebody else's
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def _start_here(program: Path, place: Path) -> None:
+    """A copy of a Python program that starts the interpreter of this venv."""
+    target = place / "bin" / program.name
+    if target.is_symlink():
+        return  # an interpreter
+    target.write_bytes(_start(place) + b"\n" + program.read_bytes().partition(b"\n")[2])
+    target.chmod(0o755)
+
+
+def _start(place: Path) -> bytes:
+    """As pip writes it where a path is too long for the kernel, or holds blanks: a shell program that is a string for Python."""
+    return f"#!/bin/sh\n'''exec' {shlex.quote(str(interpreter(place)))} \"$0\" \"$@\"\n' '''".encode()
 
 
 def _copy_program(program: Path, place: Path, shared: Path) -> None:
     target = place / "bin" / program.name
     if program.is_symlink():
-        target.symlink_to(program.readlink())
+        link = program.readlink()
+        target.symlink_to(link if link.name == str(link) else program.parent / link)
+        return
+    if program.is_dir():
         return
     data = program.read_bytes()
     if b"\0" in data:
@@ -76,8 +153,6 @@ def _copy_program(program: Path, place: Path, shared: Path) -> None:
         return
     first, newline, rest = data.partition(b"\n")
     if first.startswith(b"#!" + bytes(shared / "bin")):
-        # As pip writes it where a path is too long for the kernel, or holds blanks: a shell program that is a string for Python.
-        start = f"#!/bin/sh\n'''exec' {shlex.quote(str(interpreter(place)))} \"$0\" \"$@\"\n' '''".encode()
-        data = start + newline + rest
+        data = _start(place) + newline + rest
     target.write_bytes(data.replace(bytes(shared / "bin"), bytes(place / "bin")))
     target.chmod(program.stat().st_mode)

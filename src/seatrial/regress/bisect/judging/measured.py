@@ -25,12 +25,12 @@ def threshold(check: str) -> Threshold | None:
     tree = parse(check).tree
     if not isinstance(tree, ast.Compare) or len(tree.ops) != 1 or not isinstance(tree.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
         return None
-    below = isinstance(tree.ops[0], ast.Lt | ast.LtE)
+    below, inclusive = isinstance(tree.ops[0], ast.Lt | ast.LtE), isinstance(tree.ops[0], ast.LtE | ast.GtE)
     left, right = tree.left, tree.comparators[0]
     if (limit := literal(right)) is not None and reads_data(left):
-        return Threshold(limit, below)
+        return Threshold(limit, below, inclusive)
     if (limit := literal(left)) is not None and reads_data(right):
-        return Threshold(limit, not below)
+        return Threshold(limit, not below, inclusive)
     return None
 
 

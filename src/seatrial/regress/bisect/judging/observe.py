@@ -122,7 +122,12 @@ class _Judge:
     def done(self) -> Observation:
         """It ended with 0."""
         reading = read_failure(self.facts.log, 0)
-        if self.plan.nightly is not None and (why := self._incomplete(self.plan.nightly)):
+        try:
+            why = self._incomplete(self.plan.nightly) if self.plan.nightly is not None else None
+        except UserError as error:
+            # At this commit nobody can say how far it had to run. Others can still be judged.
+            return _skip(SkipKind.MISSING, f"exit 0, but whether it ran to its end cannot be told: {error.message}")
+        if why:
             if reading.machine:
                 return self._by_machine(reading)
             cause = f"incomplete: {generic(one_line(why))}"
@@ -162,12 +167,12 @@ class _Judge:
         if self.plan.failure is not None:
             if self._pattern_found():
                 return self._by_pattern()
-            return self._other(failure, f"its log does not hold {self.plan.failure!r}: {told}", failure.beside)
+            return self._other(failure, f"{told}; its log does not hold {self.plan.failure!r}", failure.beside)
         if self.end is None:
             return Observation(mark=Mark.BAD, reason=told, failure=failure)
         if not (self.plan.any_failure or failure.same(self.end)):
             bad = self.end.shown or self.end.kind
-            return self._other(failure, f"fails in another way than the bad end ({bad}): {told}", failure.beside)
+            return self._other(failure, f"{told}; the bad end fails in another way ({bad})", failure.beside)
         return self._bad(failure, told)
 
     def _bad(self, failure: Failure, told: str, measured: CheckResult | None = None) -> Observation:
@@ -214,6 +219,9 @@ class _Judge:
     def _incomplete(self, script: str) -> str | None:
         file = self.facts.tree / script
         nightly = describe(script, read_text(file)) if file.is_file() else None
+        # A plan has variables only where a loop could describe the script at the bad end.
+        if nightly is None and self.plan.variables:
+            raise UserError(f"{script} has no CONFIG block, and the bad end's has one", "name ends whose scripts have one")
         return nightly.incomplete(self.facts.tree, self.facts.log) if nightly else None
 
     def _measure(self, check: str, reading: Reading) -> Observation:
@@ -234,7 +242,7 @@ class _Judge:
             return self._bad(failure, failure.shown, result)
         if not measured:
             return replace(_skip(SkipKind.METRIC, failure.shown), failure=failure)
-        return self._other(failure, f"fails in another way than the bad end ({self.end.shown}): {failure.shown}", met)
+        return self._other(failure, f"{failure.shown}; the bad end fails in another way ({self.end.shown})", met)
 
     def _failed_with_metrics(self, check: str, reading: Reading) -> Observation | None:
         """By the metrics of a run that failed, if they count; the bad end's own do, when they can be read."""

@@ -81,7 +81,7 @@ def _data(view: View) -> Markup:
         "limit": view.limit if metric else None,
         "points": [[point.commit, visible(point.subject), point.repo if len(view.plan.repos) > 1 else ""] for point in view.history.points],
         "runs": [
-            [index, row.number, str(row.mark), row.value if isinstance(row.value, float) else None, visible(row.reason)]
+            [index, row.number, str(row.mark), row.value if isinstance(row.value, float) else None, visible(view.told(row.reason))]
             for index, rows in view.by_point.items()
             for row in rows
         ],

@@ -22,7 +22,7 @@ from seatrial.regress.bisect.reports.sections import answer_lines, sections
 from seatrial.regress.bisect.reports.view import Line, View, code, pieces
 from seatrial.report.text import number, one_line, visible
 
-_SUBJECT, _REASON = 36, 48
+_SUBJECT, _STATE, _REASON = 36, 64, 48
 """So wide is a column of the table; report.html has the whole text."""
 _MARKUP = re.compile(r"([\\`*\[\]<>~$&])")
 _MENTION = re.compile(r"(?<!\w)@[\w/-]+")
@@ -64,7 +64,7 @@ def write_reports(directory: Path, plan: Plan, history: History, rows: Sequence[
 
 def summary(view: View) -> str:
     """summary.md."""
-    parts = [prose(view.headline), _bullets("Answer", answer_lines(view))]
+    parts = [prose(view.headline), *([prose(view.why)] if view.why else []), _bullets("Answer", answer_lines(view))]
     if lines := view.reproduce:
         parts.append("\n".join(["## Reproduce", "", *_block(lines)]))
     parts.append(_steps(view))
@@ -116,7 +116,15 @@ def _step(line: Line, view: View) -> list[str]:
     commit = f"{point.repo} {point.commit[:12]}" if len(view.plan.repos) > 1 else point.commit[:12]
     arrow = "" if line.probability is None else "→"
     runs = str(len(line.rows)) if line.rows else ""
-    return [arrow, code(commit), line.mark, prose(line.value), runs, code(_cut(point.subject, _SUBJECT)), code(_cut(line.reason, _REASON))]
+    return [
+        arrow,
+        code(commit),
+        line.mark,
+        prose(line.value),
+        runs,
+        code(_cut(point.subject, _SUBJECT)),
+        code(_cut(view.told(line.reason), _REASON)),
+    ]
 
 
 def _others(view: View) -> str:
@@ -124,15 +132,19 @@ def _others(view: View) -> str:
     body = [
         [
             str(row.number),
+            code(view.submodule(row)),
             code(row.commit[:12]),
             str(row.mark),
             "" if row.value is None else prose(number(row.value)),
-            code(_cut(row.reason, _REASON)),
+            code(_cut(view.subject(row), _STATE)),
+            code(_cut(view.told(row.reason), _REASON)),
         ]
         for row in view.others
     ]
-    title = "## Further runs\n\nOf other combinations of the repositories, or inside a submodule.\n\n"
-    return title + _table(["run", "commit", "mark", "value", "why"], body)
+    taken = sum(not row.directory for row in view.others)
+    known = f" Known without a run of its own: {taken}." if taken else ""
+    title = f"## Further runs\n\nOf other combinations of the repositories, or inside a submodule.{known}\n\n"
+    return title + _table(["run", "submodule", "commit", "mark", "value", "subject", "why"], body)
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -171,9 +183,8 @@ def cleared_run(row: Run, redactor: Redactor) -> Run:
         failure = failure.model_copy(update={"cause": redactor.text(failure.cause), "shown": redactor.text(failure.shown)})
     value = number_to_json(row.value) if isinstance(row.value, float) else row.value
     value = redactor.text(value) if isinstance(value, str) else value
-    return row.model_copy(
-        update={"reason": redactor.text(row.reason), "notes": redactor.value(row.notes), "failure": failure, "value": value}
-    )
+    free = {name: redactor.text(getattr(row, name)) for name in ("subject", "reason")}
+    return row.model_copy(update={**free, "notes": redactor.value(row.notes), "failure": failure, "value": value})
 
 
 def cleared_answer(answer: Answer, redactor: Redactor) -> Answer:

@@ -10,19 +10,21 @@ from collections.abc import Iterator
 
 from seatrial.regress.bisect.record import Mark, Run, SkipKind
 from seatrial.regress.bisect.reports.view import KINDS, SHOWN, View, code, listed, percent
-from seatrial.report.text import unique
+from seatrial.regress.bisect.trees.edits import unchanged
+from seatrial.report.text import one_line, unique
 
 Section = tuple[str, tuple[str, ...]]
 
 
 def sections(view: View) -> tuple[Section, ...]:
-    """Title and sentences of each; a section that says nothing is left out, but for those whose emptiness is a fact."""
+    """Title and sentences of each; a section that says nothing is left out, but for the limitations: that there are none is a fact."""
     made: tuple[Section, ...] = (
-        ("Skipped", tuple(_skipped(view)) or ("nothing: every commit that was run could be judged",)),
-        ("Flaky", tuple(_flaky(view)) or ("nothing: no commit gave different results",)),
+        ("Skipped", tuple(_skipped(view))),
+        ("Flaky", tuple(_flaky(view))),
         ("Repositories", tuple(_repositories(view))),
         ("Environments", tuple(_environments(view))),
-        ("What was changed", tuple(_changed(view)) or ("nothing: every commit ran as it is",)),
+        ("What was changed", tuple(_changed(view))),
+        ("Notes on runs", tuple(_notes(view))),
         ("Limitations", unique(_limitations(view)) or ("none",)),
         ("How to go on", tuple(_onward(view))),
     )
@@ -44,11 +46,20 @@ def answer_lines(view: View) -> tuple[str, ...]:
     lines += [f"Inside {code(one.repo)}: {code(one.commit)} {code(one.subject)}" for one in view.inside if one.commit]
     lines += [f"Last good: {view.named(answer.last_good)}", f"First seen bad: {view.named(answer.first_bad)}"]
     if answer.state != "open":
-        lines.append(f"Confidence: {percent(answer.confidence)}{f', {answer.model}' if answer.model else ''}")
-    run = [row for row in view.rows if row.directory]
-    rounds = len({row.round for row in view.rows if row.stage == "search" and row.history == 0})
-    spent = f"{_count(len(run), 'run')} of {_time(sum(row.seconds for row in run))} in all, {_count(rounds, 'round')} of search"
-    return (*lines, f"Effort: {spent}, {_count(view.count, 'commit')} in the range")
+        sure = f"{percent(answer.confidence)}{f', {answer.model}' if answer.model else ''}"
+        lines.append(f"Confidence: {'each commit ran once, without noise handling' if view.plan.repeat == 1 else sure}")
+    return (*lines, f"Effort: {_effort(view)}, {_count(view.count, 'commit')} after the good end")
+
+
+def _effort(view: View) -> str:
+    """Every run counts once, also those beside the searched commits; rows that were not run are counted apart."""
+    beside = sum(bool(row.directory) for row in view.others)
+    further = f" ({beside} of them further runs)" if beside else ""
+    rounds = len({(row.history, row.round) for row in view.rows if row.stage == "search"})
+    seconds = sum(row.seconds for row in view.run)
+    spent = f"{_count(len(view.run), 'run')} of {_time(seconds)} in all{further}, {_count(rounds, 'round')} of search"
+    taken = len(view.rows) - len(view.run)
+    return f"{spent}, {_count(taken, 'row')} taken over without a run" if taken else spent
 
 
 def _skipped(view: View) -> Iterator[str]:
@@ -99,7 +110,11 @@ def _environments(view: View) -> Iterator[str]:
 def _changed(view: View) -> Iterator[str]:
     plan = view.plan
     for edit in plan.edits:
-        yield f"{code(edit.file)} was edited at every commit: {code(edit.clauses)}"
+        yield f"{code(edit.file)} was edited in the tree of every run: {code(edit.clauses)}"
+    judged = {row.point for row in view.run if row.mark is not Mark.SKIP}
+    for file in unique(edit.file for edit in plan.edits):
+        if idle := len(judged & _unchanged(view, file)):
+            yield f"an edit of {code(file)} changed nothing at {idle} of the {_count(len(judged), 'commit')} that were run and judged"
     for patch in plan.patches:
         since = f", to commits from {code(patch.since[:12])} on" if patch.since else ""
         yield f"{code(patch.source)} was applied where it was missing{since}"
@@ -109,10 +124,33 @@ def _changed(view: View) -> Iterator[str]:
         yield "Warning: this changes what is measured; the answer holds for the changed command, and may not for the plain one"
 
 
+def _unchanged(view: View, file: str) -> set[str]:
+    """The points at which an edit of this file matched nothing."""
+    return {row.point for row in view.rows if unchanged(file) in row.notes}
+
+
+def _notes(view: View) -> Iterator[str]:
+    """Each note once, with the number of its commits; the rows themselves are in report.html."""
+    found: dict[str, set[str]] = {}
+    for row in view.rows:
+        for note in row.notes:
+            found.setdefault(one_line(note).replace(row.commit[:12], "this commit"), set()).add(row.point)
+    for note, points in list(found.items())[:SHOWN]:
+        yield f"{_count(len(points), 'commit')}: {code(note)}"
+    if len(found) > SHOWN:
+        yield f"and {len(found) - SHOWN} more notes, see report.html"
+
+
 def _limitations(view: View) -> Iterator[str]:
     plan, answer = view.plan, view.answer
     yield from plan.notes
     yield from answer.notes
+    guilty = None if view.guilty is None else view.history.points[view.guilty].id
+    for file in unique(edit.file for edit in plan.edits):
+        idle = _unchanged(view, file)
+        for point, what in ((answer.last_good, "last good"), (guilty, "first bad")):
+            if point is not None and point in idle:
+                yield f"an edit of {code(file)} changed nothing at the {what} commit, {view.named(point)}: it ran without this edit"
     if plan.repeat == 1:
         yield "each commit ran once: if the result is a matter of chance, so is the answer (`--repeat 5` runs doubtful commits again)"
     if plan.any_failure:

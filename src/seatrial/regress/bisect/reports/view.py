@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from seatrial.regress.bisect.record import PLACEHOLDERS, Answer, History, Mark, Pin, Plan, Point, Repo, Run, SkipKind, Standing
-from seatrial.regress.bisect.running.steps import tree_variable
+from seatrial.regress.bisect.record import Answer, History, Mark, Plan, Point, Run, SkipKind, Standing
+from seatrial.regress.bisect.reports.reproduce import commands
 from seatrial.report.text import number, one_line, unique
 
 SHOWN = 12
@@ -204,57 +203,56 @@ class View:
     @property
     def reproduce(self) -> tuple[str, ...]:
         """Shell lines that run the answer's commit alone; of a range, the oldest that was seen to be bad."""
-        suspects = sorted(self.suspects)
-        if self.answer.state == "found" and suspects:
-            return self.command(suspects[0])
-        index = self.history.by_id.get(self.answer.first_bad or "")
-        return self.command(index) if self.answer.state == "range" and index is not None else ()
+        index = self.guilty
+        if index is None:
+            return ()
+        inside = self.inside if self.answer.state == "found" else ()
+        return commands(self.plan, self.history.points[index], self.directory / "patches", inside)
 
-    def command(self, index: int) -> tuple[str, ...]:
-        """Shell lines that run one point alone, in a worktree of the reader's own."""
-        point, plan = self.history.points[index], self.plan
-        pins = {pin.repo: pin for pin in point.pins}
-        main = plan.repos[0]
-        place = f"../{main.name}-{pins[main.name].commit[:12]}"
-        lines = [f"cd {shlex.quote(main.path)}", shlex.join(["git", "worktree", "add", "--detach", place, pins[main.name].commit])]
-        lines += [f"cd {shlex.quote(place)}", "git submodule update --init --recursive"]
-        for repo in plan.repos[1:]:
-            lines += _further(repo, pins[repo.name])
-        for patch in plan.patches:
-            file = self.directory / "patches" / patch.source
-            lines.append(
-                shlex.join(["git", "apply", "--3way", str(file)] if file.is_file() else ["git", "cherry-pick", "--no-commit", patch.source])
-            )
-        lines += [shlex.join(["sed", "-i", "-e", edit.clauses, "--", edit.file]) for edit in plan.edits]
-        lines += list(self._environment())
-        filled = {"tree": ".", "output": "output", "checkpoints": "checkpoints", "commit": point.commit, "python": "python"}
-        holes = re.compile("{(" + "|".join(PLACEHOLDERS) + ")}")
+    @property
+    def guilty(self) -> int | None:
+        """The first bad commit; of a range, the oldest that was seen to be bad."""
+        if self.answer.state == "found" and self.suspects:
+            return min(self.suspects)
+        return self.history.by_id.get(self.answer.first_bad or "") if self.answer.state == "range" else None
 
-        def fill(text: str) -> str:
-            return holes.sub(lambda hole: filled[hole[1]], text)
+    @property
+    def why(self) -> str:
+        """What is bad about it, in one sentence: what was measured before and there, or how it fails; empty when no run says it."""
+        index = self.guilty
+        line = next((line for line in self.lines if line.index == index), None)
+        bad = next((row for row in reversed(line.rows) if row.mark is Mark.BAD), None) if line else None
+        if line is None or bad is None:
+            return ""
+        told = self.told(bad.failure.shown if bad.failure and bad.failure.shown else bad.reason)
+        first = "the first commit that was seen to be bad"
+        if bad.value is None or not self.plan.check:
+            return f"{'It' if self.answer.state == 'found' else first.capitalize()} fails: {code(told)}." if told else ""
+        here = "here" if self.answer.state == "found" else f"at {first}"
+        before = next((line for line in self.lines if line.point.id == self.answer.last_good and line.value), None)
+        parts = [f"{code(before.value)} at the last good commit"] if before else []
+        wanted = told.rpartition(", wanted ")[2] if ", wanted " in told else ""
+        return ", ".join([*parts, f"{code(line.value)} {here}", *([f"wanted {code(wanted)}"] if wanted else [])]) + "."
 
-        lines += [f"export {name}={shlex.quote(fill(value))}" for name, value in plan.variables.items()]
-        start = ["seatrial", "run"] if plan.trial else []
-        return (*lines, shlex.join([*start, *(fill(word) for word in (*plan.command, *plan.extra))]))
+    def told(self, reason: str) -> str:
+        """A reason without the check, which is the same for every run."""
+        return one_line(reason).replace(f"{one_line(self.plan.check)}: ", "") if self.plan.check else reason
 
-    def _environment(self) -> Iterator[str]:
-        plan = self.plan.environment
-        if plan.kind == "pip":
-            yield f"python{plan.python} -m venv .venv && . .venv/bin/activate && pip install -r {shlex.quote(plan.lock)}"
-        elif plan.kind == "uv":
-            yield f"uv sync --frozen{f' --python {plan.python}' if plan.python else ''} && . .venv/bin/activate"
-        if plan.build:
-            yield shlex.join(plan.build)
+    @property
+    def run(self) -> tuple[Run, ...]:
+        """Rows of what was run here. The others were taken over: from a log, from equal contents, from a run of the same state."""
+        return tuple(row for row in self.rows if row.directory)
 
+    def subject(self, row: Run) -> str:
+        """Of the commit of a row, or what state it is of."""
+        index = self.history.by_id.get(row.point)
+        return row.subject if index is None or row.subject else self.history.points[index].subject
 
-def _further(repo: Repo, pin: Pin) -> Iterator[str]:
-    """Shell lines that put a further repository at its place in, or beside, a new worktree of the first."""
-    place = shlex.quote(pin.place)
-    if not pin.place.startswith("../"):
-        yield f"rm -rf {place}"  # the submodule as it is recorded
-    yield f"git init --quiet {place} && git -C {place} fetch {shlex.quote(repo.path)} {pin.commit}"
-    yield f"git -C {place} checkout --detach {pin.commit} && git -C {place} submodule update --init --recursive"
-    yield f'export {tree_variable(repo.name)}="$PWD"/{place} PYTHONPATH="$PWD"/{place}/src:"$PWD"/{place}:"$PYTHONPATH"'
+    def submodule(self, row: Run) -> str:
+        """The submodule that a row is about, or empty. Its place is part of the name that its repository has in the point."""
+        start = f"{self.plan.repos[0].name}/"
+        pins = (part.rpartition("@") for part in row.point.split("+"))
+        return next((name.removeprefix(start) for name, _, commit in pins if commit == row.commit and name.startswith(start)), "")
 
 
 def on_history(row: Run, history: History) -> bool:

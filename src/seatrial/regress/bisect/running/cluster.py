@@ -247,9 +247,21 @@ def cancel_all(directories: Sequence[Path], tell: Callable[[str], None]) -> int:
 
 def clean_up(directory: Path, tell: Callable[[str], None]) -> int:
     """Cancel the jobs that a killed Seatrial left in the queue of a bisect directory; returns how many."""
-    batches = sorted(file.parent for file in directory.glob(f"steps/*/{JOBS}/{BATCH}"))
-    open_ones = [path for path in batches if job_dir(path, JOB).submission_file.is_file() and job_dir(path, JOB).not_done(range(1))]
+    open_ones = _open(directory)
     return cancel_all(open_ones, tell) if open_ones else 0
+
+
+def queued(directory: Path) -> set[Path]:
+    """The steps of a bisect directory whose jobs may be in the queue; while the controller does not answer, all that have not ended."""
+    snapshot = Poller(_open(directory)).poll()
+    live = ((path, unit) for path, units in snapshot.batches for unit in units if unit.state in LIVE)
+    return {path.parent for path, unit in live if unit.slurm or snapshot.controller}
+
+
+def _open(directory: Path) -> list[Path]:
+    """The batches that were handed over and have no result."""
+    batches = sorted(file.parent for file in directory.glob(f"steps/*/{JOBS}/{BATCH}"))
+    return [path for path in batches if job_dir(path, JOB).submission_file.is_file() and job_dir(path, JOB).not_done(range(1))]
 
 
 @contextmanager

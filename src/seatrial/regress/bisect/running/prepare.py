@@ -15,17 +15,21 @@ from pathlib import Path
 
 from seatrial.evidence.git import is_ancestor
 from seatrial.evidence.packages import provided
+from seatrial.files import read_model, write_json
+from seatrial.model.errors import UserError
 from seatrial.regress.bisect.environments.cache import BisectEnvironments, BuildFailed, Ready
+from seatrial.regress.bisect.environments.programs import foreign
 from seatrial.regress.bisect.history import exists
 from seatrial.regress.bisect.judging.observe import Observation
-from seatrial.regress.bisect.record import Mark, Pin, Plan, SkipKind
-from seatrial.regress.bisect.running.steps import Prepared, Step, prepare, tree_variable
+from seatrial.regress.bisect.record import Kept, Mark, Pin, Plan, SkipKind
+from seatrial.regress.bisect.running.steps import Prepared, Step, begun, prepare, tree_variable
 from seatrial.regress.bisect.trees.edits import apply_edits, apply_patches
 from seatrial.regress.bisect.trees.making import make_tree, remove_tree
 from seatrial.regress.bisect.trees.stores import Stores, TreeError
 from seatrial.trial.rundir import now
 
 Tell = Callable[[str], None]
+_HIDE = "if the command does not need it, hide the word in a shell: -- sh -c '…'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +73,22 @@ class Kitchen:
             return replace(served, refused=_skip(kind, error.message, transient=error.transient))
 
     def again(self, step: Step) -> Served:
-        """A step whose job was handed to a cluster by an earlier sitting: its tree is there, and is left as it is."""
-        served = Served(step=step, started=now(), began=time.time())
-        ready = self.environments.ensure(step.tree, self.plan.environment, lambda _: None, 60 * self.plan.minutes)
-        made = prepare(self.plan, step, self._with_others(step, ready), os.environ)
-        return replace(served, prepared=made, environment=ready.key, notes=("its job outlived the Seatrial that began it",))
+        """A step whose job was handed to a cluster by an earlier sitting: what it was begun with is read, and nothing is touched."""
+        try:
+            kept = read_model(step.ready_file, Kept)
+        except UserError as error:
+            reason = f"its job outlived the Seatrial that began it, and what it was begun with is lost: {error.message}"
+            return Served(step=step, started=now(), began=time.time(), refused=_skip(SkipKind.ENVIRONMENT, reason, transient=True))
+        ready = Ready(Path(kept.python) if kept.python else None, kept.variables, kept.environment)
+        return Served(
+            step=step,
+            started=kept.started,
+            began=kept.began,
+            prepared=begun(self.plan, step, ready, os.environ, kept.stamp),
+            environment=kept.environment,
+            built=kept.built,
+            notes=(*kept.notes, "its job outlived the Seatrial that began it"),
+        )
 
     def clear(self, step: Step) -> None:
         """Remove what only the run needed."""
@@ -83,25 +98,44 @@ class Kitchen:
         main = step.point.pins[0]
         absent = [file for file in self.named if not exists(self.stores.git_dir(main.repo), main.commit, file)]
         if absent and not self.plan.patches:
-            raise TreeError(SkipKind.MISSING, f"{absent[0]} does not exist at this commit")
+            raise TreeError(SkipKind.MISSING, f"{absent[0]} does not exist at this commit", _HIDE)
         notes = list(make_tree(self.stores, step.point.pins, step.tree))
         notes += apply_patches(self.stores, step.tree, main.repo, self._patches(main), main.commit)
         for file in absent:  # a patch may bring the test that is asked about
             if not (step.tree / file).exists():
-                raise TreeError(SkipKind.MISSING, f"{file} does not exist at this commit, and no patch brings it")
+                raise TreeError(SkipKind.MISSING, f"{file} does not exist at this commit, and no patch brings it", _HIDE)
         notes += apply_edits(step.tree, self.plan.edits)
         deadline_s = 60 * self.plan.minutes
         ready = self.environments.ensure(step.tree, self.plan.environment, lambda text: self.tell(f"environment: {text}"), deadline_s)
         ready = self._with_others(step, ready)
         if self.plan.environment.build:
             self.environments.build(step.tree, self.plan.environment, ready, step.directory / "build.log", self.plan.minutes)
-        return replace(
-            served,
-            prepared=prepare(self.plan, step, ready, os.environ),
+        self._refuse_a_foreign_program(ready)
+        made = prepare(self.plan, step, ready, os.environ)
+        kept = Kept(
+            started=served.started,
+            began=served.began,
+            stamp=made.stamp,
+            python=str(ready.python) if ready.python else None,
+            variables=ready.variables,
             environment=ready.key,
             built=ready.built,
             notes=tuple(notes),
         )
+        write_json(step.ready_file, kept)
+        return replace(served, prepared=made, environment=ready.key, built=ready.built, notes=kept.notes)
+
+    def _refuse_a_foreign_program(self, ready: Ready) -> None:
+        """What runs with the packages of another environment says nothing of this one."""
+        if self.plan.environment.kind == "none" or ready.python is None or self.plan.trial:
+            return
+        found = foreign((*self.plan.command, *self.plan.extra), ready.python.parent, ready.variables["PATH"])
+        if found:
+            name, place = found
+            instead = "choose the version with --python" if name.startswith(("python", "pypy")) else f"add it with --with {name}"
+            lock = self.plan.environment.lock
+            message = f"{name} is not in the environment of {lock}, and {place} on PATH would run with the packages of another one"
+            raise BuildFailed(f"{message}; {instead}, or use your own environment for all commits: --env none")
 
     def _patches(self, main: Pin) -> tuple[str, ...]:
         """The patches that a commit is to have; those that are files lie in the bisect directory."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -21,19 +21,23 @@ from seatrial.files import read_model, write_json
 from seatrial.launch.interrupt import check_stop
 from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary
-from seatrial.regress.bisect.judging.observe import Observation, observe
+from seatrial.regress.bisect.judging.observe import MISSED, Observation, observe
 from seatrial.regress.bisect.logs import journal
 from seatrial.regress.bisect.place import JOURNAL, STEP, STEPS
 from seatrial.regress.bisect.record import Begun, Failure, Mark, Plan, Point, Run, SkipKind, Stage
 from seatrial.regress.bisect.running.cluster import is_queued
 from seatrial.regress.bisect.running.prepare import Kitchen, Served
 from seatrial.regress.bisect.running.steps import Facts, Prepared, Step
+from seatrial.report.text import one_line
+from seatrial.triage.log import read_log
 from seatrial.trial.rundir import now
 
 LOST_IN_A_ROW = 3
 """So many points lost to the machine one after the other end the sitting. Chosen, not measured."""
 FIRST_WAIT_S = 2.0
 """Before the first new try; doubled for each further one."""
+LAST_LINES = 3
+"""Of the log of a run that ends the bisect, for the message."""
 _LOOK_S = 0.2
 
 Tell = Callable[[str], None]
@@ -59,6 +63,8 @@ class Wanted:
     stage: Stage
     round: int
     history: int = 0
+    measured: bool = False
+    """Whether it must have its metric, as the good end must: without it there is nothing to judge, good or bad."""
 
 
 @dataclass(slots=True)
@@ -135,6 +141,7 @@ class Session:
                 round=wanted.round,
                 point=wanted.point.id,
                 commit=wanted.point.commit,
+                subject=wanted.point.subject,
                 mark=mark,
                 value=like.value if like else None,
                 passed=like.passed if like else None,
@@ -151,9 +158,10 @@ class Session:
     ) -> Iterator[tuple[Wanted, Served, Observation]]:
         """Each point with what became of it, as they end."""
         steps = {step.number: (asked, step) for asked in wanted for step in (self._step(asked),)}
-        with ThreadPoolExecutor(self.plan.jobs, "prepare") as pool:
-            served = dict(zip(steps, pool.map(self._serve, (step for _, step in steps.values())), strict=True))
+        waited = {step.directory for _, step in steps.values() if is_queued(step.directory)}
         try:
+            with ThreadPoolExecutor(self.plan.jobs, "prepare") as pool:
+                served = dict(zip(steps, pool.map(self._serve, (step for _, step in steps.values())), strict=True))
             check_stop()
             for number, one in served.items():
                 if one.refused is not None:
@@ -164,23 +172,26 @@ class Session:
             def cancel() -> set[int]:
                 return {numbers[index] for index in useless([steps[number][0] for number in numbers])} if useless else set()
 
+            waited.clear()  # from here on the runner ends what it does not wait for
             for prepared, facts in self.runner.run(ready, cancel) if ready else ():
                 number = prepared.step.number
                 if facts.ended != "interrupted":
-                    yield steps[number][0], served[number], self._observe(facts)
+                    yield steps[number][0], served[number], self._observe(facts, steps[number][0].measured)
                 self.kitchen.clear(prepared.step)
         finally:
             for _, step in steps.values():
-                self.kitchen.clear(step)
+                if step.directory not in waited:
+                    self.kitchen.clear(step)
 
-    def _observe(self, facts: Facts) -> Observation:
+    def _observe(self, facts: Facts, measured: bool) -> Observation:
         """What the run says; it may fail in any of the ways in which the bad end does."""
         seen = observe(self.plan, facts, self.failures[0] if self.failures else None)
         for other in self.failures[1:]:
             if seen.skip not in (SkipKind.OTHER_FAILURE, SkipKind.METRIC):
                 break
             seen = observe(self.plan, facts, other)
-        return seen
+        unknown = seen.failure is not None and seen.failure.kind == "check" and not seen.failure.cause.startswith(MISSED)
+        return replace(seen, mark=Mark.SKIP, skip=SkipKind.METRIC) if measured and unknown and seen.mark is Mark.BAD else seen
 
     def _serve(self, step: Step) -> Served:
         return self.kitchen.again(step) if is_queued(step.directory) else self.kitchen.serve(step)
@@ -199,9 +210,7 @@ class Session:
 
     def _write(self, wanted: Wanted, served: Served, seen: Observation, tries: int) -> Run:
         if seen.abort:
-            where = served.step.directory
-            message = f"{short(wanted.point)}: {seen.abort} (log: {where / 'run.log'})"
-            raise BlockedError(Boundary.CONFIG, message, f"correct it, then: seatrial bisect resume {self.directory}")
+            raise self._aborted(wanted, served, seen)
         notes = (*served.notes, *((f"tried {tries + 1} times",) if tries else ()))
         row = Run(
             number=self._number(),
@@ -210,6 +219,7 @@ class Session:
             round=wanted.round,
             point=wanted.point.id,
             commit=wanted.point.commit,
+            subject=wanted.point.subject,
             mark=seen.mark,
             value=seen.value,
             passed=seen.passed,
@@ -228,11 +238,21 @@ class Session:
         self._refuse_a_broken_machine(row)
         return row
 
+    def _aborted(self, wanted: Wanted, served: Served, seen: Observation) -> BlockedError:
+        """The plan is fixed, so that another command needs another bisect; what is known goes there with it."""
+        log = served.step.log
+        said = [one_line(line.body) for line in read_log(log) if line.body.strip()][-LAST_LINES:] if log.is_file() else []
+        told = f"; its last lines: {' | '.join(said)}" if said else ""
+        known = f" and --replay {self.directory / JOURNAL}" if self.rows else ""
+        fix = f"start again with the corrected command{known}; if it was ended from outside: seatrial bisect resume {self.directory}"
+        return BlockedError(Boundary.CONFIG, f"{short(wanted.point)}: {seen.abort}{told} (log: {log})", fix)
+
     def _append(self, row: Run) -> Run:
         if self.frozen:
             raise Owed
         # What comes of logs is redacted already, and a failure must stay what it is compared with.
-        clear = row.model_copy(update={"reason": self.redactor.text(row.reason), "notes": tuple(map(self.redactor.text, row.notes))})
+        free = {name: self.redactor.text(getattr(row, name)) for name in ("subject", "reason")}
+        clear = row.model_copy(update={**free, "notes": tuple(map(self.redactor.text, row.notes))})
         journal.append(self.directory / JOURNAL, clear)
         self.rows.append(clear)
         value = f" {clear.value:.6g}" if isinstance(clear.value, float) else ""

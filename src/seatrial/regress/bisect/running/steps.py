@@ -12,13 +12,13 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seatrial.evidence.git import printable
 from seatrial.evidence.redact import Redactor
-from seatrial.files import read_text, write_text
+from seatrial.files import write_text
 from seatrial.launch.process import Ended
 from seatrial.model.errors import UserError
 from seatrial.regress.bisect.record import PLACEHOLDERS, Plan, Point, Stage
@@ -27,7 +27,7 @@ from seatrial.trial.preflight import IGNORED, LAUNCHER
 if TYPE_CHECKING:
     from seatrial.regress.bisect.environments.cache import Ready
 
-COMMAND = "command.sh"
+COMMAND, READY = "command.sh", "ready.json"
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 _OTHER_REPOSITORY = re.compile(r"GIT_(?!CONFIG|EXEC_PATH|SSH|ASKPASS|TERMINAL_PROMPT|AUTHOR|COMMITTER)")
 """Of git's variables, all that may name another repository, index or work tree than the one that a command runs in."""
@@ -76,6 +76,11 @@ class Step:
         """The run as a script."""
         return self.directory / COMMAND
 
+    @property
+    def ready_file(self) -> Path:
+        """What it was begun with."""
+        return self.directory / READY
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -88,6 +93,8 @@ class Prepared:
     cwd: Path
     log: Path
     trial: bool = False
+    stamp: float
+    """When command.sh was written, on the clock of the file system: before the command began."""
     withheld: tuple[str, ...] = ()
     """What command.sh lacks because it is secret: names of variables, and `the command`."""
 
@@ -97,7 +104,7 @@ class Prepared:
             exit_code=exit_code,
             ended=ended,
             log=self.log,
-            started=self.step.command_file.stat().st_mtime,
+            started=self.stamp,
             tree=self.step.tree,
             output=self.step.output,
             trial=self.step.trial if self.trial else None,
@@ -148,14 +155,19 @@ def prepare(plan: Plan, step: Step, ready: Ready, base: Mapping[str, str]) -> Pr
     """Make the directories of a step and write command.sh. Its tree is there already, with everything that is changed in it."""
     for place in (step.output, step.checkpoints):
         place.mkdir(parents=True, exist_ok=True)
-    argv, env, added = words(plan, step, ready), variables(plan, step, ready, base), _added(plan, step, ready)
+    argv, added = words(plan, step, ready), _added(plan, step, ready)
     dropped = sorted(name for name in base if _misleads(name) and name not in added)
     text, withheld = _script(step, argv, added, dropped, Redactor({**base, **added}))
-    if not step.command_file.is_file() or read_text(step.command_file) != text:
-        write_text(step.command_file, text)
+    write_text(step.command_file, text)
     # A value that the caller has exported reaches the command in any case.
     lacking = tuple(name for name in withheld if base.get(name) != added.get(name) or name not in added)
-    return Prepared(step=step, argv=argv, env=env, cwd=step.tree, log=step.log, trial=plan.trial, withheld=lacking)
+    return replace(begun(plan, step, ready, base, step.command_file.stat().st_mtime), withheld=lacking)
+
+
+def begun(plan: Plan, step: Step, ready: Ready, base: Mapping[str, str], stamp: float) -> Prepared:
+    """A step whose command.sh was written at `stamp`; nothing is written."""
+    argv, env = words(plan, step, ready), variables(plan, step, ready, base)
+    return Prepared(step=step, argv=argv, env=env, cwd=step.tree, log=step.log, trial=plan.trial, stamp=stamp)
 
 
 def _added(plan: Plan, step: Step, ready: Ready) -> dict[str, str]:

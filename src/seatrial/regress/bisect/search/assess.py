@@ -215,7 +215,7 @@ def _noisy(blank: Assessment, possible: int, notes: list[str]) -> Assessment:
     if not isinstance(model, Step):
         level = math.log(max(len(tallies), 1) / doubt)
         settled = {index: model.odds(index) for index in tallies if abs(model.odds(index)) > level}
-        cleared = union(history.ancestors[index] for index, odds in settled.items() if odds < 0)
+        cleared = union(history.ancestors[index] for index, odds in settled.items() if odds < 0 and index != history.last)
         dropped = [index for index, odds in settled.items() if odds > 0 and cleared >> index & 1]
         notes += _came_and_went(history, dropped)
         for index in dropped:
@@ -231,7 +231,7 @@ def _noisy(blank: Assessment, possible: int, notes: list[str]) -> Assessment:
 def _without(model: Means | Step, dropped: Sequence[int]) -> Means:
     values = {index: found for index, found in model.scatter.values.items() if index not in dropped}
     scatter = model.scatter
-    return Means(type(scatter)(values, scatter.means, scatter.deviation, scatter.freedom, scatter.tallies))
+    return Means(type(scatter)(values, scatter.means, scatter.deviation, scatter.freedom, scatter.tallies, scatter.agreed))
 
 
 def _model(history: History, tallies: Mapping[int, Tally], settings: Settings, notes: list[str]) -> tuple[Marks | Step | Means, bool]:
@@ -239,7 +239,9 @@ def _model(history: History, tallies: Mapping[int, Tally], settings: Settings, n
     if settings.metric is not None and tallies:
         if all(len(tally.values) == tally.runs for tally in tallies.values()):
             scatter = prepare(tallies, settings.metric, 0, history.last)
-            if scatter is not None:
+            if scatter is not None and scatter.flips:
+                notes.append("single runs jump to the other side of the limit: only on which side each run lies is used")
+            elif scatter is not None:
                 return Step(scatter), scatter.steady
         else:
             notes.append("some runs have no value of the metric: only whether they passed is used")

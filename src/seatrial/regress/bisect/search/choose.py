@@ -26,9 +26,9 @@ __all__ = ["Assessment", "Settings", "Threshold", "answer", "assess", "choose", 
 STEADY_ENDS = 3
 NOISY_ENDS = 5
 """Runs of each end before the search: when they agree, and when not. Later, when not: as many as the point with the most runs."""
-BORDER_RUNS = 2
+BORDER_RUNS = 3
 """Runs of the suspect and of the last good point before it is convicted, when runs may be repeated: one wild run must not decide, also
-where the ends happened to agree."""
+where the ends happened to agree. With two, simulations where 1 run in 10 is wild are not honest (see tests)."""
 AGAIN = 0.7
 """What a second run of the same point in the same round is worth, against one of another point."""
 

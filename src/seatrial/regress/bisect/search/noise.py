@@ -6,6 +6,7 @@
 - `Step`: values. Each side has one unknown mean; one unknown variance. The metric moved once.
 - `Means`: values. Every point has a mean of its own, and what counts is on which side of the check's limit it lies. This is for drift
   and for more than one step, where `Step` would be wrong (`misfit` says so).
+- Values of which some jump to the other side (`Scatter.flips`) have no normal scatter: `Marks` counts them, and learns how many jump.
 - One run never convicts when runs are known to scatter: wild values are clipped, and what a run can say is bounded.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +35,8 @@ CERTAIN = 60.0
 """Log-odds of what does not scatter; far beyond every confidence, and still a number."""
 STEADY = 0.02
 """Values that scatter less than this share of the ends' difference count as not scattering: one run says all."""
+FLIPS = 0.5
+"""Runs flip when those that agree scatter at most by this share of what all do; normal scatter comes to 0.6 and more."""
 PRIOR_DEVIATION = 0.05
 """Expected deviation, in units of the ends' difference; it has the weight of one run."""
 
@@ -44,6 +47,12 @@ class Threshold:
 
     limit: float
     good_below: bool
+    inclusive: bool = False
+    """Whether the limit itself passes."""
+
+    def passes(self, value: float) -> bool:
+        """As the check has it."""
+        return self.inclusive if value == self.limit else (value < self.limit) is self.good_below
 
 
 @dataclass(frozen=True)
@@ -137,6 +146,13 @@ class Scatter:
     deviation: float
     freedom: int
     tallies: Mapping[int, Tally]
+    agreed: float
+    """The same spread, of those runs of a point that lie on one side of the limit."""
+
+    @property
+    def flips(self) -> bool:
+        """Whether runs jump to the other side rather than scatter: those that agree lie much closer together than all do."""
+        return any(tally.disagree for tally in self.tallies.values()) and self.agreed <= FLIPS * self.deviation
 
     @property
     def steady(self) -> bool:
@@ -145,7 +161,7 @@ class Scatter:
 
 
 def prepare(tallies: Mapping[int, Tally], threshold: Threshold, good_end: int, bad_end: int) -> Scatter | None:
-    """Scaled and clipped values; None while an end has none.
+    """Scaled and clipped values; None while an end has none, or most of its runs are on the other side: there is no scale then.
 
     The scale is the difference of the ends' medians. Clipping: beyond the ends by more than CLIP robust deviations (median absolute
     deviation of runs from their point's median, times 1.4826 sqrt(n / (n - 1))). A value beyond an end is that end's kind already, so
@@ -156,6 +172,8 @@ def prepare(tallies: Mapping[int, Tally], threshold: Threshold, good_end: int, b
     if good_end not in raw or bad_end not in raw:
         return None
     low, high = (statistics.median(raw[end]) for end in (good_end, bad_end))
+    if low > 0 or high < 0:
+        return None
     largest = max(abs(value) for values in raw.values() for value in values)
     unit = max(abs(high - low), 1e-12 * largest, 1e-300)
     room = CLIP * robust_deviation(list(raw.values()))
@@ -163,10 +181,18 @@ def prepare(tallies: Mapping[int, Tally], threshold: Threshold, good_end: int, b
     # Without repeated runs nothing is known of the spread, and nothing is clipped.
     repeated = any(len(values) > 1 for values in raw.values())
     values = {point: tuple((min(max(value, bottom), top) if repeated else value) / unit for value in found) for point, found in raw.items()}
-    squares = sum((value - mean) ** 2 for found in values.values() for mean in [statistics.fmean(found)] for value in found)
-    freedom = sum(len(found) - 1 for found in values.values())
+    deviation, freedom = _pooled(values.values())
+    agreed, _ = _pooled([value for value in found if (value > 0) is bad] for found in values.values() for bad in (False, True))
     means = (statistics.fmean(values[good_end]), statistics.fmean(values[bad_end]))
-    return Scatter(values, means, math.sqrt(squares / freedom) if freedom else 0.0, freedom, tallies)
+    return Scatter(values, means, deviation, freedom, tallies, agreed)
+
+
+def _pooled(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """The deviation from the groups' means, and its freedom."""
+    full = [group for group in groups if group]
+    freedom = sum(len(group) - 1 for group in full)
+    squares = sum((value - mean) ** 2 for group in full for mean in [statistics.fmean(group)] for value in group)
+    return (math.sqrt(squares / freedom) if freedom else 0.0), freedom
 
 
 def robust_deviation(groups: Sequence[Sequence[float]]) -> float:
@@ -286,7 +312,8 @@ class Means:
             agreed = CERTAIN if tally.bads else -CERTAIN
             return math.log((tally.bads + 0.5) / (tally.goods + 0.5)) if tally.disagree else agreed
         if not self.scatter.freedom:
-            return math.copysign(math.log(9.0), mean)  # the spread is unknown yet: a hint, no more
+            # The spread is unknown yet: a hint, no more. By the mark, for the same reason.
+            return math.log(9.0) if self.scatter.tallies[point].bads else -math.log(9.0)
         t = mean * math.sqrt(count) / self.scatter.deviation
         tail = max(t_two_sided(t, self.scatter.freedom) / 2, 1e-300)  # of the less likely side
         return math.copysign(min(math.log1p(-tail) - math.log(tail), count * math.log(WILD)), t)

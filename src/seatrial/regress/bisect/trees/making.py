@@ -56,7 +56,7 @@ def remove_tree(stores: Stores, place: Path) -> None:
     """Remove the tree at `place` and what lies beside it, in whatever state they are; a BlockedError when the machine refuses."""
     gone = [place, place.parent / BESIDE]
     for path in gone:
-        _delete(path)
+        delete(path)
     resolved = [path.parent.resolve() / path.name for path in gone]
     with stores.lock:
         # No `git worktree prune`: it spares what a killed git left locked.
@@ -64,7 +64,7 @@ def remove_tree(stores: Stores, place: Path) -> None:
             known = entry / "gitdir"
             holder = Path(os.fsdecode(known.read_bytes()).rstrip("\n")).parent if known.is_file() else None
             if holder is None or any(holder.is_relative_to(path) for path in resolved):
-                _delete(entry)
+                delete(entry)
 
 
 def moved_submodules(git_dir: Path, commit: str) -> tuple[tuple[str, str | None, str], ...]:
@@ -151,7 +151,8 @@ def _refuse_pointers(store: Store, place: Path, commit: str) -> None:
         raise TreeError(SkipKind.TREE, message, f"{fix}, and let Git LFS smudge (git lfs install)")
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
+    """Remove a file or a directory, also one with read-only directories in it; a BlockedError when the machine refuses."""
     try:
         if path.is_symlink() or path.is_file():
             path.unlink()

@@ -52,19 +52,27 @@ class Stores:
         self._repos = {repo.name: repo for repo in repos}
         self._stores: dict[str, Store] = {}
         self._lost: dict[tuple[str, str], TreeError] = {}
-        for repo in repos:
-            self._stores[repo.name] = open_store(root, repo.name, _sources(repo, Path(repos[0].path)))
+        self._top = Path(repos[0].path)
+
+    def open(self) -> None:
+        """Open the stores of all repositories now, so that what is wrong with one is said at once."""
+        for name in self._repos:
+            self.store(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._repos
 
     def store(self, name: str) -> Store:
-        """The store of a repository of the plan."""
-        return self._stores[name]
+        """The store of a repository of the plan; opened when it is first asked for."""
+        with self.lock:
+            if (store := self._stores.get(name)) is None:
+                repo = self._repos[name]
+                store = self._stores[name] = open_store(self.root, name, _sources(repo, self._top))
+        return store
 
     def git_dir(self, name: str) -> Path:
         """Where its store is."""
-        return self._stores[name].git_dir
+        return self.store(name).git_dir
 
     def submodule(self, main: str, path: str, commit: str, at: str | None = None) -> Path:
         """A store that holds `commit` of a submodule, and its history. `path` is seen from the top of the tree, also where a
