@@ -103,6 +103,8 @@ def _environments(view: View) -> Iterator[str]:
         kinds, built = len({row.environment for row in run}), sum(row.built for row in run)
         reused = f"{built} built, {len(run) - built} times reused"
         yield f"{_count(kinds, 'environment')} from {code(plan.lock or plan.kind)} by {plan.kind}: {reused}"
+    if plan.packages:
+        yield f"with packages beside the lock: {', '.join(code(package) for package in plan.packages)}"
     if plan.build:
         yield f"built before each run with {code(shlex.join(plan.build))}"
 

@@ -231,7 +231,7 @@ def _noisy(blank: Assessment, possible: int, notes: list[str]) -> Assessment:
 def _without(model: Means | Step, dropped: Sequence[int]) -> Means:
     values = {index: found for index, found in model.scatter.values.items() if index not in dropped}
     scatter = model.scatter
-    return Means(type(scatter)(values, scatter.means, scatter.deviation, scatter.freedom, scatter.tallies, scatter.agreed))
+    return Means(type(scatter)(values, scatter.means, scatter.deviation, scatter.freedom, scatter.tallies))
 
 
 def _model(history: History, tallies: Mapping[int, Tally], settings: Settings, notes: list[str]) -> tuple[Marks | Step | Means, bool]:

@@ -146,13 +146,8 @@ class Scatter:
     deviation: float
     freedom: int
     tallies: Mapping[int, Tally]
-    agreed: float
-    """The same spread, of those runs of a point that lie on one side of the limit."""
-
-    @property
-    def flips(self) -> bool:
-        """Whether runs jump to the other side rather than scatter: those that agree lie much closer together than all do."""
-        return any(tally.disagree for tally in self.tallies.values()) and self.agreed <= FLIPS * self.deviation
+    flips: bool = False
+    """Whether runs jump to the other side rather than scatter: those that agree lie much closer together than all do."""
 
     @property
     def steady(self) -> bool:
@@ -161,7 +156,7 @@ class Scatter:
 
 
 def prepare(tallies: Mapping[int, Tally], threshold: Threshold, good_end: int, bad_end: int) -> Scatter | None:
-    """Scaled and clipped values; None while an end has none, or most of its runs are on the other side: there is no scale then.
+    """Scaled and clipped values; None while an end has none.
 
     The scale is the difference of the ends' medians. Clipping: beyond the ends by more than CLIP robust deviations (median absolute
     deviation of runs from their point's median, times 1.4826 sqrt(n / (n - 1))). A value beyond an end is that end's kind already, so
@@ -172,8 +167,6 @@ def prepare(tallies: Mapping[int, Tally], threshold: Threshold, good_end: int, b
     if good_end not in raw or bad_end not in raw:
         return None
     low, high = (statistics.median(raw[end]) for end in (good_end, bad_end))
-    if low > 0 or high < 0:
-        return None
     largest = max(abs(value) for values in raw.values() for value in values)
     unit = max(abs(high - low), 1e-12 * largest, 1e-300)
     room = CLIP * robust_deviation(list(raw.values()))
@@ -182,9 +175,11 @@ def prepare(tallies: Mapping[int, Tally], threshold: Threshold, good_end: int, b
     repeated = any(len(values) > 1 for values in raw.values())
     values = {point: tuple((min(max(value, bottom), top) if repeated else value) / unit for value in found) for point, found in raw.items()}
     deviation, freedom = _pooled(values.values())
-    agreed, _ = _pooled([value for value in found if (value > 0) is bad] for found in values.values() for bad in (False, True))
+    # Neither scaled nor clipped: where most runs of an end jumped, its median is of no use.
+    agreed, _ = _pooled([value for value in found if (value > 0) is bad] for found in raw.values() for bad in (False, True))
+    flips = any(tally.disagree for tally in tallies.values()) and agreed <= FLIPS * _pooled(raw.values())[0]
     means = (statistics.fmean(values[good_end]), statistics.fmean(values[bad_end]))
-    return Scatter(values, means, deviation, freedom, tallies, agreed)
+    return Scatter(values, means, deviation, freedom, tallies, flips)
 
 
 def _pooled(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
