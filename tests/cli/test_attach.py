@@ -28,6 +28,8 @@ from trial.fake_slurm import FakeSlurm, leave_result, make_slurm
 
 from .command import environ, inside
 
+pytestmark = pytest.mark.slow
+
 CLI = Path(__file__).parents[1] / "trial" / "fake_cli.py"
 TOML = '[slurm.test]\ntime = "0:05:00"\npartition = "batch"\n'
 SECONDS = 30

@@ -22,6 +22,8 @@ from seatrial.proving.run import Setup, faults, prove
 
 from .command import SEATRIAL, environ, inside
 
+pytestmark = pytest.mark.slow
+
 INTERPRETER = """#!{python}
 import json, os, pathlib, sys, time
 words = sys.argv[1:]
