@@ -212,15 +212,11 @@ def test_runs_that_jump_are_counted_and_runs_that_scatter_are_measured() -> None
 
 def test_a_bad_end_with_mostly_good_runs_does_not_clear_what_is_before_it() -> None:
     past = history(10)
-    rows = (
-        [(0, Mark.GOOD, 0.0)] * 3
-        + [(5, Mark.BAD, 1.0)] * 3
-        + [(8, Mark.BAD, 1.0)] * 3
-        + [(9, Mark.GOOD, 0.0)] * 3
-        + [(9, Mark.BAD, 1.0)] * 2
-    )
+    seen = {0: (-0.3, 0.2, 0.1, -0.1, 0.3), 5: (0.9, 1.3, 1.1, 0.8, 1.0), 8: (0.9, 1.2, 1.1, 0.7, 1.0), 9: (0.1, 0.3, 0.2, 0.0, 0.4, 0.55)}
+    rows = [(index, Mark.BAD if value >= LIMIT.limit else Mark.GOOD, value) for index, values in seen.items() for value in values]
     state = assess(past, runs(past, *rows), Settings(10, 0.99, LIMIT))
-    assert state.bad(8) > 0.9
+    assert state.bad(8) > 0.99
+    assert not any("came and went" in note for note in state.notes)
 
 
 @pytest.mark.parametrize(("inclusive", "below", "mark"), [(True, True, Mark.GOOD), (False, True, Mark.BAD), (False, False, Mark.BAD)])
