@@ -172,12 +172,16 @@ def test_journal_that_was_edited_by_hand(plain: Waiting, tmp_path: Path) -> None
     before = plain.runs()
     again = replay(plain, edited, out="edited")
     assert (again.code, again.suspects) == (99, [6, 7])
-    assert plain.runs() == before, "everything was known already"
+    # Without the plan beside it nobody knows which question it answers: the ends are run, and nothing else.
+    assert (plain.runs() - before).keys() <= {0, 7}
 
+    before = plain.runs()
     (done.directory / "runs.jsonl").write_bytes(edited.read_bytes())
     told = plain.go_on("report")
     assert (told.code, told.suspects) == (99, [6, 7])
-    assert plain.runs() == before
+    same = replay(plain, done.directory / "runs.jsonl", out="same")
+    assert (same.code, same.suspects) == (99, [6, 7])
+    assert plain.runs() == before, "everything was known already"
 
 
 def test_secrets_reach_no_artifact(tmp_path: Path) -> None:

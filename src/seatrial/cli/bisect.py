@@ -236,7 +236,7 @@ def _begin(asked: flag.Flags, out: Path | None, replay: Path | None, dry_run: bo
         asked = _with_ends(asked, marks)
     plan, patches = flag.make_plan(asked)
     history = histories(plan)
-    rows = marks.rows(history) if marks else ()
+    rows = marks.rows(history, plan) if marks else ()
     for note in (*plan.notes, *(marks.notes if marks else ())):
         typer.echo(f"seatrial: {note}", err=True)
     if dry_run:

@@ -194,7 +194,7 @@ class Begun(Record):
     history: int
 
 
-class Kept(Record):
+class Outfit(Record):
     """ready.json of a run: what its command was begun with, for a job that outlives its Seatrial."""
 
     started: str

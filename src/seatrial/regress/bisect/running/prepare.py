@@ -21,7 +21,7 @@ from seatrial.regress.bisect.environments.cache import BisectEnvironments, Build
 from seatrial.regress.bisect.environments.programs import foreign
 from seatrial.regress.bisect.history import exists
 from seatrial.regress.bisect.judging.observe import Observation
-from seatrial.regress.bisect.record import Kept, Mark, Pin, Plan, SkipKind
+from seatrial.regress.bisect.record import Mark, Outfit, Pin, Plan, SkipKind
 from seatrial.regress.bisect.running.steps import Prepared, Step, begun, prepare, tree_variable
 from seatrial.regress.bisect.trees.edits import apply_edits, apply_patches
 from seatrial.regress.bisect.trees.making import make_tree, remove_tree
@@ -75,7 +75,7 @@ class Kitchen:
     def again(self, step: Step) -> Served:
         """A step whose job was handed to a cluster by an earlier sitting: what it was begun with is read, and nothing is touched."""
         try:
-            kept = read_model(step.ready_file, Kept)
+            kept = read_model(step.ready_file, Outfit)
         except UserError as error:
             reason = f"its job outlived the Seatrial that began it, and what it was begun with is lost: {error.message}"
             return Served(step=step, started=now(), began=time.time(), refused=_skip(SkipKind.ENVIRONMENT, reason, transient=True))
@@ -112,7 +112,7 @@ class Kitchen:
             self.environments.build(step.tree, self.plan.environment, ready, step.directory / "build.log", self.plan.minutes)
         self._refuse_a_foreign_program(ready)
         made = prepare(self.plan, step, ready, os.environ)
-        kept = Kept(
+        kept = Outfit(
             started=served.started,
             began=served.began,
             stamp=made.stamp,
