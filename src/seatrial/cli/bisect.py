@@ -85,33 +85,7 @@ def bisect(
     """
     if context.invoked_subcommand is not None:
         return
-    asked = flag.Flags(
-        words=context.obj or (),
-        good=good,
-        bad=bad,
-        repos=repo,
-        places=place,
-        trial=trial,
-        check=check,
-        metrics=metrics,
-        failure=failure,
-        any_failure=any_failure,
-        env=env,
-        packages=with_,
-        python=python,
-        build=build,
-        edits=edit,
-        patches=patch,
-        jobs=jobs,
-        on=on,
-        repeat=repeat,
-        confidence=confidence,
-        minutes=minutes,
-        retries=retries,
-        first_parent=first_parent,
-        descend=descend,
-    )
-    _begin(asked, out, replay, dry_run, json)
+    _begin(flag.said(context), out, replay, dry_run, json)
 
 
 @app.command()
@@ -127,6 +101,7 @@ def nightly(
     any_failure: flag.AnyFailure = False,
     env: flag.EnvironmentOf = None,
     with_: flag.WithPackages = None,
+    python: flag.PythonOf = None,
     build: flag.Build = None,
     edit: flag.Edits = None,
     patch: flag.Patches = None,
@@ -136,6 +111,8 @@ def nightly(
     confidence: flag.Confidence = 0.99,
     minutes: flag.Minutes = None,
     retries: flag.Retries = 2,
+    first_parent: flag.FirstParent = False,
+    descend: flag.Descend = True,
     out: flag.Out = None,
     replay: flag.Replay = None,
     dry_run: flag.DryRun = False,
@@ -153,29 +130,7 @@ def nightly(
     first, notes = (good, ()) if good else introduced(path, script, last)
     for note in notes:
         typer.echo(f"seatrial: {note}", err=True)
-    asked = flag.Flags(
-        words=context.obj or (),
-        good=[first],
-        bad=[last],
-        repos=[str(path)],
-        check=check,
-        metrics=metrics,
-        failure=failure,
-        any_failure=any_failure,
-        env=env,
-        packages=with_,
-        build=build,
-        edits=edit,
-        patches=patch,
-        jobs=jobs,
-        on=on,
-        repeat=repeat,
-        confidence=confidence,
-        minutes=minutes,
-        retries=retries,
-        nightly=script,
-        notes=notes,
-    )
+    asked = flag.said(context, good=[first], bad=[last], repos=[str(path)], nightly=script, notes=notes)
     _begin(asked, out, replay, dry_run, json)
 
 
@@ -306,7 +261,7 @@ def _conduct(path: Path, json: bool) -> NoReturn:
     try:
         found = conduct(path, _redactor(), lambda text: typer.echo(f"seatrial: {text}", err=True), profile)
     except KeyboardInterrupt:
-        typer.echo(f"seatrial: interrupted; go on with: seatrial bisect resume {shlex.quote(str(path))}", err=True)
+        typer.echo(f"seatrial: interrupted; go on with: {place.resume_command(path)}", err=True)
         raise
     except UserError:
         typer.echo(f"seatrial: what ran is kept, with its logs, in {path}", err=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -120,6 +120,17 @@ class Flags:
     notes: Sequence[str] = ()
 
 
+NAMES = {"repo": "repos", "place": "places", "edit": "edits", "patch": "patches", "with_": "packages"}
+"""Flags that may be repeated are called after one of their values."""
+
+
+def said(context: typer.Context, **own: Any) -> Flags:
+    """What was said on the command line; what a command has found out itself goes on top."""
+    given = {NAMES.get(name, name): value for name, value in context.params.items()}
+    known = {field.name for field in fields(Flags)}
+    return Flags(**{name: value for name, value in {**given, **own, "words": context.obj or ()}.items() if name in known})
+
+
 def make_plan(flags: Flags) -> tuple[Plan, dict[str, Path]]:
     """The plan, and the files of patches by the names that it has for them.
 
@@ -185,7 +196,8 @@ def _refuse_secrets(plan: Plan) -> None:
     from seatrial.evidence.redact import Redactor
     from seatrial.model.errors import UserError
 
-    words = (*plan.command, *plan.extra, *plan.environment.build, *(edit.clauses for edit in plan.edits))
+    said = [text for text in (plan.check, plan.failure, plan.metrics) if text]
+    words = (*plan.command, *plan.extra, *plan.environment.build, *plan.environment.packages, *(edit.clauses for edit in plan.edits), *said)
     text, redactor = shlex.join(words), Redactor(os.environ)
     if (shown := redactor.text(text)) != text:
         raise UserError(

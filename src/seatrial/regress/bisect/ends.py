@@ -16,6 +16,7 @@ from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
 from seatrial.regress.bisect import advice
 from seatrial.regress.bisect.judging.observe import MISSED, threshold
+from seatrial.regress.bisect.place import resume_command
 from seatrial.regress.bisect.record import Failure, History, Mark, Point, Run, SkipKind
 from seatrial.regress.bisect.running.session import Session, Wanted, short
 from seatrial.regress.bisect.search.choose import NOISY_ENDS, STEADY_ENDS
@@ -86,7 +87,11 @@ def _refuse_skips(session: Session, end: Point, name: str, number: int) -> None:
     message = f"the {name} end {short(end)} cannot be judged: "
     log = _log(session, row)
     if row.skip in (SkipKind.ENVIRONMENT, SkipKind.TRIAL):
-        raise BlockedError(Boundary.ENVIRONMENT, message + row.reason + log, f"repair it, then: seatrial bisect resume {session.directory}")
+        raise BlockedError(
+            Boundary.ENVIRONMENT,
+            message + row.reason + log,
+            f"repair it, then: {resume_command(session.directory)}",
+        )
     raise UserError(message + why + log, fix)
 
 

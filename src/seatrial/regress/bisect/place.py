@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,12 +29,17 @@ def create(root: Path, named: Path | None, plan: Plan) -> Path:
     """Make a new directory, at the place that the user named or below `root`, and store the plan."""
     path = named.absolute() if named else new_path(root, "bisect")
     if (path / PLAN).exists():
-        raise UserError(f"{path}: holds a bisect already", f"seatrial bisect resume {path}, or name another directory with --out")
+        raise UserError(f"{path}: holds a bisect already", f"{resume_command(path)}, or name another directory with --out")
     if path.is_dir() and any(path.iterdir()):
         raise UserError(f"{path}: is not empty", "name a new or an empty directory with --out")
     make(path)
     write_json(path / PLAN, plan)
     return path
+
+
+def resume_command(path: Path) -> str:
+    """What a person types to go on, whatever the path holds."""
+    return f"seatrial bisect resume {shlex.quote(str(path))}"
 
 
 def load(path: Path) -> Plan:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary
 from seatrial.regress.bisect.judging.observe import MISSED, Observation, observe
 from seatrial.regress.bisect.logs import journal
-from seatrial.regress.bisect.place import JOURNAL, STEP, STEPS
+from seatrial.regress.bisect.place import JOURNAL, STEP, STEPS, resume_command
 from seatrial.regress.bisect.record import Begun, Failure, Mark, Plan, Point, Run, SkipKind, Stage
 from seatrial.regress.bisect.running.cluster import is_queued
 from seatrial.regress.bisect.running.prepare import Kitchen, Served
@@ -243,8 +244,8 @@ class Session:
         log = served.step.log
         said = [one_line(line.body) for line in read_log(log) if line.body.strip()][-LAST_LINES:] if log.is_file() else []
         told = f"; its last lines: {' | '.join(said)}" if said else ""
-        known = f" and --replay {self.directory / JOURNAL}" if self.rows else ""
-        fix = f"start again with the corrected command{known}; if it was ended from outside: seatrial bisect resume {self.directory}"
+        known = f" and --replay {shlex.quote(str(self.directory / JOURNAL))}" if self.rows else ""
+        fix = f"start again with the corrected command{known}; if it was ended from outside: {resume_command(self.directory)}"
         return BlockedError(Boundary.CONFIG, f"{short(wanted.point)}: {seen.abort}{told} (log: {log})", fix)
 
     def _append(self, row: Run) -> Run:
@@ -266,7 +267,7 @@ class Session:
         self._lost = self._lost + 1 if row.skip is SkipKind.ENVIRONMENT else 0
         if self._lost >= LOST_IN_A_ROW:
             message = f"{self._lost} points one after the other were lost to the machine, not to their commits; the last one: {row.reason}"
-            raise BlockedError(Boundary.ENVIRONMENT, message, f"repair it, then: seatrial bisect resume {self.directory}")
+            raise BlockedError(Boundary.ENVIRONMENT, message, f"repair it, then: {resume_command(self.directory)}")
 
     def _wait(self, seconds: float) -> None:
         self.tell(f"waiting {seconds:.0f} s before trying again")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -147,7 +148,7 @@ def _refuse_pointers(store: Store, place: Path, commit: str) -> None:
     lost = [path for path in pointers(place) if not any(is_pointer(source / path) for source in store.sources)]
     if lost:
         message = f"{len(lost)} files of Git LFS are pointers in a tree of {store.name} at {commit[:12]}, such as {lost[0]}"
-        fix = "; ".join(f"git -C {source} lfs fetch origin {commit}" for source in store.sources[:1]) or "git lfs fetch"
+        fix = "; ".join(f"git -C {shlex.quote(str(source))} lfs fetch origin {commit}" for source in store.sources[:1]) or "git lfs fetch"
         raise TreeError(SkipKind.TREE, message, f"{fix}, and let Git LFS smudge (git lfs install)")
 
 
@@ -160,7 +161,7 @@ def delete(path: Path) -> None:
             _delete_directory(path)
     except OSError as error:
         message = f"{path}: cannot remove: {error.strerror or error} ({error.filename})"
-        raise BlockedError(Boundary.ENVIRONMENT, message, f"remove it yourself: rm -rf {path}") from error
+        raise BlockedError(Boundary.ENVIRONMENT, message, f"remove it yourself: rm -rf {shlex.quote(str(path))}") from error
 
 
 def _delete_directory(path: Path) -> None:
