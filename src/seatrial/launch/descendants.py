@@ -29,6 +29,8 @@ from seatrial.model.record import Record
 from seatrial.model.verdict import Boundary
 
 MARKER = "SEATRIAL_RUN"
+_PREFIX = f"{MARKER}=".encode()
+_PROC = Path("/proc/self/environ").is_file()
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -86,7 +88,7 @@ def announced(run_id: str) -> Iterator[None]:
     with _lock:
         if not _open and not _active:
             _others.clear()
-            _others.update(process.pid for process in _by_parent().get(os.getpid(), ()))
+            _others.update(_by_parent().get(os.getpid(), ()))
         _open.add(run_id)
     try:
         yield
@@ -142,10 +144,11 @@ class Tree:
     def live(self) -> tuple[psutil.Process, ...]:
         """Every process of this run that is alive; ended ones that are ours to collect are collected."""
         below = _by_parent()
-        mine: dict[int, psutil.Process] = {process.pid: process for process in _marked(self.run_id, 0)}
-        for process in below.get(os.getpid(), ()):
-            if self._claims(process):
-                mine.update((found.pid, found) for found in _with_descendants(process, below))
+        pids = set(_marked(self.run_id))
+        for pid in below.get(os.getpid(), ()):
+            if self._claims(pid):
+                pids.update(_with_descendants(pid, below))
+        mine = {process.pid: process for process in _processes(pids)}
         for pid in [pid for pid, process in mine.items() if not _is_alive(process)]:
             # A process whose first thread has ended looks ended while other threads still run: the child counts until collected.
             if pid == self.child and not self.exited():
@@ -174,25 +177,25 @@ class Tree:
             _active.pop(self.child, None)
         return tuple(process.pid for process in left)
 
-    def _claims(self, process: psutil.Process) -> bool:
+    def _claims(self, pid: int) -> bool:
         """Whether a direct child of Seatrial belongs to this run: the child itself, or an orphan it left."""
-        if process.pid == self.child or process.pid in self._orphans:
+        if pid == self.child or pid in self._orphans:
             return True
-        if process.pid in _active:
+        if pid in _active:
             return False
         try:
-            session = os.getsid(process.pid)
+            session = os.getsid(pid)
         except ProcessLookupError:
             return False
         if session == os.getsid(0):
             return False
-        marker = _marker(process)
+        marker = _marker(pid)
         with _lock:
             # Programs that set their title overwrite their marker; only then, and outside a run's session, nobody knows whose it is.
-            hidden = marker not in _active.values() and session not in _active and process.pid not in _others and not _open - {self.run_id}
+            hidden = marker not in _active.values() and session not in _active and pid not in _others and not _open - {self.run_id}
         if marker == self.run_id or session == self.child or hidden:
-            self._orphans.add(process.pid)
-        return process.pid in self._orphans
+            self._orphans.add(pid)
+        return pid in self._orphans
 
     def _collect(self, pid: int) -> int | None:
         """Reap one ended child of Seatrial and add up its cost; None when it runs or is not ours."""
@@ -220,8 +223,10 @@ def end_leftovers(pid_file: Path, grace_s: float = 5.0) -> int:
     if record.owner != os.getpid() and _started_at(record.owner, record.owner_started):
         raise UserError(f"{pid_file}: process {record.owner} is still running this", f"wait for it, or stop it: kill {record.owner}")
     below = _by_parent()
-    marked = _marked(record.run_id, record.started - _CLOCK_SLACK_S)
-    found = {process.pid: process for top in marked for process in _with_descendants(top, below) if _is_alive(process)}
+    since = record.started - _CLOCK_SLACK_S
+    marked = [process.pid for process in _processes(_marked(record.run_id)) if process.create_time() >= since]
+    below_them = {pid for top in marked for pid in _with_descendants(top, below)}
+    found = {process.pid: process for process in _processes(below_them) if _is_alive(process)}
     for process in found.values():
         _send(process, signal.SIGTERM)
     left = psutil.wait_procs(list(found.values()), grace_s)[1]
@@ -235,47 +240,82 @@ def end_leftovers(pid_file: Path, grace_s: float = 5.0) -> int:
     return len(found)
 
 
-def _all() -> Iterable[psutil.Process]:
-    """Every process but this one. Not `process_iter`: its cache may hold a process whose pid was reused since."""
+def _processes(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    """These processes, as far as they are still there."""
+    for pid in pids:
+        try:
+            yield psutil.Process(pid)
+        except psutil.Error:
+            continue  # it ended meanwhile
+
+
+def _by_parent() -> dict[int, list[int]]:
+    """Children of every process, but for this one."""
+    below: dict[int, list[int]] = {}
     for pid in psutil.pids():
-        try:
-            if pid != os.getpid():
-                yield psutil.Process(pid)
-        except psutil.Error:
-            continue  # it ended meanwhile
-
-
-def _by_parent() -> dict[int, list[psutil.Process]]:
-    below: dict[int, list[psutil.Process]] = {}
-    for process in _all():
-        try:
-            below.setdefault(process.ppid(), []).append(process)
-        except psutil.Error:
-            continue  # it ended meanwhile
+        parent = _parent(pid) if pid != os.getpid() else None
+        if parent is not None:
+            below.setdefault(parent, []).append(pid)
     return below
 
 
-def _with_descendants(top: psutil.Process, below: dict[int, list[psutil.Process]]) -> Iterable[psutil.Process]:
+def _with_descendants(top: int, below: dict[int, list[int]]) -> Iterator[int]:
     waiting, seen = [top], set[int]()
     while waiting:
-        process = waiting.pop()
-        if process.pid not in seen:
-            seen.add(process.pid)
-            yield process
-            waiting.extend(below.get(process.pid, ()))
+        pid = waiting.pop()
+        if pid not in seen:
+            seen.add(pid)
+            yield pid
+            waiting.extend(below.get(pid, ()))
 
 
-def _marked(run_id: str, since: float) -> Iterable[psutil.Process]:
-    for process in _all():
-        if _marker(process) == run_id and process.create_time() >= since:
-            yield process
+def _marked(run_id: str) -> Iterator[int]:
+    """Every process with this marker, but for this one."""
+    for pid in psutil.pids():
+        if pid != os.getpid() and _marker(pid) == run_id:
+            yield pid
 
 
-def _marker(process: psutil.Process) -> str | None:
+# All processes of the machine are looked at several times per run. On a node with a thousand of them psutil takes a second for that,
+# most of it to make sure of things that are not asked here; so what can be read from /proc is read there.
+
+
+def _parent(pid: int) -> int | None:
+    """The parent of a process; None when it has ended."""
+    if _PROC:
+        line = _read(pid, "stat")
+        return int(line.rpartition(b")")[2].split()[1]) if line else None
     try:
-        return process.environ().get(MARKER)
+        return psutil.Process(pid).ppid()
+    except psutil.Error:
+        return None
+
+
+def _marker(pid: int) -> str | None:
+    """The marker of a process; None when it has none, has ended, or is somebody else's."""
+    if _PROC:
+        found = [entry for entry in (_read(pid, "environ") or b"").split(b"\0") if entry.startswith(_PREFIX)]
+        return os.fsdecode(found[0][len(_PREFIX) :]) if found else None
+    try:
+        return psutil.Process(pid).environ().get(MARKER)
     except (psutil.Error, OSError):
-        return None  # ended, or somebody else's
+        return None
+
+
+def _read(pid: int, name: str) -> bytes | None:
+    try:
+        handle = os.open(f"/proc/{pid}/{name}", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        parts = []
+        while part := os.read(handle, 1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return None  # it ended meanwhile, or is somebody else's
+    finally:
+        os.close(handle)
 
 
 def _is_alive(process: psutil.Process) -> bool:
