@@ -15,6 +15,8 @@ from seatrial.loops import get_loop
 
 from .command import inside, seatrial
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = ("user.name=T", "user.email=t@example.org", "protocol.file.allow=always", "init.defaultBranch=main")
 MODEL = "src/models/modeling_x.py"
 DEFAULTS = [level.number for level in get_loop("trl").levels() if level.default]

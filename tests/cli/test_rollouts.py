@@ -19,6 +19,8 @@ from seatrial.rollouts.place import Place
 
 from .command import Answer, inside
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:

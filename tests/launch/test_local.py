@@ -28,6 +28,8 @@ from seatrial.model.verdict import Boundary
 from .children import DAEMON, ended, gone, send, wait_for, wait_until
 from .small_jobs import ALMOST_A_MINUTE, FETCH, Clock, client, left_behind, log, patient_clock, python, run_jobs, run_one, server, shell
 
+pytestmark = pytest.mark.slow
+
 
 def test_done_with_the_result_on_disk_before_services_are_ended(tmp_path: Path) -> None:
     said: list[str] = []

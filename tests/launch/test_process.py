@@ -19,6 +19,8 @@ from seatrial.model.errors import BlockedError
 from .children import gone, lines, send, spec, wait_for, wait_until
 from .small_jobs import ALMOST_A_MINUTE, Clock
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("code", [0, 1, 77, 255])
 def test_exit_code(tmp_path: Path, code: int) -> None:

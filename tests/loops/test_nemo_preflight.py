@@ -21,6 +21,8 @@ from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
+pytestmark = pytest.mark.slow
+
 HUB = "Qwen/Qwen2.5-0.5B"
 RECIPE = "llm/grpo-llama3.2-1b-instruct-1n8g-megatron"
 

@@ -17,6 +17,8 @@ from seatrial.launch.jobdir import job_dir
 from .cluster import PrivateSlurm
 from .stand_ins import StandIns, stand_ins
 
+pytestmark = pytest.mark.slow
+
 JOBS = """
 [[jobs]]
 name = "collect"

@@ -17,6 +17,8 @@ from seatrial.trial.progress import Event, Judged, Stage
 
 from .conftest import Bench, commit, result
 
+pytestmark = pytest.mark.slow
+
 
 def stored(bench: Bench) -> Trial:
     return read_model(bench.out / "trial.json", Trial)
