@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from seatrial.evidence.redact import Redactor
 from seatrial.files import read_model, write_json
@@ -136,13 +136,7 @@ class Session:
         """A row for a point that needs no run."""
         return self._append(
             Run(
-                number=self._number(),
-                stage=wanted.stage,
-                history=wanted.history,
-                round=wanted.round,
-                point=wanted.point.id,
-                commit=wanted.point.commit,
-                subject=wanted.point.subject,
+                **self._about(wanted),
                 mark=mark,
                 value=like.value if like else None,
                 passed=like.passed if like else None,
@@ -214,13 +208,7 @@ class Session:
             raise self._aborted(wanted, served, seen)
         notes = (*served.notes, *((f"tried {tries + 1} times",) if tries else ()))
         row = Run(
-            number=self._number(),
-            stage=wanted.stage,
-            history=wanted.history,
-            round=wanted.round,
-            point=wanted.point.id,
-            commit=wanted.point.commit,
-            subject=wanted.point.subject,
+            **self._about(wanted),
             mark=seen.mark,
             value=seen.value,
             passed=seen.passed,
@@ -238,6 +226,18 @@ class Session:
         self._append(row)
         self._refuse_a_broken_machine(row)
         return row
+
+    def _about(self, wanted: Wanted) -> dict[str, Any]:
+        """What a row says of its point, whatever became of it."""
+        return {
+            "number": self._number(),
+            "stage": wanted.stage,
+            "history": wanted.history,
+            "round": wanted.round,
+            "point": wanted.point.id,
+            "commit": wanted.point.commit,
+            "subject": wanted.point.subject,
+        }
 
     def _aborted(self, wanted: Wanted, served: Served, seen: Observation) -> BlockedError:
         """The plan is fixed, so that another command needs another bisect; what is known goes there with it."""
