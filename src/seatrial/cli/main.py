@@ -25,6 +25,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "localize": ("localize", "Show which sequences and tokens a log-probability mismatch sits in."),
     "isolate": ("isolate", "Rerun a failed level with one setting changed at a time, to name suspects."),
     "bisect": ("bisect", "Find the commit that broke a test or moved a metric, over one repository or several."),
+    "history": ("history", "Metrics of all runs over time: show, compare, trends with change points, a gate, thresholds, export."),
+    "functional": ("functional", "Run functional test scripts: metric table, logs, deadlines, JUnit."),
+    "hermetic": ("hermetic", "Run a command in a container, or in a fresh environment of its own."),
     "probe": ("probe", "Run one instrument alone: show bit for bit that a generator has its policy's weights."),
     "doctor": ("doctor", "Preflight alone: is this machine ready for a trial?"),
     "env": ("env", "Build, list, check and remove the environments of loops."),
@@ -34,7 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "skill": ("skill", "List, show and install skills: short guides by which coding agents use Seatrial."),
 }
 
-PASS_ON = ("run", "plan", "doctor", "bisect")
+PASS_ON = ("run", "plan", "doctor", "bisect", "functional", "hermetic")
 """Commands that pass what stands after `--` on, to the loop or as the command to run."""
 PAIRS = {"bisect": ("--edit",)}
 """Options that take two words; they are joined by a newline, since an option that is repeated can have only one."""
