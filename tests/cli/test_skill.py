@@ -38,6 +38,7 @@ def test_every_command_and_flag_of_a_skill_exists(name: str) -> None:
 PAGES = (
     *("skills", "loop-verl", "loop-nemo-rl", "isolate", "localize", "baseline"),
     *("rollouts", "reward-profile", "sandbox", "refit", "bridge", "bisect"),
+    *("history", "functional"),
 )
 
 

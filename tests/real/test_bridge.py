@@ -1,6 +1,6 @@
 """The conformance ladder over families that run here, with the real Bridge: what passes, what upstream does not do, what is left out.
 
-Families that upstream breaks run with SEATRIAL_ALL_LEVELS=1 only, but for one.
+Four families of different shape run by default, SEATRIAL_ALL_LEVELS=1 runs all, also those that upstream breaks.
 One ladder for all families, as `seatrial probe bridge --all` runs it, and one for closed loops.
 """
 
@@ -19,7 +19,7 @@ from seatrial.proving.bridge.judge import INAPPLICABLE
 from seatrial.proving.bridge.record import Asked, FamilyResult, Judged, RungResult
 from seatrial.proving.bridge.run import Setup, prove
 
-from .bridge_expected import DENSE, FAILS, LOOPS, RUNGS, TRIED, whole
+from .bridge_expected import ALL, DENSE, FAILS, LOOPS, RUNGS, TRIED, whole
 from .bridge_ladder import MINUTES, STEPS, missed, python
 from .inside import ROOT
 
@@ -99,11 +99,11 @@ def test_weights_come_back_bit_for_bit_and_logits_within_the_bar(model: str, fam
         assert int(done) == int(of) > 0
 
 
-def test_at_least_eight_families_pass_every_rung_that_applies(families: dict[str, FamilyResult]) -> None:
+def test_families_pass_every_rung_that_applies(families: dict[str, FamilyResult]) -> None:
     passed = [name for name in TRIED if families[name].verdict is Verdict.PASS]
     assert passed == [name for name in TRIED if whole(name)]
-    assert {"qwen2", "qwen3", "qwen3-moe", "llama"} <= set(passed)
-    assert len(passed) >= 8
+    assert {"qwen2", "qwen3-moe", "llama"} <= set(passed)
+    assert len(passed) >= 8 or not ALL
 
 
 def test_families_that_cannot_run_are_skipped_with_the_part_they_lack(families: dict[str, FamilyResult]) -> None:

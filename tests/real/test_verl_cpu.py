@@ -159,7 +159,7 @@ OTHERS = [("megatron", 5), ("fsdp2", 0), ("fsdp2", 1), ("fsdp2", 5)]
 
 @pytest.mark.parametrize(("strategy", "number"), [("megatron", 1), *(pytest.param(*each, marks=slow) for each in OTHERS)])
 def test_the_other_levels_pass(strategy: str, number: int, tmp_path: Path) -> None:
-    ran = trial(tmp_path, "--level", str(number), "--set", f"options.strategy={strategy}")
+    ran = trial(tmp_path, "--level", str(number), "--set", f"options.strategy={strategy}", *ALONE)
     assert missed(ran, number) == [], ran.output
     assert ran.code == ExitCode.PASS, ran.output
 
