@@ -12,8 +12,9 @@ from seatrial.report import html
 
 @pytest.fixture(scope="session", autouse=True)
 def spared() -> Iterator[None]:
-    """The template of the page is compiled once, and a new repository gets no sample hooks."""
+    """The template of the page is compiled once, a new repository gets no sample hooks, and nothing reaches the user's history."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(html, "environment", functools.cache(html.environment))
         patch.setenv("GIT_TEMPLATE_DIR", "")
+        patch.setenv("SEATRIAL_HISTORY", "off")
         yield

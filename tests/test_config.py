@@ -295,3 +295,17 @@ def test_known_issues_are_text_by_the_id_of_a_failure(tmp_path: Path) -> None:
     assert rows["known_issues.no-space"] == ("https://example.org/8=x", "--set")
     with pytest.raises(UserError, match=r"seatrial\.toml: known_issues\.no-space: Input should be a valid string \(got 7\)"):
         config.load(write(tmp_path, "[known_issues]\nno-space = 7\n"))
+
+
+def test_sections_of_the_pytest_plugin_may_stand_in_the_file_and_are_shown(tmp_path: Path) -> None:
+    file = write(tmp_path, "[groups.hf_gated]\nreason = 'r'\nneeds = { env = ['X'] }\n[groups.empty]\n[tests]\ngpu_hours = 8\n")
+    rows = {key: (value, origin) for key, value, origin, _ in config.load(file).rows()}
+    assert rows["groups.hf_gated.reason"] == ("r", str(file))
+    assert rows["groups.hf_gated.needs"] == ({"env": ["X"]}, str(file))
+    assert rows["tests.gpu_hours"] == (8, str(file))
+
+
+@pytest.mark.parametrize("setting", ["tests.gpu_hours=1", "groups.hf_gated.reason=x"])
+def test_they_cannot_be_set_where_pytest_would_not_see_it(setting: str) -> None:
+    with pytest.raises(UserError, match=r"--set: .*: read by the pytest plugin, from the file alone"):
+        config.load(None, [setting])

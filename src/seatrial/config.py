@@ -4,6 +4,8 @@
 - `[slurm.NAME]` holds a profile; its tables (containers, environment) are merged entry by entry.
 - `[options]` holds options of the loop: text, which names there are and what they may hold is the loop's business. So are
   the ids of `[known_issues]`: upstream issues by the failure that they explain.
+- `[groups.NAME]` and `[tests]` are the pytest plugin's (`regress/unit/groups.py`), which reads them from the file alone: they may
+  stand there and are shown, and `--set` does not reach them.
 - A key is a path of names; errors and `seatrial config` show it with dots between them.
 """
 
@@ -28,6 +30,8 @@ OPTIONS = "options"
 KNOWN_ISSUES = "known_issues"
 TABLES = {OPTIONS: "option of the loop", KNOWN_ISSUES: "upstream issue behind a known failure"}
 """Sections with names that are not ours, and what an entry is."""
+PYTEST = {"groups": "group of tests; read by the pytest plugin", "tests": "read by the pytest plugin"}
+"""Sections of the pytest plugin, and what an entry is."""
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 Key = tuple[str, ...]
@@ -69,6 +73,13 @@ class LimitsSection(Section):
     stall_minutes: float | None = Field(default=None, gt=0, description="end a process that writes nothing for this time")
 
 
+class HistorySection(Section):
+    """Where metrics of runs are kept, and which may be baselines. `regress/history/place.py` reads it by itself."""
+
+    store: str | None = Field(default=None, description="file of the history; none takes the one of the user's account")
+    trusted: list[str] = Field(default=["main", "master", "release/*"], description="branches whose runs may be baselines")
+
+
 def _as_text(value: Any) -> Any:
     """Numbers and switches of a file as text; anything else is left to be refused."""
     if isinstance(value, bool):
@@ -86,9 +97,12 @@ class Config(Section):
     change: ChangeSection = ChangeSection()
     environment: EnvironmentSection = EnvironmentSection()
     limits: LimitsSection = LimitsSection()
+    history: HistorySection = HistorySection()
     options: dict[str, Text] = Field(default_factory=dict, description="options of the loop")
     known_issues: dict[str, str] = Field(default_factory=dict, description="upstream issues, by the id of the signature")
     slurm: dict[str, Profile] = Field(default_factory=dict, description="profiles of clusters, by name")
+    groups: dict[str, Any] = Field(default_factory=dict, description="groups of tests, by name")
+    tests: dict[str, Any] = Field(default_factory=dict, description="limits of a suite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +123,10 @@ class Loaded:
 
 def _settings(config: Config) -> Iterator[tuple[Key, Any, str]]:
     """Key, value and meaning of every field of every section and profile, and of every option."""
-    yield from (((table, name), value, meaning) for table, meaning in TABLES.items() for name, value in getattr(config, table).items())
-    named = [name for name in Config.model_fields if name not in (PROFILES, *TABLES)]
+    yield from (
+        ((table, name), value, meaning) for table, meaning in (TABLES | PYTEST).items() for name, value in getattr(config, table).items()
+    )
+    named = [name for name in Config.model_fields if name not in (PROFILES, *TABLES, *PYTEST)]
     sections: dict[Key, BaseModel] = {(name,): getattr(config, name) for name in named}
     sections |= {(PROFILES, name): profile for name, profile in config.slurm.items()}
     for place, values in sections.items():
@@ -189,7 +205,11 @@ def _from_file(file: Path, values: dict[str, Any]) -> Iterator[tuple[Key, Any]]:
             yield from _profiles(file, content)
             continue
         for key, value in content.items():
-            _require_known((section, key), str(file))
+            if section in PYTEST and isinstance(value, dict):
+                yield from (((section, key, entry), item) for entry, item in value.items())
+                continue
+            if section not in PYTEST:
+                _require_known((section, key), str(file))
             yield (section, key), value
 
 
@@ -222,6 +242,8 @@ def _require_known(key: Key, origin: str, profiles: Sequence[str] = ()) -> None:
     the loop's business."""
     if key[0] in TABLES and len(key) == 2:
         return
+    if key[0] in PYTEST:
+        raise UserError(f"{origin}: {'.'.join(key)}: read by the pytest plugin, from the file alone", f"write it into {FILE}")
     known = list(known_keys())
     if key[0] == PROFILES and len(key) > 1:
         _require_profile_name(key[1], origin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +38,7 @@ def check(
     if as_json:
         _print_json(results, found)
     else:
-        _print_table(results)
+        print_table(results)
     raise typer.Exit(ExitCode.PASS if all(result.passed for result in results) else ExitCode.FAIL)
 
 
@@ -52,12 +53,13 @@ def _print_json(results: list[CheckResult], found: Metrics) -> None:
     typer.echo(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def _print_table(results: list[CheckResult]) -> None:
+def print_table(results: Sequence[CheckResult], title: str = "Checks") -> None:
+    """The metric table."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="Checks")
+    table = Table(title=title)
     for column in ("Status", "Check", "Value", "Message"):
         table.add_column(column, overflow="fold")
     for result in results:

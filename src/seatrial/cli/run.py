@@ -104,7 +104,17 @@ def close(trial: Trial, directory: Path, json: bool, cut: str = "", in_job: bool
         where = ", here or with --on slurm:PROFILE" if cut else ""
         typer.echo(f"{what}; finish it with: seatrial resume {shlex.quote(str(directory))}{where}", err=True)
         raise typer.Exit(exit_code(report.result) if cut else ExitCode.INTERRUPTED)
+    if not in_job:
+        _keep(directory)
     raise typer.Exit(exit_code(report.result))
+
+
+def _keep(directory: Path) -> None:
+    """Into the history; one quiet line, and no say in the verdict."""
+    from seatrial.regress.history.keep import keep
+
+    if line := keep(directory):
+        typer.echo(line, err=True)
 
 
 def _require_fault(fault: str, loop: Loop, levels: list[int]) -> None:

@@ -30,6 +30,7 @@ def merge(
     Refuses with exit code 99 while rollouts are missing. merged/ holds rollouts.jsonl, failures.jsonl and merge.json.
     """
     merged = _merge(directory, partial)
+    _keep(directory)
     if as_json:
         typer.echo(merged)
         return
@@ -70,6 +71,15 @@ def profile(
     Works on what there is, complete or not. Writes profile.json, tasks.jsonl, profile.md, profile.parquet and profile.html.
     """
     typer.echo(_profile(directory, pass_at, k, out, as_json), nl=False)
+    _keep(directory)
+
+
+def _keep(directory: Path) -> None:
+    """Into the history; one quiet line."""
+    from seatrial.regress.history.keep import keep
+
+    if line := keep(directory):
+        say(line)
 
 
 def _profile(directory: Path, pass_at: float, k: list[int] | None, out: Path | None, as_json: bool) -> str:
@@ -99,6 +109,7 @@ def merge_and_profile(directory: Path) -> None:
         # All but one form of the profile was written: no reason to call a complete campaign anything else.
         say(f"{error.message}; {error.fix}")
     say(f"profile: {directory / 'profile' / 'profile.html'}, profile.md beside it")
+    _keep(directory)
 
 
 def select(

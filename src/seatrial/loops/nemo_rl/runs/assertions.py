@@ -74,6 +74,11 @@ def prefixed(expr: str, prefix: str) -> str:
     return TAG.sub(lambda match: f"data[{match[1]}{prefix}", expr)
 
 
+def expressions(words: tuple[str, ...]) -> list[str]:
+    """The expressions of one call of the checker, as they are handed over."""
+    return [expr for _, expr in _expressions(words)]
+
+
 def _expressions(words: tuple[str, ...]) -> list[tuple[str, str]]:
     """What follows the metrics file in a call of the checker, with the case of that file."""
     called = next((index for index, word in enumerate(words) if PurePosixPath(word).name == CHECKER), None)

@@ -1,0 +1,1 @@
+"""Parts of bench/select_mutations.py."""

@@ -1,0 +1,1 @@
+"""Plugins; nobody imports them by a statement."""

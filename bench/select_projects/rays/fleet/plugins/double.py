@@ -1,0 +1,5 @@
+FACTOR = 2
+
+
+def apply(value: int) -> int:
+    return value * FACTOR

@@ -1,0 +1,2 @@
+def apply(value: int) -> int:
+    return value * value

@@ -1,0 +1,153 @@
+"""`seatrial functional run`: functional test scripts, each to a verdict by what it left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seatrial.cli import hermetic as box
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from seatrial.regress.functional.plan import Planned
+    from seatrial.regress.functional.record import FunctionalRun, ScriptResult
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+RUNS = Path("functional-runs")
+
+
+@app.callback()
+def functional() -> None:
+    """Run functional test scripts: metric table, logs, deadlines, JUnit."""
+
+
+@app.command("run")
+def run(
+    context: typer.Context,
+    scripts: Annotated[list[Path], typer.Argument(help="Shell scripts; what stands after `--` is given to each of them.")],
+    out: Annotated[Path | None, typer.Option("--out", help="A new directory for logs and reports.")] = None,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline", min=0.01, help="Minutes for each script; default: its own, or 60.")
+    ] = None,
+    stall: Annotated[float | None, typer.Option("--stall", min=0.01, help="Minutes without any output before a script is ended.")] = None,
+    check: Annotated[list[str] | None, typer.Option("--check", help="A further check of the metrics; repeat for several.")] = None,
+    metrics: Annotated[Path | None, typer.Option("--metrics", help="Where the script leaves its metrics, if no loop knows it.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="The last step that must be reached.")] = None,
+    steps_by: Annotated[str | None, typer.Option("--steps-by", help="The metric that has a point at every step.")] = None,
+    exit_code_only: Annotated[
+        bool, typer.Option("--exit-code-only", help="Accept the exit code of a script that leaves nothing to check.")
+    ] = False,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="How many GPUs a script uses, if it does not say.")] = None,
+    gpu_hours: Annotated[float | None, typer.Option("--gpu-hours", min=0, help="Refuse a plan that may take more.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, and stop.")] = False,
+    hermetic: Annotated[bool, typer.Option("--hermetic", help="Run in a fresh environment of the project's lock.")] = False,
+    image: box.Image = None,
+    engine: box.EngineName = None,
+    env: box.Env = None,
+    mount: box.Mounts = None,
+    packages: box.With = None,
+    keep: box.Keep = False,
+) -> None:
+    """Run scripts one after another and judge them by what they left: an exit code of 0 alone is no Pass."""
+    from seatrial.launch.interrupt import Interruptible
+    from seatrial.model.errors import UserError
+    from seatrial.model.verdict import exit_code
+    from seatrial.regress.functional.plan import Asked, plan
+    from seatrial.regress.functional.run import run_all
+    from seatrial.trial.rundir import named_directory, new_directory
+
+    if image and hermetic:
+        raise UserError("--hermetic is a fresh environment, and --image a container", "give one of them")
+    planned = plan(
+        Asked(
+            scripts=tuple(scripts),
+            arguments=tuple(context.obj or ()),
+            checks=tuple(check or ()),
+            metrics=metrics,
+            steps=steps,
+            steps_by=steps_by,
+            deadline=deadline,
+            stall=stall,
+            gpus=gpus,
+            gpu_hours=gpu_hours,
+            exit_code_only=exit_code_only,
+        )
+    )
+    if dry_run:
+        _show_plan(planned)
+        return
+    projects = tuple(dict.fromkeys(one.cwd for one in planned))
+    outside = tuple(one.script.parent for one in planned if image and not one.script.is_relative_to(one.cwd))
+    place = box.make_place(
+        image=image,
+        engine=engine,
+        env=env,
+        mounts=mount,
+        packages=packages,
+        keep=keep,
+        projects=(*projects, *outside),
+        tell=_tell,
+        asked=hermetic,
+    )
+    if image or hermetic:
+        for one in planned:
+            for line in place.shown(one.argv, one.cwd):
+                _tell(line)
+    directory = named_directory(out) if out else new_directory(RUNS, "functional")
+    with Interruptible() as stop, place:
+        whole = run_all(planned, directory, place, _tell, _show_result)
+    _show_summary(whole, directory)
+    stop.check()
+    raise typer.Exit(exit_code(whole.verdict))
+
+
+def _tell(text: str) -> None:
+    typer.echo(f"seatrial: {text}", err=True)
+
+
+def _show_plan(planned: Sequence[Planned]) -> None:
+    for one in planned:
+        hours = "not known" if one.gpu_hours is None else f"{one.gpu_hours:.4g}"
+        gpus = "not known" if one.gpus is None else one.gpus
+        typer.echo(f"{one.name}: {one.script}\n  deadline {one.minutes:g} min, GPUs {gpus}, GPU hours {hours}")
+        for file in one.asserted:
+            typer.echo(f"  metrics {file.metrics or file.written}" + (f", last step {file.steps}" if file.steps else ""))
+            for expr in file.checks:
+                typer.echo(f"    {expr}")
+        if not one.something_to_check:
+            typer.echo("  nothing to check" + (": its exit code decides" if one.exit_code_only else ", which will be a Fail"))
+    total = sum(one.gpu_hours or 0 for one in planned)
+    unknown = sum(one.gpu_hours is None for one in planned)
+    typer.echo(f"{len(planned)} scripts, at most {total:.4g} GPU hours" + (f" and those of {unknown} that do not say" if unknown else ""))
+
+
+def _show_result(result: ScriptResult) -> None:
+    from seatrial.cli.check import print_table
+
+    if result.checks:
+        print_table(result.checks, f"Metric checks of {result.name}")
+    typer.echo(f"{result.name}: {result.verdict}: {result.reason}")
+
+
+def _show_summary(whole: FunctionalRun, directory: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from seatrial.regress.functional.report import counted, steps_told
+
+    table = Table(title=f"{whole.verdict}: {counted(whole)}")
+    for column in ("Script", "Verdict", "Steps", "Time", "GPU hours", "Reason"):
+        table.add_column(column, overflow="fold")
+    for result in whole.results:
+        hours = "-" if result.gpu_hours is None else f"{result.gpu_hours:.3g}"
+        told = (result.name, str(result.verdict), steps_told(result), f"{result.seconds:.1f} s", hours, result.reason)
+        table.add_row(*(Text(cell) for cell in told))
+    Console(width=200, soft_wrap=False).print(table)
+    for result in whole.results:
+        for note in result.notes:
+            typer.echo(f"{result.name}: note: {note}")
+    typer.echo(f"{directory}")

@@ -1,0 +1,119 @@
+"""`seatrial hermetic`: the same command in a container, or in a fresh environment of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from seatrial.regress.hermetic.place import Place
+
+Image = Annotated[str | None, typer.Option("--image", help="Run in a container of this image.")]
+EngineName = Annotated[str | None, typer.Option("--engine", help="docker, podman or enroot; default: the first that answers.")]
+Env = Annotated[list[str] | None, typer.Option("--env", help="Pass this variable on, by its name; repeat for several.")]
+Mounts = Annotated[list[str] | None, typer.Option("--mount", help="SRC:DST or SRC:DST:ro, beside the project; repeat for several.")]
+With = Annotated[
+    list[str] | None, typer.Option("--with", help="A requirement beside the lock, in a fresh environment; repeat for several.")
+]
+Keep = Annotated[bool, typer.Option("--keep", help="Do not delete the fresh environment afterwards.")]
+
+
+def make_place(
+    *,
+    image: str | None,
+    engine: str | None,
+    env: list[str] | None,
+    mounts: list[str] | None,
+    packages: list[str] | None,
+    keep: bool,
+    projects: tuple[Path, ...],
+    tell: Callable[[str], None],
+    asked: bool = True,
+) -> Place:
+    """The place that the options describe. What cannot be together is a UserError."""
+    from seatrial.model.errors import UserError
+    from seatrial.regress.hermetic.container import Container, choose_engine, environment_names, make_box, own_mounts, parse_mount
+
+    names = environment_names(env or [])
+    if image is not None:
+        if packages or keep:
+            raise UserError("--with and --keep are about a fresh environment, and --image asks for a container", "leave them out")
+        further = tuple(parse_mount(text) for text in mounts or [])
+        return Container(make_box(choose_engine(engine), image, (*own_mounts(*projects), *further), names))
+    if engine or mounts:
+        raise UserError("--engine and --mount are about a container", "give --image IMAGE")
+    return fresh_place(projects, names, tuple(packages or ()), keep, tell) if asked else here(names, packages, keep)
+
+
+def fresh_place(
+    projects: tuple[Path, ...], names: tuple[str, ...], packages: tuple[str, ...], keep: bool, tell: Callable[[str], None]
+) -> Place:
+    """A fresh environment of one project."""
+    from seatrial.model.errors import UserError
+    from seatrial.regress.hermetic.fresh import Fresh
+
+    if len(set(projects)) != 1:
+        raise UserError("a fresh environment is that of one project", "run the scripts of each project by themselves")
+    return Fresh(projects[0], names, packages, keep=keep, tell=tell)
+
+
+def here(names: tuple[str, ...], packages: list[str] | None, keep: bool) -> Place:
+    """The caller's environment, which has no options."""
+    from seatrial.model.errors import UserError
+    from seatrial.regress.hermetic.place import Place
+
+    if names or packages or keep:
+        raise UserError("--env, --with and --keep are about a container or a fresh environment", "give --hermetic or --image IMAGE")
+    return Place()
+
+
+def hermetic(
+    context: typer.Context,
+    image: Image = None,
+    engine: EngineName = None,
+    env: Env = None,
+    mount: Mounts = None,
+    packages: With = None,
+    keep: Keep = False,
+    show: Annotated[bool, typer.Option("--show", help="Print what would run, and stop.")] = False,
+    deadline: Annotated[float, typer.Option("--deadline", min=0.01, help="Minutes after which the command is ended.")] = 60.0,
+    log: Annotated[Path | None, typer.Option("--log", help="Keep the output in this file, too.")] = None,
+) -> None:
+    """Run the command after `--` in a container (--image), or in a fresh environment from the project's lock.
+
+    The exit code is the command's; 99 when it could not be started, 1 when it did not end within --deadline.
+    """
+    from seatrial.launch.interrupt import Interruptible
+    from seatrial.model.errors import UserError
+    from seatrial.model.verdict import ExitCode
+    from seatrial.regress.hermetic.run import run_in
+
+    command: tuple[str, ...] = context.obj or ()
+    if not command:
+        raise UserError("no command is given", "put it after --: seatrial hermetic -- pytest tests/unit")
+    cwd = Path.cwd()
+    place = make_place(image=image, engine=engine, env=env, mounts=mount, packages=packages, keep=keep, projects=(cwd,), tell=_tell)
+    for line in place.shown(command, cwd):
+        _tell(line)
+    if show:
+        return
+    with Interruptible() as stop, tempfile.TemporaryDirectory(prefix="seatrial-log-") as scratch, place:
+        outcome = run_in(place, command, cwd, log.absolute() if log else Path(scratch) / "run.log", deadline, typer.echo)
+    for note in place.notes:
+        _tell(note)
+    stop.check()
+    if outcome.ended == "deadline":
+        _tell(f"the command did not end within {deadline:g} minutes, and was ended")
+        raise typer.Exit(ExitCode.FAIL)
+    if outcome.exit_code is None:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _tell(text: str) -> None:
+    typer.echo(f"seatrial: {text}", err=True)

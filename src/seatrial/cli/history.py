@@ -1,0 +1,208 @@
+"""`seatrial history`: metrics of all runs over time. What judges (trend, gate, calibrate) is in history_judge.py."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from seatrial.cli.history_options import Machine, Metrics, Name, Project, StoreFile, TakeName, opened, taken
+
+Limit = Annotated[int, typer.Option("--limit", min=0, help="How many runs, the latest; 0 takes all.")]
+
+
+def import_(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Results: files, run directories, or directories of many.")],
+    store: StoreFile = None,
+    project: Annotated[
+        str | None, typer.Option("--project", help="Whose runs they are. Default: what the files say, or the checkout.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="What was run: baselines are shared by runs of one name.")] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="What they ran on. Default: this kind of machine and the files' GPUs.")
+    ] = None,
+    commit: Annotated[str | None, typer.Option("--commit", help="State the commit, for files that name none.")] = None,
+    branch: Annotated[str | None, typer.Option("--branch", help="State the branch, for files that name none.")] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="State that the tree was clean, for files that do not say.")] = False,
+    passed: Annotated[bool, typer.Option("--passed", help="State that the runs passed, for files that do not say.")] = False,
+) -> None:
+    """Import runs: unit_results.json, trials, campaigns, benchmarks, metrics. What is there already is left alone.
+
+    One line per run. A run is a baseline only if it passed, on a clean tree, on a trusted branch ([history] trusted).
+    """
+    from seatrial.model.errors import UserError
+    from seatrial.model.verdict import ExitCode
+    from seatrial.regress.history.adding import Stated, add
+    from seatrial.regress.history.place import place, settings
+    from seatrial.regress.history.store import Store
+
+    found = settings(Path.cwd())
+    stated = Stated(
+        project=project, name=name, machine=machine, commit=commit, branch=branch, clean=True if clean else None, passed=passed or None
+    )
+    bad = 0
+    with Store(place(store, found), write=True) as kept:
+        for path in paths:
+            try:
+                for one in add(kept, path, stated, found.trusted, restate=stated != Stated()):
+                    typer.echo(one.line(), err=one.error is not None)
+                    bad += one.error is not None
+            except UserError as error:
+                typer.echo(f"{error.message}\n  fix: {error.fix}", err=True)
+                bad += 1
+    if bad:
+        typer.echo(f"seatrial: {bad} not imported", err=True)
+        raise typer.Exit(ExitCode.USAGE)
+
+
+def show(
+    metrics: Metrics,
+    store: StoreFile = None,
+    project: Project = None,
+    name: Name = None,
+    machine: Machine = None,
+    take: TakeName = "last",
+    limit: Limit = 20,
+    points: Annotated[bool, typer.Option("--points", help="Every step, of the latest run or of --run.")] = False,
+    run: Annotated[int | None, typer.Option("--run", help="With --points: the number of a run.")] = None,
+) -> None:
+    """Show metrics run by run: time, commit, branch, value, and whether the run is a baseline."""
+    from seatrial.model.errors import UserError
+    from seatrial.regress.history import show as showing
+
+    with opened(store) as kept:
+        for metric in showing.chosen(kept, metrics, project):
+            some = limit or None
+            if points:
+                values = kept.values(metric, project=project, name=name, machine=machine, limit=1 if run is None else None)
+                values = [one for one in values if run in (None, one.run.id)]
+                if not values:
+                    raise UserError(f"{metric}: no run {run if run is not None else ''} has it", "seatrial history runs lists the runs")
+                lines = showing.point_lines(kept, values[0].run, metric)
+            else:
+                values = kept.values(metric, project=project, name=name, machine=machine, take=taken(take), limit=some)
+                total = kept.count(metric, project=project, name=name, machine=machine)
+                lines = showing.metric_lines(metric, values, taken(take), total)
+            typer.echo("\n".join(lines))
+
+
+def runs(
+    store: StoreFile = None,
+    project: Project = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="test, trial, campaign, benchmark or metrics.")] = None,
+    name: Name = None,
+    branch: Annotated[str | None, typer.Option("--branch")] = None,
+    limit: Limit = 30,
+) -> None:
+    """List the runs, the latest last."""
+    from seatrial.model.errors import UserError
+    from seatrial.regress.history.record import Kind
+    from seatrial.regress.history.show import run_lines
+
+    if kind is not None and kind not in list(Kind):
+        raise UserError(f"--kind {kind}: no such kind", f"one of {', '.join(Kind)}")
+    with opened(store) as kept:
+        found = kept.runs(project=project, kind=Kind(kind) if kind else None, name=name, branch=branch, limit=limit or None)
+        typer.echo("\n".join(run_lines(found)) if found else "no runs")
+
+
+def compare(
+    before: Annotated[str, typer.Argument(metavar="REV1", help="A revision of the repository here, or the beginning of a commit.")],
+    after: Annotated[str, typer.Argument(metavar="REV2")],
+    metrics: Annotated[list[str] | None, typer.Option("--metric", help="Only these; * and ? stand for anything; repeatable.")] = None,
+    store: StoreFile = None,
+    project: Project = None,
+    take: TakeName = "last",
+) -> None:
+    """Compare the metrics of two commits, in units of the spread of the baselines. Exit 2 when they have nothing in common."""
+    from seatrial.model.verdict import ExitCode
+    from seatrial.regress.history import compare as comparing
+    from seatrial.regress.history.show import chosen
+
+    with opened(store) as kept:
+        if metrics:
+            chosen(kept, metrics, project)
+        sides = [comparing.resolve(kept, revision, Path.cwd()) for revision in (before, after)]
+        found = comparing.compare(kept, *sides, patterns=metrics or (), project=project, take=taken(take))
+    typer.echo("\n".join(found.lines()))
+    if not found.rows:
+        raise typer.Exit(ExitCode.USAGE)
+
+
+def mark(
+    run: Annotated[int, typer.Argument(metavar="RUN", help="The number of a run, as `runs` and `show` print it.")],
+    reason: Annotated[str, typer.Option("--reason", help="Why it must not be a baseline.")] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Let it be a baseline again.")] = False,
+    store: StoreFile = None,
+) -> None:
+    """Take a poisoned run out of the baselines. Its values stay and are shown with the reason."""
+    from seatrial.model.errors import UserError
+
+    if undo == bool(reason.strip()):
+        raise UserError("either --reason or --undo", 'seatrial history mark 12 --reason "the node was throttled"')
+    with opened(store, write=True) as kept:
+        if not (kept.unmark(run) if undo else kept.mark(run, reason.strip())):
+            raise UserError(f"no run {run} in {kept.path}", "seatrial history runs lists them")
+        typer.echo(f"run {run}: {'may be a baseline again' if undo else f'poisoned: {reason.strip()}'}")
+
+
+def export(
+    metrics: Annotated[list[str] | None, typer.Argument(metavar="[METRIC...]", help="Only these; * and ? stand for anything.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A file; its ending says the form. Default: JSON to standard output.")
+    ] = None,
+    form: Annotated[str | None, typer.Option("--format", help="json (an object per run and line), csv or parquet.")] = None,
+    store: StoreFile = None,
+    project: Project = None,
+    name: Name = None,
+    take: TakeName = "last",
+    points: Annotated[bool, typer.Option("--points", help="CSV and Parquet: a row per step.")] = False,
+) -> None:
+    """Export to JSON, CSV or Parquet. The JSON has the schema of unit_results.json, so the same jq one-liners read it."""
+    from seatrial.cli.history_export import write
+
+    with opened(store) as kept:
+        write(kept, metrics or [], out, form, project, name, taken(take), points)
+
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "import": ("history", "import_"),
+    "show": ("history", "show"),
+    "runs": ("history", "runs"),
+    "compare": ("history", "compare"),
+    "trend": ("history_judge", "trend"),
+    "gate": ("history_judge", "gate"),
+    "calibrate": ("history_judge", "calibrate"),
+    "mark": ("history", "mark"),
+    "export": ("history", "export"),
+}
+
+
+class Lazy(TyperGroup):
+    """Makes a command only when it is asked for: a query is shorter than the making of all of them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the interface of a group
+        """In the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:  # noqa: ARG002 - the interface of a group
+        """One command, or None."""
+        if name not in COMMANDS:
+            return None
+        module, function = COMMANDS[name]
+        made = typer.Typer(rich_markup_mode=None, add_completion=False)
+        made.command(name)(getattr(importlib.import_module(f"seatrial.cli.{module}"), function))
+        found = typer.main.get_command(made)
+        found.name = name
+        return found
+
+
+app = typer.Typer(cls=Lazy, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+
+
+@app.callback()
+def history() -> None:
+    """Metrics of all runs over time: show, compare, trends with change points, a gate, thresholds, export."""

@@ -1,0 +1,234 @@
+"""The verdict on one script that was run.
+
+- An exit code of 0 is not enough: the metrics were written by this run and are whole, every assertion of the script and of the user holds
+  by the strict check language, and the last step was reached. The script's own table of checks must be in its log, where it makes one.
+- Nothing to check is a Fail, unless the user accepts the exit code alone; then a note says that nothing else was looked at.
+- A script that says that it skips itself, and left no metrics of this run, is Skipped.
+- A failure that is known to come from the machine is Blocked. Every other one is a Fail: the change cannot be excluded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from seatrial.loops import get_loop
+from seatrial.loops.nightly import Asserted
+from seatrial.metrics.checks import evaluate, undamaged
+from seatrial.metrics.grammar import CheckSyntaxError
+from seatrial.metrics.read import read_metrics
+from seatrial.model.errors import UserError
+from seatrial.model.record import CheckResult, Diagnosis
+from seatrial.model.series import Metrics
+from seatrial.model.verdict import Boundary, Verdict
+from seatrial.regress.bisect.judging.failures import MACHINE
+from seatrial.regress.functional.collect import copy_metrics, fresh
+from seatrial.regress.functional.plan import Planned
+from seatrial.regress.functional.record import Ended, ScriptResult
+from seatrial.report.text import one_line
+from seatrial.triage.diagnose import diagnose
+from seatrial.triage.log import read_log
+
+EXIT_CODE_ONLY = "judged by its exit code alone (--exit-code-only): no metrics and no steps were looked at"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """How a script ended."""
+
+    directory: Path
+    """Ours."""
+    log: Path
+    started: float
+    """By the clock of the file system."""
+    ended: Ended
+    exit_code: int | None
+    seconds: float
+    trouble: str = ""
+    """Why it could not be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    checks: tuple[CheckResult, ...]
+    reached: int | None
+    wrote: bool
+    """Whether a metrics file of this run is there."""
+
+
+def judge(planned: Planned, ran: Ran) -> ScriptResult:
+    """Judge one script by what it left."""
+    measured = _measure(planned, ran)
+    notes: tuple[str, ...] = ()
+    diagnosis, boundary = None, Boundary.ENVIRONMENT if ran.ended in ("not started", "interrupted") else None
+    if ran.ended == "not started":
+        verdict, reason = Verdict.BLOCKED, ran.trouble
+    elif ran.ended == "interrupted":
+        verdict, reason = Verdict.BLOCKED, "interrupted, which says nothing about the change"
+    elif ran.ended != "exited" or ran.exit_code != 0:
+        diagnosis = _diagnose(planned, ran)
+        verdict, boundary, reason = _failed(planned, ran, diagnosis)
+    else:
+        verdict, boundary, reason = _done(planned, ran, measured)
+        if verdict is Verdict.PASS and not planned.something_to_check:
+            notes = (EXIT_CODE_ONLY,)
+    return ScriptResult(
+        name=planned.name,
+        script=str(planned.script),
+        verdict=verdict,
+        boundary=boundary,
+        reason=reason,
+        exit_code=ran.exit_code,
+        ended=ran.ended,
+        seconds=round(ran.seconds, 3),
+        steps=planned.steps,
+        reached=measured.reached,
+        checks=measured.checks,
+        gpus=planned.gpus,
+        gpu_hours=None if planned.gpus is None else round(planned.gpus * ran.seconds / 3600, 6),
+        notes=notes,
+        diagnosis=diagnosis,
+    )
+
+
+def _done(planned: Planned, ran: Ran, measured: _Measured) -> tuple[Verdict, Boundary | None, str]:
+    """It exited with 0."""
+    said = _skip_line(planned, ran.log)
+    if said and not measured.wrote:
+        return Verdict.SKIPPED, None, f"the script skipped itself: {said}"
+    missed = [check for check in measured.checks if not check.passed]
+    if missed:
+        more = f" (and {len(missed) - 1} more)" if len(missed) > 1 else ""
+        message = missed[0].message or f"wanted {missed[0].threshold}"
+        return Verdict.FAIL, missed[0].boundary, f"exit 0, but {missed[0].name}: {one_line(message)}{more}"
+    if planned.something_to_check:
+        return Verdict.PASS, None, f"exit 0, {len(measured.checks)} checks met"
+    if planned.exit_code_only:
+        return Verdict.PASS, None, "exit 0"
+    fix = "give --check and --metrics, or --steps; or accept its exit code with --exit-code-only"
+    return Verdict.FAIL, Boundary.METRICS, f"nothing to check: exit 0 alone proves nothing; {fix}"
+
+
+def _failed(planned: Planned, ran: Ran, found: Diagnosis) -> tuple[Verdict, Boundary | None, str]:
+    told = {
+        "deadline": f"did not end within {planned.minutes:g} minutes, and was ended",
+        "stalled": f"said nothing for {planned.stall:g} minutes, and was ended",
+    }.get(ran.ended, f"exit {ran.exit_code}")
+    # Triage also blocks for data or configuration, which a change may have broken: only the machine takes the blame from it.
+    blocked = found.signature in MACHINE and found.verdict is Verdict.BLOCKED
+    cause = f": {one_line(found.cause)}" if found.cause else ""
+    return (Verdict.BLOCKED if blocked else Verdict.FAIL), found.boundary, f"{told}{cause}"
+
+
+def _diagnose(planned: Planned, ran: Ran) -> Diagnosis:
+    loop = get_loop(planned.known.loop) if planned.known else None
+    try:
+        return diagnose(ran.log, loop.milestones() if loop else (), loop.signatures() if loop else ())
+    except UserError:
+        return Diagnosis()
+
+
+def _skip_line(planned: Planned, log: Path) -> str:
+    try:
+        lines = [line.text.strip() for line in read_log(log)]
+    except UserError:
+        return ""
+    return next((one_line(line) for line in lines if any(pattern.search(line) for pattern in planned.skips)), "")
+
+
+def _measure(planned: Planned, ran: Ran) -> _Measured:
+    """All checks; they are made also of a script that failed, as far as there are metrics, for they may say why."""
+    checks: list[CheckResult] = []
+    reached: int | None = None
+    wrote = False
+    several = len(planned.asserted) > 1
+    for number, one in enumerate(planned.asserted, 1):
+        target = ran.directory / (f"metrics-{number}" if several else "metrics")
+        label = f"{one.metrics.name if one.metrics else one.written}: " if several else ""
+        made, steps, written = _of_file(planned, one, target, ran)
+        checks += [check.model_copy(update={"name": f"{label}{check.name}"}) for check in made]
+        wrote = wrote or written
+        if steps is not None:
+            reached = max(steps, reached or 0)
+    if planned.known and planned.known.table:
+        checks.append(_own_table(planned.known.table, ran.log))
+    if planned.known and planned.asserted:
+        checks += _fresh_logs(planned.known.logs, ran.started)
+    return _Measured(tuple(checks), reached, wrote)
+
+
+def _of_file(planned: Planned, one: Asserted, target: Path, ran: Ran) -> tuple[list[CheckResult], int | None, bool]:
+    """The checks of one metrics file, the step that it reaches, and whether this run wrote it."""
+    name = "metrics of this run"
+    if one.metrics is None:
+        return [_miss(name, f"where {one.written} is cannot be told; give --metrics FILE")], None, False
+    try:
+        metrics = read_metrics([copy_metrics(one.metrics, target, ran.started)])
+    except UserError as error:
+        made = [_miss(name, error.message)]
+        made += [_miss(expr, "not evaluated: there are no metrics") for expr in one.checks]
+        return made, None, fresh(one.metrics, ran.started)
+    checks = [CheckResult(name=name, kind="proof", passed=True, value=str(one.metrics)), undamaged(metrics)]
+    checks += [_evaluated(expr, metrics) for expr in one.checks]
+    reached = None
+    if one.steps:
+        step, reached = _last_step(one.steps, planned.step_tags, metrics)
+        checks.append(step)
+    return checks, reached, True
+
+
+def _evaluated(expr: str, metrics: Metrics) -> CheckResult:
+    if "$" in expr:
+        return _miss(expr, "not evaluated: it holds a shell variable whose value is not known")
+    try:
+        return evaluate(expr, metrics)
+    except CheckSyntaxError as error:
+        return _miss(expr, f"not evaluated: {one_line(error.message)}")
+
+
+def _last_step(wanted: int, tags: tuple[str, ...], metrics: Metrics) -> tuple[CheckResult, int | None]:
+    """Whether the last step was reached, by a metric that every step has. Others may count something else, such as seconds."""
+    name = f"last step {wanted}"
+    series = next((metrics.series[tag] for tag in tags if tag in metrics.series), None)
+    if series is None:
+        return _miss(name, f"steps cannot be counted: no metric {' or '.join(tags)}; give --steps-by METRIC"), None
+    reached = max(series.steps, default=0)
+    broken = series.non_finite()
+    message = f"step {reached} of {wanted}, by {series.tag}" if reached < wanted else ""
+    if broken:
+        message = f"{series.tag} is not finite at step {broken[0]}" + (f"; {message}" if message else "")
+    check = CheckResult(
+        name=name,
+        kind="proof",
+        passed=reached >= wanted and not broken,
+        value=float(reached),
+        threshold=f">= {wanted}",
+        steps=series.steps[-1:],
+        missing=broken,
+        message=message,
+    )
+    return check, reached
+
+
+def _own_table(title: str, log: Path) -> CheckResult:
+    """Whether the script looked at its metrics itself."""
+    name = "the script looked at its own metrics"
+    try:
+        seen = any(line.body.strip() == title for line in read_log(log))
+    except UserError as error:
+        return _miss(name, error.message)
+    return CheckResult(name=name, kind="proof", passed=seen, message="" if seen else f"no table {title!r} in its log")
+
+
+def _fresh_logs(logs: Path, started: float) -> list[CheckResult]:
+    """Metrics are made from event files: if there are any, this run must have written to one."""
+    events = [file for file in logs.rglob("*tfevents*") if file.is_file()]
+    if not events:
+        return []
+    new = any(fresh(file, started) for file in events)
+    message = "" if new else f"every event file below {logs} is older than this run: its metrics are those of an earlier one"
+    return [CheckResult(name="event files of this run", kind="proof", passed=new, message=message)]
+
+
+def _miss(name: str, message: str) -> CheckResult:
+    return CheckResult(name=name, kind="proof", passed=False, message=message)

@@ -1,0 +1,150 @@
+"""What a functional run is going to do: for each script its command, what it must leave, how long it may take, and what it costs.
+
+- What a loop knows of a script (`loops.nightly`) comes first; options of the user add checks, and replace steps, metrics and GPUs.
+- A script that leaves nothing to check is planned all the same: that its exit code says nothing is the verdict's business.
+- GPU hours are GPUs times the deadline, or times the minutes that the script asks for. With a budget, GPUs must be known.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from seatrial.loops.nightly import Asserted, Functional, describe_functional
+from seatrial.metrics.grammar import parse
+from seatrial.model.errors import UserError
+
+DEADLINE_MINUTES = 60.0
+"""For a script that says nothing of its time."""
+STEP_TAGS = ("train/loss", "loss")
+"""Metrics that have a point at every step, of scripts that no loop knows."""
+SKIPS = (re.compile(r"^\s*(?:\[[^\]]*\]\s*)?SKIP(?:PED)?\b\s*[:-]", re.IGNORECASE),)
+"""How scripts say that they did nothing and exit with 0: `[failover] SKIP: needs 3 GPUs`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The options of one call."""
+
+    scripts: tuple[Path, ...]
+    arguments: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    metrics: Path | None = None
+    steps: int | None = None
+    steps_by: str | None = None
+    deadline: float | None = None
+    """Minutes, as the next one."""
+    stall: float | None = None
+    gpus: int | None = None
+    gpu_hours: float | None = None
+    exit_code_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One script."""
+
+    name: str
+    script: Path
+    argv: tuple[str, ...]
+    cwd: Path
+    asserted: tuple[Asserted, ...]
+    known: Functional | None
+    minutes: float
+    """The deadline."""
+    stall: float
+    gpus: int | None
+    step_tags: tuple[str, ...]
+    exit_code_only: bool = False
+    skips: tuple[re.Pattern[str], ...] = field(default=SKIPS)
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """What it may cost at most; None when nobody said how many GPUs it uses."""
+        return None if self.gpus is None else self.gpus * self.minutes / 60
+
+    @property
+    def something_to_check(self) -> bool:
+        """Whether an exit code of 0 can be held against anything. That a file exists is not enough."""
+        return any(one.checks or one.steps for one in self.asserted)
+
+    @property
+    def steps(self) -> int | None:
+        """The last step that it must reach."""
+        return max((one.steps for one in self.asserted if one.steps), default=None)
+
+
+def plan(asked: Asked) -> tuple[Planned, ...]:
+    """All scripts; what cannot be run as asked is a UserError, before anything runs."""
+    for expr in asked.checks:
+        parse(expr)
+    if not asked.scripts:
+        raise UserError("no script is given", "seatrial functional run SCRIPT…")
+    names: dict[str, int] = {}
+    made = []
+    for script in asked.scripts:
+        whole = script.absolute()
+        if not whole.is_file():
+            raise UserError(f"{script}: no such script", "check the path")
+        names[whole.stem] = names.get(whole.stem, 0) + 1
+        count = names[whole.stem]
+        made.append(_plan_one(whole, whole.stem if count == 1 else f"{whole.stem}-{count}", asked))
+    _within_budget(made, asked.gpu_hours)
+    return tuple(made)
+
+
+def _plan_one(script: Path, name: str, asked: Asked) -> Planned:
+    known = describe_functional(script, asked.arguments)
+    minutes = asked.deadline or (known.minutes if known else None) or DEADLINE_MINUTES
+    tags = known.step_tags if known and known.step_tags else STEP_TAGS
+    return Planned(
+        name=name,
+        script=script,
+        argv=("bash", str(script), *asked.arguments),
+        cwd=known.root if known else Path.cwd(),
+        asserted=_asserted(script, known.asserted if known else (), asked),
+        known=known,
+        minutes=minutes,
+        stall=asked.stall or minutes,
+        gpus=asked.gpus if asked.gpus is not None else known.gpus if known else None,
+        step_tags=(asked.steps_by,) if asked.steps_by else tags,
+        exit_code_only=asked.exit_code_only,
+        skips=(*SKIPS, *(known.skips if known else ())),
+    )
+
+
+def _asserted(script: Path, own: tuple[Asserted, ...], asked: Asked) -> tuple[Asserted, ...]:
+    """What the script asserts, with what the user adds."""
+    if asked.metrics is not None:
+        place = asked.metrics.absolute()
+        same = [one for one in own if one.metrics == place]
+        rest = tuple(one for one in own if one.metrics != place)
+        first = same[0] if same else Asserted(metrics=place, written=str(asked.metrics))
+    elif own:
+        first, rest = own[0], own[1:]
+    elif asked.checks or asked.steps:
+        raise UserError(f"{script}: where it leaves its metrics is not known", "say so: --metrics FILE (or a directory)")
+    else:
+        return ()
+    if asked.checks and rest and asked.metrics is None:
+        raise UserError(f"{script}: it leaves {1 + len(rest)} metrics files", "name the one that --check is about: --metrics FILE")
+    checks = tuple(dict.fromkeys((*first.checks, *asked.checks)))
+    first = replace(first, checks=checks, steps=asked.steps or first.steps)
+    if asked.steps and asked.metrics is None:
+        rest = tuple(replace(one, steps=asked.steps) if one.steps else one for one in rest)
+    return (first, *rest)
+
+
+def _within_budget(made: list[Planned], budget: float | None) -> None:
+    if budget is None:
+        return
+    unknown = [one.script.name for one in made if one.gpu_hours is None]
+    if unknown:
+        raise UserError(f"--gpu-hours: how many GPUs {', '.join(unknown)} uses is not known", "say so with --gpus N (0 for none)")
+    total = sum(one.gpu_hours or 0 for one in made)
+    if total > budget:
+        largest = sorted(made, key=lambda one: -(one.gpu_hours or 0))[:3]
+        shown = ", ".join(f"{one.script.name} {one.gpu_hours:.3g}" for one in largest)
+        fix = "raise the budget, shorten --deadline, or name fewer scripts"
+        raise UserError(f"the plan may take {total:.4g} GPU hours, and --gpu-hours is {budget:g}; the largest: {shown}", fix)

@@ -1,0 +1,185 @@
+"""A container as a place to run a command in.
+
+- Before anything runs the engine is asked whether it answers; one that does not is Blocked at environment, with the fix.
+- The checkout is mounted read-write under its own path, so that paths in commands, logs and metrics are the same inside and outside.
+- Whatever ended the command, its container is removed; one that stays is told.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.verdict import Boundary
+from seatrial.regress.hermetic.place import Place
+from seatrial.regress.hermetic.render import (
+    ENGINES,
+    Box,
+    Engine,
+    Mount,
+    after_words,
+    answer_words,
+    before_words,
+    caller,
+    left_words,
+    run_words,
+)
+from seatrial.report.text import one_line
+
+ANSWER_S, IMPORT_S, REMOVE_S = 60.0, 3600.0, 120.0
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_FIXES = {
+    "docker": "start its daemon (sudo systemctl start docker) or join the group that may use it; or choose --engine podman",
+    "podman": "run `podman info` to see why; or choose another --engine",
+    "enroot": "run `enroot version` to see why; or choose another --engine",
+}
+
+
+def environment_names(names: list[str]) -> tuple[str, ...]:
+    """The names of `--env`, each of a variable that is set; values are not taken, they would stand in a command line."""
+    for name in names:
+        if "=" in name:
+            shown = name.partition("=")[0]
+            raise UserError(
+                f"--env {shown}=…: give the name alone, no value may stand in a command line", f"{shown}=… seatrial … --env {shown}"
+            )
+        if not _NAME.fullmatch(name):
+            raise UserError(f"--env {name}: not the name of a variable", "give names such as HF_TOKEN")
+        if name not in os.environ:
+            raise UserError(f"--env {name}: not set here", f"export {name}, or leave it out")
+    return tuple(dict.fromkeys(names))
+
+
+def parse_mount(text: str) -> Mount:
+    """`SRC:DST` or `SRC:DST:ro`."""
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(parts) or (len(parts) == 3 and parts[2] not in ("ro", "rw")):
+        raise UserError(f"--mount {text}: not SRC:DST or SRC:DST:ro", "give two paths, as /data:/data:ro")
+    source = Path(parts[0]).expanduser().absolute()
+    if not source.exists():
+        raise UserError(f"--mount {text}: {source} does not exist", "make it, or correct the path")
+    if not parts[1].startswith("/"):
+        raise UserError(f"--mount {text}: {parts[1]} is not absolute", "give the whole path in the container")
+    return Mount(source=source, target=parts[1], read_only=parts[2:] == ["ro"])
+
+
+def gpus_present() -> bool:
+    """Whether this machine has NVIDIA GPUs."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def own_mounts(*places: Path) -> tuple[Mount, ...]:
+    """Directories under their own paths; one that lies in another is in it already."""
+    whole = sorted({place.absolute() for place in places})
+    return tuple(
+        Mount(source=one, target=str(one)) for one in whole if not any(one != other and one.is_relative_to(other) for other in whole)
+    )
+
+
+def choose_engine(asked: str | None) -> Engine:
+    """The engine that was asked for, or the first that answers; a BlockedError when none does."""
+    if asked is not None and asked not in ENGINES:
+        raise UserError(f"--engine {asked}: unknown", f"use {', '.join(ENGINES)}")
+    tried = []
+    for engine in ENGINES:
+        if asked not in (None, engine):
+            continue
+        why = unusable(engine)
+        if why is None:
+            return engine
+        tried.append((engine, why))
+    message = "; ".join(f"{engine}: {why}" for engine, why in tried)
+    fix = _FIXES[tried[0][0]] if asked and shutil.which(asked) else f"install one of {', '.join(ENGINES)}, or leave --image out"
+    raise BlockedError(Boundary.ENVIRONMENT, f"no container can be started here: {message}", fix)
+
+
+def unusable(engine: Engine) -> str | None:
+    """Why the engine cannot be used, or None."""
+    if shutil.which(engine) is None:
+        return "not on PATH"
+    done = _call(answer_words(engine), ANSWER_S)
+    return None if done.returncode == 0 else one_line(done.stderr or done.stdout)[-300:] or f"exit {done.returncode}"
+
+
+class Container(Place):
+    """A new container for each command; with enroot one that is unpacked once."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+        self._name = f"seatrial-{secrets.token_hex(4)}"
+        self._count = 0
+        self._scratch: Path | None = None
+        self.notes = (f"ran in {box.image} ({box.engine})",)
+
+    def prepare(self) -> None:
+        """Fetch and unpack, where the engine does not do so itself."""
+        if self.box.engine != "enroot":
+            return
+        self._scratch = Path(tempfile.mkdtemp(prefix="seatrial-enroot-"))
+        for words in before_words(self.box, self._name, self._scratch):
+            done = _call(words, IMPORT_S)
+            if done.returncode != 0:
+                self.remove()
+                message = f"{shlex.join(words)}: {one_line(done.stderr or done.stdout)[-300:]}"
+                raise BlockedError(Boundary.ENVIRONMENT, message, "check the name of the image and the access to its registry")
+
+    def command(self, argv: tuple[str, ...], cwd: Path) -> tuple[tuple[str, ...], dict[str, str]]:
+        """A container of its own for each command; the client has the caller's variables, the container those that are named."""
+        self._count += 1
+        env = dict(os.environ)
+        if self.box.engine == "enroot" and self.box.gpus:
+            env.setdefault("NVIDIA_VISIBLE_DEVICES", "all")
+        return run_words(self.box, self._current(), argv, cwd), env
+
+    def shown(self, argv: tuple[str, ...], cwd: Path) -> list[str]:
+        """Every command, in order."""
+        scratch = Path(tempfile.gettempdir())
+        lines = [*before_words(self.box, self._name, scratch), run_words(self.box, self._name, argv, cwd)]
+        lines += [after_words(self.box, self._name)] if self.box.engine == "enroot" else []
+        return [shlex.join(words) for words in lines]
+
+    def end(self) -> None:
+        """Remove the container of the last command; a client that was killed leaves it running."""
+        if self.box.engine != "enroot":
+            self._gone(self._current())
+
+    def remove(self) -> None:
+        """What enroot unpacked."""
+        if self.box.engine == "enroot":
+            self._gone(self._name)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _current(self) -> str:
+        return self._name if self.box.engine == "enroot" else f"{self._name}-{self._count}"
+
+    def _gone(self, name: str) -> None:
+        _call(after_words(self.box, name), REMOVE_S)
+        left = _call(left_words(self.box, name), ANSWER_S).stdout.split()
+        if left and (self.box.engine != "enroot" or name in left):
+            self.notes = (*self.notes, f"container {name} could not be removed: {shlex.join(after_words(self.box, name))}")
+
+
+def make_box(engine: Engine, image: str, mounts: tuple[Mount, ...], env: tuple[str, ...]) -> Box:
+    """A container of the caller, with the GPUs of this machine."""
+    gpus = gpus_present()
+    if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
+        env = tuple(dict.fromkeys((*env, "CUDA_VISIBLE_DEVICES")))
+    return Box(engine=engine, image=image, mounts=mounts, env=env, gpus=gpus, user=caller())
+
+
+def _call(words: tuple[str, ...], seconds: float) -> subprocess.CompletedProcess[str]:
+    """A short command of an engine; one that hangs or cannot be started has failed."""
+    try:
+        return subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=seconds, stdin=subprocess.DEVNULL, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(words, 127, "", str(error))

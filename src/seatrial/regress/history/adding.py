@@ -1,0 +1,133 @@
+"""From a path to runs in the store: what was found, what a person stated, trust, and one line for each.
+
+- What is stated fills what a file does not say; it never overrules the file: a contradiction is an error.
+- One run that cannot be read stops none of the others, and is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from seatrial.model.errors import UserError
+from seatrial.regress.history.importers.detect import detect
+from seatrial.regress.history.importers.draft import Draft, Tree
+from seatrial.regress.history.record import Run
+from seatrial.regress.history.store import Store
+from seatrial.regress.history.trust import why_untrusted
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """What a person, or the command that just ran it, says of the runs."""
+
+    project: str | None = None
+    name: str | None = None
+    machine: str | None = None
+    commit: str | None = None
+    branch: str | None = None
+    clean: bool | None = None
+    passed: bool | None = None
+    repo: Path | None = None
+    """A checkout in which commits can be looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """One run, or one path that could not be read."""
+
+    path: Path
+    run: Run | None = None
+    new: bool = False
+    points: int = 0
+    error: UserError | None = None
+
+    def line(self) -> str:
+        """What happened, for a person."""
+        if self.run is None:
+            return f"{self.path}: not imported: {self.error.message if self.error else 'unknown'}"
+        what = f"run {self.run.id}" if self.new else f"there already as run {self.run.id}"
+        trust = "trusted" if self.run.trusted else f"not trusted: {self.run.why_untrusted}"
+        return f"{self.path}: {what}: {self.run.kind} {self.run.project} {self.run.name}, {self.points} points, {trust}"
+
+
+def add(store: Store, path: Path, stated: Stated, trusted: tuple[str, ...], *, restate: bool = False) -> Iterator[Added]:
+    """Import every run at `path`; raises a UserError when there is none. `restate`: what is stated holds also for runs that are there."""
+    for place, read in detect(path):
+        try:
+            drafts = read()
+        except UserError as error:
+            yield Added(place, error=error)
+            continue
+        for draft in drafts:
+            try:
+                run = run_of(completed(draft, stated), stated, trusted)
+            except UserError as error:
+                yield Added(place, error=error)
+                continue
+            new = store.add(run, draft.points, again=draft.again)
+            if restate and not new:
+                store.restate(run)
+            yield Added(place, store.by_digest(run.digest), new, len(draft.points))
+
+
+def completed(draft: Draft, stated: Stated) -> Draft:
+    """The draft with what was stated; UserError where the file says otherwise."""
+    trees = draft.trees or ((Tree(path=stated.repo),) if stated.commit or stated.branch else ())
+    if trees:
+        first = trees[0]
+        commit = _one(draft, "commit", first.commit, stated.commit)
+        branch = _one(draft, "branch", first.branch, stated.branch)
+        dirty = first.dirty if stated.clean is None else _one(draft, "clean tree", first.dirty, not stated.clean)
+        trees = (replace(first, commit=commit, branch=branch, dirty=dirty, path=stated.repo or first.path), *trees[1:])
+    passed = draft.passed if stated.passed is None else _one(draft, "passed", draft.passed, stated.passed)
+    return replace(draft, trees=trees, passed=passed)
+
+
+def _one(draft: Draft, what: str, found: T | None, said: T | None) -> T | None:
+    """Either of the two, which must not contradict each other; a short commit agrees with the long one."""
+    if found is None or said is None:
+        return said if found is None else found
+    same = found == said or (isinstance(found, str) and isinstance(said, str) and what == "commit" and found.startswith(said))
+    if not same:
+        raise UserError(f"{draft.source}: {what}: the file says {found!r}, and {said!r} was stated", "leave the option out")
+    return found
+
+
+def run_of(draft: Draft, stated: Stated, trusted: tuple[str, ...]) -> Run:
+    """The run as it is kept."""
+    why = why_untrusted(draft, trusted)
+    first = draft.trees[0] if draft.trees else Tree()
+    return Run(
+        project=stated.project or draft.project or _project(draft.source),
+        kind=draft.kind,
+        name=stated.name or draft.name,
+        commit=first.commit,
+        branch=first.branch,
+        dirty=any(tree.dirty is not False for tree in draft.trees),
+        time=draft.time,
+        machine=stated.machine or draft.machine,
+        passed=draft.passed,
+        trusted=not why,
+        why_untrusted=why,
+        source=str(draft.source.absolute()),
+        digest=draft.digest,
+    )
+
+
+def _project(source: Path) -> str:
+    """The name of the checkout that the file lies in, by its origin; else that of its directory."""
+    from seatrial.evidence.git import top_level
+    from seatrial.evidence.repos import origin_url
+
+    folder = source if source.is_dir() else source.parent
+    try:
+        root = top_level(folder)
+        url = origin_url(root) or ""
+    except UserError:
+        return folder.absolute().name or "project"
+    return url.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git") or root.name

@@ -1,0 +1,1 @@
+"""Files and directories that runs left, into runs and points; one module per kind."""

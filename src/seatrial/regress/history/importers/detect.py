@@ -1,0 +1,122 @@
+"""What a path is, and the runs in it.
+
+- A file that is named must be one of the known kinds; a directory is searched, from the top down: the run directory of a trial and the
+  directory of a campaign are one run each, and are not searched further; metric files are one run with all metric files below them.
+- Below a directory, files of other kinds are passed over; a file that is named as results are, and cannot be read, is told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from seatrial.model.errors import UserError
+from seatrial.regress.history.importers import bench, unit
+from seatrial.regress.history.importers.draft import Draft, read_bytes
+
+LOOKED_FOR = (
+    "unit_results.json (and dated copies of it), the run directory of a trial (trial.json), the directory of a campaign (manifest.json), "
+    "JSON lines of benchmarks, JSON of pytest-benchmark, and metrics (metrics.json, metrics.jsonl, event files, trainer_state.json)"
+)
+_NAMED = re.compile(r"unit_results\.json|\d{8}_\d{6}(-\d+)?\.json")
+_METRICS = re.compile(r"metrics\.jsonl?|trainer_state\.json|events.*tfevents.*")
+_PASSED_OVER = {".git", "node_modules", "__pycache__", ".venv"}
+
+Item = tuple[Path, Callable[[], list[Draft]]]
+"""Where it is, and how it is read."""
+
+
+def detect(path: Path) -> list[Item]:
+    """The runs at a path; a UserError when there are none."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file or directory", f"looked for: {LOOKED_FOR}")
+    if path.is_dir():
+        found = list(_search(path))
+    else:
+        item = _file(path, asked=True)
+        found = [item] if item else []
+    if not found:
+        raise UserError(f"{path}: nothing that history can hold", f"looked for: {LOOKED_FOR}")
+    return found
+
+
+def _search(folder: Path, *, metrics: bool = True) -> Iterator[Item]:
+    """Runs below a directory; `metrics` is off below metric files, which were read with all that belongs to them."""
+    one = _directory(folder)
+    if one is not None:
+        yield one
+        return
+    entries = sorted(folder.iterdir())
+    if metrics and any(_METRICS.fullmatch(entry.name) for entry in entries):
+        yield folder, lambda: _series(folder)
+        metrics = False
+    for entry in entries:
+        if entry.suffix in (".json", ".jsonl") and entry.is_file():
+            item = _file(entry, asked=False)
+            if item is not None:
+                yield item
+    for entry in entries:
+        if entry.is_dir() and not entry.is_symlink() and entry.name not in _PASSED_OVER:
+            yield from _search(entry, metrics=metrics)
+
+
+def _directory(folder: Path) -> Item | None:
+    """A directory that is one run."""
+    if (folder / "trial.json").is_file():
+
+        def trial() -> list[Draft]:
+            from seatrial.regress.history.importers import trial as reading
+
+            return [reading.read(folder)]
+
+        return folder, trial
+    if (folder / "manifest.json").is_file() and (folder / "inputs.jsonl").is_file():
+
+        def campaign() -> list[Draft]:
+            from seatrial.regress.history.importers import campaign as reading
+
+            return [reading.read(folder)]
+
+        return folder, campaign
+    return None
+
+
+def _series(path: Path) -> list[Draft]:
+    from seatrial.regress.history.importers import series as reading
+
+    return [reading.read(path)]
+
+
+def _asked(path: Path) -> list[Draft]:
+    """A file that was named, and that is metrics or nothing."""
+    try:
+        return _series(path)
+    except UserError as error:
+        raise UserError(error.message, f"looked for: {LOOKED_FOR}") from error
+
+
+def _file(path: Path, *, asked: bool) -> Item | None:
+    """A file by its content. Without a name of results, one that is no JSON is none of ours."""
+    if path.suffix == ".jsonl":
+        first = next((line for line in read_bytes(path).split(b"\n") if line.strip()), b"")
+        try:
+            ours = bench.looks_line(json.loads(first))
+        except (ValueError, RecursionError):
+            ours = False
+        if ours:
+            return path, lambda: bench.read_lines(path)
+        return (path, lambda: _asked(path)) if asked else None
+    content = read_bytes(path) if path.suffix == ".json" else b""
+    try:
+        data = json.loads(content) if content else None
+    except (ValueError, RecursionError):
+        return (path, lambda: [unit.read(path, content)]) if _NAMED.fullmatch(path.name) or (asked and path.suffix == ".json") else None
+    if unit.looks(data):
+        return path, lambda: [unit.read(path, content)]
+    if bench.looks_pytest(data):
+        return path, lambda: [bench.read_pytest(path)]
+    if _NAMED.fullmatch(path.name):
+        return path, lambda: [unit.read(path, content)]
+    return (path, lambda: _asked(path)) if asked else None

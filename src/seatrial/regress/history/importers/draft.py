@@ -1,0 +1,98 @@
+"""What an importer found, before it is decided whether the run is trusted; strict reading of JSON.
+
+- None means that the file does not say: an unknown state of the tree is not a clean one, and no outcome is not a pass.
+- `flaws` are what could not be read, or what contradicts itself: such a run is kept and never trusted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seatrial.model.errors import UserError
+from seatrial.regress.history.record import Kind, Point
+
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """The state of a repository that a run ran on, as far as the run says it."""
+
+    commit: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None
+    path: Path | None = None
+    """A checkout in which the commit can be looked up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """One run as its files tell it."""
+
+    kind: Kind
+    project: str | None = None
+    name: str
+    trees: tuple[Tree, ...] = ()
+    time: float
+    machine: str = ""
+    passed: bool | None = None
+    source: Path
+    digest: str
+    points: list[Point]
+    flaws: list[str] = field(default_factory=list)
+    again: bool = False
+    """A later import of the same run takes the place of this one."""
+
+
+def digest_of(kind: Kind, *parts: bytes) -> str:
+    """The identity of what was imported."""
+    made = hashlib.blake2b(str(kind).encode(), digest_size=20)
+    for part in parts:
+        made.update(len(part).to_bytes(8, "big"))
+        made.update(part)
+    return made.hexdigest()
+
+
+def commit_in(value: Any) -> str | None:
+    """A commit id, or None for `unknown` and the like."""
+    return value if isinstance(value, str) and _COMMIT.fullmatch(value) else None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole file, or a UserError that names it."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot read: {error.strerror or error}", "check the path and its permissions") from error
+
+
+def parse(path: Path, data: bytes) -> Any:
+    """JSON without a key that stands twice, where Python would keep the last one without a word."""
+
+    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        built = dict(pairs)
+        if len(built) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise UserError(f"{path}: the key {twice!r} stands twice in one object", "restore the file, or rename one of them")
+        return built
+
+    try:
+        return json.loads(data, object_pairs_hook=build)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON: {error}", "the file is torn or was edited; restore it") from error
+
+
+def machine_here(gpus: list[str] | tuple[str, ...] = ()) -> str:
+    """The kind of this machine. Names of hosts say nothing: those of containers and of cluster nodes change from run to run."""
+    cpus = f"{os.uname().machine}, {len(os.sched_getaffinity(0))} CPUs"
+    if not gpus:
+        return cpus
+    kinds = ", ".join(f"{list(gpus).count(gpu)} x {gpu}" for gpu in sorted(set(gpus)))
+    return f"{cpus}, {kinds}"

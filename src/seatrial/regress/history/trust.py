@@ -1,0 +1,59 @@
+"""Whether a run may serve as a baseline, and why not.
+
+- Trusted means: it passed, nothing of it was unreadable, its tree was clean, its branch is a trusted one, and, where the repository is
+  at hand, the commit lies on the branch of that name there, here or at origin.
+- What is not known is not trusted. A branch of that name in another clone, which is not at hand, is believed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+
+from seatrial.model.errors import UserError
+from seatrial.regress.history.importers.draft import Draft, Tree
+
+
+def why_untrusted(draft: Draft, trusted: Sequence[str]) -> str:
+    """The reason, or empty for a run that is trusted."""
+    if draft.passed is None:
+        return "no outcome is known"
+    if not draft.passed:
+        return "it did not pass"
+    if draft.flaws:
+        return f"not all of it could be read: {draft.flaws[0]}"
+    if not draft.trees:
+        return "no commit is known"
+    return next((reason for tree in draft.trees if (reason := _tree(tree, trusted))), "")
+
+
+def _tree(tree: Tree, trusted: Sequence[str]) -> str:
+    if tree.commit is None:
+        return "no commit is known"
+    if tree.dirty is None:
+        return "it is not known whether the tree was clean"
+    if tree.dirty:
+        return "the tree was not clean"
+    if tree.branch is None:
+        return "no branch is known"
+    if not any(fnmatch.fnmatchcase(tree.branch, pattern) for pattern in trusted):
+        return f"the branch {tree.branch} is not one of {', '.join(trusted) or '(none)'}"
+    return _on_branch(tree.path, tree.commit, tree.branch) if tree.path else ""
+
+
+def _on_branch(folder: Path, commit: str, branch: str) -> str:
+    """Whether the repository at hand has the commit on that branch; empty also where there is no such repository."""
+    from seatrial.evidence.git import commit_of, is_ancestor, top_level
+
+    try:
+        root = top_level(folder)
+        known = commit_of(root, commit)
+        tips = [tip for name in (f"refs/heads/{branch}", f"refs/remotes/origin/{branch}") if (tip := commit_of(root, name))]
+        if known is None or not tips:
+            return ""
+        if any(is_ancestor(root, known, tip) for tip in tips):
+            return ""
+    except UserError:
+        return ""
+    return f"the commit {commit[:12]} is not on the branch {branch} of {root}"

@@ -1,0 +1,103 @@
+"""What must be the same for a map to be trusted, and what else a result may hang on.
+
+- `given`: Python, the root, installed distributions, pytest's ini options. Another one of these: nothing recorded holds.
+- `options`: options that the project's own conftests added; they belong to every test.
+- `surroundings`: for tests that were skipped, which often wait for a variable, an option of a plugin or a GPU that may be here next time.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from seatrial.regress.select.digests import Version
+from seatrial.regress.select.facts import sha
+
+# Variables and options that say how tests are run, not what they find.
+OWN_VARIABLES = ("PYTEST", "SEATRIAL", "PYTHONPATH", "COV_", "COVERAGE", "_", "OLDPWD", "SHLVL")
+XDIST = frozenset(
+    (
+        "numprocesses",
+        "maxprocesses",
+        "maxworkerrestart",
+        "dist",
+        "tx",
+        "distload",
+        "rsyncdir",
+        "rsyncignore",
+        "testrunuid",
+        "px",
+        "looponfail",
+    )
+)
+
+
+def given(config: pytest.Config, root: Path) -> dict[str, str]:
+    """The circumstances of a session, each under the word that is told when it differs."""
+    return {
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "root": str(root),
+        "set of distributions": sha("\n".join(_distributions()).encode()),
+        "set of pytest options": sha("\n".join(sorted(f"{key}={_plain(value)}" for key, value in _ini(config).items())).encode()),
+    }
+
+
+def _ini(config: pytest.Config) -> dict[str, object]:
+    """The options of the ini file; newer versions of pytest keep them under another name."""
+    found = getattr(config, "_inicfg", None)
+    return dict(config.inicfg if found is None else found)
+
+
+def _plain(value: object) -> str:
+    """An ini value without pytest's wrapping, which also tells where it came from."""
+    return repr(getattr(value, "value", value))
+
+
+def _distributions() -> Iterable[str]:
+    found: set[str] = set()
+    for entry in sys.path:
+        try:
+            found.update(path.name for path in Path(entry or ".").iterdir() if path.name.endswith(".dist-info"))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def commit(root: Path) -> str:
+    """HEAD, or "" where there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def options(config: pytest.Config, before: frozenset[str]) -> Version:
+    """Values of the options that came with the project's conftests; `before` are the names that were there without them."""
+    found = {key: value for key, value in vars(config.option).items() if key not in before}
+    return "", "@options of the project", _digest(found)
+
+
+def surroundings(config: pytest.Config) -> Version:
+    """What a skipped test may have waited for."""
+    from _pytest.config import get_config
+
+    core = vars(get_config()._parser.parse_known_args([]))
+    found: dict[str, object] = {
+        key: value for key, value in vars(config.option).items() if key not in core and key not in XDIST and not key.startswith("seatrial_")
+    }
+    found["variables"] = sorted(name for name in os.environ if not name.startswith(OWN_VARIABLES))
+    found["gpus"] = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+    return "", "@surroundings of a skipped test", _digest(found)
+
+
+def _digest(values: dict[str, object]) -> str:
+    return sha("\n".join(f"{key}={value!r}" for key, value in sorted(values.items())).encode("utf-8", "surrogateescape"))

@@ -1,0 +1,164 @@
+"""What comes with a file: everything that its import executes, and what was read on the way.
+
+- Edges are those of the text united with those that were seen while the session ran.
+- A file in the closure counts with its module level (all of it, if it could not be instrumented), with what its imports reach, and with the
+  blocks and files that were used while it was imported, in whichever process.
+- Functions that run once per process (caches, writers of globals) are recorded only for the first caller; `behind` adds them by name to
+  every block that mentions them, with the functions that they mention in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from seatrial.regress.select.digests import IMPORTS, LEVEL, WHOLE, Digests
+from seatrial.regress.select.evidence import Deed
+from seatrial.regress.select.imports import closure
+from seatrial.regress.select.trace.blocks import number
+from seatrial.regress.select.trace.events import HELLO, LOAD, SPAWN, TASK
+from seatrial.regress.select.trace.events import WHOLE as WHOLE_FILE
+
+Part = tuple[str, str]  # a path and a block in it
+
+
+@dataclass(slots=True)
+class Seen:
+    """What all processes of a session saw of imports."""
+
+    edges: dict[str, set[str]] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)
+    loaded: set[str] = field(default_factory=set)
+    during: dict[str, set[Deed]] = field(default_factory=dict)
+
+    def add(self, deed: Deed) -> None:
+        kind, a, b = deed
+        if kind == LOAD:
+            self.loaded.add(b)
+            if a:
+                self.loaded.add(a)
+                self.edges.setdefault(a, set()).add(b)
+        elif kind == SPAWN or kind in (HELLO, TASK):
+            return
+        elif kind == WHOLE_FILE and a == b:
+            self.whole.add(a)
+        elif b:
+            self.during.setdefault(b, set()).add(deed)
+
+
+class Files:
+    """Which block a number stands for: first among the files that were loaded, then in the whole project."""
+
+    def __init__(self, digests: Digests, loaded: Iterable[str]) -> None:
+        self._digests = digests
+        self._numbers: dict[int, Part] = {}
+        self._rest: list[str] | None = None
+        self._add(loaded)
+
+    def part(self, wanted: int) -> Part | None:
+        if wanted not in self._numbers and self._rest is None:
+            self._rest = self._digests.project.python()
+            self._add(self._rest)
+        return self._numbers.get(wanted)
+
+    def _add(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            facts = self._digests.facts(path)
+            for block in facts.blocks if facts else ():
+                self._numbers[number(path, block)] = (path, block)
+
+
+class Closures:
+    """Closures over one session's edges, each computed once."""
+
+    def __init__(self, digests: Digests, seen: Seen, imported: dict[str, set[Part]]) -> None:
+        self.digests = digests
+        self._edges = seen.edges
+        self._imported = imported
+        self._whole = seen.whole
+        self._reached: dict[frozenset[str], frozenset[str]] = {}
+        self._parts: dict[frozenset[str], frozenset[Part]] = {}
+        self._behind: dict[Part, frozenset[Part]] = {}
+        self._named: dict[str, dict[str, list[Part]]] = {}
+        self._sticky: dict[str, set[Part]] = {}
+        for path in {*seen.loaded, *imported}:
+            self._learn(path)
+
+    def reached(self, start: Iterable[str]) -> frozenset[str]:
+        key = frozenset(start)
+        if key not in self._reached:
+            self._reached[key] = closure(key, self._next)
+            for path in self._reached[key]:
+                self._learn(path)
+        return self._reached[key]
+
+    def parts(self, start: Iterable[str]) -> frozenset[Part]:
+        """All that importing `start` depends on."""
+        key = frozenset(start)
+        if key not in self._parts:
+            found: set[Part] = set()
+            for path in self.reached(key):
+                found.update(((path, WHOLE if path in self._whole else LEVEL), (path, IMPORTS)))
+                used = self._imported.get(path, set())
+                found.update(used)
+                for part in used:
+                    found.update(self.behind(part))
+                facts = self.digests.facts(path)
+                found.update(self._sticky_in(facts.level if facts else frozenset()))
+            self._parts[key] = frozenset(found)
+        return self._parts[key]
+
+    def wholes(self, start: Iterable[str]) -> frozenset[Part]:
+        """The same without trusting any trace: whole files."""
+        return frozenset((path, WHOLE) for path in self.reached(start)) | self.parts(start)
+
+    def behind(self, part: Part) -> frozenset[Part]:
+        """Functions that may have run once, before, on behalf of a block."""
+        if part not in self._behind:
+            facts = self.digests.facts(part[0])
+            mentioned = facts.mentions.get(part[1], frozenset()) if facts else frozenset()
+            self._behind[part] = frozenset(self._sticky_in(mentioned))
+        return self._behind[part]
+
+    def _next(self, path: str) -> Iterable[str]:
+        return self.digests.targets(path) | self._edges.get(path, set())
+
+    def _learn(self, path: str) -> None:
+        """Index the functions of a file by the names under which others mention them."""
+        if path in self._named:
+            return
+        names: dict[str, list[Part]] = {}
+        facts = self.digests.facts(path) if path.endswith(".py") else None
+        for block in facts.blocks if facts else ():
+            for name in _calls(block):
+                names.setdefault(name, []).append((path, block))
+        self._named[path] = names
+        for block in facts.sticky if facts else ():
+            for name in _calls(block):
+                self._sticky.setdefault(name, set()).add((path, block))
+
+    def _sticky_in(self, names: frozenset[str]) -> set[Part]:
+        found: set[Part] = set()
+        pending = [part for name in names & self._sticky.keys() for part in self._sticky[name]]
+        while pending:
+            part = pending.pop()
+            if part in found:
+                continue
+            found.add(part)
+            path, block = part
+            facts = self.digests.facts(path)
+            mentioned = facts.mentions.get(block, frozenset()) if facts else frozenset()
+            for other in self.reached([path]):
+                known = self._named.get(other, {})
+                for name in mentioned & known.keys():
+                    pending.extend(known[name])
+        return found
+
+
+def _calls(block: str) -> list[str]:
+    """Names that lead to a function: its own, and its class's for what runs by itself (`__init__`, `__enter__`)."""
+    parts = [part.partition("#")[0] for part in block.split(".") if part != "<locals>"]
+    if not parts or not parts[-1].isidentifier():
+        return []
+    dunder = parts[-1].startswith("__") and parts[-1].endswith("__")
+    return parts[-2:] if dunder else parts[-1:]

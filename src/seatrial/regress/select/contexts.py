@@ -1,0 +1,175 @@
+"""To whom belongs what happens now: the hooks that move the epoch while tests run.
+
+- One epoch per test (setup, call and teardown), one per value of a fixture wider than a function (its setup and its finalisation), one per
+  collected file, one per collector that has a setup of its own. Epoch 0 is everything else and belongs to every test.
+- A test uses the contexts of all fixtures that pytest really gave to it, asked for by name or by `getfixturevalue`, and of what these use.
+- A test that did not come to its end leaves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import pytest
+
+from seatrial.regress.select.evidence import ASIDE, BASE, Journal, Ran
+from seatrial.regress.select.project import Project
+from seatrial.regress.select.trace.events import Event
+
+Hook = Generator[None, Any, Any]
+
+
+class Tracer(Protocol):
+    """The part of the recorder that is used here."""
+
+    def switch(self, epoch: int) -> None: ...
+    def drain(self) -> list[Event]: ...
+
+
+class Contexts:
+    """A plugin of its own, registered while a session records."""
+
+    def __init__(self, tracer: Tracer, journal: Journal, project: Project) -> None:
+        self._tracer = tracer
+        self._journal = journal
+        self._project = project
+        self._last = ASIDE
+        self._stack = [BASE]
+        self._values: dict[Any, int] = {}  # a fixture definition: the epoch of the value that it holds
+        self._finishing: list[Any] = []
+        self._nodes: dict[Any, int] = {}  # a collector: the epoch of its setup
+        self._files: dict[str, int] = {}  # a collected file: the epoch of its collection
+        self._needs: dict[int, tuple[int, ...]] = {}
+        self._uses: set[int] = set()
+        self._outcome = ""
+
+    def _enter(self, epoch: int) -> None:
+        self._stack.append(epoch)
+        self._tracer.switch(epoch)
+
+    def _leave(self) -> None:
+        self._stack.pop()
+        self._tracer.switch(self._stack[-1])
+
+    def _new(self) -> int:
+        self._last += 1
+        return self._last
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Hook:
+        path = self._project.relative(collector.path) if isinstance(collector, pytest.File | pytest.Class) else None
+        if path is None or isinstance(collector, pytest.Package):
+            return (yield)
+        self._journal.evidence.collected.add(path)
+        if path not in self._files:
+            self._files[path] = self._new()
+        self._enter(self._files[path])
+        try:
+            return (yield)
+        finally:
+            self._leave()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Hook:
+        epoch = self._new()
+        path = self._project.relative(item.path) or ""
+        self._uses = {self._files[path]} if path in self._files else set()
+        self._outcome = ""
+        self._enter(epoch)
+        try:
+            result = yield
+        finally:
+            del self._stack[1:]
+            self._tracer.switch(BASE)
+        if self._outcome:
+            ran = Ran(item.nodeid, path, epoch, tuple(sorted(self._uses)), self._outcome)
+            self._journal.add(self._tracer.drain(), ran, self._needs)
+            self._needs = {}
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Hook:
+        for node in item.listchain()[:-1]:
+            if type(node).setup is not pytest.Collector.setup and node not in self._nodes:
+                self._nodes[node] = self._new()
+                node.setup = self._inside(self._nodes[node], node.setup)  # type: ignore[method-assign]
+            if node in self._nodes:
+                self._uses.add(self._nodes[node])
+        return (yield)
+
+    def _inside(self, epoch: int, setup: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            self._enter(epoch)
+            try:
+                setup()
+            finally:
+                self._leave()
+
+        return run
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Hook:
+        self._uses.update(self._used(getattr(item, "_request", None)))
+        return (yield)
+
+    def _used(self, request: Any) -> list[int]:
+        """Epochs of the fixture values that this request was given so far."""
+        given = getattr(request, "_fixture_defs", None) or {}
+        return [self._values[one] for one in given.values() if one in self._values]
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Hook:
+        if fixturedef.scope == "function":
+            return (yield)
+        epoch = self._values[fixturedef] = self._new()
+        self._enter(epoch)
+        try:
+            return (yield)
+        finally:
+            self._leave()
+            self._uses.add(epoch)
+            self._needs[epoch] = tuple(self._needed(fixturedef, request, epoch))
+            # Finalizers run last in, first out: this one before the fixture's own.
+            fixturedef.addfinalizer(lambda: self._finish(fixturedef, epoch))
+
+    def _needed(self, fixturedef: Any, request: Any, epoch: int) -> list[int]:
+        """Contexts behind a fixture: by its arguments, or any that is there if it can ask for more by `request`."""
+        if "request" in fixturedef.argnames:
+            return [one for one in self._used(request) if one != epoch]
+        given = getattr(request, "_fixture_defs", None) or {}
+        return [self._values[given[name]] for name in fixturedef.argnames if name in given and given[name] in self._values]
+
+    def _finish(self, fixturedef: Any, epoch: int) -> None:
+        self._finishing.append(fixturedef)
+        self._enter(epoch)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
+        if self._finishing and self._finishing[-1] is fixturedef:
+            self._finishing.pop()
+            if len(self._stack) > 1:
+                self._leave()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.outcome not in ("passed", "skipped"):
+            self._outcome = "failed"
+        elif self._outcome != "failed":
+            skipped = report.outcome == "skipped" and not hasattr(report, "wasxfail")
+            self._outcome = "skipped" if skipped or self._outcome == "skipped" else "passed"
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Our own reading of the project is no test's."""
+        self._enter(ASIDE)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def flush(self) -> None:
+        """What happened since the last test (the end of the session)."""
+        self._journal.add(self._tracer.drain(), None, self._needs)
+        self._needs = {}

@@ -1,0 +1,86 @@
+"""What is true of one content of one Python file, whatever the session: its blocks, imports and names.
+
+- A content is known by its hash, so facts can be kept between sessions; those of another Python version are thrown away with the map.
+- A file that does not parse has one block, "*": any change of it is a change of everything in it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from seatrial.regress.select.imports import Import, imports
+from seatrial.regress.select.trace import blocks as parts
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One content of a Python file; `level` holds names used at module level outside import statements."""
+
+    blocks: dict[str, str]
+    imports: tuple[Import, ...]
+    mentions: dict[str, frozenset[str]]
+    sticky: frozenset[str]
+    remote: frozenset[str]
+    level: frozenset[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "blocks": self.blocks,
+            "imports": self.imports,
+            "mentions": {name: sorted(found) for name, found in self.mentions.items()},
+            "sticky": sorted(self.sticky),
+            "remote": sorted(self.remote),
+            "level": sorted(self.level),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Facts:
+        return cls(
+            dict(data["blocks"]),
+            tuple((level, module, tuple(names)) for level, module, names in data["imports"]),
+            {name: frozenset(found) for name, found in data["mentions"].items()},
+            frozenset(data["sticky"]),
+            frozenset(data["remote"]),
+            frozenset(data["level"]),
+        )
+
+
+def sha(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def facts(source: bytes) -> Facts:
+    """Look at one content."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return Facts({"*": sha(source)}, (), {}, frozenset(), frozenset(), frozenset())
+    return Facts(
+        parts.blocks(source),
+        tuple(imports(tree)),
+        parts.mentions(source),
+        parts.sticky(source),
+        parts.remote(source),
+        frozenset(_level(tree)),
+    )
+
+
+def _level(tree: ast.Module) -> Iterator[str]:
+    """Names that run at import: everything but import statements and the bodies of functions."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            pending.extend([*node.decorator_list, node.args])
+        else:
+            pending.extend(ast.iter_child_nodes(node))

@@ -1,0 +1,227 @@
+"""From evidence to records: the dependencies of every test that ended.
+
+- A context is a test, the value of a fixture, the collection of a file, or the base; each becomes a set of its own, shared by its users.
+- What a child did in a context belongs to it, with all that the child had done before (a server, an actor, a pool keep state), except for
+  Ray workers that only run tasks.
+- Where a trace is missing (a Python child that never reported, a torn log, `.remote(` without a worker), whole files stand in for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from seatrial.regress.select import shell
+from seatrial.regress.select.children import Children, silent
+from seatrial.regress.select.closure import Closures, Files, Part, Seen
+from seatrial.regress.select.digests import EXISTS, LISTING, WHOLE, Digests, Version
+from seatrial.regress.select.evidence import BASE, Deed, Evidence, Ran
+from seatrial.regress.select.imports import packages_above
+from seatrial.regress.select.state import Outcome
+from seatrial.regress.select.trace import events as kinds
+
+ASKED = {kinds.READ: WHOLE, kinds.WHOLE: WHOLE, kinds.LIST: LISTING, kinds.EXISTS: EXISTS}
+
+
+@dataclass(slots=True)
+class Own:
+    """What one context itself depends on; `seeds` are files whose import comes with it."""
+
+    parts: set[Part] = field(default_factory=set)
+    seeds: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+    blind: bool = False  # something of it was not traced
+
+
+class Common(NamedTuple):
+    """Dependencies that are no files: of every test, and of those that were skipped."""
+
+    options: Version
+    surroundings: Version
+
+
+class Recorder:
+    """Records of one session, over the evidence of all its pytest processes."""
+
+    def __init__(self, digests: Digests, evidence: Sequence[Evidence], inputs: Sequence[str], given: Common) -> None:
+        self._digests = digests
+        self._project = digests.project
+        self._inputs = inputs
+        self._given = given
+        self._versions: dict[frozenset[Part], frozenset[Version]] = {}
+        seen = Seen()
+        for one in evidence:
+            for deeds in one.deeds.values():
+                for deed in deeds:
+                    seen.add(deed)
+            for _, events in one.children:
+                for kind, _, a, b in events:
+                    seen.add((kind, a, b))
+        self._files = Files(digests, seen.loaded | set(seen.during))
+        during = {path: self._during(deeds) for path, deeds in seen.during.items()}
+        self._closures = Closures(digests, seen, during)
+
+    def outcomes(self, evidence: Evidence) -> list[Outcome]:
+        """What is to be written about every test of one pytest process."""
+        return _Session(self, evidence).outcomes()
+
+    def _during(self, deeds: Iterable[Deed]) -> set[Part]:
+        own = Own()
+        for deed in deeds:
+            self.take(own, deed)
+        return own.parts
+
+    def take(self, own: Own, deed: Deed) -> None:
+        """Add one thing that happened to what a context depends on."""
+        kind, a, b = deed
+        if kind == kinds.HIT:
+            part = self._files.part(int(a))
+            if part is None:
+                own.blind = True
+            else:
+                own.parts.add(part)
+                own.seeds.add(part[0])
+        elif kind == kinds.LOAD:
+            if not a:
+                own.seeds.add(b)
+        elif kind == kinds.WRITE:
+            own.written.add(a)
+        elif kind == kinds.SPAWN:
+            own.parts.update((path, WHOLE) for path in shell.named(json.loads(a), self._project, self._project.relative(b) or ""))
+        elif kind in ASKED and a not in own.written and not self._project.foreign(a):
+            own.parts.add((a, ASKED[kind]))
+            if kind == kinds.WHOLE:
+                own.seeds.add(a)
+
+    def finish(self, own: Own) -> frozenset[Part]:
+        """The set of a context: its parts, what may have run before on their behalf, and whole files where it is blind."""
+        parts = set(own.parts)
+        for part in own.parts:
+            parts.update(self._closures.behind(part))
+        if own.blind:
+            parts.update(self._closures.wholes(own.seeds | {path for path, _ in own.parts if path.endswith(".py")}))
+        return frozenset(parts)
+
+    def remote(self, own: Own) -> bool:
+        """Whether a block that ran sends work to Ray."""
+        for path, block in own.parts:
+            facts = self._digests.facts(path) if path.endswith(".py") else None
+            if facts and (block in facts.remote or (block == WHOLE and facts.remote)):
+                return True
+        return False
+
+    def versions(self, parts: frozenset[Part]) -> frozenset[Version]:
+        if parts not in self._versions:
+            self._versions[parts] = frozenset(self._digests.version(*part) for part in parts)
+        return self._versions[parts]
+
+    def around(self, path: str) -> tuple[frozenset[str], frozenset[Part]]:
+        """What pytest takes with a test file: files to import, and what would change that if it appeared."""
+        seeds = {path} if path in self._project.stamps else set()
+        parts: set[Part] = {(path, WHOLE)} if path and not path.endswith(".py") else set()
+        directory = path
+        while directory:
+            directory = directory.rpartition("/")[0]
+            for name in ("conftest.py", "__init__.py"):
+                file = f"{directory}/{name}" if directory else name
+                if file not in self._project.stamps:
+                    parts.add((file, WHOLE))
+                elif name == "conftest.py":
+                    seeds.add(file)
+        return frozenset(seed for seed in seeds if seed.endswith(".py")), frozenset(parts)
+
+    def base_seeds(self, seeds: set[str], collected: set[str]) -> set[str]:
+        """What was imported for everybody: not the test files, their packages and conftests, which have their own users."""
+        packages = {init for path in collected for init in packages_above(path, self._project)}
+        return {seed for seed in seeds - collected - packages if not seed.endswith("conftest.py")}
+
+    def common(self, *, skipped: bool) -> frozenset[Version]:
+        inputs = frozenset((path, WHOLE) for path in self._project.matching(self._inputs))
+        return self.versions(inputs) | {self._given.options} | ({self._given.surroundings} if skipped else set())
+
+    @property
+    def closures(self) -> Closures:
+        return self._closures
+
+
+class _Session:
+    """One pytest process."""
+
+    def __init__(self, recorder: Recorder, evidence: Evidence) -> None:
+        self._recorder = recorder
+        self._evidence = evidence
+        self._children = Children(evidence.children)
+        self._own: dict[int, Own] = {}
+        self._sets: dict[int, frozenset[Part]] = {}
+
+    def outcomes(self) -> list[Outcome]:
+        base = self._base()
+        last: dict[str, list[Ran]] = {}
+        for ran in self._evidence.tests:
+            last.setdefault(ran.test, []).append(ran)
+        found = []
+        for test, runs in last.items():
+            if runs[-1].outcome == "failed":
+                found.append(Outcome(test, None))
+            else:
+                common = self._recorder.common(skipped=runs[-1].outcome == "skipped")
+                found.append(Outcome(test, (*base, common, *(one for ran in runs for one in self._record(ran)))))
+        return found
+
+    def _base(self) -> tuple[frozenset[Version], ...]:
+        own = self._context(BASE, set())
+        seeds = self._recorder.base_seeds(own.seeds, self._evidence.collected)
+        parts = self._recorder.finish(own)
+        return self._recorder.versions(parts), self._recorder.versions(self._recorder.closures.parts(seeds))
+
+    def _record(self, ran: Ran) -> list[frozenset[Version]]:
+        recorder = self._recorder
+        contexts = self._uses(ran.uses)
+        owns = [self._context(epoch, set()) for epoch in contexts]
+        written = set().union(*(own.written for own in owns))
+        mine = self._context(ran.epoch, written, shared=False)
+        files, parts = recorder.around(ran.path)
+        if mine.blind or any(own.blind for own in owns):
+            mine.parts.update(recorder.closures.wholes(files))
+        reached = recorder.closures.reached(files)
+        sets = [recorder.closures.parts(files), parts, recorder.finish(mine), *(self._set(epoch) for epoch in contexts)]
+        for seed in sorted(set().union(mine.seeds, *(own.seeds for own in owns))):
+            if seed not in reached:
+                sets.append(recorder.closures.parts([seed]))
+        return [recorder.versions(one) for one in sets]
+
+    def _uses(self, epochs: Iterable[int]) -> list[int]:
+        """Contexts of a test, with those that stand behind them."""
+        found: set[int] = set()
+        pending = list(epochs)
+        while pending:
+            epoch = pending.pop()
+            if epoch not in found:
+                found.add(epoch)
+                pending.extend(self._evidence.needs.get(epoch, ()))
+        return sorted(found)
+
+    def _set(self, epoch: int) -> frozenset[Part]:
+        if epoch not in self._sets:
+            self._sets[epoch] = self._recorder.finish(self._own[epoch])
+        return self._sets[epoch]
+
+    def _context(self, epoch: int, written: set[str], *, shared: bool = True) -> Own:
+        if epoch in self._own:
+            return self._own[epoch]
+        own = Own(written=set(written))
+        deeds = list(self._evidence.deeds.get(epoch, ()))
+        lives, torn = self._children.lives(epoch)
+        if shared:
+            lives += self._children.born(epoch, deeds)
+        for kind, a, b in [*deeds, *lives]:
+            # What happened while a module was imported belongs to that module, whoever asked for it first.
+            if kind in (kinds.LOAD, kinds.SPAWN) or not b:
+                self._recorder.take(own, (kind, a, b))
+        own.blind = own.blind or torn or silent([*deeds, *lives], self._children)
+        if not own.blind and not self._children.worked(epoch) and self._recorder.remote(own):
+            own.blind = True
+        self._own[epoch] = own
+        return own

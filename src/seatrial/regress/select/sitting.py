@@ -1,0 +1,169 @@
+"""One session of selection: what it was asked, where it writes, and what it chose.
+
+- The controller makes a directory below `.seatrial-select/` and leaves in it what workers must know; a worker finds it by a variable.
+- Nobody writes the state file while tests run; the controller does, once, at the end.
+- Everything that was started or written for the session is gone after `close`, also when pytest gives up early.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from seatrial.regress.select import circumstances, state
+from seatrial.regress.select.choose import Choice, Why, choose
+from seatrial.regress.select.digests import ABSENT, Digests
+from seatrial.regress.select.project import Project
+from seatrial.regress.select.records import Common
+
+VARIABLE = "SEATRIAL_SELECT_SESSION"
+DIRECTORY = ".seatrial-select"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the controller settles for all its workers."""
+
+    select: bool
+    why: bool
+    picked: bool  # -k or a node id: the user has chosen
+    commit: str
+    given: dict[str, str]
+    path: list[str]
+
+
+@dataclass(slots=True)
+class Chosen:
+    """What one process decided; alike in all workers."""
+
+    selected: int
+    of: int
+    counts: dict[str, int]
+    files: int
+    told: str
+    lines: list[str]
+
+    def summary(self) -> list[str]:
+        """The lines of the terminal summary."""
+        if self.told:
+            return [*self.lines, f"seatrial: {self.selected} of {self.of} tests selected: the map is not trusted: {self.told}"]
+        if not self.selected and self.of:
+            return [f"seatrial: no test is affected by the change ({self.of} known)"]
+        parts = []
+        for why, count in self.counts.items():
+            plural = "s" if self.files != 1 else ""
+            parts.append(f"{count} {why}" + (f" ({self.files} changed file{plural})" if why == Why.AFFECTED else ""))
+        return [*self.lines, f"seatrial: {self.selected} of {self.of} tests selected" + (f": {', '.join(parts)}" if parts else "")]
+
+
+class Sitting:
+    """The session of this process: `role` is "single", "controller" or "worker"."""
+
+    def __init__(self, config: pytest.Config, role: str, directory: Path, asked: Asked, before: frozenset[str]) -> None:
+        self.config = config
+        self.role = role
+        self.directory = directory
+        self.asked = asked
+        self.root = Path(os.path.realpath(config.rootpath))
+        self.state = state_path(config)
+        self.chosen: Chosen | None = None
+        self._before = before
+        self._common: Common | None = None
+        self.project = Project.walk(self.root, asked.path)
+        self.loaded = state.load(self.state, asked.given)
+        self.digests = Digests(self.project, self.loaded.kept)
+
+    @classmethod
+    def begin(cls, config: pytest.Config, *, select: bool, why: bool, picked: bool) -> Self:
+        """Join the session of a controller, or open one."""
+        before = frozenset(vars(config.known_args_namespace))
+        worker = os.environ.get("PYTEST_XDIST_WORKER")
+        above = os.environ.get(VARIABLE)
+        if worker and above:
+            asked = Asked(**json.loads(Path(above, "asked.json").read_text()))
+            own = Path(above, worker if not Path(above, worker).exists() else f"{worker}-{os.getpid()}")
+            own.mkdir()
+            return cls(config, "worker", own, asked, before)
+        root = Path(os.path.realpath(config.rootpath))
+        asked = Asked(select, why, picked, circumstances.commit(root), circumstances.given(config, root), list(sys.path))
+        directory = _directory(state_path(config).parent / DIRECTORY)
+        (directory / "asked.json").write_text(json.dumps(asdict(asked)))
+        namespace = config.known_args_namespace
+        spread = bool(getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None))
+        if spread:
+            os.environ[VARIABLE] = str(directory)
+        return cls(config, "controller" if spread else "single", directory, asked, before)
+
+    def common(self) -> Common:
+        """Dependencies that are no files."""
+        if self._common is None:
+            self._common = Common(circumstances.options(self.config, self._before), circumstances.surroundings(self.config))
+        return self._common
+
+    def now(self, path: str, block: str) -> str:
+        """The digest of a dependency today, files or not."""
+        if not path and block.startswith("@"):
+            return next((digest for _, name, digest in self.common() if name == block), ABSENT)
+        return self.digests.now(path, block)
+
+    def choose(self, items: list[pytest.Item]) -> list[Choice]:
+        """Decide over collected tests; the map of other circumstances decides nothing."""
+        tests = [item.nodeid for item in items]
+        if self.loaded.told:
+            choices = [Choice(test, Why.NEW, "not trusted") for test in tests]
+        else:
+            choices = choose(self.loaded.known, self.now, tests)
+        taken = [choice for choice in choices if choice.why is not None]
+        counts = {why.value: sum(choice.why == why for choice in taken) for why in (Why.AFFECTED, Why.NEW, Why.FAILED)}
+        self.chosen = Chosen(
+            selected=len(taken),
+            of=len(tests),
+            counts={why: count for why, count in counts.items() if count},
+            files=len({choice.path for choice in taken if choice.path}),
+            told=self.loaded.told,
+            lines=[f"seatrial: {choice.line()}" for choice in taken] if self.asked.why else [],
+        )
+        if self.role == "worker":
+            (self.directory / "chosen.json").write_text(json.dumps(asdict(self.chosen)))
+        return choices
+
+    def decided(self) -> Chosen | None:
+        """What was chosen, here or by any worker."""
+        if self.chosen is None and self.role == "controller":
+            for path in sorted(self.directory.glob("*/chosen.json")):
+                return Chosen(**json.loads(path.read_text()))
+        return self.chosen
+
+    def close(self) -> None:
+        """Leave nothing behind but the state file and the cache of code."""
+        if self.role != "worker":
+            if os.environ.get(VARIABLE) == str(self.directory):
+                del os.environ[VARIABLE]
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def state_path(config: pytest.Config) -> Path:
+    return Path(os.path.realpath(config.rootpath)) / (str(config.getini("seatrial_select_state")) or f"{DIRECTORY}.sqlite")
+
+
+def _directory(above: Path) -> Path:
+    """A new directory for this process; those of processes that are gone are removed."""
+    try:
+        above.mkdir(parents=True, exist_ok=True)
+        (above / ".gitignore").write_text("*\n")
+        for old in above.iterdir():
+            pid = old.name.partition("-")[0]
+            if pid.isdigit() and not Path("/proc", pid).exists():
+                shutil.rmtree(old, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=above))
+    except OSError as error:
+        message = f"{above}: cannot write: {error.strerror}; make it writable, or set seatrial_select_state to another place"
+        raise pytest.UsageError(message) from error

@@ -1,0 +1,169 @@
+"""The state file: one sqlite file beside the project's tests, written once at the end of a session by one process.
+
+- `load` gives what is known, or nothing and the reason: another schema, Python, root, distributions or pytest options are not trusted.
+- A damaged file is set aside under another name and said so; it never breaks a session.
+- A record names sets of versions; a set is stored once, however many tests share it. The last 8 commits of a test are kept.
+- A test that fails loses the passing records that hold right now: they claimed what has just been refuted.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+import zlib
+from array import array
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from seatrial.regress.select.choose import Changed, Known, Now
+from seatrial.regress.select.digests import Version
+from seatrial.regress.select.facts import Facts, sha
+
+SCHEMA = 1
+COMMITS = 8
+TABLES = """
+create table meta (key text primary key, value text not null);
+create table versions (id integer primary key, path text not null, block text not null, digest text not null, unique (path, block, digest));
+create table sets (id integer primary key, hash text not null unique, members blob not null);
+create table records (test text not null, commit_id text not null, sets text not null, time real not null, primary key (test, commit_id));
+create table failed (test text primary key, time real not null);
+create table facts (sha text primary key, data blob not null, time real not null);
+"""
+
+
+@dataclass(slots=True)
+class Loaded:
+    """What a session starts from; `told` says why the map is not trusted, "" when it is."""
+
+    known: Known = field(default_factory=Known)
+    facts: dict[str, bytes] = field(default_factory=dict)
+    told: str = ""
+
+    def kept(self, key: str) -> Facts | None:
+        data = self.facts.get(key)
+        return None if data is None else Facts.from_json(json.loads(zlib.decompress(data)))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a session saw of one test: the sets it depends on when it passed, None when it failed."""
+
+    test: str
+    sets: tuple[frozenset[Version], ...] | None
+
+
+def load(path: Path, given: dict[str, str]) -> Loaded:
+    """Read the state; what was recorded under other circumstances than `given` is not trusted."""
+    if not path.exists():
+        return Loaded(told="nothing recorded yet")
+    try:
+        with closing(_connect(path)) as base:
+            kept = dict(base.execute("select key, value from meta"))
+            different = [key for key in sorted({*kept, *given, "schema"}) if kept.get(key) != {**given, "schema": str(SCHEMA)}.get(key)]
+            if different:
+                return Loaded(told=f"recorded with another {', another '.join(different)}")
+            return _read(base)
+    except (sqlite3.Error, ValueError, TypeError, zlib.error) as error:
+        return Loaded(told=f"the state file was damaged ({error}) and is now {set_aside(path).name}")
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what cannot be read, so that nobody trusts it and nobody loses it."""
+    number = 1
+    while (target := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    path.replace(target)
+    return target
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=30, isolation_level=None)
+
+
+def _read(base: sqlite3.Connection) -> Loaded:
+    known = Known()
+    for number, path, block, digest in base.execute("select id, path, block, digest from versions"):
+        known.versions[number] = (path, block, digest)
+    for number, members in base.execute("select id, members from sets"):
+        known.sets[number] = tuple(array("q", members))
+    for test, sets in base.execute("select test, sets from records order by time desc, rowid desc"):
+        known.records.setdefault(test, []).append(tuple(json.loads(sets)))
+    known.failed = frozenset(test for (test,) in base.execute("select test from failed"))
+    return Loaded(known, dict(base.execute("select sha, data from facts")))
+
+
+def save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outcome], fresh: dict[str, Facts], now: Now) -> None:
+    """Write what a session saw, in one transaction: all of it or nothing."""
+    loaded = load(path, given)
+    with closing(_connect(path)) as base:
+        base.execute("begin immediate")
+        if loaded.told:
+            _clear(base, given)
+        changed = Changed(loaded.known, now)
+        numbers = {version: number for number, version in loaded.known.versions.items()}
+        stored: dict[frozenset[Version], int] = {}
+        for outcome in outcomes:
+            if outcome.sets is None:
+                _fail(base, outcome.test, changed)
+            else:
+                ids = sorted({_set(base, one, numbers, stored) for one in outcome.sets if one})
+                _pass(base, outcome.test, commit, ids)
+        base.executemany(
+            "insert or replace into facts values (?, ?, ?)",
+            [(key, zlib.compress(json.dumps(found.to_json()).encode(), 1), time.time()) for key, found in fresh.items()],
+        )
+        _sweep(base)
+        base.execute("commit")
+
+
+def _clear(base: sqlite3.Connection, given: dict[str, str]) -> None:
+    names = [name for (name,) in base.execute("select name from sqlite_master where type = 'table'")]
+    for name in names:
+        base.execute(f'drop table "{name}"')
+    for statement in filter(str.strip, TABLES.split(";")):
+        base.execute(statement)
+    base.executemany("insert into meta values (?, ?)", [*given.items(), ("schema", str(SCHEMA))])
+
+
+def _fail(base: sqlite3.Connection, test: str, changed: Changed) -> None:
+    base.execute("insert or replace into failed values (?, ?)", (test, time.time()))
+    for commit, sets in base.execute("select commit_id, sets from records where test = ?", (test,)).fetchall():
+        if changed.of(json.loads(sets)) is None:
+            base.execute("delete from records where test = ? and commit_id = ?", (test, commit))
+
+
+def _pass(base: sqlite3.Connection, test: str, commit: str, ids: list[int]) -> None:
+    base.execute("delete from failed where test = ?", (test,))
+    base.execute("insert or replace into records values (?, ?, ?, ?)", (test, commit, json.dumps(ids), time.time()))
+    base.execute(
+        "delete from records where test = ?1 and commit_id not in"
+        " (select commit_id from records where test = ?1 order by time desc limit ?2)",
+        (test, COMMITS),
+    )
+
+
+def _set(base: sqlite3.Connection, versions: frozenset[Version], numbers: dict[Version, int], stored: dict[frozenset[Version], int]) -> int:
+    if versions in stored:
+        return stored[versions]
+    for version in versions:
+        if version not in numbers:
+            numbers[version] = int(base.execute("insert into versions (path, block, digest) values (?, ?, ?)", version).lastrowid or 0)
+    members = array("q", sorted(numbers[version] for version in versions)).tobytes()
+    base.execute("insert or ignore into sets (hash, members) values (?, ?)", (sha(members), members))
+    stored[versions] = int(base.execute("select id from sets where hash = ?", (sha(members),)).fetchone()[0])
+    return stored[versions]
+
+
+def _sweep(base: sqlite3.Connection) -> None:
+    """Drop what no record names any more, when it is more than half."""
+    used = {number for (sets,) in base.execute("select sets from records") for number in json.loads(sets)}
+    held = [number for (number,) in base.execute("select id from sets")]
+    if len(held) > 2 * len(used) + 100:
+        base.executemany("delete from sets where id = ?", [(number,) for number in held if number not in used])
+        members = {number for (blob,) in base.execute("select members from sets") for number in array("q", blob)}
+        unused = [(number,) for (number,) in base.execute("select id from versions") if number not in members]
+        base.executemany("delete from versions where id = ?", unused)
+    base.execute("delete from facts where sha not in (select sha from facts order by time desc limit 20000)")

@@ -1,0 +1,88 @@
+"""What of a source file can change by itself: its blocks, their digests, and what they mention.
+
+- A block is the body of one function without the bodies of functions inside it; everything else of a file is its module level, "".
+  Name, signature, decorators and docstring of a function belong to the block around it (they are there without running it), and so do
+  classes, lambdas and comprehensions.
+- Digests are of the syntax tree: comments and layout do not count. A file that cannot be parsed is one block, "*".
+- Numbers of blocks are the same in every process and every version of Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable
+
+from seatrial.regress.select.trace import memo, syntax
+
+WHOLE = "*"
+MODULE = ""
+
+
+def digest(data: bytes) -> str:
+    """16 hexadecimal digits."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def number(path: str, name: str) -> int:
+    """63 bits for one block of one file; `path` is relative to the root."""
+    return int.from_bytes(hashlib.blake2b(f"{path}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 1
+
+
+def blocks(source: bytes) -> dict[str, str]:
+    """Digest of each block by name."""
+    try:
+        own = syntax.cut(syntax.parse(source))
+        return {name: digest("\n".join(map(ast.dump, body)).encode("utf-8", "surrogatepass")) for name, body in own.items()}
+    except syntax.BROKEN:
+        return {WHOLE: digest(source)}
+
+
+def mentions(source: bytes) -> dict[str, frozenset[str]]:
+    """Identifiers per block: names, attributes, imported names, and those in strings that look like (dotted) names."""
+    return {name: frozenset(_words(body)) for name, body in _own(source).items()}
+
+
+def remote(source: bytes) -> frozenset[str]:
+    """Blocks that contain a call `….remote(…)`."""
+    return frozenset(name for name, body in _own(source).items() if any(_is_remote(node) for part in body for node in ast.walk(part)))
+
+
+def sticky(source: bytes) -> frozenset[str]:
+    """Blocks that do their work once and keep the result, so that who comes later uses it without running them."""
+    try:
+        tree = syntax.parse(source)
+        named = syntax.functions(tree)
+        own = syntax.cut(tree)
+    except syntax.BROKEN:
+        return frozenset()
+    return frozenset(name for name, node in named if memo.keeps(node, own[name]))
+
+
+def _own(source: bytes) -> dict[str, list[ast.stmt]]:
+    try:
+        return syntax.cut(syntax.parse(source))
+    except syntax.BROKEN:
+        return {}
+
+
+def _is_remote(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "remote"
+
+
+def _words(body: Iterable[ast.AST]) -> Iterable[str]:
+    for part in body:
+        for node in ast.walk(part):
+            if isinstance(node, ast.Name):
+                yield node.id
+            elif isinstance(node, ast.Attribute):
+                yield node.attr
+            elif isinstance(node, ast.alias):
+                yield from node.name.split(".")
+                if node.asname:
+                    yield node.asname
+            elif isinstance(node, ast.ImportFrom):
+                yield from (node.module or "").split(".")
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
+                # "a.b.c", "module:function": how registries and mocks name functions
+                yield from (word for word in node.value.replace(":", ".").split(".") if word.isidentifier())

@@ -1,0 +1,87 @@
+"""Code of a module: instrumented, kept in a cache of our own; `__pycache__` is neither read nor written.
+
+- The key of the cache is everything that the code depends on: the source, the path, this Python, what instrumenting does, and who else
+  changes the tree. A file of the cache that was damaged is made again.
+- Files that hand functions to other compilers (which would stumble over a hit) are not instrumented: `compiled` returns None for them,
+  as for what cannot be parsed.
+"""
+
+# Paths are text here: pathlib may not be loaded yet, and what it does is watched.
+# ruff: noqa: PTH103, PTH105, PTH118, PTH120, PTH123
+
+from __future__ import annotations
+
+import marshal
+import os
+import re
+import sys
+from _blake2 import blake2b  # hashlib would load OpenSSL in every child
+from collections.abc import Callable
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from seatrial.regress.select.trace.name import VERSION
+
+if TYPE_CHECKING:
+    import ast
+
+Rewrite = Callable[["ast.Module", bytes, str], None]
+
+OTHERS = re.compile(rb"\btorch\s*\.\s*(compile|jit|_dynamo|export)\b|\bfrom\s+torch\s+import\b.*\b(compile|jit)\b|\btriton\b|\bnumba\b")
+BROKEN = (SyntaxError, ValueError, RecursionError, MemoryError)
+
+
+def compiled(source: bytes, path: str, relative: str, cache: str, rewrite: Rewrite | None, salt: str) -> CodeType | None:
+    """The code, from the cache or made and put there; None if this file is not to be instrumented."""
+    if OTHERS.search(source):
+        return None
+    tag = f"{VERSION}\0{path}\0{relative}\0{sys.version}\0{sys.flags.optimize}\0{salt}\0"
+    key = blake2b(tag.encode("utf-8", "surrogateescape") + source, digest_size=16).hexdigest()
+    place = os.path.join(cache, key[:2], key)
+    found = _load(place)
+    if found is None:
+        found = _make(source, path, relative, rewrite)
+        if found is not None:
+            _keep(place, found)
+    return found
+
+
+def _make(source: bytes, path: str, relative: str, rewrite: Rewrite | None) -> CodeType | None:
+    # Trees are needed for new sources only, and most processes have none.
+    import ast
+
+    from seatrial.regress.select.trace import instrument
+
+    try:
+        tree = ast.parse(source, path)
+        if rewrite is not None:
+            rewrite(tree, source, path)
+        instrument.instrument(tree, relative)
+        made: Any = compile(tree, path, "exec", dont_inherit=True)
+    except BROKEN:
+        return None  # Python itself says it better, or can do it without us
+    return made if isinstance(made, CodeType) else None
+
+
+def _load(place: str) -> CodeType | None:
+    try:
+        with open(place, "rb") as file:
+            data = file.read()
+        if blake2b(data[16:], digest_size=16).digest() != data[:16]:
+            return None
+        found = marshal.loads(data[16:])
+    except (OSError, ValueError, EOFError, TypeError):
+        return None
+    return found if isinstance(found, CodeType) else None
+
+
+def _keep(place: str, code: CodeType) -> None:
+    data = marshal.dumps(code)
+    beside = f"{place}.{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        with open(beside, "wb") as file:
+            file.write(blake2b(data, digest_size=16).digest() + data)
+        os.replace(beside, place)
+    except OSError:
+        pass  # without a cache it is made again next time

@@ -1,0 +1,74 @@
+"""What the tracer tells: events, and the processes they come from.
+
+- Every path is relative to the root, with `/`, links resolved. `""` stands for "none".
+- The meaning of `a` and `b` by kind:
+
+  =======  =====================  ==========================================================================
+  kind     a                      b
+  =======  =====================  ==========================================================================
+  hit      number of the block    module that was being imported then (its path), or ""
+  load     importer's path or ""  path of the module that it imported; `""`: no project file asked for it
+  whole    path                   module being imported, or "": any block of this file may have been executed
+  read     path                   module being imported, or "": opened for reading (there or not)
+  write    path                   module being imported, or "": opened for writing, moved, removed, made
+  list     path of a directory    module being imported, or ""
+  exists   path                   module being imported, or "": asked whether it is there, not read
+  spawn    argv as JSON           working directory of the new process (absolute)
+  hello    kind of process        argv as JSON: the first event of a child
+  task     "ray-task" or ""       "": from here on this Ray worker is an actor; "ray-task": it runs tasks
+  trouble  what                   "": an audit event was not understood; take everything of the epoch as possible
+  =======  =====================  ==========================================================================
+- One (kind, a, b) is told once per epoch and process.
+- A line of a log is a JSON array; what cannot be read is told in `Process.trouble`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+HIT, LOAD, WHOLE, READ, WRITE, LIST, EXISTS = "hit", "load", "whole", "read", "write", "list", "exists"
+SPAWN, HELLO, TASK, TROUBLE = "spawn", "hello", "task", "trouble"
+RAY_TASK = "ray-task"
+
+
+class Event(NamedTuple):
+    """One thing that happened."""
+
+    kind: str
+    epoch: int
+    a: str
+    b: str = ""
+
+    @property
+    def number(self) -> int:
+        """Of a hit: the number of the block, as `blocks.number` has it."""
+        return int(self.a)
+
+
+class Process(NamedTuple):
+    """A child that reported."""
+
+    log: str
+    """Name of its log, without the suffix; unlike the pid it is never used twice."""
+    pid: int
+    kind: str
+    """python, fork, multiprocessing, ray-task (only ever ran tasks: its life is shared between tests), ray (an actor, or not used)."""
+    argv: tuple[str, ...]
+    parent: str
+    """Of a fork: the log of the child that it was forked from; "" when that is the pytest process, or when this is no fork."""
+    trouble: tuple[str, ...]
+    """What is missing from its events (torn lines, a full disk): such a process may have done more than is written here."""
+
+
+def encode(event: Event) -> bytes:
+    """The line of a log."""
+    return json.dumps(event).encode() + b"\n"
+
+
+def decode(line: bytes) -> Event:
+    """The event of a line; ValueError if it is none."""
+    value = json.loads(line)
+    if not (isinstance(value, list) and len(value) == 4 and [type(v) for v in value] == [str, int, str, str]):
+        raise ValueError("not an event")
+    return Event(*value)

@@ -1,0 +1,212 @@
+"""See every import of a project's module, whoever does it, and run it instrumented.
+
+- `SourceFileLoader` itself is changed while recording, so finders, `spec_from_file_location`, editable installs, lazy loaders, reloads
+  and `-m` all come by. A loader that brings its own way of compiling keeps it, and its module counts as a whole file.
+- Code that is asked for but not run as an import (`runpy`) is given as it is: that file counts as whole.
+- Our frames carry the name of importlib's file: Python leaves those out of tracebacks of failed imports.
+- What `import_module` and a computed `__import__` return is an edge too, when the module was there already.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import os
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+from seatrial.regress.select.trace.code import Rewrite, compiled
+from seatrial.regress.select.trace.events import EXISTS
+from seatrial.regress.select.trace.name import NAME
+from seatrial.regress.select.trace.recorder import Recorder
+
+FILE = "<frozen importlib._bootstrap_external>"
+OWN = "seatrial/regress/select/"
+"""Our own modules may be imported by our own loader: they are never instrumented."""
+
+LIBRARY = os.__file__.removesuffix("os.py")
+
+Source = importlib.machinery.SourceFileLoader
+After = Callable[[ModuleType], None]
+
+
+class Imports:
+    """The changes to Python's import, and the way back."""
+
+    def __init__(self, recorder: Recorder, cache: str, after: After) -> None:
+        """`after` is called with every module that was loaded from a source file, the project's or not."""
+        self.recorder = recorder
+        self.cache = cache
+        self.after = after
+        self.code_before: Any = Source.get_code
+        self.exec_before: Any = Source.exec_module
+        self.missing = Missing(recorder)
+
+    def install(self) -> None:
+        """Change; `recorder.stop` undoes it."""
+        bootstrap: Any = sys.modules["_frozen_importlib"]
+        import_before = bootstrap._gcd_import
+        put: dict[str, Any] = {"get_code": self._get_code(), "exec_module": self._exec_module()}
+        had = {name: Source.__dict__.get(name) for name in put}
+        for name, function in put.items():
+            setattr(Source, name, function)
+        bootstrap._gcd_import = importing = _importing(self.recorder, import_before)
+        sys.meta_path.append(self.missing)
+
+        def undo() -> None:
+            # Somebody else may have changed them after us; theirs calls ours, which does nothing any more.
+            for name, function in put.items():
+                if Source.__dict__.get(name) is function:
+                    if had[name] is None:
+                        delattr(Source, name)
+                    else:
+                        setattr(Source, name, had[name])
+            if bootstrap._gcd_import is importing:
+                bootstrap._gcd_import = import_before
+            if self.missing in sys.meta_path:
+                sys.meta_path.remove(self.missing)
+
+        self.recorder.undo.append(undo)
+
+    def _exec_module(self) -> Any:
+        recorder, before, after = self.recorder, self.exec_before, self.after
+
+        def exec_module(self: Any, module: ModuleType) -> None:
+            relative = recorder.claims(self.path)
+            if relative is None:
+                before(self, module)
+            else:
+                if recorder.outer is not None:
+                    _tell_outer(recorder.outer, self.path)
+                recorder.begin(relative)
+                try:
+                    module.__dict__[NAME] = recorder.hit
+                    recorder._local.loading = (self, module)
+                    before(self, module)
+                finally:
+                    recorder.end()
+            after(module)
+
+        return _hidden(exec_module)
+
+    def _get_code(self) -> Any:
+        recorder, before, cache = self.recorder, self.code_before, self.cache
+
+        def get_code(self: Any, fullname: str) -> CodeType | None:
+            relative = recorder.claims(self.path)
+            if relative is None:
+                found: CodeType | None = before(self, fullname)
+                return found
+            loading = recorder._local.__dict__.pop("loading", (None, None))
+            hushed = recorder.hush(True)
+            try:
+                if loading[0] is self and not _foreign(type(self), get_code):
+                    found = _code(self, relative, recorder, cache, loading[1])
+                    if found is not None:
+                        return found
+                recorder.whole(relative)
+                return before(self, fullname)  # type: ignore[no-any-return]
+            finally:
+                recorder.hush(hushed)
+
+        return _hidden(get_code)
+
+
+def _code(loader: Any, relative: str, recorder: Recorder, cache: str, module: ModuleType) -> CodeType | None:
+    if OWN in relative or recorder.tree.left_alone(relative):
+        return None
+    try:
+        source: bytes = loader.get_data(loader.path)
+    except OSError:
+        return None
+    if b"__import__" in source:
+        module.__dict__["__import__"] = Import(recorder)
+    rewrite: Rewrite | None = getattr(loader, "seatrial_rewrite", None)
+    return compiled(source, loader.path, relative, cache, rewrite, getattr(loader, "seatrial_salt", ""))
+
+
+def _foreign(kind: type, get_code: object) -> bool:
+    """Whether a loader has its own way to code."""
+    if kind.get_code is not get_code:  # type: ignore[attr-defined]
+        return True
+    return any(getattr(kind, name) is not getattr(Source, name) for name in ("source_to_code", "get_data", "path_stats"))
+
+
+def _tell_outer(outer: Recorder, path: str) -> None:
+    relative = outer.tree.source(path)
+    if relative is not None:
+        outer.whole(relative)
+
+
+def _hidden(function: Any) -> Any:
+    assert isinstance(function, FunctionType)
+    function.__code__ = function.__code__.replace(co_filename=FILE)
+    return function
+
+
+def _importing(recorder: Recorder, before: Any) -> Any:
+    def _gcd_import(name: str, package: str | None = None, level: int = 0) -> Any:
+        module = before(name, package, level)
+        if recorder.running:
+            _tell_import(recorder, module)
+        return module
+
+    return _hidden(_gcd_import)
+
+
+def _tell_import(recorder: Recorder, module: object) -> None:
+    try:
+        # Not vars(): asking a lazy module for anything would load it.
+        file = object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:
+        return
+    relative = recorder.tree.source(file) if isinstance(file, str) else None
+    if relative is not None:
+        recorder.loaded(relative, sys._getframe(2))
+
+
+class Import:
+    """`__import__` of a module that calls it by name."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """As Python's."""
+        module = builtins.__import__(name, *args, **kwargs)
+        if self.recorder.running:
+            for found in (module, sys.modules.get(name)):
+                _tell_import(self.recorder, found)
+        return module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (builtins, "__import__")
+
+
+def _by_the_library(frame: FrameType | None) -> bool:
+    """Whether Python's own library asked: it tries modules of other systems."""
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    name = frame.f_code.co_filename if frame is not None else ""
+    return name.startswith(LIBRARY) and not name.startswith((f"{LIBRARY}importlib", f"{LIBRARY}site-packages"))
+
+
+class Missing:
+    """The last finder: what nobody found may be there tomorrow."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def find_spec(self, name: str, path: Any = None, target: object = None) -> None:  # noqa: ARG002
+        """Never finds anything."""
+        if not self.recorder.running or _by_the_library(sys._getframe(1)):
+            return
+        tail = name.rpartition(".")[2]
+        for base in list(sys.path if path is None else path):
+            if isinstance(base, str):
+                for candidate in (f"{base or '.'}/{tail}.py", f"{base or '.'}/{tail}"):
+                    relative = self.recorder.tree.relative(candidate)
+                    if relative is not None:
+                        self.recorder.tell(EXISTS, relative)

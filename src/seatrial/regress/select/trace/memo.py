@@ -1,0 +1,92 @@
+"""Functions that work once and keep the result: which they are, as far as their text shows it.
+
+- By decorator: its name has cache, memo, once, lazy or singleton in it.
+- By `global`.
+- By hand: something that outlives the call (a global, `self.x`, `cls.x`, one of their items) is asked for in a condition, or tried, and
+  set in the same function: `if key not in CACHE: CACHE[key] = …`, `if self._x is None: self._x = …`.
+- Too many is safe (tests depend on more), too few is not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+WORDS = ("cache", "memo", "once", "lazy", "singleton")
+KEEPERS = frozenset({"setdefault", "append", "add", "update", "insert", "extend"})
+OWNERS = frozenset({"self", "cls"})
+"""Parameters whose attributes outlive the call."""
+
+
+def keeps(node: ast.FunctionDef | ast.AsyncFunctionDef, own: list[ast.stmt]) -> bool:
+    """Whether the function keeps what it did; `own` are its statements without those of inner functions."""
+    if any(word in name.lower() for part in node.decorator_list for name in _names(part) for word in WORDS):
+        return True
+    inside = [inner for part in own for inner in ast.walk(part)]
+    if any(isinstance(inner, (ast.Global, ast.Nonlocal)) for inner in inside):
+        return True
+    local = _locals(node, inside)
+    kept = {ast.dump(_plain(base)) for base in _set(inside) if _root(base) not in local}
+    attributes = {base.attr for base in _set(inside) if isinstance(base, ast.Attribute)}
+    for asked in _asked(inside):
+        for part in ast.walk(asked):
+            if isinstance(part, (ast.Name, ast.Attribute)) and ast.dump(_plain(part)) in kept:
+                return True
+            if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value in attributes:
+                return True  # hasattr(self, "_x")
+    return False
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            yield part.id
+        elif isinstance(part, ast.Attribute):
+            yield part.attr
+
+
+def _locals(node: ast.FunctionDef | ast.AsyncFunctionDef, inside: Iterable[ast.AST]) -> set[str]:
+    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+    names = {arg.arg for arg in every if arg} - OWNERS
+    return names | {part.id for part in inside if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+
+
+def _set(inside: Iterable[ast.AST]) -> Iterator[ast.expr]:
+    """What is set: an attribute itself, of an item what holds it."""
+    for part in inside:
+        if isinstance(part, (ast.Attribute, ast.Subscript)) and isinstance(part.ctx, ast.Store):
+            yield part.value if isinstance(part, ast.Subscript) else part
+        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in KEEPERS:
+            yield part.func.value
+        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "setattr" and len(part.args) == 3:
+            target, name = part.args[0], part.args[1]
+            yield ast.Attribute(target, name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else "?", ast.Store())
+
+
+def _asked(inside: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for part in inside:
+        if isinstance(part, (ast.If, ast.IfExp, ast.While)):
+            yield part.test
+        elif isinstance(part, ast.Try):
+            yield from part.body
+        elif isinstance(part, ast.BoolOp):
+            yield from part.values
+        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in {"get", "setdefault"}:
+            yield part.func.value
+        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in {"getattr", "hasattr"}:
+            yield part
+
+
+def _plain(node: ast.expr) -> ast.expr:
+    """The same without load or store, so that both compare equal."""
+    if isinstance(node, ast.Attribute):
+        return ast.Attribute(_plain(node.value), node.attr, ast.Load())
+    if isinstance(node, ast.Name):
+        return ast.Name(node.id, ast.Load())
+    return node
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,241 @@
+"""The recorder: turns hits, imports and opened files into events, each once per epoch.
+
+- The epoch is one number in a file that every process maps: the pytest process writes it, the others read it. So a worker knows which
+  test its work belongs to without being told.
+- `Hit` is what instrumented code touches: a mapping whose missing items are what has not been hit in this epoch. In the pytest process
+  a switch empties it; elsewhere (`ChildHit`) the kept epoch is compared each time.
+- While a module is being imported, hits and files belong to it (per thread), and nothing is kept in the mapping: another thread may be
+  running a test at that moment, and each must be told for itself.
+- A function that is pickled by value finds the recorder of the process where it is loaded, or a stand-in that does nothing.
+- The pytest process keeps events (`drain`); every other one writes them at once, also after a fork.
+"""
+
+from __future__ import annotations
+
+import _thread
+import builtins
+import os
+import sys
+from collections import deque
+from types import FrameType
+from typing import Any
+
+from seatrial.regress.select.trace.events import HIT, LOAD, RAY_TASK, TASK, TROUBLE, WHOLE, Event
+from seatrial.regress.select.trace.logs import FORK, Log
+from seatrial.regress.select.trace.name import NAME
+from seatrial.regress.select.trace.paths import Tree
+
+STAND_IN = range(1 << 63)
+"""Where nothing is recorded: every number is an item of it."""
+
+
+class Hit(dict[int, int]):
+    """What instrumented functions touch."""
+
+    recorder: Recorder
+
+    def __missing__(self, number: int) -> None:
+        self.recorder.entered(number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (builtins, NAME, STAND_IN)
+
+    def __deepcopy__(self, memo: object) -> Hit:
+        return self
+
+    def __copy__(self) -> Hit:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{NAME}>"
+
+
+class ChildHit(Hit):
+    """The same where the epoch is switched by another process."""
+
+    def __getitem__(self, number: int) -> None:  # type: ignore[override]  # nobody uses the value
+        recorder = self.recorder
+        if self.get(number) != recorder.cell[0]:
+            recorder.entered(number)
+
+
+class Recorder:
+    """Of one process."""
+
+    def __init__(self, session: str, tree: Tree, cell: memoryview, log: Log | None) -> None:
+        self.session = session
+        self.tree = tree
+        self.cell = cell
+        self.log = log
+        self.running = True
+        self.outer: Recorder | None = None
+        """Of a session inside a session: what we instrument, it must take whole."""
+        self.inner: Recorder | None = None
+        """The same from the other side: what it claims is not ours to instrument."""
+        self.hit = Hit() if log is None else ChildHit()
+        self.hit.recorder = self
+        self.undo: list[Any] = []
+        self._events: deque[Event] = deque()
+        self._seen: set[Event] = set()
+        self._seen_at = -1
+        self._importing: list[str] = []
+        self._local = _thread._local()
+        self._ray = ""
+
+    def switch(self, epoch: int) -> None:
+        """What happens from now on belongs to another test or fixture. Only the pytest process says so."""
+        if self.log is None and self.running:
+            self.cell[0] = epoch
+            self.hit.clear()
+
+    def drain(self) -> list[Event]:
+        """The pytest process's own events since the last time."""
+        found = []
+        while self._events:
+            found.append(self._events.popleft())
+        return found
+
+    def stop(self) -> None:
+        """Put everything back; what is instrumented already goes on and tells nobody."""
+        if self.running:
+            self.running = False
+            for undo in reversed(self.undo):
+                undo()
+            self.hit.clear()
+
+    def entered(self, number: int) -> None:
+        """A block was entered for the first time in this epoch."""
+        before = int(self.cell[0])
+        if not self._importing or not self.running:
+            self.hit[number] = before
+            if self._importing:
+                self.hit.pop(number, None)
+        # A switch in another thread at this moment: both epochs get it, since nobody can say whose it was.
+        for epoch in {before, int(self.cell[0])}:
+            self._tell(Event(HIT, epoch, str(number), self.context()))
+
+    def tell(self, kind: str, a: str, b: str | None = None) -> None:
+        """An event of now; `b` is the module being imported unless it is given."""
+        self._tell(Event(kind, int(self.cell[0]), a, self.context() if b is None else b))
+
+    def _tell(self, event: Event) -> None:
+        if not self.running:
+            return
+        if self._seen_at != event.epoch:
+            self._seen.clear()
+            self._seen_at = event.epoch
+        if event in self._seen:
+            return
+        self._seen.add(event)
+        if self.log is None:
+            self._events.append(event)
+            return
+        local = self._local.__dict__
+        quiet, local["quiet"] = local.get("quiet", 0), 1
+        try:
+            if self.log.kind == "ray":
+                self._tell_ray(event.epoch)
+            self.log.write(event)
+        finally:
+            local["quiet"] = quiet
+
+    def _tell_ray(self, epoch: int) -> None:
+        assert self.log is not None
+        state = _ray_state()
+        if state not in ("", self._ray):
+            self._ray = state
+            self.log.write(Event(TASK, epoch, RAY_TASK if state == RAY_TASK else ""))
+
+    # imports
+
+    def context(self) -> str:
+        """Path of the module that this thread is importing, or ""."""
+        stack = self._local.__dict__.get("stack")
+        return stack[-1] if stack else ""
+
+    def begin(self, path: str) -> None:
+        """A module starts to execute in this thread."""
+        self.loaded(path, sys._getframe(1))
+        self._local.__dict__.setdefault("stack", []).append(path)
+        self._importing.append(path)
+        self.hit.clear()
+
+    def end(self) -> None:
+        """It has ended, well or not."""
+        self._local.__dict__["stack"].pop()
+        self._importing.pop()
+        self.hit.clear()
+
+    def loaded(self, path: str, frame: FrameType | None) -> None:
+        """Who asked for a module: the nearest project file on the stack, and the module that is being imported."""
+        source = self.tree.source
+        nearest = ""
+        while frame is not None and not nearest:
+            nearest = source(frame.f_code.co_filename) or ""
+            frame = frame.f_back
+        for importer in {nearest, self.context() or nearest}:
+            if importer != path:
+                self.tell(LOAD, importer, path)
+
+    def claims(self, file: str) -> str | None:
+        """The path of a source that this recorder instruments."""
+        if not self.running or (self.inner is not None and self.inner.claims(file) is not None):
+            return None
+        return self.tree.source(file)
+
+    def whole(self, path: str, context: str | None = None) -> None:
+        """Any block of the file may be executed from now on."""
+        self.tell(WHOLE, path, context)
+
+    def trouble(self, what: str) -> None:
+        """Something could not be understood: the epoch is to be taken with care."""
+        self.tell(TROUBLE, what, "")
+
+    @property
+    def quiet(self) -> bool:
+        """Whether this thread is doing work of ours."""
+        return bool(self._local.__dict__.get("quiet"))
+
+    def hush(self, on: bool) -> bool:
+        """Say whether what this thread opens is ours; returns what it was."""
+        local = self._local.__dict__
+        was = bool(local.get("quiet"))
+        local["quiet"] = on
+        return was
+
+    # processes
+
+    def forked(self) -> None:
+        """In a new process that has all of our memory."""
+        if not self.running:
+            return
+        self.log = Log(self.session, FORK + (self.log.name if self.log else ""))
+        self.hit.__class__ = ChildHit
+        self.hit.clear()
+        self._events.clear()
+        self._seen.clear()
+        self._importing = list(self._local.__dict__.get("stack") or ())
+        self._local.__dict__["quiet"] = False
+
+
+def _ray_state() -> str:
+    """ray-task or ray-actor; "" while Ray is not far enough to know."""
+    ray = sys.modules.get("ray")
+    try:
+        if ray is None or not ray.is_initialized():
+            return ""
+        return "ray-actor" if ray.get_runtime_context().get_actor_id() else RAY_TASK
+    except Exception:  # noqa: BLE001  # Ray's own errors are many, and a worker must never die of being watched
+        return ""
+
+
+def active() -> Recorder | None:
+    """The recorder of this process, also one that another copy of this module made."""
+    found = getattr(getattr(builtins, NAME, None), "recorder", None)
+    return found if found is not None and found.running else None
+
+
+def register(recorder: Recorder) -> None:
+    """Make it the one that instrumented code finds, and follow forks."""
+    setattr(builtins, NAME, recorder.hit)
+    os.register_at_fork(after_in_child=recorder.forked)

@@ -1,0 +1,107 @@
+"""Start recording in the pytest process, or in a child of it.
+
+- `start` sets two variables for children: PYTHONPATH begins with our `start` directory, whose sitecustomize starts the child's recorder,
+  and SEATRIAL_SELECT says where things are. `Recorder.stop` takes all of it back.
+- Modules of the project that were imported before count as whole files.
+- A session inside a recorded test has its own recorder; the outer one takes what the inner instruments as whole files.
+"""
+
+# Paths are text here: pathlib may not be loaded yet, and what it does is watched.
+# ruff: noqa: PTH118, PTH123
+
+from __future__ import annotations
+
+import builtins
+import json
+import mmap
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from seatrial.regress.select.trace.asked import Asked
+from seatrial.regress.select.trace.loader import Imports
+from seatrial.regress.select.trace.logs import Log, kind_of_process
+from seatrial.regress.select.trace.name import NAME
+from seatrial.regress.select.trace.paths import Tree
+from seatrial.regress.select.trace.recorder import Recorder, active, register
+from seatrial.regress.select.trace.watch import Watch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+VARIABLE = "SEATRIAL_SELECT"
+EPOCH = "epoch"
+START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "start")  # noqa: PTH100, PTH120
+
+
+def start(session: Path, root: Path, cache: Path, skip: Sequence[str], config: pytest.Config | None) -> Recorder:
+    """Record in this process, and have its children record."""
+    session, cache = session.resolve(), cache.resolve()
+    session.mkdir(parents=True, exist_ok=True)
+    place = session / EPOCH
+    place.write_bytes(bytes(8))
+    outer = active()
+    recorder = Recorder(str(session), Tree(str(root), skip, (str(session), str(cache))), _cell(str(place), write=True), None)
+    if outer is not None:
+        recorder.outer, outer.inner = outer, recorder
+    before = getattr(builtins, NAME, None)
+    _begin(recorder, str(cache))
+    if before is not None:
+        recorder.undo.append(lambda: setattr(builtins, NAME, before))
+    if config is not None:
+        from seatrial.regress.select.trace.rewriting import Rewriting
+
+        Rewriting(recorder, config).install()
+    told = {"session": str(session), "root": recorder.tree.root, "cache": str(cache), "skip": list(skip)}
+    _set(recorder, VARIABLE, json.dumps(told))
+    others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != START]
+    _set(recorder, "PYTHONPATH", os.pathsep.join([START, *others]))
+    return recorder
+
+
+def join(told: str) -> Recorder:
+    """Record in a child, as SEATRIAL_SELECT says."""
+    given = json.loads(told)
+    session = given["session"]
+    tree = Tree(given["root"], given["skip"], (session, given["cache"]))
+    recorder = Recorder(session, tree, _cell(os.path.join(session, EPOCH), write=False), Log(session, kind_of_process()))
+    assert recorder.log is not None
+    recorder.log.hello(int(recorder.cell[0]))
+    _begin(recorder, given["cache"])
+    return recorder
+
+
+def _begin(recorder: Recorder, cache: str) -> None:
+    register(recorder)
+    asked = Asked(recorder)
+    Imports(recorder, cache, asked.after).install()
+    asked.install()
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        relative = recorder.tree.source(file) if isinstance(file, str) and file.endswith(".py") else None
+        if relative is not None:
+            recorder.whole(relative, "")
+    Watch(recorder).install()
+
+
+def _cell(place: str, *, write: bool) -> memoryview:
+    with open(place, "r+b" if write else "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+    return memoryview(mapped).cast("Q")
+
+
+def _set(recorder: Recorder, name: str, value: str) -> None:
+    before = os.environ.get(name)
+    os.environ[name] = value
+
+    def undo() -> None:
+        if os.environ.get(name) == value:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
+
+    recorder.undo.append(undo)

@@ -1,0 +1,169 @@
+"""Files that are opened, directories that are listed, processes that are started: told by Python's audit events.
+
+- Only what lies below the root is told. An audit hook can never be taken away, so it looks up the event in a table that is emptied.
+- An open is told before it happens: a file that is not there is told too. Its flags say whether it is read or written.
+- A compiled file of `__pycache__` stands for its source. Listings by importlib and by pytest's collection are not the test's.
+- The hook never raises: that would make the operation fail.
+"""
+
+# Paths are text here: pathlib may not be loaded yet, and what it does is watched.
+# ruff: noqa: PTH100, PTH115, PTH117, PTH118, PTH119, PTH120
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from seatrial.regress.select.trace.events import LIST, READ, SPAWN, WHOLE, WRITE
+from seatrial.regress.select.trace.recorder import Recorder
+
+PASSED_ON = ("<frozen os>", "<frozen posixpath>", "<frozen genericpath>", "/os.py", "/glob.py", "/posixpath.py", "/genericpath.py")
+"""Frames that ask on somebody's behalf; those of pathlib as well."""
+NOT_TESTS = ("/_pytest/", "/pluggy/", "/xdist/")
+
+
+class Watch:
+    """The audit hook of one recorder."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.table: dict[str, Callable[..., None]] = {
+            "open": self._open,
+            "os.listdir": self._list,
+            "os.scandir": self._list,
+            "subprocess.Popen": self._popen,
+            "os.posix_spawn": self._exec,
+            "os.exec": self._exec,
+            "os.system": self._system,
+            "os.remove": self._written,
+            "os.rename": self._moved,
+            "os.link": self._moved,
+            "os.symlink": self._moved,
+            "os.mkdir": self._written,
+            "os.rmdir": self._written,
+            "os.truncate": self._written,
+            "import": self._extension,
+            "ctypes.dlopen": self._read_any,
+            "sqlite3.connect": self._database,
+            "cpython.run_file": self._script,
+        }
+
+    def install(self) -> None:
+        """Listen until `recorder.stop`."""
+        table, recorder = self.table, self.recorder
+
+        def hook(event: str, args: tuple[Any, ...]) -> None:
+            handle = table.get(event)
+            if handle is not None and not recorder.quiet:
+                hushed = recorder.hush(True)
+                try:
+                    handle(*args)
+                except Exception:  # noqa: BLE001  # an error here would fail the user's operation
+                    recorder.trouble(event)
+                finally:
+                    recorder.hush(hushed)
+
+        sys.addaudithook(hook)
+        recorder.undo.append(table.clear)
+
+    def _open(self, path: object, mode: object, flags: object) -> None:  # noqa: ARG002
+        name = _text(path)
+        if name is None or not isinstance(flags, int) or flags & os.O_DIRECTORY:
+            return
+        access = flags & os.O_ACCMODE
+        if access != os.O_WRONLY and not flags & os.O_TRUNC:
+            self._read(name)
+        if access != os.O_RDONLY:
+            self._tell(WRITE, name)
+
+    def _read(self, name: str) -> None:
+        if name.endswith(".pyc") and "__pycache__" in name:
+            directory, file = os.path.split(os.path.dirname(os.path.abspath(name)))[0], os.path.basename(name)
+            self._tell(WHOLE, os.path.join(directory, file.split(".")[0] + ".py"))
+        else:
+            self._tell(READ, name)
+
+    def _read_any(self, path: object, *rest: object) -> None:  # noqa: ARG002
+        name = _text(path)
+        if name is not None and "/" in name:
+            self._tell(READ, name)
+
+    def _database(self, path: object, *rest: object) -> None:  # noqa: ARG002
+        name = _text(path)
+        if name is not None and name != ":memory:":
+            # One that is not there is made by connecting.
+            self._tell(READ if os.access(name, os.F_OK) else WRITE, name)
+
+    def _extension(self, name: object, path: object, *rest: object) -> None:  # noqa: ARG002
+        if isinstance(path, str):
+            self._tell(READ, path)
+
+    def _script(self, path: object) -> None:
+        self._tell(WHOLE, path if isinstance(path, str) else "")
+
+    def _written(self, path: object, *rest: object) -> None:
+        name = _text(path)
+        descriptor = next((part for part in reversed(rest) if isinstance(part, int) and part >= 0), None)
+        if name is not None and descriptor is not None and not os.path.isabs(name) and len(rest) <= 2:
+            name = os.path.join(_of_descriptor(descriptor) or "", name)
+        if name is not None:
+            self._tell(WRITE, name)
+
+    def _moved(self, source: object, target: object, *rest: object) -> None:  # noqa: ARG002
+        self._written(source)
+        self._written(target)
+
+    def _list(self, path: object) -> None:
+        if not _asked_by_a_test(sys._getframe(1)):
+            return
+        name = "." if path is None else _of_descriptor(path) if isinstance(path, int) else _text(path)
+        relative = None if name is None else self.recorder.tree.directory(name)
+        if relative is not None:
+            self.recorder.tell(LIST, relative)
+
+    def _popen(self, executable: object, args: object, cwd: object, env: object) -> None:  # noqa: ARG002
+        given = [args] if isinstance(args, (str, bytes, os.PathLike)) or not isinstance(args, Sequence) else list(args)
+        self._spawn(given, cwd)
+
+    def _exec(self, path: object, args: object, env: object) -> None:  # noqa: ARG002
+        self._spawn(list(args) if isinstance(args, Sequence) else [path], None)
+
+    def _system(self, command: object) -> None:
+        self._spawn(["/bin/sh", "-c", command], None)
+
+    def _spawn(self, args: list[Any], cwd: object) -> None:
+        argv = [_text(part) or "" for part in args]
+        self.recorder.tell(SPAWN, json.dumps(argv), os.path.abspath((_text(cwd) if cwd is not None else None) or "."))
+
+    def _tell(self, kind: str, name: str) -> None:
+        for relative in self.recorder.tree.names(name):
+            self.recorder.tell(kind, relative)
+
+
+def _text(path: object) -> str | None:
+    if isinstance(path, (str, bytes, os.PathLike)):
+        return os.fsdecode(path)
+    return None
+
+
+def _of_descriptor(number: object) -> str | None:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except OSError:
+        return None
+
+
+def _asked_by_a_test(frame: FrameType | None) -> bool:
+    """False when importlib or pytest asked."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith("<frozen importlib"):
+            return False
+        if not (name.endswith(PASSED_ON) or "/pathlib" in name or "/regress/select/trace/" in name):
+            return not any(part in name for part in NOT_TESTS)
+        frame = frame.f_back
+    return True

@@ -1,0 +1,171 @@
+"""The controller's side of the tracker: outcomes, the partial file, and the results at the end.
+
+- Every test is counted once, by its worst: error (setup or teardown), failed, skipped, passed; an expected failure is `skipped` among
+  outcomes, since it did not pass, and `xfailed` among counts.
+- Results that cannot be written fail the session; what was tracked stays in the partial file where there is one.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.regress.unit import results
+from seatrial.regress.unit.results import Partial, Tracked
+
+NO_COVERAGE = "[n/a] run with --cov=PACKAGE"
+
+
+class Collector:
+    """One per session, on the controller only."""
+
+    NAME = "seatrial_tracker_collector"
+
+    def __init__(self, config: pytest.Config, directory: Path) -> None:
+        self.config = config
+        self.directory = directory
+        self.start = time.time()
+        self.written: Path | None = None
+        """The dated file, once it is there."""
+        self._counts: dict[str, int] = {}
+        self._calls: dict[int, str] = {}
+        self._tests: list[Tracked] = []
+        self._gpus: list[str] = []
+        self._notes: list[str] = []
+        self._head: dict[str, Any] | None = None
+        self._partial: Partial | None = None
+        self._lines: list[str] = []
+        self._problem: str | None = None
+
+    def pytest_sessionstart(self) -> None:
+        """What a killed session left."""
+        if (self.directory / results.DATED).is_dir():
+            self._lines += results.restore(self.directory)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Three per test: the worst of them is its outcome, and the last brings the metrics."""
+        when = report.when
+        if when == "setup" and report.passed:
+            return
+        place = id(getattr(report, "node", None))  # a worker of pytest-xdist runs one test at a time; node ids are slow to ask for
+        if when in ("setup", "call"):
+            self._calls[place] = _phase(report)
+            return
+        # The last report of a test; a worker of pytest-xdist that died sends only one, of no phase, which failed.
+        called = self._calls.pop(place, "skipped")  # setup alone (--setup-only) is no pass
+        ended = ("error" if when == "teardown" else "failed") if report.failed else called
+        outcome = called if called in ("failed", "error") else ended
+        self._counts[outcome] = self._counts.get(outcome, 0) + 1
+        payload = getattr(report, "seatrial", None)
+        if payload is not None:
+            self._keep(report.nodeid, _OUTCOMES.get(outcome, outcome), payload)
+
+    def _keep(self, nodeid: str, outcome: str, payload: dict[str, Any]) -> None:
+        test = Tracked(nodeid, payload["key"], outcome, payload["metrics"])
+        self._tests.append(test)
+        self._gpus += payload["gpus"]
+        self._notes += [note for note in payload["notes"] if note not in self._notes]
+        if self._head is None:
+            self._begin()
+        if self._partial is not None:
+            try:
+                self._partial.add(test)
+            except OSError as error:
+                self._say_partial(error)
+
+    def _begin(self) -> None:
+        from seatrial.regress.unit.origin import read_origin
+
+        origin = read_origin(self.config.rootpath)
+        self._head = {
+            "git_commit": origin.commit,
+            "start_time": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.start)),
+            "git_branch": origin.branch,
+            "git_dirty": origin.dirty,
+            "project": origin.project,
+            "notes": origin.notes,
+        }
+        try:
+            self._partial = Partial(self.directory, self.start, self._head)
+        except OSError as error:
+            self._say_partial(error)
+
+    def _say_partial(self, error: OSError) -> None:
+        self._partial = None
+        self._lines.append(f"{self.directory / results.DATED}: a kill from here on would lose what was tracked: {error}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write, if any test used the tracker; last, so that other plugins have had their say about the exit status."""
+        if self._head is None:
+            return
+        end = {"gpu_types": self._gpu_types(), "coverage": coverage(self.config), "tests": self._counts, "notes": self._notes}
+        made = results.document(self._head, self._tests, int(session.exitstatus), end)
+        try:
+            self.written = results.write(self.directory, results.stamp(self.start), made, latest=True)
+        except OSError as error:
+            fix = f"make {self.directory} writable, or give --seatrial-results DIR"
+            self._problem = f"results of {len(self._tests)} tests are not written: {error}: {fix}"
+            session.exitstatus = session.exitstatus or pytest.ExitCode.USAGE_ERROR
+        else:
+            self._lines.append(f"metrics of {len(made['metrics'])} tests: {self.directory / results.LATEST}, {self.written}")
+        if self._partial is not None:
+            self._partial.close(remove=self.written is not None)
+
+    def _gpu_types(self) -> list[str]:
+        from seatrial.regress.unit import gpus
+
+        try:
+            here = gpus.names_here()
+        except gpus.GpuError as error:
+            here = []
+            self._notes.append(f"the names of GPUs cannot be read: {error}")
+            self._lines.append(self._notes[-1])
+        return list(dict.fromkeys([*here, *self._gpus]))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:  # pytest does not export its type
+        """One line each."""
+        for line in self._lines:
+            terminalreporter.write_line(f"seatrial: {line}")
+        if self._problem:
+            terminalreporter.write_line(f"seatrial: {self._problem}", red=True)
+
+
+_OUTCOMES = {"xfailed": "skipped", "xpassed": "passed"}
+
+
+def _phase(report: pytest.TestReport) -> str:
+    if report.failed:
+        return "error" if report.when == "setup" else "failed"
+    expected = hasattr(report, "wasxfail")
+    if report.skipped:
+        return "xfailed" if expected else "skipped"
+    return "xpassed" if expected else "passed"
+
+
+def coverage(config: pytest.Config) -> float | str:
+    """Percent in total, of pytest-cov or of a `coverage run` around pytest."""
+    plugin = config.pluginmanager.getplugin("_cov")
+    total = getattr(plugin, "cov_total", None)
+    if isinstance(total, float):
+        return total
+    if total is not None or getattr(plugin, "cov_controller", None) is not None:
+        return "[n/a] pytest-cov made no report"  # it puts a plain 0 where its report failed
+    return _around()
+
+
+def _around() -> float | str:
+    import io
+    import sys
+
+    module = sys.modules.get("coverage")
+    running = module.Coverage.current() if module is not None and hasattr(module, "Coverage") else None
+    if running is None:
+        return NO_COVERAGE
+    try:
+        return float(running.report(file=io.StringIO()))
+    except Exception as error:  # noqa: BLE001  # no data, or a source that cannot be parsed: the number is unknown, the results are not
+        return f"[n/a] coverage made no report: {type(error).__name__}: {error}"

@@ -1,0 +1,117 @@
+"""What a test or a group needs of the machine, and what of it is not there.
+
+- Variables, modules, programs, files and GPUs; a variable that is set but empty is absent. Values are never shown.
+- A module is looked up, not imported (the packages around it are); one whose package breaks on import is absent.
+- GPUs are those that CUDA would show to this process: counted by NVML, then those of CUDA_VISIBLE_DEVICES.
+- Wrong arguments are a `ValueError` that names the key; who asked is the caller's to say.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seatrial.regress.unit import gpus
+
+LISTS = ("env", "modules", "programs", "files")
+KEYS = (*LISTS, "gpus")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What must be there."""
+
+    env: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    gpus: int = 0
+
+    def absent(self, folder: Path) -> list[str]:
+        """What is not here, in words; relative files are looked for in `folder`."""
+        found = [f"variable {name}" for name in self.env if not os.environ.get(name)]
+        found += [f"module {name}{why}" for name in self.modules if (why := _no_module(name)) is not None]
+        found += [f"program {name}" for name in self.programs if shutil.which(name) is None]
+        found += [f"file {name}" for name in self.files if not (folder / Path(name).expanduser()).exists()]
+        return found + (self._too_few() if self.gpus else [])
+
+    def _too_few(self) -> list[str]:
+        here, why = gpus_here()
+        return [] if here >= self.gpus else [f"{self.gpus} GPU{'' if self.gpus == 1 else 's'} ({here} here{why})"]
+
+
+def parse(values: Mapping[str, object]) -> Needs:
+    """Needs from a table of the configuration or the arguments of a marker."""
+    lists: dict[str, tuple[str, ...]] = {}
+    for key, value in values.items():
+        if key not in KEYS:
+            raise ValueError(f"unknown key {key!r}; {nearest(key, KEYS)}")
+        if key != "gpus":
+            lists[key] = _texts(key, value)
+    return Needs(**lists, gpus=gpu_number(values["gpus"]) if "gpus" in values else 0)
+
+
+def gpu_number(value: object) -> int:
+    """A number of GPUs; a switch is none, though Python counts it as a number."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"gpus: must be a whole number of at least 1 (got {value!r})")
+    return value
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """The known key that was probably meant, else all of them."""
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+
+
+def _texts(key: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple):
+        raise ValueError(f'{key}: must be a list of texts, such as ["one"] (got {value!r})')
+    for item in value:
+        if not isinstance(item, str) or not item.strip():
+            raise ValueError(f"{key}: must be a list of texts (got {item!r} in it)")
+    return tuple(value)
+
+
+def _no_module(name: str) -> str | None:
+    """None when the module is there, else why not, where there is more to say than that."""
+    if name in sys.modules:
+        return None if sys.modules[name] is not None else ""
+    try:
+        return "" if importlib.util.find_spec(name) is None else None
+    except ModuleNotFoundError as error:
+        outer = name.split(".")
+        missing = error.name in {".".join(outer[:length]) for length in range(1, len(outer) + 1)}
+        return "" if missing else f" ({error})"
+    except Exception as error:  # noqa: BLE001 - the package around it is somebody's code: whatever it raises, the module is not usable
+        return f" ({type(error).__name__}: {error})"
+
+
+def gpus_here() -> tuple[int, str]:
+    """How many GPUs CUDA would show to this process; and why none can be counted, where the driver does not answer."""
+    try:
+        present = len(gpus.names_here())
+    except gpus.GpuError as error:
+        return 0, f": {error}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return present if visible is None else _visible(visible, present), ""
+
+
+def _visible(text: str, present: int) -> int:
+    """How many of the listed devices count: CUDA stops at the first that does not exist; a device listed twice hides all."""
+    seen: list[str] = []
+    for entry in (part.strip() for part in text.split(",")):
+        is_index = entry.isdecimal() and int(entry) < present
+        is_name = present > 0 and entry.startswith(("GPU-", "MIG-"))
+        if not (is_index or is_name):
+            break
+        if entry in seen:
+            return 0
+        seen.append(entry)
+    return len(seen)

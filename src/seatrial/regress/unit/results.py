@@ -1,0 +1,211 @@
+"""unit_results.json, its dated copies, and the partial file that survives a kill.
+
+- A finished test is one line of `unit_results/.<stamp>.partial.jsonl`, written at once. At the end the lines become the dated file and
+  unit_results.json, each atomically; then the partial file goes.
+- A partial file that nobody holds any more is what a killed session left: `restore` makes a dated file of it, exit status "killed".
+- A line that cannot be read is told in the restored file's `notes`.
+- Standard library only: this is loaded into every pytest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable
+from json.encoder import encode_basestring_ascii
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+LATEST = "unit_results.json"
+DATED = "unit_results"
+SUFFIX = ".partial.jsonl"
+
+
+class Tracked(NamedTuple):
+    """A finished test that used the tracker; `metrics` is JSON text."""
+
+    nodeid: str
+    key: str
+    outcome: str
+    metrics: str
+
+    def line(self) -> str:
+        """For the partial file; the metrics are JSON already."""
+        nodeid, key = encode_basestring_ascii(self.nodeid), encode_basestring_ascii(self.key)
+        return f'{{"test": [{nodeid}, {key}, "{self.outcome}"], "metrics": {self.metrics}}}\n'
+
+
+class Partial:
+    """The partial file of this session: the lock on it says that the session lives."""
+
+    def __init__(self, directory: Path, start: float, head: dict[str, Any]) -> None:
+        place = directory / DATED
+        place.mkdir(parents=True, exist_ok=True)
+        self.path, self._stream = _claim(place, stamp(start))
+        # A forked child would hold the lock when the session is dead.
+        os.register_at_fork(after_in_child=self._stream.close)
+        self._write(json.dumps({"head": head}) + "\n")
+
+    def add(self, test: Tracked) -> None:
+        """Keep a finished test, whatever happens next."""
+        self._write(test.line())
+
+    def close(self, *, remove: bool) -> None:
+        """The session has written its results (`remove`), or could not: then the lines stay for the next one."""
+        if remove:
+            self.path.unlink(missing_ok=True)
+        self._stream.close()
+
+    def _write(self, line: str) -> None:
+        self._stream.write(line.encode())
+
+
+def _claim(place: Path, name: str) -> tuple[Path, IO[bytes]]:
+    for number in range(1, 1000):
+        path = place / f".{name}{'' if number == 1 else f'-{number}'}{SUFFIX}"
+        try:
+            stream = path.open("xb", buffering=0)
+        except FileExistsError:
+            continue
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return path, stream
+    raise FileExistsError(f"{place}: too many partial files of {name}")
+
+
+def stamp(start: float) -> str:
+    """As it stands in names of files."""
+    return time.strftime("%Y%m%d_%H%M%S", time.localtime(start))
+
+
+def document(head: dict[str, Any], tests: Iterable[Tracked], exit_status: int | str, end: dict[str, Any]) -> dict[str, Any]:
+    """The content of the file, with metrics still as text (see `write`).
+
+    A node id that ran more than once counts with its last run, and `reruns` says how often before.
+    """
+    last: dict[str, Tracked] = {}
+    reruns: dict[str, int] = {}
+    for test in tests:
+        if test.nodeid in last:
+            reruns[test.nodeid] = reruns.get(test.nodeid, 0) + 1
+        last[test.nodeid] = test
+    owners: dict[str, int] = {}
+    for test in last.values():
+        owners[test.key] = owners.get(test.key, 0) + 1
+    keys = {nodeid: test.key if owners[test.key] == 1 else nodeid for nodeid, test in last.items()}
+    made = {
+        "exit_status": exit_status,
+        "git_commit": head.get("git_commit"),
+        "start_time": head.get("start_time"),
+        "metrics": {keys[nodeid]: test.metrics for nodeid, test in last.items()},
+        "gpu_types": end.pop("gpu_types", []),
+        "coverage": end.pop("coverage", "[n/a] run with --cov=PACKAGE"),
+        "outcomes": {keys[nodeid]: test.outcome for nodeid, test in last.items()},
+        **{name: head.get(name) for name in ("git_branch", "git_dirty", "project")},
+        "tests": end.pop("tests", {}),
+    }
+    notes = [*head.get("notes", []), *end.pop("notes", [])]
+    return (
+        made
+        | ({"reruns": {keys[nodeid]: count for nodeid, count in reruns.items()}} if reruns else {})
+        | ({"notes": notes} if notes else {})
+    )
+
+
+def write(directory: Path, start: str, made: dict[str, Any], *, latest: bool) -> Path:
+    """Write the dated file and, if asked, unit_results.json; returns the dated one, whose name nobody had."""
+    data = _text(made).encode()
+    place = directory / DATED
+    place.mkdir(parents=True, exist_ok=True)
+    dated = _new(place, start, data)
+    if latest:
+        temporary = _beside(directory, data)
+        temporary.replace(directory / LATEST)
+    return dated
+
+
+def _text(made: dict[str, Any]) -> str:
+    """A test per line: its metrics are JSON already, and need not be read to be written."""
+    parts = []
+    for name, value in made.items():
+        if isinstance(value, dict) and value:
+            lines = (f"    {json.dumps(key)}: {part if name == 'metrics' else json.dumps(part)}" for key, part in value.items())
+            parts.append(f'  "{name}": {{\n' + ",\n".join(lines) + "\n  }")
+        else:
+            parts.append(f'  "{name}": {json.dumps(value, allow_nan=False)}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _new(place: Path, start: str, data: bytes) -> Path:
+    temporary = _beside(place, data)
+    try:
+        for number in range(1, 1000):
+            path = place / f"{start}{'' if number == 1 else f'-{number}'}.json"
+            try:
+                os.link(temporary, path)  # unlike a rename, it never replaces what is there
+            except FileExistsError:
+                continue
+            return path
+    finally:
+        temporary.unlink()
+    raise FileExistsError(f"{place}: too many files of {start}")
+
+
+def _beside(place: Path, data: bytes) -> Path:
+    handle, name = tempfile.mkstemp(prefix=".unit_results.", dir=place)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).chmod(0o644)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return Path(name)
+
+
+def restore(directory: Path) -> list[str]:
+    """Turn what killed sessions left into dated files; one line for each."""
+    place = directory / DATED
+    return [line for path in sorted(place.glob(f".*{SUFFIX}")) if (line := _restore_one(directory, path))]
+
+
+def _restore_one(directory: Path, path: Path) -> str | None:
+    try:
+        with path.open("rb") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None  # its session lives
+            if not path.exists():
+                return None  # another session was faster
+            head, tests, notes = _read(stream.read())
+            made = document(head, tests, "killed", {"notes": notes, "coverage": "[n/a] the session was killed"})
+            dated = write(directory, path.name[1 : -len(SUFFIX)], made, latest=False)
+            path.unlink()
+    except OSError as error:
+        return f"{path}: a killed session's results cannot be restored: {error}; make {directory / DATED} writable"
+    torn = f" ({notes[-1]})" if notes else ""
+    return f"restored {len(made['metrics'])} tests of a killed session: {dated}{torn}"
+
+
+def _read(data: bytes) -> tuple[dict[str, Any], list[Tracked], list[str]]:
+    head: dict[str, Any] = {}
+    tests: list[Tracked] = []
+    notes: list[str] = []
+    for number, line in enumerate(data.splitlines(keepends=True), start=1):
+        try:
+            if not line.endswith(b"\n"):
+                raise ValueError("cut off")
+            entry = json.loads(line)
+            if "head" in entry:
+                head = dict(entry["head"])
+            else:
+                nodeid, key, outcome = entry["test"]
+                tests.append(Tracked(nodeid, key, outcome, json.dumps(dict(entry["metrics"]))))
+        except (ValueError, TypeError, KeyError) as error:
+            notes.append(f"line {number} of the partial file cannot be read ({type(error).__name__}): {line[:200]!r}")
+    return head, tests, notes

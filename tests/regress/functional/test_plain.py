@@ -1,0 +1,134 @@
+"""Scripts that no loop knows, nightly ones, plans and reports."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from seatrial.loops.nightly import describe_functional
+
+from .tree import MEGATRON, NIGHTLY, Tree, make_tree
+
+METRICS = """echo '{"loss": {"1": 2.0, "2": 1.0}}' > metrics.json"""
+CHECK = 'data["loss"]["2"] < 1.5'
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return make_tree(tmp_path)
+
+
+def test_an_exit_code_of_0_alone_is_no_pass(tree: Tree) -> None:
+    done = tree.call(tree.write("plain.sh", "true"))
+    assert done.returncode == 1
+    assert tree.result("plain")["reason"].startswith("nothing to check")
+
+
+def test_who_accepts_the_exit_code_alone_is_told_so_in_the_report(tree: Tree) -> None:
+    done = tree.call(tree.write("plain.sh", "true"), "--exit-code-only")
+    assert done.returncode == 0
+    assert "nothing" not in tree.result("plain")["reason"]
+    assert "judged by its exit code alone" in (tree.out / "summary.md").read_text()
+
+
+def test_the_exit_code_alone_is_not_accepted_of_a_script_that_has_checks(tree: Tree) -> None:
+    done = tree.call(tree.checkout / MEGATRON, "--exit-code-only", sim="short")
+    assert done.returncode == 1
+
+
+def test_checks_and_steps_of_the_user_judge_a_plain_script(tree: Tree) -> None:
+    script = tree.write("plain.sh", METRICS)
+    assert tree.call(script, "--metrics", "metrics.json", "--check", CHECK, "--steps", "2").returncode == 0
+    assert tree.call(script, "--metrics", "metrics.json", "--steps", "3", "--out", tree.root / "more").returncode == 1
+
+
+def test_a_metric_that_is_not_there_is_no_pass(tree: Tree) -> None:
+    done = tree.call(tree.write("plain.sh", METRICS), "--metrics", "metrics.json", "--check", 'max(data["reward"]) > 0')
+    assert done.returncode == 1
+    assert "no metric 'reward'" in done.stdout
+
+
+def test_steps_need_a_metric_to_be_counted_by(tree: Tree) -> None:
+    script = tree.write("plain.sh", METRICS.replace("loss", "score"))
+    assert "--steps-by" in tree.call(script, "--metrics", "metrics.json", "--steps", "2").stdout
+    by = ("--steps-by", "score", "--out", tree.root / "more")
+    assert tree.call(script, "--metrics", "metrics.json", "--steps", "2", *by).returncode == 0
+
+
+def test_a_script_that_skips_itself_is_skipped(tree: Tree) -> None:
+    script = tree.write("few.sh", 'echo "[failover] SKIP: needs >= 3 free GPUs (2 generation + 1 trainer), found 2."')
+    done = tree.call(script, "--exit-code-only")
+    assert (done.returncode, tree.result("few")["verdict"]) == (77, "Skipped")
+
+
+def test_a_skip_line_does_not_excuse_metrics_that_are_there(tree: Tree) -> None:
+    script = tree.write("few.sh", f"echo 'SKIP: one case'\n{METRICS}")
+    assert tree.call(script, "--metrics", "metrics.json", "--steps", "9").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--check", CHECK), "--metrics FILE"),
+        (("--check", "max(data)"), "check"),
+        (("--gpu-hours", "1"), "--gpus N"),
+        (("--gpu-hours", "1", "--gpus", "8"), "GPU hours"),
+        (("--image", "x", "--hermetic"), "give one of them"),
+        (("--env", "HOME"), "--hermetic or --image"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_before_anything_runs(tree: Tree, words: tuple[str, ...], said: str) -> None:
+    done = tree.call(tree.write("plain.sh", "touch ran"), *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tree.root / "ran").exists()
+
+
+def test_a_plan_is_shown_and_not_run(tree: Tree) -> None:
+    done = tree.call(tree.checkout / MEGATRON, tree.checkout / NIGHTLY, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert 'max(data["train/token_mult_prob_error"]) < 1.05' in done.stdout
+    assert "deadline 180 min, GPUs 8, GPU hours 24" in done.stdout
+    assert "2 scripts, at most 26 GPU hours" in done.stdout
+    assert not tree.out.exists()
+
+
+def test_a_nightly_is_known_by_its_block_and_its_assertions(tree: Tree) -> None:
+    found = describe_functional(tree.checkout / NIGHTLY, ())
+    assert found is not None
+    (one,) = found.asserted
+    assert (one.steps, len(one.checks), found.gpus, found.minutes) == (500, 4, 8, 180)
+    assert one.metrics == (tree.checkout / NIGHTLY).with_suffix("") / "metrics.json"
+
+
+def test_a_script_outside_of_a_checkout_is_nobodys(tree: Tree) -> None:
+    assert describe_functional(tree.write("plain.sh", "true"), ()) is None
+
+
+def test_the_reports_tell_every_script(tree: Tree) -> None:
+    good, bad = tree.write("good.sh", METRICS), tree.write("bad.sh", "exit 7")
+    done = tree.call(good, bad, "--metrics", "metrics.json", "--check", CHECK)
+    assert done.returncode == 1
+    suite = ET.parse(tree.out / "junit.xml").getroot()[0]
+    cases = {
+        case.attrib["name"]: [child.tag for child in case] for case in suite.iter("testcase") if case.attrib["classname"].count(".") == 1
+    }
+    assert cases == {"good": [], "bad": ["failure"]}
+    whole = json.loads((tree.out / "functional.json").read_text())
+    assert [result["verdict"] for result in whole["results"]] == ["Pass", "Fail"]
+    assert (tree.out / "summary.md").read_text().startswith("# Fail: 2 scripts: 1 Pass, 1 Fail")
+
+
+def test_two_scripts_of_one_name_have_a_directory_each(tree: Tree) -> None:
+    script = tree.write("plain.sh", METRICS)
+    tree.call(script, script, "--metrics", "metrics.json", "--check", CHECK)
+    assert (tree.out / "plain").is_dir()
+    assert (tree.out / "plain-2" / "result.json").is_file()
+
+
+def test_the_command_runs_as_it_stands(tree: Tree) -> None:
+    tree.call(tree.write("plain.sh", METRICS), "--metrics", "metrics.json", "--check", CHECK, "--", "two words")
+    assert "'two words'" in (tree.out / "plain" / "command.sh").read_text()

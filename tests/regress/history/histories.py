@@ -1,0 +1,66 @@
+"""Runs and files of runs, for tests of the history."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from seatrial.regress.history.record import Kind, Point, Run, point
+from seatrial.regress.history.store import Store
+
+COMMIT = "f1062bd3fd95fc64443e2d9ee4a35fc654ba897e"
+TEST = "test_hf_ray_policy::test_lm_policy_generation"
+
+
+def run(number: int, **other: Any) -> Run:
+    """A trusted run, the `number`-th."""
+    plain: dict[str, Any] = {
+        "project": "p",
+        "kind": Kind.TEST,
+        "name": "unit",
+        "commit": f"{number:040x}",
+        "branch": "main",
+        "time": 1e9 + number,
+        "machine": "m",
+        "passed": True,
+        "trusted": True,
+        "digest": f"d{number}",
+    }
+    return Run(**(plain | other))
+
+
+def points(metric: str, *values: Any) -> list[Point]:
+    """Values at the steps 1, 2, …"""
+    return [point(metric, value, step) for step, value in enumerate(values, start=1)]
+
+
+def filled(path: Path, count: int = 10, metric: str = "loss") -> Store:
+    """A store with runs whose metric is their number."""
+    store = Store(path, write=True)
+    for number in range(count):
+        store.add(run(number), [point(metric, float(number))])
+    return store
+
+
+def results(path: Path, **other: Any) -> Path:
+    """A unit_results.json of the older schema, with `other` keys beside or instead."""
+    data: dict[str, Any] = {
+        "exit_status": 0,
+        "git_commit": COMMIT,
+        "start_time": "2025-03-24 23:34:12",
+        "metrics": {TEST: {"avg_prob_mult_error": 1.0000039339065552, "_elapsed": 3.1}},
+        "gpu_types": ["NVIDIA H100 80GB HBM3"],
+        "coverage": "[n/a] run with --cov=p",
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data | other), encoding="utf-8")
+    return path
+
+
+def history(*words: str, store: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`seatrial history …` as a process."""
+    command = [sys.executable, "-m", "seatrial.cli.main", "history", *words, "--store", str(store)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)

@@ -1,0 +1,124 @@
+"""`seatrial history`: what is printed, what is refused, and what other commands keep by themselves."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from regress.history.histories import TEST, filled, history, points, results, run
+from seatrial.model.errors import UserError
+from seatrial.regress.history.keep import keep, keep_results
+from seatrial.regress.history.place import Settings, place, settings
+from seatrial.regress.history.record import point
+from seatrial.regress.history.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with filled(tmp_path / "h.sqlite", 3) as kept:
+        kept.add(run(7, trusted=False, why_untrusted="the tree was not clean", dirty=True), points("loss", 1, math.nan))
+        kept.mark(2, "throttled")
+    return kept.path
+
+
+def test_show_has_a_line_per_run_with_its_marks(tmp_path: Path, store: Path) -> None:
+    answer = history("show", "loss", store=store, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stdout.splitlines()
+    assert len([line for line in lines if "unit" in line]) == 4
+    assert "poisoned: throttled" in answer.stdout
+    assert "not trusted: the tree was not clean" in answer.stdout
+    assert "nan" in answer.stdout
+
+
+def test_show_says_how_many_runs_it_leaves_out(tmp_path: Path, store: Path) -> None:
+    assert "the last 2 of 4 runs" in history("show", "loss", "--limit", "2", store=store, cwd=tmp_path).stdout
+
+
+def test_show_points_gives_every_step(tmp_path: Path, store: Path) -> None:
+    assert [line.split() for line in history("show", "loss", "--points", store=store, cwd=tmp_path).stdout.splitlines()[2:4]] == [
+        ["1", "1"],
+        ["2", "nan"],
+    ]
+    assert history("show", "loss", "--points", "--run", "99", store=store, cwd=tmp_path).returncode == 2
+
+
+def test_an_unknown_metric_names_the_nearest(tmp_path: Path, store: Path) -> None:
+    answer = history("show", "los", store=store, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert "nearest: loss" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("show", "loss", "--take", "median"), ("mark", "1"), ("mark", "99", "--reason", "x"), ("runs", "--kind", "toast")]
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, store: Path, words: tuple[str, ...]) -> None:
+    assert history(*words, store=store, cwd=tmp_path).returncode == 2
+
+
+def test_mark_and_undo(tmp_path: Path, store: Path) -> None:
+    assert history("mark", "1", "--reason", "wrong driver", store=store, cwd=tmp_path).returncode == 0
+    assert "poisoned: wrong driver" in history("runs", store=store, cwd=tmp_path).stdout
+    assert history("mark", "1", "--undo", store=store, cwd=tmp_path).returncode == 0
+    assert "wrong driver" not in history("runs", store=store, cwd=tmp_path).stdout
+
+
+def test_without_a_store_the_first_step_is_told(tmp_path: Path) -> None:
+    answer = history("show", "loss", store=tmp_path / "none", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert "seatrial history import" in answer.stderr
+
+
+def test_the_store_is_found_in_its_order(tmp_path: Path) -> None:
+    found = Settings(store=Path("/configured"))
+    assert place(Path("/asked"), found, {"SEATRIAL_HISTORY": "/variable"}) == Path("/asked")
+    assert place(None, found, {"SEATRIAL_HISTORY": "/variable"}) == Path("/variable")
+    assert place(None, found, {}) == Path("/configured")
+    assert place(None, Settings(), {"XDG_DATA_HOME": "/data"}) == Path("/data/seatrial/history.sqlite")
+    assert place(None, Settings(), {}) == Path.home() / ".local/share/seatrial/history.sqlite"
+    with pytest.raises(UserError, match="turns the history off"):
+        place(None, Settings(), {"SEATRIAL_HISTORY": "off"})
+
+
+def test_the_configuration_is_read_strictly(tmp_path: Path) -> None:
+    file = tmp_path / "seatrial.toml"
+    file.write_text('[history]\nstore = "h.sqlite"\ntrusted = ["trunk"]\n', encoding="utf-8")
+    assert settings(tmp_path / "below") == Settings(tmp_path / "h.sqlite", ("trunk",))
+    file.write_text('[history]\ntrust = ["trunk"]\n', encoding="utf-8")
+    with pytest.raises(UserError, match=r"history\.trust") as caught:
+        settings(tmp_path)
+    assert "trusted" in caught.value.fix
+
+
+def test_keeping_says_one_quiet_line_and_nothing_when_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = results(tmp_path / "unit_results.json")
+    assert keep_results(path) == ""
+    monkeypatch.setenv("SEATRIAL_HISTORY", str(tmp_path / "h.sqlite"))
+    assert "kept as run 1 (no baseline: it is not known whether the tree was clean)" in keep_results(path)
+    with Store(tmp_path / "h.sqlite", write=False) as kept:
+        assert len(kept.values(f"{TEST}/_elapsed")) == 1
+
+
+def test_keeping_that_fails_is_said_and_never_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "h.sqlite").write_text("words " * 1000, encoding="utf-8")
+    monkeypatch.setenv("SEATRIAL_HISTORY", str(tmp_path / "h.sqlite"))
+    assert keep(results(tmp_path / "unit_results.json")).startswith("history: not kept: ")
+    assert keep(tmp_path / "absent").startswith("history: not kept: ")
+
+
+def test_a_defect_in_keeping_is_said_and_never_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEATRIAL_HISTORY", str(tmp_path / "h.sqlite"))
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("defect")
+
+    monkeypatch.setattr("seatrial.regress.history.keep._keep", broken)
+    assert keep(tmp_path) == "history: not kept: ZeroDivisionError: defect"
+
+
+def test_a_single_value_is_a_point_without_a_step(tmp_path: Path) -> None:
+    with Store(tmp_path / "h.sqlite", write=True) as kept:
+        kept.add(run(1), [point("loss", 2)])
+        assert [(one.step, one.value) for one in kept.points(1, "loss")] == [(None, 2.0)]

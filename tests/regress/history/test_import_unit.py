@@ -1,0 +1,143 @@
+"""unit_results.json, trust, and what a person may state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from regress.history.histories import COMMIT, TEST, history, results
+from seatrial.model.errors import UserError
+from seatrial.regress.history.adding import Added, Stated, add
+from seatrial.regress.history.importers import detect
+from seatrial.regress.history.place import TRUSTED
+from seatrial.regress.history.store import Store
+
+OURS = {"git_branch": "main", "git_dirty": False, "project": "p", "outcomes": {TEST: "passed"}}
+
+
+def imported(tmp_path: Path, path: Path, **stated: object) -> list[Added]:
+    with Store(tmp_path / "h.sqlite", write=True) as store:
+        return list(add(store, path, Stated(**stated), TRUSTED))  # type: ignore[arg-type]
+
+
+def test_the_guides_file_is_kept_with_commit_time_and_values_but_is_no_baseline(tmp_path: Path) -> None:
+    (one,) = imported(tmp_path, results(tmp_path / "unit_results.json"))
+    assert one.run is not None
+    assert one.run.commit == COMMIT
+    assert not one.run.trusted
+    assert "clean" in one.run.why_untrusted
+    with Store(tmp_path / "h.sqlite", write=False) as store:
+        assert store.values(f"{TEST}/avg_prob_mult_error")[0].value == 1.0000039339065552
+        assert store.metrics() == [f"{TEST}/_elapsed", f"{TEST}/avg_prob_mult_error"]
+
+
+def test_ours_from_a_clean_main_is_a_baseline(tmp_path: Path) -> None:
+    (one,) = imported(tmp_path, results(tmp_path / "unit_results.json", **OURS, coverage=81.5))
+    assert one.run is not None
+    assert one.run.baseline
+    with Store(tmp_path / "h.sqlite", write=False) as store:
+        assert store.values("coverage")[0].value == 81.5
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"git_branch": "my-fix"}, "branch my-fix"),
+        ({"git_branch": None}, "no branch"),
+        ({"git_dirty": True}, "not clean"),
+        ({"git_commit": "unknown"}, "no commit"),
+        ({"exit_status": 1}, "did not pass"),
+        ({"exit_status": "killed"}, "did not pass"),
+        ({"exit_status": False}, "did not pass"),
+    ],
+)
+def test_whatever_is_not_known_or_not_good_is_kept_and_never_a_baseline(tmp_path: Path, other: dict[str, object], reason: str) -> None:
+    (one,) = imported(tmp_path, results(tmp_path / "unit_results.json", **(OURS | other)))
+    assert one.run is not None
+    assert reason in one.run.why_untrusted
+    with Store(tmp_path / "h.sqlite", write=False) as store:
+        assert store.values(f"{TEST}/_elapsed", trusted=True) == []
+        assert len(store.values(f"{TEST}/_elapsed")) == 1
+
+
+def test_the_dated_copy_is_the_same_run(tmp_path: Path) -> None:
+    results(tmp_path / "r" / "unit_results.json", **OURS)
+    results(tmp_path / "r" / "unit_results" / "20250324_233412.json", **OURS)
+    assert [one.new for one in imported(tmp_path, tmp_path / "r")] == [True, False]
+    assert [one.new for one in imported(tmp_path, tmp_path / "r")] == [False, False]
+
+
+def test_nan_null_and_text_are_kept_with_marks(tmp_path: Path) -> None:
+    table = {TEST: {"a": float("nan"), "b": None, "c": "node 1 gpu 0", "d": [1, 2]}}
+    imported(tmp_path, results(tmp_path / "unit_results.json", metrics=table))
+    with Store(tmp_path / "h.sqlite", write=False) as store:
+        marks = {name: one.mark for name, one in store.of_run(1).items()}
+    assert marks == {f"{TEST}/a": "nan", f"{TEST}/b": "null", f"{TEST}/c": "text", f"{TEST}/d": "text"}
+
+
+def test_a_torn_file_is_told_and_stops_none_of_the_others(tmp_path: Path) -> None:
+    results(tmp_path / "r" / "20250324_233412.json")
+    torn = results(tmp_path / "r" / "20250324_233413.json", start_time="2025-03-24 23:34:13")
+    torn.write_text(torn.read_text(encoding="utf-8")[:-20], encoding="utf-8")
+    answer = history("import", str(tmp_path / "r"), store=tmp_path / "h.sqlite", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert "run 1" in answer.stdout
+    assert "20250324_233413.json: not imported" in answer.stderr
+
+
+def test_a_key_that_stands_twice_is_told(tmp_path: Path) -> None:
+    path = results(tmp_path / "unit_results.json")
+    path.write_text(path.read_text(encoding="utf-8").replace('"_elapsed"', '"avg_prob_mult_error"'), encoding="utf-8")
+    (one,) = imported(tmp_path, path)
+    assert one.error is not None
+    assert "stands twice" in one.error.message
+
+
+def test_what_is_stated_fills_gaps_and_never_overrules(tmp_path: Path) -> None:
+    path = results(tmp_path / "unit_results.json")
+    (one,) = imported(tmp_path, path, branch="main", clean=True)
+    assert one.run is not None
+    assert one.run.trusted
+    (other,) = imported(tmp_path, results(tmp_path / "2" / "unit_results.json", **(OURS | {"git_branch": "my-fix"})), branch="main")
+    assert other.error is not None
+    assert "my-fix" in other.error.message
+
+
+def test_what_is_stated_later_reaches_a_run_that_is_there(tmp_path: Path) -> None:
+    path, store = results(tmp_path / "unit_results.json"), tmp_path / "h.sqlite"
+    assert "not trusted" in history("import", str(path), store=store, cwd=tmp_path).stdout
+    answer = history("import", str(path), "--branch", "main", "--clean", store=store, cwd=tmp_path)
+    assert "there already as run 1" in answer.stdout
+    assert answer.stdout.rstrip().endswith(", trusted")
+
+
+def test_a_commit_that_is_not_on_main_here_is_not_trusted(tmp_path: Path) -> None:
+    from seatrial.evidence.git import git, line
+
+    repo = tmp_path / "repo"
+    repo.mkdir()
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    git(repo, "init", "-q", "-b", "main")
+    git(repo, *who, "commit", "-q", "--allow-empty", "-m", "one")
+    first = line(git(repo, "rev-parse", "HEAD"))
+    git(repo, "checkout", "-q", "-b", "aside")
+    git(repo, *who, "commit", "-q", "--allow-empty", "-m", "two")
+    aside = line(git(repo, "rev-parse", "HEAD"))
+    (good,) = imported(tmp_path, results(repo / "unit_results.json", **(OURS | {"git_commit": first})))
+    (bad,) = imported(tmp_path, results(repo / "unit_results.json", **(OURS | {"git_commit": aside})))
+    assert good.run is not None
+    assert good.run.trusted
+    assert bad.run is not None
+    assert "is not on the branch main" in bad.run.why_untrusted
+
+
+def test_what_is_of_no_known_kind_says_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("words", encoding="utf-8")
+    (one,) = imported(tmp_path / "s", tmp_path / "notes.txt")
+    assert one.error is not None
+    assert "unit_results.json" in one.error.fix
+    for path in (tmp_path / "absent", tmp_path):
+        with pytest.raises(UserError) as caught:
+            detect.detect(path)
+        assert "unit_results.json" in caught.value.fix

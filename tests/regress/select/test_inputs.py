@@ -1,0 +1,122 @@
+"""Files that are not imported: read, absent, listed, named by scripts, or loaded by a name that only runs know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from regress.select.projects import Small
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "json", "toml", "sh", "txt"])
+def test_a_file_that_a_test_reads_selects_it(tmp_path: Path, suffix: str) -> None:
+    tests = f"""
+        from pathlib import Path
+
+        def test_reads():
+            assert Path(__file__).with_name("input.{suffix}").read_text()
+
+        def test_does_not():
+            pass
+        """
+    small = Small(tmp_path / "p", {f"input.{suffix}": "a = 1\n", "test_r.py": tests})
+    small.settled()
+    small.write(f"input.{suffix}", "a = 2\n")
+    assert small.run().ran == {"test_reads"}
+    assert small.run().ran == set()
+
+
+def test_a_file_that_was_absent_counts_when_it_appears_and_goes(tmp_path: Path) -> None:
+    tests = """
+        import os
+        import tempfile
+
+        def test_looks():
+            try:
+                open("maybe.txt").close()
+            except FileNotFoundError:
+                pass
+
+        def test_asks():
+            os.path.exists("perhaps.txt")
+
+        def test_lists():
+            os.listdir("folder")
+
+        def test_tries():
+            try:
+                import local_settings
+            except ImportError:
+                pass
+        """
+    small = Small(tmp_path / "p", {"test_l.py": tests, "folder/one": "1"})
+    small.settled()
+    small.write("maybe.txt", "x")
+    assert small.run().ran == {"test_looks"}
+    small.write("perhaps.txt", "x")
+    assert small.run().ran == {"test_asks"}
+    small.write("perhaps.txt", "y")
+    assert small.run().ran == set()
+    small.write("folder/two", "x")
+    assert small.run().ran == {"test_lists"}
+    (small.root / "maybe.txt").unlink()
+    assert small.run().ran == {"test_looks"}
+    small.write("local_settings.py", "A = 1\n")
+    assert "test_tries" in small.run().ran
+
+
+def test_what_a_test_writes_itself_is_no_input(tmp_path: Path) -> None:
+    tests = """
+        import random
+        from pathlib import Path
+
+        def test_writes():
+            Path("out.txt").write_text(str(random.random()))
+            assert Path("out.txt").read_text()
+        """
+    small = Small(tmp_path / "p", {"test_w.py": tests})
+    small.settled()
+    small.write("out.txt", "other")
+    assert small.run().ran == set()
+
+
+def test_a_module_loaded_by_a_name_in_a_registry_is_seen(tmp_path: Path) -> None:
+    files = {
+        "plugins/__init__.py": "",
+        "plugins/red.py": "SHADE = 1\n\ndef make():\n    return 'red'\n",
+        "registry.py": """
+            import importlib
+
+            KINDS = {"red": "red"}
+
+            def build(name):
+                return importlib.import_module("plugins." + KINDS[name])
+            """,
+        "test_d.py": """
+            import registry
+
+            def test_build():
+                assert registry.build("red").make() == "red"
+
+            def test_constant():
+                assert registry.build("red").SHADE
+
+            def test_far():
+                pass
+            """,
+    }
+    small = Small(tmp_path / "p", files)
+    small.settled()
+    small.edit("plugins/red.py", "SHADE = 1", "SHADE = 2")
+    assert small.run().ran >= {"test_build", "test_constant"}
+    small.edit("plugins/red.py", "return 'red'", "return 'r' + 'ed'")
+    assert small.run().ran == {"test_build"}
+
+
+def test_files_named_as_inputs_belong_to_every_test(tmp_path: Path) -> None:
+    small = Small(tmp_path / "p", {"data/native.c": "int x;", "test_i.py": "def test_i():\n    pass\n"})
+    small.write("pytest.ini", "[pytest]\nseatrial_select_inputs = data/*.c\n")
+    small.settled()
+    small.write("data/native.c", "int y;")
+    assert small.run().ran == {"test_i"}

@@ -1,0 +1,171 @@
+"""The files: where, which name, what a kill leaves, and what happens when they cannot be written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from seatrial.regress.unit import results
+from seatrial.regress.unit.collector import coverage
+from seatrial.regress.unit.results import Partial, Tracked, document, restore, write
+
+from .tracked import command, dated, latest, session, strict, variables
+
+ONE = 'def test_one(tracker): tracker.track("x", 1)\n'
+HANGS = """
+import pathlib, time
+def test_one(tracker): tracker.track("x", 1)
+def test_two(tracker): tracker.track("y", [2])
+def test_hangs(tracker):
+    tracker.track("z", 3)
+    pathlib.Path("here").touch()
+    time.sleep(600)
+"""
+HEAD = {"git_commit": "c0ffee", "start_time": "2026-01-02 03:04:05", "project": "p"}
+
+
+def test_the_directory_is_rootdir_or_as_the_ini_or_the_option_says(tmp_path: Path) -> None:
+    session(tmp_path, ONE)
+    session(tmp_path, ONE, "-o", "seatrial_results=a/b")
+    session(tmp_path, ONE, "-o", "seatrial_results=a/b", "--seatrial-results", "c")
+    for directory in (tmp_path, tmp_path / "a" / "b", tmp_path / "c"):
+        assert latest(directory)["metrics"]["test_it::test_one"]["x"] == 1
+        assert len(dated(directory)) == 1
+
+
+def test_a_session_without_the_tracker_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    session(tmp_path, ONE)
+    before = (tmp_path / "unit_results.json").read_bytes()
+    assert session(tmp_path, "def test_none(): pass").returncode == 0
+    assert (tmp_path / "unit_results.json").read_bytes() == before
+    assert len(dated(tmp_path)) == 1
+
+
+def test_a_killed_session_is_restored_by_the_next(tmp_path: Path) -> None:
+    session(tmp_path, ONE)
+    old = (tmp_path / "unit_results.json").read_bytes()
+    (tmp_path / "test_it.py").write_text(HANGS)
+    started = subprocess.Popen(command(), cwd=tmp_path, env=variables(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "here").exists():
+            assert time.monotonic() < deadline, "the session never came to the test that hangs"
+            time.sleep(0.02)
+        beside = session(tmp_path, "def test_none(): pass")
+        assert "restored" not in beside.stdout, "a session that lives is none that was killed"
+    finally:
+        started.send_signal(signal.SIGKILL)
+        started.wait(timeout=30)
+    assert (tmp_path / "unit_results.json").read_bytes() == old
+    done = session(tmp_path, "def test_none(): pass")
+    assert done.returncode == 0
+    assert "seatrial: restored 2 tests of a killed session: " in done.stdout
+    killed = [strict(path) for path in dated(tmp_path) if strict(path)["exit_status"] == "killed"]
+    assert [list(read["metrics"]) for read in killed] == [["test_it::test_one", "test_it::test_two"]]
+    assert killed[0]["metrics"]["test_it::test_two"]["y"] == [2]
+    assert not list((tmp_path / "unit_results").glob(".*"))
+    assert "restored" not in session(tmp_path, None).stdout
+
+
+def test_a_torn_line_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
+    partial = Partial(tmp_path, 0, HEAD)
+    partial.add(Tracked("a.py::t", "a::t", "passed", '{"x": 1}'))
+    with partial.path.open("ab") as stream:
+        stream.write(b'{"test": ["a.py::u", "a::u", "pas')
+    partial.close(remove=False)
+    (said,) = restore(tmp_path)
+    assert "restored 1 tests" in said
+    assert "line 3 of the partial file cannot be read" in said
+    (path,) = dated(tmp_path)
+    read = strict(path)
+    assert (read["metrics"], read["git_commit"]) == ({"a::t": {"x": 1}}, "c0ffee")
+    assert "a.py::u" in read["notes"][0]
+
+
+def test_a_fork_does_not_hold_a_dead_sessions_file(tmp_path: Path) -> None:
+    partial = Partial(tmp_path, 0, HEAD)
+    reading, writing = os.pipe()
+    begun, ready = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(writing)
+        os.write(ready, b"1")
+        os.read(reading, 1)  # until the parent lets it go
+        os._exit(0)
+    try:
+        os.read(begun, 1)
+        assert restore(tmp_path) == []
+        partial.close(remove=False)
+        assert len(restore(tmp_path)) == 1
+    finally:
+        for handle in (writing, reading, begun, ready):
+            os.close(handle)
+        os.waitpid(child, 0)
+
+
+def test_two_tests_of_one_key_go_by_their_node_ids() -> None:
+    tests = [Tracked("a/t.py::f", "t::f", "passed", '{"x": 1}'), Tracked("b/t.py::f", "t::f", "failed", '{"x": 2}')]
+    made = document(HEAD, tests, 1, {})
+    assert made["metrics"] == {"a/t.py::f": '{"x": 1}', "b/t.py::f": '{"x": 2}'}
+    assert made["outcomes"] == {"a/t.py::f": "passed", "b/t.py::f": "failed"}
+
+
+def test_a_test_that_ran_again_counts_with_its_last_run_and_says_so() -> None:
+    tests = [Tracked("t.py::f", "t::f", "failed", '{"x": 1}'), Tracked("t.py::f", "t::f", "passed", '{"x": 2}')]
+    made = document(HEAD, tests, 0, {})
+    assert (made["metrics"], made["outcomes"], made["reruns"]) == ({"t::f": '{"x": 2}'}, {"t::f": "passed"}, {"t::f": 1})
+
+
+def test_a_dated_file_never_replaces_another(tmp_path: Path) -> None:
+    made = document(HEAD, [Tracked("t.py::f", "t::f", "passed", '{"x": 1}')], 0, {})
+    names = [write(tmp_path, "20260102_030405", made, latest=True).name for _ in range(3)]
+    assert names == ["20260102_030405.json", "20260102_030405-2.json", "20260102_030405-3.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [results.DATED, results.LATEST]
+
+
+def test_results_that_cannot_be_written_fail_the_session(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = session(tmp_path, ONE, "--seatrial-results", "file")
+    assert done.returncode == 4
+    assert "results of 1 tests are not written" in done.stdout
+    assert "--seatrial-results DIR" in done.stdout
+
+
+def config(plugin: object) -> Any:
+    return SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=lambda name: plugin if name == "_cov" else None))
+
+
+def test_coverage_is_the_total_of_pytest_cov(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "coverage", raising=False)
+    assert coverage(config(SimpleNamespace(cov_total=24.5, cov_controller=object()))) == 24.5
+    assert coverage(config(None)) == "[n/a] run with --cov=PACKAGE"
+    assert coverage(config(SimpleNamespace(cov_total=None, cov_controller=None))) == "[n/a] run with --cov=PACKAGE"
+    failed = coverage(config(SimpleNamespace(cov_total=0, cov_controller=object())))
+    assert failed == "[n/a] pytest-cov made no report"
+
+
+def test_coverage_around_pytest_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(report: Any) -> float | str:
+        current = SimpleNamespace(report=report)
+        monkeypatch.setitem(sys.modules, "coverage", SimpleNamespace(Coverage=SimpleNamespace(current=lambda: current)))
+        return coverage(config(None))
+
+    def none(file: object) -> float:
+        raise RuntimeError("No data to report.")
+
+    assert run(lambda file: 61.25) == 61.25
+    assert "No data to report" in str(run(none))
+
+
+def test_the_file_is_json_whatever_the_names_are(tmp_path: Path) -> None:
+    session(tmp_path, 'def test_one(tracker): tracker.track("a\\"b\\n\\u2028ä", "\\"")\n')
+    assert json.loads((tmp_path / "unit_results.json").read_text())["metrics"]["test_it::test_one"]['a"b\n\u2028ä'] == '"'

@@ -1,0 +1,278 @@
+"""The tracker in real pytest sessions: what the guide shows, keys, wrong values, outcomes, xdist."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .tracked import dated, latest, session, strict, without_time
+
+GUIDE = """
+def test_exponentiate(tracker):
+    starting_mem = tracker.get_max_mem()
+    base = 2
+    exponent = 4
+    result = base ** exponent
+    tracker.track("result", result)
+    tracker.log_max_mem("memory_after_exponentiating")
+    change_in_mem = tracker.get_max_mem() - starting_mem
+    tracker.track("change_in_mem", change_in_mem)
+    assert result == 16
+"""
+CASES = """
+import pytest
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_sizes(tracker, size):
+    tracker.track("size", size)
+
+class TestA:
+    def test_same(self, tracker):
+        tracker.track("who", "a")
+
+    class TestInner:
+        def test_same(self, tracker):
+            tracker.track("who", "inner")
+
+class TestB:
+    def test_same(self, tracker):
+        tracker.track("who", "b")
+
+def test_not_tracked():
+    pass
+"""
+WRONG = """
+import pytest
+
+VALUES = {
+    "nan": float("nan"),
+    "inf": [1.0, -float("inf")],
+    "object": object(),
+    "set": {1},
+    "tuple_key": {(1, 2): 3},
+    "int_key": {1: 2},
+    "bytes": b"x",
+    "surrogate": "\\ud800",
+    "digits": 10 ** 5000,
+    "class": int,
+}
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_value(tracker, kind):
+    tracker.track("before", 1)
+    tracker.track(kind, VALUES[kind])
+
+def test_loop(tracker):
+    value = []
+    value.append(value)
+    tracker.track("loop", value)
+
+def test_twice(tracker):
+    tracker.track("loss", 1.5)
+    tracker.track("loss", 2.5)
+
+def test_name(tracker):
+    tracker.track(3, 1)
+
+def test_elapsed_is_ours(tracker):
+    tracker.track("_elapsed", 1)
+
+def test_good(tracker):
+    tracker.track("good", {"a": [1, None, True, "ä", 2.5], "t": (1, 2)})
+"""
+OUTCOMES = """
+import pytest
+
+@pytest.fixture
+def broken_after(tracker):
+    yield
+    raise OSError("teardown")
+
+@pytest.fixture
+def broken_before(tracker):
+    tracker.track("x", 1)
+    raise OSError("setup")
+
+def test_passed(tracker): tracker.track("x", 1)
+def test_failed(tracker):
+    tracker.track("x", 1)
+    assert False
+def test_skipped(tracker):
+    tracker.track("x", 1)
+    pytest.skip("no")
+@pytest.mark.xfail
+def test_expected(tracker):
+    tracker.track("x", 1)
+    assert False
+@pytest.mark.xfail(strict=True)
+def test_unexpected(tracker): tracker.track("x", 1)
+def test_before(broken_before): pass
+def test_after(tracker, broken_after): tracker.track("x", 1)
+def test_plain_failure(): assert False
+"""
+
+
+def git(directory: Path, *words: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main")
+    return subprocess.run(["git", *who, *words], cwd=directory, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+
+
+def test_the_guides_example_and_its_jq_line_work_word_for_word(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "unit").mkdir(parents=True)
+    (tmp_path / "tests" / "unit" / "test_it.py").write_text(GUIDE)
+    (tmp_path / ".gitignore").write_text("unit_results*\n")
+    (tmp_path / "pytest.ini").touch()
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "all")
+    done = session(tmp_path, None, "--seatrial-results", "tests/unit")
+    assert done.returncode == 0, done.stdout + done.stderr
+    read = latest(tmp_path / "tests" / "unit")
+    assert list(read)[:6] == ["exit_status", "git_commit", "start_time", "metrics", "gpu_types", "coverage"]
+    assert read["exit_status"] == 0
+    assert (read["git_commit"], read["git_branch"], read["project"]) == (git(tmp_path, "rev-parse", "HEAD"), "main", tmp_path.name)
+    assert read["coverage"] == "[n/a] run with --cov=PACKAGE"
+    found = read["metrics"]["test_it::test_exponentiate"]
+    assert found["result"] == 16
+    assert found["memory_after_exponentiating"] > 0
+    assert found["memory_after_exponentiating/where"]
+    assert found["_elapsed"] > 0
+    assert read == latest_dated(tmp_path / "tests" / "unit")
+    if (jq := shutil.which("jq")) is None:
+        pytest.skip("no jq here: all but its line was checked")
+    line = '[.start_time, .git_commit, .metrics["test_it::test_exponentiate"].result] | @tsv'
+    files = [str(path) for path in dated(tmp_path / "tests" / "unit")]
+    said = subprocess.run([jq, "-r", line, *files], check=True, capture_output=True, text=True, timeout=30).stdout
+    assert said == f"{read['start_time']}\t{read['git_commit']}\t16\n"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", read["start_time"])
+
+
+def latest_dated(directory: Path) -> object:
+    (only,) = dated(directory)
+    return strict(only)
+
+
+def test_parameters_and_classes_keep_their_own_metrics(tmp_path: Path) -> None:
+    assert session(tmp_path, CASES).returncode == 0
+    read = latest(tmp_path)
+    assert without_time(read)["metrics"] == {
+        "test_it::TestA::TestInner::test_same": {"who": "inner"},
+        "test_it::TestA::test_same": {"who": "a"},
+        "test_it::TestB::test_same": {"who": "b"},
+        "test_it::test_sizes[1]": {"size": 1},
+        "test_it::test_sizes[2]": {"size": 2},
+        "test_it::test_sizes[3]": {"size": 3},
+    }
+    assert read["tests"] == {"passed": 7}
+
+
+def test_a_wrong_value_fails_its_test_and_the_file_holds_the_others(tmp_path: Path) -> None:
+    done = session(tmp_path, WRONG, "-rA")
+    assert done.returncode == 1
+    read = latest(tmp_path)
+    failed = {key for key, outcome in read["outcomes"].items() if outcome == "failed"}
+    assert failed == set(read["metrics"]) - {"test_it::test_good"}
+    assert len(failed) == 14
+    assert without_time(read)["metrics"]["test_it::test_value[nan]"] == {"before": 1}
+    assert without_time(read)["metrics"]["test_it::test_twice"] == {"loss": 1.5}
+    assert without_time(read)["metrics"]["test_it::test_good"] == {"good": {"a": [1, None, True, "ä", 2.5], "t": [1, 2]}}
+    for said in (
+        "metric 'nan': nan (float) is not finite: track None",
+        "metric 'inf': at [1]: -inf (float) is not finite",
+        "metric 'tuple_key': (1, 2) (tuple) is a key, and keys of JSON are strings: make the keys strings",
+        "(object) is nothing that JSON can hold",
+        "metric 'loss' is tracked twice: 1.5, then 2.5: give each a name of its own",
+        "the name of a metric is a string, not 3 (int)",
+        "_elapsed is the time of the test",
+    ):
+        assert said in done.stdout, said
+
+
+def test_outcomes_stand_beside_the_metrics_also_of_tests_that_failed(tmp_path: Path) -> None:
+    assert session(tmp_path, OUTCOMES).returncode == 1
+    read = latest(tmp_path)
+    assert {key.removeprefix("test_it::test_"): outcome for key, outcome in read["outcomes"].items()} == {
+        "passed": "passed",
+        "failed": "failed",
+        "skipped": "skipped",
+        "expected": "skipped",
+        "unexpected": "failed",
+        "before": "error",
+        "after": "error",
+    }
+    assert all(values["x"] == 1 and values["_elapsed"] >= 0 for values in read["metrics"].values())
+    assert read["tests"] == {"passed": 1, "failed": 3, "skipped": 1, "xfailed": 1, "error": 2}
+    assert read["exit_status"] == 1
+
+
+@pytest.mark.parametrize("code", [CASES, WRONG, OUTCOMES], ids=["cases", "wrong", "outcomes"])
+def test_with_xdist_the_file_is_the_same(tmp_path: Path, code: str) -> None:
+    alone, spread = tmp_path / "alone", tmp_path / "spread"
+    for directory in (alone, spread):
+        directory.mkdir()
+    first = session(alone, code)
+    second = session(spread, code, "-n", "2")
+    assert first.returncode == second.returncode
+    one, two = without_time(latest(alone)), without_time(latest(spread))
+    assert {**one, "project": ""} == {**two, "project": ""}
+    assert len(dated(spread)) == 1
+
+
+def test_a_worker_that_dies_loses_only_its_own_test(tmp_path: Path) -> None:
+    code = """
+    import os
+    def test_a(tracker): tracker.track("x", 1)
+    def test_dies(tracker):
+        tracker.track("x", 2)
+        os._exit(9)
+    def test_c(tracker): tracker.track("x", 3)
+    """
+    assert session(tmp_path, code, "-n", "1").returncode == 1
+    read = latest(tmp_path)
+    assert without_time(read)["metrics"] == {"test_it::test_a": {"x": 1}, "test_it::test_c": {"x": 3}}
+    assert read["tests"] == {"passed": 2, "failed": 1}
+
+
+def test_scalars_of_numpy_and_torch_are_taken_by_their_item(tmp_path: Path) -> None:
+    code = """
+    class Scalar:
+        def __init__(self, value): self.value = value
+        def item(self):
+            if isinstance(self.value, list): raise ValueError("only one element tensors can be converted")
+            return self.value
+    def test_good(tracker): tracker.track("x", [Scalar(1.5), Scalar(True)])
+    def test_many(tracker): tracker.track("x", Scalar([1, 2]))
+    def test_nan(tracker): tracker.track("x", Scalar(float("nan")))
+    """
+    done = session(tmp_path, code)
+    read = latest(tmp_path)
+    assert list(read["outcomes"].values()) == ["passed", "failed", "failed"]
+    assert read["metrics"]["test_it::test_good"]["x"] == [1.5, True]
+    assert "track value.tolist()" in done.stdout
+
+
+def test_a_conftests_own_tracker_wins_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import pytest\n@pytest.fixture\ndef tracker(): return 5\n")
+    assert session(tmp_path, "def test_own(tracker): assert tracker == 5").returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["conftest.py", "pytest.ini", "test_it.py"]
+
+
+def test_tracking_after_the_test_is_an_error(tmp_path: Path) -> None:
+    code = """
+    import pytest
+    kept = []
+    def test_a(tracker): kept.append(tracker)
+    def test_b():
+        with pytest.raises(ValueError, match="has ended"): kept[0].track("x", 1)
+        with pytest.raises(ValueError, match="has ended"): kept[0].get_max_mem()
+    """
+    assert session(tmp_path, code).returncode == 0
+
+
+def test_setup_only_is_no_pass(tmp_path: Path) -> None:
+    assert session(tmp_path, "def test_a(tracker): pass", "--setup-only").returncode == 0
+    assert list(latest(tmp_path)["outcomes"].values()) == ["skipped"]
