@@ -6,6 +6,7 @@ The checkout lies at a path with blanks and umlauts, in src layout, and is never
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,9 @@ UTILS = "src/trl/models/utils.py"
 TRANSFER = "src/trl/experimental/async_grpo/weight_transfer.py"
 ADVANTAGES = "        advantages = torch.nan_to_num(advantages, nan=0.0)\n"
 RATIO = "old_per_token_logps = per_token_logps.detach() if old_per_token_logps is None else"
+again = pytest.mark.skipif(
+    not os.environ.get("SEATRIAL_ALL_LEVELS"), reason="the same checks as of zeroed advantages: SEATRIAL_ALL_LEVELS=1 runs it"
+)
 BASELINE = "            advantages = rewards - mean_grouped_rewards\n"
 
 
@@ -135,8 +139,10 @@ def test_broken_module_fails(upstream: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [(ADVANTAGES, ADVANTAGES.replace("\n", " * 0\n")), (RATIO, RATIO.replace(".detach()", ""))],
-    ids=["advantages are zeroed", "the ratio loses its gradient"],
+    [
+        pytest.param(ADVANTAGES, ADVANTAGES.replace("\n", " * 0\n"), id="advantages are zeroed"),
+        pytest.param(RATIO, RATIO.replace(".detach()", ""), id="the ratio loses its gradient", marks=again),
+    ],
 )
 def test_silent_loss_of_the_gradient_is_a_fail(upstream: Path, tmp_path: Path, old: str, new: str) -> None:
     """Rewards vary, losses are finite, the process exits with 0; nothing is learned."""

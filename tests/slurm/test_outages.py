@@ -118,12 +118,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
+FILLS = (
+    "import pathlib, sys, time\n"
+    "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.1)\n"
+    "for _ in range(300): print('x' * 8192, flush=True)\n"
+    "time.sleep(600)\n"
+)
+"""A service that fills the disk of its log once the client runs: before that, there is no room for the mark of the client's end."""
+WAITS = 'touch "$0"; for _ in $(seq 200); do (($(df --output=avail "$1" | tail -n 1) < 16)) && exit "$2"; sleep 0.2; done; exit 99'
+"""A client that ends when the disk is full, however long that takes on a busy machine."""
+
+
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_full_disk_cannot_swallow_the_result(own: PrivateSlurm, small_disk: Path, code: int) -> None:
-    fills = "import sys, time\nfor _ in range(300): print('x' * 8192, flush=True)\ntime.sleep(600)\n"
-    filler = Component(name="filler", command=script(fills))
-    job = submit(own, Job(name="job", components=(filler, client("bash", "-c", f"sleep 5; exit {code}"))), small_disk)
-    result = job.result()
+def test_a_full_disk_cannot_swallow_the_result(own: PrivateSlurm, small_disk: Path, tmp_path: Path, code: int) -> None:
+    began = str(tmp_path / "began")
+    filler = Component(name="filler", command=script(FILLS, began))
+    waits = client("bash", "-c", WAITS, began, str(small_disk), str(code))
+    job = submit(own, Job(name="job", components=(filler, waits)), small_disk)
+    result = job.result(deadline_s=90)
     assert os.statvfs(small_disk).f_bavail < 4
     assert (result.ending, result.exit_code) == (Ending.CLIENT_FAILED if code else Ending.DONE, code)
 

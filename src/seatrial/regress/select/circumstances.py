@@ -21,7 +21,7 @@ from seatrial.regress.select.facts import sha
 
 # Variables and options that say how tests are run, not what they find.
 OWN_VARIABLES = ("PYTEST", "SEATRIAL", "PYTHONPATH", "COV_", "COVERAGE", "_", "OLDPWD", "SHLVL")
-XDIST = frozenset(
+HOW = frozenset(
     (
         "numprocesses",
         "maxprocesses",
@@ -35,7 +35,7 @@ XDIST = frozenset(
         "px",
         "looponfail",
     )
-)
+) | {"loadscopereorder", "loadgroup", "maxschedchunk", "quiet"}
 
 
 def given(config: pytest.Config, root: Path) -> dict[str, str]:
@@ -82,7 +82,7 @@ def commit(root: Path) -> str:
 
 def options(config: pytest.Config, before: frozenset[str]) -> Version:
     """Values of the options that came with the project's conftests; `before` are the names that were there without them."""
-    found = {key: value for key, value in vars(config.option).items() if key not in before}
+    found = {key: value for key, value in vars(config.option).items() if key not in before and key not in HOW}
     return "", "@options of the project", _digest(found)
 
 
@@ -92,7 +92,7 @@ def surroundings(config: pytest.Config) -> Version:
 
     core = vars(get_config()._parser.parse_known_args([]))
     found: dict[str, object] = {
-        key: value for key, value in vars(config.option).items() if key not in core and key not in XDIST and not key.startswith("seatrial_")
+        key: value for key, value in vars(config.option).items() if key not in core and key not in HOW and not key.startswith("seatrial_")
     }
     found["variables"] = sorted(name for name in os.environ if not name.startswith(OWN_VARIABLES))
     found["gpus"] = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))

@@ -91,7 +91,7 @@ class Recorder:
         elif kind == kinds.SPAWN:
             own.parts.update((path, WHOLE) for path in shell.named(json.loads(a), self._project, self._project.relative(b) or ""))
         elif kind in ASKED and a not in own.written and not self._project.foreign(a):
-            own.parts.add((a, ASKED[kind]))
+            own.parts.add(("" if a == "." else a, ASKED[kind]))
             if kind == kinds.WHOLE:
                 own.seeds.add(a)
 

@@ -22,16 +22,12 @@ NO_COVERAGE = "[n/a] run with --cov=PACKAGE"
 class Collector:
     """One per session, on the controller only."""
 
-    NAME = "seatrial_tracker_collector"
-
-    def __init__(self, config: pytest.Config, directory: Path) -> None:
+    def __init__(self, config: pytest.Config, directory: Path, start: float) -> None:
         self.config = config
         self.directory = directory
-        self.start = time.time()
+        self.start = start
         self.written: Path | None = None
         """The dated file, once it is there."""
-        self._counts: dict[str, int] = {}
-        self._calls: dict[int, str] = {}
         self._tests: list[Tracked] = []
         self._gpus: list[str] = []
         self._notes: list[str] = []
@@ -45,26 +41,11 @@ class Collector:
         if (self.directory / results.DATED).is_dir():
             self._lines += results.restore(self.directory)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Three per test: the worst of them is its outcome, and the last brings the metrics."""
-        when = report.when
-        if when == "setup" and report.passed:
-            return
-        place = id(getattr(report, "node", None))  # a worker of pytest-xdist runs one test at a time; node ids are slow to ask for
-        if when in ("setup", "call"):
-            self._calls[place] = _phase(report)
-            return
-        # The last report of a test; a worker of pytest-xdist that died sends only one, of no phase, which failed.
-        called = self._calls.pop(place, "skipped")  # setup alone (--setup-only) is no pass
-        ended = ("error" if when == "teardown" else "failed") if report.failed else called
-        outcome = called if called in ("failed", "error") else ended
-        self._counts[outcome] = self._counts.get(outcome, 0) + 1
-        payload = getattr(report, "seatrial", None)
-        if payload is not None:
-            self._keep(report.nodeid, _OUTCOMES.get(outcome, outcome), payload)
-
-    def _keep(self, nodeid: str, outcome: str, payload: dict[str, Any]) -> None:
-        test = Tracked(nodeid, payload["key"], outcome, payload["metrics"])
+    def keep(self, report: pytest.TestReport, payload: dict[str, Any]) -> None:
+        """The last report of a test that used the tracker."""
+        called = payload["called"]
+        outcome = "error" if report.failed and called not in ("failed", "error") else called
+        test = Tracked(report.nodeid, payload["key"], _OUTCOMES.get(outcome, outcome), payload["metrics"])
         self._tests.append(test)
         self._gpus += payload["gpus"]
         self._notes += [note for note in payload["notes"] if note not in self._notes]
@@ -102,7 +83,7 @@ class Collector:
         """Write, if any test used the tracker; last, so that other plugins have had their say about the exit status."""
         if self._head is None:
             return
-        end = {"gpu_types": self._gpu_types(), "coverage": coverage(self.config), "tests": self._counts, "notes": self._notes}
+        end = {"gpu_types": self._gpu_types(), "coverage": coverage(self.config), "tests": counts(self.config), "notes": self._notes}
         made = results.document(self._head, self._tests, int(session.exitstatus), end)
         try:
             self.written = results.write(self.directory, results.stamp(self.start), made, latest=True)
@@ -137,13 +118,17 @@ class Collector:
 _OUTCOMES = {"xfailed": "skipped", "xpassed": "passed"}
 
 
-def _phase(report: pytest.TestReport) -> str:
-    if report.failed:
-        return "error" if report.when == "setup" else "failed"
-    expected = hasattr(report, "wasxfail")
-    if report.skipped:
-        return "xfailed" if expected else "skipped"
-    return "xpassed" if expected else "passed"
+WORST = ("error", "failed", "xpassed", "xfailed", "skipped", "passed")
+
+
+def counts(config: pytest.Config) -> dict[str, int]:
+    """How many tests came out how, each counted once by its worst, from what the terminal counts anyway."""
+    stats = getattr(config.pluginmanager.getplugin("terminalreporter"), "stats", {})
+    outcomes: dict[str, str] = {}
+    for outcome in WORST:
+        for report in stats.get(outcome, ()):
+            outcomes.setdefault(report.nodeid, outcome)
+    return {outcome: count for outcome in reversed(WORST) if (count := sum(each == outcome for each in outcomes.values()))}
 
 
 def coverage(config: pytest.Config) -> float | str:

@@ -3,7 +3,7 @@
 - `tracker.track(name, value)`, `tracker.log_max_mem(name)`, `tracker.get_max_mem()` in GB (2**30 bytes); `_elapsed` by itself.
 - Key of a test: `module::Class::function[parameters]`. A conftest's own fixture `tracker` wins over this one.
 - A test's metrics travel in its report (`report.seatrial`, JSON text), so pytest-xdist and forks keep them; the controller writes.
-- A suite that never asks for the fixture pays for a counter, and no file is written.
+- A suite that never asks for the fixture pays for a look at its reports, and no file is written.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import warnings
 from collections.abc import Generator
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from seatrial.regress.unit.values import ELAPSED, TrackError, check_name, encode
+
+if TYPE_CHECKING:
+    from seatrial.regress.unit.collector import Collector
 
 GB = 2**30
 QUOTED = f'"{ELAPSED}"'
@@ -37,6 +40,7 @@ class Tracker:
         self._elapsed: float | None = None
         self._marks = _begin()
         self._peaks: dict[str, int] = {}
+        self.called = "skipped"  # setup alone (--setup-only) is no pass
         self._began = time.perf_counter()
 
     def track(self, name: str, value: object) -> None:
@@ -71,7 +75,7 @@ class Tracker:
         elapsed = time.perf_counter() - self._began if self._elapsed is None else self._elapsed
         parts = [f"{encode_basestring_ascii(name)}: {text}" for name, text in self._values.items()]
         metrics = f"{{{', '.join([*parts, f'{QUOTED}: {elapsed!r}'])}}}"
-        return {"key": self.key, "metrics": metrics, "gpus": self.gpus, "notes": self.notes}
+        return {"key": self.key, "called": self.called, "metrics": metrics, "gpus": self.gpus, "notes": self.notes}
 
     def _fullest(self) -> tuple[float, str]:
         from seatrial.regress.unit.reading import read_peaks
@@ -113,6 +117,10 @@ def key_of(node: pytest.Item) -> str:
 
 
 TRACKER = pytest.StashKey[Tracker]()
+WHERE = pytest.StashKey[tuple[Path, float]]()
+COLLECTOR = "seatrial_tracker_collector"
+DATED = "unit_results"
+"""The directory of dated copies."""
 
 
 class Running:
@@ -147,10 +155,24 @@ class Sender:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report = yield
-        if call.when == "teardown" and (made := item.stash.get(TRACKER, None)) is not None:
+        if (made := item.stash.get(TRACKER, None)) is None:
+            return report
+        if call.when == "teardown":
             report.seatrial = made.payload()
             del item.stash[TRACKER]  # a rerun begins anew
+        elif call.when == "call" or not report.passed:
+            made.called = phase(report)
         return report
+
+
+def phase(report: pytest.TestReport) -> str:
+    """The outcome of a test by its setup or call."""
+    if report.failed:
+        return "error" if report.when == "setup" else "failed"
+    expected = hasattr(report, "wasxfail")
+    if report.skipped:
+        return "xfailed" if expected else "skipped"
+    return "xpassed" if expected else "passed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -161,14 +183,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Only the controller of pytest-xdist collects."""
+    """What a killed session left is told by the next. Only the controller of pytest-xdist collects."""
     if hasattr(config, "workerinput"):
         return
-    from seatrial.regress.unit.collector import Collector
-
     given = config.getoption("--seatrial-results")
     base = config.invocation_params.dir if given else config.rootpath
-    config.pluginmanager.register(Collector(config, Path(base, given or config.getini("seatrial_results"))), Collector.NAME)
+    directory = Path(base, given or config.getini("seatrial_results"))
+    config.stash[WHERE] = (directory, time.time())
+    config.pluginmanager.register(Receiver(config), "seatrial_tracker_receiver")
+    if (directory / DATED).is_dir():
+        collector(config)
+
+
+def collector(config: pytest.Config) -> Collector:
+    """What writes the results; it is made when the first test that used the tracker has ended."""
+    found: Collector | None = config.pluginmanager.getplugin(COLLECTOR)
+    if found is None:
+        from seatrial.regress.unit.collector import Collector
+
+        found = Collector(config, *config.stash[WHERE])
+        config.pluginmanager.register(found, COLLECTOR)
+    return found
+
+
+class Receiver:
+    """On the controller: hands reports with metrics to the collector."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Three per test; the last brings the metrics."""
+        if report.when == "teardown" and (payload := getattr(report, "seatrial", None)) is not None:
+            collector(self.config).keep(report, payload)
 
 
 def pytest_unconfigure() -> None:
