@@ -58,6 +58,11 @@ bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, 
 	$(BIN)/python bench/rollouts_merge.py
 	$(BIN)/python bench/bisect_git.py
 	$(BIN)/python bench/bisect_noise.py
+	$(BIN)/python bench/tracker.py
+	$(BIN)/python bench/select_overhead.py
+	$(BIN)/python bench/select_mutations.py
+	$(BIN)/python bench/history_store.py
+	$(BIN)/python bench/history_steps.py
 	$(BIN)/python bench/rollouts_profile.py --gym-python "$$($(BIN)/python bench/peer.py gym)"
 
 clean: ## Remove .venv and caches of this checkout (not the environments)

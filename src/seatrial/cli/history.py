@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from seatrial.cli.history_light import Light
 from seatrial.cli.history_options import Machine, Metrics, Name, Project, StoreFile, TakeName, opened, taken
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="How many runs, the latest; 0 takes all.")]
@@ -194,7 +195,7 @@ class Lazy(TyperGroup):
             return None
         module, function = COMMANDS[name]
         made = typer.Typer(rich_markup_mode=None, add_completion=False)
-        made.command(name)(getattr(importlib.import_module(f"seatrial.cli.{module}"), function))
+        made.command(name, cls=Light)(getattr(importlib.import_module(f"seatrial.cli.{module}"), function))
         found = typer.main.get_command(made)
         found.name = name
         return found

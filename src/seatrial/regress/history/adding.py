@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +19,8 @@ from seatrial.regress.history.store import Store
 from seatrial.regress.history.trust import why_untrusted
 
 T = TypeVar("T")
+BATCH = 60_000
+"""Points per transaction: few enough to be told of progress, and for other writers to get their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,23 +58,57 @@ class Added:
 
 
 def add(store: Store, path: Path, stated: Stated, trusted: tuple[str, ...], *, restate: bool = False) -> Iterator[Added]:
-    """Import every run at `path`; raises a UserError when there is none. `restate`: what is stated holds also for runs that are there."""
+    """Import every run at `path`; raises a UserError when there is none. `restate`: what is stated holds also for runs that are there.
+
+    Runs are written several at a time and told once they are in the store: what was told survives a kill.
+    """
+    batch, points = list[Ready](), 0
     for place, read in detect(path):
+        for one in _ready(place, read, stated, trusted):
+            if isinstance(one, Added):
+                yield one
+                continue
+            batch.append(one)
+            points += len(one.draft.points)
+            if points >= BATCH:
+                yield from _written(store, batch, restate=restate)
+                batch, points = [], 0
+    if batch:
+        yield from _written(store, batch, restate=restate)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A run that was read and is not yet written."""
+
+    path: Path
+    run: Run
+    draft: Draft
+
+
+def _ready(place: Path, read: Callable[[], list[Draft]], stated: Stated, trusted: tuple[str, ...]) -> Iterator[Ready | Added]:
+    """The runs of one item; an Added for each that cannot be read."""
+    try:
+        drafts = read()
+    except UserError as error:
+        yield Added(place, error=error)
+        return
+    for draft in drafts:
         try:
-            drafts = read()
+            yield Ready(place, run_of(completed(draft, stated), stated, trusted), draft)
         except UserError as error:
             yield Added(place, error=error)
-            continue
-        for draft in drafts:
-            try:
-                run = run_of(completed(draft, stated), stated, trusted)
-            except UserError as error:
-                yield Added(place, error=error)
-                continue
-            new = store.add(run, draft.points, again=draft.again)
-            if restate and not new:
-                store.restate(run)
-            yield Added(place, store.by_digest(run.digest), new, len(draft.points))
+
+
+def _written(store: Store, batch: Sequence[Ready], *, restate: bool) -> list[Added]:
+    """Write a batch in one transaction, then what was stated of runs that were there."""
+    new = store.add_all([(one.run, one.draft.points, one.draft.again) for one in batch])
+    told = []
+    for one, is_new in zip(batch, new, strict=True):
+        if restate and not is_new:
+            store.restate(one.run)
+        told.append(Added(one.path, store.by_digest(one.run.digest), is_new, len(one.draft.points)))
+    return told
 
 
 def completed(draft: Draft, stated: Stated) -> Draft:

@@ -87,6 +87,8 @@ class RunValue:
 
 def point(metric: str, value: Any, step: int | None = None) -> Point:
     """A point from any JSON value; what is no finite number gets its mark."""
+    if type(value) is float and math.isfinite(value):  # nearly all are
+        return Point(metric=metric, step=step, value=value)
     if isinstance(value, str):
         value = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}.get(value, value)
     if value is None:

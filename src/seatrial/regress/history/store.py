@@ -59,23 +59,34 @@ class Store:
         With `again`, an earlier import of the same run with other content (same source and start: a trial that was resumed, a
         campaign that went on) makes way for this one; a mark on it stays.
         """
-        rows, series = tables.rows_of(points)
+        return self.add_all([(run, points, again)])[0]
+
+    def add_all(self, items: Iterable[tuple[Run, Iterable[Point], bool]]) -> list[bool]:
+        """Keep several runs in one transaction, each as `add` does: all of them or, when the writer is killed, none.
+
+        Series of many runs are written in the order of the table, so that its pages are written once and not once per run.
+        """
+        made = [(run, again, *tables.rows_of(points)) for run, points, again in items]
+        numbers, pending, new = dict(self._known), list[tuple[object, ...]](), list[bool]()
         with self._transaction():
-            if self._open.execute("SELECT 1 FROM runs WHERE digest = ?", (run.digest,)).fetchone():
-                return False
-            if again:
-                run = self._replaced(run)
-            key = self._open.execute(tables.INSERT_RUN, tables.row_of(run)).lastrowid
-            numbers = self._numbers(series)
-            self._open.executemany(
-                "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?)",
-                ((key, numbers[metric], place, step, value, mark) for metric, place, step, value, mark in rows),
-            )
-            # In the order of the table: neighbours are written together.
-            made = sorted((numbers[metric], key, *found) for metric, found in series.items())
-            self._open.executemany("INSERT INTO series VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", made)
+            for run, again, rows, series in made:
+                if self._open.execute("SELECT 1 FROM runs WHERE digest = ?", (run.digest,)).fetchone():
+                    new.append(False)
+                    continue
+                if again:
+                    self._write_series(pending)
+                    run = self._replaced(run)  # noqa: PLW2901 - with the mark of the one it replaces
+                key = self._open.execute(tables.INSERT_RUN, tables.row_of(run)).lastrowid
+                self._number(series, numbers)
+                self._open.executemany(
+                    "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?)",
+                    ((key, numbers[metric], place, step, value, mark) for metric, place, step, value, mark in rows),
+                )
+                pending += [(numbers[metric], key, *found) for metric, found in series.items()]
+                new.append(True)
+            self._write_series(pending)
         self._known = numbers
-        return True
+        return new
 
     def runs(
         self,
@@ -200,14 +211,18 @@ class Store:
             run = replace(run, poisoned=run.poisoned or poisoned)
         return run
 
-    def _numbers(self, metrics: Iterable[str]) -> dict[str, int]:
-        """The number of every metric, new ones included; those of the last run that was kept are remembered, and never change."""
-        numbers = {name: self._known.get(name, 0) for name in metrics}
-        new = [name for name, number in numbers.items() if not number]
+    def _write_series(self, pending: list[tuple[object, ...]]) -> None:
+        """Write and forget what is pending, in the order of the table: neighbours are written together."""
+        pending.sort(key=lambda row: row[:2])
+        self._open.executemany("INSERT INTO series VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", pending)
+        pending.clear()
+
+    def _number(self, metrics: Iterable[str], numbers: dict[str, int]) -> None:
+        """Add the number of every metric that has none in `numbers`; one that was given out never changes."""
+        new = [name for name in metrics if name not in numbers]
         self._open.executemany("INSERT OR IGNORE INTO metrics (name) VALUES (?)", ((name,) for name in new))
         for name in new:
             numbers[name] = self._open.execute("SELECT id FROM metrics WHERE name = ?", (name,)).fetchone()[0]
-        return numbers
 
     def _rows(self, text: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         with self._told():

@@ -47,7 +47,10 @@ def prepare(store: sqlite3.Connection, path: Path, *, write: bool) -> None:
     if write:
         if store.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
             store.execute("PRAGMA journal_mode=WAL")
+        # A crash of the machine may lose the last runs, never the store; files of runs can be imported again.
         store.execute("PRAGMA synchronous=NORMAL")
+        store.execute("PRAGMA cache_size=-65536")
+        store.execute("PRAGMA wal_autocheckpoint=8000")
     else:
         store.execute("PRAGMA query_only=ON")
     if not _has_meta(store):

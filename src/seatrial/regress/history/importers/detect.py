@@ -11,6 +11,9 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from seatrial.model.errors import UserError
 from seatrial.regress.history.importers import bench, unit
@@ -97,6 +100,14 @@ def _asked(path: Path) -> list[Draft]:
         raise UserError(error.message, f"looked for: {LOOKED_FOR}") from error
 
 
+def _loaded(content: bytes) -> Any:
+    """JSON, only to see what it is: keys that stand twice are found when it is read."""
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return json.loads(content)  # NaN, which the fast reader does not know
+
+
 def _file(path: Path, *, asked: bool) -> Item | None:
     """A file by its content. Without a name of results, one that is no JSON is none of ours."""
     if path.suffix == ".jsonl":
@@ -110,7 +121,7 @@ def _file(path: Path, *, asked: bool) -> Item | None:
         return (path, lambda: _asked(path)) if asked else None
     content = read_bytes(path) if path.suffix == ".json" else b""
     try:
-        data = json.loads(content) if content else None
+        data = _loaded(content) if content else None
     except (ValueError, RecursionError):
         return (path, lambda: [unit.read(path, content)]) if _NAMED.fullmatch(path.name) or (asked and path.suffix == ".json") else None
     if unit.looks(data):
