@@ -18,3 +18,8 @@ def spared() -> Iterator[None]:
         patch.setenv("GIT_TEMPLATE_DIR", "")
         patch.setenv("SEATRIAL_HISTORY", "off")
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long ones first: a file of minutes that begins last leaves the other processes without work."""
+    items.sort(key=lambda item: (item.get_closest_marker("real") is None, item.get_closest_marker("slow") is None))
