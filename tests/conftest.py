@@ -21,5 +21,6 @@ def spared() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long ones first: a file of minutes that begins last leaves the other processes without work."""
-    items.sort(key=lambda item: (item.get_closest_marker("real") is None, item.get_closest_marker("slow") is None))
+    """Long files first: one of minutes that begins last leaves the other processes without work."""
+    long = [{item.path for item in items if item.get_closest_marker(mark)} for mark in ("real", "slow")]
+    items.sort(key=lambda item: [item.path not in paths for paths in long])
