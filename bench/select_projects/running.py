@@ -83,7 +83,7 @@ def _variables(own: Path, tree: Path, test_s: float) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "BENCH_REPORT": str(own / "report"),
-        "BENCH_TEST_S": str(test_s),
+        "BENCH_TEST_S": str(float(test_s)),  # never "0": that would look like a switch that tests may wait for
         "BENCH_SKIP": str(own / "skip.json"),
     }
 

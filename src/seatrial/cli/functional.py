@@ -10,10 +10,11 @@ import typer
 from seatrial.cli import hermetic as box
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from seatrial.regress.functional.plan import Planned
     from seatrial.regress.functional.record import FunctionalRun, ScriptResult
+    from seatrial.regress.history.keep import Looked
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 RUNS = Path("functional-runs")
@@ -57,6 +58,8 @@ def run(
     from seatrial.model.verdict import exit_code
     from seatrial.regress.functional.plan import Asked, plan
     from seatrial.regress.functional.run import run_all
+    from seatrial.regress.hermetic.leftovers import end_earlier
+    from seatrial.regress.history.keep import look
     from seatrial.trial.rundir import named_directory, new_directory
 
     if image and hermetic:
@@ -93,15 +96,33 @@ def run(
         asked=hermetic,
     )
     if image or hermetic:
+        clear = box.without_secrets()
         for one in planned:
-            for line in place.shown(one.argv, one.cwd):
+            for line in place.shown(clear(one.argv), one.cwd):
                 _tell(line)
+    end_earlier((out.absolute().parent if out else RUNS).glob("*/*/run.log.pids"), _tell)
     directory = named_directory(out) if out else new_directory(RUNS, "functional")
+    looked = {one.name: look(one.cwd) for one in planned}
     with Interruptible() as stop, place:
         whole = run_all(planned, directory, place, _tell, _show_result)
     _show_summary(whole, directory)
+    _keep(whole, directory, looked)
     stop.check()
     raise typer.Exit(exit_code(whole.verdict))
+
+
+def _keep(whole: FunctionalRun, directory: Path, looked: Mapping[str, Looked]) -> None:
+    """Into the history, script by script: only what this run copied, not what an earlier one had left; one quiet line each."""
+    from seatrial.model.verdict import Verdict
+    from seatrial.regress.history.keep import keep
+
+    outcomes = {Verdict.PASS: True, Verdict.FAIL: False}
+    for result in whole.results:
+        for copied in sorted((directory / result.name).glob("metrics*")):
+            name = f"{result.name} {copied.name}" if copied.name.startswith("metrics-") else result.name
+            line = keep(copied, name=f"functional {name}", looked=looked[result.name], passed=outcomes.get(result.verdict))
+            if line:
+                _tell(line)
 
 
 def _tell(text: str) -> None:

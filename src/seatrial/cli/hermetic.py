@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from seatrial.regress.hermetic.place import Place
 
+SCRATCH = "seatrial-log-"
 Image = Annotated[str | None, typer.Option("--image", help="Run in a container of this image.")]
 EngineName = Annotated[str | None, typer.Option("--engine", help="docker, podman or enroot; default: the first that answers.")]
 Env = Annotated[list[str] | None, typer.Option("--env", help="Pass this variable on, by its name; repeat for several.")]
@@ -72,6 +73,16 @@ def here(names: tuple[str, ...], packages: list[str] | None, keep: bool) -> Plac
     return Place()
 
 
+def without_secrets() -> Callable[[tuple[str, ...]], tuple[str, ...]]:
+    """What makes the words of a command fit to be printed."""
+    import os
+
+    from seatrial.evidence.redact import Redactor
+
+    redactor = Redactor(os.environ)
+    return lambda words: tuple(redactor.value(words))
+
+
 def hermetic(
     context: typer.Context,
     image: Image = None,
@@ -86,11 +97,13 @@ def hermetic(
 ) -> None:
     """Run the command after `--` in a container (--image), or in a fresh environment from the project's lock.
 
-    The exit code is the command's; 99 when it could not be started, 1 when it did not end within --deadline.
+    The exit code is the command's, and the last line says so; else 99 when it could not be started, 1 when --deadline passed.
     """
     from seatrial.launch.interrupt import Interruptible
+    from seatrial.launch.process import pid_file
     from seatrial.model.errors import UserError
     from seatrial.model.verdict import ExitCode
+    from seatrial.regress.hermetic.leftovers import end_earlier
     from seatrial.regress.hermetic.run import run_in
 
     command: tuple[str, ...] = context.obj or ()
@@ -98,11 +111,13 @@ def hermetic(
         raise UserError("no command is given", "put it after --: seatrial hermetic -- pytest tests/unit")
     cwd = Path.cwd()
     place = make_place(image=image, engine=engine, env=env, mounts=mount, packages=packages, keep=keep, projects=(cwd,), tell=_tell)
-    for line in place.shown(command, cwd):
+    for line in place.shown(without_secrets()(command), cwd):
         _tell(line)
     if show:
         return
-    with Interruptible() as stop, tempfile.TemporaryDirectory(prefix="seatrial-log-") as scratch, place:
+    kept = [pid_file(log.absolute())] if log else []
+    end_earlier([*kept, *Path(tempfile.gettempdir()).glob(f"{SCRATCH}*/run.log.pids")], _tell)
+    with Interruptible() as stop, tempfile.TemporaryDirectory(prefix=SCRATCH) as scratch, place:
         outcome = run_in(place, command, cwd, log.absolute() if log else Path(scratch) / "run.log", deadline, typer.echo)
     for note in place.notes:
         _tell(note)
@@ -112,6 +127,7 @@ def hermetic(
         raise typer.Exit(ExitCode.FAIL)
     if outcome.exit_code is None:
         raise typer.Exit(ExitCode.INTERRUPTED)
+    _tell(f"the command itself exited with {outcome.exit_code}")
     raise typer.Exit(outcome.exit_code)
 
 

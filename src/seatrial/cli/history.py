@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from seatrial.cli.history_light import Light
+from seatrial.cli.history_light import Light, Plain
 from seatrial.cli.history_options import Machine, Metrics, Name, Project, StoreFile, TakeName, opened, taken
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="How many runs, the latest; 0 takes all.")]
@@ -22,9 +22,7 @@ def import_(
         str | None, typer.Option("--project", help="Whose runs they are. Default: what the files say, or the checkout.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="What was run: baselines are shared by runs of one name.")] = None,
-    machine: Annotated[
-        str | None, typer.Option("--machine", help="What they ran on. Default: this kind of machine and the files' GPUs.")
-    ] = None,
+    machine: Annotated[str | None, typer.Option("--machine", help="What they ran on. Default: what the files say.")] = None,
     commit: Annotated[str | None, typer.Option("--commit", help="State the commit, for files that name none.")] = None,
     branch: Annotated[str | None, typer.Option("--branch", help="State the branch, for files that name none.")] = None,
     clean: Annotated[bool, typer.Option("--clean", help="State that the tree was clean, for files that do not say.")] = False,
@@ -136,18 +134,18 @@ def compare(
 def mark(
     run: Annotated[int, typer.Argument(metavar="RUN", help="The number of a run, as `runs` and `show` print it.")],
     reason: Annotated[str, typer.Option("--reason", help="Why it must not be a baseline.")] = "",
-    undo: Annotated[bool, typer.Option("--undo", help="Let it be a baseline again.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Let it be a baseline again.")] = False,
     store: StoreFile = None,
 ) -> None:
     """Take a poisoned run out of the baselines. Its values stay and are shown with the reason."""
     from seatrial.model.errors import UserError
 
-    if undo == bool(reason.strip()):
-        raise UserError("either --reason or --undo", 'seatrial history mark 12 --reason "the node was throttled"')
+    if clear == bool(reason.strip()):
+        raise UserError("give either --reason or --clear", 'seatrial history mark 12 --reason "the node was throttled"')
     with opened(store, write=True) as kept:
-        if not (kept.unmark(run) if undo else kept.mark(run, reason.strip())):
+        if not (kept.unmark(run) if clear else kept.mark(run, reason.strip())):
             raise UserError(f"no run {run} in {kept.path}", "seatrial history runs lists them")
-        typer.echo(f"run {run}: {'may be a baseline again' if undo else f'poisoned: {reason.strip()}'}")
+        typer.echo(f"run {run}: {'may be a baseline again' if clear else f'poisoned: {reason.strip()}'}")
 
 
 def export(
@@ -182,7 +180,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class Lazy(TyperGroup):
+class Lazy(Plain, TyperGroup):
     """Makes a command only when it is asked for: a query is shorter than the making of all of them."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the interface of a group

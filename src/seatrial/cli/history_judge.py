@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from seatrial.cli.history_options import Machine, Metrics, Name, Project, StoreFile, TakeName, opened, taken
+
+if TYPE_CHECKING:
+    from seatrial.regress.history.adding import Stated
+    from seatrial.regress.history.record import Run, RunValue, Take
+    from seatrial.regress.history.store import Store
 
 Last = Annotated[int, typer.Option("--last", min=5, help="So many baselines, the latest.")]
 
@@ -30,32 +36,56 @@ def trend(
 
 
 def gate(
-    run: Annotated[int | None, typer.Argument(metavar="[RUN]", help="The number of the run under test. Default: the latest.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|PATH]", help="The run under test: its number, or a file or directory of results. Default: the latest."
+        ),
+    ] = None,
     metrics: Annotated[list[str] | None, typer.Option("--metric", help="Only these; * and ? stand for anything; repeatable.")] = None,
     store: StoreFile = None,
     project: Project = None,
     name: Name = None,
+    machine: Annotated[str | None, typer.Option("--machine", help="What a PATH ran on, for files that do not say.")] = None,
     take: TakeName = "last",
     last: Last = 20,
-    sigmas: Annotated[float, typer.Option("--sigmas", help="Half the band, in spreads of the baselines.")] = 4.0,
+    sigmas: Annotated[float, typer.Option("--sigmas", help="Half the band is at least so many spreads of the baselines.")] = 4.0,
+    false_alarms: Annotated[
+        float,
+        typer.Option("--false-alarms", help="At most this share of good values outside a band; few baselines need wide bands for it."),
+    ] = 0.01,
     relative: Annotated[float, typer.Option("--relative", help="The band is at least this share of the baselines' median.")] = 1e-6,
     absolute: Annotated[float, typer.Option("--absolute", help="The band is at least this.")] = 0.0,
 ) -> None:
     """Judge a run against two-sided bands from its baselines. Exit 0 Pass, 1 Fail, 99 Blocked (too few baselines). Writes nothing."""
-    from seatrial.model.errors import UserError
     from seatrial.model.verdict import exit_code
-    from seatrial.regress.history.gate import gate as judge
+    from seatrial.regress.history.adding import Stated
+    from seatrial.regress.history.gate import Settings, against
 
+    settings = Settings(sigmas=sigmas, relative=relative, absolute=absolute, rate=false_alarms, last=last, take=taken(take))
     with opened(store) as kept:
-        key = run
-        if key is None:
-            latest = kept.runs(project=project, name=name, limit=1)
-            key = latest[0].id if latest else None
-        if key is None or kept.run(key) is None:
-            raise UserError(f"no run {'' if key is None else key} in {kept.path}", "seatrial history runs lists them")
-        found = judge(kept, key, patterns=metrics or [], last=last, take=taken(take), sigmas=sigmas, relative=relative, absolute=absolute)
+        subject, values = _under_test(kept, run, Stated(project=project, name=name, machine=machine), settings.take)
+        found = against(kept, subject, values, settings, metrics or [])
     typer.echo("\n".join(found.lines()))
     raise typer.Exit(exit_code(found.verdict))
+
+
+def _under_test(kept: Store, asked: str | None, stated: Stated, take: Take) -> tuple[Run, dict[str, RunValue]]:
+    """The run that a number, a path or nothing names, and its metrics."""
+    from seatrial.model.errors import UserError
+    from seatrial.regress.history import unkept
+    from seatrial.regress.history.place import settings
+
+    if asked is not None and not (asked.isascii() and asked.isdigit()):
+        return unkept.read(Path(asked), stated, settings(Path.cwd()).trusted, take)
+    if asked is None:
+        found = kept.runs(project=stated.project, name=stated.name, machine=stated.machine, limit=1)
+        subject = found[0] if found else None
+    else:
+        subject = kept.run(int(asked)) if len(asked) < 19 else None
+    if subject is None or subject.id is None:
+        raise UserError(f"no run {asked or ''} in {kept.path}", "seatrial history runs lists them")
+    return subject, kept.of_run(subject.id, take=take)
 
 
 def calibrate(

@@ -15,20 +15,28 @@ from typing import Any
 from typer.core import TyperCommand
 
 
-class Light(TyperCommand):
-    """A command whose plain values take the short way."""
+class Plain:
+    """For a class of typer's commands or groups: plain values of its parameters take the short way, also that of `--help`."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        for param in self.params:
-            given: Any = param
-            given.process_value = functools.partial(_value, param, param.process_value)
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, each with the short way before its own."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command that this is mixed into
+        for param in found:
+            if not isinstance(param.process_value, functools.partial):
+                param.process_value = functools.partial(_value, param, param.process_value)
+        return found
+
+
+class Light(Plain, TyperCommand):
+    """A command whose plain values take the short way."""
 
 
 def _value(param: Any, typed: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
     """The value of a parameter; `typed` is typer's own reading."""
     read = _plain(param, value)
-    return typed(context, value) if read is _UNKNOWN else read
+    if read is _UNKNOWN:
+        return typed(context, value)
+    return read if param.callback is None else param.callback(context, param, read)
 
 
 _UNKNOWN = object()
@@ -38,7 +46,7 @@ def _plain(param: Any, value: Any) -> Any:
     """The value if it is plain, otherwise _UNKNOWN."""
     described = getattr(param, "type_descriptor", None)
     wanted = getattr(described, "annotation", None)
-    if described is None or param.callback is not None:
+    if described is None:
         return _UNKNOWN
     many = param.multiple or param.nargs != 1
     if value is None or (many and not value):

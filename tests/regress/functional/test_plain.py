@@ -100,7 +100,8 @@ def test_a_nightly_is_known_by_its_block_and_its_assertions(tree: Tree) -> None:
     found = describe_functional(tree.checkout / NIGHTLY, ())
     assert found is not None
     (one,) = found.asserted
-    assert (one.steps, len(one.checks), found.gpus, found.minutes) == (500, 4, 8, 180)
+    assert (one.steps, len(one.checks), found.gpus, found.minutes) == (500, 5, 8, 180)
+    assert one.checks[-1] == 'min(data["train/token_mult_prob_error"]) >= 0.999', "the floor, which upstream's do not have"
     assert one.metrics == (tree.checkout / NIGHTLY).with_suffix("") / "metrics.json"
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
-from seatrial.regress.history.bands import band, robust_spread
+from seatrial.regress.history.bands import band, factor, outside, spread
 
 REFERENCE = [10.0, 10.2, 9.8, 10.1, 9.9, 10.3, 9.7]
 
@@ -40,7 +41,7 @@ def test_equal_runs_have_a_band_as_wide_as_the_floors() -> None:
 
 
 def test_mostly_equal_runs_still_have_a_spread() -> None:
-    assert robust_spread([1.0] * 8 + [2.0, 3.0]) > 0
+    assert spread([1.0] * 8 + [2.0, 3.0]) > 0
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -69,3 +70,38 @@ def test_a_value_that_is_not_finite_lies_nowhere() -> None:
 def test_a_negative_middle_has_a_relative_floor_too() -> None:
     made = band([-100.0] * 5, relative=0.01)
     assert made.low < made.middle < made.high
+
+
+@pytest.mark.parametrize("count", range(5, 26))
+def test_the_stated_rate_holds_for_normal_values(count: int) -> None:
+    """4,000 new values against as many references; an honest 2 % makes 80, and more than 117 in about 1 of 20,000 cases."""
+    source = random.Random(f"bands {count}")
+    made = [band([source.gauss(5, 2) for _ in range(count)], sigmas=0, rate=0.02) for _ in range(4000)]
+    missed = sum(one.side(source.gauss(5, 2)) != "inside" for one in made)
+    assert made[0].rate == pytest.approx(0.02)
+    assert 40 <= missed <= 117
+
+
+def test_few_runs_make_a_wide_band_and_many_the_one_that_was_asked_for() -> None:
+    assert factor(5, 0.01) > factor(7, 0.01) > 4 > factor(20, 0.01)
+    assert outside(20, 4.0) < 0.003
+    assert band([1.0, 2.0, 3.0, 4.0, 5.0]).rate == pytest.approx(0.01)
+
+
+def test_heavy_tails_lie_outside_more_often_than_stated() -> None:
+    """The limit that the docs tell: so few runs cannot show their tails."""
+    source = random.Random("tails")
+
+    def draw() -> float:
+        return source.gauss(0, 1) / math.sqrt(max(sum(source.gauss(0, 1) ** 2 for _ in range(3)), 1e-9))
+
+    made = [band([draw() for _ in range(20)]) for _ in range(3000)]
+    missed = sum(one.side(draw()) != "inside" for one in made)
+    assert missed > 3000 * made[0].rate
+    assert missed < 3000 * 0.06
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0, math.nan])
+def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="rate"):
+        band(REFERENCE, rate=rate)

@@ -58,10 +58,10 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, store: Path, words: tupl
     assert history(*words, store=store, cwd=tmp_path).returncode == 2
 
 
-def test_mark_and_undo(tmp_path: Path, store: Path) -> None:
+def test_mark_and_clear(tmp_path: Path, store: Path) -> None:
     assert history("mark", "1", "--reason", "wrong driver", store=store, cwd=tmp_path).returncode == 0
     assert "poisoned: wrong driver" in history("runs", store=store, cwd=tmp_path).stdout
-    assert history("mark", "1", "--undo", store=store, cwd=tmp_path).returncode == 0
+    assert history("mark", "1", "--clear", store=store, cwd=tmp_path).returncode == 0
     assert "wrong driver" not in history("runs", store=store, cwd=tmp_path).stdout
 
 

@@ -141,3 +141,37 @@ def test_what_is_of_no_known_kind_says_what_was_looked_for(tmp_path: Path) -> No
         with pytest.raises(UserError) as caught:
             detect.detect(path)
         assert "unit_results.json" in caught.value.fix
+
+
+def test_a_repository_at_hand_that_lacks_the_commit_vouches_for_nothing(tmp_path: Path) -> None:
+    from seatrial.evidence.git import git
+
+    repo = tmp_path / "repo"
+    repo.mkdir()
+    git(repo, "init", "-q", "-b", "main")
+    git(repo, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-q", "--allow-empty", "-m", "one")
+    (one,) = imported(tmp_path, results(repo / "unit_results.json", **OURS))
+    assert one.run is not None
+    assert "is not known in" in one.run.why_untrusted
+
+
+def test_a_repository_that_git_cannot_read_vouches_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "repo").mkdir()
+    (tmp_path / "repo" / ".git").write_text("gitdir: /nowhere\n", encoding="utf-8")
+    (one,) = imported(tmp_path, results(tmp_path / "repo" / "unit_results.json", **OURS))
+    assert one.run is not None
+    assert "git cannot tell" in one.run.why_untrusted
+
+
+@pytest.mark.parametrize(
+    ("other", "machine"),
+    [
+        ({"gpu_types": ["H100", "H100"]}, "2 x H100"),
+        ({"gpu_types": []}, "unknown machine"),
+        ({"gpu_types": [], "machine": "x86_64, 8 CPUs"}, "x86_64, 8 CPUs"),
+    ],
+)
+def test_the_machine_is_what_the_file_says_and_never_this_one(tmp_path: Path, other: dict[str, object], machine: str) -> None:
+    (one,) = imported(tmp_path, results(tmp_path / "unit_results.json", **(OURS | other)))
+    assert one.run is not None
+    assert one.run.machine == machine

@@ -11,7 +11,7 @@ import pytest
 
 from regress.history.histories import filled, points, run
 from seatrial.model.errors import UserError
-from seatrial.regress.history.record import Kind, point
+from seatrial.regress.history.record import Kind, Point, point
 from seatrial.regress.history.store import Store
 
 
@@ -138,3 +138,31 @@ def test_files_that_are_no_history_are_left_alone(tmp_path: Path) -> None:
         other.execute("CREATE TABLE theirs (x)")
     with pytest.raises(UserError, match="another program's database"):
         Store(tmp_path / "other", write=True)
+
+
+def test_several_runs_at_once_are_each_kept_as_one_would_be(tmp_path: Path) -> None:
+    with Store(tmp_path / "h.sqlite", write=True) as store:
+        again = run(2, digest="later", source="s", time=5.0)
+        items = [
+            (run(1), points("loss", 1, 2), False),
+            (run(1), points("loss", 9), False),
+            (run(3, source="s", time=5.0, name="unit"), points("a", 1, 2), True),
+        ]
+        assert store.add_all([*items, (again, points("a", 7, 8, 9), True)]) == [True, False, True, True]
+        assert [one.value for one in store.values("loss")] == [2.0]
+        assert [one.value for one in store.values("a")] == [9.0], "an earlier import of the same run makes way, also within one batch"
+        assert len(store.runs()) == 2
+
+
+def test_a_batch_that_fails_leaves_nothing_and_the_store_usable(tmp_path: Path) -> None:
+    with Store(tmp_path / "h.sqlite", write=True) as store:
+        with pytest.raises(UserError):
+            store.add_all(
+                [
+                    (run(1), points("new", 1, 2), False),
+                    (run(2), [Point(metric="new", step=2**70, value=1.0), Point(metric="new", step=1, value=1.0)], False),
+                ]
+            )
+        assert store.runs() == []
+        assert store.add(run(3), points("new", 4, 5))
+        assert [one.value for one in store.values("new")] == [5.0]

@@ -58,6 +58,7 @@ class Small:
 
     def pytest(self, *arguments: str, env: dict[str, str] | None = None, python: str = sys.executable) -> Session:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "SEATRIAL_SELECT", "PYTHONPATH"))}
+        clean["XDG_CACHE_HOME"] = str(self.root.parent / "cache")
         command = [python, "-m", "pytest", "-rA", "-q", "-p", "no:timeout", *arguments]
         done = subprocess.run(
             command,

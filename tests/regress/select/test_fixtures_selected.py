@@ -139,6 +139,25 @@ def test_a_skipped_test_runs_again_when_what_it_may_wait_for_changed(tmp_path: P
     assert small.run(env={"WANTED": "1"}).ran == {"test_waits"}
 
 
+def test_what_a_session_or_a_shell_sets_is_not_what_a_skipped_test_waits_for(tmp_path: Path) -> None:
+    tests = """
+        import os
+        import pytest
+
+        @pytest.mark.skipif(os.environ.get("SWITCH") != "1", reason="waits")
+        def test_waits():
+            pass
+
+        def test_sets():
+            os.environ["SET_BY_A_TEST"] = "1"
+        """
+    small = Small(tmp_path / "p", {"test_s.py": tests})
+    small.pytest("--seatrial-record", env={"SWITCH": "0", "SHLVL": "1"})
+    same = small.run(env={"SWITCH": "0", "COLUMNS": "100", "OLDPWD": "/"})
+    assert "no test is affected" in same.out
+    assert small.run(env={"SWITCH": "1"}).ran == {"test_waits"}
+
+
 def test_an_option_of_the_project_belongs_to_every_test(tmp_path: Path) -> None:
     conftest = """
         def pytest_addoption(parser):

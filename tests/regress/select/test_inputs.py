@@ -120,3 +120,50 @@ def test_files_named_as_inputs_belong_to_every_test(tmp_path: Path) -> None:
     small.settled()
     small.write("data/native.c", "int y;")
     assert small.run().ran == {"test_i"}
+
+
+def test_looking_for_distributions_is_no_listing_of_the_root(tmp_path: Path) -> None:
+    code = """
+        import os
+        from importlib import metadata
+
+        VERSION = metadata.version("pytest")
+
+        def names():
+            return os.listdir()
+        """
+    tests = "import code_m\n\ndef test_m():\n    assert code_m.VERSION\n\ndef test_lists():\n    assert code_m.names()\n"
+    small = Small(tmp_path / "p", {"code_m.py": code, "test_m.py": tests})
+    small.settled()
+    small.write("new.txt", "")
+    assert small.run().ran == {"test_lists"}
+
+
+def test_a_project_in_a_folder_named_like_a_tool_is_no_tool(tmp_path: Path) -> None:
+    tests = "import os\n\ndef test_lists():\n    os.listdir('data')\n\ndef test_asks():\n    os.path.exists('data/new.txt')\n"
+    small = Small(tmp_path / "pluggy" / "_pytest", {"data/a.txt": "", "test_l.py": tests})
+    small.settled()
+    small.write("data/new.txt", "")
+    assert small.run().ran == {"test_lists", "test_asks"}
+
+
+def test_sources_that_a_tool_reads_for_itself_are_not_the_tests(tmp_path: Path) -> None:
+    """Coverage reads every source to report on it; a test that reads one by its own hand depends on all of it."""
+    tool = "def look(path):\n    with open(path) as file:\n        return file.read()\n"
+    tests = """
+        import sys
+        sys.path.insert(0, "lib/site-packages")
+        import code_r
+        from coverage.reading import look
+
+        def test_tool():
+            look("code_r.py")
+
+        def test_own():
+            open("code_r.py").close()
+        """
+    files = {"code_r.py": "def f():\n    return 1\n", "test_r.py": tests}
+    small = Small(tmp_path / "p", {**files, "lib/site-packages/coverage/__init__.py": "", "lib/site-packages/coverage/reading.py": tool})
+    small.settled()
+    small.edit("code_r.py", "return 1", "return 2")
+    assert small.run().ran == {"test_own"}

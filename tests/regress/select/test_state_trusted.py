@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from regress.select.projects import Small
-from seatrial.regress.select import state
+from seatrial.regress.select import cache, state
 from seatrial.regress.select.facts import facts
 
 FILES = {
@@ -157,3 +157,21 @@ def test_facts_survive_the_state_file(tmp_path: Path) -> None:
     assert type(found).from_json(json.loads(json.dumps(found.to_json()))) == found
     assert found.remote == {"f"}
     assert "load" in found.level
+
+
+def test_a_checkout_holds_one_file_of_ours_and_the_code_is_kept_elsewhere(small: Small) -> None:
+    small.settled()
+    small.run("-n2")
+    assert [path.name for path in small.root.iterdir() if path.name.startswith(".seatrial")] == [".seatrial-select.sqlite"]
+    assert any((small.root.parent / "cache" / "seatrial" / "select").glob("??/*"))
+
+
+def test_code_that_nobody_used_for_a_month_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    old, new = cache.place() / "aa" / "old", cache.place() / "aa" / "new"
+    old.parent.mkdir(parents=True)
+    for path in (old, new):
+        path.write_bytes(b"")
+    os.utime(old, (1.0, 1.0))
+    cache.sweep()
+    assert (old.exists(), new.exists()) == (False, True)

@@ -93,7 +93,7 @@ def test_a_plan_above_the_budget_runs_nothing(tmp_path: Path, workers: str) -> N
     assert not ran.tests("PASSED")
 
 
-@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize("workers", ["-n0", pytest.param("-n2", marks=pytest.mark.slow)])
 def test_only_tests_that_will_run_are_planned(tmp_path: Path, workers: str) -> None:
     folder = project(tmp_path, BUDGET.format(6), TESTS)
     ran = pytest_in(folder, workers)

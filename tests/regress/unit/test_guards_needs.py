@@ -66,20 +66,25 @@ def test_wrong_arguments_are_an_error_that_names_the_test(tmp_path: Path, marker
     assert not ran.tests("PASSED")
 
 
-def test_a_module_whose_package_breaks_is_absent_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in {"broken": "raise OSError('libx.so')", "lacking": "import no_such_dependency", "whole": ""}.items():
+def test_modules_are_looked_up_without_importing_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    effect = f"open({str(tmp_path / 'imported')!r}, 'w')"
+    for name, text in {"broken": "raise OSError('libx.so')", "effect": effect, "whole": ""}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(text)
         (tmp_path / name / "core.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    wanted = parse({"modules": ["broken.core", "lacking.core", "whole.core", "whole.gone", "gone.core"]})
-    assert wanted.absent(tmp_path) == [
-        "module broken.core (OSError: libx.so)",
-        "module lacking.core (No module named 'no_such_dependency')",
-        "module whole.gone",
-        "module gone.core",
-    ]
-    assert "whole.core" not in sys.modules
+    wanted = parse({"modules": ["broken.core", "effect.core", "whole.core", "whole.gone", "gone.core", "whole.core.deep"]})
+    assert wanted.absent(tmp_path) == ["module whole.gone", "module gone.core", "module whole.core.deep (whole.core is no package)"]
+    assert not {"broken", "effect", "whole", "whole.core"} & sys.modules.keys()
+    assert not (tmp_path / "imported").exists()
+
+
+def test_namespaces_in_namespaces_are_packages_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outer_ns" / "inner_ns").mkdir(parents=True)
+    (tmp_path / "outer_ns" / "inner_ns" / "core.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    wanted = parse({"modules": ["outer_ns.inner_ns.core", "outer_ns.inner_ns.gone", "os.path", "json"]})
+    assert wanted.absent(tmp_path) == ["module outer_ns.inner_ns.gone"]
 
 
 def test_files_are_looked_for_in_the_folder_that_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

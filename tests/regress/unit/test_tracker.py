@@ -276,3 +276,21 @@ def test_tracking_after_the_test_is_an_error(tmp_path: Path) -> None:
 def test_setup_only_is_no_pass(tmp_path: Path) -> None:
     assert session(tmp_path, "def test_a(tracker): pass", "--setup-only").returncode == 0
     assert list(latest(tmp_path)["outcomes"].values()) == ["skipped"]
+
+
+def test_a_failed_subtest_fails_its_test(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        'def test_a(subtests, tracker):\n    tracker.track("x", 1)\n    with subtests.test("one"):\n        assert False\n'
+    )
+    session(tmp_path)
+    assert latest(tmp_path)["outcomes"] == {"test_it::test_a": "failed"}
+
+
+def test_a_forked_child_is_told_that_its_metrics_would_get_lost(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import os\ndef test_a(tracker):\n    pid = os.fork()\n    if not pid:\n        try:\n            tracker.track('x', 1)\n"
+        "        except ValueError as error:\n            os._exit(7 if 'child process' in str(error) else 8)\n        os._exit(0)\n"
+        "    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
+    )
+    session(tmp_path)
+    assert latest(tmp_path)["outcomes"] == {"test_it::test_a": "passed"}

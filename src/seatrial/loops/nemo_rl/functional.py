@@ -5,6 +5,7 @@
   arguments of the user where the script passes them on; else those of the CONFIG block. A file that is not made from the trainer's
   logs (a score), and a call that is to end early (`checkpoint_must_save_by`), have none.
 - A script that only calls another one (`bash $SCRIPT_DIR/base.sh`) is read with it, under its own name.
+- A script that bounds token_mult_prob_error from above gets its floor too, as the levels have it.
 - A check that stands in a branch counts whichever branch is taken: leaving one out would be a guess.
 """
 
@@ -35,6 +36,9 @@ RECIPE_OF = re.compile(r"-tq_(?:simple|mooncake)$")
 """What a wrapper's name has beyond that of the recipe that it calls."""
 NAME = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 SHELLS = ("bash", "sh")
+COMPARED = 'data["train/token_mult_prob_error"]'
+FLOOR = f"min({COMPARED}) >= 0.999"
+"""It is 1 at least, and 0 where every token is masked: that passes every upper bound of the scripts."""
 
 
 def describe_functional(script: Path, arguments: tuple[str, ...]) -> Functional | None:
@@ -130,7 +134,8 @@ class _Reading:
             steps = self.steps.get(written)
             if written in self.steps and steps is None and self.suite is not None:
                 steps = self.suite.steps
-            made.append(Asserted(metrics=self.place(written), written=written, checks=tuple(checks), steps=steps))
+            floor = (FLOOR,) if any(COMPARED in expr for expr in checks) and FLOOR not in checks else ()
+            made.append(Asserted(metrics=self.place(written), written=written, checks=(*checks, *floor), steps=steps))
         return tuple(made)
 
     def place(self, word: str) -> Path | None:

@@ -8,17 +8,23 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
+import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.evidence.redact import Redactor
+from seatrial.files import write_bytes
 from seatrial.model.errors import UserError
 
 KEPT = ("*.log", "*.log.*", "*.json", "*.jsonl", "*.yaml", "*.txt", "*tfevents*", "*.csv")
 TEXTS = (".log", ".json", ".jsonl", ".yaml", ".txt", ".csv")
 LARGEST = 64 << 20
+STRINGS = re.compile(r'("(?:[^"\\\n]|\\.)*")(?:(\s*:\s*)("(?:[^"\\\n]|\\.)*"))?')
+"""The strings of JSON: alone, or as a name with its value."""
 MOST = 2000
 """Files of one script."""
 
@@ -58,6 +64,42 @@ def copy_metrics(source: Path, target: Path, started: float) -> Path:
     except OSError as error:
         raise UserError(f"{source}: cannot be copied: {error.strerror or error}", "") from error
     return place
+
+
+def content(path: Path | None) -> str:
+    """A digest of a file; empty where there is none."""
+    try:
+        if path is None or not path.is_file():
+            return ""
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def clear_metrics(directory: Path, redactor: Redactor) -> None:
+    """Redact the copies of metrics, once they were judged: strings only, since a number that looks like a secret is a number."""
+    for file in _below(directory):
+        if not file.relative_to(directory).parts[0].startswith("metrics") or file.suffix not in TEXTS:
+            continue
+        if file.suffix not in (".json", ".jsonl"):
+            redactor.file(file)
+            continue
+        text = file.read_bytes().decode("utf-8", "surrogateescape")
+        cleared = STRINGS.sub(lambda found: _cleared(found, redactor), text)
+        if cleared != text:
+            write_bytes(file, cleared.encode("utf-8", "surrogateescape"))
+
+
+def _cleared(found: re.Match[str], redactor: Redactor) -> str:
+    try:
+        name, value = str(json.loads(found[1])), None if found[3] is None else json.loads(found[3])
+    except ValueError:
+        return redactor.text(found[0])  # no JSON
+    if value is None:
+        return found[0] if (new := redactor.text(name)) == name else json.dumps(new)
+    shown, kept = redactor.text(name), redactor.value({name: value})[name]
+    return found[0] if (shown, kept) == (name, value) else f"{json.dumps(shown)}{found[2]}{json.dumps(kept)}"
 
 
 def take(source: Path, target: Path, redactor: Redactor, began: float | None = None) -> Taken:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from seatrial.report.text import one_line
 from seatrial.triage.diagnose import diagnose
 from seatrial.triage.log import read_log
 
+SKIP_LINES = 5
+"""A script that skips itself says so and ends; a line that was followed by more output is about something else."""
 EXIT_CODE_ONLY = "judged by its exit code alone (--exit-code-only): no metrics and no steps were looked at"
 
 
@@ -130,7 +133,7 @@ def _diagnose(planned: Planned, ran: Ran) -> Diagnosis:
 
 def _skip_line(planned: Planned, log: Path) -> str:
     try:
-        lines = [line.text.strip() for line in read_log(log)]
+        lines = deque((text for line in read_log(log) if (text := line.text.strip())), maxlen=SKIP_LINES)
     except UserError:
         return ""
     return next((one_line(line) for line in lines if any(pattern.search(line) for pattern in planned.skips)), "")

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from seatrial.model.errors import UserError
 
 DEADLINE_MINUTES = 60.0
 """For a script that says nothing of its time."""
+REPORTS = ("functional.json", "summary.md", "junit.xml", ".gitignore")
+"""What stands beside the scripts' directories."""
 STEP_TAGS = ("train/loss", "loss")
 """Metrics that have a point at every step, of scripts that no loop knows."""
 SKIPS = (re.compile(r"^\s*(?:\[[^\]]*\]\s*)?SKIP(?:PED)?\b\s*[:-]", re.IGNORECASE),)
@@ -81,17 +84,23 @@ def plan(asked: Asked) -> tuple[Planned, ...]:
         parse(expr)
     if not asked.scripts:
         raise UserError("no script is given", "seatrial functional run SCRIPT…")
-    names: dict[str, int] = {}
+    names: set[str] = set()
     made = []
     for script in asked.scripts:
         whole = script.absolute()
         if not whole.is_file():
             raise UserError(f"{script}: no such script", "check the path")
-        names[whole.stem] = names.get(whole.stem, 0) + 1
-        count = names[whole.stem]
-        made.append(_plan_one(whole, whole.stem if count == 1 else f"{whole.stem}-{count}", asked))
+        names.add(name := _free_name(whole, names))
+        made.append(_plan_one(whole, name, asked))
     _within_budget(made, asked.gpu_hours)
     return tuple(made)
+
+
+def _free_name(script: Path, taken: set[str]) -> str:
+    """The script's own name, with a number where a script or a report has it already."""
+    own = script.stem if script.stem.strip(".") else script.name
+    named = (own if number == 1 else f"{own}-{number}" for number in itertools.count(1))
+    return next(name for name in named if name not in taken and name not in REPORTS)
 
 
 def _plan_one(script: Path, name: str, asked: Asked) -> Planned:

@@ -22,7 +22,7 @@ from seatrial.launch.interrupt import stop_requested
 from seatrial.launch.process import Outcome, ProcessSpec, run
 from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Verdict, worst
-from seatrial.regress.functional.collect import take
+from seatrial.regress.functional.collect import clear_metrics, content, fresh, take
 from seatrial.regress.functional.judge import Ran, judge
 from seatrial.regress.functional.plan import Planned
 from seatrial.regress.functional.record import Ended, FunctionalRun, ScriptResult
@@ -32,6 +32,7 @@ from seatrial.trial.level import stopped_too
 from seatrial.trial.rundir import now
 
 GRACE_S = 10.0
+SAME = "{} holds the same bytes as before this run: a run that repeats itself looks like that, and so does an old file with a new time"
 
 
 def run_all(
@@ -44,7 +45,7 @@ def run_all(
         if stop_requested():
             result = _not_begun(planned)
         else:
-            tell(f"{planned.name}: {redactor.text(shlex.join(planned.argv))}")
+            tell(f"{planned.name}: {shlex.join(redactor.value(planned.argv))}")
             result = run_one(planned, out / planned.name, place, redactor)
         results.append(result)
         done(result)
@@ -76,22 +77,34 @@ def run_one(planned: Planned, directory: Path, place: Place, redactor: Redactor)
         notes += [f"results of an earlier run were kept in {directory.name}/before"] if before.files else []
     argv, env = place.command(planned.argv, planned.cwd)
     command = directory / "command.sh"
-    write_text(command, f"#!/bin/bash\ncd {shlex.quote(str(planned.cwd))} || exit\nexec {redactor.text(shlex.join(argv))}\n")
+    write_text(command, _command_text(argv, redactor.value(argv), planned))
     command.chmod(0o755)
+    earlier = {one.metrics: content(one.metrics) for one in planned.asserted}
     # The time of a file that was just written: what a file system says of the script's files is by the same clock.
     started, log = command.stat().st_mtime, directory / "run.log"
     ended, code, seconds, trouble = _follow(planned, argv, env, log, place, redactor)
-    result = judge(
-        planned,
-        Ran(directory=directory, log=log, started=started, ended=ended, exit_code=code, seconds=seconds, trouble=trouble),
-    )
+    directory.mkdir(parents=True, exist_ok=True)  # a script may delete what it finds
+    try:
+        result = judge(
+            planned,
+            Ran(directory=directory, log=log, started=started, ended=ended, exit_code=code, seconds=seconds, trouble=trouble),
+        )
+    finally:
+        clear_metrics(directory, redactor)
+    notes += [SAME.format(path) for path, was in earlier.items() if was and path and fresh(path, started) and content(path) == was]
     if planned.known is not None:
         kept = take(planned.known.output, directory / "script", redactor, started)
         notes += kept.notes
     result = result.model_copy(update={"notes": (*result.notes, *place.notes, *notes)})
+    result = ScriptResult.model_validate(redactor.value(result.model_dump(mode="json")))  # reasons quote what was read
     write_json(directory / "checks.json", [check.model_dump(mode="json") for check in result.checks])
     write_json(directory / "result.json", result)
     return result
+
+
+def _command_text(argv: tuple[str, ...], shown: tuple[str, ...], planned: Planned) -> str:
+    told = "# Secrets are left out: put them in before you run this.\n" if shown != argv else ""
+    return f"#!/bin/bash\n{told}cd {shlex.quote(str(planned.cwd))} || exit\nexec {shlex.join(shown)}\n"
 
 
 def _follow(

@@ -13,12 +13,13 @@ from typing import TypeVar
 
 from seatrial.model.errors import UserError
 from seatrial.regress.history.importers.detect import detect
-from seatrial.regress.history.importers.draft import Draft, Tree
+from seatrial.regress.history.importers.draft import Draft, Tree, machine_here
 from seatrial.regress.history.record import Run
 from seatrial.regress.history.store import Store
 from seatrial.regress.history.trust import why_untrusted
 
 T = TypeVar("T")
+UNKNOWN = "unknown machine"
 BATCH = 60_000
 """Points per transaction: few enough to be told of progress, and for other writers to get their turn."""
 
@@ -34,6 +35,8 @@ class Stated:
     branch: str | None = None
     clean: bool | None = None
     passed: bool | None = None
+    here: bool = False
+    """They ran on this machine, for files that do not say."""
     repo: Path | None = None
     """A checkout in which commits can be looked up."""
 
@@ -139,14 +142,14 @@ def run_of(draft: Draft, stated: Stated, trusted: tuple[str, ...]) -> Run:
     why = why_untrusted(draft, trusted)
     first = draft.trees[0] if draft.trees else Tree()
     return Run(
-        project=stated.project or draft.project or _project(draft.source),
+        project=stated.project or draft.project or _project(stated.repo or draft.source),
         kind=draft.kind,
         name=stated.name or draft.name,
         commit=first.commit,
         branch=first.branch,
         dirty=any(tree.dirty is not False for tree in draft.trees),
         time=draft.time,
-        machine=stated.machine or draft.machine,
+        machine=stated.machine or draft.machine or (machine_here() if stated.here else UNKNOWN),
         passed=draft.passed,
         trusted=not why,
         why_untrusted=why,

@@ -12,18 +12,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from seatrial.model.errors import UserError
 from seatrial.model.verdict import Verdict, worst
-from seatrial.regress.history.bands import ABSOLUTE, FEWEST, RELATIVE, SIGMAS, Band, band
+from seatrial.regress.history.bands import ABSOLUTE, FEWEST, RATE, RELATIVE, SIGMAS, Band, band
 from seatrial.regress.history.record import Run, RunValue, Take
 from seatrial.regress.history.store import Store
 
 LAST = 20
+MOST = 0.5
+"""A higher rate of false alarms would be a gate that nobody can pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class Settings:
     sigmas: float = SIGMAS
     relative: float = RELATIVE
     absolute: float = ABSOLUTE
+    rate: float = RATE
     last: int = LAST
     fewest: int = FEWEST
     take: Take = "last"
@@ -42,6 +45,8 @@ class Settings:
             raise UserError(
                 f"a band needs {FEWEST} runs or more: at least {self.fewest} of the last {self.last} makes no sense", "--last 20"
             )
+        if not 0 < self.rate <= MOST:
+            raise UserError(f"--false-alarms {self.rate}: must lie between 0 and {MOST}", f"--false-alarms {RATE}")
         for name in ("sigmas", "relative", "absolute"):
             width = getattr(self, name)
             if not (math.isfinite(width) and width >= 0):
@@ -82,7 +87,15 @@ class Gate:
         order = (Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED, Verdict.PASS)
         found = [judged.line() for verdict in order for judged in self.judged if judged.verdict is verdict]
         counts = ", ".join(f"{sum(judged.verdict is verdict for judged in self.judged)} {verdict}" for verdict in order)
-        return [*found, f"{self.verdict}: {counts}" if self.judged else f"{self.verdict}: no metric to compare"]
+        return [*found, *self._alarms(), f"{self.verdict}: {counts}" if self.judged else f"{self.verdict}: no metric to compare"]
+
+    def _alarms(self) -> list[str]:
+        """What the bands are worth: the more metrics, the more of them fail by chance."""
+        rates = [judged.band.rate for judged in self.judged if judged.band]
+        if not rates:
+            return []
+        each = f"at most {max(rates):.2g} of good values outside a band, {sum(rates):.2g} false alarms expected over {len(rates)} metrics"
+        return [f"false alarms, if values are normal: {each}; more where they have heavy tails"]
 
 
 def judge(metric: str, value: RunValue | None, reference: Sequence[RunValue], settings: Settings, *, asked: bool = False) -> Judged:
@@ -93,6 +106,9 @@ def judge(metric: str, value: RunValue | None, reference: Sequence[RunValue], se
 
     if value is None:
         return found(Verdict.FAIL, f"missing: {len(reference)} reference runs have it, this run does not")
+    texts = sum(past.mark == "text" for past in reference)
+    if value.mark == "text" and texts == len(reference):
+        return found(Verdict.SKIPPED, "is text, not a number: nothing to compare")
     if value.mark or value.value is None or not math.isfinite(value.value):
         return found(Verdict.FAIL, f"has a value that is no finite number: {value.mark or value.value}")
     if not reference:
@@ -100,11 +116,11 @@ def judge(metric: str, value: RunValue | None, reference: Sequence[RunValue], se
     bad = [past for past in reference if past.mark or past.value is None or not math.isfinite(past.value)]
     if bad:
         what = f"reference run {bad[0].run.id} holds {bad[0].mark or bad[0].value}"
-        return found(Verdict.BLOCKED, f"{what}: take it out with `seatrial history mark {bad[0].run.id} REASON`")
+        return found(Verdict.BLOCKED, f"{what}: take it out with `seatrial history mark {bad[0].run.id} --reason TEXT`")
     numbers = [past.value for past in reference if past.value is not None]
     if len(numbers) < settings.fewest:
         return found(Verdict.BLOCKED, f"{len(numbers)} trusted runs, {settings.fewest} are needed")
-    made = band(numbers, sigmas=settings.sigmas, relative=settings.relative, absolute=settings.absolute)
+    made = band(numbers, sigmas=settings.sigmas, relative=settings.relative, absolute=settings.absolute, rate=settings.rate)
     side = made.side(value.value)
     room = f"[{made.low:.6g}, {made.high:.6g}] (median {made.middle:.6g} of {made.count} runs, width by {made.why})"
     if side == "inside":
@@ -122,14 +138,19 @@ def gate(
     sigmas: float = SIGMAS,
     relative: float = RELATIVE,
     absolute: float = ABSOLUTE,
+    rate: float = RATE,
 ) -> Gate:
     """Judge the run of that number; with `patterns` only the metrics that they take."""
-    settings = Settings(sigmas=sigmas, relative=relative, absolute=absolute, last=last, take=take)
+    settings = Settings(sigmas=sigmas, relative=relative, absolute=absolute, rate=rate, last=last, take=take)
     run = store.run(key)
     if run is None:
         raise UserError(f"no run {key} in {store.path}", "seatrial history runs lists them")
-    values = store.of_run(key, take=take)
-    past = [store.of_run(before.id, take=take) for before in _baselines(store, run, last) if before.id is not None]
+    return against(store, run, store.of_run(key, take=take), settings, patterns)
+
+
+def against(store: Store, run: Run, values: Mapping[str, RunValue], settings: Settings, patterns: Sequence[str] = ()) -> Gate:
+    """Judge a run that need not be in the store."""
+    past = [store.of_run(before.id, take=settings.take) for before in _baselines(store, run, settings.last) if before.id is not None]
     names = sorted(set(values).union(*past))
     if patterns:
         names = _matching(names, patterns)

@@ -6,27 +6,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.regress.history import place
 from seatrial.regress.history.record import Run
 
-if TYPE_CHECKING:
-    from seatrial.regress.history.adding import Stated
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The state of a checkout before something ran on it: what the run writes there must not make it look changed."""
+
+    repo: Path
+    commit: str | None = None
+    branch: str | None = None
+    clean: bool | None = None
 
 
-def keep(path: Path, *, project: str | None = None, name: str | None = None, repo: Path | None = None, passed: bool | None = None) -> str:
+def look(repo: Path) -> Looked:
+    """The state of now, as far as it can be read; nothing is read when history is off. Never raises."""
+    if place.is_off():
+        return Looked(repo)
+    from seatrial.evidence.repos import repo_state
+
+    try:
+        state = repo_state(repo)
+    except (UserError, BlockedError, OSError):
+        return Looked(repo)
+    return Looked(repo, state.commit, state.branch, not state.dirty)
+
+
+def keep(
+    path: Path, *, project: str | None = None, name: str | None = None, looked: Looked | None = None, passed: bool | None = None
+) -> str:
     """Import the runs at `path`; the quiet line, empty when history is off.
 
-    `repo` is the checkout that the run ran on, in its state of now: right for a run that ended this moment, and only there.
-    `passed` is the outcome, for files that name none.
+    `looked` is the checkout that the run ran on, and `passed` its outcome, for files that name none.
     """
     if place.is_off():
         return ""
     try:
-        return _keep(path, project, name, repo, passed)
+        return _keep(path, project, name, looked, passed)
     except (UserError, BlockedError) as error:
         return f"history: not kept: {error.message}"
     except Exception as error:  # noqa: BLE001 - a defect here is told as well, and must not become the exit code of a trial
@@ -38,14 +59,16 @@ def keep_results(path: Path) -> str:
     return keep(path)
 
 
-def _keep(path: Path, project: str | None, name: str | None, repo: Path | None, passed: bool | None) -> str:
+def _keep(path: Path, project: str | None, name: str | None, looked: Looked | None, passed: bool | None) -> str:
     from seatrial.regress.history.adding import Stated, add
     from seatrial.regress.history.store import Store
 
     found = place.settings(path if path.is_dir() else path.parent)
     if found.store is None:
         found = place.settings(Path.cwd())
-    stated = _state(repo, Stated(project=project, name=name, passed=passed, repo=repo))
+    stated = Stated(project=project, name=name, passed=passed, here=True)
+    if looked is not None:
+        stated = replace(stated, commit=looked.commit, branch=looked.branch, clean=looked.clean, repo=looked.repo)
     with Store(place.place(None, found), write=True) as store:
         done = list(add(store, path, stated, found.trusted))
         errors = [one for one in done if one.error]
@@ -59,18 +82,3 @@ def _said(runs: list[Run]) -> str:
         why = "" if runs[0].trusted else f" (no baseline: {runs[0].why_untrusted})"
         return f"kept as run {runs[0].id}{why}"
     return f"{len(runs)} runs kept"
-
-
-def _state(repo: Path | None, stated: Stated) -> Stated:
-    """With the state of the checkout, as far as it can be read."""
-    from dataclasses import replace
-
-    from seatrial.evidence.repos import repo_state
-
-    if repo is None:
-        return stated
-    try:
-        state = repo_state(repo)
-    except UserError:
-        return stated
-    return replace(stated, commit=state.commit, branch=state.branch, clean=not state.dirty)

@@ -75,7 +75,7 @@ class Store:
                     continue
                 if again:
                     self._write_series(pending)
-                    run = self._replaced(run)  # noqa: PLW2901 - with the mark of the one it replaces
+                    run = self._replaced(run)
                 key = self._open.execute(tables.INSERT_RUN, tables.row_of(run)).lastrowid
                 self._number(series, numbers)
                 self._open.executemany(

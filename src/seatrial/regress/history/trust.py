@@ -1,8 +1,9 @@
 """Whether a run may serve as a baseline, and why not.
 
-- Trusted means: it passed, nothing of it was unreadable, its tree was clean, its branch is a trusted one, and, where the repository is
+- Trusted means: it passed, nothing of it was unreadable, its tree was clean, its branch is a trusted one, and, where a repository is
   at hand, the commit lies on the branch of that name there, here or at origin.
-- What is not known is not trusted. A branch of that name in another clone, which is not at hand, is believed.
+- What is not known is not trusted: a repository at hand that lacks the commit or the branch, or that git cannot read, vouches for
+  nothing. Only where no repository is at hand is a file believed that names a trusted branch.
 """
 
 from __future__ import annotations
@@ -43,17 +44,22 @@ def _tree(tree: Tree, trusted: Sequence[str]) -> str:
 
 
 def _on_branch(folder: Path, commit: str, branch: str) -> str:
-    """Whether the repository at hand has the commit on that branch; empty also where there is no such repository."""
+    """Why the repository at hand does not vouch for the commit; empty when it does, or where there is no repository."""
     from seatrial.evidence.git import commit_of, is_ancestor, top_level
 
+    folder = folder.absolute()
+    if not any((above / ".git").exists() for above in (folder, *folder.parents)):
+        return ""
     try:
         root = top_level(folder)
         known = commit_of(root, commit)
         tips = [tip for name in (f"refs/heads/{branch}", f"refs/remotes/origin/{branch}") if (tip := commit_of(root, name))]
-        if known is None or not tips:
-            return ""
+        if known is None:
+            return f"the commit {commit[:12]} is not known in {root}, where the file lies"
+        if not tips:
+            return f"there is no branch {branch} in {root} that could hold the commit {commit[:12]}"
         if any(is_ancestor(root, known, tip) for tip in tips):
             return ""
-    except UserError:
-        return ""
+    except UserError as error:
+        return f"git cannot tell whether the commit {commit[:12]} is on {branch}: {error.message}"
     return f"the commit {commit[:12]} is not on the branch {branch} of {root}"

@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
 from seatrial.regress.select.evidence import Deed
@@ -32,6 +33,7 @@ class Children:
             for epoch, at in {event.epoch: at for at, event in enumerate(events)}.items():
                 self._last.setdefault(epoch, []).append((process.log, at))
         self.spoke = {_key(process.argv) for process, _ in children}
+        self.words = frozenset(PurePath(word).name for process, _ in children for word in process.argv)
 
     def lives(self, epoch: int) -> tuple[list[Deed], bool]:
         """What belongs to an epoch, and whether something of it was lost."""
@@ -84,14 +86,33 @@ class Children:
         return found
 
 
-def silent(deeds: Iterable[Deed], children: Children) -> bool:
-    """Whether one of these started a Python that never reported."""
-    for kind, a, _ in deeds:
+def silent(deeds: Iterable[Deed], children: Children) -> Iterator[tuple[list[str], str]]:
+    """Command lines and directories of Pythons that never reported."""
+    for kind, a, b in deeds:
         if kind == kinds.SPAWN:
             argv = [str(word) for word in json.loads(a)]
-            if argv and PYTHON.match(PurePath(argv[0]).name) and _key(argv) not in children.spoke:
-                return True
-    return False
+            if is_python(argv) and _key(argv) not in children.spoke:
+                yield argv, b
+
+
+def is_python(argv: Sequence[str]) -> bool:
+    return bool(argv) and PYTHON.match(PurePath(argv[0]).name) is not None
+
+
+def unheard(paths: Iterable[str], children: Children) -> set[str]:
+    """Python files that a command names, of which no child says that it ran them."""
+    found = set()
+    for path in paths:
+        place = PurePath(path)
+        names = {place.name, place.stem, place.parent.name if place.stem in ("__main__", "__init__") else place.stem}
+        if not any(word in names or word.rpartition(".")[2] in names for word in children.words):
+            found.add(path)
+    return found
+
+
+def texts(argv: Sequence[str]) -> list[str]:
+    """Programs that stand on the command line itself."""
+    return [text for flag, text in itertools.pairwise(argv) if flag.startswith("-") and not flag.startswith("--") and flag.endswith("c")]
 
 
 def _started(deeds: Iterable[Deed]) -> set[tuple[str, ...]]:

@@ -99,7 +99,7 @@ def describe(version: Version) -> str:
     """A changed dependency, in words."""
     path, block, digest = version
     if digest == UNSETTLED:
-        return f"{path} was written while the test ran"
+        return f"{path or 'the root'} was written while the test ran"
     if digest == ABSENT:
         return f"{path or 'the root'} was absent" if block in (WHOLE, LISTING, EXISTS) else f"{path}: {block or 'module level'} was absent"
     if block == LEVEL:

@@ -1,6 +1,6 @@
 """What must be the same for a map to be trusted, and what else a result may hang on.
 
-- `given`: Python, the root, installed distributions, pytest's ini options. Another one of these: nothing recorded holds.
+- `given`: Python, the root, our own version, installed distributions, pytest's ini options. Another one of these: nothing recorded holds.
 - `options`: options that the project's own conftests added; they belong to every test.
 - `surroundings`: for tests that were skipped, which often wait for a variable, an option of a plugin or a GPU that may be here next time.
 """
@@ -20,7 +20,10 @@ from seatrial.regress.select.digests import Version
 from seatrial.regress.select.facts import sha
 
 # Variables and options that say how tests are run, not what they find.
-OWN_VARIABLES = ("PYTEST", "SEATRIAL", "PYTHONPATH", "COV_", "COVERAGE", "_", "OLDPWD", "SHLVL")
+OWN_VARIABLES = ("PYTEST", "SEATRIAL", "PYTHONPATH", "COV_", "COVERAGE", "TESTMON")
+# Variables of a shell, a terminal or a login, which differ between two equal invocations.
+SHELL_VARIABLES = ("_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID", "SSH_", "TMUX", "STY", "XDG_SESSION", "DBUS_", "GPG_TTY")
+FLAGS = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off"})
 HOW = frozenset(
     (
         "numprocesses",
@@ -43,9 +46,16 @@ def given(config: pytest.Config, root: Path) -> dict[str, str]:
     return {
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "root": str(root),
+        "version of selection": _version(),
         "set of distributions": sha("\n".join(_distributions()).encode()),
         "set of pytest options": sha("\n".join(sorted(f"{key}={_plain(value)}" for key, value in _ini(config).items())).encode()),
     }
+
+
+def _version() -> str:
+    """Of our own text: what a digest means, and what is noticed at all, changes with it."""
+    own = sorted(Path(__file__).parent.rglob("*.py"))
+    return sha(b"\0".join(path.read_bytes() for path in own))
 
 
 def _ini(config: pytest.Config) -> dict[str, object]:
@@ -63,7 +73,7 @@ def _distributions() -> Iterable[str]:
     found: set[str] = set()
     for entry in sys.path:
         try:
-            found.update(path.name for path in Path(entry or ".").iterdir() if path.name.endswith(".dist-info"))
+            found.update(path.name for path in Path(entry or ".").iterdir() if path.name.endswith((".dist-info", ".egg-info")))
         except OSError:
             continue
     return sorted(found)
@@ -86,15 +96,25 @@ def options(config: pytest.Config, before: frozenset[str]) -> Version:
     return "", "@options of the project", _digest(found)
 
 
-def surroundings(config: pytest.Config) -> Version:
-    """What a skipped test may have waited for."""
+def variables() -> list[str]:
+    """Names of the variables, with the values of those that are switches: what a skipped test may ask for. To be taken when the session
+    begins: tests and what they import set variables too."""
+    found = []
+    for name, value in os.environ.items():
+        if not name.startswith((*OWN_VARIABLES, *SHELL_VARIABLES)):
+            found.append(f"{name}={value.lower()}" if value.lower() in FLAGS else name)
+    return sorted(found)
+
+
+def surroundings(config: pytest.Config, given: list[str]) -> Version:
+    """What a skipped test may have waited for; `given` are the variables."""
     from _pytest.config import get_config
 
     core = vars(get_config()._parser.parse_known_args([]))
     found: dict[str, object] = {
         key: value for key, value in vars(config.option).items() if key not in core and key not in HOW and not key.startswith("seatrial_")
     }
-    found["variables"] = sorted(name for name in os.environ if not name.startswith(OWN_VARIABLES))
+    found["variables"] = given
     found["gpus"] = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
     return "", "@surroundings of a skipped test", _digest(found)
 

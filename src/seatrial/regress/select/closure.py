@@ -3,8 +3,7 @@
 - Edges are those of the text united with those that were seen while the session ran.
 - A file in the closure counts with its module level (all of it, if it could not be instrumented), with what its imports reach, and with the
   blocks and files that were used while it was imported, in whichever process.
-- Functions that run once per process (caches, writers of globals) are recorded only for the first caller; `behind` adds them by name to
-  every block that mentions them, with the functions that they mention in turn.
+- Functions that run once per process are added to every block that mentions them (`once`).
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from dataclasses import dataclass, field
 from seatrial.regress.select.digests import IMPORTS, LEVEL, WHOLE, Digests
 from seatrial.regress.select.evidence import Deed
 from seatrial.regress.select.imports import closure
+from seatrial.regress.select.once import Once, Part
 from seatrial.regress.select.trace.blocks import number
 from seatrial.regress.select.trace.events import HELLO, LOAD, SPAWN, TASK
 from seatrial.regress.select.trace.events import WHOLE as WHOLE_FILE
-
-Part = tuple[str, str]  # a path and a block in it
 
 
 @dataclass(slots=True)
@@ -79,17 +77,16 @@ class Closures:
         self._reached: dict[frozenset[str], frozenset[str]] = {}
         self._parts: dict[frozenset[str], frozenset[Part]] = {}
         self._behind: dict[Part, frozenset[Part]] = {}
-        self._named: dict[str, dict[str, list[Part]]] = {}
-        self._sticky: dict[str, set[Part]] = {}
+        self._once = Once(digests, self.reached)
         for path in {*seen.loaded, *imported}:
-            self._learn(path)
+            self._once.learn(path)
 
     def reached(self, start: Iterable[str]) -> frozenset[str]:
         key = frozenset(start)
         if key not in self._reached:
             self._reached[key] = closure(key, self._next)
             for path in self._reached[key]:
-                self._learn(path)
+                self._once.learn(path)
         return self._reached[key]
 
     def parts(self, start: Iterable[str]) -> frozenset[Part]:
@@ -104,7 +101,7 @@ class Closures:
                 for part in used:
                     found.update(self.behind(part))
                 facts = self.digests.facts(path)
-                found.update(self._sticky_in(facts.level if facts else frozenset()))
+                found.update(self._once.behind(facts.level if facts else frozenset()))
             self._parts[key] = frozenset(found)
         return self._parts[key]
 
@@ -117,48 +114,8 @@ class Closures:
         if part not in self._behind:
             facts = self.digests.facts(part[0])
             mentioned = facts.mentions.get(part[1], frozenset()) if facts else frozenset()
-            self._behind[part] = frozenset(self._sticky_in(mentioned))
+            self._behind[part] = frozenset(self._once.behind(mentioned))
         return self._behind[part]
 
     def _next(self, path: str) -> Iterable[str]:
         return self.digests.targets(path) | self._edges.get(path, set())
-
-    def _learn(self, path: str) -> None:
-        """Index the functions of a file by the names under which others mention them."""
-        if path in self._named:
-            return
-        names: dict[str, list[Part]] = {}
-        facts = self.digests.facts(path) if path.endswith(".py") else None
-        for block in facts.blocks if facts else ():
-            for name in _calls(block):
-                names.setdefault(name, []).append((path, block))
-        self._named[path] = names
-        for block in facts.sticky if facts else ():
-            for name in _calls(block):
-                self._sticky.setdefault(name, set()).add((path, block))
-
-    def _sticky_in(self, names: frozenset[str]) -> set[Part]:
-        found: set[Part] = set()
-        pending = [part for name in names & self._sticky.keys() for part in self._sticky[name]]
-        while pending:
-            part = pending.pop()
-            if part in found:
-                continue
-            found.add(part)
-            path, block = part
-            facts = self.digests.facts(path)
-            mentioned = facts.mentions.get(block, frozenset()) if facts else frozenset()
-            for other in self.reached([path]):
-                known = self._named.get(other, {})
-                for name in mentioned & known.keys():
-                    pending.extend(known[name])
-        return found
-
-
-def _calls(block: str) -> list[str]:
-    """Names that lead to a function: its own, and its class's for what runs by itself (`__init__`, `__enter__`)."""
-    parts = [part.partition("#")[0] for part in block.split(".") if part != "<locals>"]
-    if not parts or not parts[-1].isidentifier():
-        return []
-    dunder = parts[-1].startswith("__") and parts[-1].endswith("__")
-    return parts[-2:] if dunder else parts[-1:]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from seatrial.regress.select.aliases import Names, Other, other
 from seatrial.regress.select.imports import Import, imports
 from seatrial.regress.select.trace import blocks as parts
 
@@ -26,15 +27,19 @@ class Facts:
     sticky: frozenset[str]
     remote: frozenset[str]
     level: frozenset[str]
+    other: Other
 
     def to_json(self) -> dict[str, Any]:
         return {
             "blocks": self.blocks,
             "imports": self.imports,
-            "mentions": {name: sorted(found) for name, found in self.mentions.items()},
+            "mentions": _lists(self.mentions),
             "sticky": sorted(self.sticky),
             "remote": sorted(self.remote),
             "level": sorted(self.level),
+            "aliases": _lists(self.other.aliases),
+            "kept": sorted(self.other.kept),
+            "decorators": _lists(self.other.decorators),
         }
 
     @classmethod
@@ -42,11 +47,20 @@ class Facts:
         return cls(
             dict(data["blocks"]),
             tuple((level, module, tuple(names)) for level, module, names in data["imports"]),
-            {name: frozenset(found) for name, found in data["mentions"].items()},
+            _sets(data["mentions"]),
             frozenset(data["sticky"]),
             frozenset(data["remote"]),
             frozenset(data["level"]),
+            Other(_sets(data["aliases"]), frozenset(data["kept"]), _sets(data["decorators"])),
         )
+
+
+def _lists(names: Names) -> dict[str, list[str]]:
+    return {name: sorted(found) for name, found in names.items()}
+
+
+def _sets(names: dict[str, list[str]]) -> Names:
+    return {name: frozenset(found) for name, found in names.items()}
 
 
 def sha(data: bytes) -> str:
@@ -58,7 +72,7 @@ def facts(source: bytes) -> Facts:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return Facts({"*": sha(source)}, (), {}, frozenset(), frozenset(), frozenset())
+        return Facts({"*": sha(source)}, (), {}, frozenset(), frozenset(), frozenset(), Other({}, frozenset(), {}))
     return Facts(
         parts.blocks(source),
         tuple(imports(tree)),
@@ -66,6 +80,7 @@ def facts(source: bytes) -> Facts:
         parts.sticky(source),
         parts.remote(source),
         frozenset(_level(tree)),
+        other(tree),
     )
 
 

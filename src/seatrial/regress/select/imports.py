@@ -3,7 +3,7 @@
 - Every import statement counts, wherever it stands, except under `if TYPE_CHECKING`; also `import_module("…")`, `__import__("…")`,
   `importorskip("…")` with a literal name, and `pytest_plugins`.
 - A package's `__init__` is imported with everything below it, and `from package import name` may import a module.
-- A name that several roots have resolves to all of them: too much rather than too little.
+- A name that several roots have resolves to all of them, and to what lies beside the file: too much rather than too little.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def resolve(path: str, found: Iterable[Import], project: Project) -> frozenset[s
                 base = base.rpartition("/")[0]
             targets.update(_under(base, parts, names, project, relative=True))
         elif parts:
-            for root in project.roots_of.get(parts[0], ()):
+            # The directory of a script is on its path; whether this file is run as one is not known.
+            for root in {*project.roots_of.get(parts[0], ()), here}:
                 targets.update(_under(root, parts, names, project, relative=False))
     targets.discard(path)
     return frozenset(targets)

@@ -62,6 +62,10 @@ class Selection:
         self._recording = recording
         self.contexts: Contexts | None = None
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        self._sitting.common()
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         asked = self._sitting.asked

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from seatrial.regress.select import evidence, state
+from seatrial.regress.select import cache, evidence, state
 from seatrial.regress.select.contexts import Contexts
 from seatrial.regress.select.records import Recorder
-from seatrial.regress.select.sitting import DIRECTORY, Sitting
+from seatrial.regress.select.sitting import Sitting
 from seatrial.regress.select.trace.logs import read as read_children
 from seatrial.regress.select.trace.recorder import Recorder as Tracer
 from seatrial.regress.select.trace.session import start as start_tracing
@@ -34,9 +34,8 @@ class Recording:
         sitting = self._sitting
         trace = sitting.directory / "trace"
         trace.mkdir()
-        cache = sitting.state.parent / DIRECTORY / "cache"
         skip = [str(glob) for glob in sitting.config.getini("seatrial_select_skip")]
-        self._tracer = start_tracing(trace, sitting.root, cache, skip, sitting.config)
+        self._tracer = start_tracing(trace, sitting.root, cache.place(), skip, sitting.config)
         self._contexts = Contexts(self._tracer, self._journal, sitting.project)
         return self._contexts
 

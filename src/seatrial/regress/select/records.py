@@ -8,17 +8,19 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from seatrial.regress.select import shell
-from seatrial.regress.select.children import Children, silent
-from seatrial.regress.select.closure import Closures, Files, Part, Seen
+from seatrial.regress.select.children import Children, is_python, silent, texts, unheard
+from seatrial.regress.select.closure import Closures, Files, Seen
 from seatrial.regress.select.digests import EXISTS, LISTING, WHOLE, Digests, Version
 from seatrial.regress.select.evidence import BASE, Deed, Evidence, Ran
-from seatrial.regress.select.imports import packages_above
+from seatrial.regress.select.imports import imports, packages_above, resolve
+from seatrial.regress.select.once import Part
 from seatrial.regress.select.state import Outcome
 from seatrial.regress.select.trace import events as kinds
 
@@ -33,6 +35,8 @@ class Own:
     seeds: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
     blind: bool = False  # something of it was not traced
+    named: set[str] = field(default_factory=set)  # Python files that other programs were told to run
+    untraced: set[str] = field(default_factory=set)  # those that ran without being traced
 
 
 class Common(NamedTuple):
@@ -89,17 +93,34 @@ class Recorder:
         elif kind == kinds.WRITE:
             own.written.add(a)
         elif kind == kinds.SPAWN:
-            own.parts.update((path, WHOLE) for path in shell.named(json.loads(a), self._project, self._project.relative(b) or ""))
+            argv = [str(word) for word in json.loads(a)]
+            for path in shell.named(argv, self._project, self._project.relative(b) or "", python=is_python(argv)):
+                own.parts.add((path.rstrip("/"), LISTING if path.endswith("/") else WHOLE))
+                if path.endswith(".py") and not is_python(argv):
+                    own.named.add(path)
         elif kind in ASKED and a not in own.written and not self._project.foreign(a):
-            own.parts.add(("" if a == "." else a, ASKED[kind]))
+            own.parts.add((a, ASKED[kind]))
             if kind == kinds.WHOLE:
                 own.seeds.add(a)
+
+    def imported(self, programs: Iterable[str], place: str) -> set[str]:
+        """What the text of a program would import; all Python files if it cannot be read."""
+        found: set[str] = set()
+        for text in programs:
+            try:
+                tree = ast.parse(text)
+            except (SyntaxError, ValueError):
+                return set(self._project.python())
+            here = self._project.relative(place) or ""
+            found |= resolve(f"{here}/-c" if here else "-c", imports(tree), self._project)
+        return found
 
     def finish(self, own: Own) -> frozenset[Part]:
         """The set of a context: its parts, what may have run before on their behalf, and whole files where it is blind."""
         parts = set(own.parts)
         for part in own.parts:
             parts.update(self._closures.behind(part))
+        parts.update(self._closures.wholes(own.untraced))
         if own.blind:
             parts.update(self._closures.wholes(own.seeds | {path for path, _ in own.parts if path.endswith(".py")}))
         return frozenset(parts)
@@ -220,7 +241,11 @@ class _Session:
             # What happened while a module was imported belongs to that module, whoever asked for it first.
             if kind in (kinds.LOAD, kinds.SPAWN) or not b:
                 self._recorder.take(own, (kind, a, b))
-        own.blind = own.blind or torn or silent([*deeds, *lives], self._children)
+        for argv, place in silent([*deeds, *lives], self._children):
+            own.blind = True
+            own.untraced |= self._recorder.imported(texts(argv), place)
+        own.untraced |= unheard(own.named, self._children)
+        own.blind = own.blind or torn
         if not own.blind and not self._children.worked(epoch) and self._recorder.remote(own):
             own.blind = True
         self._own[epoch] = own

@@ -2,7 +2,9 @@
 
 - Words are split as a shell splits them where that works, else by white space and punctuation; a word that is a file of the project counts,
   relative to the root, to the script's directory and by its last part when variables stand before it (`$HERE/run.yaml`).
-- Scripts that scripts name are read in turn.
+- A pattern (`data/*.txt`) stands for the files that match and for the names in their directories; a directory, for all that is in it,
+  unless Python runs the command and tells by itself. `make` reads the Makefile without being told.
+- Scripts that scripts name are read in turn. A name that ends with a slash is a directory whose names count.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from collections.abc import Iterable, Sequence
 from seatrial.regress.select.project import Project
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "source", "."})
-WORD = re.compile(r"[\w@%+=:,./~-]+")
+WORD = re.compile(r"[\w@%+=:,./~*?\[\]-]+")
+MAKES = frozenset({"make", "gmake"})
+MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
 MODULE = re.compile(r"-m\s+([\w.]+)")
 
 
-def named(argv: Sequence[str], project: Project, here: str = "") -> frozenset[str]:
+def named(argv: Sequence[str], project: Project, here: str = "", *, python: bool = False) -> frozenset[str]:
     """Files of the project that a command line names, with those that the scripts among them name."""
     found: set[str] = set()
     pending = list(_files(argv, project, here))
     pending.extend(_modules(argv, project))
+    if not python:
+        pending.extend(_many(argv, project, here))
     while pending:
         path = pending.pop()
         if path in found:
@@ -30,7 +36,9 @@ def named(argv: Sequence[str], project: Project, here: str = "") -> frozenset[st
         found.add(path)
         text = _script(path, project)
         if text is not None:
-            pending.extend(_files(_words(text), project, path.rpartition("/")[0]))
+            for base in {path.rpartition("/")[0], here}:
+                pending.extend(_files(_words(text), project, base))
+                pending.extend(_many(_words(text), project, base))
             for module in MODULE.findall(text):
                 pending.extend(_modules(["-m", module], project))
     return frozenset(found)
@@ -40,6 +48,38 @@ def _words(text: str) -> list[str]:
     """Words of a script; a variable in a path leaves the part after it."""
     kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     return WORD.findall(re.sub(r"\$\{[^}]*\}|\$\([^)]*\)|\$\w+", " ", kept))
+
+
+def _many(words: Iterable[str], project: Project, here: str) -> Iterable[str]:
+    """What patterns, directories and `make` stand for."""
+    every = [part.strip("\"'`,;()") for word in words for part in word.split()]
+    bases = {"", here}
+    for word in every:
+        if any(sign in word for sign in "*?["):
+            yield from _matching(word, project, bases)
+        elif word.strip("./"):
+            for base in {"", here}:
+                inside = project.relative(f"{base}/{word}" if base and not word.startswith("/") else word)
+                if inside and inside in project.names:
+                    bases.add(inside)
+                    yield f"{inside}/"
+                    yield from (name for name in project.stamps if name.startswith(f"{inside}/"))
+    if any(word.rpartition("/")[2] in MAKES for word in every):
+        for base in bases:
+            yield from (name for name in (f"{base}/{file}" if base else file for file in MAKEFILES) if name in project.stamps)
+
+
+def _matching(word: str, project: Project, bases: Iterable[str]) -> Iterable[str]:
+    for base in bases:
+        pattern = project.relative(f"{base}/{word}" if base and not word.startswith("/") else word)
+        if not pattern:
+            continue
+        directory = re.split(r"[*?\[]", pattern)[0].rpartition("/")[0]
+        if directory in project.names:
+            yield f"{directory}/"
+        for name in project.matching([pattern]):
+            yield name
+            yield f"{name.rpartition('/')[0]}/"
 
 
 def _files(words: Iterable[str], project: Project, here: str) -> Iterable[str]:
@@ -85,7 +125,7 @@ def _modules(argv: Sequence[str], project: Project) -> Iterable[str]:
 
 def _script(path: str, project: Project) -> str | None:
     """The text of a shell script, or None for anything else."""
-    if path.endswith(".py"):
+    if path.endswith((".py", "/")):
         return None
     try:
         with (project.root / path).open("rb") as stream:
@@ -93,7 +133,7 @@ def _script(path: str, project: Project) -> str | None:
     except OSError:
         return None
     first = data.split(b"\n", 1)[0]
-    if path.endswith((".sh", ".bash", ".zsh", ".mk")) or path.rpartition("/")[2] == "Makefile":
+    if path.endswith((".sh", ".bash", ".zsh", ".mk")) or path.rpartition("/")[2] in MAKEFILES:
         return data.decode("utf-8", "replace")
     if first.startswith(b"#!") and any(shell.encode() in first for shell in SHELLS - {".", "source"}):
         return data.decode("utf-8", "replace")

@@ -18,7 +18,7 @@ from typing import Self
 
 import pytest
 
-from seatrial.regress.select import circumstances, state
+from seatrial.regress.select import cache, circumstances, state
 from seatrial.regress.select.choose import Choice, Why, choose
 from seatrial.regress.select.digests import ABSENT, Digests
 from seatrial.regress.select.project import Project
@@ -38,6 +38,7 @@ class Asked:
     commit: str
     given: dict[str, str]
     path: list[str]
+    variables: list[str]
 
 
 @dataclass(slots=True)
@@ -93,7 +94,8 @@ class Sitting:
             own.mkdir()
             return cls(config, "worker", own, asked, before)
         root = Path(os.path.realpath(config.rootpath))
-        asked = Asked(select, why, picked, circumstances.commit(root), circumstances.given(config, root), list(sys.path))
+        given, variables = circumstances.given(config, root), circumstances.variables()
+        asked = Asked(select, why, picked, circumstances.commit(root), given, list(sys.path), variables)
         directory = _directory(state_path(config).parent / DIRECTORY)
         (directory / "asked.json").write_text(json.dumps(asdict(asked)))
         namespace = config.known_args_namespace
@@ -103,9 +105,11 @@ class Sitting:
         return cls(config, "controller" if spread else "single", directory, asked, before)
 
     def common(self) -> Common:
-        """Dependencies that are no files."""
+        """Dependencies that are no files; first asked for when the session begins, since tests may change options."""
         if self._common is None:
-            self._common = Common(circumstances.options(self.config, self._before), circumstances.surroundings(self.config))
+            self._common = Common(
+                circumstances.options(self.config, self._before), circumstances.surroundings(self.config, self.asked.variables)
+            )
         return self._common
 
     def now(self, path: str, block: str) -> str:
@@ -143,27 +147,42 @@ class Sitting:
         return self.chosen
 
     def close(self) -> None:
-        """Leave nothing behind but the state file and the cache of code."""
+        """Leave nothing behind but the state file."""
         if self.role != "worker":
             if os.environ.get(VARIABLE) == str(self.directory):
                 del os.environ[VARIABLE]
             shutil.rmtree(self.directory, ignore_errors=True)
+            try:
+                self.directory.parent.rmdir()
+            except OSError:
+                pass  # another session is at work beside this one
+            cache.sweep()
 
 
 def state_path(config: pytest.Config) -> Path:
     return Path(os.path.realpath(config.rootpath)) / (str(config.getini("seatrial_select_state")) or f"{DIRECTORY}.sqlite")
 
 
+def _own_directory(above: Path) -> Path:
+    for _ in range(100):
+        above.mkdir(parents=True, exist_ok=True)
+        try:
+            return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=above))
+        except FileNotFoundError:
+            continue  # another session ended at this moment and took the empty directory away
+    raise FileNotFoundError(2, "it is removed again and again", str(above))
+
+
 def _directory(above: Path) -> Path:
     """A new directory for this process; those of processes that are gone are removed."""
     try:
-        above.mkdir(parents=True, exist_ok=True)
-        (above / ".gitignore").write_text("*\n")
+        own = _own_directory(above)
+        (own / ".gitignore").write_text("*\n")
         for old in above.iterdir():
             pid = old.name.partition("-")[0]
-            if pid.isdigit() and not Path("/proc", pid).exists():
+            if old != own and not (pid.isdigit() and Path("/proc", pid).exists()):
                 shutil.rmtree(old, ignore_errors=True)
-        return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=above))
+        return own
     except OSError as error:
         message = f"{above}: cannot write: {error.strerror}; make it writable, or set seatrial_select_state to another place"
         raise pytest.UsageError(message) from error

@@ -22,7 +22,7 @@ from seatrial.regress.select.choose import Changed, Known, Now
 from seatrial.regress.select.digests import Version
 from seatrial.regress.select.facts import Facts, sha
 
-SCHEMA = 1
+SCHEMA = 2
 COMMITS = 8
 TABLES = """
 create table meta (key text primary key, value text not null);

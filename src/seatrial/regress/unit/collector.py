@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,11 @@ class Collector:
         """Write, if any test used the tracker; last, so that other plugins have had their say about the exit status."""
         if self._head is None:
             return
-        end = {"gpu_types": self._gpu_types(), "coverage": coverage(self.config), "tests": counts(self.config), "notes": self._notes}
-        made = results.document(self._head, self._tests, int(session.exitstatus), end)
+        found = outcomes(self.config)
+        # A test whose subtest failed fails only after its own report was made.
+        tests = [test._replace(outcome=found[test.nodeid]) if found.get(test.nodeid) in WORST[:2] else test for test in self._tests]
+        end = {"gpu_types": self._gpu_types(), "coverage": coverage(self.config), "tests": counts(found), "notes": self._notes}
+        made = results.document(self._head, tests, int(session.exitstatus), end)
         try:
             self.written = results.write(self.directory, results.stamp(self.start), made, latest=True)
         except OSError as error:
@@ -93,6 +97,7 @@ class Collector:
             session.exitstatus = session.exitstatus or pytest.ExitCode.USAGE_ERROR
         else:
             self._lines.append(f"metrics of {len(made['metrics'])} tests: {self.directory / results.LATEST}, {self.written}")
+            self._lines += history_line(self.config, self.written)
         if self._partial is not None:
             self._partial.close(remove=self.written is not None)
 
@@ -115,20 +120,38 @@ class Collector:
             terminalreporter.write_line(f"seatrial: {self._problem}", red=True)
 
 
+def history_line(config: pytest.Config, written: Path) -> list[str]:
+    """Keep the session in the history, unless the ini option says off; what is said of it. Never raises."""
+    try:
+        asked = config.getini("seatrial_history")
+    except ValueError:  # not registered: as its default
+        asked = "auto"
+    if asked == "off":
+        return []
+    from seatrial.regress.history.keep import keep_results
+
+    return [line] if (line := keep_results(written)) else []
+
+
 _OUTCOMES = {"xfailed": "skipped", "xpassed": "passed"}
 
 
 WORST = ("error", "failed", "xpassed", "xfailed", "skipped", "passed")
 
 
-def counts(config: pytest.Config) -> dict[str, int]:
-    """How many tests came out how, each counted once by its worst, from what the terminal counts anyway."""
+def outcomes(config: pytest.Config) -> dict[str, str]:
+    """The worst that happened to each test, from what the terminal counts anyway."""
     stats = getattr(config.pluginmanager.getplugin("terminalreporter"), "stats", {})
-    outcomes: dict[str, str] = {}
+    found: dict[str, str] = {}
     for outcome in WORST:
         for report in stats.get(outcome, ()):
-            outcomes.setdefault(report.nodeid, outcome)
-    return {outcome: count for outcome in reversed(WORST) if (count := sum(each == outcome for each in outcomes.values()))}
+            found.setdefault(report.nodeid, outcome)
+    return found
+
+
+def counts(found: Mapping[str, str]) -> dict[str, int]:
+    """How many tests came out how; each counts once."""
+    return {outcome: count for outcome in reversed(WORST) if (count := sum(each == outcome for each in found.values()))}
 
 
 def coverage(config: pytest.Config) -> float | str:

@@ -29,6 +29,8 @@ SECTIONS = (*OURS, "run", "change", "environment", "limits", "options", "known_i
 """All sections of seatrial.toml; a list of its own, because the schema in config.py is slow to import. A test holds them together."""
 GROUP_KEYS = ("option", "mode", "marker", "reason", "needs")
 TESTS_KEYS = ("gpu_hours",)
+TAKEN = ("needs", "gpu_hours", "skip", "skipif", "xfail", "parametrize", "usefixtures", "filterwarnings", "tryfirst", "trylast")
+"""Markers with a meaning of their own, of ours and of pytest: as a group's they would leave out tests that do not belong to it."""
 OPTION = re.compile(r"--[a-z0-9][a-z0-9-]*")
 
 
@@ -180,6 +182,8 @@ def _group(name: str, origin: str, table: Mapping[str, Any], folder: Path) -> Gr
     marker = _text(origin, table, "marker", name)
     if not marker.isidentifier() or marker.startswith("_"):
         _refuse(f"{origin}.marker", f"no name for a marker (got {marker!r})", f'write marker = "{re.sub(r"[^a-z0-9]", "_", dashed)}"')
+    if marker in TAKEN:
+        _refuse(f"{origin}.marker", f"{marker} has a meaning of its own", f'write marker = "{marker}_tests", and mark the tests with it')
     if not isinstance(needed := table.get("needs", {}), dict):
         _refuse(f"{origin}.needs", f"must be a table (got {needed!r})", 'write needs = { env = ["NAME"] }')
     try:

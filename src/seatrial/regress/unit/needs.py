@@ -1,7 +1,8 @@
 """What a test or a group needs of the machine, and what of it is not there.
 
 - Variables, modules, programs, files and GPUs; a variable that is set but empty is absent. Values are never shown.
-- A module is looked up, not imported (the packages around it are); one whose package breaks on import is absent.
+- A module is looked up, and nothing is imported: neither it nor the packages around it. One that breaks on import is there, and
+  the test that imports it fails.
 - GPUs are those that CUDA would show to this process: counted by NVML, then those of CUDA_VISIBLE_DEVICES.
 - Wrong arguments are a `ValueError` that names the key; who asked is the caller's to say.
 """
@@ -9,7 +10,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import os
 import shutil
 import sys
@@ -81,16 +81,38 @@ def _texts(key: str, value: object) -> tuple[str, ...]:
 
 def _no_module(name: str) -> str | None:
     """None when the module is there, else why not, where there is more to say than that."""
-    if name in sys.modules:
-        return None if sys.modules[name] is not None else ""
+    if sys.modules.get(name) is not None:
+        return None  # also one in no package, such as os.path
+    parts = name.split(".")
+    places: list[str] | None = None
     try:
-        return "" if importlib.util.find_spec(name) is None else None
-    except ModuleNotFoundError as error:
-        outer = name.split(".")
-        missing = error.name in {".".join(outer[:length]) for length in range(1, len(outer) + 1)}
-        return "" if missing else f" ({error})"
-    except Exception as error:  # noqa: BLE001 - the package around it is somebody's code: whatever it raises, the module is not usable
+        for length in range(1, len(parts) + 1):
+            if length > 1 and places is None:
+                return f" ({'.'.join(parts[: length - 1])} is no package)"
+            found, places = _look(".".join(parts[:length]), places)
+            if not found:
+                return ""
+    except Exception as error:  # noqa: BLE001 - finders are somebody's code: whatever they raise, the module is not usable
         return f" ({type(error).__name__}: {error})"
+    return None
+
+
+def _look(name: str, places: list[str] | None) -> tuple[bool, list[str] | None]:
+    """Whether a module is in these places (None: on the import path), and the places of what is in it; None for no package."""
+    if name in sys.modules:
+        loaded = sys.modules[name]
+        inner = getattr(loaded, "__path__", None)
+        return loaded is not None, None if inner is None else list(inner)
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, places)
+        except KeyError:  # a namespace in a namespace asks for the outer one, which is not imported
+            inside = [str(whole) for place in places or () if (whole := Path(place) / name.rpartition(".")[2]).is_dir()]
+            return bool(inside), inside
+        if spec is not None:
+            inner = spec.submodule_search_locations
+            return True, None if inner is None else list(inner)
+    return False, None
 
 
 def gpus_here() -> tuple[int, str]:

@@ -22,6 +22,8 @@ from typing import IO, Any, NamedTuple
 LATEST = "unit_results.json"
 DATED = "unit_results"
 SUFFIX = ".partial.jsonl"
+BEGINNING_S = 60
+"""So long a session may take from making its partial file to the first line."""
 
 
 class Tracked(NamedTuple):
@@ -70,7 +72,14 @@ def _claim(place: Path, name: str) -> tuple[Path, IO[bytes]]:
             stream = path.open("xb", buffering=0)
         except FileExistsError:
             continue
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            stream.close()
+            path.unlink(missing_ok=True)  # else the next session would take it for one of a killed session
+            if isinstance(error, BlockingIOError):
+                continue  # a session that begins just now looks whether it was left
+            raise
         return path, stream
     raise FileExistsError(f"{place}: too many partial files of {name}")
 
@@ -144,13 +153,24 @@ def _new(place: Path, start: str, data: bytes) -> Path:
         for number in range(1, 1000):
             path = place / f"{start}{'' if number == 1 else f'-{number}'}.json"
             try:
-                os.link(temporary, path)  # unlike a rename, it never replaces what is there
+                _claimed(temporary, path)
             except FileExistsError:
                 continue
             return path
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
     raise FileExistsError(f"{place}: too many files of {start}")
+
+
+def _claimed(temporary: Path, path: Path) -> None:
+    """Give a file its name, which nobody has yet: a link, unlike a rename, never replaces what is there."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        path.touch(exist_ok=False)
+        temporary.replace(path)
 
 
 def _beside(place: Path, data: bytes) -> Path:
@@ -182,7 +202,10 @@ def _restore_one(directory: Path, path: Path) -> str | None:
                 return None  # its session lives
             if not path.exists():
                 return None  # another session was faster
-            head, tests, notes = _read(stream.read())
+            data = stream.read()
+            if not data and time.time() - path.stat().st_mtime < BEGINNING_S:
+                return None  # made, and not locked yet
+            head, tests, notes = _read(data)
             made = document(head, tests, "killed", {"notes": notes, "coverage": "[n/a] the session was killed"})
             dated = write(directory, path.name[1 : -len(SUFFIX)], made, latest=False)
             path.unlink()

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
@@ -40,6 +41,7 @@ class Tracker:
         self._elapsed: float | None = None
         self._marks = _begin()
         self._peaks: dict[str, int] = {}
+        self._pid = os.getpid()
         self.called = "skipped"  # setup alone (--setup-only) is no pass
         self._began = time.perf_counter()
 
@@ -52,6 +54,10 @@ class Tracker:
             raise TrackError(str(error)) from error.__cause__  # the report shows the test's line, not ours
         if self._elapsed is not None:
             raise TrackError(f"metric {name!r}: the test {self.key} has ended: track in the test")
+        if os.getpid() != self._pid:
+            raise TrackError(
+                f"metric {name!r}: this is a child process, whose metrics get lost: send the value to the test, and track it there"
+            )
         if name in self._values:
             raise TrackError(f"metric {name!r} is tracked twice: {self._values[name][:80]}, then {text[:80]}: give each a name of its own")
         self._values[name] = text
@@ -106,14 +112,15 @@ def _begin() -> tuple[int, int]:
 def key_of(node: pytest.Item) -> str:
     """`module::Class::function[parameters]`; the node id where there is no module."""
     module = getattr(node, "module", None)
-    if module is None:
+    name = getattr(module, "__name__", None)
+    if not isinstance(name, str):
         return node.nodeid
     names = [node.name]
     parent = node.parent
     while isinstance(parent, pytest.Class):
         names.append(parent.name)
         parent = parent.parent
-    return "::".join([module.__name__, *reversed(names)])
+    return "::".join([name, *reversed(names)])
 
 
 TRACKER = pytest.StashKey[Tracker]()

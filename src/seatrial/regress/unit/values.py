@@ -28,7 +28,7 @@ def check_name(name: object) -> str:
         raise TrackError("the name of a metric is empty: give it a name")
     if name == ELAPSED:
         raise TrackError(f"{ELAPSED} is the time of the test, and is there by itself: take another name")
-    return name
+    return name if name.isascii() else _text(name, "", name)
 
 
 def encode(name: str, value: object) -> str:

@@ -44,6 +44,7 @@ class Draft:
     trees: tuple[Tree, ...] = ()
     time: float
     machine: str = ""
+    """What it ran on; empty where the files do not say."""
     passed: bool | None = None
     source: Path
     digest: str
@@ -118,5 +119,9 @@ def machine_here(gpus: list[str] | tuple[str, ...] = ()) -> str:
     cpus = f"{os.uname().machine}, {len(os.sched_getaffinity(0))} CPUs"
     if not gpus:
         return cpus
-    kinds = ", ".join(f"{list(gpus).count(gpu)} x {gpu}" for gpu in sorted(set(gpus)))
-    return f"{cpus}, {kinds}"
+    return f"{cpus}, {counted(gpus)}"
+
+
+def counted(gpus: list[str] | tuple[str, ...]) -> str:
+    """GPUs as `2 x NAME`."""
+    return ", ".join(f"{list(gpus).count(gpu)} x {gpu}" for gpu in sorted(set(gpus)))

@@ -2,6 +2,7 @@
 
 - A metric is `<test key>/<name>`; coverage is `coverage`, where it is a number.
 - The session passed only with exit status 0. One failed test leaves the whole session out of the baselines.
+- The machine is what the file says, or its GPUs; never the machine on which it is imported.
 - The older schema names neither branch nor the state of the tree: such a run is trusted only if a person states both.
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model.errors import UserError
-from seatrial.regress.history.importers.draft import Draft, Tree, commit_in, digest_of, machine_here, parse, read_bytes
+from seatrial.regress.history.importers.draft import Draft, Tree, commit_in, counted, digest_of, parse, read_bytes
 from seatrial.regress.history.record import Kind, Point, point
 
 NAME = "unit"
@@ -33,7 +34,7 @@ def read(path: Path, content: bytes | None = None) -> Draft:
     gpus = data.get("gpu_types")
     known = [str(gpu) for gpu in gpus] if isinstance(gpus, list) else []
     status, dirty, branch = data["exit_status"], data.get("git_dirty"), data.get("git_branch")
-    project = data.get("project")
+    project, said = data.get("project"), data.get("machine")
     return Draft(
         kind=Kind.TEST,
         project=project if isinstance(project, str) and project else None,
@@ -47,7 +48,7 @@ def read(path: Path, content: bytes | None = None) -> Draft:
             ),
         ),
         time=_time(path, data["start_time"]),
-        machine=machine_here(known),
+        machine=said if isinstance(said, str) and said else counted(known),
         passed=type(status) is int and status == 0,
         source=path,
         digest=digest_of(Kind.TEST, content),

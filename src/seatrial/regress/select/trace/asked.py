@@ -20,7 +20,7 @@ from typing import Any
 
 from seatrial.regress.select.trace.events import EXISTS, READ
 from seatrial.regress.select.trace.recorder import Recorder
-from seatrial.regress.select.trace.watch import _asked_by_a_test
+from seatrial.regress.select.trace.watch import asked_by_a_test
 
 PATH_FUNCTIONS = ("exists", "lexists", "isfile", "isdir")
 METHODS = ("exists", "is_file", "is_dir")
@@ -79,7 +79,7 @@ class Asked:
         recorder.undo.append(undo)
 
     def _told(self, path: Any) -> None:
-        if not isinstance(path, int) and _asked_by_a_test(sys._getframe(2)):
+        if not isinstance(path, int) and asked_by_a_test(self.recorder, sys._getframe(2)):
             for relative in self.recorder.tree.names(os.fsdecode(path)):
                 self.recorder.tell(EXISTS, relative)
 

@@ -56,7 +56,10 @@ def sticky(source: bytes) -> frozenset[str]:
         own = syntax.cut(tree)
     except syntax.BROKEN:
         return frozenset()
-    return frozenset(name for name, node in named if memo.keeps(node, own[name]))
+    setters: dict[str, frozenset[str]] = {}
+    for name, node in named:
+        setters[node.name] = setters.get(node.name, frozenset()) | memo.sets(own[name]) - {""}
+    return frozenset(name for name, node in named if memo.keeps(node, own[name], setters))
 
 
 def _own(source: bytes) -> dict[str, list[ast.stmt]]:

@@ -1,6 +1,6 @@
 """What the tracer tells: events, and the processes they come from.
 
-- Every path is relative to the root, with `/`, links resolved. `""` stands for "none".
+- Every path is relative to the root, with `/`, links resolved. `""` stands for "none", and for the root where a directory is meant.
 - The meaning of `a` and `b` by kind:
 
   =======  =====================  ==========================================================================

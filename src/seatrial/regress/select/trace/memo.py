@@ -4,13 +4,15 @@
 - By `global`.
 - By hand: something that outlives the call (a global, `self.x`, `cls.x`, one of their items) is asked for in a condition, or tried, and
   set in the same function: `if key not in CACHE: CACHE[key] = …`, `if self._x is None: self._x = …`.
+- `__missing__`, and `__getattr__` that sets something.
+- In two steps: what is asked for here is set by a function that is called then (`if self.x is None: self.load()`).
 - Too many is safe (tests depend on more), too few is not.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 WORDS = ("cache", "memo", "once", "lazy", "singleton")
 KEEPERS = frozenset({"setdefault", "append", "add", "update", "insert", "extend"})
@@ -18,12 +20,24 @@ OWNERS = frozenset({"self", "cls"})
 """Parameters whose attributes outlive the call."""
 
 
-def keeps(node: ast.FunctionDef | ast.AsyncFunctionDef, own: list[ast.stmt]) -> bool:
-    """Whether the function keeps what it did; `own` are its statements without those of inner functions."""
+def sets(own: list[ast.stmt]) -> frozenset[str]:
+    """Names of attributes and globals that a function sets or fills."""
+    inside = [inner for part in own for inner in ast.walk(part)]
+    declared = {name for part in inside if isinstance(part, (ast.Global, ast.Nonlocal)) for name in part.names}
+    return frozenset(_last(base) for base in _set(inside)) | declared
+
+
+def keeps(node: ast.FunctionDef | ast.AsyncFunctionDef, own: list[ast.stmt], setters: Mapping[str, frozenset[str]]) -> bool:
+    """Whether the function keeps what it did; `own` are its statements without those of inner functions, `setters` what the functions
+    of the file set, by name."""
     if any(word in name.lower() for part in node.decorator_list for name in _names(part) for word in WORDS):
         return True
     inside = [inner for part in own for inner in ast.walk(part)]
     if any(isinstance(inner, (ast.Global, ast.Nonlocal)) for inner in inside):
+        return True
+    if node.name == "__missing__" or (node.name == "__getattr__" and any(True for _ in _set(inside))):
+        return True
+    if any(_filled(part, setters) for part in inside):
         return True
     local = _locals(node, inside)
     kept = {ast.dump(_plain(base)) for base in _set(inside) if _root(base) not in local}
@@ -35,6 +49,34 @@ def keeps(node: ast.FunctionDef | ast.AsyncFunctionDef, own: list[ast.stmt]) -> 
             if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value in attributes:
                 return True  # hasattr(self, "_x")
     return False
+
+
+def _filled(part: ast.AST, setters: Mapping[str, frozenset[str]]) -> bool:
+    """Whether a condition asks for something that a function called under it sets."""
+    if not isinstance(part, (ast.If, ast.IfExp, ast.While, ast.BoolOp)):
+        return False
+    asked = part.values[0] if isinstance(part, ast.BoolOp) else part.test
+    words = {name for node in ast.walk(asked) for name in _word(node)}
+    return any(
+        words & setters.get(_last(node.func), frozenset()) for node in ast.walk(part) if isinstance(node, ast.Call) and _last(node.func)
+    )
+
+
+def _word(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        yield _last(node)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+
+
+def _last(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def caches(value: ast.AST) -> bool:
+    """Whether something is called here whose name says that it keeps results."""
+    calls = (part.func for part in ast.walk(value) if isinstance(part, ast.Call))
+    return any(word in name.lower() for call in calls for name in _names(call) for word in WORDS)
 
 
 def _names(node: ast.AST) -> Iterator[str]:

@@ -53,9 +53,8 @@ class Tree:
         return found
 
     def directory(self, path: str) -> str | None:
-        """The same of a directory; the root itself is `.`."""
-        found = self._directory(os.path.abspath(path))
-        return "." if found == "" else found
+        """The same of a directory; the root itself is ""."""
+        return self._directory(os.path.abspath(path))
 
     def source(self, filename: str) -> str | None:
         """The project's file that a code object names; remembered."""

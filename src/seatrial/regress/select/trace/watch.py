@@ -21,9 +21,17 @@ from typing import Any
 from seatrial.regress.select.trace.events import LIST, READ, SPAWN, WHOLE, WRITE
 from seatrial.regress.select.trace.recorder import Recorder
 
-PASSED_ON = ("<frozen os>", "<frozen posixpath>", "<frozen genericpath>", "/os.py", "/glob.py", "/posixpath.py", "/genericpath.py")
-"""Frames that ask on somebody's behalf; those of pathlib as well."""
-NOT_TESTS = ("/_pytest/", "/pluggy/", "/xdist/")
+LIBRARY = os.path.dirname(os.__file__) + "/"
+OWN = os.path.dirname(os.path.abspath(__file__)) + "/"
+ASKERS = tuple(LIBRARY + name for name in ("os.py", "glob.py", "posixpath.py", "genericpath.py", "pathlib"))
+PASSED_ON = ("<frozen os>", "<frozen posixpath>", "<frozen genericpath>", OWN, *ASKERS)
+"""How the files begin whose frames ask on somebody's behalf."""
+METADATA = f"{LIBRARY}importlib/metadata/"
+"""Looks for distributions on the whole path; another set of them is noticed for all tests at once."""
+NOT_TESTS = ("/_pytest/", "/pluggy/", "/xdist/", "/site-packages/testmon/", "/site-packages/coverage/")
+READERS = ("/site-packages/testmon/", "/site-packages/coverage/", "/site-packages/_pytest/")
+"""Tools that read sources for themselves: to measure, to rewrite, to show."""
+OPENERS = (*PASSED_ON, "<frozen codecs>", "<frozen io>", f"{LIBRARY}tokenize.py", f"{LIBRARY}codecs.py", f"{LIBRARY}io.py")
 
 
 class Watch:
@@ -84,8 +92,15 @@ class Watch:
         if name.endswith(".pyc") and "__pycache__" in name:
             directory, file = os.path.split(os.path.dirname(os.path.abspath(name)))[0], os.path.basename(name)
             self._tell(WHOLE, os.path.join(directory, file.split(".")[0] + ".py"))
-        else:
+        elif not (name.endswith(".py") and self._for_a_tool(sys._getframe(2))):
             self._tell(READ, name)
+
+    def _for_a_tool(self, frame: FrameType | None) -> bool:
+        """Whether a tool opens a source by its own hand; through anything else (linecache, a test's function) it is the test's."""
+        while frame is not None and frame.f_code.co_filename.startswith(OPENERS):
+            frame = frame.f_back
+        name = frame.f_code.co_filename if frame is not None else ""
+        return any(part in name for part in READERS) and self.recorder.tree.source(name) is None
 
     def _read_any(self, path: object, *rest: object) -> None:  # noqa: ARG002
         name = _text(path)
@@ -118,7 +133,7 @@ class Watch:
         self._written(target)
 
     def _list(self, path: object) -> None:
-        if not _asked_by_a_test(sys._getframe(1)):
+        if not asked_by_a_test(self.recorder, sys._getframe(1)):
             return
         name = "." if path is None else _of_descriptor(path) if isinstance(path, int) else _text(path)
         relative = None if name is None else self.recorder.tree.directory(name)
@@ -157,13 +172,13 @@ def _of_descriptor(number: object) -> str | None:
         return None
 
 
-def _asked_by_a_test(frame: FrameType | None) -> bool:
-    """False when importlib or pytest asked."""
+def asked_by_a_test(recorder: Recorder, frame: FrameType | None) -> bool:
+    """False when importlib, pytest or a tool that measures asked; a project's own file is none of these, wherever it lies."""
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith("<frozen importlib"):
+        if name.startswith(("<frozen importlib", METADATA)):
             return False
-        if not (name.endswith(PASSED_ON) or "/pathlib" in name or "/regress/select/trace/" in name):
-            return not any(part in name for part in NOT_TESTS)
+        if not name.startswith(PASSED_ON):
+            return not any(part in name for part in NOT_TESTS) or recorder.tree.source(name) is not None
         frame = frame.f_back
     return True

@@ -1,0 +1,121 @@
+"""Functions that run once per process (caches, writers of globals): recorded for the first caller, needed by all.
+
+- They are found by name: a block that mentions such a function, under any of its names, depends on it and, since nobody runs them again
+  either, on the functions that it mentions in turn.
+- A function is of this kind by its own text (`trace.memo`), by a decorator of the project that keeps what it got, or by a call that makes
+  a cache of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from seatrial.regress.select.digests import Digests
+
+Part = tuple[str, str]  # a path and a block in it
+Reached = Callable[[Iterable[str]], frozenset[str]]
+RUN_BY_CLASS = frozenset({"__call__", "__get__", "__init__", "__set_name__"})
+
+
+class Once:
+    """What is known of the files that were learned."""
+
+    def __init__(self, digests: Digests, reached: Reached) -> None:
+        self._digests = digests
+        self._reached = reached
+        self._named: dict[str, dict[str, list[Part]]] = {}
+        self._sticky: dict[str, set[Part]] = {}
+        self._aliases: dict[str, set[str]] = {}
+        self._kept: dict[str, set[tuple[str, frozenset[str]]]] = {}  # a name that holds a cache: where, and of what
+        self._keepers: set[str] = set()
+        self._decorated: dict[str, set[Part]] = {}
+        self._leads: dict[str, frozenset[str]] = {}
+
+    def learn(self, path: str) -> None:
+        """Index the functions of a file by the names under which others mention them."""
+        if path in self._named:
+            return
+        names = self._named[path] = {}
+        facts = self._digests.facts(path) if path.endswith(".py") else None
+        if facts is None:
+            return
+        self._leads.clear()
+        for block in facts.blocks:
+            for name in _calls(block):
+                names.setdefault(name, []).append((path, block))
+        for name, words in facts.other.aliases.items():
+            self._aliases.setdefault(name, set()).update(words)
+            if name in facts.other.kept:
+                self._kept.setdefault(name, set()).add((path, words))
+        for block in facts.sticky:
+            self._add((path, block))
+            for name in _owners(block) - self._keepers:
+                self._keepers.add(name)
+                for part in self._decorated.get(name, ()):
+                    self._add(part)
+        for block, words in facts.other.decorators.items():
+            for name in words:
+                self._decorated.setdefault(name, set()).add((path, block))
+                if name in self._keepers:
+                    self._add((path, block))
+
+    def _add(self, part: Part) -> None:
+        for name in _calls(part[1]):
+            self._sticky.setdefault(name, set()).add(part)
+
+    def behind(self, names: frozenset[str]) -> set[Part]:
+        """Functions that may have run before on behalf of a block that mentions these names."""
+        wanted = set(names).union(*(self._lead(name) for name in names & self._aliases.keys()))
+        found: set[Part] = set()
+        pending = [part for name in wanted & self._sticky.keys() for part in self._sticky[name]]
+        for name in wanted & self._kept.keys():
+            for path, words in self._kept[name]:
+                pending.extend(self._functions(path, words))
+        while pending:
+            part = pending.pop()
+            if part not in found:
+                found.add(part)
+                facts = self._digests.facts(part[0])
+                pending.extend(self._functions(part[0], facts.mentions.get(part[1], frozenset()) if facts else frozenset()))
+        return found
+
+    def _lead(self, name: str) -> frozenset[str]:
+        """Which of the names that matter here another name stands for, over any number of steps."""
+        if name not in self._leads:
+            seen: set[str] = set()
+            pending = [name]
+            while pending:
+                one = pending.pop()
+                if one not in seen:
+                    seen.add(one)
+                    pending.extend(self._aliases.get(one, ()))
+            self._leads[name] = frozenset(one for one in seen if one in self._sticky or one in self._kept)
+        return self._leads[name]
+
+    def _functions(self, path: str, names: frozenset[str]) -> Iterable[Part]:
+        """Functions that a block of `path` means by these names."""
+        facts = self._digests.facts(path)
+        aliases = facts.other.aliases if facts else {}
+        meant = names.union(*(aliases[name] for name in names & aliases.keys()))
+        for other in self._reached([path]):
+            known = self._named.get(other, {})
+            for name in meant & known.keys():
+                yield from known[name]
+
+
+def _owners(block: str) -> set[str]:
+    """Names of decorators whose inner function, or whose instances, do the keeping."""
+    parts = block.split(".")
+    found = {parts[at - 1].partition("#")[0] for at, part in enumerate(parts) if part == "<locals>" and at}
+    if len(parts) > 1 and parts[-1].partition("#")[0] in RUN_BY_CLASS:
+        found.add(parts[-2])
+    return found - {"<locals>"}
+
+
+def _calls(block: str) -> list[str]:
+    """Names that lead to a function: its own, and its class's for what runs by itself (`__init__`, `__enter__`)."""
+    parts = [part.partition("#")[0] for part in block.split(".") if part != "<locals>"]
+    if not parts or not parts[-1].isidentifier():
+        return []
+    dunder = parts[-1].startswith("__") and parts[-1].endswith("__")
+    return parts[-2:] if dunder else parts[-1:]

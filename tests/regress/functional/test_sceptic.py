@@ -1,0 +1,137 @@
+"""What a hostile but fair user tries: names that collide, secrets in metrics, old metrics with a new time, a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from seatrial.evidence.redact import Redactor
+from seatrial.loops.nightly import describe_functional
+from seatrial.regress.functional.collect import clear_metrics
+
+from .tree import MEGATRON, Tree, make_tree, missed
+
+METRICS = """echo '{"loss": {"1": 2.0, "2": 1.0}}' > metrics.json"""
+CHECKED = ("--metrics", "metrics.json", "--check", 'data["loss"]["2"] < 1.5')
+SECRET = "hf_" + "a1B2" * 9
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return make_tree(tmp_path)
+
+
+def test_a_name_that_a_number_would_give_is_not_given_twice(tree: Tree) -> None:
+    script, other = tree.write("a.sh", METRICS), tree.write("a-2.sh", METRICS)
+    assert tree.call(script, script, other, *CHECKED).returncode == 0
+    assert {place.name for place in tree.out.iterdir() if place.is_dir()} == {"a", "a-2", "a-2-2"}
+
+
+@pytest.mark.parametrize("name", ["functional.json.sh", "junit.xml.sh", "..sh", "two words.sh"])
+def test_odd_names_of_scripts_do_not_meet_our_files(tree: Tree, name: str) -> None:
+    done = tree.call(tree.write(name, METRICS), *CHECKED)
+    assert done.returncode == 0, done.stderr
+    assert (tree.out / "functional.json").is_file()
+    assert len(list(tree.out.glob("*/result.json"))) == 1
+
+
+def test_a_secret_in_metrics_is_in_nothing_that_is_kept(tree: Tree) -> None:
+    body = """echo "{\\"loss\\": {\\"1\\": 2.0, \\"2\\": 1.0}, \\"note\\": {\\"1\\": \\"$HF_TOKEN\\"}}" > metrics.json"""
+    done = tree.call(tree.write("leaky.sh", body), *CHECKED, HF_TOKEN=SECRET)
+    assert tree.result("leaky")["verdict"] == "Fail", "a value that is no number"
+    assert SECRET not in done.stdout + done.stderr
+    assert not [file for file in tree.out.rglob("*") if file.is_file() and SECRET in file.read_text()]
+
+
+def test_redaction_leaves_numbers_and_the_shape_of_json(tmp_path: Path) -> None:
+    text = '{"a\\"b": {"1": 123456.5, "1": NaN}, "api_key": "zZ9yY8xX7wW6vV5u", "torn'
+    (tmp_path / "metrics.json").write_text(text)
+    clear_metrics(tmp_path, Redactor({"DB_PASSWORD": "123456"}))
+    cleared = (tmp_path / "metrics.json").read_text()
+    assert cleared.startswith('{"a\\"b": {"1": 123456.5, "1": NaN}')
+    assert "zZ9yY8" not in cleared
+
+
+def test_the_command_file_stays_a_shell_script_when_secrets_are_left_out(tree: Tree) -> None:
+    tree.call(tree.write("plain.sh", METRICS), *CHECKED, "--", "--api-key", """it's "9Zq8 x" """, "a b")
+    command = tree.out / "plain" / "command.sh"
+    assert "9Zq8" not in command.read_text()
+    assert "Secrets are left out" in command.read_text()
+    assert subprocess.run(["bash", "-n", command], check=False, timeout=30).returncode == 0
+
+
+def test_old_metrics_with_a_new_time_are_told(tree: Tree) -> None:
+    (tree.root / "metrics.json").write_text('{"loss": {"1": 2.0, "2": 1.0}}')
+    done = tree.call(tree.write("plain.sh", "touch metrics.json"), *CHECKED)
+    assert "the same bytes as before this run" in done.stdout
+    assert any("the same bytes" in note for note in tree.result("plain")["notes"])
+
+
+def test_a_run_without_valid_tokens_does_not_pass_by_an_upper_bound(tree: Tree) -> None:
+    found = describe_functional(tree.checkout / MEGATRON, ())
+    assert found is not None
+    assert 'min(data["train/token_mult_prob_error"]) >= 0.999' in found.asserted[0].checks
+    script = tree.write("masked.sh", """echo '{"train/token_mult_prob_error": {"1": 0.0}}' > metrics.json""")
+    tree.call(script, "--metrics", "metrics.json", "--check", found.asserted[0].checks[-1])
+    assert missed(tree.result("masked")) == [found.asserted[0].checks[-1]]
+
+
+def test_a_skip_of_something_else_does_not_excuse_missing_metrics(tree: Tree) -> None:
+    script = tree.write("skips.sh", "echo 'skipped: batch 3'\nseq 20")
+    assert tree.call(script, *CHECKED).returncode == 1
+
+
+@pytest.mark.parametrize("body", ["set +e; false; true", "false || true", "(exit 3); true"])
+def test_a_failure_that_the_script_swallows_is_no_pass(tree: Tree, body: str) -> None:
+    assert tree.call(tree.write("plain.sh", body), *CHECKED).returncode == 1
+
+
+def test_children_that_outlive_the_script_are_ended(tree: Tree) -> None:
+    script = tree.write("leaves.sh", f"(setsid env -i sleep 600 > /dev/null 2>&1 & echo $! > pid)\n{METRICS}")
+    assert tree.call(script, *CHECKED).returncode == 0
+    assert not Path(f"/proc/{(tree.root / 'pid').read_text().strip()}").exists()
+
+
+def test_output_that_is_no_text_and_has_no_end_is_kept(tree: Tree) -> None:
+    assert tree.call(tree.write("bytes.sh", f"{METRICS}\nprintf 'a\\xff\\xfeb'"), *CHECKED).returncode == 0
+    assert "a\\xff\\xfeb" in (tree.out / "bytes" / "run.log").read_text()
+
+
+def start(tree: Tree, script: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Seatrial under way, and a child of its script."""
+    argv = [sys.executable, "-m", "seatrial.cli.main", "functional", "run", str(script), "--out", str(tree.out), "--exit-code-only"]
+    running = subprocess.Popen(
+        argv, cwd=tree.root, env={**os.environ, "HOME": str(tree.root)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    noted, ends = tree.root / "pid", time.monotonic() + 60
+    known = tree.out / script.stem / "run.log.pids"  # a Seatrial that is killed before it has written this leaves what nobody knows
+    while not (known.exists() and noted.exists() and noted.read_text().strip()) and time.monotonic() < ends:
+        time.sleep(0.05)
+    return running, int(noted.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_a_report_and_no_process(tree: Tree, number: signal.Signals) -> None:
+    running, child = start(tree, tree.write("waits.sh", "sleep 600 & echo $! > pid; wait"))
+    running.send_signal(number)
+    assert running.wait(timeout=60) == 130
+    assert not Path(f"/proc/{child}").exists()
+    assert json.loads((tree.out / "functional.json").read_text())["verdict"] == "Blocked"
+
+
+@pytest.mark.slow
+def test_what_a_killed_seatrial_left_is_ended_by_the_next_run(tree: Tree) -> None:
+    running, child = start(tree, tree.write("waits.sh", "sleep 600 & echo $! > pid; wait"))
+    running.kill()
+    running.wait(timeout=60)
+    done = tree.call(tree.write("plain.sh", METRICS), *CHECKED, "--out", tree.root / "next")
+    assert "that a killed Seatrial had left running" in done.stderr
+    assert not Path(f"/proc/{child}").exists()

@@ -1,0 +1,96 @@
+"""Functions that run once per process, under whatever name: every user depends on them, not only the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from regress.select.projects import Small
+
+CODE = """
+    import functools
+
+    def deep():
+        return 1
+
+    def costly():
+        return deep()
+
+    def remember(function):
+        store = {}
+
+        def wrapper():
+            if "x" not in store:
+                store["x"] = function()
+            return store["x"]
+
+        return wrapper
+
+    class Remember:
+        def __init__(self, function):
+            self.function = function
+            self.store = None
+
+        def __call__(self):
+            if self.store is None:
+                self.store = self.function()
+            return self.store
+
+    @functools.lru_cache
+    def decorated():
+        return deep()
+
+    @remember
+    def by_hand():
+        return deep()
+
+    @Remember
+    def by_class():
+        return deep()
+
+    class Box:
+        def __init__(self):
+            self.data = None
+
+        def get(self):
+            if self.data is None:
+                self.load()
+            return self.data
+
+        def load(self):
+            self.data = deep()
+
+    class Table(dict):
+        def __missing__(self, key):
+            self[key] = deep()
+            return self[key]
+
+    BOX = Box()
+    FILLED = Table()
+    cheap = functools.lru_cache(maxsize=None)(costly)
+    again = cheap
+    TABLE = {"a": decorated}
+    """
+WAYS = {
+    "a decorator": ("import code_o", "code_o.decorated()"),
+    "a decorator of the project": ("import code_o", "code_o.by_hand()"),
+    "a class that decorates": ("import code_o", "code_o.by_class()"),
+    "a call that makes a cache": ("import code_o", "code_o.cheap()"),
+    "a method that fills": ("import code_o", "code_o.BOX.get()"),
+    "a table that fills itself": ("import code_o", "code_o.FILLED[1]"),
+    "another name": ("import code_o", "code_o.again()"),
+    "a table": ("import code_o", "code_o.TABLE['a']()"),
+    "an import under another name": ("from code_o import decorated as renamed", "renamed()"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_runs_once_belongs_to_every_user(tmp_path: Path, way: str) -> None:
+    first, call = WAYS[way]
+    tests = f"{first}\n\ndef test_one():\n    assert {call} == 1\n\ndef test_two():\n    assert {call} == 1\n"
+    small = Small(tmp_path / "p", {"code_o.py": CODE, "test_o.py": tests, "test_far.py": "def test_far():\n    pass\n"})
+    small.settled()
+    small.edit("code_o.py", "    return 1\n", "    return 2\n")
+    session = small.run()
+    assert session.ran == {"test_one", "test_two"}, session.out
