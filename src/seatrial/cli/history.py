@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from seatrial.cli.history_light import Light, Plain
 from seatrial.cli.history_options import Machine, Metrics, Name, Project, StoreFile, TakeName, opened, taken
+from seatrial.cli.light import Light, Plain
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="How many runs, the latest; 0 takes all.")]
 

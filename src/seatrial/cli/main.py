@@ -13,6 +13,8 @@ from typing import Any, TextIO, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from seatrial.cli.light import Plain
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Run levels of a loop on a change, to a verdict and a report."),
     "plan": ("plan", "Say what would run, why, and what it would cost; runs nothing."),
@@ -43,7 +45,7 @@ PAIRS = {"bisect": ("--edit",)}
 """Options that take two words; they are joined by a newline, since an option that is repeated can have only one."""
 
 
-class Lazy(TyperGroup):
+class Lazy(Plain, TyperGroup):
     """Lists commands from the table and imports one only when it is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -67,6 +67,7 @@ class Small:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             timeout=120,
             check=False,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,37 @@ def test_sources_that_a_tool_reads_for_itself_are_not_the_tests(tmp_path: Path) 
     small.settled()
     small.edit("code_r.py", "return 1", "return 2")
     assert small.run().ran == {"test_own"}
+
+
+def test_a_directory_that_is_a_link_can_be_pointed_elsewhere(tmp_path: Path) -> None:
+    tests = "def test_reads():\n    assert open('ld/x').read()\n"
+    small = Small(tmp_path / "p", {"rd/x": "1", "rd2/x": "2", "test_l.py": tests})
+    link = small.root / "ld"
+    link.symlink_to("rd")
+    small.settled()
+    link.unlink()
+    link.symlink_to("rd2")
+    assert small.run().ran == {"test_reads"}
+
+
+def test_names_that_no_file_or_no_text_can_have_do_no_harm(tmp_path: Path) -> None:
+    tests = """
+        import os
+
+        def test_asks():
+            assert not os.path.exists("a\\0b")
+            assert not os.path.isfile(os.fsdecode(b"\\xff.txt"))
+            assert not os.path.isdir("x" * 1000)
+
+        def test_makes():
+            os.makedirs("made", exist_ok=True)
+
+        def test_sees():
+            os.path.isdir("made")
+        """
+    small = Small(tmp_path / "p", {"test_n.py": tests})
+    assert small.pytest("--seatrial-record").code == 0
+    (small.root / "made").rmdir()
+    assert small.run().ran == set()
+    (small.root / os.fsdecode(b"\xff.txt")).write_text("")
+    assert small.run().ran == {"test_asks"}

@@ -101,3 +101,50 @@ def test_a_dictionary_that_fills_itself(tmp_path: Path) -> None:
         def use(): return TABLE["a"]
         """,
     )
+
+
+def test_a_descriptor_that_puts_its_value_into_the_object(tmp_path: Path) -> None:
+    _both(
+        tmp_path,
+        """
+        class Kept:
+            def __init__(self, function): self.function = function
+
+            def __get__(self, owner, kind=None):
+                value = self.function(owner)
+                owner.__dict__["value"] = value
+                return value
+
+        class Thing:
+            @Kept
+            def value(self): return other()
+
+        def other():
+            return 1
+
+        THING = Thing()
+
+        def use(): return THING.value
+        """,
+    )
+
+
+def test_a_pool_of_things_made_when_there_is_none(tmp_path: Path) -> None:
+    _both(
+        tmp_path,
+        """
+        POOL = []
+
+        def taken(): return POOL.pop() if POOL else other()
+
+        def other():
+            return 1
+
+        def use():
+            thing = taken()
+            try:
+                return thing
+            finally:
+                POOL.append(thing)
+        """,
+    )

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from seatrial.regress.select.digests import IMPORTS, LEVEL, WHOLE, Digests
@@ -69,7 +69,7 @@ class Files:
 class Closures:
     """Closures over one session's edges, each computed once."""
 
-    def __init__(self, digests: Digests, seen: Seen, imported: dict[str, set[Part]]) -> None:
+    def __init__(self, digests: Digests, seen: Seen, imported: dict[str, set[Part]], together: Sequence[frozenset[Part]]) -> None:
         self.digests = digests
         self._edges = seen.edges
         self._imported = imported
@@ -77,7 +77,7 @@ class Closures:
         self._reached: dict[frozenset[str], frozenset[str]] = {}
         self._parts: dict[frozenset[str], frozenset[Part]] = {}
         self._behind: dict[Part, frozenset[Part]] = {}
-        self._once = Once(digests, self.reached)
+        self._once = Once(digests, self.reached, together)
         for path in {*seen.loaded, *imported}:
             self._once.learn(path)
 

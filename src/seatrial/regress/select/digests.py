@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,16 +49,20 @@ class Digests:
 
     def version(self, path: str, block: str) -> Version:
         """A dependency as it is recorded now: with `UNSETTLED` for what changed since the session began."""
+        if block == EXISTS:
+            # Records speak of how a session began: what is made on the way by a test or a tool was not there.
+            return path, block, self.now(path, block) if self._settled(path, block) else self.project.kind(path)
         return path, block, self.now(path, block) if self._settled(path, block) else UNSETTLED
 
     def _settled(self, path: str, block: str) -> bool:
         """Whether this is as it was when the session began; what was not looked at then is taken as it is."""
         if path not in self._same:
             names = self.project.names.get(path)
-            if names is not None or (self.project.root / path).is_dir():
+            if names is not None or _is_dir(self.project.root / path):
                 self._same[path] = names is not None and _names(self.project.root / path) == frozenset(filter(heard, names))
             else:
-                self._same[path] = stamp(self.project.root / path) == self.project.stamps.get(path)
+                known = path if path in self.project.stamps else self.project.relative(path)  # a link on the way has another name
+                self._same[path] = known is None or stamp(self.project.root / path) == self.project.stamps.get(known)
         if block == EXISTS and not self._same[path]:
             return self._kind(path) == self.project.kind(path)
         return self._same[path] or (block != LISTING and path in self.project.names)
@@ -99,8 +104,7 @@ class Digests:
         return found.blocks.get(block, ABSENT)
 
     def _whole(self, path: str) -> str:
-        place = self.project.root / path
-        if place.is_dir():
+        if _is_dir(self.project.root / path):
             return "directory"
         if path not in self._content:
             data = self._read(path)
@@ -109,7 +113,7 @@ class Digests:
 
     def _kind(self, path: str) -> str:
         place = self.project.root / path
-        return "directory" if place.is_dir() else "file" if place.exists() else ABSENT
+        return "directory" if _is_dir(place) else "file" if os.path.exists(place) else ABSENT  # noqa: PTH110  # as _is_dir
 
     def _listing(self, path: str) -> str:
         names = _names(self.project.root / path)
@@ -118,13 +122,18 @@ class Digests:
     def _read(self, path: str) -> bytes | None:
         try:
             return (self.project.root / path).read_bytes()
-        except OSError:
+        except (OSError, ValueError):
             return None
+
+
+def _is_dir(path: Path) -> bool:
+    # Unlike those of Path this never raises: a test may ask for names that no file can have.
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def _names(directory: Path) -> frozenset[str] | None:
     """Names in a directory, without those that tools keep for themselves."""
     try:
         return frozenset(filter(heard, (path.name for path in directory.iterdir())))
-    except OSError:
+    except (OSError, ValueError):
         return None

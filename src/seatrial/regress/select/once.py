@@ -2,15 +2,17 @@
 
 - They are found by name: a block that mentions such a function, under any of its names, depends on it and, since nobody runs them again
   either, on the functions that it mentions in turn.
+- Whatever filled a cache of this session ran in it: what a function has called was hit in an epoch in which it was hit itself. So only what
+  was hit together with it can stand behind it; a name that means many functions brings no others.
 - A function is of this kind by its own text (`trace.memo`), by a decorator of the project that keeps what it got, or by a call that makes
   a cache of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from seatrial.regress.select.digests import Digests
+from seatrial.regress.select.digests import WHOLE, Digests
 
 Part = tuple[str, str]  # a path and a block in it
 Reached = Callable[[Iterable[str]], frozenset[str]]
@@ -20,8 +22,15 @@ RUN_BY_CLASS = frozenset({"__call__", "__get__", "__init__", "__set_name__"})
 class Once:
     """What is known of the files that were learned."""
 
-    def __init__(self, digests: Digests, reached: Reached) -> None:
+    def __init__(self, digests: Digests, reached: Reached, together: Sequence[frozenset[Part]]) -> None:
+        """`together`: what was hit in one epoch of one pytest process and its children, for all of them."""
         self._digests = digests
+        self._together = together
+        self._epochs: dict[Part, list[int]] = {}
+        for number, parts in enumerate(together):
+            for part in parts:
+                self._epochs.setdefault(part, []).append(number)
+        self._from: dict[Part, frozenset[Part]] = {}
         self._reached = reached
         self._named: dict[str, dict[str, list[Part]]] = {}
         self._sticky: dict[str, set[Part]] = {}
@@ -40,6 +49,7 @@ class Once:
         if facts is None:
             return
         self._leads.clear()
+        self._from.clear()
         for block in facts.blocks:
             for name in _calls(block):
                 names.setdefault(name, []).append((path, block))
@@ -66,18 +76,28 @@ class Once:
     def behind(self, names: frozenset[str]) -> set[Part]:
         """Functions that may have run before on behalf of a block that mentions these names."""
         wanted = set(names).union(*(self._lead(name) for name in names & self._aliases.keys()))
-        found: set[Part] = set()
-        pending = [part for name in wanted & self._sticky.keys() for part in self._sticky[name]]
+        first = {part for name in wanted & self._sticky.keys() for part in self._sticky[name]}
         for name in wanted & self._kept.keys():
             for path, words in self._kept[name]:
-                pending.extend(self._functions(path, words))
-        while pending:
-            part = pending.pop()
-            if part not in found:
-                found.add(part)
-                facts = self._digests.facts(part[0])
-                pending.extend(self._functions(part[0], facts.mentions.get(part[1], frozenset()) if facts else frozenset()))
-        return found
+                first.update(self._functions(path, words))
+        return set().union(*(self._called(part) for part in first))
+
+    def _called(self, start: Part) -> frozenset[Part]:
+        """A function, and what it may have called when it ran; nothing if it did not run."""
+        if start not in self._from:
+            whole = (start[0], WHOLE)
+            ran = set().union(*(self._together[number] for number in self._epochs.get(start, self._epochs.get(whole, ()))))
+            files = {path for path, block in ran if block == WHOLE}
+            found: set[Part] = set()
+            pending = [start]
+            while pending:
+                part = pending.pop()
+                if part not in found and (part in ran or part[0] in files):
+                    found.add(part)
+                    facts = self._digests.facts(part[0])
+                    pending.extend(self._functions(part[0], facts.mentions.get(part[1], frozenset()) if facts else frozenset()))
+            self._from[start] = frozenset(found)
+        return self._from[start]
 
     def _lead(self, name: str) -> frozenset[str]:
         """Which of the names that matter here another name stands for, over any number of steps."""

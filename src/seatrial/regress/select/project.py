@@ -96,7 +96,7 @@ def stamp(path: Path) -> Stamp | None:
     """What tells that a file was written since; never used to say that two contents are equal."""
     try:
         found = path.stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size
 

@@ -54,7 +54,7 @@ class Recording:
             return
         try:
             self._write()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, ValueError, sqlite3.Error) as error:
             self.told.append(f"seatrial: nothing was recorded: {self._sitting.state}: {error}")
 
     def _write(self) -> None:

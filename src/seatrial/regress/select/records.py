@@ -65,11 +65,25 @@ class Recorder:
                     seen.add((kind, a, b))
         self._files = Files(digests, seen.loaded | set(seen.during))
         during = {path: self._during(deeds) for path, deeds in seen.during.items()}
-        self._closures = Closures(digests, seen, during)
+        self._closures = Closures(digests, seen, during, [parts for one in evidence for parts in self._together(one)])
 
     def outcomes(self, evidence: Evidence) -> list[Outcome]:
         """What is to be written about every test of one pytest process."""
         return _Session(self, evidence).outcomes()
+
+    def _together(self, evidence: Evidence) -> list[frozenset[Part]]:
+        """What was hit in each epoch, in whichever process and import."""
+        found: dict[int, set[Part]] = {}
+        own = [(epoch, kind, a) for epoch, deeds in evidence.deeds.items() for kind, a, _ in deeds]
+        theirs = [(epoch, kind, a) for _, events in evidence.children for kind, epoch, a, _ in events]
+        for epoch, kind, a in [*own, *theirs]:
+            if kind == kinds.HIT:
+                part = self._files.part(int(a))
+                if part is not None:
+                    found.setdefault(epoch, set()).add(part)
+            elif kind == kinds.WHOLE:
+                found.setdefault(epoch, set()).add((a, WHOLE))
+        return [frozenset(parts) for parts in found.values()]
 
     def _during(self, deeds: Iterable[Deed]) -> set[Part]:
         own = Own()

@@ -61,6 +61,8 @@ def load(path: Path, given: dict[str, str]) -> Loaded:
         return Loaded(told="nothing recorded yet")
     try:
         with closing(_connect(path)) as base:
+            if not base.execute("select count(*) from sqlite_master").fetchone()[0]:
+                return Loaded(told="nothing recorded yet")
             kept = dict(base.execute("select key, value from meta"))
             different = [key for key in sorted({*kept, *given, "schema"}) if kept.get(key) != {**given, "schema": str(SCHEMA)}.get(key)]
             if different:
@@ -86,7 +88,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _read(base: sqlite3.Connection) -> Loaded:
     known = Known()
     for number, path, block, digest in base.execute("select id, path, block, digest from versions"):
-        known.versions[number] = (path, block, digest)
+        known.versions[number] = (path if isinstance(path, str) else path.decode("utf-8", "surrogatepass"), block, digest)
     for number, members in base.execute("select id, members from sets"):
         known.sets[number] = tuple(array("q", members))
     for test, sets in base.execute("select test, sets from records order by time desc, rowid desc"):
@@ -150,11 +152,17 @@ def _set(base: sqlite3.Connection, versions: frozenset[Version], numbers: dict[V
         return stored[versions]
     for version in versions:
         if version not in numbers:
-            numbers[version] = int(base.execute("insert into versions (path, block, digest) values (?, ?, ?)", version).lastrowid or 0)
+            row = (_stored(version[0]), *version[1:])
+            numbers[version] = int(base.execute("insert into versions (path, block, digest) values (?, ?, ?)", row).lastrowid or 0)
     members = array("q", sorted(numbers[version] for version in versions)).tobytes()
     base.execute("insert or ignore into sets (hash, members) values (?, ?)", (sha(members), members))
     stored[versions] = int(base.execute("select id from sets where hash = ?", (sha(members),)).fetchone()[0])
     return stored[versions]
+
+
+def _stored(path: str) -> str | bytes:
+    """A file name that is no text is kept as bytes."""
+    return path if path.isprintable() else path.encode("utf-8", "surrogatepass")
 
 
 def _sweep(base: sqlite3.Connection) -> None:

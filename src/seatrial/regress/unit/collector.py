@@ -84,10 +84,19 @@ class Collector:
         """Write, if any test used the tracker; last, so that other plugins have had their say about the exit status."""
         if self._head is None:
             return
+        from seatrial.regress.history.importers.draft import machine_here
+
         found = outcomes(self.config)
         # A test whose subtest failed fails only after its own report was made.
         tests = [test._replace(outcome=found[test.nodeid]) if found.get(test.nodeid) in WORST[:2] else test for test in self._tests]
-        end = {"gpu_types": self._gpu_types(), "coverage": coverage(self.config), "tests": counts(found), "notes": self._notes}
+        gpus = self._gpu_types()
+        end = {
+            "gpu_types": gpus,
+            "machine": machine_here(gpus),
+            "coverage": coverage(self.config),
+            "tests": counts(found),
+            "notes": self._notes,
+        }
         made = results.document(self._head, tests, int(session.exitstatus), end)
         try:
             self.written = results.write(self.directory, results.stamp(self.start), made, latest=True)
@@ -122,11 +131,7 @@ class Collector:
 
 def history_line(config: pytest.Config, written: Path) -> list[str]:
     """Keep the session in the history, unless the ini option says off; what is said of it. Never raises."""
-    try:
-        asked = config.getini("seatrial_history")
-    except ValueError:  # not registered: as its default
-        asked = "auto"
-    if asked == "off":
+    if config.getini("seatrial_history") == "off":
         return []
     from seatrial.regress.history.keep import keep_results
 

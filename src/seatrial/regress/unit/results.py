@@ -113,6 +113,7 @@ def document(head: dict[str, Any], tests: Iterable[Tracked], exit_status: int | 
         "coverage": end.pop("coverage", "[n/a] run with --cov=PACKAGE"),
         "outcomes": {keys[nodeid]: test.outcome for nodeid, test in last.items()},
         **{name: head.get(name) for name in ("git_branch", "git_dirty", "project")},
+        "machine": end.pop("machine", None),
         "tests": end.pop("tests", {}),
     }
     notes = [*head.get("notes", []), *end.pop("notes", [])]

@@ -186,11 +186,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Where results go."""
     told = "directory of unit_results.json and unit_results/ (default: rootdir)"
     parser.getgroup("seatrial").addoption("--seatrial-results", metavar="DIR", default=None, help=told)
+    parser.addini("seatrial_history", "keep the results in the history: auto or off", default="auto")
     parser.addini("seatrial_results", f"{told}, relative to rootdir", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """What a killed session left is told by the next. Only the controller of pytest-xdist collects."""
+    if (history := config.getini("seatrial_history")) not in ("auto", "off"):
+        raise pytest.UsageError(f"seatrial_history = {history}: it may be auto or off")
     if hasattr(config, "workerinput"):
         return
     given = config.getoption("--seatrial-results")

@@ -90,3 +90,19 @@ def test_sources_read_as_text_are_told_each_time(tmp_path: Path) -> None:
     told = trace(tmp_path, FILES, script)
     assert "mod.py" in told.paths("read", 1)
     assert "mod.py" in told.paths("read", 2)
+
+
+def test_a_link_writes_itself_and_a_descriptor_of_a_directory_is_a_place(tmp_path: Path) -> None:
+    script = """
+    recorder.switch(1); os.symlink(os.path.abspath("data/a.yaml"), "../l"); open("../l").close()
+    recorder.switch(2); os.link("data/a.yaml", "../h")
+    place = os.open("data", os.O_RDONLY)
+    recorder.switch(3); os.close(os.open("a.yaml", os.O_RDONLY, dir_fd=place))
+    recorder.switch(4); os.path.exists("a\\0b")
+    """
+    told = trace(tmp_path, FILES, script)
+    for epoch in (1, 2, 3):
+        assert "data/a.yaml" in told.paths("read", epoch), epoch
+    assert "data/a.yaml" not in told.paths("write")
+    assert told.paths("exists", 4) == set()
+    assert told.paths("trouble") == set()

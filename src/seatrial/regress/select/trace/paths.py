@@ -37,6 +37,8 @@ class Tree:
 
     def names(self, path: str) -> list[str]:
         """All names below the root that this path stands for: its own, and that of the file which it links to."""
+        if "\0" in path:
+            return []  # no file can be called so
         directory, name = os.path.split(os.path.abspath(path))
         found = []
         above = self._directory(directory)
@@ -48,7 +50,11 @@ class Tree:
             above = self._directory(directory)
             if above is not None and not name.startswith(STATE):
                 found.append(f"{above}/{name}" if above else name)
-        if not found and os.path.abspath(path) == self.root:
+        own = os.path.abspath(path)
+        below = own.removeprefix(self._prefix)
+        if found and below != own and below not in found:
+            found.append(below)  # a directory on the way is a link, and may be another one tomorrow
+        if not found and own == self.root:
             found.append("")
         return found
 

@@ -7,7 +7,7 @@
 """
 
 # Paths are text here: pathlib may not be loaded yet, and what it does is watched.
-# ruff: noqa: PTH100, PTH115, PTH117, PTH118, PTH119, PTH120
+# ruff: noqa: PTH100, PTH112, PTH115, PTH208, PTH117, PTH118, PTH119, PTH120
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Watch:
             "os.system": self._system,
             "os.remove": self._written,
             "os.rename": self._moved,
-            "os.link": self._moved,
-            "os.symlink": self._moved,
+            "os.link": self._linked,
+            "os.symlink": self._linked,
             "os.mkdir": self._written,
             "os.rmdir": self._written,
             "os.truncate": self._written,
@@ -78,10 +78,18 @@ class Watch:
         sys.addaudithook(hook)
         recorder.undo.append(table.clear)
 
-    def _open(self, path: object, mode: object, flags: object) -> None:  # noqa: ARG002
+    def _open(self, path: object, mode: object, flags: object) -> None:
         name = _text(path)
         if name is None or not isinstance(flags, int) or flags & os.O_DIRECTORY:
             return
+        self._opened(name, flags)
+        if mode is None and not os.path.isabs(name):
+            # os.open, which may be relative to a descriptor; the event does not say to which.
+            for directory in _open_directories():
+                if self.recorder.tree.directory(directory) is not None:
+                    self._opened(os.path.join(directory, name), flags)
+
+    def _opened(self, name: str, flags: int) -> None:
         access = flags & os.O_ACCMODE
         if access != os.O_WRONLY and not flags & os.O_TRUNC:
             self._read(name)
@@ -92,7 +100,7 @@ class Watch:
         if name.endswith(".pyc") and "__pycache__" in name:
             directory, file = os.path.split(os.path.dirname(os.path.abspath(name)))[0], os.path.basename(name)
             self._tell(WHOLE, os.path.join(directory, file.split(".")[0] + ".py"))
-        elif not (name.endswith(".py") and self._for_a_tool(sys._getframe(2))):
+        elif not (name.endswith(".py") and self._for_a_tool(sys._getframe(1))):
             self._tell(READ, name)
 
     def _for_a_tool(self, frame: FrameType | None) -> bool:
@@ -132,6 +140,13 @@ class Watch:
         self._written(source)
         self._written(target)
 
+    def _linked(self, source: object, target: object, *rest: object) -> None:  # noqa: ARG002
+        """A link writes nothing but itself; what a hard link shows cannot be told apart from its source later."""
+        name = _text(source)
+        if name is not None:
+            self._tell(READ, name)
+        self._written(target)
+
     def _list(self, path: object) -> None:
         if not asked_by_a_test(self.recorder, sys._getframe(1)):
             return
@@ -163,6 +178,11 @@ def _text(path: object) -> str | None:
     if isinstance(path, (str, bytes, os.PathLike)):
         return os.fsdecode(path)
     return None
+
+
+def _open_directories() -> list[str]:
+    found = {_of_descriptor(number) for number in os.listdir("/proc/self/fd")}
+    return [name for name in found if name is not None and name.startswith("/") and os.path.isdir(name)]
 
 
 def _of_descriptor(number: object) -> str | None:
