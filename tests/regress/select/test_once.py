@@ -66,6 +66,20 @@ CODE = """
             self[key] = deep()
             return self[key]
 
+    class Lazily:
+        def __init__(self, function):
+            self.function = function
+
+        def __get__(self, owner, kind=None):
+            owner.__dict__["z"] = found = self.function(owner)
+            return found
+
+    class Owner:
+        @Lazily
+        def z(self):
+            return deep()
+
+    OWNER = Owner()
     BOX = Box()
     FILLED = Table()
     cheap = functools.lru_cache(maxsize=None)(costly)
@@ -79,6 +93,7 @@ WAYS = {
     "a call that makes a cache": ("import code_o", "code_o.cheap()"),
     "a method that fills": ("import code_o", "code_o.BOX.get()"),
     "a table that fills itself": ("import code_o", "code_o.FILLED[1]"),
+    "a descriptor that fills": ("import code_o", "code_o.OWNER.z"),
     "another name": ("import code_o", "code_o.again()"),
     "a table": ("import code_o", "code_o.TABLE['a']()"),
     "an import under another name": ("from code_o import decorated as renamed", "renamed()"),

@@ -4,7 +4,7 @@
 - By `global`.
 - By hand: something that outlives the call (a global, `self.x`, `cls.x`, one of their items) is asked for in a condition, or tried, and
   set in the same function: `if key not in CACHE: CACHE[key] = …`, `if self._x is None: self._x = …`.
-- `__missing__`, and `__getattr__` that sets something.
+- `__missing__`, and `__getattr__` or `__get__` that sets something.
 - In two steps: what is asked for here is set by a function that is called then (`if self.x is None: self.load()`).
 - Too many is safe (tests depend on more), too few is not.
 """
@@ -35,7 +35,7 @@ def keeps(node: ast.FunctionDef | ast.AsyncFunctionDef, own: list[ast.stmt], set
     inside = [inner for part in own for inner in ast.walk(part)]
     if any(isinstance(inner, (ast.Global, ast.Nonlocal)) for inner in inside):
         return True
-    if node.name == "__missing__" or (node.name == "__getattr__" and any(True for _ in _set(inside))):
+    if node.name == "__missing__" or (node.name in ("__getattr__", "__get__") and any(True for _ in _set(inside))):
         return True
     if any(_filled(part, setters) for part in inside):
         return True
