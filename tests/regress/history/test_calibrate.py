@@ -13,9 +13,9 @@ from seatrial.metrics.checks import evaluate
 from seatrial.model.errors import UserError
 from seatrial.model.series import Metrics, Series
 from seatrial.regress.history.calibrate import calibrate
+from seatrial.regress.history.numbers.thresholds import propose, t_quantile
 from seatrial.regress.history.record import Kind, Run, point
 from seatrial.regress.history.store import Store
-from seatrial.regress.history.thresholds import propose, t_quantile
 
 NOISES: dict[str, Callable[[random.Random], float]] = {
     "normal": lambda source: source.gauss(10, 1),

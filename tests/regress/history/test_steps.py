@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from seatrial.regress.history.partition import cuts
-from seatrial.regress.history.steps import Change, TooFew, detect
+from seatrial.regress.history.numbers.partition import cuts
+from seatrial.regress.history.numbers.steps import Change, TooFew, detect
 
 
 def noise(seed: int, count: int, level: float = 0.0, scale: float = 1.0) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from seatrial.regress.history.steps import detect
+from seatrial.regress.history.numbers.steps import detect
 
 NOISES: dict[str, Callable[[random.Random], float]] = {
     "normal": lambda source: source.gauss(0, 1),

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from regress.select.projects import Small
-from seatrial.regress.select import cache, state
-from seatrial.regress.select.facts import facts
+from seatrial.regress.select import state
+from seatrial.regress.select.files import cache
+from seatrial.regress.select.files.facts import facts
 
 FILES = {
     "code_s.py": "def one():\n    return 1\n\ndef two():\n    return 2\n",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from seatrial.regress.select import shell
 from seatrial.regress.select.choose import Known, Why, choose
-from seatrial.regress.select.digests import ABSENT, EXISTS, LISTING, UNSETTLED, WHOLE, Digests
-from seatrial.regress.select.imports import closure, imports, resolve
-from seatrial.regress.select.project import Project
+from seatrial.regress.select.files import shell
+from seatrial.regress.select.files.digests import ABSENT, EXISTS, LISTING, UNSETTLED, WHOLE, Digests
+from seatrial.regress.select.files.imports import closure, imports, resolve
+from seatrial.regress.select.files.project import Project
 
 SOURCE = """
 from typing import TYPE_CHECKING

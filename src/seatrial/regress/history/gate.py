@@ -19,7 +19,7 @@ from typing import Literal
 
 from seatrial.model.errors import UserError
 from seatrial.model.verdict import Verdict, worst
-from seatrial.regress.history.bands import ABSOLUTE, FEWEST, RATE, RELATIVE, SIGMAS, Band, band
+from seatrial.regress.history.numbers.bands import ABSOLUTE, FEWEST, RATE, RELATIVE, SIGMAS, Band, band
 from seatrial.regress.history.record import Run, RunValue, Take
 from seatrial.regress.history.store import Store
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from seatrial.model.errors import UserError
 from seatrial.regress.history.groups import Group, groups
+from seatrial.regress.history.numbers.steps import Change, TooFew, detect
 from seatrial.regress.history.record import Run, Take
-from seatrial.regress.history.steps import Change, TooFew, detect
 from seatrial.regress.history.store import Store
 
 

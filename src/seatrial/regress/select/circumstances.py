@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.regress.select.digests import Version
-from seatrial.regress.select.facts import sha
+from seatrial.regress.select.files.digests import Version
+from seatrial.regress.select.files.facts import sha
 
 # Variables and options that say how tests are run, not what they find.
 OWN_VARIABLES = ("PYTEST", "SEATRIAL", "PYTHONPATH", "COV_", "COVERAGE", "TESTMON")

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from seatrial.regress.select.evidence import ASIDE, BASE, Journal, Ran
-from seatrial.regress.select.project import Project
+from seatrial.regress.select.files.project import Project
+from seatrial.regress.select.gather.evidence import ASIDE, BASE, Journal, Ran
 from seatrial.regress.select.trace.events import Event
 
 Hook = Generator[None, Any, Any]

@@ -9,9 +9,11 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from seatrial.regress.select import cache, evidence, state
+from seatrial.regress.select import state
 from seatrial.regress.select.contexts import Contexts
-from seatrial.regress.select.records import Recorder
+from seatrial.regress.select.files import cache
+from seatrial.regress.select.gather import evidence
+from seatrial.regress.select.gather.records import Recorder
 from seatrial.regress.select.sitting import Sitting
 from seatrial.regress.select.trace.logs import read as read_children
 from seatrial.regress.select.trace.recorder import Recorder as Tracer

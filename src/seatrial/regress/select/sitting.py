@@ -18,11 +18,12 @@ from typing import Self
 
 import pytest
 
-from seatrial.regress.select import cache, circumstances, state
+from seatrial.regress.select import circumstances, state
 from seatrial.regress.select.choose import Choice, Why, choose
-from seatrial.regress.select.digests import ABSENT, Digests
-from seatrial.regress.select.project import Project
-from seatrial.regress.select.records import Common
+from seatrial.regress.select.files import cache
+from seatrial.regress.select.files.digests import ABSENT, Digests
+from seatrial.regress.select.files.project import Project
+from seatrial.regress.select.gather.records import Common
 
 VARIABLE = "SEATRIAL_SELECT_SESSION"
 DIRECTORY = ".seatrial-select"

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from seatrial.regress.select.choose import Changed, Known, Now
-from seatrial.regress.select.digests import Version
-from seatrial.regress.select.facts import Facts, sha
+from seatrial.regress.select.files.digests import Version
+from seatrial.regress.select.files.facts import Facts, sha
 
 SCHEMA = 2
 COMMITS = 8

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from seatrial.regress.select.digests import IMPORTS, LEVEL, WHOLE, Digests
-from seatrial.regress.select.evidence import Deed
-from seatrial.regress.select.imports import closure
-from seatrial.regress.select.once import Once, Part
+from seatrial.regress.select.files.digests import IMPORTS, LEVEL, WHOLE, Digests
+from seatrial.regress.select.files.imports import closure
+from seatrial.regress.select.gather.evidence import Deed
+from seatrial.regress.select.gather.once import Once, Part
 from seatrial.regress.select.trace.blocks import number
 from seatrial.regress.select.trace.events import HELLO, LOAD, SPAWN, TASK
 from seatrial.regress.select.trace.events import WHOLE as WHOLE_FILE

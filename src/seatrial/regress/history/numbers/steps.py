@@ -17,9 +17,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from seatrial.regress.history.partition import BOUND, cuts
-from seatrial.regress.history.pieces import WILD, Part, Sums, join, settle, trimmed
-from seatrial.regress.history.spread import GAP, scales, squeezed
+from seatrial.regress.history.numbers.partition import BOUND, cuts
+from seatrial.regress.history.numbers.pieces import WILD, Part, Sums, join, settle, trimmed
+from seatrial.regress.history.numbers.spread import GAP, scales, squeezed
 
 FEWEST = 8
 SEGMENT = 4

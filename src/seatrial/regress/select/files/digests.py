@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from seatrial.regress.select.facts import Facts, facts, sha
-from seatrial.regress.select.imports import resolve
-from seatrial.regress.select.project import Project, heard, stamp
+from seatrial.regress.select.files.facts import Facts, facts, sha
+from seatrial.regress.select.files.imports import resolve
+from seatrial.regress.select.files.project import Project, heard, stamp
 
 LEVEL = ""
 WHOLE = "*"

@@ -13,7 +13,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
-from seatrial.regress.select.project import Project
+from seatrial.regress.select.files.project import Project
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "source", "."})
 WORD = re.compile(r"[\w@%+=:,./~*?\[\]-]+")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from seatrial.regress.select.digests import WHOLE, Digests
+from seatrial.regress.select.files.digests import WHOLE, Digests
 
 Part = tuple[str, str]  # a path and a block in it
 Reached = Callable[[Iterable[str]], frozenset[str]]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from seatrial.regress.select.aliases import Names, Other, other
-from seatrial.regress.select.imports import Import, imports
+from seatrial.regress.select.files.aliases import Names, Other, other
+from seatrial.regress.select.files.imports import Import, imports
 from seatrial.regress.select.trace import blocks as parts
 
 

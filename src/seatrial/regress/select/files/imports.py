@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator
 
-from seatrial.regress.select.project import Project
+from seatrial.regress.select.files.project import Project
 
 # How many dots, the module after them, and the names taken from it.
 Import = tuple[int, str, tuple[str, ...]]

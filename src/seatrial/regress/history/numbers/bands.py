@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from seatrial.metrics.stats import t_two_sided
-from seatrial.regress.history.thresholds import t_quantile
+from seatrial.regress.history.numbers.thresholds import t_quantile
 
 FEWEST = 5
 SIGMAS, RELATIVE, ABSOLUTE, RATE = 4.0, 1e-6, 0.0, 0.01

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from seatrial.regress.select import shell
-from seatrial.regress.select.children import Children, is_python, silent, texts, unheard
-from seatrial.regress.select.closure import Closures, Files, Seen
-from seatrial.regress.select.digests import EXISTS, LISTING, WHOLE, Digests, Version
-from seatrial.regress.select.evidence import BASE, Deed, Evidence, Ran
-from seatrial.regress.select.imports import imports, packages_above, resolve
-from seatrial.regress.select.once import Part
+from seatrial.regress.select.files import shell
+from seatrial.regress.select.files.digests import EXISTS, LISTING, WHOLE, Digests, Version
+from seatrial.regress.select.files.imports import imports, packages_above, resolve
+from seatrial.regress.select.gather.children import Children, is_python, silent, texts, unheard
+from seatrial.regress.select.gather.closure import Closures, Files, Seen
+from seatrial.regress.select.gather.evidence import BASE, Deed, Evidence, Ran
+from seatrial.regress.select.gather.once import Part
 from seatrial.regress.select.state import Outcome
 from seatrial.regress.select.trace import events as kinds
 

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seatrial.regress.history.partition import BOUND
+from seatrial.regress.history.numbers.partition import BOUND
 
 REACH = 60
 """Segments that one piece joins at most."""

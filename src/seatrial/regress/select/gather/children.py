@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
-from seatrial.regress.select.evidence import Deed
+from seatrial.regress.select.gather.evidence import Deed
 from seatrial.regress.select.trace import events as kinds
 from seatrial.regress.select.trace.events import Event, Process
 
