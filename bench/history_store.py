@@ -1,4 +1,4 @@
-"""The history store with 1,000,000 points: `show` as a command and as a query, import, and the same rows as JSON files.
+"""The history store with 1,000,000 points: `show` as a command and as a query, `trend`, import, and the same rows as JSON files.
 
 Peer: one JSON file per run in the schema of unit_results.json, read one after the other with json, as the guide's jq one-liner does.
 CPU seconds, the least of several runs; the command is measured whole, beside `seatrial --version`.
@@ -107,6 +107,7 @@ def show(place: Path) -> None:
         whole = child([seatrial, "history", "show", METRIC, "--store", str(store)])
         # The same work as the peer's: every run printed.
         every = child([seatrial, "history", "show", METRIC, "--limit", "0", "--store", str(store)])
+        changes = child([seatrial, "history", "trend", METRIC, "--store", str(store)])
         alone = query(store)
         peer = child([sys.executable, "-c", READ, str(folder)])
         size = store.stat().st_size / 1e6
@@ -115,6 +116,7 @@ def show(place: Path) -> None:
             f"history:   show {whole:.3f} s CPU as a command (bar: 0.2; seatrial --version {bare:.3f}), the query alone {alone:.3f};"
             f" all runs printed: ours {every:.3f}, JSON files read with json {peer:.3f}, ratio {peer / every:.1f}"
         )
+        print(f"history:   trend {changes:.3f} s CPU as a command (bar: 2)")
 
 
 def imports(place: Path) -> None:

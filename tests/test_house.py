@@ -124,7 +124,7 @@ def may_import(path: Path, own: str) -> set[str]:
     if place(path).startswith(("regress/unit/", "regress/select/")):
         # The plugin lives in the user's pytest; Ray only where the tests under it use it.
         return {"pytest", "_pytest", "xdist", "ray", "coverage"}
-    return THIRD_PARTY | (ROLLOUT_LIBRARIES if own == "rollouts" or place(path) == "regress/history/export.py" else set())
+    return THIRD_PARTY | (ROLLOUT_LIBRARIES if own == "rollouts" or place(path).startswith("regress/history/") else set())
 
 
 def test_probes_import_a_loops_libraries_only_when_they_are_used() -> None:

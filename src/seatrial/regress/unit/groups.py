@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -108,7 +107,7 @@ def read(root: Path) -> Settings:
     """The settings that hold for this rootdir; none when nothing is declared."""
     for folder in (root, *root.parents):
         own = _load(folder / FILE)
-        project = _load(folder / PROJECT)
+        project = _load(folder / PROJECT, "seatrial")
         tool = project.get("tool", {}) if project else {}
         mine = tool.get("seatrial") if isinstance(tool, dict) else None
         if own is not None or mine is not None:
@@ -118,12 +117,18 @@ def read(root: Path) -> Settings:
     return Settings()
 
 
-def _load(file: Path) -> dict[str, Any] | None:
+def _load(file: Path, word: str = "") -> dict[str, Any] | None:
+    """The content of a file; None where there is none, or none with that word, which is then not ours to parse."""
     if not file.is_file():
         return None
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        data = file.read_bytes()
+        if word.encode() not in data:
+            return None
+        import tomllib  # here, because most projects say nothing to us
+
+        return tomllib.loads(data.decode())
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or no TOML
         raise pytest.UsageError(f"{file}: {error}; correct the file") from error
 
 

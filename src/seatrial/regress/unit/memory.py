@@ -4,28 +4,38 @@
 - A peak is one since `reset()`. Between two looks nothing is seen, except that the kernel remembers the highest RSS of a process,
   and of its children that ended: when that rose since `reset()`, it happened since then, and counts.
 - The thread takes at most about a twentieth of one core: it waits longer where looking is slow.
+- Linux only: elsewhere there is no /proc, and `Sampler` raises `NotLinux` instead of giving a number that means something else.
 - Standard library only, and no state at module level: Ray workers get this module by value (see `cluster`).
 """
 
 from __future__ import annotations
 
 import os
-import resource
+import sys
 import threading
 import time
 
 from seatrial.regress.unit import gpus
 
 TREE = "process tree"
+PROC = "/proc"
 INTERVAL_S = 0.02
 SHARE = 20
 """The thread waits at least so many times as long as its last look took."""
+
+
+class NotLinux(RuntimeError):
+    """Memory cannot be read here."""
 
 
 class Sampler:
     """Peaks in bytes by place: "process tree" and "gpu 0", "gpu 1", …"""
 
     def __init__(self, root: int, library: str = gpus.LIBRARY) -> None:
+        if not os.path.exists(f"{PROC}/self/statm"):  # noqa: PTH110
+            raise NotLinux(
+                f"the memory of processes is read from {PROC}, which only Linux has (this is {sys.platform}): skip this test here"
+            )
         self.root = root
         self.problem: str | None = None
         self._own = root == os.getpid()
@@ -102,7 +112,16 @@ class Sampler:
 
 
 def marks() -> tuple[int, int]:
-    """The highest RSS in bytes that the kernel knows of this process, and of one of its ended children."""
+    """The highest RSS in bytes that the kernel knows of this process, and of one of its ended children; zeros where there is none to ask.
+
+    Elsewhere than on Linux the number has another unit, or the module `resource` is not there.
+    """
+    if sys.platform != "linux":
+        return 0, 0
+    try:
+        import resource
+    except ImportError:
+        return 0, 0
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return own * 1024, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
@@ -125,7 +144,7 @@ def tree(root: int) -> int:
 def descendants(root: int) -> list[int]:
     """Process ids below `root`."""
     parents: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):  # noqa: PTH208  # a Path for each of thousands is what makes it slow
+    for entry in os.listdir(PROC):  # noqa: PTH208  # a Path for each of thousands is what makes it slow
         if entry.isdigit() and (parent := _parent(int(entry))) is not None:
             parents.setdefault(parent, []).append(int(entry))
     found: list[int] = []
@@ -138,12 +157,12 @@ def descendants(root: int) -> list[int]:
 
 
 def _parent(pid: int) -> int | None:
-    text = _read(f"/proc/{pid}/stat")
+    text = _read(f"{PROC}/{pid}/stat")
     return int(text.rpartition(b")")[2].split()[1]) if text else None
 
 
 def _rss(pid: int) -> int:
-    text = _read(f"/proc/{pid}/statm")
+    text = _read(f"{PROC}/{pid}/statm")
     return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE") if text else 0
 
 

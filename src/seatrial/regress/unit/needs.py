@@ -9,15 +9,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from seatrial.regress.unit import gpus
 
 LISTS = ("env", "modules", "programs", "files")
 KEYS = (*LISTS, "gpus")
@@ -66,6 +63,8 @@ def gpu_number(value: object) -> int:
 
 def nearest(key: str, known: Sequence[str]) -> str:
     """The known key that was probably meant, else all of them."""
+    import difflib  # slow, and for mistakes only
+
     close = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
 
@@ -117,6 +116,8 @@ def _look(name: str, places: list[str] | None) -> tuple[bool, list[str] | None]:
 
 def gpus_here() -> tuple[int, str]:
     """How many GPUs CUDA would show to this process; and why none can be counted, where the driver does not answer."""
+    from seatrial.regress.unit import gpus  # ctypes is slow to import
+
     try:
         present = len(gpus.names_here())
     except gpus.GpuError as error:

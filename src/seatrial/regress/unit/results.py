@@ -3,13 +3,13 @@
 - A finished test is one line of `unit_results/.<stamp>.partial.jsonl`, written at once. At the end the lines become the dated file and
   unit_results.json, each atomically; then the partial file goes.
 - A partial file that nobody holds any more is what a killed session left: `restore` makes a dated file of it, exit status "killed".
+- Where there are no locks (Windows), one that nobody wrote to for a day is taken for left.
 - A line that cannot be read is told in the restored file's `notes`.
 - Standard library only: this is loaded into every pytest.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
@@ -24,6 +24,8 @@ DATED = "unit_results"
 SUFFIX = ".partial.jsonl"
 BEGINNING_S = 60
 """So long a session may take from making its partial file to the first line."""
+SILENT_S = 24 * 3600
+"""Without locks, a session that wrote nothing for so long has ended."""
 
 
 class Tracked(NamedTuple):
@@ -47,8 +49,8 @@ class Partial:
         place = directory / DATED
         place.mkdir(parents=True, exist_ok=True)
         self.path, self._stream = _claim(place, stamp(start))
-        # A forked child would hold the lock when the session is dead.
-        os.register_at_fork(after_in_child=self._stream.close)
+        if hasattr(os, "register_at_fork"):  # a forked child would hold the lock when the session is dead
+            os.register_at_fork(after_in_child=self._stream.close)
         self._write(json.dumps({"head": head}) + "\n")
 
     def add(self, test: Tracked) -> None:
@@ -58,7 +60,7 @@ class Partial:
     def close(self, *, remove: bool) -> None:
         """The session has written its results (`remove`), or could not: then the lines stay for the next one."""
         if remove:
-            self.path.unlink(missing_ok=True)
+            _remove(self.path, self._stream)
         self._stream.close()
 
     def _write(self, line: str) -> None:
@@ -73,7 +75,7 @@ def _claim(place: Path, name: str) -> tuple[Path, IO[bytes]]:
         except FileExistsError:
             continue
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(stream)
         except OSError as error:
             stream.close()
             path.unlink(missing_ok=True)  # else the next session would take it for one of a killed session
@@ -82,6 +84,23 @@ def _claim(place: Path, name: str) -> tuple[Path, IO[bytes]]:
             raise
         return path, stream
     raise FileExistsError(f"{place}: too many partial files of {name}")
+
+
+def _lock(stream: IO[bytes]) -> bool:
+    """Hold a file; False where there are no locks, BlockingIOError where somebody else holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return False
+    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
+
+
+def _remove(path: Path, stream: IO[bytes]) -> None:
+    """Remove an open file; while it is held if that can be, so that nobody else takes it for left. Windows removes no open file."""
+    if os.name == "nt":
+        stream.close()
+    path.unlink(missing_ok=True)
 
 
 def stamp(start: float) -> str:
@@ -198,18 +217,18 @@ def _restore_one(directory: Path, path: Path) -> str | None:
     try:
         with path.open("rb") as stream:
             try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                silent = 0 if _lock(stream) else SILENT_S
             except BlockingIOError:
                 return None  # its session lives
             if not path.exists():
                 return None  # another session was faster
             data = stream.read()
-            if not data and time.time() - path.stat().st_mtime < BEGINNING_S:
-                return None  # made, and not locked yet
+            if time.time() - path.stat().st_mtime < max(silent, 0 if data else BEGINNING_S):
+                return None  # made, and not locked yet; or nobody can say whether its session lives
             head, tests, notes = _read(data)
             made = document(head, tests, "killed", {"notes": notes, "coverage": "[n/a] the session was killed"})
             dated = write(directory, path.name[1 : -len(SUFFIX)], made, latest=False)
-            path.unlink()
+            _remove(path, stream)
     except OSError as error:
         return f"{path}: a killed session's results cannot be restored: {error}; make {directory / DATED} writable"
     torn = f" ({notes[-1]})" if notes else ""

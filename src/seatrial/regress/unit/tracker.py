@@ -2,18 +2,17 @@
 
 - `tracker.track(name, value)`, `tracker.log_max_mem(name)`, `tracker.get_max_mem()` in GB (2**30 bytes); `_elapsed` by itself.
 - Key of a test: `module::Class::function[parameters]`. A conftest's own fixture `tracker` wins over this one.
-- A test's metrics travel in its report (`report.seatrial`, JSON text), so pytest-xdist and forks keep them; the controller writes.
+- A test's metrics travel in its report (`report.seatrial`, JSON text), so pytest-xdist keeps them; the controller writes.
 - A suite that never asks for the fixture pays for a look at its reports, and no file is written.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from seatrial.regress.unit.values import ELAPSED, TrackError, check_name, encode
+
+try:
+    import resource
+except ImportError:  # Windows: nobody's pytest shall fail because of us
+    pass
 
 if TYPE_CHECKING:
     from seatrial.regress.unit.collector import Collector
@@ -32,18 +36,24 @@ QUOTED = f'"{ELAPSED}"'
 class Tracker:
     """What a test sees. After the test has ended it takes nothing more."""
 
+    gpus: Sequence[str] = ()
+    notes: tuple[str, ...] = ()
+    called = "skipped"
+    """How its call came out; setup alone (--setup-only) is no pass."""
+    _elapsed: float | None = None
+
     def __init__(self, node: pytest.Item) -> None:
-        self.key = key_of(node)
-        self.nodeid = node.nodeid
-        self.gpus: list[str] = []
-        self.notes: list[str] = []
+        self._node = node
         self._values: dict[str, str] = {}
-        self._elapsed: float | None = None
         self._marks = _begin()
-        self._peaks: dict[str, int] = {}
+        self._peaks: dict[str, int] | None = None
         self._pid = os.getpid()
-        self.called = "skipped"  # setup alone (--setup-only) is no pass
         self._began = time.perf_counter()
+
+    @property
+    def key(self) -> str:
+        """Of the test, in the results."""
+        return key_of(self._node)
 
     def track(self, name: str, value: object) -> None:
         """Keep `value`, which JSON must be able to hold, under `name`."""
@@ -79,8 +89,8 @@ class Tracker:
     def payload(self) -> dict[str, Any]:
         """Everything; the metrics as JSON text, which every transport leaves as it is."""
         elapsed = time.perf_counter() - self._began if self._elapsed is None else self._elapsed
-        parts = [f"{encode_basestring_ascii(name)}: {text}" for name, text in self._values.items()]
-        metrics = f"{{{', '.join([*parts, f'{QUOTED}: {elapsed!r}'])}}}"
+        parts = "".join([f"{encode_basestring_ascii(name)}: {text}, " for name, text in self._values.items()])
+        metrics = f"{{{parts}{QUOTED}: {elapsed!r}}}"
         return {"key": self.key, "called": self.called, "metrics": metrics, "gpus": self.gpus, "notes": self.notes}
 
     def _fullest(self) -> tuple[float, str]:
@@ -88,20 +98,23 @@ class Tracker:
 
         if self._elapsed is not None:
             raise TrackError(f"memory: the test {self.key} has ended: read it in the test")
-        peaks, self.gpus, notes = read_peaks(self.nodeid, self._marks)
+        peaks, self.gpus, notes = read_peaks(self._node.nodeid, self._marks)
         for note in notes:
             if note not in self.notes:
-                self.notes.append(note)
+                self.notes += (note,)
                 warnings.warn(f"GPUs cannot be read: {note}", RuntimeWarning, stacklevel=4)
+        known = self._peaks = self._peaks or {}
         for place, value in peaks.items():
-            self._peaks[place] = max(value, self._peaks.get(place, 0))
-        on_gpus = {place: value for place, value in self._peaks.items() if "gpu" in place}
-        value, where = max(((value, place) for place, value in (on_gpus or self._peaks).items()), key=lambda pair: pair[0])
+            known[place] = max(value, known.get(place, 0))
+        on_gpus = {place: value for place, value in known.items() if "gpu" in place}
+        value, where = max(((value, place) for place, value in (on_gpus or known).items()), key=lambda pair: pair[0])
         return value / GB, where
 
 
 def _begin() -> tuple[int, int]:
     """A test begins: what the kernel remembers of this process (as `memory.marks`); a sampler that runs begins anew."""
+    if "resource" not in sys.modules:
+        return 0, 0
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     marks = own.ru_maxrss * 1024, children.ru_maxrss * 1024
     if (reading := sys.modules.get("seatrial.regress.unit.reading")) is not None:
@@ -111,19 +124,28 @@ def _begin() -> tuple[int, int]:
 
 def key_of(node: pytest.Item) -> str:
     """`module::Class::function[parameters]`; the node id where there is no module."""
-    module = getattr(node, "module", None)
-    name = getattr(module, "__name__", None)
+    if Prefix.parent is not node.parent or node.parent is None:
+        Prefix.parent, Prefix.text = node.parent, _prefix(node)
+    return node.nodeid if Prefix.text is None else f"{Prefix.text}::{node.name}"
+
+
+class Prefix:
+    """What the keys of neighbouring tests begin with: pytest walks up the tree to find it."""
+
+    parent: object = None
+    text: str | None = None
+
+
+def _prefix(node: pytest.Item) -> str | None:
+    name = getattr(getattr(node, "module", None), "__name__", None)
     if not isinstance(name, str):
-        return node.nodeid
-    names = [node.name]
-    parent = node.parent
+        return None
+    classes, parent = "", node.parent
     while isinstance(parent, pytest.Class):
-        names.append(parent.name)
-        parent = parent.parent
-    return "::".join([name, *reversed(names)])
+        classes, parent = f"::{parent.name}{classes}", parent.parent
+    return f"{name}{classes}"
 
 
-TRACKER = pytest.StashKey[Tracker]()
 WHERE = pytest.StashKey[tuple[Path, float]]()
 COLLECTOR = "seatrial_tracker_collector"
 DATED = "unit_results"
@@ -134,6 +156,7 @@ class Running:
     """The test that this process runs. The fixture asks here, since the fixture `request` costs ten times what the tracker does."""
 
     item: pytest.Item
+    made: Tracker | None = None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -145,31 +168,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def tracker() -> Generator[Tracker]:
     """Metrics of this test, kept in unit_results.json."""
-    item = Running.item
-    plugins = item.config.pluginmanager
-    if not plugins.has_plugin(Sender.NAME):
-        plugins.register(Sender(), Sender.NAME)
-    made = item.stash[TRACKER] = Tracker(item)
+    made = Running.made = Tracker(Running.item)
     yield made
     made.end()
-
-
-class Sender:
-    """Puts metrics into the last report of a test; it is here once a test has asked for the fixture."""
-
-    NAME = "seatrial_tracker_sender"
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        report = yield
-        if (made := item.stash.get(TRACKER, None)) is None:
-            return report
-        if call.when == "teardown":
-            report.seatrial = made.payload()
-            del item.stash[TRACKER]  # a rerun begins anew
-        elif call.when == "call" or not report.passed:
-            made.called = phase(report)
-        return report
 
 
 def phase(report: pytest.TestReport) -> str:
@@ -194,13 +195,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """What a killed session left is told by the next. Only the controller of pytest-xdist collects."""
     if (history := config.getini("seatrial_history")) not in ("auto", "off"):
         raise pytest.UsageError(f"seatrial_history = {history}: it may be auto or off")
+    config.pluginmanager.register(Reports(config), "seatrial_tracker_reports")
     if hasattr(config, "workerinput"):
         return
     given = config.getoption("--seatrial-results")
     base = config.invocation_params.dir if given else config.rootpath
     directory = Path(base, given or config.getini("seatrial_results"))
     config.stash[WHERE] = (directory, time.time())
-    config.pluginmanager.register(Receiver(config), "seatrial_tracker_receiver")
     if (directory / DATED).is_dir():
         collector(config)
 
@@ -216,15 +217,31 @@ def collector(config: pytest.Config) -> Collector:
     return found
 
 
-class Receiver:
-    """On the controller: hands reports with metrics to the collector."""
+class Reports:
+    """Metrics by way of the reports: a worker of pytest-xdist puts them into the last report of a test, the controller takes them out."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self.sends = hasattr(config, "workerinput")
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Three per test; the last brings the metrics."""
-        if report.when == "teardown" and (payload := getattr(report, "seatrial", None)) is not None:
+        """Three per test, in the process that ran it; before a worker sends them away."""
+        made = Running.made
+        if report.when != "teardown":
+            if made is not None and (report.when == "call" or not report.passed):
+                made.called = phase(report)
+            return
+        if made is not None:
+            payload: dict[str, Any] | None = made.payload()
+            Running.made = None  # a rerun begins anew
+        else:
+            payload = getattr(report, "seatrial", None)
+        if payload is None:
+            return
+        if self.sends:
+            setattr(report, "seatrial", payload)  # noqa: B010 - reports take further attributes along
+        else:
             collector(self.config).keep(report, payload)
 
 
