@@ -95,7 +95,8 @@ def hermetic(
     deadline: Annotated[float, typer.Option("--deadline", min=0.01, help="Minutes after which the command is ended.")] = 60.0,
     log: Annotated[Path | None, typer.Option("--log", help="Keep the output in this file, too.")] = None,
 ) -> None:
-    """Run the command after `--` in a container (--image), or in a fresh environment from the project's lock.
+    """Run the command after `--` in a container (--image), or in a fresh environment from the project's lock:
+    seatrial hermetic -- pytest tests/unit
 
     The exit code is the command's, and the last line says so; else 99 when it could not be started, 1 when --deadline passed.
     """

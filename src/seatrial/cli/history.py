@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from seatrial.cli.history_options import Machine, Metrics, Name, Project, StoreFile, TakeName, opened, taken
+from seatrial.cli.history_options import Chosen, Name, OnlyMetrics, Project, StoreFile, TakeName, choosing, opened, taken
 from seatrial.cli.light import Light, Plain
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="How many runs, the latest; 0 takes all.")]
@@ -57,13 +57,9 @@ def import_(
         raise typer.Exit(ExitCode.USAGE)
 
 
+@choosing
 def show(
-    metrics: Metrics,
-    store: StoreFile = None,
-    project: Project = None,
-    name: Name = None,
-    machine: Machine = None,
-    take: TakeName = "last",
+    chosen: Chosen,
     limit: Limit = 20,
     points: Annotated[bool, typer.Option("--points", help="Every step, of the latest run or of --run.")] = False,
     run: Annotated[int | None, typer.Option("--run", help="With --points: the number of a run.")] = None,
@@ -72,19 +68,19 @@ def show(
     from seatrial.model.errors import UserError
     from seatrial.regress.history import show as showing
 
-    with opened(store) as kept:
-        for metric in showing.chosen(kept, metrics, project):
+    take = taken(chosen.take)
+    with opened(chosen.store) as kept:
+        for metric in showing.chosen(kept, chosen.metrics, chosen.project):
             some = limit or None
             if points:
-                values = kept.values(metric, project=project, name=name, machine=machine, limit=1 if run is None else None)
+                values = kept.values(metric, **chosen.of, limit=1 if run is None else None)
                 values = [one for one in values if run in (None, one.run.id)]
                 if not values:
                     raise UserError(f"{metric}: no run {run if run is not None else ''} has it", "seatrial history runs lists the runs")
                 lines = showing.point_lines(kept, values[0].run, metric)
             else:
-                values = kept.values(metric, project=project, name=name, machine=machine, take=taken(take), limit=some)
-                total = kept.count(metric, project=project, name=name, machine=machine)
-                lines = showing.metric_lines(metric, values, taken(take), total)
+                values = kept.values(metric, **chosen.of, take=take, limit=some)
+                lines = showing.metric_lines(metric, values, take, kept.count(metric, **chosen.of))
             typer.echo("\n".join(lines))
 
 
@@ -111,7 +107,7 @@ def runs(
 def compare(
     before: Annotated[str, typer.Argument(metavar="REV1", help="A revision of the repository here, or the beginning of a commit.")],
     after: Annotated[str, typer.Argument(metavar="REV2")],
-    metrics: Annotated[list[str] | None, typer.Option("--metric", help="Only these; * and ? stand for anything; repeatable.")] = None,
+    metrics: OnlyMetrics = None,
     store: StoreFile = None,
     project: Project = None,
     take: TakeName = "last",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seatrial.cli.history_options import Machine, Metrics, Name, Project, StoreFile, TakeName, opened, taken
+from seatrial.cli.history_options import Chosen, Name, OnlyMetrics, Project, StoreFile, TakeName, choosing, opened, taken
 
 if TYPE_CHECKING:
     from seatrial.regress.history.adding import Stated
@@ -17,21 +17,17 @@ if TYPE_CHECKING:
 Last = Annotated[int, typer.Option("--last", min=5, help="So many baselines, the latest.")]
 
 
+@choosing
 def trend(
-    metrics: Metrics,
-    store: StoreFile = None,
-    project: Project = None,
-    name: Name = None,
-    machine: Machine = None,
-    take: TakeName = "last",
+    chosen: Chosen,
     alarm: Annotated[float, typer.Option("--alarm", help="Chance of a false change in a series without one.")] = 0.01,
     every: Annotated[bool, typer.Option("--every", help="Also runs that are poisoned.")] = False,
 ) -> None:
     """Find where metrics changed: steps, drifts, outliers, with commits."""
     from seatrial.regress.history.trend import trend as trend_of
 
-    with opened(store) as kept:
-        found = trend_of(kept, metrics, project=project, name=name, machine=machine, take=taken(take), alarm=alarm, every=every)
+    with opened(chosen.store) as kept:
+        found = trend_of(kept, chosen.metrics, **chosen.of, take=taken(chosen.take), alarm=alarm, every=every)
         typer.echo("\n".join(found.lines()))
 
 
@@ -42,7 +38,7 @@ def gate(
             metavar="[RUN|PATH]", help="The run under test: its number, or a file or directory of results. Default: the latest."
         ),
     ] = None,
-    metrics: Annotated[list[str] | None, typer.Option("--metric", help="Only these; * and ? stand for anything; repeatable.")] = None,
+    metrics: OnlyMetrics = None,
     store: StoreFile = None,
     project: Project = None,
     name: Name = None,
@@ -88,13 +84,9 @@ def _under_test(kept: Store, asked: str | None, stated: Stated, take: Take) -> t
     return subject, kept.of_run(subject.id, take=take)
 
 
+@choosing
 def calibrate(
-    metrics: Metrics,
-    store: StoreFile = None,
-    project: Project = None,
-    name: Name = None,
-    machine: Machine = None,
-    take: TakeName = "last",
+    chosen: Chosen,
     last: Annotated[int | None, typer.Option("--last", min=2, help="Only so many runs, the latest.")] = None,
     false_alarms: Annotated[float, typer.Option("--false-alarms", help="The highest share of good runs that may miss.")] = 0.01,
     every: Annotated[bool, typer.Option("--every", help="Also runs that are not trusted.")] = False,
@@ -102,16 +94,6 @@ def calibrate(
     """Propose thresholds for checks from the runs there are, with their rate of false alarms."""
     from seatrial.regress.history.calibrate import calibrate as proposed
 
-    with opened(store) as kept:
-        found = proposed(
-            kept,
-            metrics,
-            project=project,
-            name=name,
-            machine=machine,
-            take=taken(take),
-            last=last,
-            false_alarms=false_alarms,
-            every=every,
-        )
+    with opened(chosen.store) as kept:
+        found = proposed(kept, chosen.metrics, **chosen.of, take=taken(chosen.take), last=last, false_alarms=false_alarms, every=every)
         typer.echo("\n".join(found.lines()))

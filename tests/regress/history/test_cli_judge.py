@@ -159,3 +159,15 @@ def test_queries_read_their_words_without_pydantic(tmp_path: Path, store: Path) 
     answer = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     assert "the last 3 of 30 runs" in answer.stdout
     assert json.loads(answer.stdout.splitlines()[-1]) is False
+
+
+@pytest.mark.parametrize("command", ["show", "trend", "calibrate"])
+def test_all_that_take_metrics_choose_runs_alike(tmp_path: Path, store: Path, command: str) -> None:
+    help_ = history(command, "--help", store=store, cwd=tmp_path).stdout
+    assert all(f"--{option} " in help_ for option in ("store", "project", "name", "machine", "take"))
+    nobody = history(command, "*", "--machine", "no such machine", store=store, cwd=tmp_path)
+    everybody = history(command, "*", store=store, cwd=tmp_path)
+    assert everybody.returncode == 0, everybody.stderr
+    assert nobody.stdout != everybody.stdout
+    wrong = history(command, "*", "--take", "middle", store=store, cwd=tmp_path)
+    assert (wrong.returncode, "--take middle" in wrong.stderr) == (2, True)

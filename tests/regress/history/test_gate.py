@@ -186,3 +186,25 @@ def test_the_gate_writes_nothing(store: Store) -> None:
     before = store.path.read_bytes(), len(store.runs())
     gate(store, key)
     assert (store.path.read_bytes(), len(store.runs())) == before
+
+
+def test_a_run_that_failed_does_not_pass_whatever_its_metrics_say(store: Store) -> None:
+    calm(store)
+    for passed, verdict in ((False, Verdict.FAIL), (None, Verdict.PASS), (True, Verdict.PASS)):
+        run = Run(project="p", kind=Kind.METRICS, name="n", time=100, machine="m", passed=passed, digest=f"under test {passed}")
+        assert store.add(run, [point("loss", 10.05, 1)])
+        key = next(kept.id for kept in store.runs() if kept.digest == run.digest)
+        assert key is not None
+        found = gate(store, key)
+        assert only(found).verdict is Verdict.PASS
+        assert found.verdict is verdict
+        text = "\n".join(found.lines())
+        assert ("the run itself failed" in text) == (passed is False)
+        assert ("outcome unknown" in text) == (passed is None)
+
+
+def test_a_run_that_failed_and_has_no_baseline_fails(store: Store) -> None:
+    store.add(Run(project="p", kind=Kind.METRICS, name="n", time=1, passed=False, digest="d"), [point("loss", 1.0, 1)])
+    found = gate(store, 1)
+    assert found.verdict is Verdict.FAIL
+    assert found.lines()[-1].startswith("Fail: ")

@@ -169,7 +169,9 @@ def test_a_checkout_holds_one_file_of_ours_and_the_code_is_kept_elsewhere(small:
 
 def test_code_that_nobody_used_for_a_month_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    old, new = cache.place() / "aa" / "old", cache.place() / "aa" / "new"
+    place = cache.place()
+    assert place is not None
+    old, new = place / "aa" / "old", place / "aa" / "new"
     old.parent.mkdir(parents=True)
     for path in (old, new):
         path.write_bytes(b"")

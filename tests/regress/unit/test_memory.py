@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.regress.hermetic import container
 from seatrial.regress.unit import gpus, memory
 
 from .tracked import latest, session
@@ -165,3 +166,17 @@ def test_a_library_without_a_driver_is_told_and_means_no_gpu(tmp_path: Path) -> 
     assert read["metrics"]["test_it::test_gpu"]["mem/where"] == "process tree"
     assert any("nvmlInit_v2 failed with code 9" in note for note in read["notes"])
     assert "RuntimeWarning: GPUs cannot be read: nvmlInit_v2 failed with code 9" in done.stdout
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_containers_ask_the_same_place_for_gpus(monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
+    monkeypatch.setattr(container, "devices_here", lambda: here)
+    assert container.make_box("docker", "image", (), ()).gpus is here
+
+
+def test_other_devices_of_the_driver_are_no_gpus(tmp_path: Path) -> None:
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        (tmp_path / name).touch()
+    assert not gpus.devices_here(tmp_path)
+    (tmp_path / "nvidia11").touch()
+    assert gpus.devices_here(tmp_path)

@@ -294,3 +294,15 @@ def test_a_forked_child_is_told_that_its_metrics_would_get_lost(tmp_path: Path) 
     )
     session(tmp_path)
     assert latest(tmp_path)["outcomes"] == {"test_it::test_a": "passed"}
+
+
+def test_a_file_that_git_does_not_know_makes_the_tree_dirty_and_our_own_results_do_not(tmp_path: Path) -> None:
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one", "--allow-empty"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    code = 'def test_a(tracker):\n    tracker.track("x", 1)\n'
+    session(tmp_path, code)
+    assert latest(tmp_path)["git_dirty"] is True, "the test itself is not known yet"
+    subprocess.run(["git", "add", "test_it.py", "pytest.ini"], cwd=tmp_path, check=True)
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "two"], cwd=tmp_path, check=True)
+    session(tmp_path, code)
+    assert latest(tmp_path)["git_dirty"] is False

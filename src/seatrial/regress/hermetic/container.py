@@ -31,6 +31,7 @@ from seatrial.regress.hermetic.render import (
     left_words,
     run_words,
 )
+from seatrial.regress.unit.gpus import devices_here
 from seatrial.report.text import one_line
 
 ANSWER_S, IMPORT_S, REMOVE_S = 60.0, 3600.0, 120.0
@@ -68,11 +69,6 @@ def parse_mount(text: str) -> Mount:
     if not parts[1].startswith("/"):
         raise UserError(f"--mount {text}: {parts[1]} is not absolute", "give the whole path in the container")
     return Mount(source=source, target=parts[1], read_only=parts[2:] == ["ro"])
-
-
-def gpus_present() -> bool:
-    """Whether this machine has NVIDIA GPUs."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def own_mounts(*places: Path) -> tuple[Mount, ...]:
@@ -119,8 +115,9 @@ class Container(Place):
         self.notes = (f"ran in {box.image} ({box.engine})",)
 
     def prepare(self) -> None:
-        """Fetch and unpack, where the engine does not do so itself."""
+        """Fetch and unpack: an image that cannot be had is Blocked, not a command that failed."""
         if self.box.engine != "enroot":
+            self._fetch()
             return
         self._scratch = Path(tempfile.mkdtemp(prefix="seatrial-enroot-"))
         for words in before_words(self.box, self._name, self._scratch):
@@ -129,6 +126,15 @@ class Container(Place):
                 self.remove()
                 message = f"{shlex.join(words)}: {one_line(done.stderr or done.stdout)[-300:]}"
                 raise BlockedError(Boundary.ENVIRONMENT, message, "check the name of the image and the access to its registry")
+
+    def _fetch(self) -> None:
+        image = self.box.image
+        if _call((self.box.engine, "image", "inspect", image), ANSWER_S).returncode == 0:
+            return
+        done = _call((self.box.engine, "pull", image), IMPORT_S)
+        if done.returncode != 0:
+            message = f"{self.box.engine} pull {image}: {one_line(done.stderr or done.stdout)[-300:]}"
+            raise BlockedError(Boundary.ENVIRONMENT, message, "check the name of the image and the access to its registry, or build it")
 
     def command(self, argv: tuple[str, ...], cwd: Path) -> tuple[tuple[str, ...], dict[str, str]]:
         """A container of its own for each command; the client has the caller's variables, the container those that are named."""
@@ -169,7 +175,7 @@ class Container(Place):
 
 def make_box(engine: Engine, image: str, mounts: tuple[Mount, ...], env: tuple[str, ...]) -> Box:
     """A container of the caller, with the GPUs of this machine."""
-    gpus = gpus_present()
+    gpus = devices_here()
     if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
         env = tuple(dict.fromkeys((*env, "CUDA_VISIBLE_DEVICES")))
     return Box(engine=engine, image=image, mounts=mounts, env=env, gpus=gpus, user=caller())

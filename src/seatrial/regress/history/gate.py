@@ -7,6 +7,7 @@
   until that run is marked. Fewer than `fewest` runs: Blocked, since nothing was compared.
 - A metric that is new, so that no reference run has it, is told as Skipped, and Blocked where it was asked for by name. It takes no
   part in the verdict of the whole, unless nothing else was compared: then that is Blocked.
+- A run that failed is Fail, wherever its metrics lie; that nobody knows whether it passed is said.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class Gate:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of what has a baseline; where nothing has, nothing was compared."""
+        """The worst of what has a baseline; where nothing has, nothing was compared. A run that failed cannot pass."""
+        if self.run.passed is False:
+            return Verdict.FAIL
         compared = [judged.verdict for judged in self.judged if judged.verdict is not Verdict.SKIPPED]
         return worst(compared) if compared else Verdict.BLOCKED
 
@@ -87,7 +90,14 @@ class Gate:
         order = (Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED, Verdict.PASS)
         found = [judged.line() for verdict in order for judged in self.judged if judged.verdict is verdict]
         counts = ", ".join(f"{sum(judged.verdict is verdict for judged in self.judged)} {verdict}" for verdict in order)
-        return [*found, *self._alarms(), f"{self.verdict}: {counts}" if self.judged else f"{self.verdict}: no metric to compare"]
+        whole = f"{self.verdict}: {counts}" if self.judged else f"{self.verdict}: no metric to compare"
+        return [*self._outcome(), *found, *self._alarms(), f"{whole}; the run itself failed" if self.run.passed is False else whole]
+
+    def _outcome(self) -> list[str]:
+        """What is known of the run itself, unless it passed."""
+        if self.run.passed is None:
+            return ["outcome unknown: the results do not say whether the run passed, so only its metrics are judged"]
+        return [] if self.run.passed else [f"{Verdict.FAIL:<7} the run itself failed, wherever its metrics lie"]
 
     def _alarms(self) -> list[str]:
         """What the bands are worth: the more metrics, the more of them fail by chance."""

@@ -90,6 +90,20 @@ def commit(root: Path) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+def top(root: Path) -> Path:
+    """The top of the git repository that `root` belongs to; `root` itself where there is none, or where git ignores it."""
+    for above in (root, *root.parents):
+        if (above / ".git").exists():
+            break
+    else:
+        return root
+    try:
+        ignored = subprocess.run(["git", "-C", str(above), "check-ignore", "-q", str(root)], capture_output=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return root if above == root else above
+    return root if above != root and ignored.returncode == 0 else above
+
+
 def options(config: pytest.Config, before: frozenset[str]) -> Version:
     """Values of the options that came with the project's conftests; `before` are the names that were there without them."""
     found = {key: value for key, value in vars(config.option).items() if key not in before and key not in HOW}

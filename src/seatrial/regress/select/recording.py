@@ -36,7 +36,7 @@ class Recording:
         sitting = self._sitting
         trace = sitting.directory / "trace"
         trace.mkdir()
-        skip = [str(glob) for glob in sitting.config.getini("seatrial_select_skip")]
+        skip = self._globs("seatrial_select_skip")
         self._tracer = start_tracing(trace, sitting.root, cache.place(), skip, sitting.config)
         self._contexts = Contexts(self._tracer, self._journal, sitting.project)
         return self._contexts
@@ -64,11 +64,17 @@ class Recording:
         found = self._evidence()
         if not any(one.tests for one in found):
             return
-        inputs = [str(glob) for glob in sitting.config.getini("seatrial_select_inputs")]
+        inputs = self._globs("seatrial_select_inputs")
         common = sitting.common()
         recorder = Recorder(sitting.digests, found, inputs, common)
         outcomes = [outcome for one in found for outcome in recorder.outcomes(one)]
         state.save(sitting.state, sitting.asked.given, sitting.asked.commit, outcomes, sitting.digests.fresh, sitting.now)
+
+    def _globs(self, name: str) -> list[str]:
+        """Globs of the ini file: relative to the project, or to pytest's root below it."""
+        given = [str(glob) for glob in self._sitting.config.getini(name)]
+        below = self._sitting.below
+        return [*given, *(f"{below}/{glob}" for glob in given)] if below else given
 
     def _evidence(self) -> list[evidence.Evidence]:
         if self._sitting.role == "single":

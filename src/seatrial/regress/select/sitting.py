@@ -1,5 +1,6 @@
 """One session of selection: what it was asked, where it writes, and what it chose.
 
+- The project is the git repository around pytest's root, or that root itself: sources above it count. The state file stays where it was.
 - The controller makes a directory below `.seatrial-select/` and leaves in it what workers must know; a worker finds it by a variable.
 - Nobody writes the state file while tests run; the controller does, once, at the end.
 - Everything that was started or written for the session is gone after `close`, also when pytest gives up early.
@@ -10,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -27,6 +30,7 @@ from seatrial.regress.select.gather.records import Common
 
 VARIABLE = "SEATRIAL_SELECT_SESSION"
 DIRECTORY = ".seatrial-select"
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,14 @@ class Sitting:
         self.role = role
         self.directory = directory
         self.asked = asked
-        self.root = Path(os.path.realpath(config.rootpath))
+        self.root = project_root(config)
         self.state = state_path(config)
+        self.lock = -1
         self.chosen: Chosen | None = None
         self._before = before
         self._common: Common | None = None
-        self.project = Project.walk(self.root, asked.path)
+        self.below = _below(config, self.root)
+        self.project = Project.walk(self.root, asked.path, self.below)
         self.loaded = state.load(self.state, asked.given)
         self.digests = Digests(self.project, self.loaded.kept)
 
@@ -94,16 +100,18 @@ class Sitting:
             own = Path(above, worker if not Path(above, worker).exists() else f"{worker}-{os.getpid()}")
             own.mkdir()
             return cls(config, "worker", own, asked, before)
-        root = Path(os.path.realpath(config.rootpath))
+        root = project_root(config)
         given, variables = circumstances.given(config, root), circumstances.variables()
         asked = Asked(select, why, picked, circumstances.commit(root), given, list(sys.path), variables)
-        directory = _directory(state_path(config).parent / DIRECTORY)
+        directory, lock = _directory(state_path(config).parent / DIRECTORY)
         (directory / "asked.json").write_text(json.dumps(asdict(asked)))
         namespace = config.known_args_namespace
         spread = bool(getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None))
         if spread:
             os.environ[VARIABLE] = str(directory)
-        return cls(config, "controller" if spread else "single", directory, asked, before)
+        sitting = cls(config, "controller" if spread else "single", directory, asked, before)
+        sitting.lock = lock
+        return sitting
 
     def common(self) -> Common:
         """Dependencies that are no files; first asked for when the session begins, since tests may change options."""
@@ -153,6 +161,9 @@ class Sitting:
             if os.environ.get(VARIABLE) == str(self.directory):
                 del os.environ[VARIABLE]
             shutil.rmtree(self.directory, ignore_errors=True)
+            if self.lock >= 0:
+                os.close(self.lock)
+                self.lock = -1
             try:
                 self.directory.parent.rmdir()
             except OSError:
@@ -164,26 +175,63 @@ def state_path(config: pytest.Config) -> Path:
     return Path(os.path.realpath(config.rootpath)) / (str(config.getini("seatrial_select_state")) or f"{DIRECTORY}.sqlite")
 
 
+def project_root(config: pytest.Config) -> Path:
+    return circumstances.top(Path(os.path.realpath(config.rootpath)))
+
+
+def _below(config: pytest.Config, root: Path) -> str:
+    below = Path(os.path.realpath(config.rootpath)).relative_to(root).as_posix()
+    return "" if below == "." else below
+
+
 def _own_directory(above: Path) -> Path:
     for _ in range(100):
         above.mkdir(parents=True, exist_ok=True)
         try:
-            return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=above))
+            return Path(tempfile.mkdtemp(prefix=f"{socket.gethostname()}-{os.getpid()}-", dir=above))
         except FileNotFoundError:
             continue  # another session ended at this moment and took the empty directory away
     raise FileNotFoundError(2, "it is removed again and again", str(above))
 
 
-def _directory(above: Path) -> Path:
-    """A new directory for this process; those of processes that are gone are removed."""
+def _locked(directory: Path) -> int:
+    """A descriptor that holds the lock of a session's directory; -1 when another process has it, or nobody can tell."""
+    try:
+        import fcntl
+
+        file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (ImportError, OSError):
+        return -1
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return -1
+    return file
+
+
+def _left(directory: Path) -> bool:
+    """Whether the session of a directory is over: nobody holds its lock, and it was of this machine or is older than a day. A lock alone
+    is not seen from every other machine."""
+    age = time.time() - directory.stat().st_mtime
+    if not directory.name.startswith(f"{socket.gethostname()}-") and age < DAY_S:
+        return False
+    lock = _locked(directory)
+    if lock >= 0:
+        os.close(lock)
+    return lock >= 0
+
+
+def _directory(above: Path) -> tuple[Path, int]:
+    """A new directory for this process, and its lock; those of sessions that are over are removed."""
     try:
         own = _own_directory(above)
+        lock = _locked(own)
         (own / ".gitignore").write_text("*\n")
         for old in above.iterdir():
-            pid = old.name.partition("-")[0]
-            if old != own and not (pid.isdigit() and Path("/proc", pid).exists()):
+            if old != own and _left(old):
                 shutil.rmtree(old, ignore_errors=True)
-        return own
+        return own, lock
     except OSError as error:
         message = f"{above}: cannot write: {error.strerror}; make it writable, or set seatrial_select_state to another place"
         raise pytest.UsageError(message) from error

@@ -1,7 +1,9 @@
 """The state file: one sqlite file beside the project's tests, written once at the end of a session by one process.
 
 - `load` gives what is known, or nothing and the reason: another schema, Python, root, distributions or pytest options are not trusted.
-- A damaged file is set aside under another name and said so; it never breaks a session.
+- A damaged file is set aside under another name and said so; it never breaks a session. One that is locked, or that cannot be opened, is
+  healthy as far as we know: it is not trusted this time, and stays.
+- `save` reads and writes in one transaction that holds the lock, so sessions beside each other lose nothing.
 - A record names sets of versions; a set is stored once, however many tests share it. The last 8 commits of a test are kept.
 - A test that fails loses the passing records that hold right now: they claimed what has just been refuted.
 """
@@ -22,16 +24,25 @@ from seatrial.regress.select.choose import Changed, Known, Now
 from seatrial.regress.select.files.digests import Version
 from seatrial.regress.select.files.facts import Facts, sha
 
-SCHEMA = 2
+SCHEMA = 3
+WAIT_S = 30.0
 COMMITS = 8
 TABLES = """
 create table meta (key text primary key, value text not null);
-create table versions (id integer primary key, path text not null, block text not null, digest text not null, unique (path, block, digest));
-create table sets (id integer primary key, hash text not null unique, members blob not null);
+create table versions (id integer primary key autoincrement, path text not null, block text not null, digest text not null,
+  unique (path, block, digest));
+create table sets (id integer primary key autoincrement, hash text not null unique, members blob not null);
 create table records (test text not null, commit_id text not null, sets text not null, time real not null, primary key (test, commit_id));
 create table failed (test text primary key, time real not null);
 create table facts (sha text primary key, data blob not null, time real not null);
 """
+
+NAMES = frozenset({"meta", "versions", "sets", "records", "failed", "facts"})
+DAMAGE = (sqlite3.DatabaseError, ValueError, TypeError, zlib.error)
+
+
+class _Damaged(Exception):
+    """What is there cannot be read."""
 
 
 @dataclass(slots=True)
@@ -61,28 +72,42 @@ def load(path: Path, given: dict[str, str]) -> Loaded:
         return Loaded(told="nothing recorded yet")
     try:
         with closing(_connect(path)) as base:
-            if not base.execute("select count(*) from sqlite_master").fetchone()[0]:
-                return Loaded(told="nothing recorded yet")
-            kept = dict(base.execute("select key, value from meta"))
-            different = [key for key in sorted({*kept, *given, "schema"}) if kept.get(key) != {**given, "schema": str(SCHEMA)}.get(key)]
-            if different:
-                return Loaded(told=f"recorded with another {', another '.join(different)}")
-            return _read(base)
-    except (sqlite3.Error, ValueError, TypeError, zlib.error) as error:
-        return Loaded(told=f"the state file was damaged ({error}) and is now {set_aside(path).name}")
+            base.execute("begin")  # one moment for all that is read
+            return _trusted(base, given)
+    except sqlite3.OperationalError as error:
+        return Loaded(told=f"the state file cannot be read now ({error})")
+    except DAMAGE as error:
+        return Loaded(told=f"the state file was damaged ({error}){set_aside(path)}")
 
 
-def set_aside(path: Path) -> Path:
-    """Rename what cannot be read, so that nobody trusts it and nobody loses it."""
+def _trusted(base: sqlite3.Connection, given: dict[str, str]) -> Loaded:
+    """What an open file holds, if it may be believed."""
+    tables = {name for (name,) in base.execute("select name from sqlite_master where type = 'table'")}
+    if "meta" not in tables:
+        return Loaded(told="nothing recorded yet")
+    kept = dict(base.execute("select key, value from meta"))
+    different = [key for key in sorted({*kept, *given, "schema"}) if kept.get(key) != {**given, "schema": str(SCHEMA)}.get(key)]
+    if different:
+        return Loaded(told=f"recorded with another {', another '.join(different)}")
+    if not tables >= NAMES:
+        return Loaded(told=f"the state file has no {', no '.join(sorted(NAMES - tables))}")
+    return _read(base)
+
+
+def set_aside(path: Path) -> str:
+    """Rename what cannot be read, so that nobody trusts it and nobody loses it; says how it is called now."""
     number = 1
-    while (target := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    path.replace(target)
-    return target
+    try:
+        while (target := path.with_name(f"{path.name}.damaged-{number}")).exists():
+            number += 1
+        path.replace(target)
+    except OSError as error:
+        return f", and could not be renamed ({error.strerror})"
+    return f" and is now {target.name}"
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=30, isolation_level=None)
+    return sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
 
 
 def _read(base: sqlite3.Connection) -> Loaded:
@@ -99,9 +124,23 @@ def _read(base: sqlite3.Connection) -> Loaded:
 
 def save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outcome], fresh: dict[str, Facts], now: Now) -> None:
     """Write what a session saw, in one transaction: all of it or nothing."""
-    loaded = load(path, given)
+    every = list(outcomes)
+    try:
+        _save(path, given, commit, every, fresh, now)
+    except _Damaged:
+        set_aside(path)
+        _save(path, given, commit, every, fresh, now)
+
+
+def _save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outcome], fresh: dict[str, Facts], now: Now) -> None:
     with closing(_connect(path)) as base:
-        base.execute("begin immediate")
+        try:
+            base.execute("begin immediate")
+            loaded = _trusted(base, given)
+        except sqlite3.OperationalError:
+            raise  # locked, or not to be written: nothing is wrong with the file
+        except DAMAGE as error:
+            raise _Damaged(str(error)) from error
         if loaded.told:
             _clear(base, given)
         changed = Changed(loaded.known, now)
@@ -122,7 +161,7 @@ def save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outc
 
 
 def _clear(base: sqlite3.Connection, given: dict[str, str]) -> None:
-    names = [name for (name,) in base.execute("select name from sqlite_master where type = 'table'")]
+    names = [name for (name,) in base.execute("select name from sqlite_master where type = 'table' and name not like 'sqlite_%'")]
     for name in names:
         base.execute(f'drop table "{name}"')
     for statement in filter(str.strip, TABLES.split(";")):

@@ -54,9 +54,9 @@ def names_here(library: str = LIBRARY) -> list[str]:
         found.close()
 
 
-def devices_here() -> bool:
+def devices_here(devices: Path = Path("/dev")) -> bool:
     """Whether the kernel shows a GPU of NVIDIA, whatever NVML says."""
-    return any(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
+    return any(path.name[6:].isdigit() for path in devices.glob("nvidia*"))
 
 
 def _open(library: str) -> ctypes.CDLL | None:

@@ -1,17 +1,21 @@
 """Where results come from: commit, branch, uncommitted changes and the name of the project.
 
-- One `git` process. Only tracked files count as changes: results are written into the checkout themselves.
+- One `git` process. Files that git does not know count as changes (a conftest.py among them changes what is measured), but for what our
+  own plugins write there.
 - No git, no repository, no commit yet: None, which is no error. A git that fails or hangs is a note.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 GIT_S = 20
+OURS = re.compile(r"\? (?:.*/)?(?:unit_results(?:\.json|/)|\.seatrial-select)")
+"""What the plugins leave, as git lists it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class Origin:
 
 def read_origin(root: Path) -> Origin:
     """Of the checkout that holds `root`."""
-    call = ["git", "-C", str(root), "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    call = ["git", "-C", str(root), "status", "--porcelain=v2", "--branch", "--untracked-files=normal"]
     name = project(root)
     try:
         done = subprocess.run(call, capture_output=True, text=True, errors="replace", check=False, timeout=GIT_S, stdin=subprocess.DEVNULL)
@@ -41,7 +45,7 @@ def read_origin(root: Path) -> Origin:
     lines = done.stdout.splitlines()
     head = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
     commit, branch = head.get("branch.oid"), head.get("branch.head")
-    dirty = any(not line.startswith("#") for line in lines)
+    dirty = any(not line.startswith("#") and not OURS.match(line) for line in lines)
     return Origin(name, None if commit == "(initial)" else commit, None if branch == "(detached)" else branch, dirty)
 
 

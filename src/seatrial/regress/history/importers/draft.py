@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,7 +117,8 @@ def _keys(value: Any) -> int:
 
 def machine_here(gpus: list[str] | tuple[str, ...] = ()) -> str:
     """The kind of this machine. Names of hosts say nothing: those of containers and of cluster nodes change from run to run."""
-    cpus = f"{os.uname().machine}, {len(os.sched_getaffinity(0))} CPUs"
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has no affinity
+    cpus = f"{platform.machine()}, {count} CPUs"
     if not gpus:
         return cpus
     return f"{cpus}, {counted(gpus)}"

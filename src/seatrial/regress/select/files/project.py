@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -43,10 +44,14 @@ class Project:
     environments: tuple[str, ...]
     roots: tuple[str, ...]
     roots_of: dict[str, tuple[str, ...]]
+    began: int = 0
+    below: str = ""
+    """Where pytest's root lies, as a path in the project."""
 
     @classmethod
-    def walk(cls, root: Path, path: Sequence[str] = ()) -> Self:
-        """Look at everything under `root`; `path` is the import path before collection."""
+    def walk(cls, root: Path, path: Sequence[str] = (), below: str = "") -> Self:
+        """Look at everything under `root`; `path` is the import path before collection, `below` pytest's own root."""
+        began = time.time_ns()
         stamps: dict[str, Stamp] = {}
         names: dict[str, tuple[str, ...]] = {}
         environments = []
@@ -66,8 +71,9 @@ class Project:
                     found = stamp(Path(entry.path))
                     if found is not None:
                         stamps[name] = found
-        roots = tuple(sorted(_roots(root, stamps, path)))
-        return cls(root, stamps, names, tuple(environments), roots, _tops(stamps, roots))
+        starts = [*path, str(root / below), str(root / below / "src")]
+        roots = tuple(sorted(_roots(root, stamps, starts)))
+        return cls(root, stamps, names, tuple(environments), roots, _tops(stamps, roots), began, below)
 
     def python(self) -> list[str]:
         """Every Python file of the project."""

@@ -19,6 +19,10 @@ SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "source", "."})
 WORD = re.compile(r"[\w@%+=:,./~*?\[\]-]+")
 MAKES = frozenset({"make", "gmake"})
 MAKEFILES = ("GNUmakefile", "makefile", "Makefile")
+HIDING = re.compile(
+    r"\benv\s+(-\S*\s+)*(-i\b|-\s|--ignore-environment|-u\s*(PYTHONPATH|SEATRIAL))|\bunset\b|\bPYTHONPATH=|\s-\w*[IES]\w*\s|\bsudo\b"
+)
+"""A shell that runs Python so that it cannot report."""
 MODULE = re.compile(r"-m\s+([\w.]+)")
 
 
@@ -42,6 +46,12 @@ def named(argv: Sequence[str], project: Project, here: str = "", *, python: bool
             for module in MODULE.findall(text):
                 pending.extend(_modules(["-m", module], project))
     return frozenset(found)
+
+
+def hides(argv: Sequence[str], paths: Iterable[str], project: Project) -> bool:
+    """Whether a command, or a script among the files that it names, takes our variables from the programs that it runs."""
+    texts = [" ".join(argv), *filter(None, (_script(path, project) for path in paths))]
+    return any(HIDING.search(text) for text in texts)
 
 
 def _words(text: str) -> list[str]:

@@ -4,7 +4,9 @@
   runs tasks brings the epoch alone.
 - A program that a fixture (or the session) started belongs to it for its whole life, whenever it did what it did: a server may still be
   starting while the first test runs, and the second test uses what it did then.
-- A Python child that was started and never said hello is silent: its deeds are not known.
+- A Python child that was started and did not say hello is silent: its deeds are not known. They are counted, by command line and epoch:
+  another test's child with the same command line does not speak for this one's. A child may be slow to say hello, so those that spoke in
+  a later epoch stand for those that are missing, if there are enough of them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from seatrial.regress.select.gather.evidence import Deed
@@ -25,15 +28,46 @@ PYTHON = re.compile(r"^(python|pypy)[\d.]*t?$")
 class Children:
     """All children of one pytest process."""
 
-    def __init__(self, children: Sequence[tuple[Process, list[Event]]]) -> None:
-        self._children = children
+    def __init__(self, children: Sequence[tuple[Process, list[Event]]], deeds: Mapping[int, Iterable[Deed]]) -> None:
+        """`deeds`: what the pytest process did, by epoch."""
+        self._quiet = _quiet(children, deeds)
+        children = self._children = [(process, list(self._marked(events))) for process, events in children]
         self._by_log = {process.log: (process, events) for process, events in children}
         self._last: dict[int, list[tuple[str, int]]] = {}  # an epoch: children that did something in it, and where their last deed stands
         for process, events in children:
             for epoch, at in {event.epoch: at for at, event in enumerate(events)}.items():
                 self._last.setdefault(epoch, []).append((process.log, at))
-        self.spoke = {_key(process.argv) for process, _ in children}
-        self.words = frozenset(PurePath(word).name for process, _ in children for word in process.argv)
+        self._words: dict[int, Counter[str]] = {}  # an epoch: names on the command lines of those that said hello in it
+        for process, events in children:
+            if events:
+                found = {PurePath(word).name for part in process.argv for word in part.split()}
+                self._words.setdefault(events[0].epoch, Counter()).update(found | {name.rpartition(".")[2] for name in found})
+
+    def _marked(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            yield event
+            if event.kind == kinds.SPAWN and (event.epoch, _key(_argv(event.a))) in self._quiet:
+                yield event._replace(kind=kinds.MUTE)
+
+    def own(self, epoch: int, deeds: Iterable[Deed]) -> list[Deed]:
+        """What the pytest process did, with a mark for each child of its that did not speak."""
+        return [(kind, a, b) for kind, _, a, b in self._marked(Event(kind, epoch, a, b) for kind, a, b in deeds)]
+
+    def unheard(self, paths: Mapping[str, int], epochs: Iterable[int]) -> set[str]:
+        """Python files that commands name, of which fewer children say that they ran them, in these epochs, than there were commands."""
+        words: Counter[str] = Counter()
+        for epoch in epochs:
+            words.update(self._words.get(epoch, {}))
+        found = set()
+        for path, times in paths.items():
+            place = PurePath(path)
+            names = {place.name, place.stem, place.parent.name if place.stem in ("__main__", "__init__") else place.stem}
+            if max(words[name] for name in names) < times:
+                found.add(path)
+        return found
+
+    def epochs(self, until: int) -> list[int]:
+        return [epoch for epoch in self._words if epoch <= until]
 
     def lives(self, epoch: int) -> tuple[list[Deed], bool]:
         """What belongs to an epoch, and whether something of it was lost."""
@@ -86,28 +120,36 @@ class Children:
         return found
 
 
-def silent(deeds: Iterable[Deed], children: Children) -> Iterator[tuple[list[str], str]]:
+def _quiet(children: Sequence[tuple[Process, list[Event]]], deeds: Mapping[int, Iterable[Deed]]) -> set[tuple[int, tuple[str, ...]]]:
+    """Epochs and command lines of which more Pythons were started than said hello."""
+    spawned = [(epoch, a) for epoch, found in deeds.items() for kind, a, _ in found if kind == kinds.SPAWN]
+    spawned += [(event.epoch, event.a) for _, events in children for event in events if event.kind == kinds.SPAWN]
+    missing = Counter((epoch, _key(_argv(a))) for epoch, a in spawned if is_python(_argv(a)))
+    spoke = Counter((events[0].epoch, _key(process.argv)) for process, events in children if events and process.kind != "fork")
+    both = missing & spoke
+    missing, late = missing - both, spoke - both
+    found = set()
+    for epoch, key in missing:
+        wanted = sum(times for (_, one), times in missing.items() if one == key)
+        after = sum(times for (at, one), times in late.items() if one == key and at > epoch)
+        if after < wanted:
+            found.add((epoch, key))
+    return found
+
+
+def silent(deeds: Iterable[Deed]) -> Iterator[tuple[list[str], str]]:
     """Command lines and directories of Pythons that never reported."""
     for kind, a, b in deeds:
-        if kind == kinds.SPAWN:
-            argv = [str(word) for word in json.loads(a)]
-            if is_python(argv) and _key(argv) not in children.spoke:
-                yield argv, b
+        if kind == kinds.MUTE and is_python(_argv(a)):
+            yield _argv(a), b.partition("\0")[0]
+
+
+def _argv(text: str) -> list[str]:
+    return [str(word) for word in json.loads(text)]
 
 
 def is_python(argv: Sequence[str]) -> bool:
     return bool(argv) and PYTHON.match(PurePath(argv[0]).name) is not None
-
-
-def unheard(paths: Iterable[str], children: Children) -> set[str]:
-    """Python files that a command names, of which no child says that it ran them."""
-    found = set()
-    for path in paths:
-        place = PurePath(path)
-        names = {place.name, place.stem, place.parent.name if place.stem in ("__main__", "__init__") else place.stem}
-        if not any(word in names or word.rpartition(".")[2] in names for word in children.words):
-            found.add(path)
-    return found
 
 
 def texts(argv: Sequence[str]) -> list[str]:
@@ -116,7 +158,7 @@ def texts(argv: Sequence[str]) -> list[str]:
 
 
 def _started(deeds: Iterable[Deed]) -> set[tuple[str, ...]]:
-    return {_key([str(word) for word in json.loads(a)]) for kind, a, _ in deeds if kind == kinds.SPAWN}
+    return {_key(_argv(a)) for kind, a, _ in deeds if kind == kinds.SPAWN}
 
 
 def _key(argv: Sequence[str]) -> tuple[str, ...]:

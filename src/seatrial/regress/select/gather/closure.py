@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from seatrial.regress.select.files.imports import closure
 from seatrial.regress.select.gather.evidence import Deed
 from seatrial.regress.select.gather.once import Once, Part
 from seatrial.regress.select.trace.blocks import number
-from seatrial.regress.select.trace.events import HELLO, LOAD, SPAWN, TASK
+from seatrial.regress.select.trace.events import HELLO, LOAD, MUTE, SPAWN, TASK, THROUGH, WRITE
 from seatrial.regress.select.trace.events import WHOLE as WHOLE_FILE
 
 
@@ -28,6 +29,11 @@ class Seen:
     whole: set[str] = field(default_factory=set)
     loaded: set[str] = field(default_factory=set)
     during: dict[str, set[Deed]] = field(default_factory=dict)
+    outside: set[str] = field(default_factory=set)
+    """Absolute paths of modules that are neither the project's nor installed."""
+    written: set[str] = field(default_factory=set)
+    kept: dict[Part, set[str]] = field(default_factory=dict)
+    """A function of the project: files that other people's code read for it, and may have kept."""
 
     def add(self, deed: Deed) -> None:
         kind, a, b = deed
@@ -36,11 +42,20 @@ class Seen:
             if a:
                 self.loaded.add(a)
                 self.edges.setdefault(a, set()).add(b)
-        elif kind == SPAWN or kind in (HELLO, TASK):
+        elif kind in (SPAWN, MUTE, HELLO, TASK):
             return
+        elif kind == THROUGH:
+            path, _, function = b.partition("\0")
+            self.kept.setdefault((path, re.sub(r"(\.<locals>)?\.?<(lambda|listcomp|setcomp|dictcomp|genexpr)>", "", function)), set()).add(
+                a
+            )
+        elif kind == WHOLE_FILE and a.startswith("/"):
+            self.outside.add(a)
         elif kind == WHOLE_FILE and a == b:
             self.whole.add(a)
-        elif b:
+        if kind == WRITE:
+            self.written.add(a)
+        if b and kind not in (LOAD, THROUGH) and not (kind == WHOLE_FILE and a == b):
             self.during.setdefault(b, set()).add(deed)
 
 
@@ -74,6 +89,7 @@ class Closures:
         self._edges = seen.edges
         self._imported = imported
         self._whole = seen.whole
+        self._kept = {part: {(path, WHOLE) for path in paths - seen.written} for part, paths in seen.kept.items()}
         self._reached: dict[frozenset[str], frozenset[str]] = {}
         self._parts: dict[frozenset[str], frozenset[Part]] = {}
         self._behind: dict[Part, frozenset[Part]] = {}
@@ -114,7 +130,7 @@ class Closures:
         if part not in self._behind:
             facts = self.digests.facts(part[0])
             mentioned = facts.mentions.get(part[1], frozenset()) if facts else frozenset()
-            self._behind[part] = frozenset(self._once.behind(mentioned))
+            self._behind[part] = frozenset(self._once.behind(mentioned) | self._kept.get((part[0], part[1].partition("#")[0]), set()))
         return self._behind[part]
 
     def _next(self, path: str) -> Iterable[str]:

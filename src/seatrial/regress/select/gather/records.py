@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable, Sequence
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.regress.select.files import shell
-from seatrial.regress.select.files.digests import EXISTS, LISTING, WHOLE, Digests, Version
+from seatrial.regress.select.files.digests import EXISTS, LISTING, UNSETTLED, WHOLE, Digests, Version
 from seatrial.regress.select.files.imports import imports, packages_above, resolve
-from seatrial.regress.select.gather.children import Children, is_python, silent, texts, unheard
+from seatrial.regress.select.files.project import stamp
+from seatrial.regress.select.gather.children import Children, is_python, silent, texts
 from seatrial.regress.select.gather.closure import Closures, Files, Seen
 from seatrial.regress.select.gather.evidence import BASE, Deed, Evidence, Ran
 from seatrial.regress.select.gather.once import Part
@@ -35,7 +40,7 @@ class Own:
     seeds: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
     blind: bool = False  # something of it was not traced
-    named: set[str] = field(default_factory=set)  # Python files that other programs were told to run
+    named: Counter[str] = field(default_factory=Counter)  # Python files that other programs were told to run, and how often
     untraced: set[str] = field(default_factory=set)  # those that ran without being traced
 
 
@@ -55,7 +60,7 @@ class Recorder:
         self._inputs = inputs
         self._given = given
         self._versions: dict[frozenset[Part], frozenset[Version]] = {}
-        seen = Seen()
+        seen = self._seen = Seen()
         for one in evidence:
             for deeds in one.deeds.values():
                 for deed in deeds:
@@ -66,6 +71,7 @@ class Recorder:
         self._files = Files(digests, seen.loaded | set(seen.during))
         during = {path: self._during(deeds) for path, deeds in seen.during.items()}
         self._closures = Closures(digests, seen, during, [parts for one in evidence for parts in self._together(one)])
+        self._everywhere = frozenset(self._outside())
 
     def outcomes(self, evidence: Evidence) -> list[Outcome]:
         """What is to be written about every test of one pytest process."""
@@ -81,7 +87,7 @@ class Recorder:
                 part = self._files.part(int(a))
                 if part is not None:
                     found.setdefault(epoch, set()).add(part)
-            elif kind == kinds.WHOLE:
+            elif kind == kinds.WHOLE and not a.startswith("/"):
                 found.setdefault(epoch, set()).add((a, WHOLE))
         return [frozenset(parts) for parts in found.values()]
 
@@ -106,16 +112,36 @@ class Recorder:
                 own.seeds.add(b)
         elif kind == kinds.WRITE:
             own.written.add(a)
-        elif kind == kinds.SPAWN:
-            argv = [str(word) for word in json.loads(a)]
-            for path in shell.named(argv, self._project, self._project.relative(b) or "", python=is_python(argv)):
-                own.parts.add((path.rstrip("/"), LISTING if path.endswith("/") else WHOLE))
-                if path.endswith(".py") and not is_python(argv):
-                    own.named.add(path)
+        elif kind in (kinds.SPAWN, kinds.MUTE):
+            self._command(own, kind, [str(word) for word in json.loads(a)], b.partition("\0")[0])
+        elif kind == kinds.WHOLE and a.startswith("/"):
+            return  # of every test
         elif kind in ASKED and a not in own.written and not self._project.foreign(a):
             own.parts.add((a, ASKED[kind]))
             if kind == kinds.WHOLE:
                 own.seeds.add(a)
+
+    def _command(self, own: Own, kind: str, argv: list[str], place: str) -> None:
+        """A program was started: files that it was told to use."""
+        here = self._project.relative(place) or ""
+        paths = shell.named(argv, self._project, here, python=is_python(argv))
+        bare = kind == kinds.MUTE or shell.hides(argv, paths, self._project)
+        for path in paths:
+            own.parts.add((path.rstrip("/"), LISTING if path.endswith("/") else WHOLE))
+            if path.endswith(".py") and not is_python(argv):
+                own.named[path] += 1
+                if bare:
+                    own.untraced.add(path)
+
+    def _outside(self) -> Iterator[Version]:
+        """Modules that lie elsewhere and are not installed; those that a test made for itself, in a temporary place, are its own."""
+        temporary = os.path.realpath(tempfile.gettempdir()) + "/"
+        for path in self._seen.outside:
+            found = stamp(Path(path))
+            if found is not None and found[1] < self._project.began:
+                yield self._digests.version(path, WHOLE)
+            elif not path.startswith(temporary):
+                yield path, WHOLE, UNSETTLED
 
     def imported(self, programs: Iterable[str], place: str) -> set[str]:
         """What the text of a program would import; all Python files if it cannot be read."""
@@ -174,7 +200,7 @@ class Recorder:
 
     def common(self, *, skipped: bool) -> frozenset[Version]:
         inputs = frozenset((path, WHOLE) for path in self._project.matching(self._inputs))
-        return self.versions(inputs) | {self._given.options} | ({self._given.surroundings} if skipped else set())
+        return self.versions(inputs) | self._everywhere | {self._given.options} | ({self._given.surroundings} if skipped else set())
 
     @property
     def closures(self) -> Closures:
@@ -187,7 +213,7 @@ class _Session:
     def __init__(self, recorder: Recorder, evidence: Evidence) -> None:
         self._recorder = recorder
         self._evidence = evidence
-        self._children = Children(evidence.children)
+        self._children = Children(evidence.children, evidence.deeds)
         self._own: dict[int, Own] = {}
         self._sets: dict[int, frozenset[Part]] = {}
 
@@ -247,18 +273,20 @@ class _Session:
         if epoch in self._own:
             return self._own[epoch]
         own = Own(written=set(written))
-        deeds = list(self._evidence.deeds.get(epoch, ()))
+        deeds = self._children.own(epoch, self._evidence.deeds.get(epoch, ()))
         lives, torn = self._children.lives(epoch)
         if shared:
             lives += self._children.born(epoch, deeds)
-        for kind, a, b in [*deeds, *lives]:
-            # What happened while a module was imported belongs to that module, whoever asked for it first.
-            if kind in (kinds.LOAD, kinds.SPAWN) or not b:
-                self._recorder.take(own, (kind, a, b))
-        for argv, place in silent([*deeds, *lives], self._children):
+        for some, epochs in ((deeds, [epoch]), (lives, self._children.epochs(epoch))):
+            own.named.clear()
+            for kind, a, b in some:
+                # What happened while a module was imported belongs to that module, whoever asked for it first.
+                if kind in (kinds.LOAD, kinds.SPAWN, kinds.MUTE) or not b:
+                    self._recorder.take(own, (kind, a, b))
+            own.untraced |= self._children.unheard(own.named, epochs)
+        for argv, place in silent([*deeds, *lives]):
             own.blind = True
             own.untraced |= self._recorder.imported(texts(argv), place)
-        own.untraced |= unheard(own.named, self._children)
         own.blind = own.blind or torn
         if not own.blind and not self._children.worked(epoch) and self._recorder.remote(own):
             own.blind = True

@@ -23,7 +23,7 @@ from seatrial.regress.select.trace.recorder import Recorder
 from seatrial.regress.select.trace.watch import asked_by_a_test
 
 PATH_FUNCTIONS = ("exists", "lexists", "isfile", "isdir")
-METHODS = ("exists", "is_file", "is_dir")
+METHODS = ("exists", "is_file", "is_dir", "stat")
 
 
 class Asked:

@@ -13,7 +13,9 @@
   write    path                   module being imported, or "": opened for writing, moved, removed, made
   list     path of a directory    module being imported, or ""
   exists   path                   module being imported, or "": asked whether it is there, not read
-  spawn    argv as JSON           working directory of the new process (absolute)
+  spawn    argv as JSON           working directory of the new process (absolute); of the n-th like it in an epoch with "\\0n" after it
+  mute     argv as JSON           the same of a process that got an environment without our variables: it cannot report
+  through  path that was read     nearest file of the project on the stack, "\\0", and the function in it: other people's code read for it
   hello    kind of process        argv as JSON: the first event of a child
   task     "ray-task" or ""       "": from here on this Ray worker is an actor; "ray-task": it runs tasks
   trouble  what                   "": an audit event was not understood; take everything of the epoch as possible
@@ -28,7 +30,7 @@ import json
 from typing import NamedTuple
 
 HIT, LOAD, WHOLE, READ, WRITE, LIST, EXISTS = "hit", "load", "whole", "read", "write", "list", "exists"
-SPAWN, HELLO, TASK, TROUBLE = "spawn", "hello", "task", "trouble"
+SPAWN, MUTE, HELLO, TASK, TROUBLE, THROUGH = "spawn", "mute", "hello", "task", "trouble", "through"
 RAY_TASK = "ray-task"
 
 

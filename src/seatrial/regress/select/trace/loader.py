@@ -3,6 +3,8 @@
 - `SourceFileLoader` itself is changed while recording, so finders, `spec_from_file_location`, editable installs, lazy loaders, reloads
   and `-m` all come by. A loader that brings its own way of compiling keeps it, and its module counts as a whole file.
 - Code that is asked for but not run as an import (`runpy`) is given as it is: that file counts as whole.
+- Whatever of ours fails, Python loads the module as without us, and the file counts as whole.
+- A module from outside of the root, Python's library and installed distributions counts as a whole file for every test.
 - Our frames carry the name of importlib's file: Python leaves those out of tracebacks of failed imports.
 - What `import_module` and a computed `__import__` return is an edge too, when the module was there already.
 """
@@ -74,16 +76,10 @@ class Imports:
         recorder, before, after = self.recorder, self.exec_before, self.after
 
         def exec_module(self: Any, module: ModuleType) -> None:
-            relative = recorder.claims(self.path)
-            if relative is None:
+            if not _prepare(recorder, self, module):
                 before(self, module)
             else:
-                if recorder.outer is not None:
-                    _tell_outer(recorder.outer, self.path)
-                recorder.begin(relative)
                 try:
-                    module.__dict__[NAME] = recorder.hit
-                    recorder._local.loading = (self, module)
                     before(self, module)
                 finally:
                     recorder.end()
@@ -114,6 +110,26 @@ class Imports:
         return _hidden(get_code)
 
 
+def _prepare(recorder: Recorder, loader: Any, module: ModuleType) -> bool:
+    """Say that a module begins; False if it is not the project's, or if that failed."""
+    relative = None
+    try:
+        relative = recorder.claims(loader.path)
+        if relative is None:
+            if recorder.running:
+                recorder.outside(loader.path)
+            return False
+        if recorder.outer is not None:
+            _tell_outer(recorder.outer, loader.path)
+        module.__dict__[NAME] = recorder.hit
+        recorder._local.loading = (loader, module)
+        recorder.begin(relative)
+    except Exception as error:  # noqa: BLE001  # the user's import must go on
+        recorder.trouble(f"import of {module.__name__}: {type(error).__name__}")
+        return False
+    return True
+
+
 def _code(loader: Any, relative: str, recorder: Recorder, cache: str, module: ModuleType) -> CodeType | None:
     if OWN in relative or recorder.tree.left_alone(relative):
         return None
@@ -124,7 +140,10 @@ def _code(loader: Any, relative: str, recorder: Recorder, cache: str, module: Mo
     if b"__import__" in source:
         module.__dict__["__import__"] = Import(recorder)
     rewrite: Rewrite | None = getattr(loader, "seatrial_rewrite", None)
-    return compiled(source, loader.path, relative, cache, rewrite, getattr(loader, "seatrial_salt", ""))
+    try:
+        return compiled(source, loader.path, relative, cache, rewrite, getattr(loader, "seatrial_salt", ""))
+    except Exception:  # noqa: BLE001  # Python can load it without us
+        return None
 
 
 def _foreign(kind: type, get_code: object) -> bool:

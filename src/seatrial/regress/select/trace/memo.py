@@ -15,7 +15,8 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 
 WORDS = ("cache", "memo", "once", "lazy", "singleton")
-KEEPERS = frozenset({"setdefault", "append", "add", "update", "insert", "extend"})
+KEEPERS = frozenset({"setdefault", "append", "add", "update", "insert", "extend", "pop", "popleft", "popitem"})
+"""What is taken from a pool was put there by somebody."""
 OWNERS = frozenset({"self", "cls"})
 """Parameters whose attributes outlive the call."""
 

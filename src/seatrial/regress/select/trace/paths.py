@@ -2,10 +2,11 @@
 
 - `relative(path)`: the path below the root with links resolved, or None. Directories are resolved once and remembered.
 - A link below the root to a file outside counts under its own name.
+- `beside(path)`: the absolute path of a source that is neither the project's nor Python's nor an installed distribution's nor ours.
 """
 
 # Paths are text here: pathlib may not be loaded yet, and what it does is watched.
-# ruff: noqa: PTH100, PTH116, PTH118
+# ruff: noqa: PTH100, PTH116, PTH118, PTH120
 
 from __future__ import annotations
 
@@ -17,6 +18,9 @@ from collections.abc import Sequence
 SKIPPED = frozenset({".git", "site-packages", "node_modules", "__pycache__", ".tox", ".nox", ".pytest_cache", ".seatrial-select"})
 STATE = ".seatrial-select"
 ENVIRONMENT = "pyvenv.cfg"
+INSTALLED = ("/site-packages/", "/dist-packages/")
+LIBRARY = os.path.realpath(os.path.dirname(os.__file__)) + "/"
+OURS = os.path.realpath(__file__).removesuffix("regress/select/trace/paths.py")
 
 
 class Tree:
@@ -37,8 +41,8 @@ class Tree:
 
     def names(self, path: str) -> list[str]:
         """All names below the root that this path stands for: its own, and that of the file which it links to."""
-        if "\0" in path:
-            return []  # no file can be called so
+        if not _possible(path):
+            return []
         directory, name = os.path.split(os.path.abspath(path))
         found = []
         above = self._directory(directory)
@@ -57,6 +61,15 @@ class Tree:
         if not found and own == self.root:
             found.append("")
         return found
+
+    def beside(self, filename: str) -> str | None:
+        """Of a source that is not the project's: where it is, if its changes must be noticed."""
+        if filename.startswith("<") or not _possible(filename):
+            return None
+        real = os.path.realpath(filename)
+        if real.startswith((self._prefix, LIBRARY, OURS)) or any(part in real for part in INSTALLED):
+            return None
+        return real
 
     def directory(self, path: str) -> str | None:
         """The same of a directory; the root itself is ""."""
@@ -94,6 +107,14 @@ class Tree:
             if _is_file(os.path.join(self.root, *parts[:count], ENVIRONMENT)):
                 return None
         return below
+
+
+def _possible(path: str) -> bool:
+    """Whether any file can be called so."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_link(path: str) -> bool:

@@ -187,6 +187,12 @@ class Recorder:
         """Any block of the file may be executed from now on."""
         self.tell(WHOLE, path, context)
 
+    def outside(self, file: str) -> None:
+        """A source was loaded that is not the project's; one that is nobody's distribution counts for everybody."""
+        path = self.tree.beside(file)
+        if path is not None:
+            self.tell(WHOLE, path, "")
+
     def trouble(self, what: str) -> None:
         """Something could not be understood: the epoch is to be taken with care."""
         self.tell(TROUBLE, what, "")

@@ -45,6 +45,7 @@ class Rewriting:
             return spec
         relative = self.recorder.tree.source(spec.origin)
         if relative is None:
+            self.recorder.outside(spec.origin)
             return spec
         if self.rewrite is None:
             loader: Any = _Whole(self.recorder, relative, hook)

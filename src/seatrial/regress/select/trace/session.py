@@ -37,25 +37,25 @@ EPOCH = "epoch"
 START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "start")  # noqa: PTH100, PTH120
 
 
-def start(session: Path, root: Path, cache: Path, skip: Sequence[str], config: pytest.Config | None) -> Recorder:
-    """Record in this process, and have its children record."""
-    session, cache = session.resolve(), cache.resolve()
+def start(session: Path, root: Path, cache: Path | None, skip: Sequence[str], config: pytest.Config | None) -> Recorder:
+    """Record in this process, and have its children record; without a cache code is made anew each time."""
+    session, kept = session.resolve(), "" if cache is None else str(cache.resolve())
     session.mkdir(parents=True, exist_ok=True)
     place = session / EPOCH
     place.write_bytes(bytes(8))
     outer = active()
-    recorder = Recorder(str(session), Tree(str(root), skip, (str(session), str(cache))), _cell(str(place), write=True), None)
+    recorder = Recorder(str(session), Tree(str(root), skip, [str(session), *filter(None, [kept])]), _cell(str(place), write=True), None)
     if outer is not None:
         recorder.outer, outer.inner = outer, recorder
     before = getattr(builtins, NAME, None)
-    _begin(recorder, str(cache))
+    _begin(recorder, kept)
     if before is not None:
         recorder.undo.append(lambda: setattr(builtins, NAME, before))
     if config is not None:
         from seatrial.regress.select.trace.rewriting import Rewriting
 
         Rewriting(recorder, config).install()
-    told = {"session": str(session), "root": recorder.tree.root, "cache": str(cache), "skip": list(skip)}
+    told = {"session": str(session), "root": recorder.tree.root, "cache": kept, "skip": list(skip)}
     _set(recorder, VARIABLE, json.dumps(told))
     others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != START]
     _set(recorder, "PYTHONPATH", os.pathsep.join([START, *others]))
@@ -66,7 +66,7 @@ def join(told: str) -> Recorder:
     """Record in a child, as SEATRIAL_SELECT says."""
     given = json.loads(told)
     session = given["session"]
-    tree = Tree(given["root"], given["skip"], (session, given["cache"]))
+    tree = Tree(given["root"], given["skip"], [session, *filter(None, [given["cache"]])])
     recorder = Recorder(session, tree, _cell(os.path.join(session, EPOCH), write=False), Log(session, kind_of_process()))
     assert recorder.log is not None
     recorder.log.hello(int(recorder.cell[0]))
@@ -81,9 +81,12 @@ def _begin(recorder: Recorder, cache: str) -> None:
     asked.install()
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        relative = recorder.tree.source(file) if isinstance(file, str) and file.endswith(".py") else None
-        if relative is not None:
-            recorder.whole(relative, "")
+        if isinstance(file, str) and file.endswith(".py"):
+            relative = recorder.tree.source(file)
+            if relative is not None:
+                recorder.whole(relative, "")
+            else:
+                recorder.outside(file)
     Watch(recorder).install()
 
 

@@ -14,15 +14,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from seatrial.regress.select.trace.events import LIST, READ, SPAWN, WHOLE, WRITE
+from seatrial.regress.select.trace.events import LIST, MUTE, READ, SPAWN, THROUGH, WHOLE, WRITE
 from seatrial.regress.select.trace.recorder import Recorder
 
 LIBRARY = os.path.dirname(os.__file__) + "/"
 OWN = os.path.dirname(os.path.abspath(__file__)) + "/"
+START = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "start")
+WANTED = ("SEATRIAL_SELECT", "PYTHONPATH", b"SEATRIAL_SELECT", b"PYTHONPATH")
 ASKERS = tuple(LIBRARY + name for name in ("os.py", "glob.py", "posixpath.py", "genericpath.py", "pathlib"))
 PASSED_ON = ("<frozen os>", "<frozen posixpath>", "<frozen genericpath>", OWN, *ASKERS)
 """How the files begin whose frames ask on somebody's behalf."""
@@ -39,6 +41,7 @@ class Watch:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self._spawned: tuple[int, dict[tuple[str, str], int]] = (-1, {})
         self.table: dict[str, Callable[..., None]] = {
             "open": self._open,
             "os.listdir": self._list,
@@ -102,6 +105,22 @@ class Watch:
             self._tell(WHOLE, os.path.join(directory, file.split(".")[0] + ".py"))
         elif not (name.endswith(".py") and self._for_a_tool(sys._getframe(1))):
             self._tell(READ, name)
+            self._through(name, sys._getframe(1))
+
+    def _through(self, name: str, frame: FrameType | None) -> None:
+        """What other people's code reads it may keep, and give to the next who comes by the same function of the project."""
+        paths = self.recorder.tree.names(name)
+        while paths and frame is not None and frame.f_code.co_filename.startswith(OPENERS):
+            frame = frame.f_back
+        source = self.recorder.tree.source
+        if not paths or frame is None or source(frame.f_code.co_filename) is not None:
+            return
+        while frame is not None and (nearest := source(frame.f_code.co_filename)) is None:
+            frame = frame.f_back
+        if frame is not None:
+            function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+            for path in paths:
+                self.recorder.tell(THROUGH, path, f"{nearest}\0{function}")
 
     def _for_a_tool(self, frame: FrameType | None) -> bool:
         """Whether a tool opens a source by its own hand; through anything else (linecache, a test's function) it is the test's."""
@@ -157,17 +176,26 @@ class Watch:
 
     def _popen(self, executable: object, args: object, cwd: object, env: object) -> None:  # noqa: ARG002
         given = [args] if isinstance(args, (str, bytes, os.PathLike)) or not isinstance(args, Sequence) else list(args)
-        self._spawn(given, cwd)
+        self._spawn(given, cwd, env)
 
-    def _exec(self, path: object, args: object, env: object) -> None:  # noqa: ARG002
-        self._spawn(list(args) if isinstance(args, Sequence) else [path], None)
+    def _exec(self, path: object, args: object, env: object) -> None:
+        # Trying one directory after the other, and subprocess by posix_spawn, tell the same thing again: it counts once.
+        self._spawn(list(args) if isinstance(args, Sequence) else [path], None, env, count=False)
 
     def _system(self, command: object) -> None:
-        self._spawn(["/bin/sh", "-c", command], None)
+        self._spawn(["/bin/sh", "-c", command], None, None)
 
-    def _spawn(self, args: list[Any], cwd: object) -> None:
-        argv = [_text(part) or "" for part in args]
-        self.recorder.tell(SPAWN, json.dumps(argv), os.path.abspath((_text(cwd) if cwd is not None else None) or "."))
+    def _spawn(self, args: list[Any], cwd: object, env: object, *, count: bool = True) -> None:
+        argv = json.dumps([_text(part) or "" for part in args])
+        place = os.path.abspath((_text(cwd) if cwd is not None else None) or ".")
+        if not _reports(os.environ if env is None else env):
+            self.recorder.tell(MUTE, argv, place)
+            return
+        epoch = int(self.recorder.cell[0])
+        if self._spawned[0] != epoch:
+            self._spawned = (epoch, {})
+        times = self._spawned[1][argv, place] = self._spawned[1].get((argv, place), 0) + count
+        self.recorder.tell(SPAWN, argv, place if times < 2 else f"{place}\0{times}")
 
     def _tell(self, kind: str, name: str) -> None:
         for relative in self.recorder.tree.names(name):
@@ -178,6 +206,14 @@ def _text(path: object) -> str | None:
     if isinstance(path, (str, bytes, os.PathLike)):
         return os.fsdecode(path)
     return None
+
+
+def _reports(env: object) -> bool:
+    """Whether a process with these variables finds our sitecustomize, and hears where to report."""
+    if not isinstance(env, Mapping):
+        return True
+    given = {os.fsdecode(name): value for name, value in env.items() if name in WANTED}
+    return "SEATRIAL_SELECT" in given and START in os.fsdecode(given.get("PYTHONPATH", "")).split(os.pathsep)
 
 
 def _open_directories() -> list[str]:

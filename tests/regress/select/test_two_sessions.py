@@ -1,0 +1,224 @@
+"""Sessions beside each other: one state file, one directory, one cache."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regress.select.projects import Small
+from seatrial.regress.select import sitting, state
+from seatrial.regress.select.files import cache
+from seatrial.regress.select.trace import code
+
+WRITER = """
+import sys
+from pathlib import Path
+from seatrial.regress.select import state
+
+name, place = sys.argv[1], Path(sys.argv[2])
+print("ready", flush=True)
+sys.stdin.readline()
+for at in range(25):
+    versions = frozenset({("a.py", f"f{n}", "1") for n in range(at, at + 40)})
+    state.save(place, {"root": "/r"}, "c", [state.Outcome(f"{name}{at}", (versions,))], {}, lambda path, block: "1")
+print("done", flush=True)
+"""
+
+
+def _passed(test: str) -> list[state.Outcome]:
+    return [state.Outcome(test, (frozenset({("a.py", "f", "1")}),))]
+
+
+def _now(path: str, block: str) -> str:
+    return "1"
+
+
+def test_two_processes_that_record_at_once_lose_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "state.sqlite"
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, name, str(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two")
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+        for writer in writers:
+            out, err = writer.communicate(timeout=120)
+            assert (out, writer.returncode) == ("done\n", 0), err
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait(20)
+    loaded = state.load(place, {"root": "/r"})
+    assert loaded.told == ""
+    assert set(loaded.known.records) == {f"{name}{at}" for name in ("one", "two") for at in range(25)}
+    assert [path.name for path in tmp_path.iterdir() if "damaged" in path.name] == []
+
+
+def test_what_another_session_writes_just_before_ours_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "state.sqlite"
+    connect = state._connect
+
+    def late(path: Path) -> sqlite3.Connection:
+        with monkeypatch.context() as patch:
+            patch.setattr(state, "_connect", connect)
+            state.save(place, {}, "c", _passed("theirs"), {}, _now)
+        return connect(path)
+
+    monkeypatch.setattr(state, "_connect", late)
+    state.save(place, {}, "c", _passed("ours"), {}, _now)
+    monkeypatch.undo()
+    assert set(state.load(place, {}).known.records) == {"theirs", "ours"}
+    assert [path.name for path in tmp_path.iterdir()] == [place.name]
+
+
+def test_a_session_that_loaded_before_another_wrote_keeps_both(tmp_path: Path) -> None:
+    small = Small(tmp_path / "p", {"test_a.py": "def test_a(): pass\n", "test_b.py": "def test_b(): pass\n"})
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "SEATRIAL_SELECT", "PYTHONPATH"))}
+    commands = [[sys.executable, "-m", "pytest", "-q", "--seatrial-select", name] for name in ("test_a.py", "test_b.py")]
+    both = [subprocess.Popen(one, cwd=small.root, env=clean, stdout=subprocess.PIPE, text=True) for one in commands]
+    try:
+        for one in both:
+            out, _ = one.communicate(timeout=120)
+            assert one.returncode == 0, out
+            assert "nothing was recorded" not in out
+    finally:
+        for one in both:
+            one.kill()
+            one.wait(20)
+    assert small.run().ran == set()
+
+
+def test_a_locked_file_is_not_trusted_and_not_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "WAIT_S", 0.05)
+    place = tmp_path / "state.sqlite"
+    state.save(place, {}, "c", _passed("t"), {}, _now)
+    other = sqlite3.connect(place, isolation_level=None)
+    try:
+        other.execute("begin exclusive")
+        assert "locked" in state.load(place, {}).told
+        with pytest.raises(sqlite3.OperationalError):
+            state.save(place, {}, "c", _passed("u"), {}, _now)
+    finally:
+        other.close()
+    assert [path.name for path in tmp_path.iterdir()] == [place.name]
+    assert set(state.load(place, {}).known.records) == {"t"}
+
+
+def test_a_file_that_cannot_be_opened_is_not_trusted_and_stays(tmp_path: Path) -> None:
+    place = tmp_path / "state.sqlite"
+    place.mkdir()
+    assert "cannot be read" in state.load(place, {}).told
+    assert place.is_dir()
+
+
+def test_a_damaged_file_that_cannot_be_renamed_is_only_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "state.sqlite"
+    place.write_bytes(b"no database" * 100)
+
+    def refused(self: Path, target: Path) -> Path:
+        raise PermissionError(13, "no", str(self))
+
+    monkeypatch.setattr(Path, "replace", refused)
+    assert "damaged" in state.load(place, {}).told
+    assert place.exists()
+
+
+def test_a_file_without_our_tables_is_not_trusted_and_gets_them(tmp_path: Path) -> None:
+    place = tmp_path / "state.sqlite"
+    with sqlite3.connect(place) as base:
+        base.execute("create table other (x)")
+    assert state.load(place, {}).told
+    state.save(place, {}, "c", _passed("t"), {}, _now)
+    assert set(state.load(place, {}).known.records) == {"t"}
+
+
+def test_a_number_is_never_given_twice(tmp_path: Path) -> None:
+    place = tmp_path / "state.sqlite"
+    state.save(place, {}, "c", _passed("t"), {}, _now)
+    with sqlite3.connect(place) as base:
+        base.execute("delete from sets")
+        base.execute("delete from versions")
+        base.execute("delete from records")
+    state.save(place, {}, "c", _passed("u"), {}, _now)
+    assert state.load(place, {}).known.records == {"u": [(2,)]}
+
+
+def test_the_directory_of_a_session_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    above = tmp_path / ".seatrial-select"
+    elsewhere = above / "other-host-999999-abc"
+    dead = above / f"{socket.gethostname()}-999999-abc"
+    old = above / "other-host-999999-old"
+    for one in (elsewhere, dead, old):
+        one.mkdir(parents=True)
+    os.utime(old, (1.0, 1.0))
+    own, lock = sitting._directory(above)
+    try:
+        assert elsewhere.exists()
+        assert not dead.exists()
+        assert not old.exists()
+        second, other = sitting._directory(above)
+        os.close(other)
+        assert own.exists()
+        assert second != own
+    finally:
+        os.close(lock)
+
+
+def test_the_cache_is_ours_alone(tmp_path: Path) -> None:
+    above = tmp_path / "select"
+    old = os.umask(0o002)
+    try:
+        made = code.compiled(b"X = 1\n", "/p/a.py", "a.py", str(above), None, "")
+    finally:
+        os.umask(old)
+    assert made is not None
+    (kept,) = above.glob("??/*")
+    assert [path.stat().st_mode & 0o777 for path in (above, kept.parent, kept)] == [0o700, 0o700, 0o600]
+    assert code._load(str(kept)) is not None
+
+
+@pytest.mark.parametrize("which", ["file", "directory"])
+def test_code_that_others_may_write_is_not_run(tmp_path: Path, which: str) -> None:
+    above = tmp_path / "select"
+    code.compiled(b"X = 1\n", "/p/a.py", "a.py", str(above), None, "")
+    (kept,) = above.glob("??/*")
+    (kept if which == "file" else kept.parent).chmod(0o770)
+    assert code._load(str(kept)) is None
+
+
+def test_code_of_another_user_is_not_run(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give files away")
+    above = tmp_path / "select"
+    code.compiled(b"X = 1\n", "/p/a.py", "a.py", str(above), None, "")
+    (kept,) = above.glob("??/*")
+    os.chown(kept, 12345, 12345)
+    assert code._load(str(kept)) is None
+
+
+def test_without_a_home_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert cache.place() is None
+    cache.sweep()
+    assert code.compiled(b"X = 1\n", "/p/a.py", "a.py", "", None, "") is not None
+    assert list(tmp_path.iterdir()) == []
