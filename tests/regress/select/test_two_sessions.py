@@ -7,6 +7,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from seatrial.regress.select.trace import code
 
 WRITER = """
 import sys
+import time
 from pathlib import Path
 from seatrial.regress.select import state
 
@@ -150,6 +152,17 @@ def test_a_file_without_our_tables_is_not_trusted_and_gets_them(tmp_path: Path) 
     assert set(state.load(place, {}).known.records) == {"t"}
 
 
+def test_tables_of_another_form_are_set_aside(tmp_path: Path) -> None:
+    place = tmp_path / "state.sqlite"
+    state.save(place, {}, "c", _passed("t"), {}, _now)
+    with sqlite3.connect(place) as base:
+        base.execute("drop table versions")
+        base.execute("create table versions (other text)")
+    state.save(place, {}, "c", _passed("u"), {}, _now)
+    assert set(state.load(place, {}).known.records) == {"u"}
+    assert (tmp_path / "state.sqlite.damaged-1").exists()
+
+
 def test_a_number_is_never_given_twice(tmp_path: Path) -> None:
     place = tmp_path / "state.sqlite"
     state.save(place, {}, "c", _passed("t"), {}, _now)
@@ -169,14 +182,16 @@ def test_the_directory_of_a_session_elsewhere_is_left_alone(tmp_path: Path) -> N
     for one in (elsewhere, dead, old):
         one.mkdir(parents=True)
     os.utime(old, (1.0, 1.0))
+    os.utime(dead, (time.time() - 3600, time.time() - 3600))
     own, lock = sitting._directory(above)
     try:
         assert elsewhere.exists()
         assert not dead.exists()
         assert not old.exists()
+        os.utime(own, (1.0, 1.0))
         second, other = sitting._directory(above)
         os.close(other)
-        assert own.exists()
+        assert own.exists()  # it is locked
         assert second != own
     finally:
         os.close(lock)

@@ -30,7 +30,7 @@ from seatrial.regress.select.gather.records import Common
 
 VARIABLE = "SEATRIAL_SELECT_SESSION"
 DIRECTORY = ".seatrial-select"
-DAY_S = 86_400.0
+MINUTE_S, DAY_S = 60.0, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def _own_directory(above: Path) -> Path:
 
 
 def _locked(directory: Path) -> int:
-    """A descriptor that holds the lock of a session's directory; -1 when another process has it, or nobody can tell."""
+    """A descriptor that holds the lock of a session's directory; -1 where there are no locks. BlockingIOError: another process has it."""
     try:
         import fcntl
 
@@ -204,6 +204,9 @@ def _locked(directory: Path) -> int:
         return -1
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise
     except OSError:
         os.close(file)
         return -1
@@ -211,15 +214,19 @@ def _locked(directory: Path) -> int:
 
 
 def _left(directory: Path) -> bool:
-    """Whether the session of a directory is over: nobody holds its lock, and it was of this machine or is older than a day. A lock alone
-    is not seen from every other machine."""
-    age = time.time() - directory.stat().st_mtime
-    if not directory.name.startswith(f"{socket.gethostname()}-") and age < DAY_S:
-        return False
-    lock = _locked(directory)
+    """Whether the session of a directory is over: nobody holds its lock, and it is older than a day, or a minute on this machine (a
+    new one is locked a moment after it is made). A lock alone is not seen from every other machine."""
+    try:
+        age = time.time() - directory.stat().st_mtime
+        here = directory.name.startswith(f"{socket.gethostname()}-")
+        if age < (MINUTE_S if here else DAY_S):
+            return False
+        lock = _locked(directory)
+    except OSError:
+        return False  # at work, or gone by now
     if lock >= 0:
         os.close(lock)
-    return lock >= 0
+    return lock >= 0 or age > DAY_S
 
 
 def _directory(above: Path) -> tuple[Path, int]:

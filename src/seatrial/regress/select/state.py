@@ -74,9 +74,9 @@ def load(path: Path, given: dict[str, str]) -> Loaded:
         with closing(_connect(path)) as base:
             base.execute("begin")  # one moment for all that is read
             return _trusted(base, given)
-    except sqlite3.OperationalError as error:
-        return Loaded(told=f"the state file cannot be read now ({error})")
     except DAMAGE as error:
+        if _healthy(error):
+            return Loaded(told=f"the state file cannot be read now ({error})")
         return Loaded(told=f"the state file was damaged ({error}){set_aside(path)}")
 
 
@@ -92,6 +92,11 @@ def _trusted(base: sqlite3.Connection, given: dict[str, str]) -> Loaded:
     if not tables >= NAMES:
         return Loaded(told=f"the state file has no {', no '.join(sorted(NAMES - tables))}")
     return _read(base)
+
+
+def _healthy(error: Exception) -> bool:
+    """Whether an error says nothing about the file: it is locked, or cannot be opened or written. Only tables of another form are ours."""
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR
 
 
 def set_aside(path: Path) -> str:
@@ -137,9 +142,9 @@ def _save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Out
         try:
             base.execute("begin immediate")
             loaded = _trusted(base, given)
-        except sqlite3.OperationalError:
-            raise  # locked, or not to be written: nothing is wrong with the file
         except DAMAGE as error:
+            if _healthy(error):
+                raise
             raise _Damaged(str(error)) from error
         if loaded.told:
             _clear(base, given)

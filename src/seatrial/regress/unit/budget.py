@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from seatrial.regress.unit.needs import gpu_number, nearest
 
@@ -22,8 +22,7 @@ SLACK = 1e-9
 """Sums of minutes are not exact: ten times six minutes are one hour."""
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """What one test says that it takes."""
 
     test: str

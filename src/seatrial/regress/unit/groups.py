@@ -4,6 +4,7 @@
   nearest folder at or above pytest's rootdir that has either, not above the top of a git checkout. The same thing in both is an error.
 - Strict: an unknown key or a wrong value is a `pytest.UsageError` that names the file, the key and the fix.
 - mode include: off by default, the option adds them. mode only: off by default, the option leaves nothing else.
+- Named tuples and no compiled pattern: this is imported by every pytest of the environment.
 - A test runs when all of its groups were asked for; `place` is a pure function of its groups and the options given.
 """
 
@@ -12,10 +13,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
@@ -30,7 +30,7 @@ GROUP_KEYS = ("option", "mode", "marker", "reason", "needs")
 TESTS_KEYS = ("gpu_hours",)
 TAKEN = ("needs", "gpu_hours", "skip", "skipif", "xfail", "parametrize", "usefixtures", "filterwarnings", "tryfirst", "trylast")
 """Markers with a meaning of their own, of ours and of pytest: as a group's they would leave out tests that do not belong to it."""
-OPTION = re.compile(r"--[a-z0-9][a-z0-9-]*")
+OPTION = r"--[a-z0-9][a-z0-9-]*"
 
 
 class Mode(StrEnum):
@@ -40,8 +40,7 @@ class Mode(StrEnum):
     ONLY = "only"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(NamedTuple):
     """Tests with one marker."""
 
     name: str
@@ -65,8 +64,7 @@ class Group:
         return f"group {self.name}: " + (f"{self.reason}; " if self.reason else "") + f"give {self.option}"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """All that the configuration says about tests."""
 
     groups: tuple[Group, ...] = ()
@@ -74,8 +72,7 @@ class Settings:
     gpu_hours_origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(NamedTuple):
     """A test that is left out: the reason it is Skipped with and its short form, which is counted."""
 
     reason: str
@@ -182,7 +179,7 @@ def _group(name: str, origin: str, table: Mapping[str, Any], folder: Path) -> Gr
         _refuse(f"{origin}.mode", f"must be include or only (got {mode!r})", f'write mode = "{Mode.INCLUDE}" or mode = "{Mode.ONLY}"')
     dashed = name.lower().replace("_", "-")
     option = _text(origin, table, "option", f"--{dashed}-only" if mode == Mode.ONLY else f"--{dashed}")
-    if not OPTION.fullmatch(option):
+    if not re.fullmatch(OPTION, option):
         _refuse(f"{origin}.option", f"no option (got {option!r})", f'write option = "--{dashed}": small letters, digits and -')
     marker = _text(origin, table, "marker", name)
     if not marker.isidentifier() or marker.startswith("_"):

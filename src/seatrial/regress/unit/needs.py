@@ -13,15 +13,14 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 LISTS = ("env", "modules", "programs", "files")
 KEYS = (*LISTS, "gpus")
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(NamedTuple):
     """What must be there."""
 
     env: tuple[str, ...] = ()

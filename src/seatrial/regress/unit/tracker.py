@@ -113,7 +113,7 @@ class Tracker:
 
 def _begin() -> tuple[int, int]:
     """A test begins: what the kernel remembers of this process (as `memory.marks`); a sampler that runs begins anew."""
-    if "resource" not in sys.modules:
+    if sys.modules.get("resource") is None:
         return 0, 0
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     marks = own.ru_maxrss * 1024, children.ru_maxrss * 1024

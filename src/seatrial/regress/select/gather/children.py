@@ -39,7 +39,7 @@ class Children:
                 self._last.setdefault(epoch, []).append((process.log, at))
         self._words: dict[int, Counter[str]] = {}  # an epoch: names on the command lines of those that said hello in it
         for process, events in children:
-            if events:
+            if events and process.kind != "fork":
                 found = {PurePath(word).name for part in process.argv for word in part.split()}
                 self._words.setdefault(events[0].epoch, Counter()).update(found | {name.rpartition(".")[2] for name in found})
 

@@ -20,6 +20,9 @@ from seatrial.regress.select.trace.blocks import number
 from seatrial.regress.select.trace.events import HELLO, LOAD, MUTE, SPAWN, TASK, THROUGH, WRITE
 from seatrial.regress.select.trace.events import WHOLE as WHOLE_FILE
 
+INNER = re.compile(r"(\.<locals>)?\.?<(lambda|listcomp|setcomp|dictcomp|genexpr)>")
+"""Code of its own in Python that belongs to the block around it."""
+
 
 @dataclass(slots=True)
 class Seen:
@@ -46,17 +49,16 @@ class Seen:
             return
         elif kind == THROUGH:
             path, _, function = b.partition("\0")
-            self.kept.setdefault((path, re.sub(r"(\.<locals>)?\.?<(lambda|listcomp|setcomp|dictcomp|genexpr)>", "", function)), set()).add(
-                a
-            )
+            self.kept.setdefault((path, INNER.sub("", function)), set()).add(a)
         elif kind == WHOLE_FILE and a.startswith("/"):
             self.outside.add(a)
         elif kind == WHOLE_FILE and a == b:
             self.whole.add(a)
-        if kind == WRITE:
-            self.written.add(a)
-        if b and kind not in (LOAD, THROUGH) and not (kind == WHOLE_FILE and a == b):
-            self.during.setdefault(b, set()).add(deed)
+        else:
+            if kind == WRITE:
+                self.written.add(a)
+            if b:
+                self.during.setdefault(b, set()).add(deed)
 
 
 class Files:

@@ -83,7 +83,7 @@ class Imports:
                     before(self, module)
                 finally:
                     recorder.end()
-            after(module)
+            _told(recorder, after, module)
 
         return _hidden(exec_module)
 
@@ -91,7 +91,7 @@ class Imports:
         recorder, before, cache = self.recorder, self.code_before, self.cache
 
         def get_code(self: Any, fullname: str) -> CodeType | None:
-            relative = recorder.claims(self.path)
+            relative = _claimed(recorder, self.path)
             if relative is None:
                 found: CodeType | None = before(self, fullname)
                 return found
@@ -108,6 +108,21 @@ class Imports:
                 recorder.hush(hushed)
 
         return _hidden(get_code)
+
+
+def _told(recorder: Recorder, after: After, module: ModuleType) -> None:
+    try:
+        after(module)
+    except Exception as error:  # noqa: BLE001  # the user's import must go on
+        recorder.trouble(f"after the import of {module.__name__}: {type(error).__name__}")
+
+
+def _claimed(recorder: Recorder, path: str) -> str | None:
+    try:
+        return recorder.claims(path)
+    except Exception as error:  # noqa: BLE001  # Python can load it without us
+        recorder.trouble(f"import of {path}: {type(error).__name__}")
+        return None
 
 
 def _prepare(recorder: Recorder, loader: Any, module: ModuleType) -> bool:

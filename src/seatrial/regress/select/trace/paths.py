@@ -64,10 +64,10 @@ class Tree:
 
     def beside(self, filename: str) -> str | None:
         """Of a source that is not the project's: where it is, if its changes must be noticed."""
-        if filename.startswith("<") or not _possible(filename):
+        if filename.startswith(("<", LIBRARY, OURS)) or any(part in filename for part in INSTALLED) or not _possible(filename):
             return None
         real = os.path.realpath(filename)
-        if real.startswith((self._prefix, LIBRARY, OURS)) or any(part in real for part in INSTALLED):
+        if real.startswith((self._prefix, LIBRARY, OURS)) or any(part in real for part in INSTALLED) or self.left_alone(real):
             return None
         return real
 
