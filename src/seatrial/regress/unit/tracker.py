@@ -146,8 +146,6 @@ def _prefix(node: pytest.Item) -> str | None:
     return f"{name}{classes}"
 
 
-WHERE = pytest.StashKey[tuple[Path, float]]()
-COLLECTOR = "seatrial_tracker_collector"
 DATED = "unit_results"
 """The directory of dated copies."""
 
@@ -195,26 +193,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """What a killed session left is told by the next. Only the controller of pytest-xdist collects."""
     if (history := config.getini("seatrial_history")) not in ("auto", "off"):
         raise pytest.UsageError(f"seatrial_history = {history}: it may be auto or off")
-    config.pluginmanager.register(Reports(config), "seatrial_tracker_reports")
-    if hasattr(config, "workerinput"):
-        return
-    given = config.getoption("--seatrial-results")
-    base = config.invocation_params.dir if given else config.rootpath
-    directory = Path(base, given or config.getini("seatrial_results"))
-    config.stash[WHERE] = (directory, time.time())
-    if (directory / DATED).is_dir():
-        collector(config)
-
-
-def collector(config: pytest.Config) -> Collector:
-    """What writes the results; it is made when the first test that used the tracker has ended."""
-    found: Collector | None = config.pluginmanager.getplugin(COLLECTOR)
-    if found is None:
-        from seatrial.regress.unit.collector import Collector
-
-        found = Collector(config, *config.stash[WHERE])
-        config.pluginmanager.register(found, COLLECTOR)
-    return found
+    reports = Reports(config)
+    config.pluginmanager.register(reports, "seatrial_tracker_reports")
+    if not reports.sends and (reports.directory / DATED).is_dir():
+        reports.collector()
 
 
 class Reports:
@@ -223,6 +205,20 @@ class Reports:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.sends = hasattr(config, "workerinput")
+        self.start = time.time()
+        given = config.getoption("--seatrial-results")
+        base = config.invocation_params.dir if given else config.rootpath
+        self.directory = Path(base, given or config.getini("seatrial_results"))
+        self._collector: Collector | None = None
+
+    def collector(self) -> Collector:
+        """What writes the results; it is made when the first test that used the tracker has ended."""
+        if self._collector is None:
+            from seatrial.regress.unit.collector import Collector
+
+            self._collector = Collector(self.config, self.directory, self.start)
+            self.config.pluginmanager.register(self._collector, "seatrial_tracker_collector")
+        return self._collector
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -242,7 +238,7 @@ class Reports:
         if self.sends:
             setattr(report, "seatrial", payload)  # noqa: B010 - reports take further attributes along
         else:
-            collector(self.config).keep(report, payload)
+            self.collector().keep(report, payload)
 
 
 def pytest_unconfigure() -> None:
