@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.regress.history.importers.draft import machine_here
 from seatrial.regress.history.numbers.bands import band
 from seatrial.regress.history.numbers.steps import detect
 from seatrial.regress.history.numbers.thresholds import propose
+from seatrial.regress.unit.machine import machine_here
 
 NEAR, SIGMAS, ALARM = 3, 1.5, 0.01
 PEER = Path.home() / ".cache/seatrial/bench/asv"

@@ -62,26 +62,32 @@ def show(
     chosen: Chosen,
     limit: Limit = 20,
     points: Annotated[bool, typer.Option("--points", help="Every step, of the latest run or of --run.")] = False,
-    run: Annotated[int | None, typer.Option("--run", help="With --points: the number of a run.")] = None,
+    run: Annotated[int | None, typer.Option("--run", help="Only the run of this number.")] = None,
 ) -> None:
     """Show metrics run by run: time, commit, branch, value, and whether the run is a baseline."""
     from seatrial.model.errors import UserError
     from seatrial.regress.history import show as showing
 
-    take = taken(chosen.take)
+    take, shown = taken(chosen.take), 0
     with opened(chosen.store) as kept:
         for metric in showing.chosen(kept, chosen.metrics, chosen.project):
             some = limit or None
             if points:
                 values = kept.values(metric, **chosen.of, limit=1 if run is None else None)
                 values = [one for one in values if run in (None, one.run.id)]
-                if not values:
-                    raise UserError(f"{metric}: no run {run if run is not None else ''} has it", "seatrial history runs lists the runs")
-                lines = showing.point_lines(kept, values[0].run, metric)
+                lines = showing.point_lines(kept, values[0].run, metric) if values else []
+            elif run is not None:
+                values = [one for one in kept.values(metric, **chosen.of, take=take) if one.run.id == run]
+                lines = showing.metric_lines(metric, values, take, len(values)) if values else []
             else:
                 values = kept.values(metric, **chosen.of, take=take, limit=some)
                 lines = showing.metric_lines(metric, values, take, kept.count(metric, **chosen.of))
-            typer.echo("\n".join(lines))
+            shown += bool(lines)
+            if lines:
+                typer.echo("\n".join(lines))
+    if not shown:
+        which = f"no run {run} has" if run is not None else "no run has"
+        raise UserError(f"{which} {', '.join(chosen.metrics)} with these options", "seatrial history runs lists the runs")
 
 
 def runs(
@@ -131,6 +137,8 @@ def mark(
     run: Annotated[int, typer.Argument(metavar="RUN", help="The number of a run, as `runs` and `show` print it.")],
     reason: Annotated[str, typer.Option("--reason", help="Why it must not be a baseline.")] = "",
     clear: Annotated[bool, typer.Option("--clear", help="Let it be a baseline again.")] = False,
+    earlier: Annotated[bool, typer.Option("--and-earlier", help="Also all runs before it that share its baselines.")] = False,
+    later: Annotated[bool, typer.Option("--and-later", help="Also all runs after it that share its baselines.")] = False,
     store: StoreFile = None,
 ) -> None:
     """Take a poisoned run out of the baselines. Its values stay and are shown with the reason."""
@@ -139,9 +147,15 @@ def mark(
     if clear == bool(reason.strip()):
         raise UserError("give either --reason or --clear", 'seatrial history mark 12 --reason "the node was throttled"')
     with opened(store, write=True) as kept:
-        if not (kept.unmark(run) if clear else kept.mark(run, reason.strip())):
+        first = kept.run(run)
+        if first is None:
             raise UserError(f"no run {run} in {kept.path}", "seatrial history runs lists them")
-        typer.echo(f"run {run}: {'may be a baseline again' if clear else f'poisoned: {reason.strip()}'}")
+        shared = kept.runs(project=first.project, kind=first.kind, name=first.name, machine=first.machine) if earlier or later else []
+        some = [one for one in shared if (earlier and one.order < first.order) or (later and one.order > first.order)]
+        # of the others only those that it changes: a reason that somebody gave before stays
+        for one in [first, *(other for other in some if (bool(other.poisoned) if clear else other.baseline))]:
+            kept.mark(one.id or 0, "" if clear else reason.strip())
+            typer.echo(f"run {one.id}: {'may be a baseline again' if clear else f'poisoned: {reason.strip()}'}")
 
 
 def export(

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from seatrial.regress.history.record import Take
     from seatrial.regress.history.store import Store
+
+
+_ENDINGS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet"}
+T = TypeVar("T")
+
+
+class Counted(Generic[T]):
+    """Counts what goes through."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self.items = items
+        self.count = 0
+
+    def __iter__(self) -> Iterator[T]:
+        for item in self.items:
+            self.count += 1
+            yield item
 
 
 def write(
@@ -19,8 +36,12 @@ def write(
     from seatrial.model.errors import UserError
     from seatrial.regress.history import export
     from seatrial.regress.history.show import chosen
+    from seatrial.rollouts.words import counted
 
-    form = form or (out.suffix.lstrip(".").replace("jsonl", "json") if out and out.suffix else "json")
+    ending = _ENDINGS.get(out.suffix.lower()) if out else None
+    if form and ending and form != ending:
+        raise UserError(f"--format {form} and --out {out}: the ending says {ending}", "leave --format out, or give the file another ending")
+    form = form or ending or (out.suffix.lstrip(".") if out else "") or "json"
     if form not in export.FORMATS:
         raise UserError(f"{form}: no form of an export", f"--format {', '.join(export.FORMATS)}")
     if form == "json" and points:
@@ -30,14 +51,19 @@ def write(
     metrics = set(chosen(store, patterns, project)) if patterns else None
     runs = store.runs(project=project, name=name)
     if form == "parquet" and out is not None:
-        _whole(out, [export.as_parquet(export.rows(store, runs, metrics, take, points=points))])
+        rows = Counted(export.rows(store, runs, metrics, take, points=points))
+        _whole(out, [export.as_parquet(iter(rows))])
+        sys.stdout.write(f"wrote {out}: {form}, {counted(rows.count, 'row')}\n")
         return
     if form == "csv":
-        texts = export.as_csv(export.rows(store, runs, metrics, take, points=points))
+        found: Counted[Any] = Counted(export.rows(store, runs, metrics, take, points=points))
+        texts = export.as_csv(iter(found))
     else:
-        texts = (f"{line}\n" for line in export.as_json(store, runs, metrics, take))
+        found = Counted(export.as_json(store, runs, metrics, take))
+        texts = (f"{line}\n" for line in found)
     if out is not None:
         _whole(out, (text.encode() for text in texts))
+        sys.stdout.write(f"wrote {out}: {form}, {counted(found.count, 'row' if form == 'csv' else 'run')}\n")
         return
     for text in texts:
         sys.stdout.write(text)

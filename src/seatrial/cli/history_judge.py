@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,26 +55,38 @@ def gate(
     absolute: Annotated[float, typer.Option("--absolute", help="The band is at least this.")] = 0.0,
 ) -> None:
     """Judge a run against two-sided bands from its baselines. Exit 0 Pass, 1 Fail, 99 Blocked (too few baselines). Writes nothing."""
-    from seatrial.model.verdict import exit_code
+    from seatrial.model.verdict import Verdict, exit_code
     from seatrial.regress.history.adding import Stated
     from seatrial.regress.history.gate import Settings, against
 
     settings = Settings(sigmas=sigmas, relative=relative, absolute=absolute, rate=false_alarms, last=last, take=taken(take))
-    with opened(store) as kept:
-        subject, values = _under_test(kept, run, Stated(project=project, name=name, machine=machine), settings.take)
-        found = against(kept, subject, values, settings, metrics or [])
-    typer.echo("\n".join(found.lines()))
-    raise typer.Exit(exit_code(found.verdict))
+    with _kept(store) as kept:
+        none = kept is None or not kept.runs(limit=1)
+        chosen = _under_test(kept, run, Stated(project=project, name=name, machine=machine), settings.take, none=none)
+        found = against(kept, *chosen, settings, metrics or []) if chosen else None
+    verdict = found.verdict if found else Verdict.BLOCKED
+    lines = found.lines() if found else []
+    typer.echo("\n".join([*lines, f"{verdict}: no run is kept yet: seatrial history import PATH"] if none else lines))
+    raise typer.Exit(exit_code(verdict))
 
 
-def _under_test(kept: Store, asked: str | None, stated: Stated, take: Take) -> tuple[Run, dict[str, RunValue]]:
-    """The run that a number, a path or nothing names, and its metrics."""
+def _kept(store: Path | None) -> AbstractContextManager[Store | None]:
+    """The store; none where no file is there yet, which is no mistake of the one who asks for the first time."""
+    from seatrial.regress.history.place import place, settings
+
+    return opened(store) if place(store, settings(Path.cwd())).exists() else nullcontext()
+
+
+def _under_test(kept: Store | None, asked: str | None, stated: Stated, take: Take, *, none: bool) -> tuple[Run, dict[str, RunValue]] | None:
+    """The run that a number, a path or nothing names, and its metrics; None where no run is kept that could be named."""
     from seatrial.model.errors import UserError
     from seatrial.regress.history import unkept
     from seatrial.regress.history.place import settings
 
     if asked is not None and not (asked.isascii() and asked.isdigit()):
         return unkept.read(Path(asked), stated, settings(Path.cwd()).trusted, take)
+    if kept is None or none:
+        return None
     if asked is None:
         found = kept.runs(project=stated.project, name=stated.name, machine=stated.machine, limit=1)
         subject = found[0] if found else None

@@ -51,7 +51,7 @@ def dump(
         if not output.parent.is_dir():
             raise UserError(f"{output}: the directory {output.parent} does not exist", f"mkdir -p {output.parent}")
         write_json(output, content)
-        typer.echo(f"wrote {len(content)} metrics to {output}", err=True)
+        typer.echo(f"wrote {len(content)} metric{'' if len(content) == 1 else 's'} to {output}", err=True)
     _end(found)
 
 

@@ -2,6 +2,7 @@
 
 - A row is `{"step": 3, "data": {"loss": 0.5}}` or flat, `{"step": 3, "loss": 0.5}`.
 - metrics.json is `{tag: {"step": value}}`; values at the top level are scalars without steps.
+- unit_results.json of a test session gives `<test key>/<metric>` with one point at step 0, as the history names them.
 - trainer_state.json gives its `log_history`, with the tags that the same trainer writes to TensorBoard.
 - Each reader returns None when the file holds no metrics. A line that is torn, is no JSON or has no step, a value
   that is no number where others of its tag are, and a key that occurs twice are `Damage` with their place.
@@ -56,6 +57,8 @@ def read_json_metrics(path: Path) -> Reading | None:
 
 def _reading(path: str, data: Any) -> Reading | None:
     if isinstance(data, dict):
+        if {"metrics", "start_time", "exit_status"} <= data.keys():
+            return _session(path, data)
         history = data.get("log_history")
         if not isinstance(history, list):
             return _tables(path, data)
@@ -168,6 +171,25 @@ def _trainer_tag(key: str) -> str:
         if key.startswith(f"{split}_"):
             return f"{split}/{key.removeprefix(f'{split}_')}"
     return f"train/{key}"
+
+
+def _session(path: str, data: dict[str, Any]) -> Reading:
+    """The results of a test session: its metrics, and coverage where it is a number; what is text is no series. The rest are scalars."""
+    coverage = data["coverage"] if isinstance(data.get("coverage"), int | float) else None
+    rest = {key: value for key, value in data.items() if key != "metrics" and (key != "coverage" or coverage is None)}
+    reading = _tables(path, {key: value for key, value in rest.items() if not isinstance(value, dict)}) or Reading()
+    if coverage is not None:
+        reading.add("coverage", 0, float(coverage))
+    tests = data["metrics"] if isinstance(data["metrics"], dict) else {"": data["metrics"]}
+    for test, table in tests.items():
+        if not isinstance(table, dict):
+            reading.damage.append(Damage(path, f"metrics[{test!r}]" if test else "metrics", 1, "is no table of metrics"))
+            continue
+        for name, value in table.items():
+            converted = number(value)
+            if converted is not None:
+                reading.add(f"{test}/{name}", 0, converted)
+    return reading
 
 
 def _tables(path: str, data: dict[str, Any]) -> Reading | None:

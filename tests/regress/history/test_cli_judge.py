@@ -59,7 +59,9 @@ def test_gate_judges_a_file_without_keeping_it(tmp_path: Path) -> None:
     ours = {"git_branch": "main", "git_dirty": False, "project": "p"}
     for number in range(6):
         made = {TEST: {"loss": 1 + number / 100}}
-        file = results(place / f"{number}.json", start_time=f"2025-03-24 23:34:1{number}", metrics=made, **ours)
+        file = results(
+            place / f"{number}.json", start_time=f"2025-03-24 23:34:1{number}", metrics=made, git_commit=f"{number:040x}", **ours
+        )
         assert history("import", str(file), store=store, cwd=tmp_path).returncode == 0
     good = results(tmp_path / "good.json", start_time="2025-03-25 00:00:00", metrics={TEST: {"loss": 1.02}}, **ours)
     bad = results(tmp_path / "bad.json", start_time="2025-03-25 00:00:00", metrics={TEST: {"loss": 5.0}}, **ours)

@@ -83,7 +83,7 @@ def test_a_torn_line_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
         stream.write(b'{"test": ["a.py::u", "a::u", "pas')
     partial.close(remove=False)
     (said,) = restore(tmp_path)
-    assert "restored 1 tests" in said
+    assert "restored 1 test of" in said
     assert "line 3 of the partial file cannot be read" in said
     (path,) = dated(tmp_path)
     read = strict(path)

@@ -13,10 +13,12 @@ from typing import TypeVar
 
 from seatrial.model.errors import UserError
 from seatrial.regress.history.importers.detect import detect
-from seatrial.regress.history.importers.draft import Draft, Tree, machine_here
+from seatrial.regress.history.importers.draft import Draft, Tree
 from seatrial.regress.history.record import Run
 from seatrial.regress.history.store import Store
 from seatrial.regress.history.trust import why_untrusted
+from seatrial.regress.unit.machine import machine_here
+from seatrial.rollouts.words import counted
 
 T = TypeVar("T")
 UNKNOWN = "unknown machine"
@@ -57,7 +59,7 @@ class Added:
             return f"{self.path}: not imported: {self.error.message if self.error else 'unknown'}"
         what = f"run {self.run.id}" if self.new else f"there already as run {self.run.id}"
         trust = "trusted" if self.run.trusted else f"not trusted: {self.run.why_untrusted}"
-        return f"{self.path}: {what}: {self.run.kind} {self.run.project} {self.run.name}, {self.points} points, {trust}"
+        return f"{self.path}: {what}: {self.run.kind} {self.run.project} {self.run.name}, {counted(self.points, 'point')}, {trust}"
 
 
 def add(store: Store, path: Path, stated: Stated, trusted: tuple[str, ...], *, restate: bool = False) -> Iterator[Added]:

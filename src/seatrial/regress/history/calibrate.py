@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from seatrial.regress.history.numbers.steps import TooFew, detect
 from seatrial.regress.history.numbers.thresholds import FEWEST, Proposal, propose
 from seatrial.regress.history.record import Take
 from seatrial.regress.history.store import Store
+from seatrial.rollouts.words import counted
 
 FORMS: dict[Take, str] = {
     "last": "mean(data[{}], range_start=-1)",
@@ -41,7 +43,12 @@ class Calibrated:
     def lines(self) -> list[str]:
         """For a person; checks as they can be copied."""
         found = [*self.notes, *(self.proposal.lines() if self.proposal else ())]
-        return [self.group.title, *(f"  {line}" for line in found), *self.group.told(), *(f"  --check '{check}'" for check in self.checks)]
+        return [
+            self.group.title,
+            *(f"  {line}" for line in found),
+            *self.group.told(),
+            *(f"  --check {shlex.quote(check)}" for check in self.checks),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ def _calibrated(group: Group, take: Take, false_alarms: float) -> Calibrated:
         return Calibrated(group, None, tuple(notes), ())
     values = group.values[start:]
     if len(values) < FEWEST:
-        return Calibrated(group, None, (*notes, f"no thresholds: {len(values)} runs, at least {FEWEST} are needed"), ())
+        return Calibrated(group, None, (*notes, f"no thresholds: {counted(len(values), 'run')}, at least {FEWEST} are needed"), ())
     proposal = propose(values, false_alarms=false_alarms)
     form = FORMS.get(take)
     if form is None:

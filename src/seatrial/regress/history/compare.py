@@ -17,6 +17,7 @@ from seatrial.model.errors import UserError
 from seatrial.regress.history.record import Run, RunValue, Take
 from seatrial.regress.history.show import columns, number
 from seatrial.regress.history.store import Store
+from seatrial.rollouts.words import counted
 
 LAST, ENOUGH = 20, 5
 """So many baselines give the spread, and so many are needed."""
@@ -60,7 +61,7 @@ class Comparison:
 
     def lines(self) -> list[str]:
         """For a person."""
-        lines = [f"{self.before[:12]} ({self.runs[0]} runs) and {self.after[:12]} ({self.runs[1]} runs)"]
+        lines = [f"{self.before[:12]} ({counted(self.runs[0], 'run')}) and {self.after[:12]} ({counted(self.runs[1], 'run')})"]
         table = [("before", "after", "difference", "sigmas", "metric", "of")]
         for row in self.rows:
             table.append((*_cells(row), row.identity[4], " ".join(row.identity[:4])))

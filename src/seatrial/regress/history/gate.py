@@ -1,7 +1,9 @@
 """The gate: does a run lie where the trusted runs before it lay?
 
-- The reference of a metric: the last `last` trusted, unpoisoned runs before the run under test with the same project, kind, name and
-  machine. The run itself is never part of it. Nothing is written.
+- The reference of a metric: the last `last` trusted, unpoisoned runs before the run under test (by time, then number) with the same
+  project, kind, name and machine. Runs of its own commit are never part of it: a commit that is run often would make its own band.
+- A reference with a step or drift in it is no sample of one thing: at best Blocked, until a person marks the runs of the wrong side.
+  So is a value that only outliers of the reference let in. Nothing is written.
 - Outside the band, on either side: Fail, and the direction is said, since better than ever is as suspicious as worse.
 - A value that is not finite, or a metric that the reference has and the run has not: Fail. A non-finite value in the reference: Blocked
   until that run is marked. Fewer than `fewest` runs: Blocked, since nothing was compared.
@@ -14,15 +16,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from seatrial.model.errors import UserError
 from seatrial.model.verdict import Verdict, worst
 from seatrial.regress.history.numbers.bands import ABSOLUTE, FEWEST, RATE, RELATIVE, SIGMAS, Band, band
+from seatrial.regress.history.numbers.steps import Change, TooFew, detect
 from seatrial.regress.history.record import Run, RunValue, Take
 from seatrial.regress.history.store import Store
+from seatrial.rollouts.words import counted
 
 LAST = 20
 MOST = 0.5
@@ -52,6 +56,44 @@ class Settings:
             width = getattr(self, name)
             if not (math.isfinite(width) and width >= 0):
                 raise UserError(f"--{name} {width}: must be a finite number of at least 0", f"--{name} {SIGMAS if name == 'sigmas' else 0}")
+
+    def band(self, numbers: Sequence[float]) -> Band:
+        """Of these values."""
+        return band(numbers, sigmas=self.sigmas, relative=self.relative, absolute=self.absolute, rate=self.rate)
+
+
+def doubt(runs: Sequence[Run], numbers: Sequence[float], value: float, settings: Settings) -> str:
+    """Why a value inside the band of the reference must not pass, with what a person can do; or empty.
+
+    Fewer wild runs than make a step widen the band all the same: the value must lie in the band without them, too. Where the runs
+    are too few to tell which are wild, in that of the first ones.
+    """
+    try:
+        changes = detect(numbers, alarm=settings.rate)
+    except TooFew:
+        if settings.band(numbers[:FEWEST]).side(value) == "inside":
+            return ""
+        return f"it lies outside the band of the first {FEWEST} of these runs, and so few cannot tell whether the later ones changed"
+    if lasting := [change for change in changes if change.kind != "outlier"]:
+        return _changed(runs, lasting[-1])
+    wild = {change.index for change in changes}
+    steady = [number for index, number in enumerate(numbers) if index not in wild]
+    if not wild or (len(steady) >= FEWEST and settings.band(steady).side(value) == "inside"):
+        return ""
+    names = " ".join(str(runs[index].id) for index in sorted(wild))
+    return f"only outliers make the band so wide, runs {names}: take out those that are wrong, `seatrial history mark RUN --reason TEXT`"
+
+
+def _changed(runs: Sequence[Run], last: Change) -> str:
+    """The step or drift of a reference, and the commands that take one side of a step out."""
+    moved = f"{last.before:.6g} -> {last.after:.6g}"
+    if last.kind == "drift":
+        ends = f"from run {runs[last.index].id} to run {runs[last.end - 1].id}"
+        return f"the reference itself drifts {ends}, {moved}: see `seatrial history trend`, and mark the runs that are wrong"
+    before, first = runs[last.index - 1], runs[last.index]
+    where = f"run {first.id}" + (f", commit {first.commit[:10]}" if first.commit else "")
+    later, earlier = (f"`seatrial history mark {run.id} --and-{way} --reason TEXT`" for run, way in ((first, "later"), (before, "earlier")))
+    return f"the reference itself changed at {where}, {moved}: decide which side is right, and take the other out: {later} or {earlier}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +146,8 @@ class Gate:
         rates = [judged.band.rate for judged in self.judged if judged.band]
         if not rates:
             return []
-        each = f"at most {max(rates):.2g} of good values outside a band, {sum(rates):.2g} false alarms expected over {len(rates)} metrics"
+        expected = f"{sum(rates):.2g} false alarms expected over {counted(len(rates), 'metric')}"
+        each = f"at most {max(rates):.2g} of good values outside a band, {expected}"
         return [f"false alarms, if values are normal: {each}; more where they have heavy tails"]
 
 
@@ -115,27 +158,30 @@ def judge(metric: str, value: RunValue | None, reference: Sequence[RunValue], se
         return Judged(metric=metric, verdict=verdict, value=value.value if value else None, band=made, direction=direction, why=why)
 
     if value is None:
-        return found(Verdict.FAIL, f"missing: {len(reference)} reference runs have it, this run does not")
+        return found(Verdict.FAIL, f"missing: of {counted(len(reference), 'reference run')}, not of this run")
     texts = sum(past.mark == "text" for past in reference)
     if value.mark == "text" and texts == len(reference):
         return found(Verdict.SKIPPED, "is text, not a number: nothing to compare")
     if value.mark or value.value is None or not math.isfinite(value.value):
         return found(Verdict.FAIL, f"has a value that is no finite number: {value.mark or value.value}")
     if not reference:
-        return found(Verdict.BLOCKED if asked else Verdict.SKIPPED, "no baseline: no trusted run before this one has it")
+        return found(Verdict.BLOCKED if asked else Verdict.SKIPPED, "no baseline: no trusted run of another commit before this one has it")
     bad = [past for past in reference if past.mark or past.value is None or not math.isfinite(past.value)]
     if bad:
         what = f"reference run {bad[0].run.id} holds {bad[0].mark or bad[0].value}"
         return found(Verdict.BLOCKED, f"{what}: take it out with `seatrial history mark {bad[0].run.id} --reason TEXT`")
     numbers = [past.value for past in reference if past.value is not None]
     if len(numbers) < settings.fewest:
-        return found(Verdict.BLOCKED, f"{len(numbers)} trusted runs, {settings.fewest} are needed")
-    made = band(numbers, sigmas=settings.sigmas, relative=settings.relative, absolute=settings.absolute, rate=settings.rate)
+        return found(Verdict.BLOCKED, f"{counted(len(numbers), 'trusted run')}, {settings.fewest} are needed")
+    made = settings.band(numbers)
     side = made.side(value.value)
     room = f"[{made.low:.6g}, {made.high:.6g}] (median {made.middle:.6g} of {made.count} runs, width by {made.why})"
-    if side == "inside":
-        return found(Verdict.PASS, f"{value.value:.6g} in {room}", made, side)
-    return found(Verdict.FAIL, f"{value.value:.6g} lies {side} {room}", made, side)
+    changed = doubt([past.run for past in reference], numbers, value.value, settings)
+    if side != "inside":
+        return found(Verdict.FAIL, "; ".join(filter(None, (f"{value.value:.6g} lies {side} {room}", changed))), made, side)
+    if changed:
+        return found(Verdict.BLOCKED, f"{value.value:.6g} in {room}, but {changed}", made, side)
+    return found(Verdict.PASS, f"{value.value:.6g} in {room}", made, side)
 
 
 def gate(
@@ -158,9 +204,9 @@ def gate(
     return against(store, run, store.of_run(key, take=take), settings, patterns)
 
 
-def against(store: Store, run: Run, values: Mapping[str, RunValue], settings: Settings, patterns: Sequence[str] = ()) -> Gate:
-    """Judge a run that need not be in the store."""
-    past = [store.of_run(before.id, take=settings.take) for before in _baselines(store, run, settings.last) if before.id is not None]
+def against(store: Store | None, run: Run, values: Mapping[str, RunValue], settings: Settings, patterns: Sequence[str] = ()) -> Gate:
+    """Judge a run that need not be in the store; without a store there is no baseline."""
+    past = [store.of_run(before.id or 0, take=settings.take) for before in _baselines(store, run, settings.last)] if store else []
     names = sorted(set(values).union(*past))
     if patterns:
         names = _matching(names, patterns)
@@ -172,10 +218,20 @@ def against(store: Store, run: Run, values: Mapping[str, RunValue], settings: Se
 
 
 def _baselines(store: Store, run: Run, last: int) -> list[Run]:
-    """The latest trusted, unpoisoned runs of the same identity that are older; the run itself never among them."""
+    """The latest trusted, unpoisoned runs of the same identity and of other commits that are strictly before the run."""
+    kept = store.by_digest(run.digest)
+    if kept is not None:
+        run = replace(run, id=kept.id)  # the file of a run that is kept has the number of that run
     runs = store.runs(project=run.project, kind=run.kind, name=run.name, machine=run.machine, trusted=True)
-    older = [past for past in runs if past.baseline and past.digest != run.digest and past.id != run.id and past.time <= run.time]
+    older = [past for past in runs if past.baseline and past.order < run.order and not _same_commit(past, run)]
     return older[-last:]
+
+
+def _same_commit(one: Run, other: Run) -> bool:
+    """A short commit is the long one that begins so."""
+    if not one.commit or not other.commit:
+        return False
+    return one.commit.startswith(other.commit) or other.commit.startswith(one.commit)
 
 
 def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
@@ -184,6 +240,6 @@ def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         taken = {name for name in names if name == pattern or fnmatchcase(name, pattern.replace("[", "[[]"))}
         if not taken:
-            raise UserError(f"no metric of this run or of its baseline matches {pattern!r}", "seatrial history show")
+            raise UserError(f"no metric of this run or of its baseline matches {pattern!r}", "seatrial history show '*' lists metrics")
         found |= taken
     return sorted(found)

@@ -54,16 +54,20 @@ def keep(
         return f"history: not kept: {type(error).__name__}: {error}"
 
 
-def keep_results(path: Path) -> str:
-    """Import unit_results.json at the end of a test session, which says all by itself; the quiet line, or empty."""
-    return keep(path)
+def keep_results(path: Path, repo: Path | None = None) -> str:
+    """Import unit_results.json at the end of a test session; the quiet line, or empty.
+
+    The file says all by itself, but it may lie in another repository: `repo` is where the session ran, whose branches and
+    configuration count.
+    """
+    return keep(path, looked=Looked(repo) if repo is not None else None)
 
 
 def _keep(path: Path, project: str | None, name: str | None, looked: Looked | None, passed: bool | None) -> str:
     from seatrial.regress.history.adding import Stated, add
     from seatrial.regress.history.store import Store
 
-    found = place.settings(path if path.is_dir() else path.parent)
+    found = place.settings(looked.repo if looked is not None else path if path.is_dir() else path.parent)
     if found.store is None:
         found = place.settings(Path.cwd())
     stated = Stated(project=project, name=name, passed=passed, here=True)

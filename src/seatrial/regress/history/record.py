@@ -56,6 +56,11 @@ class Run:
     """Why a person took it out of the baselines, or empty."""
 
     @property
+    def order(self) -> tuple[float, float]:
+        """What sorts runs: time, then number; one that is not kept would get the next number."""
+        return self.time, math.inf if self.id is None else self.id
+
+    @property
     def baseline(self) -> bool:
         """It may serve as a baseline, and nobody took it out."""
         return self.trusted and not self.poisoned

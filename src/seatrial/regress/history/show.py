@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from seatrial.model.errors import UserError
 from seatrial.regress.history.record import Run, RunValue, Take
 from seatrial.regress.history.store import Store
+from seatrial.rollouts.words import counted
 
 _NEAREST = 5
 
@@ -43,7 +44,7 @@ def _nearest(pattern: str, names: list[str]) -> str:
     close = difflib.get_close_matches(pattern, names[:20_000], n=_NEAREST, cutoff=0.4)
     if near := list(dict.fromkeys([*inside[:_NEAREST], *close]))[:_NEAREST]:
         return f"nearest: {', '.join(near)}"
-    return f"{len(names)} metrics are known, such as {', '.join(names[:_NEAREST])}"
+    return f"{counted(len(names), 'metric')} in all, such as {', '.join(names[:_NEAREST])}"
 
 
 def number(value: float | None, mark: str = "") -> str:
@@ -78,7 +79,7 @@ def metric_lines(metric: str, values: list[RunValue], take: Take, total: int) ->
     """One metric over runs."""
     head = f"{metric} ({take})"
     if total > len(values):
-        head += f": the last {len(values)} of {total} runs"
+        head += f": the last {len(values)} of {counted(total, 'run')}"
     rows = [("run", "time", "commit", "branch", "value", "points", "what", "marks")]
     for one in values:
         run = one.run
@@ -92,7 +93,7 @@ def point_lines(store: Store, run: Run, metric: str) -> list[str]:
     """Every point of a metric in one run."""
     points = store.points(run.id or 0, metric)
     rows = [("step", "value"), *((str(one.step if one.step is not None else "-"), number(one.value, one.mark)) for one in points)]
-    return [f"{metric}: run {run.id}, {stamp(run)}, {len(points)} points", *columns(rows), ""]
+    return [f"{metric}: run {run.id}, {stamp(run)}, {counted(len(points), 'point')}", *columns(rows), ""]
 
 
 def run_lines(runs: list[Run]) -> list[str]:

@@ -14,6 +14,7 @@ from seatrial.regress.history.groups import Group, groups
 from seatrial.regress.history.numbers.steps import Change, TooFew, detect
 from seatrial.regress.history.record import Run, Take
 from seatrial.regress.history.store import Store
+from seatrial.rollouts.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Series:
 
     def lines(self) -> list[str]:
         """For a person."""
-        head = f"{self.group.title}: {len(self.group.values)} runs"
+        head = f"{self.group.title}: {counted(len(self.group.values), 'run')}"
         if self.cannot_tell:
             return [f"{head}, cannot tell: {self.cannot_tell}", *self.group.told()]
         found = [f"  {_line(change, self.group.runs)}" for change in self.changes]

@@ -84,7 +84,7 @@ class Collector:
         """Write, if any test used the tracker; last, so that other plugins have had their say about the exit status."""
         if self._head is None:
             return
-        from seatrial.regress.history.importers.draft import machine_here
+        from seatrial.regress.unit.machine import machine_here
 
         found = outcomes(self.config)
         # A test whose subtest failed fails only after its own report was made.
@@ -135,7 +135,7 @@ def history_line(config: pytest.Config, written: Path) -> list[str]:
         return []
     from seatrial.regress.history.keep import keep_results
 
-    return [line] if (line := keep_results(written)) else []
+    return [line] if (line := keep_results(written, repo=config.rootpath)) else []
 
 
 _OUTCOMES = {"xfailed": "skipped", "xpassed": "passed"}

@@ -232,7 +232,8 @@ def _restore_one(directory: Path, path: Path) -> str | None:
     except OSError as error:
         return f"{path}: a killed session's results cannot be restored: {error}; make {directory / DATED} writable"
     torn = f" ({notes[-1]})" if notes else ""
-    return f"restored {len(made['metrics'])} tests of a killed session: {dated}{torn}"
+    count = len(made["metrics"])
+    return f"restored {count} test{'' if count == 1 else 's'} of a killed session: {dated}{torn}"
 
 
 def _read(data: bytes) -> tuple[dict[str, Any], list[Tracked], list[str]]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model.errors import UserError
-from seatrial.regress.history.importers.draft import Draft, Tree, commit_in, digest_of, machine_here, parse, read_bytes
+from seatrial.regress.history.importers.draft import Draft, Tree, commit_in, digest_of, parse, read_bytes
 from seatrial.regress.history.record import Kind, point
+from seatrial.regress.unit.machine import machine_here
 
 _SHAPE = 'a line is {"benchmark": "NAME", "metrics": {"NAME": 1.5}}'
 _KEYS = {"benchmark", "metrics", "commit", "branch", "dirty", "time", "passed", "machine", "project"}

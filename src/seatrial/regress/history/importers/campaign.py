@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model.errors import UserError
-from seatrial.regress.history.importers.draft import Draft, digest_of, machine_here, parse, read_bytes
+from seatrial.regress.history.importers.draft import Draft, digest_of, parse, read_bytes
 from seatrial.regress.history.record import Kind, Point, point
+from seatrial.regress.unit.machine import machine_here
 
 _COUNTS = ("expected", "ok", "failed", "missing", "coverage", "duplicates", "conflicts", "torn", "foreign")
 _AT = {"pass": "pass_at", "best": "best_at", "majority": "majority_at"}

@@ -2,11 +2,13 @@
 
 - A file that is named must be one of the known kinds; a directory is searched, from the top down: the run directory of a trial and the
   directory of a campaign are one run each, and are not searched further; metric files are one run with all metric files below them.
-- Below a directory, files of other kinds are passed over; a file that is named as results are, and cannot be read, is told.
+- Below a directory, files of other kinds are passed over; a file that has the name or a key of results, and cannot be
+  read, is told.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -25,6 +27,8 @@ LOOKED_FOR = (
 )
 _NAMED = re.compile(r"unit_results\.json|\d{8}_\d{6}(-\d+)?\.json")
 _METRICS = re.compile(r"metrics\.jsonl?|trainer_state\.json|events.*tfevents.*")
+_TORN = re.compile(rb'"(exit_status|start_time|machine_info|benchmarks)"')
+"""Keys of results: JSON that cannot be read and has one of them was results."""
 _PASSED_OVER = {".git", "node_modules", "__pycache__", ".venv"}
 
 Item = tuple[Path, Callable[[], list[Draft]]]
@@ -57,12 +61,20 @@ def _search(folder: Path, *, metrics: bool = True) -> Iterator[Item]:
         metrics = False
     for entry in entries:
         if entry.suffix in (".json", ".jsonl") and entry.is_file():
-            item = _file(entry, asked=False)
+            try:
+                item = _file(entry, asked=False)
+            except UserError as error:
+                item = entry, functools.partial(_refused, error)
             if item is not None:
                 yield item
     for entry in entries:
         if entry.is_dir() and not entry.is_symlink() and entry.name not in _PASSED_OVER:
             yield from _search(entry, metrics=metrics)
+
+
+def _refused(error: UserError) -> list[Draft]:
+    """What cannot be read is told when its turn comes, and stops none of the others."""
+    raise error
 
 
 def _directory(folder: Path) -> Item | None:
@@ -123,7 +135,8 @@ def _file(path: Path, *, asked: bool) -> Item | None:
     try:
         data = _loaded(content) if content else None
     except (ValueError, RecursionError):
-        return (path, lambda: [unit.read(path, content)]) if _NAMED.fullmatch(path.name) or (asked and path.suffix == ".json") else None
+        results = asked or bool(_NAMED.fullmatch(path.name) or _TORN.search(content))
+        return (path, lambda: [unit.read(path, content)]) if results else None
     if unit.looks(data):
         return path, lambda: [unit.read(path, content)]
     if bench.looks_pytest(data):

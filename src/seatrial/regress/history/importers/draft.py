@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,17 +111,3 @@ def _keys(value: Any) -> int:
             total += len(one)
         left += [inner for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)]
     return total
-
-
-def machine_here(gpus: list[str] | tuple[str, ...] = ()) -> str:
-    """The kind of this machine. Names of hosts say nothing: those of containers and of cluster nodes change from run to run."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has no affinity
-    cpus = f"{platform.machine()}, {count} CPUs"
-    if not gpus:
-        return cpus
-    return f"{cpus}, {counted(gpus)}"
-
-
-def counted(gpus: list[str] | tuple[str, ...]) -> str:
-    """GPUs as `2 x NAME`."""
-    return ", ".join(f"{list(gpus).count(gpu)} x {gpu}" for gpu in sorted(set(gpus)))

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from seatrial.metrics.read import read_metrics
 from seatrial.model.series import Metrics
-from seatrial.regress.history.importers.draft import Draft, digest_of, machine_here, read_bytes
+from seatrial.regress.history.importers.draft import Draft, digest_of, read_bytes
 from seatrial.regress.history.record import Kind, Point, point
+from seatrial.regress.unit.machine import machine_here
 
 
 def points_of(metrics: Metrics, prefix: str = "") -> tuple[list[Point], list[str]]:

@@ -15,9 +15,10 @@ from pathlib import Path
 from seatrial.metrics.read import read_metrics
 from seatrial.model.record import LevelResult, RepoState, Trial
 from seatrial.model.verdict import Verdict
-from seatrial.regress.history.importers.draft import Draft, Tree, digest_of, machine_here, read_bytes
+from seatrial.regress.history.importers.draft import Draft, Tree, digest_of, read_bytes
 from seatrial.regress.history.importers.series import points_of
 from seatrial.regress.history.record import Kind, Point, point
+from seatrial.regress.unit.machine import machine_here
 from seatrial.trial import rundir
 
 FILE = "trial.json"

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model.errors import UserError
-from seatrial.regress.history.importers.draft import Draft, Tree, commit_in, counted, digest_of, parse, read_bytes
+from seatrial.regress.history.importers.draft import Draft, Tree, commit_in, digest_of, parse, read_bytes
 from seatrial.regress.history.record import Kind, Point, point
+from seatrial.regress.unit.machine import counted
 
 NAME = "unit"
 _FIX = "give the file as the tracker wrote it"
