@@ -80,7 +80,10 @@ def flags(command: Any) -> set[str]:
 def all_flags() -> frozenset[str]:
     """Every flag of any command."""
     commands = [resolve([name])[0] for name in main.COMMANDS]
-    commands += [inner for group in commands for inner in getattr(group, "commands", {}).values()]
+    groups = [group for group in commands if hasattr(group, "list_commands")]
+    commands += [
+        group.get_command(context, name) for group in groups for context in [typer.Context(group)] for name in group.list_commands(context)
+    ]
     return frozenset({flag for command in (root(), *commands) for flag in flags(command)})
 
 

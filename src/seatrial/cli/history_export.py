@@ -34,9 +34,9 @@ def write(
 ) -> None:
     """Export the runs that the options choose."""
     from seatrial.model.errors import UserError
+    from seatrial.model.words import counted
     from seatrial.regress.history import export
     from seatrial.regress.history.show import chosen
-    from seatrial.rollouts.words import counted
 
     ending = _ENDINGS.get(out.suffix.lower()) if out else None
     if form and ending and form != ending:

@@ -11,7 +11,7 @@ import typer
 from seatrial.cli.rollouts import show
 from seatrial.cli.rollouts.show import say
 from seatrial.cli.rollouts.watch import Directory
-from seatrial.rollouts.words import counted
+from seatrial.model.words import counted
 
 if TYPE_CHECKING:
     from seatrial.rollouts.place import Place

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from seatrial.rollouts.words import counted
+from seatrial.model.words import counted
 
 if TYPE_CHECKING:
     from seatrial.rollouts.conduct.status import Status

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from seatrial.model.errors import UserError
+from seatrial.model.words import counted
 from seatrial.regress.history.importers.detect import detect
 from seatrial.regress.history.importers.draft import Draft, Tree
 from seatrial.regress.history.record import Run
 from seatrial.regress.history.store import Store
 from seatrial.regress.history.trust import why_untrusted
 from seatrial.regress.unit.machine import machine_here
-from seatrial.rollouts.words import counted
 
 T = TypeVar("T")
 UNKNOWN = "unknown machine"

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seatrial.model.errors import UserError
+from seatrial.model.words import counted
 from seatrial.regress.history.groups import Group, groups
 from seatrial.regress.history.numbers.steps import TooFew, detect
 from seatrial.regress.history.numbers.thresholds import FEWEST, Proposal, propose
 from seatrial.regress.history.record import Take
 from seatrial.regress.history.store import Store
-from seatrial.rollouts.words import counted
 
 FORMS: dict[Take, str] = {
     "last": "mean(data[{}], range_start=-1)",

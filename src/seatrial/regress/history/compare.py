@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.model.errors import UserError
+from seatrial.model.words import counted
 from seatrial.regress.history.record import Run, RunValue, Take
 from seatrial.regress.history.show import columns, number
 from seatrial.regress.history.store import Store
-from seatrial.rollouts.words import counted
 
 LAST, ENOUGH = 20, 5
 """So many baselines give the spread, and so many are needed."""

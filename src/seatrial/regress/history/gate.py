@@ -22,11 +22,11 @@ from typing import Literal
 
 from seatrial.model.errors import UserError
 from seatrial.model.verdict import Verdict, worst
+from seatrial.model.words import counted
 from seatrial.regress.history.numbers.bands import ABSOLUTE, FEWEST, RATE, RELATIVE, SIGMAS, Band, band
 from seatrial.regress.history.numbers.steps import Change, TooFew, detect
 from seatrial.regress.history.record import Run, RunValue, Take
 from seatrial.regress.history.store import Store
-from seatrial.rollouts.words import counted
 
 LAST = 20
 MOST = 0.5

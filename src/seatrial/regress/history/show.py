@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterable, Sequence
 
 from seatrial.model.errors import UserError
+from seatrial.model.words import counted
 from seatrial.regress.history.record import Run, RunValue, Take
 from seatrial.regress.history.store import Store
-from seatrial.rollouts.words import counted
 
 _NEAREST = 5
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seatrial.model.errors import UserError
+from seatrial.model.words import counted
 from seatrial.regress.history.groups import Group, groups
 from seatrial.regress.history.numbers.steps import Change, TooFew, detect
 from seatrial.regress.history.record import Run, Take
 from seatrial.regress.history.store import Store
-from seatrial.rollouts.words import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Choice:
     why: Why | None
     detail: str = ""
     path: str = ""
+    by: str = ""  # what else than a file
 
     def line(self) -> str:
         return f"{self.test}: {self.why}" + (f": {self.detail}" if self.detail else "")
@@ -92,7 +93,10 @@ def _choice(known: Known, changed: Changed, test: str) -> Choice:
         first = first or found
     if first is None:
         return Choice(test, Why.NEW)
-    return Choice(test, Why.AFFECTED, describe(first), first[0])
+    path, block, _ = first
+    if not path and block.startswith("@"):
+        return Choice(test, Why.AFFECTED, describe(first), by=describe(first))
+    return Choice(test, Why.AFFECTED, describe(first), path or ("." if block in (WHOLE, LISTING, EXISTS) else ""))
 
 
 def describe(version: Version) -> str:
@@ -111,5 +115,5 @@ def describe(version: Version) -> str:
     if block == IMPORTS:
         return f"{path}: what its imports reach"
     if block.startswith("@"):
-        return block[1:]
+        return f"other {block[1:]}"
     return f"{path}: {block}" if path else block

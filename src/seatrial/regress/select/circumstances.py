@@ -1,8 +1,10 @@
 """What must be the same for a map to be trusted, and what else a result may hang on.
 
 - `given`: Python, the root, our own version, installed distributions, pytest's ini options. Another one of these: nothing recorded holds.
-- `options`: options that the project's own conftests added; they belong to every test.
-- `surroundings`: for tests that were skipped, which often wait for a variable, an option of a plugin or a GPU that may be here next time.
+- `options`: options that the project's own conftests added; `command`: those of pytest that turn a pass into a failure. They belong to
+  every test.
+- `surroundings`: for tests that were skipped, which often wait for a variable, an option of a plugin, `-m` or a GPU that may be here next
+  time.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ HOW = frozenset(
         "looponfail",
     )
 ) | {"loadscopereorder", "loadgroup", "maxschedchunk", "quiet"}
+OUTCOME = ("runxfail", "pythonwarnings", "override_ini")
+CHOICE = ("markexpr", "keyword")  # what a project may look at before it skips a test
 
 
 def given(config: pytest.Config, root: Path) -> dict[str, str]:
@@ -110,6 +114,11 @@ def options(config: pytest.Config, before: frozenset[str]) -> Version:
     return "", "@options of the project", _digest(found)
 
 
+def command(config: pytest.Config) -> Version:
+    """Options of pytest itself under which the same test may end otherwise: `--runxfail`, `-W`, `-o`."""
+    return "", "@options of the command line", _digest({key: getattr(config.option, key, None) for key in OUTCOME})
+
+
 def variables() -> list[str]:
     """Names of the variables, with the values of those that are switches: what a skipped test may ask for. To be taken when the session
     begins: tests and what they import set variables too."""
@@ -128,6 +137,7 @@ def surroundings(config: pytest.Config, given: list[str]) -> Version:
     found: dict[str, object] = {
         key: value for key, value in vars(config.option).items() if key not in core and key not in HOW and not key.startswith("seatrial_")
     }
+    found.update({key: getattr(config.option, key, None) for key in CHOICE})
     found["variables"] = given
     found["gpus"] = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
     return "", "@surroundings of a skipped test", _digest(found)

@@ -3,13 +3,14 @@
 - One epoch per test (setup, call and teardown), one per value of a fixture wider than a function (its setup and its finalisation), one per
   collected file, one per collector that has a setup of its own. Epoch 0 is everything else and belongs to every test.
 - A test uses the contexts of all fixtures that pytest really gave to it, asked for by name or by `getfixturevalue`, and of what these use.
-- A test that did not come to its end leaves nothing.
+- A test that did not come to its end leaves nothing. One that a guard left out (its report says so) did not run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from seatrial.regress.select.files.project import Project
 from seatrial.regress.select.gather.evidence import ASIDE, BASE, Journal, Ran
 from seatrial.regress.select.trace.events import Event
+from seatrial.regress.unit.wrapping import wrapping
 
 Hook = Generator[None, Any, Any]
 
@@ -57,9 +59,9 @@ class Contexts:
         self._last += 1
         return self._last
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @wrapping(tryfirst=True)
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Hook:
-        path = self._project.relative(collector.path) if isinstance(collector, pytest.File | pytest.Class) else None
+        path = self._project.relative(_path(collector)) if isinstance(collector, pytest.File | pytest.Class) else None
         if path is None or isinstance(collector, pytest.Package):
             return (yield)
         self._journal.evidence.collected.add(path)
@@ -71,10 +73,10 @@ class Contexts:
         finally:
             self._leave()
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @wrapping(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Hook:
         epoch = self._new()
-        path = self._project.relative(item.path) or ""
+        path = self._project.relative(_path(item)) or ""
         self._uses = {self._files[path]} if path in self._files else set()
         self._outcome = ""
         self._enter(epoch)
@@ -89,7 +91,7 @@ class Contexts:
             self._needs = {}
         return result
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @wrapping(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Hook:
         for node in item.listchain()[:-1]:
             if type(node).setup is not pytest.Collector.setup and node not in self._nodes:
@@ -109,7 +111,7 @@ class Contexts:
 
         return run
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @wrapping(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Hook:
         self._uses.update(self._used(getattr(item, "_request", None)))
         return (yield)
@@ -119,7 +121,7 @@ class Contexts:
         given = getattr(request, "_fixture_defs", None) or {}
         return [self._values[one] for one in given.values() if one in self._values]
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @wrapping(tryfirst=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Hook:
         if fixturedef.scope == "function":
             return (yield)
@@ -157,8 +159,11 @@ class Contexts:
         if report.outcome not in ("passed", "skipped"):
             self._outcome = "failed"
         elif self._outcome != "failed":
-            skipped = report.outcome == "skipped" and not hasattr(report, "wasxfail")
-            self._outcome = "skipped" if skipped or self._outcome == "skipped" else "passed"
+            if hasattr(report, "seatrial_left"):
+                self._outcome = "left"
+            elif not self._outcome or self._outcome == "passed":
+                skipped = report.outcome == "skipped" and not hasattr(report, "wasxfail")
+                self._outcome = "skipped" if skipped else "passed"
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -173,3 +178,8 @@ class Contexts:
         """What happened since the last test (the end of the session)."""
         self._journal.add(self._tracer.drain(), None, self._needs)
         self._needs = {}
+
+
+def _path(node: Any) -> Path:
+    """Of a collected node; pytest before 7 has another name for it."""
+    return node.path if hasattr(node, "path") else Path(str(node.fspath))

@@ -1,9 +1,9 @@
 """`pytest --seatrial-select`: run only the tests that a change can reach, and record what each of them depends on.
 
 - Off unless asked for: `--seatrial-select` selects and records, `--seatrial-record` runs everything and records, `--seatrial-select-why`
-  selects and gives one line per selected test.
+  selects and gives one line per selected test. Recording wins over selecting.
 - `-k` or a node id on the command line decides alone; they are recorded all the same.
-- Light at import: the standard library and pytest.
+- Light at import: the standard library and pytest, and of that nothing which older versions lack.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from seatrial.regress.select.contexts import Contexts
     from seatrial.regress.select.recording import Recording
     from seatrial.regress.select.sitting import Sitting
-
-PLACE = pytest.StashKey["Selection"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,19 +33,18 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Begin before the first conftest is imported."""
     asked = early_config.known_args_namespace
     why = bool(asked.seatrial_select_why)
-    select = bool(asked.seatrial_select) or why
-    if not select and not asked.seatrial_record:
+    if not (asked.seatrial_select or why or asked.seatrial_record):
         return
     from seatrial.regress.select.recording import Recording
     from seatrial.regress.select.sitting import Sitting
 
+    select = not asked.seatrial_record  # which wins over both of the others
     picked = bool(asked.keyword) or any("::" in str(one) for one in asked.file_or_dir)
     sitting = Sitting.begin(early_config, select=select, why=why, picked=picked)
     early_config.add_cleanup(sitting.close)
     recording = Recording(sitting)
     early_config.add_cleanup(recording.stop)
     selection = Selection(sitting, recording)
-    early_config.stash[PLACE] = selection
     early_config.pluginmanager.register(selection, "seatrial_selection")
     if sitting.role != "controller":
         selection.contexts = recording.start()
@@ -65,6 +62,11 @@ class Selection:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         self._sitting.common()
+
+    def pytest_report_header(self) -> list[str]:
+        """Why everything will run, before it does."""
+        asked, told = self._sitting.asked, self._sitting.loaded.told
+        return [f"seatrial: every test runs: the map is not trusted: {told}"] if told and asked.select and not asked.picked else []
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -54,6 +55,7 @@ class Chosen:
     of: int
     counts: dict[str, int]
     files: int
+    others: dict[str, int]  # affected by what is no file
     told: str
     lines: list[str]
 
@@ -67,6 +69,7 @@ class Chosen:
         for why, count in self.counts.items():
             plural = "s" if self.files != 1 else ""
             parts.append(f"{count} {why}" + (f" ({self.files} changed file{plural})" if why == Why.AFFECTED else ""))
+        parts += [f"{count} by {what}" for what, count in self.others.items()]
         return [*self.lines, f"seatrial: {self.selected} of {self.of} tests selected" + (f": {', '.join(parts)}" if parts else "")]
 
 
@@ -117,7 +120,9 @@ class Sitting:
         """Dependencies that are no files; first asked for when the session begins, since tests may change options."""
         if self._common is None:
             self._common = Common(
-                circumstances.options(self.config, self._before), circumstances.surroundings(self.config, self.asked.variables)
+                circumstances.options(self.config, self._before),
+                circumstances.command(self.config),
+                circumstances.surroundings(self.config, self.asked.variables),
             )
         return self._common
 
@@ -135,12 +140,13 @@ class Sitting:
         else:
             choices = choose(self.loaded.known, self.now, tests)
         taken = [choice for choice in choices if choice.why is not None]
-        counts = {why.value: sum(choice.why == why for choice in taken) for why in (Why.AFFECTED, Why.NEW, Why.FAILED)}
+        counts = {why.value: sum(choice.why == why and not choice.by for choice in taken) for why in (Why.AFFECTED, Why.NEW, Why.FAILED)}
         self.chosen = Chosen(
             selected=len(taken),
             of=len(tests),
             counts={why: count for why, count in counts.items() if count},
             files=len({choice.path for choice in taken if choice.path}),
+            others=dict(Counter(choice.by for choice in taken if choice.by)),
             told=self.loaded.told,
             lines=[f"seatrial: {choice.line()}" for choice in taken] if self.asked.why else [],
         )

@@ -6,12 +6,12 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+from seatrial.model.words import counted
 from seatrial.rollouts.collect.book import Book
 from seatrial.rollouts.collect.limiter import Limiter
 from seatrial.rollouts.journal.lease import HeldError
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.units import Units
-from seatrial.rollouts.words import counted
 
 
 class Desk:

@@ -30,6 +30,7 @@ from seatrial.model.errors import UserError
 from seatrial.model.job import Batch, UnitState
 from seatrial.model.profile import Profile
 from seatrial.model.verdict import ExitCode
+from seatrial.model.words import counted
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.collect.state import newest_states
 from seatrial.rollouts.collect.stops import stop
@@ -39,7 +40,6 @@ from seatrial.rollouts.conduct.status import Status, Watch
 from seatrial.rollouts.manifest import Manifest, load, load_campaign
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.units import Units
-from seatrial.rollouts.words import counted
 
 _LOOK_S = 2.0
 _LOCK_S = 5.0

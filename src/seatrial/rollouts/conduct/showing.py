@@ -9,13 +9,13 @@ from pathlib import Path
 from seatrial.launch.slurm import submit
 from seatrial.launch.slurm.render import render_batch
 from seatrial.model.job import Batch
+from seatrial.model.words import counted
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.conduct import rounds
 from seatrial.rollouts.conduct.conductor import Where
 from seatrial.rollouts.manifest import Manifest
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.units import Units
-from seatrial.rollouts.words import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import orjson
 from seatrial.files import read_model, sync_directory, write_error, write_json
 from seatrial.launch.interrupt import check_stop
 from seatrial.model.errors import UserError
+from seatrial.model.words import counted
 from seatrial.rollouts.journal.holder import Holder
 from seatrial.rollouts.journal.lease import Lease
 from seatrial.rollouts.journal.scan import FAILED, OK, OWED, Scan, Scanner
@@ -32,7 +33,6 @@ from seatrial.rollouts.merge.writing import copy_winners
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import KEY
 from seatrial.rollouts.units import Units
-from seatrial.rollouts.words import counted
 
 WAIT_S = 120.0
 """For another merge."""

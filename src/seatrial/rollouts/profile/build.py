@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from seatrial import __version__
 from seatrial.model.errors import UserError
+from seatrial.model.words import counted
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.manifest import Manifest
 from seatrial.rollouts.place import Place
@@ -20,7 +21,6 @@ from seatrial.rollouts.profile.histograms import make_histograms
 from seatrial.rollouts.profile.model import Journal, Profile, Summary
 from seatrial.rollouts.profile.tasks import Rules, make_task
 from seatrial.rollouts.units import Units
-from seatrial.rollouts.words import counted
 
 
 def profile(

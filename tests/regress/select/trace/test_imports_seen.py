@@ -69,18 +69,18 @@ def test_a_loader_with_its_own_compiler_keeps_it_and_its_file_is_whole(tmp_path:
     module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)
     assert module.X == 42
     """
-    assert trace(tmp_path, {"a.py": F}, script).of("whole") == {("a.py", "a.py")}
+    assert trace(tmp_path, {"a.py": F}, script).wholes() == {("a.py", "a.py")}
 
 
 @pytest.mark.parametrize("text", ["# torch.compile\n", "# triton\n", "# numba\n"])
 def test_files_for_other_compilers_are_whole(tmp_path: Path, text: str) -> None:
     told = trace(tmp_path, {"a.py": text + F}, "import a\nrecorder.switch(1)\na.f()")
-    assert told.of("whole") == {("a.py", "a.py")}
+    assert told.wholes() == {("a.py", "a.py")}
     assert told.hits(1) == set()
 
 
 def test_files_that_the_user_leaves_out_are_whole(tmp_path: Path) -> None:
-    assert trace(tmp_path, {"gen/a.py": F}, "import gen.a", skip=("gen/*",)).of("whole") == {("gen/a.py", "gen/a.py")}
+    assert trace(tmp_path, {"gen/a.py": F}, "import gen.a", skip=("gen/*",)).wholes() == {("gen/a.py", "gen/a.py")}
 
 
 def test_namespace_packages_encodings_and_a_linked_root(tmp_path: Path) -> None:

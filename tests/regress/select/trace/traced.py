@@ -64,6 +64,10 @@ class Told:
         """The same, only a."""
         return {a for a, _ in self.of(kind, epoch)}
 
+    def wholes(self) -> set[tuple[str, str]]:
+        """Whole files of the project; the driver, which lies beside it, is told as well."""
+        return {(a, b) for a, b in self.of("whole") if not a.startswith("/")}
+
     def at_import(self, module: str) -> set[str]:
         """What was hit while a module was imported."""
         return {self.names[event.number] for event in self._events(True, True) if event.kind == "hit" and event.b == module}

@@ -28,7 +28,7 @@ class Ran:
     path: str
     epoch: int
     uses: tuple[int, ...]
-    outcome: str  # passed, skipped, failed
+    outcome: str  # passed, skipped, failed, or left (out by a guard)
 
 
 @dataclass(slots=True)

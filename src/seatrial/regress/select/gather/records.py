@@ -45,9 +45,10 @@ class Own:
 
 
 class Common(NamedTuple):
-    """Dependencies that are no files: of every test, and of those that were skipped."""
+    """Dependencies that are no files: two of every test, and one of those that were skipped."""
 
     options: Version
+    command: Version
     surroundings: Version
 
 
@@ -200,7 +201,8 @@ class Recorder:
 
     def common(self, *, skipped: bool) -> frozenset[Version]:
         inputs = frozenset((path, WHOLE) for path in self._project.matching(self._inputs))
-        return self.versions(inputs) | self._everywhere | {self._given.options} | ({self._given.surroundings} if skipped else set())
+        given = self._given if skipped else {self._given.options, self._given.command}
+        return self.versions(inputs) | self._everywhere | frozenset(given)
 
     @property
     def closures(self) -> Closures:
@@ -224,6 +226,8 @@ class _Session:
             last.setdefault(ran.test, []).append(ran)
         found = []
         for test, runs in last.items():
+            if runs[-1].outcome == "left":
+                continue  # it did not run: what was known of it stays, and nothing new is
             if runs[-1].outcome == "failed":
                 found.append(Outcome(test, None))
             else:
