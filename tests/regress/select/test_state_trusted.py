@@ -120,7 +120,9 @@ def test_tests_that_ended_before_an_interrupt_are_recorded(small: Small) -> None
     )
     small.write("test_zzz.py", waits)
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "SEATRIAL_SELECT", "PYTHONPATH"))}
-    command = [sys.executable, "-m", "pytest", "--seatrial-select", "-p", "no:timeout"]
+    # A suite that runs in the background of a shell hands on that interrupts are ignored.
+    heeds = "import signal, sys, pytest; signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(pytest.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", heeds, "--seatrial-select", "-p", "no:timeout"]
     process = subprocess.Popen(command, cwd=small.root, env={**clean, "WAIT": "1"}, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
