@@ -15,6 +15,8 @@ from seatrial.model.loop import Loop
 ROOT = Path(seatrial.__file__).parent
 STAGED = (".py", ".c", ".cu")
 """The probes' kernels are compiled where they run."""
+OPEN = b'__path__ = __import__("pkgutil").extend_path(__path__, __name__)\n'
+"""Where Seatrial is installed, too, the rest of it stays reachable: pytest loads its plugins in every session."""
 
 
 def stage(loop: Loop, run_dir: Path) -> Path:
@@ -31,5 +33,5 @@ def stage_packages(packages: tuple[Path, ...], run_dir: Path) -> Path:
         for parent in (source / "x").relative_to(ROOT).parents:
             place = target / "seatrial" / parent / "__init__.py"
             if not place.exists():
-                write_bytes(place, b"")
+                write_bytes(place, OPEN if place.parent == target / "seatrial" else b"")
     return target
