@@ -16,6 +16,7 @@ from seatrial.evidence.redact import Redactor
 from seatrial.loops.nightly import describe_functional
 from seatrial.regress.functional.collect import clear_metrics
 
+from .gone import ended
 from .tree import MEGATRON, Tree, make_tree, missed
 
 METRICS = """echo '{"loss": {"1": 2.0, "2": 1.0}}' > metrics.json"""
@@ -96,20 +97,12 @@ def test_a_failure_that_the_script_swallows_is_no_pass(tree: Tree, body: str) ->
 def test_children_that_outlive_the_script_are_ended(tree: Tree) -> None:
     script = tree.write("leaves.sh", f"(setsid env -i sleep 600 > /dev/null 2>&1 & echo $! > pid)\n{METRICS}")
     assert tree.call(script, *CHECKED).returncode == 0
-    assert not Path(f"/proc/{(tree.root / 'pid').read_text().strip()}").exists()
+    assert ended(int((tree.root / "pid").read_text()))
 
 
 def test_output_that_is_no_text_and_has_no_end_is_kept(tree: Tree) -> None:
     assert tree.call(tree.write("bytes.sh", f"{METRICS}\nprintf 'a\\xff\\xfeb'"), *CHECKED).returncode == 0
     assert "a\\xff\\xfeb" in (tree.out / "bytes" / "run.log").read_text()
-
-
-def ended(pid: int) -> bool:
-    """Whether a process is gone, or waits only for somebody to take note of its end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def start(tree: Tree, script: Path) -> tuple[subprocess.Popen[bytes], int]:
