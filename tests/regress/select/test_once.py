@@ -109,3 +109,19 @@ def test_what_runs_once_belongs_to_every_user(tmp_path: Path, way: str) -> None:
     small.edit("code_o.py", "    return 1\n", "    return 2\n")
     session = small.run()
     assert session.ran == {"test_one", "test_two"}, session.out
+
+
+def test_a_file_that_was_read_for_a_cache_is_needed_by_all_who_use_it(tmp_path: Path) -> None:
+    project = Small(tmp_path / "p", {})
+    project.write("prices.json", '{"bread": 5}')
+    project.write("config.py", "import json\n\ndef price_list():\n    return json.loads(open('prices.json').read())\n")
+    project.write(
+        "prices.py",
+        "import functools\nimport config\n\n@functools.lru_cache\ndef table():\n    return config.price_list()\n\n"
+        "def price(name):\n    return table()[name]\n",
+    )
+    project.write("test_a.py", "import prices\n\ndef test_first():\n    assert prices.price('bread') == 5\n")
+    project.write("test_b.py", "import prices\n\ndef test_second():\n    assert prices.price('bread') == 5\n")
+    assert project.run().ran == {"test_first", "test_second"}
+    project.edit("prices.json", "5", "6")
+    assert project.run().ran == {"test_first", "test_second"}

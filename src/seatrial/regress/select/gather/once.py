@@ -3,7 +3,8 @@
 - They are found by name: a block that mentions such a function, under any of its names, depends on it and, since nobody runs them again
   either, on the functions that it mentions in turn.
 - Whatever filled a cache of this session ran in it: what a function has called was hit in an epoch in which it was hit itself. So only what
-  was hit together with it can stand behind it; a name that means many functions brings no others.
+  was hit together with it can stand behind it; a name that means many functions brings no others. Files that were read in such an epoch
+  may be what it kept, and come along.
 - A function is of this kind by its own text (`trace.memo`), by a decorator of the project that keeps what it got, or by a call that makes
   a cache of it.
 """
@@ -16,6 +17,8 @@ from seatrial.regress.select.files.digests import WHOLE, Digests
 
 Part = tuple[str, str]  # a path and a block in it
 Reached = Callable[[Iterable[str]], frozenset[str]]
+ASKED = "?"
+"""Before the block of a file that was read, listed or looked for in an epoch: nothing that ran."""
 RUN_BY_CLASS = frozenset({"__call__", "__get__", "__init__", "__set_name__"})
 
 
@@ -96,6 +99,8 @@ class Once:
                     found.add(part)
                     facts = self._digests.facts(part[0])
                     pending.extend(self._functions(part[0], facts.mentions.get(part[1], frozenset()) if facts else frozenset()))
+            if found:
+                found.update((path, block.removeprefix(ASKED)) for path, block in ran if block.startswith(ASKED))
             self._from[start] = frozenset(found)
         return self._from[start]
 

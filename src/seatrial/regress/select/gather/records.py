@@ -22,6 +22,7 @@ from seatrial.regress.select.files import shell
 from seatrial.regress.select.files.digests import EXISTS, LISTING, UNSETTLED, WHOLE, Digests, Version
 from seatrial.regress.select.files.imports import imports, packages_above, resolve
 from seatrial.regress.select.files.project import stamp
+from seatrial.regress.select.gather import once
 from seatrial.regress.select.gather.children import Children, is_python, silent, texts
 from seatrial.regress.select.gather.closure import Closures, Files, Seen
 from seatrial.regress.select.gather.evidence import BASE, Deed, Evidence, Ran
@@ -79,7 +80,7 @@ class Recorder:
         return _Session(self, evidence).outcomes()
 
     def _together(self, evidence: Evidence) -> list[frozenset[Part]]:
-        """What was hit in each epoch, in whichever process and import."""
+        """What was hit and asked for in each epoch, in whichever process and import."""
         found: dict[int, set[Part]] = {}
         own = [(epoch, kind, a) for epoch, deeds in evidence.deeds.items() for kind, a, _ in deeds]
         theirs = [(epoch, kind, a) for _, events in evidence.children for kind, epoch, a, _ in events]
@@ -90,6 +91,8 @@ class Recorder:
                     found.setdefault(epoch, set()).add(part)
             elif kind == kinds.WHOLE and not a.startswith("/"):
                 found.setdefault(epoch, set()).add((a, WHOLE))
+            elif kind in ASKED and a not in self._seen.written and not self._project.foreign(a) and not a.startswith("/"):
+                found.setdefault(epoch, set()).add((a, once.ASKED + ASKED[kind]))
         return [frozenset(parts) for parts in found.values()]
 
     def _during(self, deeds: Iterable[Deed]) -> set[Part]:
