@@ -42,6 +42,8 @@ def seconds(python: str, root: Path, *arguments: str) -> float:
         (root / name).unlink(missing_ok=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "SEATRIAL"))}
+    # Nothing of this belongs into the user's history; bytecode is kept, as with any installed plugin.
+    environment |= {"SEATRIAL_HISTORY": "off", "PYTHONDONTWRITEBYTECODE": ""}
     command = [python, "-m", "pytest", "-q", *arguments]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:

@@ -34,11 +34,16 @@ class Project:
     requirements: tuple[str, ...]
     sources: tuple[str, ...]
     tests: tuple[str, ...]
-    words: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     joined: Callable[[], Path] | None = None
     test_s: float = 30
     said: str = ""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Arguments of every pytest run."""
+        return tuple(f"--ignore={name}" for name in self.left_out)
 
     @property
     def place(self) -> Path:
@@ -92,6 +97,8 @@ def join_seatrial(project: Project) -> None:
     if not mark.exists() or mark.read_text() != digest:
         shutil.rmtree(lib, ignore_errors=True)
         shutil.copytree(SOURCE, lib / "seatrial", ignore=shutil.ignore_patterns("__pycache__"))
+        # As pip leaves it: runs here write no bytecode, and would compile us in every child process.
+        _call(str(project.python), "-m", "compileall", "-q", str(lib))
         mark.write_text(digest)
     shutil.copy(HERE / "bench_report.py", lib / "bench_report.py")
 
@@ -112,10 +119,12 @@ def tree(project: Project, worker: int) -> Path:
 def files(project: Project, root: Path) -> dict[str, list[str]]:
     """Files by share: source, tests, data."""
     own = [path for path in sorted(root.rglob("*")) if path.is_file() and ".git" not in path.relative_to(root).parts]
-    names = [str(path.relative_to(root)) for path in own]
 
     def under(name: str, folders: tuple[str, ...]) -> bool:
         return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
+
+    # A mutation of a test that is never run would show nothing.
+    names = [name for name in (str(path.relative_to(root)) for path in own) if not under(name, project.left_out)]
 
     return {
         "source": [name for name in names if name.endswith(".py") and under(name, project.sources)],

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from seatrial.regress.functional.plan import Planned
     from seatrial.regress.functional.record import FunctionalRun, ScriptResult
+    from seatrial.regress.hermetic.place import Place
     from seatrial.regress.history.keep import Looked
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
@@ -54,7 +55,6 @@ def run(
 ) -> None:
     """Run scripts one after another and judge them by what they left: an exit code of 0 alone is no Pass."""
     from seatrial.launch.interrupt import Interruptible
-    from seatrial.model.errors import UserError
     from seatrial.model.verdict import exit_code
     from seatrial.regress.functional.plan import Asked, plan
     from seatrial.regress.functional.run import run_all
@@ -62,8 +62,6 @@ def run(
     from seatrial.regress.history.keep import look
     from seatrial.trial.rundir import named_directory, new_directory
 
-    if image and hermetic:
-        raise UserError("--hermetic is a fresh environment, and --image a container", "give one of them")
     planned = plan(
         Asked(
             scripts=tuple(scripts),
@@ -82,24 +80,8 @@ def run(
     if dry_run:
         _show_plan(planned)
         return
-    projects = tuple(dict.fromkeys(one.cwd for one in planned))
-    outside = tuple(one.script.parent for one in planned if image and not one.script.is_relative_to(one.cwd))
-    place = box.make_place(
-        image=image,
-        engine=engine,
-        env=env,
-        mounts=mount,
-        packages=packages,
-        keep=keep,
-        projects=(*projects, *outside),
-        tell=_tell,
-        asked=hermetic,
-    )
-    if image or hermetic:
-        clear = box.without_secrets()
-        for one in planned:
-            for line in place.shown(clear(one.argv), one.cwd):
-                _tell(line)
+    options = box.Options(image=image, engine=engine, env=env, mounts=mount, packages=packages, keep=keep)
+    place = _place(planned, options, hermetic)
     end_earlier((out.absolute().parent if out else RUNS).glob("*/*/run.log.pids"), _tell)
     directory = named_directory(out) if out else new_directory(RUNS, "functional")
     looked = {one.name: look(one.cwd) for one in planned}
@@ -109,6 +91,23 @@ def run(
     _keep(whole, directory, looked)
     stop.check()
     raise typer.Exit(exit_code(whole.verdict))
+
+
+def _place(planned: Sequence[Planned], options: box.Options, hermetic: bool) -> Place:
+    """Where the scripts run; what is not the caller's own environment is shown, script by script."""
+    from seatrial.model.errors import UserError
+
+    if options.image and hermetic:
+        raise UserError("--hermetic is a fresh environment, and --image a container", "give one of them")
+    projects = tuple(dict.fromkeys(one.cwd for one in planned))
+    outside = tuple(one.script.parent for one in planned if options.image and not one.script.is_relative_to(one.cwd))
+    place = box.make_place(options, (*projects, *outside), _tell, fresh=hermetic)
+    if options.image or hermetic:
+        clear = box.without_secrets()
+        for one in planned:
+            for line in place.shown(clear(one.argv), one.cwd):
+                _tell(line)
+    return place
 
 
 def _keep(whole: FunctionalRun, directory: Path, looked: Mapping[str, Looked]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,31 +25,35 @@ With = Annotated[
 Keep = Annotated[bool, typer.Option("--keep", help="Do not delete the fresh environment afterwards.")]
 
 
-def make_place(
-    *,
-    image: str | None,
-    engine: str | None,
-    env: list[str] | None,
-    mounts: list[str] | None,
-    packages: list[str] | None,
-    keep: bool,
-    projects: tuple[Path, ...],
-    tell: Callable[[str], None],
-    asked: bool = True,
-) -> Place:
-    """The place that the options describe. What cannot be together is a UserError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What was given of the options above."""
+
+    image: str | None
+    engine: str | None
+    env: list[str] | None
+    mounts: list[str] | None
+    packages: list[str] | None
+    keep: bool
+
+
+def make_place(given: Options, projects: tuple[Path, ...], tell: Callable[[str], None], *, fresh: bool = True) -> Place:
+    """The place that the options describe; without an image, `fresh` says whether it is a new environment. What cannot be together is a
+    UserError."""
     from seatrial.model.errors import UserError
     from seatrial.regress.hermetic.container import Container, choose_engine, environment_names, make_box, own_mounts, parse_mount
 
-    names = environment_names(env or [])
-    if image is not None:
-        if packages or keep:
+    names = environment_names(given.env or [])
+    if given.image is not None:
+        if given.packages or given.keep:
             raise UserError("--with and --keep are about a fresh environment, and --image asks for a container", "leave them out")
-        further = tuple(parse_mount(text) for text in mounts or [])
-        return Container(make_box(choose_engine(engine), image, (*own_mounts(*projects), *further), names))
-    if engine or mounts:
+        further = tuple(parse_mount(text) for text in given.mounts or [])
+        return Container(make_box(choose_engine(given.engine), given.image, (*own_mounts(*projects), *further), names))
+    if given.engine or given.mounts:
         raise UserError("--engine and --mount are about a container", "give --image IMAGE")
-    return fresh_place(projects, names, tuple(packages or ()), keep, tell) if asked else here(names, packages, keep)
+    if not fresh:
+        return here(names, given.packages, given.keep)
+    return fresh_place(projects, names, tuple(given.packages or ()), given.keep, tell)
 
 
 def fresh_place(
@@ -111,7 +116,8 @@ def hermetic(
     if not command:
         raise UserError("no command is given", "put it after --: seatrial hermetic -- pytest tests/unit")
     cwd = Path.cwd()
-    place = make_place(image=image, engine=engine, env=env, mounts=mount, packages=packages, keep=keep, projects=(cwd,), tell=_tell)
+    options = Options(image=image, engine=engine, env=env, mounts=mount, packages=packages, keep=keep)
+    place = make_place(options, (cwd,), _tell)
     for line in place.shown(without_secrets()(command), cwd):
         _tell(line)
     if show:

@@ -43,6 +43,11 @@ def put_verdict(case: ET.Element, verdict: Verdict, boundary: Boundary | None, m
         ET.SubElement(case, "error", {"type": f"blocked.{place}", "message": one_line(message)}).text = visible(detail)
 
 
+def put_output(case: ET.Element, text: str) -> None:
+    """What a reader of a testcase that passed should know."""
+    ET.SubElement(case, "system-out").text = visible(text)
+
+
 def add_checks(suite: ET.Element, classname: str, checks: Iterable[CheckResult], verdict: Verdict) -> None:
     """A testcase for each check. A missed one of something Blocked is an error: it is no evidence against the change."""
     for check in checks:

@@ -12,6 +12,8 @@ from seatrial.loops.nightly import describe_functional
 
 from .tree import MEGATRON, NIGHTLY, Tree, make_tree
 
+pytestmark = pytest.mark.slow
+
 METRICS = """echo '{"loss": {"1": 2.0, "2": 1.0}}' > metrics.json"""
 CHECK = 'data["loss"]["2"] < 1.5'
 
@@ -30,8 +32,26 @@ def test_an_exit_code_of_0_alone_is_no_pass(tree: Tree) -> None:
 def test_who_accepts_the_exit_code_alone_is_told_so_in_the_report(tree: Tree) -> None:
     done = tree.call(tree.write("plain.sh", "true"), "--exit-code-only")
     assert done.returncode == 0
-    assert "nothing" not in tree.result("plain")["reason"]
     assert "judged by its exit code alone" in (tree.out / "summary.md").read_text()
+    for report in ("summary.md", "junit.xml", "functional.json"):
+        assert "nothing else was looked at" in (tree.out / report).read_text()
+
+
+@pytest.mark.parametrize(("name", "text"), [("metrics.yaml", "a: 1"), ("plain.sh", "#!/usr/bin/env python3"), ("plain", "true")])
+def test_what_is_no_shell_script_is_not_given_to_bash(tree: Tree, name: str, text: str) -> None:
+    script = tree.root / name
+    script.write_text(f"{text}\ntouch ran\n")
+    done = tree.call(script, "--exit-code-only")
+    assert done.returncode == 2
+    assert f"{name}: is no shell script" in done.stderr
+    assert not list(tree.root.rglob("ran"))
+
+
+@pytest.mark.parametrize("first", ["#!/bin/sh -e", "#!/usr/bin/env bash", "#!/usr/bin/env -S bash -e"])
+def test_a_script_without_suffix_says_what_it_is(tree: Tree, first: str) -> None:
+    script = tree.root / "plain"
+    script.write_text(f"{first}\ntrue\n")
+    assert tree.call(script, "--exit-code-only").returncode == 0
 
 
 def test_the_exit_code_alone_is_not_accepted_of_a_script_that_has_checks(tree: Tree) -> None:

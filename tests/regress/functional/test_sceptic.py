@@ -19,6 +19,8 @@ from seatrial.regress.functional.collect import clear_metrics
 from .gone import ended
 from .tree import MEGATRON, Tree, make_tree, missed
 
+pytestmark = pytest.mark.slow
+
 METRICS = """echo '{"loss": {"1": 2.0, "2": 1.0}}' > metrics.json"""
 CHECKED = ("--metrics", "metrics.json", "--check", 'data["loss"]["2"] < 1.5')
 SECRET = "hf_" + "a1B2" * 9
@@ -118,7 +120,6 @@ def start(tree: Tree, script: Path) -> tuple[subprocess.Popen[bytes], int]:
     return running, int(noted.read_text())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_a_report_and_no_process(tree: Tree, number: signal.Signals) -> None:
     running, child = start(tree, tree.write("waits.sh", "sleep 600 & echo $! > pid; wait"))
@@ -128,7 +129,6 @@ def test_an_interrupt_leaves_a_report_and_no_process(tree: Tree, number: signal.
     assert json.loads((tree.out / "functional.json").read_text())["verdict"] == "Blocked"
 
 
-@pytest.mark.slow
 def test_what_a_killed_seatrial_left_is_ended_by_the_next_run(tree: Tree) -> None:
     running, child = start(tree, tree.write("waits.sh", "sleep 600 & echo $! > pid; wait"))
     running.kill()

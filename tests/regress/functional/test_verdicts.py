@@ -9,6 +9,8 @@ import pytest
 from .gone import ended
 from .tree import MEGATRON, NIGHTLY, Tree, make_tree, missed
 
+pytestmark = pytest.mark.slow
+
 TMPE = 'max(data["train/token_mult_prob_error"]) < 1.05'
 
 
@@ -66,7 +68,6 @@ def test_metrics_that_are_older_than_the_run_are_none(tree: Tree) -> None:
     assert TMPE in missed(result), "what was not evaluated is not met"
 
 
-@pytest.mark.slow
 def test_a_full_disk_is_blocked(tree: Tree) -> None:
     done = tree.call(tree.checkout / MEGATRON, sim="full")
     assert (done.returncode, tree.result("grpo_megatron")["verdict"]) == (99, "Blocked"), done.stdout
@@ -101,7 +102,6 @@ def test_no_secret_is_in_what_is_kept(tree: Tree) -> None:
     assert not any(secret in text for text in texts)
 
 
-@pytest.mark.slow
 def test_the_deadline_ends_the_whole_process_tree(tree: Tree) -> None:
     child = tree.root / "child"
     done = tree.call(tree.checkout / MEGATRON, "--deadline", "0.03", sim="hang", CHILD=str(child))
@@ -124,7 +124,6 @@ def test_a_nightly_that_ended_early_is_no_pass_though_it_exits_with_0(tree: Tree
     assert "the script looked at its own metrics" in missed(result)
 
 
-@pytest.mark.slow
 def test_a_nightly_that_finds_its_last_step_done_already_is_skipped(tree: Tree) -> None:
     assert tree.call(tree.checkout / NIGHTLY).returncode == 0
     done = tree.call(tree.checkout / NIGHTLY, "--out", tree.root / "again")

@@ -15,6 +15,8 @@ from seatrial.files import write_json
 from seatrial.regress.history.record import point
 from seatrial.regress.history.store import Store
 
+pytestmark = pytest.mark.slow
+
 VALUES = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99, 1.0, 1.02]
 
 

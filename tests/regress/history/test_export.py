@@ -16,6 +16,8 @@ from regress.history.histories import COMMIT, TEST, history, points, results, ru
 from seatrial.regress.history.record import point
 from seatrial.regress.history.store import Store
 
+pytestmark = pytest.mark.slow
+
 ONE_LINER = f'[.start_time, .git_commit, .metrics["{TEST}"].avg_prob_mult_error] | @tsv'
 
 

@@ -12,6 +12,8 @@ from seatrial.regress.history.gate import gate
 from seatrial.regress.history.record import point
 from seatrial.regress.history.store import Store
 
+pytestmark = pytest.mark.slow
+
 GOOD = [0.66, 0.662, 0.658, 0.661, 0.659, 0.663, 0.657, 0.66]
 BAD = "b" * 40
 

@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from regress.functional.tree import make_tree
 from regress.history.histories import history
 from seatrial.evidence.git import git
+
+pytestmark = pytest.mark.slow
 
 TEST = "def test_a(tracker):\n    tracker.track('loss', 0.5)\n"
 WHO = ("-c", "user.name=a", "-c", "user.email=a@b.c")

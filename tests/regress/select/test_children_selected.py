@@ -8,6 +8,8 @@ import pytest
 
 from regress.select.projects import Small
 
+pytestmark = pytest.mark.slow
+
 CODE = """
     def work(x):
         return x + helper(x)

@@ -9,6 +9,8 @@ import pytest
 
 from regress.select.projects import Small
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("suffix", ["yaml", "json", "toml", "sh", "txt"])
 def test_a_file_that_a_test_reads_selects_it(tmp_path: Path, suffix: str) -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from regress.select.projects import Small
 
+pytestmark = pytest.mark.slow
+
 GROUPED = """
     import pytest
 
@@ -62,7 +64,6 @@ def test_a_guard_takes_nothing_from_a_record_or_a_failure(grouped: Small) -> Non
     assert "test_mcore" not in grouped.run("--heavy").ran
 
 
-@pytest.mark.slow
 def test_workers_record_nothing_of_a_test_that_its_group_left_out(grouped: Small) -> None:
     assert grouped.run("-n", "2").ran == {"test_plain"}
     assert grouped.run("-n", "2", "-m", "mcore").ran == {"test_mcore"}

@@ -10,6 +10,8 @@ import pytest
 
 from regress.select.projects import Small
 
+pytestmark = pytest.mark.slow
+
 BARE = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
 SCRIPT = {"script.py": "import helper\nprint(helper.f())\n", "helper.py": "def f():\n    return 1\n\ndef unused():\n    return 3\n"}
 HEAD = "import os, subprocess, sys\n\ndef out(*args, **more): return subprocess.check_output(*args, text=True, **more).strip()\n\n"

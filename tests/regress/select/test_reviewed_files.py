@@ -9,6 +9,8 @@ import pytest
 
 from regress.select.projects import Session, Small
 
+pytestmark = pytest.mark.slow
+
 TESTS = "import sys\nsys.path.insert(0, '../src')\nimport m\n\ndef test_it(): assert m.f() == 1\n\ndef test_far(): pass\n"
 
 

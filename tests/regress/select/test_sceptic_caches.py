@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from regress.select.projects import Small
+
+pytestmark = pytest.mark.slow
 
 TWICE = """
 import m

@@ -8,6 +8,8 @@ import pytest
 
 from regress.select.projects import Small
 
+pytestmark = pytest.mark.slow
+
 NEIGHBOUR = {
     "tools/s.py": "import sys, os\nsys.path.insert(0, os.path.dirname(__file__))\nimport lib\nprint(lib.value())\n",
     "tools/lib.py": "def value():\n    return 1\n",

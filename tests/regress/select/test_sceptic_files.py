@@ -8,6 +8,8 @@ import pytest
 
 from regress.select.projects import Small
 
+pytestmark = pytest.mark.slow
+
 LINKED = """
 import os, pathlib
 

@@ -18,6 +18,8 @@ from seatrial.regress.select import state
 from seatrial.regress.select.files import cache
 from seatrial.regress.select.files.facts import facts
 
+pytestmark = pytest.mark.slow
+
 FILES = {
     "code_s.py": "def one():\n    return 1\n\ndef two():\n    return 2\n",
     "test_one.py": "import code_s\n\ndef test_one():\n    assert code_s.one() == 1\n",
@@ -100,7 +102,6 @@ def test_switching_between_branches_costs_nothing(small: Small) -> None:
     assert small.run().ran == set()
 
 
-@pytest.mark.slow
 def test_workers_of_xdist_select_and_record_alike(small: Small) -> None:
     assert small.run("-n", "2").ran == {"test_one", "test_two"}
     again = small.run("-n", "2")

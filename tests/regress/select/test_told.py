@@ -10,6 +10,8 @@ import pytest
 
 from regress.select.projects import Small
 
+pytestmark = pytest.mark.slow
+
 OPTION = """
     def pytest_addoption(parser):
         parser.addoption("--device", default="cpu")

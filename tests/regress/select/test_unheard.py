@@ -9,6 +9,8 @@ import pytest
 
 from regress.select.projects import Small
 
+pytestmark = pytest.mark.slow
+
 FILES = {
     "tools/s.py": "import lib\nprint(lib.f())\n",
     "tools/path.py": "import os, sys\nsys.path.insert(0, os.path.dirname(__file__))\nimport lib\n",

@@ -22,6 +22,8 @@ from seatrial.regress.unit.wrapping import wrapping
 from .guarded import Ran, project, pytest_in
 from .tracked import latest
 
+pytestmark = pytest.mark.slow
+
 WITHOUT = """
 import os, sys
 sys.modules["resource"] = sys.modules["fcntl"] = None

@@ -9,6 +9,8 @@ import pytest
 
 from .guarded import GUIDE, project, pytest_in
 
+pytestmark = pytest.mark.slow
+
 EXCLUSIVE = """
 [groups.mcore]
 mode = "only"

@@ -12,6 +12,8 @@ from seatrial.regress.unit.needs import Needs, gpus_here, parse
 
 from .guarded import project, pytest_in
 
+pytestmark = pytest.mark.slow
+
 TESTS = """
 import pytest
 

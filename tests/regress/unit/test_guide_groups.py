@@ -8,6 +8,8 @@ import pytest
 
 from .guarded import project, pytest_in
 
+pytestmark = pytest.mark.slow
+
 CONFIGURATIONS = [
     ([], {"test_plain"}, {"test_gated", "test_mcore", "test_both"}, 0),
     (["--hf-gated"], {"test_plain", "test_gated"}, {"test_mcore", "test_both"}, 0),

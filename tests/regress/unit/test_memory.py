@@ -15,6 +15,8 @@ from seatrial.regress.unit import gpus, memory
 
 from .tracked import latest, session
 
+pytestmark = pytest.mark.slow
+
 TESTS = """
 import subprocess, sys, pytest
 MB = 2 ** 20

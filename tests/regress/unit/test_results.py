@@ -20,6 +20,8 @@ from seatrial.regress.unit.results import Partial, Tracked, document, restore, w
 
 from .tracked import command, dated, latest, session, strict, variables
 
+pytestmark = pytest.mark.slow
+
 ONE = 'def test_one(tracker): tracker.track("x", 1)\n'
 HANGS = """
 import pathlib, time

@@ -15,6 +15,8 @@ from seatrial.regress.unit.results import Partial, Tracked, document, restore, w
 from .guarded import project, pytest_in
 from .tracked import dated, latest, session
 
+pytestmark = pytest.mark.slow
+
 ONE = [Tracked("t.py::f", "t::f", "passed", '{"x": 1}')]
 
 

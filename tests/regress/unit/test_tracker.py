@@ -11,6 +11,8 @@ import pytest
 
 from .tracked import dated, latest, session, strict, without_time
 
+pytestmark = pytest.mark.slow
+
 GUIDE = """
 def test_exponentiate(tracker):
     starting_mem = tracker.get_max_mem()

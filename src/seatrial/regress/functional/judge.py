@@ -107,7 +107,7 @@ def _done(planned: Planned, ran: Ran, measured: _Measured) -> tuple[Verdict, Bou
     if planned.something_to_check:
         return Verdict.PASS, None, f"exit 0, {len(measured.checks)} checks met"
     if planned.exit_code_only:
-        return Verdict.PASS, None, "exit 0"
+        return Verdict.PASS, None, "exit 0; nothing else was looked at"
     fix = "give --check and --metrics, or --steps; or accept its exit code with --exit-code-only"
     return Verdict.FAIL, Boundary.METRICS, f"nothing to check: exit 0 alone proves nothing; {fix}"
 

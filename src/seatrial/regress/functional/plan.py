@@ -15,11 +15,15 @@ from pathlib import Path
 from seatrial.loops.nightly import Asserted, Functional, describe_functional
 from seatrial.metrics.grammar import parse
 from seatrial.model.errors import UserError
+from seatrial.report.text import one_line
 
 DEADLINE_MINUTES = 60.0
 """For a script that says nothing of its time."""
 REPORTS = ("functional.json", "summary.md", "junit.xml", ".gitignore")
 """What stands beside the scripts' directories."""
+SHELLS = ("sh", "bash", "dash")
+SUFFIXES = (".sh", ".bash")
+WRAP = "give a shell script that calls it"
 STEP_TAGS = ("train/loss", "loss")
 """Metrics that have a point at every step, of scripts that no loop knows."""
 SKIPS = (re.compile(r"^\s*(?:\[[^\]]*\]\s*)?SKIP(?:PED)?\b\s*[:-]", re.IGNORECASE),)
@@ -90,10 +94,25 @@ def plan(asked: Asked) -> tuple[Planned, ...]:
         whole = script.absolute()
         if not whole.is_file():
             raise UserError(f"{script}: no such script", "check the path")
+        _is_shell(whole)
         names.add(name := _free_name(whole, names))
         made.append(_plan_one(whole, name, asked))
     _within_budget(made, asked.gpu_hours)
     return tuple(made)
+
+
+def _is_shell(script: Path) -> None:
+    """A file of data or a Python program, given to bash, would fail line by line, or do what nobody meant."""
+    try:
+        with script.open("rb") as stream:
+            first = stream.readline(300)
+    except OSError as error:
+        raise UserError(f"{script}: {error.strerror}", "make it readable") from error
+    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    if words and not any(word.rsplit("/", 1)[-1] in SHELLS for word in words[:3]):
+        raise UserError(f"{script}: is no shell script: it begins with {one_line(first.decode(errors='replace'))}", WRAP)
+    if not words and script.suffix not in SUFFIXES:
+        raise UserError(f"{script}: is no shell script: its name does not end in .sh, and it does not begin with #!/bin/bash", WRAP)
 
 
 def _free_name(script: Path, taken: set[str]) -> str:

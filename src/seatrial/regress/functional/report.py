@@ -7,7 +7,7 @@ from collections import Counter
 from seatrial.model.verdict import Verdict
 from seatrial.regress.functional.record import FunctionalRun, ScriptResult
 from seatrial.report.deliverables import check_words
-from seatrial.report.junit_parts import add_case, add_checks, add_properties, document, new_suite, put_verdict
+from seatrial.report.junit_parts import add_case, add_checks, add_properties, document, new_suite, put_output, put_verdict
 from seatrial.report.text import one_line, visible
 
 PREFIX = "seatrial.functional"
@@ -71,6 +71,8 @@ def junit_xml(whole: FunctionalRun) -> str:
         if result.diagnosis is not None:
             detail += [result.diagnosis.cause, *result.diagnosis.excerpt, result.diagnosis.advice]
         put_verdict(case, result.verdict, result.boundary, result.reason, "\n".join(line for line in detail if line))
+        if result.verdict is Verdict.PASS and result.notes:
+            put_output(case, "\n".join(detail))
         if result.verdict is not Verdict.SKIPPED:
             add_checks(suite, f"{PREFIX}.{visible(result.name)}", result.checks, result.verdict)
     return document(suite, seconds)

@@ -57,13 +57,18 @@ def hours_given(text: str) -> float:
         raise argparse.ArgumentTypeError(f"must be a number of hours, not below 0 (got {text!r})") from error
 
 
+def told(hours: float) -> str:
+    """Hours as people say them: a test of milliseconds is no 2e-08."""
+    return "under 0.001" if 0 < hours < 0.001 else f"{hours:.6g}"
+
+
 def excess(shares: Sequence[Share], budget: float, origin: str) -> str | None:
     """Why the plan is refused; None when the budget holds."""
     total = math.fsum(one.hours for one in shares)
     if total <= budget * (1 + SLACK):
         return None
     largest = sorted(shares, key=lambda one: (-one.hours, one.test))[:LARGEST]
-    lines = [f"seatrial: the tests plan {total:.6g} GPU hours, the budget is {budget:.6g} ({origin}); the largest:"]
-    lines += [f"  {one.hours:.6g} {one.test}" for one in largest]
+    lines = [f"seatrial: the tests plan {told(total)} GPU hours, the budget is {told(budget)} ({origin}); the largest:"]
+    lines += [f"  {told(one.hours)} {one.test}" for one in largest]
     lines += [f"  … and {len(shares) - LARGEST} more"] if len(shares) > LARGEST else []
     return "\n".join([*lines, "select fewer tests, or give --seatrial-gpu-hours"])

@@ -311,6 +311,6 @@ def _lines(state: State, limit: float | None) -> list[str]:
     if state.bypassed and state.settings.groups:
         lines.append("-m was given: groups filter nothing")
     if state.planned or limit is not None:
-        of = "" if limit is None else f" of {limit:.6g}"
-        lines.append(f"GPU hours: {state.planned:.6g} planned{of}, {state.measured:.6g} measured")
+        of = "" if limit is None else f" of {budget.told(limit)}"
+        lines.append(f"GPU hours: {budget.told(state.planned)} planned{of}, {budget.told(state.measured)} measured")
     return lines

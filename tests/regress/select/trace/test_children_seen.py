@@ -12,6 +12,8 @@ from seatrial.regress.select.trace.logs import read
 
 from .traced import trace
 
+pytestmark = pytest.mark.slow
+
 FILES = {
     "pkg/__init__.py": "",
     "pkg/work.py": "import os, signal\ndef double(x): return 2 * x\ndef end(): double(1); os.kill(os.getpid(), signal.SIGKILL)\n",
