@@ -47,8 +47,10 @@ def test_scripts_and_shells_are_seen_through(tmp_path: Path) -> None:
     files = {
         "code_m.py": CODE,
         "script.py": "import code_m\nassert code_m.work(1) == 2\n",
-        "run.sh": 'set -e\ncat "$HERE/words.txt"\n"$PYTHON" script.py\n',
+        "run.sh": 'set -e\ncat "$HERE/words.txt"\necho "$(cat $(echo inner.txt) outer.txt)"\n"$PYTHON" script.py\n',
         "words.txt": "a",
+        "inner.txt": "a",
+        "outer.txt": "a",
         "test_m.py": """
             import os
             import subprocess
@@ -68,8 +70,9 @@ def test_scripts_and_shells_are_seen_through(tmp_path: Path) -> None:
     small.settled()
     small.edit("code_m.py", "return 1", "return int(1)")
     assert small.run().ran == {"test_script", "test_shell"}
-    small.write("words.txt", "b")
-    assert small.run().ran == {"test_shell"}
+    for name in ("words.txt", "inner.txt", "outer.txt"):
+        small.write(name, "b")
+        assert small.run().ran == {"test_shell"}
     small.edit("run.sh", "set -e", "set -eu")
     assert small.run().ran == {"test_shell"}
 

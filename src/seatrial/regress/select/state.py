@@ -24,24 +24,26 @@ from seatrial.regress.select.choose import Changed, Known, Now
 from seatrial.regress.select.files.digests import Version
 from seatrial.regress.select.files.facts import Facts, sha
 
-SCHEMA = 3
+SCHEMA = 4
 WAIT_S = 30.0
 COMMITS = 8
 TABLES = """
 create table meta (key text primary key, value text not null);
 create table versions (id integer primary key autoincrement, path text not null, block text not null, digest text not null,
-  unique (path, block, digest));
+  seal text not null, unique (path, block, digest));
 create table sets (id integer primary key autoincrement, hash text not null unique, members blob not null);
-create table records (test text not null, commit_id text not null, sets text not null, time real not null, primary key (test, commit_id));
+create table records (test text not null, commit_id text not null, sets text not null, seal text not null, time real not null,
+  primary key (test, commit_id));
 create table failed (test text primary key, time real not null);
 create table facts (sha text primary key, data blob not null, time real not null);
 """
 
 NAMES = frozenset({"meta", "versions", "sets", "records", "failed", "facts"})
-DAMAGE = (sqlite3.DatabaseError, ValueError, TypeError, zlib.error)
+# what reading a damaged file raises
+DAMAGE = (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, KeyError, zlib.error)
 
 
-class _Damaged(Exception):
+class _Damaged(ValueError):
     """What is there cannot be read."""
 
 
@@ -54,8 +56,14 @@ class Loaded:
     told: str = ""
 
     def kept(self, key: str) -> Facts | None:
+        """Facts of a text; what cannot be read is found anew, and written over."""
         data = self.facts.get(key)
-        return None if data is None else Facts.from_json(json.loads(zlib.decompress(data)))
+        if data is None:
+            return None
+        try:
+            return Facts.from_json(json.loads(zlib.decompress(data)))
+        except DAMAGE:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,8 @@ def _trusted(base: sqlite3.Connection, given: dict[str, str]) -> Loaded:
 
 def _healthy(error: Exception) -> bool:
     """Whether an error says nothing about the file: it is locked, or cannot be opened or written. Only tables of another form are ours."""
-    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_ERROR
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)  # none where Python could not read the text of a column
+    return isinstance(error, sqlite3.OperationalError) and code & 0xFF != sqlite3.SQLITE_ERROR
 
 
 def set_aside(path: Path) -> str:
@@ -117,14 +126,30 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _read(base: sqlite3.Connection) -> Loaded:
     known = Known()
-    for number, path, block, digest in base.execute("select id, path, block, digest from versions"):
+    for number, path, block, digest, seal in base.execute("select id, path, block, digest, seal from versions"):
         known.versions[number] = (path if isinstance(path, str) else path.decode("utf-8", "surrogatepass"), block, digest)
-    for number, members in base.execute("select id, members from sets"):
+        _hold(seal == _seal(*known.versions[number]), "a version")
+    for number, name, members in base.execute("select id, hash, members from sets"):
+        _hold(name == sha(members), "a set")
         known.sets[number] = tuple(array("q", members))
-    for test, sets in base.execute("select test, sets from records order by time desc, rowid desc"):
-        known.records.setdefault(test, []).append(tuple(json.loads(sets)))
+        _hold(known.versions.keys() >= set(known.sets[number]), "a version")
+    for test, commit, sets, seal in base.execute("select test, commit_id, sets, seal from records order by time desc, rowid desc"):
+        _hold(seal == _seal(test, commit, sets), "a record")
+        numbers = tuple(json.loads(sets))
+        _hold(known.sets.keys() >= set(numbers), "a set")
+        known.records.setdefault(test, []).append(numbers)
     known.failed = frozenset(test for (test,) in base.execute("select test from failed"))
     return Loaded(known, dict(base.execute("select sha, data from facts")))
+
+
+def _hold(fine: bool, what: str) -> None:
+    """One wrong digit may name another set, and select too little: everything between a test and its versions is sealed."""
+    if not fine:
+        raise _Damaged(f"{what} is not as it was written")
+
+
+def _seal(*texts: str) -> str:
+    return sha("\0".join(texts).encode("utf-8", "surrogatepass"))[:16]
 
 
 def save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outcome], fresh: dict[str, Facts], now: Now) -> None:
@@ -132,19 +157,21 @@ def save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outc
     every = list(outcomes)
     try:
         _save(path, given, commit, every, fresh, now)
-    except _Damaged:
+    except (_Damaged, sqlite3.DatabaseError) as error:
+        if _healthy(error):
+            raise
         set_aside(path)
         _save(path, given, commit, every, fresh, now)
 
 
 def _save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outcome], fresh: dict[str, Facts], now: Now) -> None:
     with closing(_connect(path)) as base:
+        base.execute("begin immediate")
         try:
-            base.execute("begin immediate")
             loaded = _trusted(base, given)
+        except sqlite3.DatabaseError:
+            raise
         except DAMAGE as error:
-            if _healthy(error):
-                raise
             raise _Damaged(str(error)) from error
         if loaded.told:
             _clear(base, given)
@@ -183,7 +210,10 @@ def _fail(base: sqlite3.Connection, test: str, changed: Changed) -> None:
 
 def _pass(base: sqlite3.Connection, test: str, commit: str, ids: list[int]) -> None:
     base.execute("delete from failed where test = ?", (test,))
-    base.execute("insert or replace into records values (?, ?, ?, ?)", (test, commit, json.dumps(ids), time.time()))
+    numbers = json.dumps(ids)
+    base.execute(
+        "insert or replace into records values (?, ?, ?, ?, ?)", (test, commit, numbers, _seal(test, commit, numbers), time.time())
+    )
     base.execute(
         "delete from records where test = ?1 and commit_id not in"
         " (select commit_id from records where test = ?1 order by time desc limit ?2)",
@@ -196,8 +226,9 @@ def _set(base: sqlite3.Connection, versions: frozenset[Version], numbers: dict[V
         return stored[versions]
     for version in versions:
         if version not in numbers:
-            row = (_stored(version[0]), *version[1:])
-            numbers[version] = int(base.execute("insert into versions (path, block, digest) values (?, ?, ?)", row).lastrowid or 0)
+            row = (_stored(version[0]), *version[1:], _seal(*version))
+            added = base.execute("insert into versions (path, block, digest, seal) values (?, ?, ?, ?)", row)
+            numbers[version] = int(added.lastrowid or 0)
     members = array("q", sorted(numbers[version] for version in versions)).tobytes()
     base.execute("insert or ignore into sets (hash, members) values (?, ?)", (sha(members), members))
     stored[versions] = int(base.execute("select id from sets where hash = ?", (sha(members),)).fetchone()[0])

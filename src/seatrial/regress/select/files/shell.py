@@ -23,6 +23,8 @@ HIDING = re.compile(
     r"\benv\s+(-\S*\s+)*(-i\b|-\s|--ignore-environment|-u\s*(PYTHONPATH|SEATRIAL))|\bunset\b|\bPYTHONPATH=|\s-\w*[IES]\w*\s|\bsudo\b"
 )
 """A shell that runs Python so that it cannot report."""
+COMMAND = re.compile(r"\$\(([^()]*)\)")
+VARIABLE = re.compile(r"\$\{[^}]*\}|\$\w+")
 MODULE = re.compile(r"-m\s+([\w.]+)")
 
 
@@ -55,9 +57,17 @@ def hides(argv: Sequence[str], paths: Iterable[str], project: Project) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    """Words of a script; a variable in a path leaves the part after it."""
+    """Words of a script; a variable or a command in a path leaves the part after it, and a command has words of its own."""
     kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    return WORD.findall(re.sub(r"\$\{[^}]*\}|\$\([^)]*\)|\$\w+", " ", kept))
+    found: list[str] = []
+    while inner := COMMAND.findall(kept):
+        found += [word for command in inner for word in WORD.findall(_bare(command))]
+        kept = COMMAND.sub(" ", kept)
+    return found + WORD.findall(_bare(kept))
+
+
+def _bare(text: str) -> str:
+    return VARIABLE.sub(" ", text)
 
 
 def _many(words: Iterable[str], project: Project, here: str) -> Iterable[str]:

@@ -1,6 +1,7 @@
-"""Questions that have no audit event: is there such a file, and what are the lines of a source.
+"""Questions that have no audit event: is there such a file, how large is it, and what are the lines of a source.
 
 - `os.path.exists` and its like, and those of `Path`, are wrapped while recording; only whether there is something counts.
+- `os.stat` (by which `Path.stat` and `os.path.getsize` go) tells sizes: it counts as reading the file.
 - `linecache.getlines` gives what it read long ago, so each asking is told: tracebacks and `inspect.getsource` depend on the text.
 - pathlib and linecache are wrapped when they are imported, so that a child that needs neither does not load them.
 """
@@ -14,16 +15,19 @@ import genericpath
 import os
 import posixpath
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 from seatrial.regress.select.trace.events import EXISTS, READ
 from seatrial.regress.select.trace.recorder import Recorder
-from seatrial.regress.select.trace.watch import asked_by_a_test
+from seatrial.regress.select.trace.watch import LIBRARY, asked_by_a_test, of_descriptor
 
 PATH_FUNCTIONS = ("exists", "lexists", "isfile", "isdir")
-METHODS = ("exists", "is_file", "is_dir", "stat")
+METHODS = ("exists", "is_file", "is_dir", "is_symlink", "is_mount", "is_fifo", "is_socket", "is_block_device", "is_char_device")
+ABILITIES = (os.supports_dir_fd, os.supports_effective_ids, os.supports_fd, os.supports_follow_symlinks)
+"""Whoever has a wrapper in hand looks it up there."""
+LINECACHE, SHUTIL = f"{LIBRARY}linecache.py", f"{LIBRARY}shutil.py"
 
 
 class Asked:
@@ -37,7 +41,9 @@ class Asked:
         for name in PATH_FUNCTIONS:
             for module in (posixpath, genericpath):
                 if hasattr(module, name):
-                    self._wrap(module, name, self._told)
+                    self._wrap(module, name, self._told, once=True)
+        self._wrap(os, "access", self._told)
+        self._wrap(os, "stat", self._measured)
         for name in ("pathlib", "linecache"):
             if name in sys.modules:
                 self.after(sys.modules[name])
@@ -47,28 +53,40 @@ class Asked:
         name = getattr(module, "__name__", "")
         if name == "pathlib":
             for method in METHODS:
-                self._wrap(module.Path, method, self._told)
+                self._wrap(module.Path, method, self._told, once=True)
         elif name == "linecache":
             self._wrap(module, "getlines", self._lines)
 
-    def _wrap(self, owner: Any, name: str, told: Callable[[Any], None]) -> None:
+    def _wrap(self, owner: Any, name: str, told: Callable[[Any, Mapping[str, Any]], None], *, once: bool = False) -> None:
+        """`told` hears of each call; with `once`, what the function asks on its way is not told as well."""
         before = getattr(owner, name)
         had = name in vars(owner)
         recorder = self.recorder
 
         @functools.wraps(before)
         def wrapper(path: Any, *args: Any, **kwargs: Any) -> Any:
-            if recorder.running and not recorder.quiet:
-                hushed = recorder.hush(True)
+            if not recorder.running or recorder.quiet:
+                return before(path, *args, **kwargs)
+            hushed = recorder.hush(True)
+            try:
                 try:
-                    told(path)
+                    told(path, kwargs)
                 except (TypeError, ValueError, OSError):
                     pass  # what is no path is told by the function itself
-                finally:
-                    recorder.hush(hushed)
-            return before(path, *args, **kwargs)
+                recorder.hush(hushed or once)
+                return before(path, *args, **kwargs)
+            finally:
+                recorder.hush(hushed)
+
+        if isinstance(owner, ModuleType):
+            wrapper.__module__ = owner.__name__  # pickle finds it there
+        able = [functions for functions in ABILITIES if before in functions]
+        for functions in able:
+            functions.add(wrapper)
 
         def undo() -> None:
+            for functions in able:
+                functions.discard(wrapper)
             if vars(owner).get(name) is wrapper:
                 if had:
                     setattr(owner, name, before)
@@ -78,12 +96,27 @@ class Asked:
         setattr(owner, name, wrapper)
         recorder.undo.append(undo)
 
-    def _told(self, path: Any) -> None:
+    def _told(self, path: Any, given: Mapping[str, Any]) -> None:
         if not isinstance(path, int) and asked_by_a_test(self.recorder, sys._getframe(2)):
-            for relative in self.recorder.tree.names(os.fsdecode(path)):
-                self.recorder.tell(EXISTS, relative)
+            self._tell(EXISTS, path, given)
 
-    def _lines(self, path: Any) -> None:
+    def _measured(self, path: Any, given: Mapping[str, Any]) -> None:
+        frame = sys._getframe(2)
+        # linecache asks whether what it has is still true, of every file that it ever read.
+        if isinstance(path, int) or frame.f_code.co_filename == LINECACHE or not asked_by_a_test(self.recorder, frame):
+            return
+        # Which file it is, and of what kind: a link, the target of a copy before it is made.
+        which = frame.f_code.co_filename == SHUTIL or frame.f_code.co_name == "samefile" or not given.get("follow_symlinks", True)
+        self._tell(EXISTS if which else READ, path, given)
+
+    def _tell(self, kind: str, path: Any, given: Mapping[str, Any]) -> None:
+        name, descriptor = os.fsdecode(path), given.get("dir_fd")
+        if descriptor is not None:
+            name = os.path.join(of_descriptor(descriptor) or "", name)  # noqa: PTH118
+        for relative in self.recorder.tree.names(name):
+            self.recorder.tell(kind, relative)
+
+    def _lines(self, path: Any, given: Mapping[str, Any]) -> None:  # noqa: ARG002
         relative = self.recorder.tree.source(path) if isinstance(path, str) else None
         if relative is not None:
             self.recorder.tell(READ, relative)

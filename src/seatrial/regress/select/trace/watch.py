@@ -151,7 +151,7 @@ class Watch:
         name = _text(path)
         descriptor = next((part for part in reversed(rest) if isinstance(part, int) and part >= 0), None)
         if name is not None and descriptor is not None and not os.path.isabs(name) and len(rest) <= 2:
-            name = os.path.join(_of_descriptor(descriptor) or "", name)
+            name = os.path.join(of_descriptor(descriptor) or "", name)
         if name is not None:
             self._tell(WRITE, name)
 
@@ -169,7 +169,7 @@ class Watch:
     def _list(self, path: object) -> None:
         if not asked_by_a_test(self.recorder, sys._getframe(1)):
             return
-        name = "." if path is None else _of_descriptor(path) if isinstance(path, int) else _text(path)
+        name = "." if path is None else of_descriptor(path) if isinstance(path, int) else _text(path)
         relative = None if name is None else self.recorder.tree.directory(name)
         if relative is not None:
             self.recorder.tell(LIST, relative)
@@ -217,11 +217,12 @@ def _reports(env: object) -> bool:
 
 
 def _open_directories() -> list[str]:
-    found = {_of_descriptor(number) for number in os.listdir("/proc/self/fd")}
+    found = {of_descriptor(number) for number in os.listdir("/proc/self/fd")}
     return [name for name in found if name is not None and name.startswith("/") and os.path.isdir(name)]
 
 
-def _of_descriptor(number: object) -> str | None:
+def of_descriptor(number: object) -> str | None:
+    """The path of an open file."""
     try:
         return os.readlink(f"/proc/self/fd/{number}")
     except OSError:

@@ -1,0 +1,87 @@
+"""A state file with wrong bytes in it selects no less, and breaks nothing."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from seatrial.regress.select import state
+from seatrial.regress.select.choose import Known
+from seatrial.regress.select.files.digests import Version
+from seatrial.regress.select.files.facts import facts
+
+GIVEN = {"Python": "3", "root": "/r"}
+FACTS = {"k": facts(b"def f(): pass"), "l": facts(b"import os\n")}
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> bytes:
+    place = tmp_path / "whole.sqlite"
+    outcomes = [
+        state.Outcome(
+            f"test_{test}",
+            (frozenset({("a.py", "f", "1"), (f"m{test}.py", "", "2")}), frozenset({(f"data/{test}.txt", "*", "3")})),
+        )
+        for test in range(60)
+    ]
+    state.save(place, GIVEN, "c", outcomes, FACTS, lambda path, block: "1")
+    return place.read_bytes()
+
+
+def records(known: Known) -> set[tuple[str, frozenset[Version]]]:
+    """What each record says, with nothing left to look up."""
+    return {
+        (test, frozenset(known.versions[version] for number in sets for version in known.sets[number]))
+        for test, some in known.records.items()
+        for sets in some
+    }
+
+
+def test_no_wrong_byte_makes_a_record_claim_less(tmp_path: Path, whole: bytes) -> None:
+    place = tmp_path / "state.sqlite"
+    place.write_bytes(whole)
+    right = records(state.load(place, GIVEN).known)
+    versions = {version for _, some in right for version in some}
+    assert len(right) == 60
+    rng = random.Random(10)
+    noticed = 0
+    for _ in range(300):
+        data = bytearray(whole)
+        at = rng.randrange(len(data))
+        for offset in range(rng.choice([1, 1, 16])):
+            data[(at + offset) % len(data)] ^= 1 << rng.randrange(8)
+        place.write_bytes(data)
+        loaded = state.load(place, GIVEN)
+        noticed += bool(loaded.told)
+        for test, some in records(loaded.known):
+            # A version that nobody wrote is no version of today: the test is selected.
+            assert (test, some) in right or some - versions
+        for key in FACTS:
+            assert loaded.kept(key) in (FACTS[key], None)
+        state.save(place, GIVEN, "d", [], FACTS, lambda path, block: "1")
+        assert state.load(place, GIVEN).kept("k") == FACTS["k"]
+    assert noticed > 10
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "update records set sets = '[1, 2]' where test = 'test_5'",
+        "update sets set members = (select members from sets where id = 3) where id = 1",
+        "delete from versions where id = 1",
+        "delete from sets where id = 1",
+    ],
+)
+def test_a_row_that_was_changed_by_another_hand_is_noticed(tmp_path: Path, whole: bytes, damage: str) -> None:
+    place = tmp_path / "state.sqlite"
+    place.write_bytes(whole)
+    with sqlite3.connect(place) as base:
+        base.execute(damage)
+    base.close()
+    loaded = state.load(place, GIVEN)
+    assert "damaged" in loaded.told
+    assert not loaded.known.records
+    assert list(tmp_path.glob("state.sqlite.damaged-*"))
