@@ -139,9 +139,20 @@ def _show_plan(planned: Sequence[Planned]) -> None:
                 typer.echo(f"    {expr}")
         if not one.something_to_check:
             typer.echo("  nothing to check" + (": its exit code decides" if one.exit_code_only else ", which will be a Fail"))
-    total = sum(one.gpu_hours or 0 for one in planned)
-    unknown = sum(one.gpu_hours is None for one in planned)
-    typer.echo(f"{len(planned)} scripts, at most {total:.4g} GPU hours" + (f" and those of {unknown} that do not say" if unknown else ""))
+    typer.echo(_cost(planned))
+
+
+def _cost(planned: Sequence[Planned]) -> str:
+    """`3 scripts, at most 4 GPU hours`, as far as scripts say how many GPUs they use."""
+    from seatrial.model.words import counted
+
+    scripts = counted(len(planned), "script")
+    known = [one.gpu_hours for one in planned if one.gpu_hours is not None]
+    if not known:
+        return f"{scripts}, GPU hours not known (give --gpus N)"
+    silent = len(planned) - len(known)
+    more = f", and those of {counted(silent, 'script')} not known (give --gpus N)" if silent else ""
+    return f"{scripts}, at most {sum(known):.4g} GPU hours{more}"
 
 
 def _show_result(result: ScriptResult) -> None:

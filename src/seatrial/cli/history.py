@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from seatrial.cli.history_options import Chosen, Name, OnlyMetrics, Project, StoreFile, TakeName, choosing, opened, taken
 from seatrial.cli.light import Light, Plain
+
+if TYPE_CHECKING:
+    from seatrial.regress.history.record import Run
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="How many runs, the latest; 0 takes all.")]
 
@@ -22,7 +25,7 @@ def import_(
         str | None, typer.Option("--project", help="Whose runs they are. Default: what the files say, or the checkout.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="What was run: baselines are shared by runs of one name.")] = None,
-    machine: Annotated[str | None, typer.Option("--machine", help="What they ran on. Default: what the files say.")] = None,
+    machine: Annotated[str | None, typer.Option("--machine", help="What they ran on. Default: what the files say, else unknown.")] = None,
     commit: Annotated[str | None, typer.Option("--commit", help="State the commit, for files that name none.")] = None,
     branch: Annotated[str | None, typer.Option("--branch", help="State the branch, for files that name none.")] = None,
     clean: Annotated[bool, typer.Option("--clean", help="State that the tree was clean, for files that do not say.")] = False,
@@ -35,6 +38,7 @@ def import_(
     from seatrial.model.errors import UserError
     from seatrial.model.verdict import ExitCode
     from seatrial.regress.history.adding import Stated, add
+    from seatrial.regress.history.importers.detect import in_order
     from seatrial.regress.history.place import place, settings
     from seatrial.regress.history.store import Store
 
@@ -44,7 +48,7 @@ def import_(
     )
     bad = 0
     with Store(place(store, found), write=True) as kept:
-        for path in paths:
+        for path in in_order(paths):
             try:
                 for one in add(kept, path, stated, found.trusted, restate=stated != Stated()):
                     typer.echo(one.line(), err=one.error is not None)
@@ -93,7 +97,10 @@ def show(
 def runs(
     store: StoreFile = None,
     project: Project = None,
-    kind: Annotated[str | None, typer.Option("--kind", help="test, trial, campaign, benchmark or metrics.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="test, trial, campaign, benchmark or metrics; functional runs are metrics, named `functional NAME`."),
+    ] = None,
     name: Name = None,
     branch: Annotated[str | None, typer.Option("--branch")] = None,
     limit: Limit = 30,
@@ -143,6 +150,7 @@ def mark(
 ) -> None:
     """Take a poisoned run out of the baselines. Its values stay and are shown with the reason."""
     from seatrial.model.errors import UserError
+    from seatrial.model.words import counted
 
     if clear == bool(reason.strip()):
         raise UserError("give either --reason or --clear", 'seatrial history mark 12 --reason "the node was throttled"')
@@ -153,9 +161,24 @@ def mark(
         shared = kept.runs(project=first.project, kind=first.kind, name=first.name, machine=first.machine) if earlier or later else []
         some = [one for one in shared if (earlier and one.order < first.order) or (later and one.order > first.order)]
         # of the others only those that it changes: a reason that somebody gave before stays
-        for one in [first, *(other for other in some if (bool(other.poisoned) if clear else other.baseline))]:
+        changed = [first, *(other for other in some if (bool(other.poisoned) if clear else other.baseline))]
+        for one in changed:
             kept.mark(one.id or 0, "" if clear else reason.strip())
-            typer.echo(f"run {one.id}: {'may be a baseline again' if clear else f'poisoned: {reason.strip()}'}")
+            typer.echo(f"run {one.id}: {_cleared(one) if clear else _marked(one, reason.strip())}")
+        if clear:
+            typer.echo(f"{counted(sum(bool(one.poisoned) for one in changed), 'mark')} cleared")
+
+
+def _cleared(before: Run) -> str:
+    """What `mark --clear` did to a run, which may have had no mark, and which no mark kept out alone if it is not trusted."""
+    if not before.poisoned:
+        return "had no mark"
+    return "may be a baseline again" if before.trusted else f"has no mark any more; it is no baseline all the same: {before.why_untrusted}"
+
+
+def _marked(before: Run, reason: str) -> str:
+    """What `mark --reason` did to a run; an earlier reason does not go without a word."""
+    return f"poisoned: {reason}" + (f" (replaces: {before.poisoned})" if before.poisoned else "")
 
 
 def export(

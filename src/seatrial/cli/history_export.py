@@ -39,15 +39,18 @@ def write(
     from seatrial.regress.history.show import chosen
 
     ending = _ENDINGS.get(out.suffix.lower()) if out else None
+    known = f"--format takes one of {', '.join(export.FORMATS)}"
+    if form and form not in export.FORMATS:
+        raise UserError(f"--format {form}: no such format", known)
     if form and ending and form != ending:
         raise UserError(f"--format {form} and --out {out}: the ending says {ending}", "leave --format out, or give the file another ending")
-    form = form or ending or (out.suffix.lstrip(".") if out else "") or "json"
-    if form not in export.FORMATS:
-        raise UserError(f"{form}: no form of an export", f"--format {', '.join(export.FORMATS)}")
+    if out and not form and out.suffix and not ending:
+        raise UserError(f"--out {out}: {out.suffix} is the ending of no format", f"{known}; endings that say it: {', '.join(_ENDINGS)}")
+    form = form or ending or "json"
     if form == "json" and points:
-        raise UserError("JSON has one object per run, without steps", "add --format csv, or leave --points out")
+        raise UserError("--points: JSON has one object per run, without steps", "add --format csv, or leave --points out")
     if form == "parquet" and out is None:
-        raise UserError("Parquet is no text", "name a file with --out")
+        raise UserError("--format parquet: not for standard output, it is no text", "name a file with --out")
     metrics = set(chosen(store, patterns, project)) if patterns else None
     runs = store.runs(project=project, name=name)
     if form == "parquet" and out is not None:

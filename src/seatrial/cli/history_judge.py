@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seatrial.cli.history_options import Chosen, Name, OnlyMetrics, Project, StoreFile, TakeName, choosing, opened, taken
+from seatrial.cli.history_options import Chosen, Name, Project, StoreFile, TakeName, choosing, opened, taken
 
 if TYPE_CHECKING:
     from seatrial.regress.history.adding import Stated
@@ -39,7 +39,13 @@ def gate(
             metavar="[RUN|PATH]", help="The run under test: its number, or a file or directory of results. Default: the latest."
         ),
     ] = None,
-    metrics: OnlyMetrics = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", help="Only these; * and ? stand for anything; repeatable. Default: all but times ('*/_elapsed')."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="Not these; * and ? stand for anything; repeatable.")
+    ] = None,
     store: StoreFile = None,
     project: Project = None,
     name: Name = None,
@@ -63,7 +69,7 @@ def gate(
     with _kept(store) as kept:
         none = kept is None or not kept.runs(limit=1)
         chosen = _under_test(kept, run, Stated(project=project, name=name, machine=machine), settings.take, none=none)
-        found = against(kept, *chosen, settings, metrics or []) if chosen else None
+        found = against(kept, *chosen, settings, metrics or [], exclude or []) if chosen else None
     verdict = found.verdict if found else Verdict.BLOCKED
     lines = found.lines() if found else []
     typer.echo("\n".join([*lines, f"{verdict}: no run is kept yet: seatrial history import PATH"] if none else lines))
@@ -84,12 +90,14 @@ def _under_test(kept: Store | None, asked: str | None, stated: Stated, take: Tak
     from seatrial.regress.history.place import settings
 
     if asked is not None and not (asked.isascii() and asked.isdigit()):
-        return unkept.read(Path(asked), stated, settings(Path.cwd()).trusted, take)
+        found, values = unkept.read(Path(asked), stated, settings(Path.cwd()).trusted, take)
+        same = kept.by_digest(found.digest) if kept is not None else None
+        return (unkept.known(found, same, stated) if same is not None else found), values
     if kept is None or none:
         return None
     if asked is None:
-        found = kept.runs(project=stated.project, name=stated.name, machine=stated.machine, limit=1)
-        subject = found[0] if found else None
+        latest = kept.runs(project=stated.project, name=stated.name, machine=stated.machine, limit=1)
+        subject = latest[0] if latest else None
     else:
         subject = kept.run(int(asked)) if len(asked) < 19 else None
     if subject is None or subject.id is None:

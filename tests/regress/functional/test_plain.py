@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.nightly import describe_functional
+from seatrial.loops.nightly import Asserted, describe_functional
+from seatrial.model.verdict import Verdict
+from seatrial.regress.functional.judge import Ran, judge
+from seatrial.regress.functional.plan import Planned
+from seatrial.regress.functional.record import ScriptResult
 
 from .tree import MEGATRON, NIGHTLY, Tree, make_tree
 
@@ -84,6 +88,67 @@ def test_a_script_that_skips_itself_is_skipped(tree: Tree) -> None:
     assert (done.returncode, tree.result("few")["verdict"]) == (77, "Skipped")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Skipping: needs 8 GPUs",
+        "Skipped (2 GPUs required)",
+        "This test requires 8 GPUs, found 0; skipping",
+        "[SKIPPED] insufficient GPUs",
+        "Not enough GPUs, exiting",
+        "2 GPUs are needed.",
+        "No CUDA GPUs are available",
+        "=== 3 skipped in 0.01s ===",
+    ],
+)
+def test_any_word_for_a_skip_counts_where_the_exit_code_is_all_there_is(tmp_path: Path, line: str) -> None:
+    result = judged(tmp_path, f"begin\n{line}\n\n+ exit 0\n", exit_code_only=True)
+    assert (result.verdict, result.reason) == (Verdict.SKIPPED, f"the script skipped itself: {line}")
+    assert judged(tmp_path, f"begin\n{line}\n", exit_code_only=False).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Skipping the warm-up\ndone",
+        "5 passed, 1 skipped in 0.2s",
+        "5 tests, 0 skipped",
+        "failures: 0, skipped: 0",
+        "skipper is done",
+        "peak GPU memory needed: 3 GB",
+        "ran on 8 GPUs",
+        "",
+    ],
+)
+def test_what_says_something_else_is_judged_by_the_exit_code(tmp_path: Path, text: str) -> None:
+    assert judged(tmp_path, text, exit_code_only=True).verdict is Verdict.PASS
+
+
+def test_where_there_are_checks_only_the_strict_form_is_a_skip(tmp_path: Path) -> None:
+    asserted = (Asserted(metrics=tmp_path / "metrics.json", written="metrics.json", checks=(CHECK,)),)
+    assert judged(tmp_path, "Not enough GPUs, exiting\n", exit_code_only=True, asserted=asserted).verdict is Verdict.FAIL
+    assert judged(tmp_path, "SKIP: not enough GPUs\n", exit_code_only=True, asserted=asserted).verdict is Verdict.SKIPPED
+
+
+def judged(folder: Path, log: str, *, exit_code_only: bool, asserted: tuple[Asserted, ...] = ()) -> ScriptResult:
+    """A script that exited with 0 and left this log."""
+    planned = Planned(
+        name="s",
+        script=folder / "s.sh",
+        argv=("bash", "s.sh"),
+        cwd=folder,
+        asserted=asserted,
+        known=None,
+        minutes=1,
+        stall=1,
+        gpus=None,
+        step_tags=(),
+        exit_code_only=exit_code_only,
+    )
+    (folder / "run.log").write_text(log)
+    return judge(planned, Ran(directory=folder, log=folder / "run.log", started=0, ended="exited", exit_code=0, seconds=1))
+
+
 def test_a_skip_line_does_not_excuse_metrics_that_are_there(tree: Tree) -> None:
     script = tree.write("few.sh", f"echo 'SKIP: one case'\n{METRICS}")
     assert tree.call(script, "--metrics", "metrics.json", "--steps", "9").returncode == 1
@@ -114,6 +179,10 @@ def test_a_plan_is_shown_and_not_run(tree: Tree) -> None:
     assert "deadline 180 min, GPUs 8, GPU hours 24" in done.stdout
     assert "2 scripts, at most 26 GPU hours" in done.stdout
     assert not tree.out.exists()
+    plain = tree.write("plain.sh", "true")
+    assert "1 script, GPU hours not known (give --gpus N)" in tree.call(plain, "--dry-run").stdout
+    both = tree.call(tree.checkout / MEGATRON, plain, "--dry-run").stdout
+    assert "2 scripts, at most 2 GPU hours, and those of 1 script not known (give --gpus N)" in both
 
 
 def test_a_nightly_is_known_by_its_block_and_its_assertions(tree: Tree) -> None:

@@ -54,7 +54,13 @@ def test_nothing_of_the_callers_is_seen_and_nothing_is_left(project: Path) -> No
     for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "VIRTUAL_ENV"):
         assert "seatrial-hermetic-" in told["env"][name]
     assert "seatrial-hermetic-" in told["prefix"]
+    assert told["env"]["SEATRIAL_HISTORY"] == "off", "its home goes, and a store in it would too"
     assert places(project) == []
+
+
+def test_the_history_is_kept_where_the_user_says(project: Path) -> None:
+    done = call(project, "--env", "SEATRIAL_HISTORY", "--", "python", "probe.py", SEATRIAL_HISTORY="/a/store")
+    assert json.loads(done.stdout.splitlines()[-1])["env"]["SEATRIAL_HISTORY"] == "/a/store"
 
 
 def test_the_exit_code_is_the_commands(project: Path) -> None:

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.regress.hermetic.container import Container, choose_engine, environment_names, own_mounts, parse_mount
-from seatrial.regress.hermetic.render import Box, Engine, Mount, before_words, run_words
+from seatrial.regress.hermetic.render import ENGINES, Box, Engine, Mount, before_words, run_words
 
 STANDIN = """#!{python}
 # A stand-in for {name}: it records its words and variables, and runs nothing.
@@ -48,8 +49,16 @@ def call(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[s
 def test_docker() -> None:
     assert run_words(box("docker", (5, 6), gpus=True), "n", ("echo", "a b"), Path("/w")) == (
         *("docker", "run", "--rm", "--init", "--name", "n", "--user", "5:6", "--workdir", "/w", "--gpus", "all"),
-        *("--volume", "/w:/w", "--volume", "/d:/data:ro", "--env", "HF_TOKEN", "img:1", "echo", "a b"),
+        *("--volume", "/w:/w", "--volume", "/d:/data:ro", "--env", "HF_TOKEN", "--env", "SEATRIAL_HISTORY=off", "img:1", "echo", "a b"),
     )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_history_is_off_in_a_container_unless_its_variable_is_named(engine: Engine) -> None:
+    assert "SEATRIAL_HISTORY=off" in run_words(box(engine), "n", ("true",), Path("/w"))
+    named = replace(box(engine), env=("SEATRIAL_HISTORY",))
+    words = run_words(named, "n", ("true",), Path("/w"))
+    assert [word for word in words if "HISTORY" in word] == ["SEATRIAL_HISTORY"]
 
 
 def test_podman_keeps_the_callers_id() -> None:
@@ -70,7 +79,7 @@ def test_a_value_of_a_variable_never_stands_in_a_command_line(tmp_path: Path) ->
     stand_in(tmp_path / "bin", "docker")
     done = call(tmp_path, "--image", "img", "--env", "HF_TOKEN", "--show", "--", "true", HF_TOKEN="hf_secret_value")
     assert done.returncode == 0, done.stderr
-    assert "--env HF_TOKEN img true" in done.stderr
+    assert "--env HF_TOKEN --env SEATRIAL_HISTORY=off img true" in done.stderr
     assert "hf_secret_value" not in done.stderr + done.stdout
 
 

@@ -29,6 +29,16 @@ def test_a_command_that_cannot_be_started_does_not_look_like_one_that_exited(pro
     assert "Blocked (environment)" in done.stderr
 
 
+def test_a_tool_that_the_project_does_not_name_is_told_once_with_the_option_that_adds_it(project: Path) -> None:
+    done = call(project, "--", "pytest", "-q")
+    assert done.returncode == 99
+    said = (done.stdout + done.stderr).splitlines()
+    assert [line for line in said if "pytest" in line and not line.startswith("seatrial: pytest")] == [
+        "seatrial: Blocked (environment): pytest is not in the fresh environment",
+        "  fix: add it with `--with pytest` (or the package that has it), or name it among the project's dependencies",
+    ]
+
+
 def test_no_secret_of_the_command_line_is_printed(project: Path) -> None:
     done = call(project, "--show", "--", "echo", "--api-key", "9Zq8yY7xX6wW5vV4", SECRET)
     assert done.returncode == 0

@@ -122,3 +122,25 @@ def test_a_single_value_is_a_point_without_a_step(tmp_path: Path) -> None:
     with Store(tmp_path / "h.sqlite", write=True) as kept:
         kept.add(run(1), [point("loss", 2)])
         assert [(one.step, one.value) for one in kept.points(1, "loss")] == [(None, 2.0)]
+
+
+def test_a_second_reason_says_what_it_replaces(tmp_path: Path, store: Path) -> None:
+    answer = history("mark", "2", "--reason", "wrong driver", store=store, cwd=tmp_path)
+    assert answer.stdout == "run 2: poisoned: wrong driver (replaces: throttled)\n"
+    assert history("mark", "1", "--reason", "new", store=store, cwd=tmp_path).stdout == "run 1: poisoned: new\n"
+
+
+def test_clearing_says_how_many_marks_went(tmp_path: Path, store: Path) -> None:
+    with Store(store, write=True) as kept:
+        kept.mark(1, "throttled too")
+    answer = history("mark", "3", "--clear", "--and-earlier", store=store, cwd=tmp_path)
+    assert answer.stdout.splitlines() == [
+        "run 3: had no mark",
+        "run 1: may be a baseline again",
+        "run 2: may be a baseline again",
+        "2 marks cleared",
+    ]
+    history("mark", "4", "--reason", "x", store=store, cwd=tmp_path)
+    own = history("mark", "4", "--clear", store=store, cwd=tmp_path).stdout
+    assert "no baseline all the same: the tree was not clean" in own
+    assert own.endswith("1 mark cleared\n")

@@ -12,6 +12,7 @@ import pytest
 from regress.history.histories import TEST, history, results, run
 from report import trials
 from seatrial.files import write_json
+from seatrial.regress.history.keep import keep
 from seatrial.regress.history.record import point
 from seatrial.regress.history.store import Store
 
@@ -175,3 +176,16 @@ def test_all_that_take_metrics_choose_runs_alike(tmp_path: Path, store: Path, co
     assert nobody.stdout != everybody.stdout
     wrong = history(command, "*", "--take", "middle", store=store, cwd=tmp_path)
     assert (wrong.returncode, "--take middle" in wrong.stderr) == (2, True)
+
+
+def test_a_path_whose_run_is_kept_is_judged_as_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEATRIAL_HISTORY", str(tmp_path / "h.sqlite"))
+    file = tmp_path / "out" / "metrics.json"
+    write_json(file, {"loss": {"1": 0.5}})
+    assert "kept as run 1" in keep(file, project="p", name="functional out", passed=False)
+    answer = history("gate", str(file), store=tmp_path / "h.sqlite", cwd=tmp_path)
+    assert (answer.returncode, "the run itself failed" in answer.stdout) == (1, True), answer.stdout
+    assert "name no machine" not in answer.stdout
+    write_json(file, {"loss": {"1": 0.75}})
+    other = history("gate", str(file), store=tmp_path / "h.sqlite", cwd=tmp_path)
+    assert (other.returncode, "--machine names it" in other.stdout) == (99, True), other.stdout

@@ -111,3 +111,30 @@ def test_results_in_another_repository_are_vouched_for_by_that_of_the_session(tm
     assert keep_results(file, repo=tmp_path / "own") == f"history: kept as run 1 in {tmp_path / 'h.sqlite'}"
     second = results(tmp_path / "other" / "unit_results.json", git_commit=commit, start_time="2025-03-24 23:34:13", **OURS)
     assert "is not known in" in keep_results(second)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--format", "xml"), "--format xml: no such format"),
+        (("--format", "xml", "--out", "a.csv"), "--format xml: no such format"),
+        (("--out", "a.xml"), "--out a.xml: .xml is the ending of no format"),
+    ],
+)
+def test_a_format_that_there_is_not_names_the_option_and_those_there_are(
+    tmp_path: Path, store: Path, words: tuple[str, ...], said: str
+) -> None:
+    answer = history("export", *words, store=store, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert said in answer.stderr
+    assert "--format takes one of json, csv, parquet" in answer.stderr
+
+
+def test_the_gate_leaves_out_what_is_excluded(tmp_path: Path, store: Path) -> None:
+    with Store(store, write=True) as kept:
+        for number in range(20, 30):
+            kept.add(run(number, name="timed"), [point("t::a/loss", 1.0), point("t::a/odd", float(number % 2) * 1000 * (number == 29))])
+    judged = history("gate", "--name", "timed", store=store, cwd=tmp_path)
+    assert judged.returncode == 1, judged.stdout
+    without = history("gate", "--name", "timed", "--exclude", "*/odd", store=store, cwd=tmp_path)
+    assert (without.returncode, "left out by --exclude '*/odd': 1 metric" in without.stdout) == (0, True), without.stdout

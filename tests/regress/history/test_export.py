@@ -75,7 +75,7 @@ def test_without_pyarrow_the_way_to_get_it_is_told(tmp_path: Path, store: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"), [(("--format", "xml"), "no form"), (("--points",), "without steps"), (("nothing*",), "no metric")]
+    ("words", "told"), [(("--format", "xml"), "no such format"), (("--points",), "without steps"), (("nothing*",), "no metric")]
 )
 def test_what_cannot_be_exported_is_refused(tmp_path: Path, store: Path, words: tuple[str, ...], told: str) -> None:
     answer = history("export", *words, store=store, cwd=tmp_path)

@@ -208,3 +208,67 @@ def test_a_run_that_failed_and_has_no_baseline_fails(store: Store) -> None:
     found = gate(store, 1)
     assert found.verdict is Verdict.FAIL
     assert found.lines()[-1].startswith("Fail: ")
+
+
+def timed(store: Store, **last: object) -> Gate:
+    """Eight runs of a test with its time, then one whose time is wild, with `last` instead of its metrics."""
+    for time, value in enumerate(CALM):
+        add(store, float(time), {"t::a/loss": value, "t::a/_elapsed": 0.001})
+    return gate(store, add(store, 100, last or {"t::a/loss": 10.0, "t::a/_elapsed": 9.0}))
+
+
+def test_times_are_not_judged_unless_they_are_asked_for(store: Store) -> None:
+    found = timed(store)
+    assert found.verdict is Verdict.PASS
+    assert [judged.metric for judged in found.judged] == ["t::a/loss"]
+    assert "not judged: 1 time of tests; to judge them: --metric '*/_elapsed'" in found.lines()
+    asked = gate(store, found.run.id or 0, patterns=["*/_elapsed"])
+    assert (asked.verdict, asked.left_out) == (Verdict.FAIL, ())
+
+
+def test_a_time_that_is_missing_fails_since_the_test_did_not_run(store: Store) -> None:
+    found = timed(store, **{"t::a/loss": 10.0})
+    assert [judged.metric for judged in found.judged if judged.verdict is Verdict.FAIL] == ["t::a/_elapsed"]
+
+
+def test_nothing_but_times_is_no_pass(store: Store) -> None:
+    for time in range(8):
+        add(store, float(time), {"t::a/_elapsed": 1.0})
+    found = gate(store, add(store, 100, {"t::a/_elapsed": 1.0}))
+    assert found.verdict is Verdict.BLOCKED
+    assert found.lines()[-2:] == ["not judged: 1 time of tests; to judge them: --metric '*/_elapsed'", "Blocked: no metric to compare"]
+
+
+def test_what_is_excluded_is_counted_and_all_of_it_is_no_pass(store: Store) -> None:
+    calm(store)
+    key = add(store, 100, {"loss": 99.0, "new": 1.0})
+    some = gate(store, key, exclude=["lo?s", "typo"])
+    assert [judged.metric for judged in some.judged] == ["new"]
+    assert some.left_out == ("left out by --exclude 'lo?s': 1 metric", "left out by --exclude 'typo': 0 metrics")
+    assert gate(store, key, patterns=["loss"], exclude=["loss"]).verdict is Verdict.BLOCKED
+    assert gate(store, key, exclude=["*"]).verdict is Verdict.BLOCKED
+
+
+def test_outliers_of_the_reference_are_told_only_of_a_value_that_they_let_in(store: Store) -> None:
+    wild = dict(zip((3, 8, 13, 17), (5.0, 15.0, 5.0, 15.0), strict=True))
+    calm(store, [wild.get(place, CALM[place % 8]) for place in range(20)])
+    let_in, outside = (only(gate(store, add(store, 100 + value, {"loss": value}, trusted=False))) for value in (11.07, 50.0))
+    assert (let_in.verdict, "only outliers make the band so wide" in let_in.why) == (Verdict.BLOCKED, True)
+    assert (outside.verdict, "outliers" in outside.why) == (Verdict.FAIL, False)
+
+
+def test_few_runs_are_doubted_only_for_a_value_that_is_inside(store: Store) -> None:
+    calm(store, [10.0, 10.01, 9.99, 10.0, 10.01, 12.0])
+    outside = only(gate(store, add(store, 100, {"loss": 50.0})))
+    assert (outside.verdict, "first 5" in outside.why) == (Verdict.FAIL, False)
+
+
+def test_texts_are_one_line(store: Store) -> None:
+    words = {f"where{number}": "node 1" for number in range(5)}
+    for time, value in enumerate(CALM):
+        add(store, float(time), {"loss": value, **words})
+    lines = gate(store, add(store, 100, {"loss": 10.0, **words})).lines()
+    assert [line for line in lines if "text" in line] == [
+        "Skipped 5 metrics are text, not numbers: nothing to compare: where0, where1, where2, …"
+    ]
+    assert lines[-1] == "Pass: 0 Fail, 0 Blocked, 5 Skipped, 1 Pass"

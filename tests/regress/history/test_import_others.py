@@ -15,6 +15,7 @@ from seatrial.regress.history.adding import Added, Stated, add
 from seatrial.regress.history.place import TRUSTED
 from seatrial.regress.history.record import Kind
 from seatrial.regress.history.store import Store
+from seatrial.regress.unit.machine import counted, machine_here
 from seatrial.rollouts.profile.build import profile
 from seatrial.rollouts.profile.write import write
 
@@ -120,3 +121,29 @@ def test_a_campaign_gives_its_rewards(tmp_path: Path) -> None:
     assert values(tmp_path, "overall/mean") == [0.5]
     write(profile(place), place.profile)
     assert not imported(tmp_path, place.root)[0].new
+
+
+def test_what_names_no_machine_ran_on_an_unknown_one(tmp_path: Path, trial: Path) -> None:
+    metrics, lines = tmp_path / "exp" / "metrics.json", tmp_path / "bench.jsonl"
+    write_json(metrics, {"loss": {"1": 0.5}})
+    lines.write_text('{"benchmark": "startup", "metrics": {"ms": 80}}\n', encoding="utf-8")
+    place = profiled.campaign(tmp_path, {"a": profiled.questions(1)})
+    profiled.collected(place, [[profiled.ok(1.0)] * 4])
+    write(profile(place), place.profile)
+    for path in (metrics, lines, place.root):
+        (one,) = imported(tmp_path, path)
+        assert one.run is not None
+        assert one.run.machine == "unknown machine"
+    (own,) = imported(tmp_path, trial)
+    assert own.run is not None
+    environment = trials.passed().environment
+    assert own.run.machine == (counted(environment.gpus) if environment and environment.gpus else "unknown machine")
+
+
+def test_a_machine_can_be_stated_and_is_this_one_right_after_a_run(tmp_path: Path) -> None:
+    for name, stated, machine in (("a", {"machine": "8 x H100"}, "8 x H100"), ("b", {"here": True}, machine_here())):
+        file = tmp_path / name / "metrics.json"
+        write_json(file, {"loss": {"1": 0.5}})
+        (one,) = imported(tmp_path, file, **stated)
+        assert one.run is not None
+        assert one.run.machine == machine

@@ -8,7 +8,9 @@ import pytest
 
 from regress.history.histories import COMMIT, TEST, history, results
 from seatrial.model.errors import UserError
+from seatrial.model.verdict import Verdict
 from seatrial.regress.history.adding import Added, Stated, add
+from seatrial.regress.history.gate import Gate
 from seatrial.regress.history.importers import detect
 from seatrial.regress.history.place import TRUSTED
 from seatrial.regress.history.store import Store
@@ -175,3 +177,73 @@ def test_the_machine_is_what_the_file_says_and_never_this_one(tmp_path: Path, ot
     (one,) = imported(tmp_path, results(tmp_path / "unit_results.json", **(OURS | other)))
     assert one.run is not None
     assert one.run.machine == machine
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"outcomes": {TEST: "failed"}}, f"exit_status is 0, but outcomes say otherwise: {TEST} (failed)"),
+        ({"outcomes": {TEST: "error"}}, f"exit_status is 0, but outcomes say otherwise: {TEST} (error)"),
+        ({"outcomes": {TEST: "crashed"}}, f"{TEST} (crashed)"),
+        ({"tests": {"passed": 3, "failed": 1}}, "exit_status is 0, but tests say otherwise: 1 failed"),
+    ],
+)
+def test_results_with_a_failed_test_did_not_pass_whatever_the_exit_status_says(tmp_path: Path, other: dict[str, object], said: str) -> None:
+    path, store = results(tmp_path / "unit_results.json", **(OURS | other)), tmp_path / "h.sqlite"
+    (one,) = imported(tmp_path, path)
+    assert one.run is not None
+    assert (one.run.passed, one.run.trusted) == (False, False)
+    assert said in one.run.why_untrusted
+    found = Gate(run=one.run, judged=())
+    assert found.verdict is Verdict.FAIL
+    assert said in found.lines()[0]
+    answer = history("gate", str(path), store=store, cwd=tmp_path)
+    assert (answer.returncode, said in answer.stdout) == (1, True), answer.stdout + answer.stderr
+
+
+def test_skipped_and_xfailed_tests_are_no_failures(tmp_path: Path) -> None:
+    fine = {"outcomes": {TEST: "passed", "t::b": "skipped"}, "tests": {"passed": 1, "skipped": 1, "xfailed": 1, "xpassed": 1, "failed": 0}}
+    (one,) = imported(tmp_path, results(tmp_path / "unit_results.json", **(OURS | fine)))
+    assert one.run is not None
+    assert one.run.trusted
+
+
+@pytest.mark.parametrize("key", ["outcomes", "tests"])
+def test_outcomes_that_cannot_be_read_are_an_error(tmp_path: Path, key: str) -> None:
+    (one,) = imported(tmp_path, results(tmp_path / "unit_results.json", **(OURS | {key: ["failed"]})))
+    assert one.error is not None
+    assert f"{key}: is no table" in one.error.message
+
+
+def dated(place: Path) -> list[Path]:
+    """Eleven runs of one second, in the order of their making; unit_results.json is the last one."""
+    files = []
+    for number in range(1, 12):
+        name = "20250324_233412" + (f"-{number}" if number > 1 else "")
+        files.append(results(place / "unit_results" / f"{name}.json", **(OURS | {"metrics": {TEST: {"loss": number}}})))
+    results(place / "unit_results.json", **(OURS | {"metrics": {TEST: {"loss": 11}}}))
+    return files
+
+
+def losses(tmp_path: Path) -> list[float | None]:
+    with Store(tmp_path / "h.sqlite", write=False) as store:
+        return [one.value for one in store.values(f"{TEST}/loss")]
+
+
+@pytest.mark.parametrize("where", [".", "unit_results"])
+def test_runs_of_one_second_keep_the_order_in_which_they_were_made(tmp_path: Path, where: str) -> None:
+    dated(tmp_path / "r")
+    imported(tmp_path, tmp_path / "r" / where)
+    assert losses(tmp_path) == list(range(1, 12))
+
+
+def test_so_do_those_that_a_shell_lists(tmp_path: Path) -> None:
+    files = sorted(dated(tmp_path / "r"))
+    assert files[0].name == "20250324_233412-10.json"
+    assert history("import", *map(str, files), store=tmp_path / "h.sqlite", cwd=tmp_path).returncode == 0
+    assert losses(tmp_path) == list(range(1, 12))
+
+
+def test_other_paths_are_imported_in_the_order_given() -> None:
+    given = [Path("z.json"), Path("r/20250324_233412-2.json"), Path("a"), Path("r/20250324_233412.json")]
+    assert detect.in_order(given) == [given[0], given[3], given[2], given[1]]

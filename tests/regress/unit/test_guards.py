@@ -169,6 +169,47 @@ def test_two_only_groups_exclude_each_other(tmp_path: Path) -> None:
     assert "seatrial: groups mcore and vllm exclude each other; give -m 'mcore and vllm'" in twice.text
 
 
+BOTH = "import pytest\n@pytest.mark.mcore\n@pytest.mark.hf_gated\ndef test_both(): pass\n"
+OWN = BOTH + "@pytest.mark.mcore\ndef test_own(): pytest.skip('mine')\n"
+EXPECTED = BOTH + "@pytest.mark.mcore\n@pytest.mark.xfail\ndef test_expected(): assert False\n"
+
+
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize(
+    ("tests", "args", "code"),
+    [
+        (BOTH, ["--mcore-only"], 5),
+        (BOTH, [], 5),
+        (OWN, ["--mcore-only"], 5),
+        ("import pytest\n@pytest.mark.needs(env=['NOT_THERE'])\ndef test_it(): pass\n", [], 5),
+        (EXPECTED, ["--mcore-only"], 0),
+        (BOTH + "def test_plain(): pass\n", [], 0),
+        ("import pytest\n@pytest.mark.skip\ndef test_it(): pass\n", [], 0),
+        (BOTH + "def test_broken(): assert False\n", [], 1),
+    ],
+    ids=["only", "no option", "own skip beside", "needs", "xfail ran", "one ran", "own skip alone", "failed"],
+)
+def test_a_session_in_which_we_skipped_and_nothing_ran_is_no_success(
+    tmp_path: Path, tests: str, args: list[str], code: int, workers: str
+) -> None:
+    ran = pytest_in(project(tmp_path, tests=tests), *args, workers)
+    assert ran.code == code, ran.text
+    assert ran.text.count("nothing ran, which is no success: exit status 5") == (code == 5)
+
+
+def test_passes_that_stand_by_the_selection_are_a_success_beside_our_skips(tmp_path: Path) -> None:
+    folder = project(tmp_path, tests=BOTH + "def test_plain(): pass\n")
+    assert pytest_in(folder, "--seatrial-select").tests("PASSED") == {"test_plain"}
+    again = pytest_in(folder, "--seatrial-select")
+    assert (again.code, again.tests("PASSED"), again.tests("SKIPPED")) == (0, set(), {"test_both"}), again.text
+    assert pytest_in(folder, "--seatrial-select", "--mcore-only").code == 5, "what stands is not of the group"
+
+
+@pytest.mark.parametrize("option", ["--collect-only", "--setup-only", "--setup-plan"])
+def test_a_session_that_was_to_run_nothing_is_as_it_was(tmp_path: Path, option: str) -> None:
+    assert pytest_in(project(tmp_path, tests=BOTH), option).code == 0
+
+
 def test_nothing_in_the_only_group_is_no_success(tmp_path: Path) -> None:
     assert pytest_in(project(tmp_path, tests="def test_plain(): pass\n"), "--mcore-only").code == 5
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,17 +45,77 @@ def test_the_directory_is_rootdir_or_as_the_ini_or_the_option_says(tmp_path: Pat
         assert len(dated(directory)) == 1
 
 
-def test_a_session_without_the_tracker_leaves_the_old_file_alone(tmp_path: Path) -> None:
+NONE = "def test_none(): pass"
+BROKEN = "import nosuch\n"
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(
+    ("code", "options", "status", "tests"),
+    [
+        (NONE, (), 0, {"passed": 1}),
+        (BROKEN, (), 2, {"error": 1}),
+        (ONE, ("-k", "nothing"), 5, {}),
+        (ONE, ("--deselect", "test_it.py::test_one"), 5, {}),
+    ],
+    ids=["no tracker", "collection error", "-k", "deselected"],
+)
+def test_a_session_that_tracked_nothing_replaces_the_old_file(
+    tmp_path: Path, code: str, options: tuple[str, ...], status: int, tests: dict[str, int], workers: str
+) -> None:
+    session(tmp_path, ONE)
+    store = tmp_path / "history.sqlite"
+    done = session(tmp_path, code, *options, "-n", workers, SEATRIAL_HISTORY=str(store))
+    read = latest(tmp_path)
+    assert done.returncode == (1 if code == BROKEN and workers == "2" else status), done.stdout  # pytest-xdist has a status of its own
+    assert (read["exit_status"], read["metrics"], read["outcomes"], read["tests"]) == (done.returncode, {}, {}, tests)
+    assert f"unit_results.json has no metrics now, and exit status {done.returncode}" in done.stdout
+    assert len(dated(tmp_path)) == 1, "an empty session has no dated copy"
+    assert not store.exists(), "and is not in the history"
+
+
+def test_it_is_replaced_also_where_the_dated_copies_are_gone(tmp_path: Path) -> None:
+    session(tmp_path, ONE)
+    shutil.rmtree(tmp_path / "unit_results")
+    assert session(tmp_path, BROKEN).returncode == 2
+    assert latest(tmp_path)["exit_status"] == 2
+    assert not (tmp_path / "unit_results").exists()
+
+
+@pytest.mark.parametrize(
+    "option", ["--collect-only", "--fixtures", "--fixtures-per-test", "--setup-plan", "--markers", "--help", "--version"]
+)
+def test_a_session_that_was_to_run_nothing_leaves_the_old_file_alone(tmp_path: Path, option: str) -> None:
     session(tmp_path, ONE)
     before = (tmp_path / "unit_results.json").read_bytes()
-    assert session(tmp_path, "def test_none(): pass").returncode == 0
+    assert session(tmp_path, ONE, option).returncode == 0
     assert (tmp_path / "unit_results.json").read_bytes() == before
-    assert len(dated(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("code", [NONE, BROKEN])
+def test_a_suite_that_never_used_the_tracker_gets_no_file(tmp_path: Path, code: str) -> None:
+    session(tmp_path, code)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pytest.ini", "test_it.py"]
+
+
+@pytest.mark.parametrize("text", ['{"exit_status": 0, "metrics": {"a": {"x": 1}}}', "[]", "no json"])
+def test_a_file_of_that_name_that_is_not_ours_is_left_alone(tmp_path: Path, text: str) -> None:
+    (tmp_path / "unit_results.json").write_text(text)
+    session(tmp_path, NONE)
+    assert (tmp_path / "unit_results.json").read_text() == text
+
+
+def test_an_old_file_that_cannot_be_replaced_fails_the_session(tmp_path: Path) -> None:
+    session(tmp_path, ONE)
+    broken = "from seatrial.regress.unit import results\ndef no(*_): raise PermissionError('read-only')\nresults.write_latest = no\n"
+    (tmp_path / "conftest.py").write_text(broken)
+    done = session(tmp_path, NONE)
+    assert done.returncode == 4
+    assert "is that of an earlier session, and cannot be replaced: read-only" in done.stdout
 
 
 def test_a_killed_session_is_restored_by_the_next(tmp_path: Path) -> None:
     session(tmp_path, ONE)
-    old = (tmp_path / "unit_results.json").read_bytes()
     (tmp_path / "test_it.py").write_text(HANGS)
     started = subprocess.Popen(command(), cwd=tmp_path, env=variables(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -64,6 +125,7 @@ def test_a_killed_session_is_restored_by_the_next(tmp_path: Path) -> None:
             time.sleep(0.02)
         beside = session(tmp_path, "def test_none(): pass")
         assert "restored" not in beside.stdout, "a session that lives is none that was killed"
+        old = (tmp_path / "unit_results.json").read_bytes()
     finally:
         started.send_signal(signal.SIGKILL)
         started.wait(timeout=30)
@@ -138,7 +200,7 @@ def test_results_that_cannot_be_written_fail_the_session(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     done = session(tmp_path, ONE, "--seatrial-results", "file")
     assert done.returncode == 4
-    assert "results of 1 tests are not written" in done.stdout
+    assert "what 1 test tracked is not written" in done.stdout
     assert "--seatrial-results DIR" in done.stdout
 
 

@@ -60,6 +60,8 @@ VALUES = {
     "bytes": b"x",
     "surrogate": "\\ud800",
     "digits": 10 ** 5000,
+    "big": 10 ** 400,
+    "big_inside": {"a": [1, -(10 ** 400)]},
     "class": int,
 }
 
@@ -85,6 +87,7 @@ def test_elapsed_is_ours(tracker):
 
 def test_good(tracker):
     tracker.track("good", {"a": [1, None, True, "ä", 2.5], "t": (1, 2)})
+    tracker.track("large", 10 ** 300)
 """
 OUTCOMES = """
 import pytest
@@ -133,6 +136,7 @@ def test_the_guides_example_and_its_jq_line_work_word_for_word(tmp_path: Path) -
     git(tmp_path, "commit", "-qm", "all")
     done = session(tmp_path, None, "--seatrial-results", "tests/unit")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "seatrial: metrics of 1 test: " in done.stdout
     read = latest(tmp_path / "tests" / "unit")
     assert list(read)[:6] == ["exit_status", "git_commit", "start_time", "metrics", "gpu_types", "coverage"]
     assert read["exit_status"] == 0
@@ -178,15 +182,21 @@ def test_a_wrong_value_fails_its_test_and_the_file_holds_the_others(tmp_path: Pa
     read = latest(tmp_path)
     failed = {key for key, outcome in read["outcomes"].items() if outcome == "failed"}
     assert failed == set(read["metrics"]) - {"test_it::test_good"}
-    assert len(failed) == 14
+    assert len(failed) == 16
     assert without_time(read)["metrics"]["test_it::test_value[nan]"] == {"before": 1}
     assert without_time(read)["metrics"]["test_it::test_twice"] == {"loss": 1.5}
-    assert without_time(read)["metrics"]["test_it::test_good"] == {"good": {"a": [1, None, True, "ä", 2.5], "t": [1, 2]}}
+    assert without_time(read)["metrics"]["test_it::test_good"] == {
+        "good": {"a": [1, None, True, "ä", 2.5], "t": [1, 2]},
+        "large": 10**300,
+    }
     for said in (
         "metric 'nan': nan (float) is not finite: track None",
         "metric 'inf': at [1]: -inf (float) is not finite",
         "metric 'tuple_key': (1, 2) (tuple) is a key, and keys of JSON are strings: make the keys strings",
         "(object) is nothing that JSON can hold",
+        "metric 'big': 1000",
+        "(int) is beyond the range of a float: track its logarithm, or a text",
+        "metric 'big_inside': at ['a'][1]: -1000",
         "metric 'loss' is tracked twice: 1.5, then 2.5: give each a name of its own",
         "the name of a metric is a string, not 3 (int)",
         "_elapsed is the time of the test",

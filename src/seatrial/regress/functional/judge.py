@@ -3,12 +3,14 @@
 - An exit code of 0 is not enough: the metrics were written by this run and are whole, every assertion of the script and of the user holds
   by the strict check language, and the last step was reached. The script's own table of checks must be in its log, where it makes one.
 - Nothing to check is a Fail, unless the user accepts the exit code alone; then a note says that nothing else was looked at.
-- A script that says that it skips itself, and left no metrics of this run, is Skipped.
+- A script that says that it skips itself, and left no metrics of this run, is Skipped. Where the exit code is all there is, more words
+  count in its last line, which else would be a false Pass; where there are checks they would excuse a Fail.
 - A failure that is known to come from the machine is Blocked. Every other one is a Fail: the change cannot be excluded.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +24,10 @@ from seatrial.model.errors import UserError
 from seatrial.model.record import CheckResult, Diagnosis
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.model.words import counted
 from seatrial.regress.bisect.judging.failures import MACHINE
 from seatrial.regress.functional.collect import copy_metrics, fresh
-from seatrial.regress.functional.plan import Planned
+from seatrial.regress.functional.plan import SAYS_PASSED, SAYS_SKIP, Planned
 from seatrial.regress.functional.record import Ended, ScriptResult
 from seatrial.report.text import one_line
 from seatrial.triage.diagnose import diagnose
@@ -32,6 +35,8 @@ from seatrial.triage.log import read_log
 
 SKIP_LINES = 5
 """A script that skips itself says so and ends; a line that was followed by more output is about something else."""
+TRACE = re.compile(r"\++ ")
+"""How `set -x` begins its lines: `+ exit 0` is not what the script says."""
 EXIT_CODE_ONLY = "judged by its exit code alone (--exit-code-only): no metrics and no steps were looked at"
 
 
@@ -105,7 +110,7 @@ def _done(planned: Planned, ran: Ran, measured: _Measured) -> tuple[Verdict, Bou
         message = missed[0].message or f"wanted {missed[0].threshold}"
         return Verdict.FAIL, missed[0].boundary, f"exit 0, but {missed[0].name}: {one_line(message)}{more}"
     if planned.something_to_check:
-        return Verdict.PASS, None, f"exit 0, {len(measured.checks)} checks met"
+        return Verdict.PASS, None, f"exit 0, {counted(len(measured.checks), 'check')} met"
     if planned.exit_code_only:
         return Verdict.PASS, None, "exit 0; nothing else was looked at"
     fix = "give --check and --metrics, or --steps; or accept its exit code with --exit-code-only"
@@ -136,7 +141,11 @@ def _skip_line(planned: Planned, log: Path) -> str:
         lines = deque((text for line in read_log(log) if (text := line.text.strip())), maxlen=SKIP_LINES)
     except UserError:
         return ""
-    return next((one_line(line) for line in lines if any(pattern.search(line) for pattern in planned.skips)), "")
+    strict = next((one_line(line) for line in lines if any(pattern.search(line) for pattern in planned.skips)), "")
+    if strict or planned.something_to_check or not planned.exit_code_only:
+        return strict
+    last = next((line for line in reversed(lines) if not TRACE.match(line)), "")
+    return one_line(last) if SAYS_SKIP.search(last) and not SAYS_PASSED.search(last) else ""
 
 
 def _measure(planned: Planned, ran: Ran) -> _Measured:

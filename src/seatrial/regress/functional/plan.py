@@ -29,6 +29,20 @@ STEP_TAGS = ("train/loss", "loss")
 SKIPS = (re.compile(r"^\s*(?:\[[^\]]*\]\s*)?SKIP(?:PED)?\b\s*[:-]", re.IGNORECASE),)
 """How scripts say that they did nothing and exit with 0: `[failover] SKIP: needs 3 GPUs`."""
 
+_GPUS = r"GPUs?\b(?!\s+memory)"
+SAYS_SKIP = re.compile(
+    r"(?<!\b0 )\bskip(?:s|ped|ping)?\b(?!\s*[:=]\s*0\b)"
+    rf"|\b(?:not\s+enough|insufficient|too\s+few)\s+(?:\S+\s+){{0,3}}{_GPUS}"
+    rf"|\bno\s+(?:\S+\s+)?{_GPUS}\s+(?:\S+\s+)?(?:found|available|detected|visible)\b"
+    rf"|\b(?:requires?|needs?)\s+(?:\S+\s+){{0,5}}{_GPUS}"
+    rf"|\b(?:required|needed)\s+{_GPUS}"
+    rf"|\b{_GPUS}\s+(?:(?:is|are|were)\s+)?(?:not\s+enough|insufficient|required|needed)\b",
+    re.IGNORECASE,
+)
+"""In the last line of a script whose exit code is all there is to judge by: it did nothing, though it does not say so in the form above."""
+SAYS_PASSED = re.compile(r"\b[1-9]\d*\s+passed\b", re.IGNORECASE)
+"""A summary such as `5 passed, 1 skipped`: something ran."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:

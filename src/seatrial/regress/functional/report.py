@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from seatrial.model.verdict import Verdict
+from seatrial.model.words import counted as numbered
 from seatrial.regress.functional.record import FunctionalRun, ScriptResult
 from seatrial.report.deliverables import check_words
 from seatrial.report.junit_parts import add_case, add_checks, add_properties, document, new_suite, put_output, put_verdict
@@ -16,8 +17,7 @@ PREFIX = "seatrial.functional"
 def counted(whole: FunctionalRun) -> str:
     """`3 scripts: 2 Pass, 1 Fail`."""
     counts = Counter(result.verdict for result in whole.results)
-    total = len(whole.results)
-    return f"{total} script{'' if total == 1 else 's'}: " + ", ".join(f"{counts[kind]} {kind}" for kind in Verdict if counts[kind])
+    return f"{numbered(len(whole.results), 'script')}: " + ", ".join(f"{counts[kind]} {kind}" for kind in Verdict if counts[kind])
 
 
 def summary_md(whole: FunctionalRun) -> str:

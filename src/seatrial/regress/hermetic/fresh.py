@@ -3,7 +3,8 @@
 - A new venv is built from the project's lock (uv.lock, requirements.lock, requirements.txt), by the same code as for a bisect; from
   the dependencies in pyproject.toml where there is no lock, which a note says. The project itself is on the import path.
 - HOME, TMPDIR, caches and configuration are new and empty. Of the caller's variables only those are passed on that say language,
-  terminal, proxy, certificates and GPUs, and those that the user names.
+  terminal, proxy, certificates and GPUs, and those that the user names. Automatic imports into the history are off, unless the user names
+  its variable: the store would go with the environment.
 - It is deleted when the command has ended, unless it is to be kept.
 """
 
@@ -25,6 +26,7 @@ from seatrial.regress.bisect.environments.cache import BisectEnvironments, Ready
 from seatrial.regress.bisect.environments.locks import BuildFailed
 from seatrial.regress.bisect.record import EnvironmentPlan
 from seatrial.regress.hermetic.place import Place
+from seatrial.regress.history.place import OFF, VARIABLE
 
 LOCKS = ("requirements.lock", "requirements.txt")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -94,8 +96,18 @@ class Fresh(Place):
         home = self.directory / "home"
         own = {"HOME": str(home), "TMPDIR": str(self.directory / "tmp"), "PATH": path, "SHELL": "/bin/sh", "PWD": str(cwd)}
         own |= {f"XDG_{kind}_HOME": str(home / place) for kind, place in _XDG.items()}
+        if VARIABLE not in self.env:
+            own[VARIABLE] = OFF
         made = {**kept, **own, **{name: value for name, value in self._ready.variables.items() if name != "PATH"}}
         return argv, made
+
+    def refuse(self, argv: tuple[str, ...], env: dict[str, str]) -> None:
+        """The usual mistake is a tool of the caller's, such as pytest, that the project does not name among its dependencies."""
+        program = argv[0]
+        if "/" in program or shutil.which(program, path=env["PATH"]):
+            return
+        fix = f"add it with `--with {program}` (or the package that has it), or name it among the project's dependencies"
+        raise BlockedError(Boundary.ENVIRONMENT, f"{program} is not in the fresh environment", fix)
 
     def shown(self, argv: tuple[str, ...], cwd: Path) -> list[str]:
         """What is built from, then the command."""

@@ -38,6 +38,9 @@ class Place:
     def prepare(self) -> None:
         """Make what is needed; a BlockedError when that cannot be done."""
 
+    def refuse(self, argv: tuple[str, ...], env: dict[str, str]) -> None:
+        """A BlockedError when the command that `command` gave cannot be found there; by default that is seen when it starts."""
+
     def end(self) -> None:
         """Make sure that nothing of the last command is left."""
 

@@ -1,6 +1,7 @@
 """Command lines of containers, as lists of words: docker, podman and enroot.
 
-- Variables are passed by name only: a value never stands in a command line, in `ps` or in a log.
+- Variables of the caller are passed by name only: a value never stands in a command line, in `ps` or in a log.
+- Automatic imports into the history are off, unless the caller names its variable: the store would go with the container.
 - The container goes when the command ends, has an init that passes signals on and takes in orphans, and runs as the caller, so that
   what it writes into the checkout belongs to the caller.
 - GPUs are passed on when asked. The network is the engine's default.
@@ -13,6 +14,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from seatrial.regress.history.place import OFF, VARIABLE
 
 Engine = Literal["docker", "podman", "enroot"]
 ENGINES: tuple[Engine, ...] = ("docker", "podman", "enroot")
@@ -44,6 +47,11 @@ class Box:
     user: tuple[int, int] = (0, 0)
 
 
+def _variables(box: Box) -> list[str]:
+    own = () if VARIABLE in box.env else (f"{VARIABLE}={OFF}",)
+    return [word for variable in (*box.env, *own) for word in ("--env", variable)]
+
+
 def caller() -> tuple[int, int]:
     """User and group of this process."""
     return os.getuid(), os.getgid()
@@ -60,8 +68,7 @@ def run_words(box: Box, name: str, argv: tuple[str, ...], workdir: Path) -> tupl
         words += ["--gpus", "all"] if box.engine == "docker" else ["--device", "nvidia.com/gpu=all"]
     for mount in box.mounts:
         words += ["--volume", str(mount)]
-    for variable in box.env:
-        words += ["--env", variable]
+    words += _variables(box)
     return (*words, box.image, *argv)
 
 
@@ -69,8 +76,7 @@ def _enroot_start(box: Box, name: str, argv: tuple[str, ...], workdir: Path) -> 
     words = ["enroot", "start", "--rw"]
     for mount in box.mounts:
         words += ["--mount", f"{mount.source}:{mount.target}" + (":ro,x-create=auto" if mount.read_only else "")]
-    for variable in box.env:
-        words += ["--env", variable]
+    words += _variables(box)
     if box.gpus:
         words += ["--env", "NVIDIA_VISIBLE_DEVICES"]
     return (*words, name, "/bin/sh", "-c", _CHANGE, "sh", str(workdir), *argv)

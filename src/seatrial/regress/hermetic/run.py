@@ -15,7 +15,7 @@ GRACE_S = 10.0
 
 
 def run_in(place: Place, argv: tuple[str, ...], cwd: Path, log: Path, minutes: float, line: Callable[[str], None]) -> Outcome:
-    """Run the command in a place that was entered; nothing of it is left when this returns."""
+    """Run the command in a place that was entered; nothing of it is left when this returns. A BlockedError when it cannot be started."""
     clear = Redactor(os.environ).lines(program=True).line
 
     def passed_on(text: str) -> str:
@@ -24,6 +24,7 @@ def run_in(place: Place, argv: tuple[str, ...], cwd: Path, log: Path, minutes: f
         return shown
 
     words, env = place.command(argv, cwd)
+    place.refuse(words, env)
     spec = ProcessSpec(
         argv=words,
         env=env,

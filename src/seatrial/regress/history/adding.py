@@ -15,13 +15,13 @@ from seatrial.model.errors import UserError
 from seatrial.model.words import counted
 from seatrial.regress.history.importers.detect import detect
 from seatrial.regress.history.importers.draft import Draft, Tree
-from seatrial.regress.history.record import Run
+from seatrial.regress.history.record import UNKNOWN, Run
 from seatrial.regress.history.store import Store
 from seatrial.regress.history.trust import why_untrusted
+from seatrial.regress.unit.machine import counted as gpus_named
 from seatrial.regress.unit.machine import machine_here
 
 T = TypeVar("T")
-UNKNOWN = "unknown machine"
 BATCH = 60_000
 """Points per transaction: few enough to be told of progress, and for other writers to get their turn."""
 
@@ -151,7 +151,7 @@ def run_of(draft: Draft, stated: Stated, trusted: tuple[str, ...]) -> Run:
         branch=first.branch,
         dirty=any(tree.dirty is not False for tree in draft.trees),
         time=draft.time,
-        machine=stated.machine or draft.machine or (machine_here() if stated.here else UNKNOWN),
+        machine=stated.machine or draft.machine or (machine_here(draft.gpus) if stated.here else gpus_named(draft.gpus) or UNKNOWN),
         passed=draft.passed,
         trusted=not why,
         why_untrusted=why,

@@ -10,6 +10,8 @@
 - A metric that is new, so that no reference run has it, is told as Skipped, and Blocked where it was asked for by name. It takes no
   part in the verdict of the whole, unless nothing else was compared: then that is Blocked.
 - A run that failed is Fail, wherever its metrics lie; that nobody knows whether it passed is said.
+- Times of tests are not judged unless they are asked for: those of short tests vary with whatever else the machine does. One that the
+  run lacks is Fail all the same, since then the test did not run. What was left out is told; where nothing is left: Blocked.
 """
 
 from __future__ import annotations
@@ -25,12 +27,18 @@ from seatrial.model.verdict import Verdict, worst
 from seatrial.model.words import counted
 from seatrial.regress.history.numbers.bands import ABSOLUTE, FEWEST, RATE, RELATIVE, SIGMAS, Band, band
 from seatrial.regress.history.numbers.steps import Change, TooFew, detect
-from seatrial.regress.history.record import Run, RunValue, Take
+from seatrial.regress.history.record import UNKNOWN, Run, RunValue, Take
 from seatrial.regress.history.store import Store
+from seatrial.regress.history.trust import NOT_PASSED
 
 LAST = 20
 MOST = 0.5
 """A higher rate of false alarms would be a gate that nobody can pass."""
+TIMES = "*/_elapsed"
+"""How long each test took."""
+TEXT = "is text, not a number: nothing to compare"
+_SHOWN = 3
+"""So many texts are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,23 +70,24 @@ class Settings:
         return band(numbers, sigmas=self.sigmas, relative=self.relative, absolute=self.absolute, rate=self.rate)
 
 
-def doubt(runs: Sequence[Run], numbers: Sequence[float], value: float, settings: Settings) -> str:
-    """Why a value inside the band of the reference must not pass, with what a person can do; or empty.
+def doubt(runs: Sequence[Run], numbers: Sequence[float], value: float, settings: Settings, *, inside: bool) -> str:
+    """Why the reference is in doubt, with what a person can do; or empty. A value inside its band must not pass then.
 
-    Fewer wild runs than make a step widen the band all the same: the value must lie in the band without them, too. Where the runs
-    are too few to tell which are wild, in that of the first ones.
+    A step or drift is told of any value, the rest only of one that is inside: it says why the band may be too wide. Fewer wild runs
+    than make a step widen the band all the same: the value must lie in the band without them, too. Where the runs are too few to tell
+    which are wild, in that of the first ones.
     """
     try:
         changes = detect(numbers, alarm=settings.rate)
     except TooFew:
-        if settings.band(numbers[:FEWEST]).side(value) == "inside":
+        if not inside or settings.band(numbers[:FEWEST]).side(value) == "inside":
             return ""
         return f"it lies outside the band of the first {FEWEST} of these runs, and so few cannot tell whether the later ones changed"
     if lasting := [change for change in changes if change.kind != "outlier"]:
         return _changed(runs, lasting[-1])
     wild = {change.index for change in changes}
     steady = [number for index, number in enumerate(numbers) if index not in wild]
-    if not wild or (len(steady) >= FEWEST and settings.band(steady).side(value) == "inside"):
+    if not inside or not wild or (len(steady) >= FEWEST and settings.band(steady).side(value) == "inside"):
         return ""
     names = " ".join(str(runs[index].id) for index in sorted(wild))
     return f"only outliers make the band so wide, runs {names}: take out those that are wrong, `seatrial history mark RUN --reason TEXT`"
@@ -118,6 +127,8 @@ class Gate:
 
     run: Run
     judged: tuple[Judged, ...]
+    left_out: tuple[str, ...] = ()
+    """What was not judged, and why: a line each."""
 
     @property
     def verdict(self) -> Verdict:
@@ -130,16 +141,31 @@ class Gate:
     def lines(self) -> list[str]:
         """What failed first, then what is Blocked or new, then the rest."""
         order = (Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED, Verdict.PASS)
-        found = [judged.line() for verdict in order for judged in self.judged if judged.verdict is verdict]
+        found = [judged.line() for verdict in order[:2] for judged in self.judged if judged.verdict is verdict]
+        found += [judged.line() for judged in self.judged if judged.verdict is Verdict.SKIPPED and judged.why != TEXT]
+        found += [
+            *_texts([judged for judged in self.judged if judged.why == TEXT]),
+            *(judged.line() for judged in self.judged if judged.verdict is Verdict.PASS),
+        ]
         counts = ", ".join(f"{sum(judged.verdict is verdict for judged in self.judged)} {verdict}" for verdict in order)
         whole = f"{self.verdict}: {counts}" if self.judged else f"{self.verdict}: no metric to compare"
-        return [*self._outcome(), *found, *self._alarms(), f"{whole}; the run itself failed" if self.run.passed is False else whole]
+        whole = f"{whole}; the run itself failed" if self.run.passed is False else whole
+        return [*self._outcome(), *found, *self.left_out, *self._machine(), *self._alarms(), whole]
 
     def _outcome(self) -> list[str]:
         """What is known of the run itself, unless it passed."""
         if self.run.passed is None:
             return ["outcome unknown: the results do not say whether the run passed, so only its metrics are judged"]
-        return [] if self.run.passed else [f"{Verdict.FAIL:<7} the run itself failed, wherever its metrics lie"]
+        if self.run.passed:
+            return []
+        _, _, contradicts = self.run.why_untrusted.partition(f"{NOT_PASSED}: ")
+        return [f"{Verdict.FAIL:<7} the run itself failed, wherever its metrics lie" + (f": {contradicts}" if contradicts else "")]
+
+    def _machine(self) -> list[str]:
+        """What to do where nothing was compared, and the results do not say what they ran on."""
+        if self.run.machine != UNKNOWN or any(judged.band for judged in self.judged):
+            return []
+        return [f"the results name no machine, so only runs of an {UNKNOWN} are their baselines: --machine names it"]
 
     def _alarms(self) -> list[str]:
         """What the bands are worth: the more metrics, the more of them fail by chance."""
@@ -149,6 +175,14 @@ class Gate:
         expected = f"{sum(rates):.2g} false alarms expected over {counted(len(rates), 'metric')}"
         each = f"at most {max(rates):.2g} of good values outside a band, {expected}"
         return [f"false alarms, if values are normal: {each}; more where they have heavy tails"]
+
+
+def _texts(texts: Sequence[Judged]) -> list[str]:
+    """One line for all metrics that are text."""
+    if len(texts) < 2:
+        return [judged.line() for judged in texts]
+    names = ", ".join(judged.metric for judged in texts[:_SHOWN]) + (", …" if len(texts) > _SHOWN else "")
+    return [f"{Verdict.SKIPPED:<7} {len(texts)} metrics are text, not numbers: nothing to compare: {names}"]
 
 
 def judge(metric: str, value: RunValue | None, reference: Sequence[RunValue], settings: Settings, *, asked: bool = False) -> Judged:
@@ -161,7 +195,7 @@ def judge(metric: str, value: RunValue | None, reference: Sequence[RunValue], se
         return found(Verdict.FAIL, f"missing: of {counted(len(reference), 'reference run')}, not of this run")
     texts = sum(past.mark == "text" for past in reference)
     if value.mark == "text" and texts == len(reference):
-        return found(Verdict.SKIPPED, "is text, not a number: nothing to compare")
+        return found(Verdict.SKIPPED, TEXT)
     if value.mark or value.value is None or not math.isfinite(value.value):
         return found(Verdict.FAIL, f"has a value that is no finite number: {value.mark or value.value}")
     if not reference:
@@ -176,7 +210,7 @@ def judge(metric: str, value: RunValue | None, reference: Sequence[RunValue], se
     made = settings.band(numbers)
     side = made.side(value.value)
     room = f"[{made.low:.6g}, {made.high:.6g}] (median {made.middle:.6g} of {made.count} runs, width by {made.why})"
-    changed = doubt([past.run for past in reference], numbers, value.value, settings)
+    changed = doubt([past.run for past in reference], numbers, value.value, settings, inside=side == "inside")
     if side != "inside":
         return found(Verdict.FAIL, "; ".join(filter(None, (f"{value.value:.6g} lies {side} {room}", changed))), made, side)
     if changed:
@@ -189,6 +223,7 @@ def gate(
     key: int,
     *,
     patterns: Sequence[str] = (),
+    exclude: Sequence[str] = (),
     last: int = LAST,
     take: Take = "last",
     sigmas: float = SIGMAS,
@@ -196,25 +231,45 @@ def gate(
     absolute: float = ABSOLUTE,
     rate: float = RATE,
 ) -> Gate:
-    """Judge the run of that number; with `patterns` only the metrics that they take."""
+    """Judge the run of that number; with `patterns` only the metrics that they take, and none that `exclude` takes."""
     settings = Settings(sigmas=sigmas, relative=relative, absolute=absolute, rate=rate, last=last, take=take)
     run = store.run(key)
     if run is None:
         raise UserError(f"no run {key} in {store.path}", "seatrial history runs lists them")
-    return against(store, run, store.of_run(key, take=take), settings, patterns)
+    return against(store, run, store.of_run(key, take=take), settings, patterns, exclude)
 
 
-def against(store: Store | None, run: Run, values: Mapping[str, RunValue], settings: Settings, patterns: Sequence[str] = ()) -> Gate:
+def against(
+    store: Store | None,
+    run: Run,
+    values: Mapping[str, RunValue],
+    settings: Settings,
+    patterns: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> Gate:
     """Judge a run that need not be in the store; without a store there is no baseline."""
     past = [store.of_run(before.id or 0, take=settings.take) for before in _baselines(store, run, settings.last)] if store else []
-    names = sorted(set(values).union(*past))
-    if patterns:
-        names = _matching(names, patterns)
+    names, left_out = _to_judge(sorted(set(values).union(*past)), values, patterns, exclude)
     judged = [
         judge(name, values.get(name), [metrics[name] for metrics in past if name in metrics], settings, asked=bool(patterns))
         for name in names
     ]
-    return Gate(run=run, judged=tuple(judged))
+    return Gate(run=run, judged=tuple(judged), left_out=tuple(left_out))
+
+
+def _to_judge(
+    names: Sequence[str], values: Mapping[str, RunValue], patterns: Sequence[str], exclude: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The metrics that are judged, and a line for each reason why others are not."""
+    found, lines = _matching(names, patterns) if patterns else list(names), list[str]()
+    for pattern in exclude:
+        out = {name for name in found if _takes(pattern, name)}
+        found = [name for name in found if name not in out]
+        lines.append(f"left out by --exclude {pattern!r}: {counted(len(out), 'metric')}")
+    if not patterns and (times := {name for name in found if _takes(TIMES, name) and name in values}):
+        found = [name for name in found if name not in times]
+        lines.append(f"not judged: {counted(len(times), 'time')} of tests; to judge them: --metric {TIMES!r}")
+    return found, lines
 
 
 def _baselines(store: Store, run: Run, last: int) -> list[Run]:
@@ -234,11 +289,16 @@ def _same_commit(one: Run, other: Run) -> bool:
     return one.commit.startswith(other.commit) or other.commit.startswith(one.commit)
 
 
+def _takes(pattern: str, name: str) -> bool:
+    """`*` and `?` stand for anything; `[` for itself, since keys of parametrised tests hold it."""
+    return name == pattern or fnmatchcase(name, pattern.replace("[", "[[]"))
+
+
 def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
     """Names that a pattern takes; a pattern that takes none is an error, since a typo would compare nothing."""
     names, found = list(names), set()
     for pattern in patterns:
-        taken = {name for name in names if name == pattern or fnmatchcase(name, pattern.replace("[", "[[]"))}
+        taken = {name for name in names if _takes(pattern, name)}
         if not taken:
             raise UserError(f"no metric of this run or of its baseline matches {pattern!r}", "seatrial history show '*' lists metrics")
         found |= taken

@@ -15,6 +15,7 @@ from typing import Any, Literal
 Take = Literal["last", "mean", "min", "max", "first", "count"]
 TAKES: tuple[Take, ...] = ("last", "mean", "min", "max", "first", "count")
 """How the points of a metric become its one value in a run."""
+UNKNOWN = "unknown machine"
 
 
 class Kind(StrEnum):

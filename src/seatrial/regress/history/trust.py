@@ -15,13 +15,15 @@ from pathlib import Path
 from seatrial.model.errors import UserError
 from seatrial.regress.history.importers.draft import Draft, Tree
 
+NOT_PASSED = "it did not pass"
+
 
 def why_untrusted(draft: Draft, trusted: Sequence[str]) -> str:
     """The reason, or empty for a run that is trusted."""
     if draft.passed is None:
         return "no outcome is known"
     if not draft.passed:
-        return "it did not pass"
+        return f"{NOT_PASSED}: {draft.flaws[0]}" if draft.flaws else NOT_PASSED
     if draft.flaws:
         return f"not all of it could be read: {draft.flaws[0]}"
     if not draft.trees:

@@ -1,11 +1,13 @@
 """A run that is judged as its files tell it, without being written into the store.
 
 - Only one run at a time: a verdict over several would hide which one it is about.
-- What it shares with its baselines is found as an import would find it: project, kind, name, machine.
+- What it shares with its baselines is found as an import would find it: project, kind, name, machine. Where the run is kept already,
+  the store knows what the files do not say: the command that ran it said it then.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from seatrial.model.errors import UserError
@@ -26,6 +28,20 @@ def read(path: Path, stated: Stated, trusted: tuple[str, ...], take: Take) -> tu
     run = run_of(completed(drafts[0], stated), stated, trusted)
     _, series = tables.rows_of(drafts[0].points)
     return run, {metric: _value(run, found, take) for metric, found in series.items()}
+
+
+def known(run: Run, kept: Run, stated: Stated) -> Run:
+    """A run as its files tell it, with what the store knows of the same run; what a person states comes first."""
+    return replace(
+        run,
+        id=kept.id,
+        project=stated.project or kept.project,
+        name=stated.name or kept.name,
+        machine=stated.machine or kept.machine,
+        commit=run.commit or kept.commit,
+        passed=kept.passed if run.passed is None else run.passed,
+        why_untrusted=kept.why_untrusted if run.passed is None else run.why_untrusted,
+    )
 
 
 def _value(run: Run, found: Found, take: Take) -> RunValue:

@@ -114,6 +114,9 @@ class Contexts:
     @wrapping(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Hook:
         self._uses.update(self._used(getattr(item, "_request", None)))
+        # One that skipped or failed is not given to anybody; what it raised is raised again for whoever asks.
+        known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", None) or {}
+        self._uses.update(self._values[one] for found in known.values() for one in found if one in self._values)
         return (yield)
 
     def _used(self, request: Any) -> list[int]:

@@ -24,7 +24,8 @@ from seatrial.regress.select.choose import Changed, Known, Now
 from seatrial.regress.select.files.digests import Version
 from seatrial.regress.select.files.facts import Facts, sha
 
-SCHEMA = 4
+SCHEMA = 5
+"""Of the tables, and of what facts mean: they are kept from session to session."""
 WAIT_S = 30.0
 COMMITS = 8
 TABLES = """

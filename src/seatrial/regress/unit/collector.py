@@ -3,10 +3,13 @@
 - Every test is counted once, by its worst: error (setup or teardown), failed, skipped, passed; an expected failure is `skipped` among
   outcomes, since it did not pass, and `xfailed` among counts.
 - Results that cannot be written fail the session; what was tracked stays in the partial file where there is one.
+- unit_results.json is of the last session: one that ran and tracked nothing (a collection error, nothing selected) replaces the file of an
+  earlier one, without metrics, dated copy or history. Where there is none it leaves none.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from seatrial.model.words import counted
 from seatrial.regress.unit import results
 from seatrial.regress.unit.results import Partial, Tracked
 
@@ -33,6 +37,7 @@ class Collector:
         self._gpus: list[str] = []
         self._notes: list[str] = []
         self._head: dict[str, Any] | None = None
+        self._ran = False
         self._partial: Partial | None = None
         self._lines: list[str] = []
         self._problem: str | None = None
@@ -41,6 +46,11 @@ class Collector:
         """What a killed session left."""
         if (self.directory / results.DATED).is_dir():
             self._lines += results.restore(self.directory)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Only sessions that are to run tests come here: --fixtures and --cache-show do not."""
+        self._ran = not self.config.getoption("collectonly", False) and not self.config.getoption("setupplan", False)
 
     def keep(self, report: pytest.TestReport, payload: dict[str, Any]) -> None:
         """The last report of a test that used the tracker."""
@@ -59,10 +69,17 @@ class Collector:
                 self._say_partial(error)
 
     def _begin(self) -> None:
+        self._head = self._read_head()
+        try:
+            self._partial = Partial(self.directory, self.start, self._head)
+        except OSError as error:
+            self._say_partial(error)
+
+    def _read_head(self) -> dict[str, Any]:
         from seatrial.regress.unit.origin import read_origin
 
         origin = read_origin(self.config.rootpath)
-        self._head = {
+        return {
             "git_commit": origin.commit,
             "start_time": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.start)),
             "git_branch": origin.branch,
@@ -70,10 +87,6 @@ class Collector:
             "project": origin.project,
             "notes": origin.notes,
         }
-        try:
-            self._partial = Partial(self.directory, self.start, self._head)
-        except OSError as error:
-            self._say_partial(error)
 
     def _say_partial(self, error: OSError) -> None:
         self._partial = None
@@ -82,8 +95,12 @@ class Collector:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write, if any test used the tracker; last, so that other plugins have had their say about the exit status."""
-        if self._head is None:
-            return
+        if self._head is not None:
+            self._write(session, self._document(self._head, session))
+        elif self._ran and is_ours(self.directory / results.LATEST):
+            self._replace(session, self._document(self._read_head(), session))
+
+    def _document(self, head: dict[str, Any], session: pytest.Session) -> dict[str, Any]:
         from seatrial.regress.unit.machine import machine_here
 
         found = outcomes(self.config)
@@ -97,18 +114,33 @@ class Collector:
             "tests": counts(found),
             "notes": self._notes,
         }
-        made = results.document(self._head, tests, int(session.exitstatus), end)
+        return results.document(head, tests, int(session.exitstatus), end)
+
+    def _write(self, session: pytest.Session, made: dict[str, Any]) -> None:
         try:
             self.written = results.write(self.directory, results.stamp(self.start), made, latest=True)
         except OSError as error:
-            fix = f"make {self.directory} writable, or give --seatrial-results DIR"
-            self._problem = f"results of {len(self._tests)} tests are not written: {error}: {fix}"
-            session.exitstatus = session.exitstatus or pytest.ExitCode.USAGE_ERROR
+            are = "is" if len(self._tests) == 1 else "are"
+            self._fail(session, f"what {counted(len(self._tests), 'test')} tracked {are} not written: {error}")
         else:
-            self._lines.append(f"metrics of {len(made['metrics'])} tests: {self.directory / results.LATEST}, {self.written}")
+            self._lines.append(f"metrics of {counted(len(made['metrics']), 'test')}: {self.directory / results.LATEST}, {self.written}")
             self._lines += history_line(self.config, self.written)
         if self._partial is not None:
             self._partial.close(remove=self.written is not None)
+
+    def _replace(self, session: pytest.Session, made: dict[str, Any]) -> None:
+        """Nothing was tracked, and what lies there would be taken for this session's."""
+        file = self.directory / results.LATEST
+        try:
+            results.write_latest(self.directory, made)
+        except OSError as error:
+            self._fail(session, f"{file} is that of an earlier session, and cannot be replaced: {error}")
+        else:
+            self._lines.append(f"no test used the tracker: {file} has no metrics now, and exit status {made['exit_status']}")
+
+    def _fail(self, session: pytest.Session, why: str) -> None:
+        self._problem = f"{why}: make {self.directory} writable, or give --seatrial-results DIR"
+        session.exitstatus = session.exitstatus or pytest.ExitCode.USAGE_ERROR
 
     def _gpu_types(self) -> list[str]:
         from seatrial.regress.unit import gpus
@@ -127,6 +159,17 @@ class Collector:
             terminalreporter.write_line(f"seatrial: {line}")
         if self._problem:
             terminalreporter.write_line(f"seatrial: {self._problem}", red=True)
+
+
+def is_ours(file: Path) -> bool:
+    """Whether this plugin wrote the file: a conftest with a tracker of its own may write one of the same name, which stays."""
+    if not file.is_file():
+        return False
+    try:
+        read = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return False  # nobody can take it for results
+    return isinstance(read, dict) and {"metrics", "outcomes", "tests"} <= read.keys()
 
 
 def history_line(config: pytest.Config, written: Path) -> list[str]:

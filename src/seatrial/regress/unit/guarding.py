@@ -4,7 +4,8 @@
   may stand there. `-m` given: groups filter nothing.
 - A test left out by a group that was not asked for, or by a need that is absent, is Skipped with the reason and counted in the summary;
   tests outside the `only` group that was asked for are deselected.
-- A group that was asked for and whose needs are absent is a usage error, never a suite that skips everything and succeeds.
+- A group that was asked for and whose needs are absent is a usage error, never a suite that skips everything and succeeds. Where tests
+  were left out by us and nothing ran, the exit status is that of a session without tests (5); skips of the tests' own alone change nothing.
 - Nothing runs when a marker is wrong or the plan is above the budget, under xdist too: workers collect alike, so each comes to the same
   error, empties its list and hands the words to the controller, which ends with the status of a usage error.
 """
@@ -43,6 +44,8 @@ class State:
     measured: float = 0.0
     out: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    ran: int = 0
+    nothing: bool = False
     error: str = ""
 
 
@@ -270,6 +273,8 @@ class _Counter:
         """Every phase of every test, on the controller too."""
         if label := getattr(report, "seatrial_left", ""):
             self.state.skipped[label] += 1
+        # a test that skips itself says that it did not run; an expected failure did
+        self.state.ran += report.when == "call" and (not report.skipped or hasattr(report, "wasxfail"))
         self.state.measured += report.duration * getattr(report, "seatrial_gpus", 0) / 3600
 
     @pytest.hookimpl(optionalhook=True)
@@ -283,9 +288,27 @@ class _Counter:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """An error that a worker handed over is the end of the session."""
-    if session.config.stash[STATE].error and not _is_worker(session.config):
+    """An error that a worker handed over is the end of the session, and one that ran nothing because of us is no success."""
+    state = session.config.stash[STATE]
+    if _is_worker(session.config):
+        return
+    if state.error:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        return
+    empty = state.skipped and not state.ran and not session.config.getoption("setuponly", False)
+    if empty and session.exitstatus == pytest.ExitCode.OK and not _passes_stand(session.config, state):
+        state.nothing = True
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def _passes_stand(config: pytest.Config, state: State) -> bool:
+    """Whether the selection left out tests because they passed before and nothing of theirs changed: the rest may all be ours.
+
+    With an `only` group those may be tests outside of it, which prove nothing.
+    """
+    selection: Any = config.pluginmanager.getplugin("seatrial_selection")  # of a plugin that may be off
+    chosen = selection._sitting.decided() if selection is not None else None
+    return chosen is not None and chosen.selected < chosen.of and not any(group.mode is groups.Mode.ONLY for group in state.asked)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -296,6 +319,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_sep("=", "seatrial")
     for line in lines:
         terminalreporter.write_line(line)
+    if state.nothing:
+        terminalreporter.write_line("nothing ran, which is no success: exit status 5", red=True)
     if state.error:
         terminalreporter.write_line(f"ERROR: {state.error}", red=True)
 

@@ -150,9 +150,17 @@ def write(directory: Path, start: str, made: dict[str, Any], *, latest: bool) ->
     place.mkdir(parents=True, exist_ok=True)
     dated = _new(place, start, data)
     if latest:
-        temporary = _beside(directory, data)
-        temporary.replace(directory / LATEST)
+        _put_latest(directory, data)
     return dated
+
+
+def write_latest(directory: Path, made: dict[str, Any]) -> None:
+    """Write unit_results.json alone."""
+    _put_latest(directory, _text(made).encode())
+
+
+def _put_latest(directory: Path, data: bytes) -> None:
+    _beside(directory, data).replace(directory / LATEST)
 
 
 def _text(made: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 - `tracker.track(name, value)`, `tracker.log_max_mem(name)`, `tracker.get_max_mem()` in GB (2**30 bytes); `_elapsed` by itself.
 - Key of a test: `module::Class::function[parameters]`. A conftest's own fixture `tracker` wins over this one.
 - A test's metrics travel in its report (`report.seatrial`, JSON text), so pytest-xdist keeps them; the controller writes.
-- A suite that never asks for the fixture pays for a look at its reports, and no file is written.
+- A suite that never asks for the fixture pays for a look at its reports, and no file is written; one that was written earlier is looked for
+  once.
 """
 
 from __future__ import annotations
@@ -148,6 +149,7 @@ def _prefix(node: pytest.Item) -> str | None:
 
 DATED = "unit_results"
 """The directory of dated copies."""
+LATEST = "unit_results.json"
 
 
 class Running:
@@ -190,12 +192,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What a killed session left is told by the next. Only the controller of pytest-xdist collects."""
+    """What a killed session left is told by the next, and an old file is replaced. Only the controller of pytest-xdist collects."""
     if (history := config.getini("seatrial_history")) not in ("auto", "off"):
         raise pytest.UsageError(f"seatrial_history = {history}: it may be auto or off")
     reports = Reports(config)
     config.pluginmanager.register(reports, "seatrial_tracker_reports")
-    if not reports.sends and (reports.directory / DATED).is_dir():
+    if not reports.sends and ((reports.directory / DATED).is_dir() or (reports.directory / LATEST).is_file()):
         reports.collector()
 
 

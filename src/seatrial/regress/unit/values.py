@@ -1,6 +1,7 @@
 """What `tracker.track` takes: a value becomes JSON text at once, or an error that names metric, value and fix.
 
-- Strict JSON: no NaN, no infinity, names are strings. What json would change in silence (a key 1 becoming "1") is an error too.
+- Strict JSON: no NaN, no infinity, names are strings. What json would change in silence (a key 1 becoming "1") is an error too, and so is
+  an int beyond the range of a float, which most readers take for infinity.
 - A scalar of numpy or torch is taken through `.item()`; so is one inside a list or a dict.
 - The text is a copy: a list that the test changes afterwards stays as it was tracked.
 """
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 ELAPSED = "_elapsed"
+LARGEST = int(sys.float_info.max)
 DEPTH = 50
 """Deeper than anybody means; a list that holds itself gets here."""
 
@@ -33,15 +36,9 @@ def check_name(name: object) -> str:
 
 def encode(name: str, value: object) -> str:
     """`value` as JSON text."""
-    kind = type(value)
-    try:
-        if kind is int:
-            return repr(value)
-        return json.dumps(_plain(name, "", value, 0), allow_nan=False)
-    except TrackError:
-        raise
-    except ValueError as error:  # an int of more digits than Python writes
-        raise TrackError(f"metric {name!r}: JSON cannot hold this {kind.__name__}: {error}; track float(value) or a string") from error
+    if type(value) is int and -LARGEST <= value <= LARGEST:
+        return repr(value)
+    return json.dumps(_plain(name, "", value, 0), allow_nan=False)
 
 
 def shown(value: object) -> str:
@@ -61,6 +58,8 @@ def _plain(name: str, inside: str, value: object, depth: int) -> Any:  # JSON ha
     if isinstance(value, str):
         return _text(name, inside, value)
     if isinstance(value, int):
+        if not -LARGEST <= value <= LARGEST:
+            raise _wrong(name, inside, value, "is beyond the range of a float", "track its logarithm, or a text")
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):

@@ -14,7 +14,6 @@ from typing import Any
 from seatrial.model.errors import UserError
 from seatrial.regress.history.importers.draft import Draft, Tree, commit_in, digest_of, parse, read_bytes
 from seatrial.regress.history.record import Kind, point
-from seatrial.regress.unit.machine import machine_here
 
 _SHAPE = 'a line is {"benchmark": "NAME", "metrics": {"NAME": 1.5}}'
 _KEYS = {"benchmark", "metrics", "commit", "branch", "dirty", "time", "passed", "machine", "project"}
@@ -64,7 +63,7 @@ def _draft(path: Path, number: int, data: dict[str, Any], written: float, line: 
             ),
         ),
         time=float(time),
-        machine=str(data.get("machine") or machine_here()),
+        machine=str(data.get("machine") or ""),
         passed=passed if isinstance(passed, bool) else None,
         source=path,
         # Two runs may measure the same: the time belongs to the identity, and the place of the line where it names none.

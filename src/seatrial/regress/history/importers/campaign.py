@@ -14,7 +14,6 @@ from typing import Any
 from seatrial.model.errors import UserError
 from seatrial.regress.history.importers.draft import Draft, digest_of, parse, read_bytes
 from seatrial.regress.history.record import Kind, Point, point
-from seatrial.regress.unit.machine import machine_here
 
 _COUNTS = ("expected", "ok", "failed", "missing", "coverage", "duplicates", "conflicts", "torn", "foreign")
 _AT = {"pass": "pass_at", "best": "best_at", "majority": "majority_at"}
@@ -51,7 +50,6 @@ def _read(path: Path, merge: Path, profile: Path) -> Draft:
         project=manifest["name"],
         name=f"{manifest['name']} {manifest['inputs_sha256'][:8]}",
         time=datetime.fromisoformat(manifest["made"]).timestamp(),
-        machine=machine_here(),
         passed=all(complete),
         source=path,
         digest=digest_of(Kind.CAMPAIGN, *parts),

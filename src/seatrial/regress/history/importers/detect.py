@@ -2,6 +2,8 @@
 
 - A file that is named must be one of the known kinds; a directory is searched, from the top down: the run directory of a trial and the
   directory of a campaign are one run each, and are not searched further; metric files are one run with all metric files below them.
+- Dated results come in the order in which they were made, and unit_results.json, a copy of the latest, after them: runs of one second
+  are told apart by their number alone.
 - Below a directory, files of other kinds are passed over; a file that has the name or a key of results, and cannot be
   read, is told.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ LOOKED_FOR = (
     "unit_results.json (and dated copies of it), the run directory of a trial (trial.json), the directory of a campaign (manifest.json), "
     "JSON lines of benchmarks, JSON of pytest-benchmark, and metrics (metrics.json, metrics.jsonl, event files, trainer_state.json)"
 )
-_NAMED = re.compile(r"unit_results\.json|\d{8}_\d{6}(-\d+)?\.json")
+_LATEST = "unit_results.json"
+_DATED = re.compile(r"(\d{8}_\d{6})(?:-(\d+))?\.json")
+"""The first of a second has no number, the next one is `-2`."""
 _METRICS = re.compile(r"metrics\.jsonl?|trainer_state\.json|events.*tfevents.*")
 _TORN = re.compile(rb'"(exit_status|start_time|machine_info|benchmarks)"')
 """Keys of results: JSON that cannot be read and has one of them was results."""
@@ -49,16 +53,42 @@ def detect(path: Path) -> list[Item]:
     return found
 
 
+def in_order(paths: Sequence[Path]) -> list[Path]:
+    """Paths as they were given (a shell puts `-2` before the plain name), but dated results of a folder in the order of their making."""
+    dated = iter(sorted((path for path in paths if _DATED.fullmatch(path.name)), key=lambda path: (str(path.parent), _made(path))))
+    return [next(dated) if _DATED.fullmatch(path.name) else path for path in paths]
+
+
+def _made(path: Path) -> tuple[str, int, str]:
+    """What sorts the files of a folder: dated results by stamp and then number, others by name."""
+    found = _DATED.fullmatch(path.name)
+    return (found[1], int(found[2] or 1), path.name) if found else (path.name, 0, path.name)
+
+
+def _named(path: Path) -> bool:
+    """Whether a file has a name of results."""
+    return path.name == _LATEST or _DATED.fullmatch(path.name) is not None
+
+
 def _search(folder: Path, *, metrics: bool = True) -> Iterator[Item]:
     """Runs below a directory; `metrics` is off below metric files, which were read with all that belongs to them."""
     one = _directory(folder)
     if one is not None:
         yield one
         return
-    entries = sorted(folder.iterdir())
+    entries = sorted(folder.iterdir(), key=_made)
     if metrics and any(_METRICS.fullmatch(entry.name) for entry in entries):
         yield folder, lambda: _series(folder)
         metrics = False
+    yield from _files(entry for entry in entries if entry.name != _LATEST)
+    for entry in entries:
+        if entry.is_dir() and not entry.is_symlink() and entry.name not in _PASSED_OVER:
+            yield from _search(entry, metrics=metrics)
+    yield from _files(entry for entry in entries if entry.name == _LATEST)
+
+
+def _files(entries: Iterable[Path]) -> Iterator[Item]:
+    """Those of a folder that are runs."""
     for entry in entries:
         if entry.suffix in (".json", ".jsonl") and entry.is_file():
             try:
@@ -67,9 +97,6 @@ def _search(folder: Path, *, metrics: bool = True) -> Iterator[Item]:
                 item = entry, functools.partial(_refused, error)
             if item is not None:
                 yield item
-    for entry in entries:
-        if entry.is_dir() and not entry.is_symlink() and entry.name not in _PASSED_OVER:
-            yield from _search(entry, metrics=metrics)
 
 
 def _refused(error: UserError) -> list[Draft]:
@@ -135,12 +162,12 @@ def _file(path: Path, *, asked: bool) -> Item | None:
     try:
         data = _loaded(content) if content else None
     except (ValueError, RecursionError):
-        results = asked or bool(_NAMED.fullmatch(path.name) or _TORN.search(content))
+        results = asked or _named(path) or bool(_TORN.search(content))
         return (path, lambda: [unit.read(path, content)]) if results else None
     if unit.looks(data):
         return path, lambda: [unit.read(path, content)]
     if bench.looks_pytest(data):
         return path, lambda: [bench.read_pytest(path)]
-    if _NAMED.fullmatch(path.name):
+    if _named(path):
         return path, lambda: [unit.read(path, content)]
     return (path, lambda: _asked(path)) if asked else None

@@ -43,7 +43,9 @@ class Draft:
     trees: tuple[Tree, ...] = ()
     time: float
     machine: str = ""
-    """What it ran on; empty where the files do not say."""
+    """What it ran on; empty where the files do not say: never the machine on which they are read."""
+    gpus: tuple[str, ...] = ()
+    """GPUs that the files name, where they name no machine."""
     passed: bool | None = None
     source: Path
     digest: str

@@ -1,7 +1,7 @@
 """Metrics as readers give them, into points; and metric files as runs of their own.
 
 - Damage and steps that were written twice with different values are flaws: told, and the run is not trusted.
-- A metric file says neither when nor on what it ran: its time is that of the file, its commit and outcome must be stated.
+- A metric file says neither when nor on what it ran: its time is that of the file; its machine, commit and outcome must be stated.
 - Two runs may leave the same values: the time belongs to the identity, so that the second is not taken for the first.
 """
 
@@ -13,7 +13,6 @@ from seatrial.metrics.read import read_metrics
 from seatrial.model.series import Metrics
 from seatrial.regress.history.importers.draft import Draft, digest_of, read_bytes
 from seatrial.regress.history.record import Kind, Point, point
-from seatrial.regress.unit.machine import machine_here
 
 
 def points_of(metrics: Metrics, prefix: str = "") -> tuple[list[Point], list[str]]:
@@ -40,7 +39,6 @@ def read(path: Path) -> Draft:
         kind=Kind.METRICS,
         name=path.resolve().name if path.is_dir() else path.resolve().parent.name,
         time=time,
-        machine=machine_here(),
         source=path,
         digest=digest_of(Kind.METRICS, repr(time).encode(), *(read_bytes(file) for file in files)),
         points=points,

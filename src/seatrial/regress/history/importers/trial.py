@@ -18,7 +18,6 @@ from seatrial.model.verdict import Verdict
 from seatrial.regress.history.importers.draft import Draft, Tree, digest_of, read_bytes
 from seatrial.regress.history.importers.series import points_of
 from seatrial.regress.history.record import Kind, Point, point
-from seatrial.regress.unit.machine import machine_here
 from seatrial.trial import rundir
 
 FILE = "trial.json"
@@ -41,7 +40,7 @@ def read(path: Path) -> Draft:
         name=_name(trial),
         trees=tuple(_tree(state) for state in own),
         time=datetime.fromisoformat(trial.created).timestamp(),
-        machine=machine_here(environment.gpus if environment else ()),
+        gpus=environment.gpus if environment else (),
         passed=trial.verdict is Verdict.PASS if trial.status == "done" else None,
         source=path,
         digest=digest_of(Kind.TRIAL, content),

@@ -1,7 +1,8 @@
 """unit_results.json: what the tracker wrote, ours or that of the guide it follows.
 
 - A metric is `<test key>/<name>`; coverage is `coverage`, where it is a number.
-- The session passed only with exit status 0. One failed test leaves the whole session out of the baselines.
+- The session passed only with exit status 0 and without a test that failed: a file that says both contradicts itself, which is told.
+  One failed test leaves the whole session out of the baselines.
 - The machine is what the file says, or its GPUs; never the machine on which it is imported.
 - The older schema names neither branch nor the state of the tree: such a run is trusted only if a person states both.
 """
@@ -19,6 +20,10 @@ from seatrial.regress.unit.machine import counted
 
 NAME = "unit"
 _FIX = "give the file as the tracker wrote it"
+_GOOD = {"passed", "skipped", "xfailed", "xpassed"}
+"""Outcomes of a session that passed; pytest decides by the exit status what an xpass is."""
+_SHOWN = 3
+"""So many tests are named."""
 
 
 def looks(data: Any) -> bool:
@@ -36,6 +41,7 @@ def read(path: Path, content: bytes | None = None) -> Draft:
     known = [str(gpu) for gpu in gpus] if isinstance(gpus, list) else []
     status, dirty, branch = data["exit_status"], data.get("git_dirty"), data.get("git_branch")
     project, said = data.get("project"), data.get("machine")
+    ended, failed = type(status) is int and status == 0, _failed(path, data)
     return Draft(
         kind=Kind.TEST,
         project=project if isinstance(project, str) and project else None,
@@ -50,11 +56,35 @@ def read(path: Path, content: bytes | None = None) -> Draft:
         ),
         time=_time(path, data["start_time"]),
         machine=said if isinstance(said, str) and said else counted(known),
-        passed=type(status) is int and status == 0,
+        passed=ended and not failed,
         source=path,
         digest=digest_of(Kind.TEST, content),
         points=_points(path, data),
+        flaws=[f"exit_status is 0, but {failed}"] if ended and failed else [],
     )
+
+
+def _failed(path: Path, data: dict[str, Any]) -> str:
+    """Which tests failed, by `outcomes` (of tests that tracked) and `tests` (counts of all); empty where none did, or nobody says."""
+    outcomes, counts = (_table(path, data, name) for name in ("outcomes", "tests"))
+    bad = [f"{test} ({outcome})" for test, outcome in outcomes.items() if not _good(outcome)]
+    if bad:
+        more = f", … ({len(bad)} in all)" if len(bad) > _SHOWN else ""
+        return f"outcomes say otherwise: {', '.join(bad[:_SHOWN])}{more}"
+    some = [f"{count} {outcome}" for outcome, count in counts.items() if not _good(outcome) and count != 0]
+    return f"tests say otherwise: {', '.join(some)}" if some else ""
+
+
+def _good(outcome: Any) -> bool:
+    return isinstance(outcome, str) and outcome in _GOOD
+
+
+def _table(path: Path, data: dict[str, Any], name: str) -> dict[str, Any]:
+    """A table that the older schema lacks; anything else in its place cannot be judged, and must not be passed over."""
+    found = data.get(name, {})
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: {name}: is no table", _FIX)
+    return found
 
 
 def _time(path: Path, value: Any) -> float:

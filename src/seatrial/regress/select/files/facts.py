@@ -1,7 +1,7 @@
 """What is true of one content of one Python file, whatever the session: its blocks, imports and names.
 
 - A content is known by its hash, so facts can be kept between sessions; those of another Python version are thrown away with the map.
-- A file that does not parse has one block, "*": any change of it is a change of everything in it.
+- A file that Python cannot compile has one block, "*": any change of it is a change of everything in it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from seatrial.regress.select.files.aliases import Names, Other, other
 from seatrial.regress.select.files.imports import Import, imports
 from seatrial.regress.select.trace import blocks as parts
+from seatrial.regress.select.trace import syntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,9 @@ def sha(data: bytes) -> str:
 def facts(source: bytes) -> Facts:
     """Look at one content."""
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+        tree = syntax.parse(source)
+        syntax.check(source)
+    except syntax.BROKEN:
         return Facts({"*": sha(source)}, (), {}, frozenset(), frozenset(), frozenset(), Other({}, frozenset(), {}))
     return Facts(
         parts.blocks(source),

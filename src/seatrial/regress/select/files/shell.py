@@ -32,6 +32,7 @@ def named(argv: Sequence[str], project: Project, here: str = "", *, python: bool
     """Files of the project that a command line names, with those that the scripts among them name."""
     found: set[str] = set()
     pending = list(_files(argv, project, here))
+    told = frozenset(pending) if argv and argv[0].rpartition("/")[2] in SHELLS else frozenset()  # whatever they are called
     pending.extend(_modules(argv, project))
     if not python:
         pending.extend(_many(argv, project, here))
@@ -40,7 +41,7 @@ def named(argv: Sequence[str], project: Project, here: str = "", *, python: bool
         if path in found:
             continue
         found.add(path)
-        text = _script(path, project)
+        text = _script(path, project, told=path in told)
         if text is not None:
             for base in {path.rpartition("/")[0], here}:
                 pending.extend(_files(_words(text), project, base))
@@ -143,8 +144,8 @@ def _modules(argv: Sequence[str], project: Project) -> Iterable[str]:
                 yield from (name for name in (f"{base}.py", f"{base}/__main__.py", f"{base}/__init__.py") if name in project.stamps)
 
 
-def _script(path: str, project: Project) -> str | None:
-    """The text of a shell script, or None for anything else."""
+def _script(path: str, project: Project, *, told: bool = False) -> str | None:
+    """The text of a shell script, or None for anything else; `told`: a shell was given it."""
     if path.endswith((".py", "/")):
         return None
     try:
@@ -153,7 +154,7 @@ def _script(path: str, project: Project) -> str | None:
     except OSError:
         return None
     first = data.split(b"\n", 1)[0]
-    if path.endswith((".sh", ".bash", ".zsh", ".mk")) or path.rpartition("/")[2] in MAKEFILES:
+    if told or path.endswith((".sh", ".bash", ".zsh", ".mk")) or path.rpartition("/")[2] in MAKEFILES:
         return data.decode("utf-8", "replace")
     if first.startswith(b"#!") and any(shell.encode() in first for shell in SHELLS - {".", "source"}):
         return data.decode("utf-8", "replace")

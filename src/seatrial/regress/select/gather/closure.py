@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from seatrial.regress.select.files.digests import IMPORTS, LEVEL, WHOLE, Digests
 from seatrial.regress.select.files.imports import closure
 from seatrial.regress.select.gather.evidence import Deed
-from seatrial.regress.select.gather.once import Once, Part
+from seatrial.regress.select.gather.once import Once, Part, plain
 from seatrial.regress.select.trace.blocks import number
-from seatrial.regress.select.trace.events import HELLO, LOAD, MUTE, SPAWN, TASK, THROUGH, WRITE
+from seatrial.regress.select.trace.events import CALL, HELLO, LOAD, MUTE, SPAWN, TASK, THROUGH, WRITE
 from seatrial.regress.select.trace.events import WHOLE as WHOLE_FILE
 
 INNER = re.compile(r"(\.<locals>)?\.?<(lambda|listcomp|setcomp|dictcomp|genexpr)>")
@@ -37,6 +37,8 @@ class Seen:
     written: set[str] = field(default_factory=set)
     kept: dict[Part, set[str]] = field(default_factory=dict)
     """A function of the project: files that other people's code read for it, and may have kept."""
+    calls: dict[Part, set[int]] = field(default_factory=dict)
+    """A function: the numbers of the blocks that it brought to run."""
 
     def add(self, deed: Deed) -> None:
         kind, a, b = deed
@@ -48,8 +50,9 @@ class Seen:
         elif kind in (SPAWN, MUTE, HELLO, TASK):
             return
         elif kind == THROUGH:
-            path, _, function = b.partition("\0")
-            self.kept.setdefault((path, INNER.sub("", function)), set()).add(a)
+            self.kept.setdefault(_function(b), set()).add(a)
+        elif kind == CALL:
+            self.calls.setdefault(_function(b), set()).add(int(a))
         elif kind == WHOLE_FILE and a.startswith("/"):
             self.outside.add(a)
         elif kind == WHOLE_FILE and a == b:
@@ -59,6 +62,12 @@ class Seen:
                 self.written.add(a)
             if b:
                 self.during.setdefault(b, set()).add(deed)
+
+
+def _function(told: str) -> Part:
+    """A file and a function in it, as an event names them."""
+    path, _, function = told.partition("\0")
+    return path, INNER.sub("", function)
 
 
 class Files:
@@ -86,7 +95,9 @@ class Files:
 class Closures:
     """Closures over one session's edges, each computed once."""
 
-    def __init__(self, digests: Digests, seen: Seen, imported: dict[str, set[Part]], together: Sequence[frozenset[Part]]) -> None:
+    def __init__(
+        self, digests: Digests, seen: Seen, imported: dict[str, set[Part]], together: Sequence[frozenset[Part]], files: Files
+    ) -> None:
         self.digests = digests
         self._edges = seen.edges
         self._imported = imported
@@ -95,7 +106,8 @@ class Closures:
         self._reached: dict[frozenset[str], frozenset[str]] = {}
         self._parts: dict[frozenset[str], frozenset[Part]] = {}
         self._behind: dict[Part, frozenset[Part]] = {}
-        self._once = Once(digests, self.reached, together)
+        calls = {caller: frozenset(part for number in found if (part := files.part(number))) for caller, found in seen.calls.items()}
+        self._once = Once(digests, self.reached, together, calls)
         for path in {*seen.loaded, *imported}:
             self._once.learn(path)
 
@@ -120,6 +132,7 @@ class Closures:
                     found.update(self.behind(part))
                 facts = self.digests.facts(path)
                 found.update(self._once.behind(facts.level if facts else frozenset()))
+                found.update(self._once.kept_by((path, "__getattr__")))  # of a module: nobody calls it by name
             self._parts[key] = frozenset(found)
         return self._parts[key]
 
@@ -132,7 +145,8 @@ class Closures:
         if part not in self._behind:
             facts = self.digests.facts(part[0])
             mentioned = facts.mentions.get(part[1], frozenset()) if facts else frozenset()
-            self._behind[part] = frozenset(self._once.behind(mentioned) | self._kept.get((part[0], part[1].partition("#")[0]), set()))
+            found = self._once.behind(mentioned) | self._once.kept_by(part)
+            self._behind[part] = frozenset(found | self._kept.get(plain(part), set()))
         return self._behind[part]
 
     def _next(self, path: str) -> Iterable[str]:

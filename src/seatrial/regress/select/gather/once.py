@@ -1,7 +1,8 @@
 """Functions that run once per process (caches, writers of globals): recorded for the first caller, needed by all.
 
 - They are found by name: a block that mentions such a function, under any of its names, depends on it and, since nobody runs them again
-  either, on the functions that it mentions in turn.
+  either, on the functions that it mentions in turn. They are also found by what happened: a block that brought one to run in another
+  test, or that is one itself, depends on all that it brought to run.
 - Whatever filled a cache of this session ran in it: what a function has called was hit in an epoch in which it was hit itself. So only what
   was hit together with it can stand behind it; a name that means many functions brings no others. Files that were read in such an epoch
   may be what it kept, and come along.
@@ -11,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from seatrial.regress.select.files.digests import WHOLE, Digests
 
@@ -25,10 +26,15 @@ RUN_BY_CLASS = frozenset({"__call__", "__get__", "__init__", "__set_name__"})
 class Once:
     """What is known of the files that were learned."""
 
-    def __init__(self, digests: Digests, reached: Reached, together: Sequence[frozenset[Part]]) -> None:
-        """`together`: what was hit in one epoch of one pytest process and its children, for all of them."""
+    def __init__(
+        self, digests: Digests, reached: Reached, together: Sequence[frozenset[Part]], calls: Mapping[Part, frozenset[Part]]
+    ) -> None:
+        """`together`: what was hit in one epoch of one pytest process and its children, for all of them; `calls`: what a function (see
+        `plain`) brought to run."""
         self._digests = digests
         self._together = together
+        self._calls = calls
+        self._sure: set[Part] = set()
         self._epochs: dict[Part, list[int]] = {}
         for number, parts in enumerate(together):
             for part in parts:
@@ -73,6 +79,7 @@ class Once:
                     self._add((path, block))
 
     def _add(self, part: Part) -> None:
+        self._sure.add(part)
         for name in _calls(part[1]):
             self._sticky.setdefault(name, set()).add(part)
 
@@ -84,6 +91,11 @@ class Once:
             for path, words in self._kept[name]:
                 first.update(self._functions(path, words))
         return set().union(*(self._called(part) for part in first))
+
+    def kept_by(self, part: Part) -> set[Part]:
+        """What a block that ran may have kept from another test, or got from one that did."""
+        first = (self._calls.get(plain(part), frozenset()) | {part}) & self._sure
+        return set().union(*(self._called(one) for one in first))
 
     def _called(self, start: Part) -> frozenset[Part]:
         """A function, and what it may have called when it ran; nothing if it did not run."""
@@ -99,6 +111,7 @@ class Once:
                     found.add(part)
                     facts = self._digests.facts(part[0])
                     pending.extend(self._functions(part[0], facts.mentions.get(part[1], frozenset()) if facts else frozenset()))
+                    pending.extend(self._calls.get(plain(part), ()))
             if found:
                 found.update((path, block.removeprefix(ASKED)) for path, block in ran if block.startswith(ASKED))
             self._from[start] = frozenset(found)
@@ -126,6 +139,11 @@ class Once:
             known = self._named.get(other, {})
             for name in meant & known.keys():
                 yield from known[name]
+
+
+def plain(part: Part) -> Part:
+    """A block as Python names it: the second function of one name has the same name."""
+    return part[0], part[1].partition("#")[0]
 
 
 def _owners(block: str) -> set[str]:

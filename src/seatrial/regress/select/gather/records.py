@@ -30,6 +30,7 @@ from seatrial.regress.select.gather.once import Part
 from seatrial.regress.select.state import Outcome
 from seatrial.regress.select.trace import events as kinds
 
+VERSION = frozenset({"-V", "-VV", "--version", "--help", "-h"})
 ASKED = {kinds.READ: WHOLE, kinds.WHOLE: WHOLE, kinds.LIST: LISTING, kinds.EXISTS: EXISTS}
 
 
@@ -72,7 +73,7 @@ class Recorder:
                     seen.add((kind, a, b))
         self._files = Files(digests, seen.loaded | set(seen.during))
         during = {path: self._during(deeds) for path, deeds in seen.during.items()}
-        self._closures = Closures(digests, seen, during, [parts for one in evidence for parts in self._together(one)])
+        self._closures = Closures(digests, seen, during, [parts for one in evidence for parts in self._together(one)], self._files)
         self._everywhere = frozenset(self._outside())
 
     def outcomes(self, evidence: Evidence) -> list[Outcome]:
@@ -122,7 +123,7 @@ class Recorder:
             return  # of every test
         elif kind in ASKED and a not in own.written and not self._project.foreign(a):
             own.parts.add((a, ASKED[kind]))
-            if kind == kinds.WHOLE:
+            if kind == kinds.WHOLE or (kind == kinds.READ and a in self._seen.edges):  # it was read and run, and imported something
                 own.seeds.add(a)
 
     def _command(self, own: Own, kind: str, argv: list[str], place: str) -> None:
@@ -147,7 +148,17 @@ class Recorder:
             elif not path.startswith(temporary):
                 yield path, WHOLE, UNSETTLED
 
-    def imported(self, programs: Iterable[str], place: str) -> set[str]:
+    def unseen(self, argv: Sequence[str], place: str) -> set[str]:
+        """Python files that a silent Python may have run: what its command line names, and what a text on it imports. A program of which
+        nothing is known (a script from elsewhere, with the project on its path) may run any."""
+        here = self._project.relative(place) or ""
+        programs = texts(argv)
+        named = {path for path in shell.named(argv[1:], self._project, here, python=True) if path.endswith(".py")}
+        if not programs and not named and not VERSION.intersection(argv):
+            return set(self._project.python())
+        return named | self._imported(programs, place)
+
+    def _imported(self, programs: Iterable[str], place: str) -> set[str]:
         """What the text of a program would import; all Python files if it cannot be read."""
         found: set[str] = set()
         for text in programs:
@@ -293,7 +304,7 @@ class _Session:
             own.untraced |= self._children.unheard(own.named, epochs)
         for argv, place in silent([*deeds, *lives]):
             own.blind = True
-            own.untraced |= self._recorder.imported(texts(argv), place)
+            own.untraced |= self._recorder.unseen(argv, place)
         own.blind = own.blind or torn
         if not own.blind and not self._children.worked(epoch) and self._recorder.remote(own):
             own.blind = True

@@ -3,7 +3,8 @@
 - `os.path.exists` and its like, and those of `Path`, are wrapped while recording; only whether there is something counts.
 - `os.stat` (by which `Path.stat` and `os.path.getsize` go) tells sizes: it counts as reading the file.
 - `linecache.getlines` gives what it read long ago, so each asking is told: tracebacks and `inspect.getsource` depend on the text.
-- pathlib and linecache are wrapped when they are imported, so that a child that needs neither does not load them.
+- `importlib.util.find_spec` asks whether there is a module.
+- pathlib and the others are wrapped when they are imported, so that a child that needs neither does not load them.
 """
 
 # Paths are text here: pathlib may not be loaded yet, and what it does is watched.
@@ -44,7 +45,7 @@ class Asked:
                     self._wrap(module, name, self._told, once=True)
         self._wrap(os, "access", self._told)
         self._wrap(os, "stat", self._measured)
-        for name in ("pathlib", "linecache"):
+        for name in ("pathlib", "linecache", "importlib.util"):
             if name in sys.modules:
                 self.after(sys.modules[name])
 
@@ -56,6 +57,8 @@ class Asked:
                 self._wrap(module.Path, method, self._told, once=True)
         elif name == "linecache":
             self._wrap(module, "getlines", self._lines)
+        elif name == "importlib.util":
+            self._wrap(module, "find_spec", self._looked_for)
 
     def _wrap(self, owner: Any, name: str, told: Callable[[Any, Mapping[str, Any]], None], *, once: bool = False) -> None:
         """`told` hears of each call; with `once`, what the function asks on its way is not told as well."""
@@ -64,17 +67,17 @@ class Asked:
         recorder = self.recorder
 
         @functools.wraps(before)
-        def wrapper(path: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not recorder.running or recorder.quiet:
-                return before(path, *args, **kwargs)
+                return before(*args, **kwargs)
             hushed = recorder.hush(True)
             try:
                 try:
-                    told(path, kwargs)
-                except (TypeError, ValueError, OSError):
+                    told((args or tuple(kwargs.values()))[0], kwargs)
+                except (TypeError, ValueError, OSError, IndexError):
                     pass  # what is no path is told by the function itself
                 recorder.hush(hushed or once)
-                return before(path, *args, **kwargs)
+                return before(*args, **kwargs)
             finally:
                 recorder.hush(hushed)
 
@@ -115,6 +118,14 @@ class Asked:
             name = os.path.join(of_descriptor(descriptor) or "", name)  # noqa: PTH118
         for relative in self.recorder.tree.names(name):
             self.recorder.tell(kind, relative)
+
+    def _looked_for(self, name: Any, given: Mapping[str, Any]) -> None:
+        """Whether there is such a module; a relative name is left to those who import it."""
+        if isinstance(name, str) and not name.startswith(".") and asked_by_a_test(self.recorder, sys._getframe(2)):
+            tail = name.replace(".", "/")
+            for base in sys.path:
+                for candidate in (f"{base or '.'}/{tail}.py", f"{base or '.'}/{tail}", f"{base or '.'}/{tail}/__init__.py"):
+                    self._tell(EXISTS, candidate, given)
 
     def _lines(self, path: Any, given: Mapping[str, Any]) -> None:  # noqa: ARG002
         relative = self.recorder.tree.source(path) if isinstance(path, str) else None

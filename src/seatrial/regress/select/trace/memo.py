@@ -2,8 +2,9 @@
 
 - By decorator: its name has cache, memo, once, lazy or singleton in it.
 - By `global`.
-- By hand: something that outlives the call (a global, `self.x`, `cls.x`, one of their items) is asked for in a condition, or tried, and
-  set in the same function: `if key not in CACHE: CACHE[key] = …`, `if self._x is None: self._x = …`.
+- By hand: something that may outlive the call (anything but a local that was made here) is asked for in a condition, looked through, or
+  tried, and set or told something in the same function: `if key not in CACHE: CACHE[key] = …`, `if self._x is None: self._x = …`,
+  `if not log.handlers: log.addHandler(…)`.
 - `__missing__`, and `__getattr__` or `__get__` that sets something.
 - In two steps: what is asked for here is set by a function that is called then (`if self.x is None: self.load()`).
 - Too many is safe (tests depend on more), too few is not.
@@ -13,12 +14,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeGuard
 
-WORDS = ("cache", "memo", "once", "lazy", "singleton")
+WORDS = ("cache", "memo", "once", "lazy", "singleton", "defaultdict")
 KEEPERS = frozenset({"setdefault", "append", "add", "update", "insert", "extend", "pop", "popleft", "popitem"})
 """What is taken from a pool was put there by somebody."""
 OWNERS = frozenset({"self", "cls"})
-"""Parameters whose attributes outlive the call."""
+"""Whose methods are functions of the project: what they keep is seen there."""
+MAKERS = frozenset({"list", "dict", "set", "bytearray", "deque", "Counter", "OrderedDict", "StringIO", "BytesIO"})
+DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Tuple, ast.ListComp, ast.DictComp, ast.SetComp, ast.Constant, ast.JoinedStr, ast.BinOp)
 
 
 def sets(own: list[ast.stmt]) -> frozenset[str]:
@@ -40,8 +44,8 @@ def keeps(node: ast.FunctionDef | ast.AsyncFunctionDef, own: list[ast.stmt], set
         return True
     if any(_filled(part, setters) for part in inside):
         return True
-    local = _locals(node, inside)
-    kept = {ast.dump(_plain(base)) for base in _set(inside) if _root(base) not in local}
+    made = _made(inside)
+    kept = {ast.dump(_plain(base)) for base in (*_set(inside), *_told(inside)) if _root(base) not in made}
     attributes = {base.attr for base in _set(inside) if isinstance(base, ast.Attribute)}
     for asked in _asked(inside):
         for part in ast.walk(asked):
@@ -88,10 +92,25 @@ def _names(node: ast.AST) -> Iterator[str]:
             yield part.attr
 
 
-def _locals(node: ast.FunctionDef | ast.AsyncFunctionDef, inside: Iterable[ast.AST]) -> set[str]:
-    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
-    names = {arg.arg for arg in every if arg} - OWNERS
-    return names | {part.id for part in inside if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+def _made(inside: Iterable[ast.AST]) -> set[str]:
+    """Locals that hold nothing but what was made here."""
+    made: dict[str, bool] = {}
+    for part in inside:
+        if isinstance(part, (ast.Assign, ast.AnnAssign)):
+            fresh = isinstance(part.value, DISPLAYS) or (isinstance(part.value, ast.Call) and _last(part.value.func) in MAKERS)
+            for target in part.targets if isinstance(part, ast.Assign) else [part.target]:
+                if isinstance(target, ast.Name):
+                    made[target.id] = fresh and made.get(target.id, True)
+    return {name for name, fresh in made.items() if fresh}
+
+
+def _told(inside: Iterable[ast.AST]) -> Iterator[ast.expr]:
+    """What is told something, and nobody looks at the answer: it may keep it."""
+    for part in inside:
+        if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call) and isinstance(part.value.func, ast.Attribute):
+            base = part.value.func.value
+            if not (isinstance(base, ast.Name) and base.id in OWNERS):
+                yield base
 
 
 def _set(inside: Iterable[ast.AST]) -> Iterator[ast.expr]:
@@ -101,7 +120,7 @@ def _set(inside: Iterable[ast.AST]) -> Iterator[ast.expr]:
             yield part.value if isinstance(part, ast.Subscript) else part
         elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in KEEPERS:
             yield part.func.value
-        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "setattr" and len(part.args) == 3:
+        elif isinstance(part, ast.Call) and _last(part.func) in ("setattr", "__setattr__") and len(part.args) == 3:
             target, name = part.args[0], part.args[1]
             yield ast.Attribute(target, name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else "?", ast.Store())
 
@@ -110,7 +129,11 @@ def _asked(inside: Iterable[ast.AST]) -> Iterator[ast.AST]:
     for part in inside:
         if isinstance(part, (ast.If, ast.IfExp, ast.While)):
             yield part.test
-        elif isinstance(part, ast.Try):
+        elif isinstance(part, (ast.For, ast.AsyncFor, ast.comprehension)):
+            yield part.iter
+        elif isinstance(part, ast.Match):
+            yield part.subject
+        elif isinstance(part, ast.Try) or _suppresses(part):
             yield from part.body
         elif isinstance(part, ast.BoolOp):
             yield from part.values
@@ -118,6 +141,10 @@ def _asked(inside: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield part.func.value
         elif isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in {"getattr", "hasattr"}:
             yield part
+
+
+def _suppresses(part: ast.AST) -> TypeGuard[ast.With]:
+    return isinstance(part, ast.With) and any("suppress" in name for item in part.items for name in _names(item.context_expr))
 
 
 def _plain(node: ast.expr) -> ast.expr:

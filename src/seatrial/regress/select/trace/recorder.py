@@ -17,10 +17,10 @@ import builtins
 import os
 import sys
 from collections import deque
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
-from seatrial.regress.select.trace.events import HIT, LOAD, RAY_TASK, TASK, TROUBLE, WHOLE, Event
+from seatrial.regress.select.trace.events import CALL, HIT, LOAD, RAY_TASK, TASK, TROUBLE, WHOLE, Event
 from seatrial.regress.select.trace.logs import FORK, Log
 from seatrial.regress.select.trace.name import NAME
 from seatrial.regress.select.trace.paths import Tree
@@ -81,6 +81,10 @@ class Recorder:
         self._importing: list[str] = []
         self._local = _thread._local()
         self._ray = ""
+        self._functions: dict[
+            int, tuple[CodeType, str]
+        ] = {}  # by id: the hash of code is slow; the code is kept, so that no id comes twice
+        self._calls: set[tuple[str, int]] = set()
 
     def switch(self, epoch: int) -> None:
         """What happens from now on belongs to another test or fixture. Only the pytest process says so."""
@@ -113,6 +117,22 @@ class Recorder:
         # A switch in another thread at this moment: both epochs get it, since nobody can say whose it was.
         for epoch in {before, int(self.cell[0])}:
             self._tell(Event(HIT, epoch, str(number), self.context()))
+        self._called(number, sys._getframe(2).f_back)  # over `Hit` and the block itself
+
+    def _called(self, number: int, frame: FrameType | None) -> None:
+        """Who brought the block to run: what it did may be kept by him."""
+        function = ""
+        while frame is not None and not function:
+            code = frame.f_code
+            known = self._functions.get(id(code))
+            if known is None:
+                path = self.tree.source(code.co_filename)
+                known = self._functions[id(code)] = code, "" if path is None else f"{path}\0{code.co_qualname}"
+            function = known[1]
+            frame = frame.f_back
+        if function and (function, number) not in self._calls:
+            self._calls.add((function, number))
+            self.tell(CALL, str(number), function)
 
     def tell(self, kind: str, a: str, b: str | None = None) -> None:
         """An event of now; `b` is the module being imported unless it is given."""

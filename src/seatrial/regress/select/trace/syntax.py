@@ -21,6 +21,13 @@ def parse(source: bytes) -> ast.Module:
         return ast.parse(source)
 
 
+def check(source: bytes) -> None:
+    """Raise for what can be parsed and is no program all the same: `break` outside of a loop, `await` outside of a coroutine."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compile(source, "<checked>", "exec", dont_inherit=True)
+
+
 def functions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Every function with its name, the outer before the inner."""
     counts: dict[str, int] = {}
@@ -56,11 +63,24 @@ def documented(body: list[ast.stmt]) -> bool:
     return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
 
 
+def _yields(body: list[ast.stmt]) -> bool:
+    pending: list[ast.AST] = list(body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            pending.extend(ast.iter_child_nodes(node))
+    return False
+
+
 def cut(tree: ast.Module) -> dict[str, list[ast.stmt]]:
-    """Own statements of each block, "" for the module level; inner functions are left with their docstring only. Changes the tree."""
+    """Own statements of each block, "" for the module level; inner functions are left with their docstring, and with a
+    `yield` if they are generators. Changes the tree."""
     own = {}
     for name, node in functions(tree):
         body, told = node.body, documented(node.body)
         own[name] = body[1:] if told else body
-        node.body = body[:1] if told else []
+        # Calling a generator function runs nothing of it: that it is one belongs to the block around.
+        node.body = [*(body[:1] if told else []), *([ast.Expr(ast.Yield())] if _yields(body) else [])]
     return {"": tree.body, **own}

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from seatrial.regress.select.trace.events import LIST, MUTE, READ, SPAWN, THROUGH, WHOLE, WRITE
+from seatrial.regress.select.trace.events import LIST, LOAD, MUTE, READ, SPAWN, THROUGH, WHOLE, WRITE
 from seatrial.regress.select.trace.recorder import Recorder
 
 LIBRARY = os.path.dirname(os.__file__) + "/"
@@ -54,12 +54,13 @@ class Watch:
             "os.rename": self._moved,
             "os.link": self._linked,
             "os.symlink": self._linked,
-            "os.mkdir": self._written,
+            "os.mkdir": self._made,
             "os.rmdir": self._written,
             "os.truncate": self._written,
             "import": self._extension,
             "ctypes.dlopen": self._read_any,
             "sqlite3.connect": self._database,
+            "pickle.find_class": self._unpickled,
             "cpython.run_file": self._script,
         }
 
@@ -136,7 +137,9 @@ class Watch:
 
     def _database(self, path: object, *rest: object) -> None:  # noqa: ARG002
         name = _text(path)
-        if name is not None and name != ":memory:":
+        if name is not None and name.startswith("file:"):
+            name = name[5:].partition("?")[0].partition("#")[0].removeprefix("//")
+        if name and name != ":memory:":
             # One that is not there is made by connecting.
             self._tell(READ if os.access(name, os.F_OK) else WRITE, name)
 
@@ -154,6 +157,19 @@ class Watch:
             name = os.path.join(of_descriptor(descriptor) or "", name)
         if name is not None:
             self._tell(WRITE, name)
+
+    def _made(self, path: object, *rest: object) -> None:
+        name = _text(path)
+        if name is not None and not os.path.isdir(name):  # else it fails, as in makedirs(exist_ok=True)
+            self._written(path, *rest)
+
+    def _unpickled(self, module: object, name: object) -> None:  # noqa: ARG002
+        """A module that is there already is taken from sys.modules, and nothing else tells of it."""
+        found = sys.modules.get(module) if isinstance(module, str) else None
+        file = getattr(found, "__file__", None)
+        relative = self.recorder.tree.source(file) if isinstance(file, str) else None
+        if relative is not None:
+            self.recorder.tell(LOAD, "", relative)
 
     def _moved(self, source: object, target: object, *rest: object) -> None:  # noqa: ARG002
         self._written(source)
