@@ -59,6 +59,11 @@ class Selection:
         self._recording = recording
         self.contexts: Contexts | None = None
 
+    def left_some_out(self) -> bool:
+        """Whether there are tests that do not run, since they passed and nothing of theirs changed."""
+        chosen = self._sitting.decided()
+        return chosen is not None and chosen.selected < chosen.of
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         self._sitting.common()

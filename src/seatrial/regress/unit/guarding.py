@@ -307,8 +307,8 @@ def _passes_stand(config: pytest.Config, state: State) -> bool:
     With an `only` group those may be tests outside of it, which prove nothing.
     """
     selection: Any = config.pluginmanager.getplugin("seatrial_selection")  # of a plugin that may be off
-    chosen = selection._sitting.decided() if selection is not None else None
-    return chosen is not None and chosen.selected < chosen.of and not any(group.mode is groups.Mode.ONLY for group in state.asked)
+    left = selection is not None and selection.left_some_out()
+    return left and not any(group.mode is groups.Mode.ONLY for group in state.asked)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
