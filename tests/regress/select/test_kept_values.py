@@ -266,3 +266,41 @@ def test_a_dispatcher_that_keeps_nothing_does_not_join_its_users(tmp_path: Path)
     project.settled()
     project.edit("m.py", "return 1", "return int(1)")
     assert project.run().ran == {"test_one"}
+
+
+def test_a_file_that_was_read_for_a_kept_value(tmp_path: Path) -> None:
+    files = {
+        "m.py": """
+            class App:
+                text = None
+
+            app = App()
+
+            def read(name):
+                with open(name) as file:
+                    return file.read()
+
+            def text(app):
+                if app.text is None:
+                    app.text = read("a.txt")
+                return app.text
+            """,
+        "a.txt": "1",
+        "b.txt": "1",
+        "test_a.py": """
+            import m
+
+            def test_first(): assert m.text(m.app) == "1"
+
+            def test_second(): assert m.text(m.app) == "1"
+
+            def test_other(): assert m.read("b.txt") == "1"
+            """,
+    }
+    project = Small(tmp_path, files)
+    project.settled()
+    project.write("a.txt", "2")
+    assert project.run().ran == {"test_first", "test_second"}
+    project.write("a.txt", "1")
+    project.write("b.txt", "2")
+    assert project.run().ran == {"test_other"}

@@ -26,6 +26,7 @@ class Facts:
     imports: tuple[Import, ...]
     mentions: dict[str, frozenset[str]]
     sticky: frozenset[str]
+    keepers: frozenset[str]
     remote: frozenset[str]
     level: frozenset[str]
     other: Other
@@ -36,6 +37,7 @@ class Facts:
             "imports": self.imports,
             "mentions": _lists(self.mentions),
             "sticky": sorted(self.sticky),
+            "keepers": sorted(self.keepers),
             "remote": sorted(self.remote),
             "level": sorted(self.level),
             "aliases": _lists(self.other.aliases),
@@ -50,6 +52,7 @@ class Facts:
             tuple((level, module, tuple(names)) for level, module, names in data["imports"]),
             _sets(data["mentions"]),
             frozenset(data["sticky"]),
+            frozenset(data["keepers"]),
             frozenset(data["remote"]),
             frozenset(data["level"]),
             Other(_sets(data["aliases"]), frozenset(data["kept"]), _sets(data["decorators"])),
@@ -74,12 +77,13 @@ def facts(source: bytes) -> Facts:
         tree = syntax.parse(source)
         syntax.check(source)
     except syntax.BROKEN:
-        return Facts({"*": sha(source)}, (), {}, frozenset(), frozenset(), frozenset(), Other({}, frozenset(), {}))
+        return Facts({"*": sha(source)}, (), {}, frozenset(), frozenset(), frozenset(), frozenset(), Other({}, frozenset(), {}))
     return Facts(
         parts.blocks(source),
         tuple(imports(tree)),
         parts.mentions(source),
         parts.sticky(source),
+        parts.keepers(source),
         parts.remote(source),
         frozenset(_level(tree)),
         other(tree),

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from seatrial.regress.select.files.digests import IMPORTS, LEVEL, WHOLE, Digests
 from seatrial.regress.select.files.imports import closure
 from seatrial.regress.select.gather.evidence import Deed
-from seatrial.regress.select.gather.once import Once, Part, plain
+from seatrial.regress.select.gather.once import Deeds, Once, Part, plain
 from seatrial.regress.select.trace.blocks import number
-from seatrial.regress.select.trace.events import CALL, HELLO, LOAD, MUTE, SPAWN, TASK, THROUGH, WRITE
+from seatrial.regress.select.trace.events import BY, CALL, HELLO, LOAD, MUTE, SPAWN, TASK, THROUGH, WRITE
 from seatrial.regress.select.trace.events import WHOLE as WHOLE_FILE
 
 INNER = re.compile(r"(\.<locals>)?\.?<(lambda|listcomp|setcomp|dictcomp|genexpr)>")
@@ -37,6 +37,8 @@ class Seen:
     written: set[str] = field(default_factory=set)
     kept: dict[Part, set[str]] = field(default_factory=dict)
     """A function of the project: files that other people's code read for it, and may have kept."""
+    read: dict[Part, set[str]] = field(default_factory=dict)
+    """A function: files that were read by it or for it."""
     calls: dict[Part, set[int]] = field(default_factory=dict)
     """A function: the numbers of the blocks that it brought to run."""
 
@@ -49,8 +51,10 @@ class Seen:
                 self.edges.setdefault(a, set()).add(b)
         elif kind in (SPAWN, MUTE, HELLO, TASK):
             return
-        elif kind == THROUGH:
-            self.kept.setdefault(_function(b), set()).add(a)
+        elif kind in (THROUGH, BY):
+            self.read.setdefault(_function(b), set()).add(a)
+            if kind == THROUGH:
+                self.kept.setdefault(_function(b), set()).add(a)
         elif kind == CALL:
             self.calls.setdefault(_function(b), set()).add(int(a))
         elif kind == WHOLE_FILE and a.startswith("/"):
@@ -103,11 +107,12 @@ class Closures:
         self._imported = imported
         self._whole = seen.whole
         self._kept = {part: {(path, WHOLE) for path in paths - seen.written} for part, paths in seen.kept.items()}
+        read = {part: {(path, WHOLE) for path in paths - seen.written} for part, paths in seen.read.items()}
         self._reached: dict[frozenset[str], frozenset[str]] = {}
         self._parts: dict[frozenset[str], frozenset[Part]] = {}
         self._behind: dict[Part, frozenset[Part]] = {}
         calls = {caller: frozenset(part for number in found if (part := files.part(number))) for caller, found in seen.calls.items()}
-        self._once = Once(digests, self.reached, together, calls)
+        self._once = Once(digests, self.reached, together, Deeds(calls, read))
         for path in {*seen.loaded, *imported}:
             self._once.learn(path)
 

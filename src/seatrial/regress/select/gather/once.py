@@ -5,14 +5,15 @@
   test, or that is one itself, depends on all that it brought to run.
 - Whatever filled a cache of this session ran in it: what a function has called was hit in an epoch in which it was hit itself. So only what
   was hit together with it can stand behind it; a name that means many functions brings no others. Files that were read in such an epoch
-  may be what it kept, and come along.
+  may be what it kept, and come along; of a keeper (below), those that were read by or for what stands behind it.
 - A function is of this kind by its own text (`trace.memo`), by a decorator of the project that keeps what it got, or by a call that makes
-  a cache of it.
+  a cache of it. One that runs again and may do less then (`keepers`) is not looked for by name: who uses it runs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from seatrial.regress.select.files.digests import WHOLE, Digests
 
@@ -23,18 +24,24 @@ ASKED = "?"
 RUN_BY_CLASS = frozenset({"__call__", "__get__", "__init__", "__set_name__"})
 
 
+class Deeds(NamedTuple):
+    """What functions (see `plain`) did, in whichever test: the blocks that they brought to run, the files that were read by or for them."""
+
+    calls: Mapping[Part, frozenset[Part]]
+    read: Mapping[Part, set[Part]]
+
+
 class Once:
     """What is known of the files that were learned."""
 
-    def __init__(
-        self, digests: Digests, reached: Reached, together: Sequence[frozenset[Part]], calls: Mapping[Part, frozenset[Part]]
-    ) -> None:
-        """`together`: what was hit in one epoch of one pytest process and its children, for all of them; `calls`: what a function (see
-        `plain`) brought to run."""
+    def __init__(self, digests: Digests, reached: Reached, together: Sequence[frozenset[Part]], deeds: Deeds) -> None:
+        """`together`: what was hit in one epoch of one pytest process and its children, for all of them."""
         self._digests = digests
         self._together = together
-        self._calls = calls
+        self._deeds = deeds
+        self._again: set[Part] = set()
         self._sure: set[Part] = set()
+        self._meant: dict[Part, tuple[Part, ...]] = {}
         self._epochs: dict[Part, list[int]] = {}
         for number, parts in enumerate(together):
             for part in parts:
@@ -59,6 +66,7 @@ class Once:
             return
         self._leads.clear()
         self._from.clear()
+        self._meant.clear()
         for block in facts.blocks:
             for name in _calls(block):
                 names.setdefault(name, []).append((path, block))
@@ -66,6 +74,7 @@ class Once:
             self._aliases.setdefault(name, set()).update(words)
             if name in facts.other.kept:
                 self._kept.setdefault(name, set()).add((path, words))
+        self._again.update((path, block) for block in facts.keepers)
         for block in facts.sticky:
             self._add((path, block))
             for name in _owners(block) - self._keepers:
@@ -94,7 +103,7 @@ class Once:
 
     def kept_by(self, part: Part) -> set[Part]:
         """What a block that ran may have kept from another test, or got from one that did."""
-        first = (self._calls.get(plain(part), frozenset()) | {part}) & self._sure
+        first = (self._deeds.calls.get(plain(part), frozenset()) | {part}) & (self._sure | self._again)
         return set().union(*(self._called(one) for one in first))
 
     def _called(self, start: Part) -> frozenset[Part]:
@@ -109,13 +118,22 @@ class Once:
                 part = pending.pop()
                 if part not in found and (part in ran or part[0] in files):
                     found.add(part)
-                    facts = self._digests.facts(part[0])
-                    pending.extend(self._functions(part[0], facts.mentions.get(part[1], frozenset()) if facts else frozenset()))
-                    pending.extend(self._calls.get(plain(part), ()))
-            if found:
+                    pending.extend(self._mentioned(part))
+                    pending.extend(self._deeds.calls.get(plain(part), ()))
+            if start not in self._sure:
+                found.update(*(self._deeds.read.get(plain(part), ()) for part in found))
+            elif found:
                 found.update((path, block.removeprefix(ASKED)) for path, block in ran if block.startswith(ASKED))
             self._from[start] = frozenset(found)
         return self._from[start]
+
+    def _mentioned(self, part: Part) -> tuple[Part, ...]:
+        """Functions that a block may mean."""
+        if part not in self._meant:
+            facts = self._digests.facts(part[0])
+            names = facts.mentions.get(part[1], frozenset()) if facts else frozenset[str]()
+            self._meant[part] = tuple(self._functions(part[0], names))
+        return self._meant[part]
 
     def _lead(self, name: str) -> frozenset[str]:
         """Which of the names that matter here another name stands for, over any number of steps."""

@@ -62,6 +62,17 @@ def sticky(source: bytes) -> frozenset[str]:
     return frozenset(name for name, node in named if memo.keeps(node, own[name], setters))
 
 
+def keepers(source: bytes) -> frozenset[str]:
+    """Further blocks that run again, and may do less then."""
+    try:
+        tree = syntax.parse(source)
+        named = syntax.functions(tree)
+        own = syntax.cut(tree)
+    except syntax.BROKEN:
+        return frozenset()
+    return frozenset(name for name, _ in named if memo.may_keep(own[name]))
+
+
 def _own(source: bytes) -> dict[str, list[ast.stmt]]:
     try:
         return syntax.cut(syntax.parse(source))

@@ -16,6 +16,7 @@
   spawn    argv as JSON           working directory of the new process (absolute); of the n-th like it in an epoch with "\\0n" after it
   mute     argv as JSON           the same of a process that got an environment without our variables: it cannot report
   through  path that was read     nearest file of the project on the stack, "\\0", and the function in it: other people's code read for it
+  by       path that was read     the same, of a function that read it itself
   call     number of a block      nearest file of the project on the stack, "\\0", and the function in it that brought it to run
   hello    kind of process        argv as JSON: the first event of a child
   task     "ray-task" or ""       "": from here on this Ray worker is an actor; "ray-task": it runs tasks
@@ -31,7 +32,7 @@ import json
 from typing import NamedTuple
 
 HIT, LOAD, WHOLE, READ, WRITE, LIST, EXISTS = "hit", "load", "whole", "read", "write", "list", "exists"
-SPAWN, MUTE, HELLO, TASK, TROUBLE, THROUGH, CALL = "spawn", "mute", "hello", "task", "trouble", "through", "call"
+SPAWN, MUTE, HELLO, TASK, TROUBLE, THROUGH, BY, CALL = "spawn", "mute", "hello", "task", "trouble", "through", "by", "call"
 RAY_TASK = "ray-task"
 
 

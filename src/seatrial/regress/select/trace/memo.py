@@ -1,13 +1,18 @@
 """Functions that work once and keep the result: which they are, as far as their text shows it.
 
+Whoever comes later may not run them at all (`keeps`):
+
 - By decorator: its name has cache, memo, once, lazy or singleton in it.
 - By `global`.
-- By hand: something that may outlive the call (anything but a local that was made here) is asked for in a condition, looked through, or
-  tried, and set or told something in the same function: `if key not in CACHE: CACHE[key] = …`, `if self._x is None: self._x = …`,
-  `if not log.handlers: log.addHandler(…)`.
+- By hand: something that outlives the call (a global, `self.x`, `cls.x`, one of their items) is asked for in a condition, or tried, and
+  set in the same function: `if key not in CACHE: CACHE[key] = …`, `if self._x is None: self._x = …`.
 - `__missing__`, and `__getattr__` or `__get__` that sets something.
 - In two steps: what is asked for here is set by a function that is called then (`if self.x is None: self.load()`).
-- Too many is safe (tests depend on more), too few is not.
+
+Or runs them, and they do less (`may_keep`): anything but a local that was made here is asked for or looked through, and set or told
+something: `c = self.c; if k not in c: c[k] = …`, `if not log.handlers: log.addHandler(…)`.
+
+Too many is safe (tests depend on more), too few is not.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ WORDS = ("cache", "memo", "once", "lazy", "singleton", "defaultdict")
 KEEPERS = frozenset({"setdefault", "append", "add", "update", "insert", "extend", "pop", "popleft", "popitem"})
 """What is taken from a pool was put there by somebody."""
 OWNERS = frozenset({"self", "cls"})
-"""Whose methods are functions of the project: what they keep is seen there."""
+"""Parameters whose attributes outlive the call; their methods are functions of the project, where it is seen what they keep."""
 MAKERS = frozenset({"list", "dict", "set", "bytearray", "deque", "Counter", "OrderedDict", "StringIO", "BytesIO"})
 DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Tuple, ast.ListComp, ast.DictComp, ast.SetComp, ast.Constant, ast.JoinedStr, ast.BinOp)
 
@@ -44,10 +49,21 @@ def keeps(node: ast.FunctionDef | ast.AsyncFunctionDef, own: list[ast.stmt], set
         return True
     if any(_filled(part, setters) for part in inside):
         return True
-    made = _made(inside)
-    kept = {ast.dump(_plain(base)) for base in (*_set(inside), *_told(inside)) if _root(base) not in made}
-    attributes = {base.attr for base in _set(inside) if isinstance(base, ast.Attribute)}
-    for asked in _asked(inside):
+    return _asks_for(_asked(inside), _set(inside), _locals(node, inside))
+
+
+def may_keep(own: list[ast.stmt]) -> bool:
+    """Whether the function may do less when it runs again, because of what it did before."""
+    inside = [inner for part in own for inner in ast.walk(part)]
+    return _asks_for([*_asked(inside), *_looked_through(inside)], [*_set(inside), *_told(inside)], _made(inside))
+
+
+def _asks_for(questions: Iterable[ast.AST], bases: Iterable[ast.expr], local: set[str]) -> bool:
+    """Whether a question is about something that is set, and that no local name holds."""
+    some = list(bases)
+    kept = {ast.dump(_plain(base)) for base in some if _root(base) not in local}
+    attributes = {base.attr for base in some if isinstance(base, ast.Attribute)}
+    for asked in questions:
         for part in ast.walk(asked):
             if isinstance(part, (ast.Name, ast.Attribute)) and ast.dump(_plain(part)) in kept:
                 return True
@@ -92,6 +108,12 @@ def _names(node: ast.AST) -> Iterator[str]:
             yield part.attr
 
 
+def _locals(node: ast.FunctionDef | ast.AsyncFunctionDef, inside: Iterable[ast.AST]) -> set[str]:
+    every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg]
+    names = {arg.arg for arg in every if arg} - OWNERS
+    return names | {part.id for part in inside if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+
+
 def _made(inside: Iterable[ast.AST]) -> set[str]:
     """Locals that hold nothing but what was made here."""
     made: dict[str, bool] = {}
@@ -129,11 +151,7 @@ def _asked(inside: Iterable[ast.AST]) -> Iterator[ast.AST]:
     for part in inside:
         if isinstance(part, (ast.If, ast.IfExp, ast.While)):
             yield part.test
-        elif isinstance(part, (ast.For, ast.AsyncFor, ast.comprehension)):
-            yield part.iter
-        elif isinstance(part, ast.Match):
-            yield part.subject
-        elif isinstance(part, ast.Try) or _suppresses(part):
+        elif isinstance(part, ast.Try):
             yield from part.body
         elif isinstance(part, ast.BoolOp):
             yield from part.values
@@ -141,6 +159,16 @@ def _asked(inside: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield part.func.value
         elif isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in {"getattr", "hasattr"}:
             yield part
+
+
+def _looked_through(inside: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for part in inside:
+        if isinstance(part, (ast.For, ast.AsyncFor, ast.comprehension)):
+            yield part.iter
+        elif isinstance(part, ast.Match):
+            yield part.subject
+        elif _suppresses(part):
+            yield from part.body
 
 
 def _suppresses(part: ast.AST) -> TypeGuard[ast.With]:

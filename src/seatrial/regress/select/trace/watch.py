@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from seatrial.regress.select.trace.events import LIST, LOAD, MUTE, READ, SPAWN, THROUGH, WHOLE, WRITE
+from seatrial.regress.select.trace.events import BY, LIST, LOAD, MUTE, READ, SPAWN, THROUGH, WHOLE, WRITE
 from seatrial.regress.select.trace.recorder import Recorder
 
 LIBRARY = os.path.dirname(os.__file__) + "/"
@@ -113,15 +113,14 @@ class Watch:
         paths = self.recorder.tree.names(name)
         while paths and frame is not None and frame.f_code.co_filename.startswith(OPENERS):
             frame = frame.f_back
-        source = self.recorder.tree.source
-        if not paths or frame is None or source(frame.f_code.co_filename) is not None:
-            return
-        while frame is not None and (nearest := source(frame.f_code.co_filename)) is None:
-            frame = frame.f_back
-        if frame is not None:
-            function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
-            for path in paths:
-                self.recorder.tell(THROUGH, path, f"{nearest}\0{function}")
+        kind = BY
+        while paths and frame is not None:
+            nearest = self.recorder.tree.source(frame.f_code.co_filename)
+            if nearest is not None:
+                for path in paths:
+                    self.recorder.tell(kind, path, f"{nearest}\0{frame.f_code.co_qualname}")
+                return
+            kind, frame = THROUGH, frame.f_back
 
     def _for_a_tool(self, frame: FrameType | None) -> bool:
         """Whether a tool opens a source by its own hand; through anything else (linecache, a test's function) it is the test's."""
