@@ -302,5 +302,6 @@ def test_a_file_that_was_read_for_a_kept_value(tmp_path: Path) -> None:
     project.write("a.txt", "2")
     assert project.run().ran == {"test_first", "test_second"}
     project.write("a.txt", "1")
+    assert project.run().code == 0
     project.write("b.txt", "2")
     assert project.run().ran == {"test_other"}
