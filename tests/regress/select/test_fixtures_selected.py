@@ -170,3 +170,37 @@ def test_an_option_of_the_project_belongs_to_every_test(tmp_path: Path) -> None:
     small = Small(tmp_path / "p", {"conftest.py": conftest, "test_o.py": "def test_o(request):\n    request.config.getoption('device')\n"})
     small.settled()
     assert small.run("--device", "cuda").ran == {"test_o"}
+
+
+def test_who_asks_first_for_a_fixture_matters_to_all_that_use_it(tmp_path: Path) -> None:
+    files = {
+        "machine.py": "state = []\n\ndef start():\n    if state:\n        raise RuntimeError('started twice')\n    state.append(1)\n",
+        "conftest.py": """
+            import machine
+            import pytest
+
+            @pytest.fixture(scope="session")
+            def started():
+                machine.start()
+            """,
+        "test_a.py": """
+            import machine
+            import pytest
+
+            pytestmark = pytest.mark.usefixtures("started")
+
+            def test_a():
+                if not machine.state:
+                    machine.start()
+            """,
+        "test_b.py": "def test_b(started):\n    pass\n",
+        "test_c.py": "def test_c():\n    pass\n",
+    }
+    small = Small(tmp_path / "p", files)
+    small.settled()
+    small.edit("test_a.py", 'pytestmark = pytest.mark.usefixtures("started")', "")
+    after = small.run()
+    assert after.ran == {"test_a", "test_b"}
+    assert after.code == 1
+    small.edit("test_a.py", "    if not machine.state:\n        machine.start()", "    pass")
+    assert small.run().code == 0

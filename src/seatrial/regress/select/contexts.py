@@ -17,7 +17,7 @@ import pytest
 
 from seatrial.regress.select.files.project import Project
 from seatrial.regress.select.gather.evidence import ASIDE, BASE, Journal, Ran
-from seatrial.regress.select.trace.events import Event
+from seatrial.regress.select.trace.events import FIRST, Event
 from seatrial.regress.unit.wrapping import wrapping
 
 Hook = Generator[None, Any, Any]
@@ -46,6 +46,8 @@ class Contexts:
         self._needs: dict[int, tuple[int, ...]] = {}
         self._uses: set[int] = set()
         self._outcome = ""
+        self._path = ""  # of the test that runs
+        self._told: list[Event] = []
 
     def _enter(self, epoch: int) -> None:
         self._stack.append(epoch)
@@ -78,7 +80,7 @@ class Contexts:
         epoch = self._new()
         path = self._project.relative(_path(item)) or ""
         self._uses = {self._files[path]} if path in self._files else set()
-        self._outcome = ""
+        self._outcome, self._path = "", path
         self._enter(epoch)
         try:
             result = yield
@@ -87,8 +89,8 @@ class Contexts:
             self._tracer.switch(BASE)
         if self._outcome:
             ran = Ran(item.nodeid, path, epoch, tuple(sorted(self._uses)), self._outcome)
-            self._journal.add(self._tracer.drain(), ran, self._needs)
-            self._needs = {}
+            self._journal.add([*self._tracer.drain(), *self._told], ran, self._needs)
+            self._needs, self._told = {}, []
         return result
 
     @wrapping(tryfirst=True)
@@ -129,6 +131,8 @@ class Contexts:
         if fixturedef.scope == "function":
             return (yield)
         epoch = self._values[fixturedef] = self._new()
+        # Which test asks first decides when it is set up, and what it then finds: marks and arguments of that test.
+        self._told.append(Event(FIRST, epoch, self._path))
         self._enter(epoch)
         try:
             return (yield)
@@ -179,8 +183,8 @@ class Contexts:
 
     def flush(self) -> None:
         """What happened since the last test (the end of the session)."""
-        self._journal.add(self._tracer.drain(), None, self._needs)
-        self._needs = {}
+        self._journal.add([*self._tracer.drain(), *self._told], None, self._needs)
+        self._needs, self._told = {}, []
 
 
 def _path(node: Any) -> Path:

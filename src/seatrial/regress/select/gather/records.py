@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.regress.select.files import shell
-from seatrial.regress.select.files.digests import EXISTS, LISTING, UNSETTLED, WHOLE, Digests, Version
+from seatrial.regress.select.files.digests import EXISTS, LEVEL, LISTING, UNSETTLED, WHOLE, Digests, Version
 from seatrial.regress.select.files.imports import imports, packages_above, resolve
 from seatrial.regress.select.files.project import stamp
 from seatrial.regress.select.gather import once
@@ -117,6 +117,9 @@ class Recorder:
                 own.seeds.add(b)
         elif kind == kinds.WRITE:
             own.written.add(a)
+        elif kind == kinds.FIRST:
+            if a.endswith(".py") and a in self._project.stamps:
+                own.parts.add((a, LEVEL))
         elif kind in (kinds.SPAWN, kinds.MUTE):
             self._command(own, kind, [str(word) for word in json.loads(a)], b.partition("\0")[0])
         elif kind == kinds.WHOLE and a.startswith("/"):

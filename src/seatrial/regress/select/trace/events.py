@@ -20,6 +20,7 @@
   call     number of a block      nearest file of the project on the stack, "\\0", and the function in it that brought it to run
   hello    kind of process        argv as JSON: the first event of a child
   task     "ray-task" or ""       "": from here on this Ray worker is an actor; "ray-task": it runs tasks
+  first    path of a test file    "": the test that was the first to ask for a fixture is in it; told by the hooks, not by the tracer
   trouble  what                   "": an audit event was not understood; take everything of the epoch as possible
   =======  =====================  ==========================================================================
 - One (kind, a, b) is told once per epoch and process; a call, once per process.
@@ -32,7 +33,7 @@ import json
 from typing import NamedTuple
 
 HIT, LOAD, WHOLE, READ, WRITE, LIST, EXISTS = "hit", "load", "whole", "read", "write", "list", "exists"
-SPAWN, MUTE, HELLO, TASK, TROUBLE, THROUGH, BY, CALL = "spawn", "mute", "hello", "task", "trouble", "through", "by", "call"
+SPAWN, MUTE, HELLO, TASK, TROUBLE, THROUGH, BY, CALL, FIRST = "spawn", "mute", "hello", "task", "trouble", "through", "by", "call", "first"
 RAY_TASK = "ray-task"
 
 
