@@ -47,7 +47,14 @@ class Contexts:
         self._uses: set[int] = set()
         self._outcome = ""
         self._path = ""  # of the test that runs
+        self._names: dict[Path, str] = {}
         self._told: list[Event] = []
+
+    def _relative(self, item: pytest.Item) -> str:
+        place = _path(item)
+        if place not in self._names:
+            self._names[place] = self._project.relative(place) or ""
+        return self._names[place]
 
     def _enter(self, epoch: int) -> None:
         self._stack.append(epoch)
@@ -78,7 +85,7 @@ class Contexts:
     @wrapping(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Hook:
         epoch = self._new()
-        path = self._project.relative(_path(item)) or ""
+        path = self._relative(item)
         self._uses = {self._files[path]} if path in self._files else set()
         self._outcome, self._path = "", path
         self._enter(epoch)

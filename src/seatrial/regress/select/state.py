@@ -179,12 +179,13 @@ def _save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Out
         changed = Changed(loaded.known, now)
         numbers = {version: number for number, version in loaded.known.versions.items()}
         stored: dict[frozenset[Version], int] = {}
+        passed = []
         for outcome in outcomes:
             if outcome.sets is None:
                 _fail(base, outcome.test, changed)
             else:
-                ids = sorted({_set(base, one, numbers, stored) for one in outcome.sets if one})
-                _pass(base, outcome.test, commit, ids)
+                passed.append((outcome.test, sorted({_set(base, one, numbers, stored) for one in outcome.sets if one})))
+        _pass(base, commit, passed)
         base.executemany(
             "insert or replace into facts values (?, ?, ?)",
             [(key, zlib.compress(json.dumps(found.to_json()).encode(), 1), time.time()) for key, found in fresh.items()],
@@ -209,16 +210,15 @@ def _fail(base: sqlite3.Connection, test: str, changed: Changed) -> None:
             base.execute("delete from records where test = ? and commit_id = ?", (test, commit))
 
 
-def _pass(base: sqlite3.Connection, test: str, commit: str, ids: list[int]) -> None:
-    base.execute("delete from failed where test = ?", (test,))
-    numbers = json.dumps(ids)
+def _pass(base: sqlite3.Connection, commit: str, passed: Iterable[tuple[str, list[int]]]) -> None:
+    now = time.time()
+    told = [(test, commit, text, _seal(test, commit, text), now) for test, text in ((test, json.dumps(ids)) for test, ids in passed)]
+    base.executemany("delete from failed where test = ?", [row[:1] for row in told])
+    base.executemany("insert or replace into records values (?, ?, ?, ?, ?)", told)
     base.execute(
-        "insert or replace into records values (?, ?, ?, ?, ?)", (test, commit, numbers, _seal(test, commit, numbers), time.time())
-    )
-    base.execute(
-        "delete from records where test = ?1 and commit_id not in"
-        " (select commit_id from records where test = ?1 order by time desc limit ?2)",
-        (test, COMMITS),
+        "delete from records where rowid in (select rowid from"
+        " (select rowid, row_number() over (partition by test order by time desc, rowid desc) as number from records) where number > ?)",
+        (COMMITS,),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.regress.select.trace import blocks
+from seatrial.regress.select.trace import blocks, syntax
 
 BASE = '''
 import functools
@@ -70,8 +70,8 @@ def test_numbers_do_not_change_between_versions() -> None:
 
 def test_mentions_are_names_attributes_imports_and_dotted_strings() -> None:
     source = b"def f():\n    from a.b import c as d\n    e.g('h.i', 'not a name')\n    def inner(): hidden()\n"
-    assert blocks.mentions(source)["f"] >= {"a", "b", "c", "d", "e", "g", "h", "i"}
-    assert "hidden" not in blocks.mentions(source)["f"]
+    assert blocks.look(syntax.parse(source)).mentions["f"] >= {"a", "b", "c", "d", "e", "g", "h", "i"}
+    assert "hidden" not in blocks.look(syntax.parse(source)).mentions["f"]
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ def test_mentions_are_names_attributes_imports_and_dotted_strings() -> None:
     ],
 )
 def test_functions_that_keep_their_result_are_sticky(body: str) -> None:
-    assert blocks.sticky(body.encode()) == {"f"}
+    assert blocks.look(syntax.parse(body.encode())).sticky == {"f"}
 
 
 @pytest.mark.parametrize(
     "body", ["def f(k):\n    d = {}\n    if k not in d:\n        d[k] = 1\n    return d", "def f(self, v):\n    self.v = v"]
 )
 def test_functions_that_keep_nothing_are_not(body: str) -> None:
-    assert blocks.sticky(body.encode()) == frozenset()
+    assert blocks.look(syntax.parse(body.encode())).sticky == frozenset()
 
 
 def test_remote_calls_are_found_in_their_block() -> None:
     source = b"def f():\n    return [a.run.remote(x) for x in y]\ndef g():\n    return a.remote\n"
-    assert blocks.remote(source) == {"f"}
+    assert blocks.look(syntax.parse(source)).remote == {"f"}

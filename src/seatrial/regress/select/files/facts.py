@@ -14,8 +14,8 @@ from typing import Any
 
 from seatrial.regress.select.files.aliases import Names, Other, other
 from seatrial.regress.select.files.imports import Import, imports
-from seatrial.regress.select.trace import blocks as parts
 from seatrial.regress.select.trace import syntax
+from seatrial.regress.select.trace.blocks import look
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,9 @@ def facts(source: bytes) -> Facts:
         syntax.check(source)
     except syntax.BROKEN:
         return Facts({"*": sha(source)}, (), {}, frozenset(), frozenset(), frozenset(), frozenset(), Other({}, frozenset(), {}))
-    return Facts(
-        parts.blocks(source),
-        tuple(imports(tree)),
-        parts.mentions(source),
-        parts.sticky(source),
-        parts.keepers(source),
-        parts.remote(source),
-        frozenset(_level(tree)),
-        other(tree),
-    )
+    imported, level, names = tuple(imports(tree)), frozenset(_level(tree)), other(tree)
+    found = look(tree)  # the last: it changes the tree
+    return Facts(found.digests, imported, found.mentions, found.sticky, found.keepers, found.remote, level, names)
 
 
 def _level(tree: ast.Module) -> Iterator[str]:

@@ -63,6 +63,8 @@ class Recorder:
         self._inputs = inputs
         self._given = given
         self._versions: dict[frozenset[Part], frozenset[Version]] = {}
+        self._common: dict[bool, frozenset[Version]] = {}
+        self._around: dict[str, tuple[frozenset[str], frozenset[Part]]] = {}
         seen = self._seen = Seen()
         for one in evidence:
             for deeds in one.deeds.values():
@@ -198,6 +200,11 @@ class Recorder:
 
     def around(self, path: str) -> tuple[frozenset[str], frozenset[Part]]:
         """What pytest takes with a test file: files to import, and what would change that if it appeared."""
+        if path not in self._around:
+            self._around[path] = self._find_around(path)
+        return self._around[path]
+
+    def _find_around(self, path: str) -> tuple[frozenset[str], frozenset[Part]]:
         seeds = {path} if path in self._project.stamps else set()
         parts: set[Part] = {(path, WHOLE)} if path and not path.endswith(".py") else set()
         directory = path
@@ -217,9 +224,11 @@ class Recorder:
         return {seed for seed in seeds - collected - packages if not seed.endswith("conftest.py")}
 
     def common(self, *, skipped: bool) -> frozenset[Version]:
-        inputs = frozenset((path, WHOLE) for path in self._project.matching(self._inputs))
-        given = self._given if skipped else {self._given.options, self._given.command}
-        return self.versions(inputs) | self._everywhere | frozenset(given)
+        if skipped not in self._common:
+            inputs = frozenset((path, WHOLE) for path in self._project.matching(self._inputs))
+            given = self._given if skipped else {self._given.options, self._given.command}
+            self._common[skipped] = self.versions(inputs) | self._everywhere | frozenset(given)
+        return self._common[skipped]
 
     @property
     def closures(self) -> Closures:

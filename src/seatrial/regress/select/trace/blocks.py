@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from seatrial.regress.select.trace import memo, syntax
 
@@ -29,74 +30,61 @@ def number(path: str, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{path}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 1
 
 
+class Looked(NamedTuple):
+    """Of every block of a file, by name."""
+
+    digests: dict[str, str]
+    mentions: dict[str, frozenset[str]]
+    """Identifiers: names, attributes, imported names, and those in strings that look like (dotted) names."""
+    remote: frozenset[str]
+    """Blocks that contain a call `….remote(…)`."""
+    sticky: frozenset[str]
+    """Blocks that do their work once and keep the result, so that who comes later uses it without running them."""
+    keepers: frozenset[str]
+    """Further blocks that run again, and may do less then."""
+
+
+def look(tree: ast.Module) -> Looked:
+    """Look at one file. Changes the tree."""
+    named = syntax.functions(tree)
+    own = syntax.cut(tree)
+    inside = {name: [node for part in body for node in ast.walk(part)] for name, body in own.items()}
+    setters: dict[str, frozenset[str]] = {}
+    for name, node in named:
+        setters[node.name] = setters.get(node.name, frozenset()) | memo.sets(inside[name]) - {""}
+    return Looked(
+        {name: digest("\n".join(map(ast.dump, body)).encode("utf-8", "surrogatepass")) for name, body in own.items()},
+        {name: frozenset(_words(nodes)) for name, nodes in inside.items()},
+        frozenset(name for name, nodes in inside.items() if any(map(_is_remote, nodes))),
+        frozenset(name for name, node in named if memo.keeps(node, inside[name], setters)),
+        frozenset(name for name, _ in named if memo.may_keep(inside[name])),
+    )
+
+
 def blocks(source: bytes) -> dict[str, str]:
     """Digest of each block by name."""
     try:
-        own = syntax.cut(syntax.parse(source))
-        return {name: digest("\n".join(map(ast.dump, body)).encode("utf-8", "surrogatepass")) for name, body in own.items()}
+        return look(syntax.parse(source)).digests
     except syntax.BROKEN:
         return {WHOLE: digest(source)}
-
-
-def mentions(source: bytes) -> dict[str, frozenset[str]]:
-    """Identifiers per block: names, attributes, imported names, and those in strings that look like (dotted) names."""
-    return {name: frozenset(_words(body)) for name, body in _own(source).items()}
-
-
-def remote(source: bytes) -> frozenset[str]:
-    """Blocks that contain a call `….remote(…)`."""
-    return frozenset(name for name, body in _own(source).items() if any(_is_remote(node) for part in body for node in ast.walk(part)))
-
-
-def sticky(source: bytes) -> frozenset[str]:
-    """Blocks that do their work once and keep the result, so that who comes later uses it without running them."""
-    try:
-        tree = syntax.parse(source)
-        named = syntax.functions(tree)
-        own = syntax.cut(tree)
-    except syntax.BROKEN:
-        return frozenset()
-    setters: dict[str, frozenset[str]] = {}
-    for name, node in named:
-        setters[node.name] = setters.get(node.name, frozenset()) | memo.sets(own[name]) - {""}
-    return frozenset(name for name, node in named if memo.keeps(node, own[name], setters))
-
-
-def keepers(source: bytes) -> frozenset[str]:
-    """Further blocks that run again, and may do less then."""
-    try:
-        tree = syntax.parse(source)
-        named = syntax.functions(tree)
-        own = syntax.cut(tree)
-    except syntax.BROKEN:
-        return frozenset()
-    return frozenset(name for name, _ in named if memo.may_keep(own[name]))
-
-
-def _own(source: bytes) -> dict[str, list[ast.stmt]]:
-    try:
-        return syntax.cut(syntax.parse(source))
-    except syntax.BROKEN:
-        return {}
 
 
 def _is_remote(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "remote"
 
 
-def _words(body: Iterable[ast.AST]) -> Iterable[str]:
-    for part in body:
-        for node in ast.walk(part):
-            if isinstance(node, ast.Name):
-                yield node.id
-            elif isinstance(node, ast.Attribute):
-                yield node.attr
-            elif isinstance(node, ast.alias):
-                yield from node.name.split(".")
-                if node.asname:
-                    yield node.asname
-            elif isinstance(node, ast.ImportFrom):
-                yield from (node.module or "").split(".")
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
-                # "a.b.c", "module:function": how registries and mocks name functions
-                yield from (word for word in node.value.replace(":", ".").split(".") if word.isidentifier())
+def _words(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield from node.name.split(".")
+            if node.asname:
+                yield node.asname
+        elif isinstance(node, ast.ImportFrom):
+            yield from (node.module or "").split(".")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
+            # "a.b.c", "module:function": how registries and mocks name functions
+            yield from (word for word in node.value.replace(":", ".").split(".") if word.isidentifier())

@@ -18,7 +18,7 @@ Too many is safe (tests depend on more), too few is not.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeGuard
 
 WORDS = ("cache", "memo", "once", "lazy", "singleton", "defaultdict")
@@ -30,19 +30,16 @@ MAKERS = frozenset({"list", "dict", "set", "bytearray", "deque", "Counter", "Ord
 DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Tuple, ast.ListComp, ast.DictComp, ast.SetComp, ast.Constant, ast.JoinedStr, ast.BinOp)
 
 
-def sets(own: list[ast.stmt]) -> frozenset[str]:
-    """Names of attributes and globals that a function sets or fills."""
-    inside = [inner for part in own for inner in ast.walk(part)]
+def sets(inside: Sequence[ast.AST]) -> frozenset[str]:
+    """Names of attributes and globals that a function sets or fills; `inside`: all of its own nodes, as everywhere here."""
     declared = {name for part in inside if isinstance(part, (ast.Global, ast.Nonlocal)) for name in part.names}
     return frozenset(_last(base) for base in _set(inside)) | declared
 
 
-def keeps(node: ast.FunctionDef | ast.AsyncFunctionDef, own: list[ast.stmt], setters: Mapping[str, frozenset[str]]) -> bool:
-    """Whether the function keeps what it did; `own` are its statements without those of inner functions, `setters` what the functions
-    of the file set, by name."""
+def keeps(node: ast.FunctionDef | ast.AsyncFunctionDef, inside: Sequence[ast.AST], setters: Mapping[str, frozenset[str]]) -> bool:
+    """Whether the function keeps what it did; `setters` is what the functions of the file set, by name."""
     if any(word in name.lower() for part in node.decorator_list for name in _names(part) for word in WORDS):
         return True
-    inside = [inner for part in own for inner in ast.walk(part)]
     if any(isinstance(inner, (ast.Global, ast.Nonlocal)) for inner in inside):
         return True
     if node.name == "__missing__" or (node.name in ("__getattr__", "__get__") and any(True for _ in _set(inside))):
@@ -52,9 +49,8 @@ def keeps(node: ast.FunctionDef | ast.AsyncFunctionDef, own: list[ast.stmt], set
     return _asks_for(_asked(inside), _set(inside), _locals(node, inside))
 
 
-def may_keep(own: list[ast.stmt]) -> bool:
+def may_keep(inside: Sequence[ast.AST]) -> bool:
     """Whether the function may do less when it runs again, because of what it did before."""
-    inside = [inner for part in own for inner in ast.walk(part)]
     return _asks_for([*_asked(inside), *_looked_through(inside)], [*_set(inside), *_told(inside)], _made(inside))
 
 

@@ -81,9 +81,8 @@ class Recorder:
         self._importing: list[str] = []
         self._local = _thread._local()
         self._ray = ""
-        self._functions: dict[
-            int, tuple[CodeType, str]
-        ] = {}  # by id: the hash of code is slow; the code is kept, so that no id comes twice
+        # By id, since the hash of code is slow; the code is kept, so that no id comes twice.
+        self._functions: dict[int, tuple[CodeType, str | None]] = {}
         self._calls: set[tuple[str, int]] = set()
 
     def switch(self, epoch: int) -> None:
@@ -121,18 +120,22 @@ class Recorder:
 
     def _called(self, number: int, frame: FrameType | None) -> None:
         """Who brought the block to run: what it did may be kept by him."""
-        function = ""
-        while frame is not None and not function:
+        function: str | None = None
+        while frame is not None and function is None:
             code = frame.f_code
-            known = self._functions.get(id(code))
-            if known is None:
-                path = self.tree.source(code.co_filename)
-                known = self._functions[id(code)] = code, "" if path is None else f"{path}\0{code.co_qualname}"
+            known = self._functions.get(id(code)) or self._known(code)
             function = known[1]
             frame = frame.f_back
         if function and (function, number) not in self._calls:
             self._calls.add((function, number))
             self.tell(CALL, str(number), function)
+
+    def _known(self, code: CodeType) -> tuple[CodeType, str | None]:
+        """A function of the project, "" where a stack ends (pytest calls tests and fixtures for nobody), or None for any other."""
+        path = self.tree.source(code.co_filename)
+        other = "" if "/_pytest/" in code.co_filename or "/pluggy/" in code.co_filename else None
+        known = self._functions[id(code)] = code, other if path is None else f"{path}\0{code.co_qualname}"
+        return known
 
     def tell(self, kind: str, a: str, b: str | None = None) -> None:
         """An event of now; `b` is the module being imported unless it is given."""
