@@ -100,7 +100,7 @@ class Closures:
     """Closures over one session's edges, each computed once."""
 
     def __init__(
-        self, digests: Digests, seen: Seen, imported: dict[str, set[Part]], together: Sequence[frozenset[Part]], files: Files
+        self, digests: Digests, seen: Seen, imported: dict[str, set[Part]], together: Sequence[Sequence[frozenset[Part]]], files: Files
     ) -> None:
         self.digests = digests
         self._edges = seen.edges

@@ -21,6 +21,8 @@ Part = tuple[str, str]  # a path and a block in it
 Reached = Callable[[Iterable[str]], frozenset[str]]
 ASKED = "?"
 """Before the block of a file that was read, listed or looked for in an epoch: nothing that ran."""
+EARLY = 2
+"""A fixture is set up in an epoch of its own, within that of the test which asks for it first."""
 RUN_BY_CLASS = frozenset({"__call__", "__get__", "__init__", "__set_name__"})
 
 
@@ -34,16 +36,17 @@ class Deeds(NamedTuple):
 class Once:
     """What is known of the files that were learned."""
 
-    def __init__(self, digests: Digests, reached: Reached, together: Sequence[frozenset[Part]], deeds: Deeds) -> None:
-        """`together`: what was hit in one epoch of one pytest process and its children, for all of them."""
+    def __init__(self, digests: Digests, reached: Reached, together: Sequence[Sequence[frozenset[Part]]], deeds: Deeds) -> None:
+        """`together`: of every pytest process (with its children), what was hit in each epoch, in their order."""
         self._digests = digests
-        self._together = together
+        self._together = [parts for process in together for parts in process]
+        self._process = [number for number, process in enumerate(together) for _ in process]
         self._deeds = deeds
         self._again: set[Part] = set()
         self._sure: set[Part] = set()
         self._meant: dict[Part, tuple[Part, ...]] = {}
         self._epochs: dict[Part, list[int]] = {}
-        for number, parts in enumerate(together):
+        for number, parts in enumerate(self._together):
             for part in parts:
                 self._epochs.setdefault(part, []).append(number)
         self._from: dict[Part, frozenset[Part]] = {}
@@ -109,8 +112,8 @@ class Once:
     def _called(self, start: Part) -> frozenset[Part]:
         """A function, and what it may have called when it ran; nothing if it did not run."""
         if start not in self._from:
-            whole = (start[0], WHOLE)
-            ran = set().union(*(self._together[number] for number in self._epochs.get(start, self._epochs.get(whole, ()))))
+            epochs = self._epochs.get(start, self._epochs.get((start[0], WHOLE), ()))
+            ran = set().union(*(self._together[number] for number in epochs))
             files = {path for path, block in ran if block == WHOLE}
             found: set[Part] = set()
             pending = [start]
@@ -119,13 +122,32 @@ class Once:
                 if part not in found and (part in ran or part[0] in files):
                     found.add(part)
                     pending.extend(self._mentioned(part))
-                    pending.extend(self._deeds.calls.get(plain(part), ()))
+            found.update(self._brought(start, epochs))
             if start not in self._sure:
                 found.update(*(self._deeds.read.get(plain(part), ()) for part in found))
             elif found:
                 found.update((path, block.removeprefix(ASKED)) for path, block in ran if block.startswith(ASKED))
             self._from[start] = frozenset(found)
         return self._from[start]
+
+    def _brought(self, start: Part, epochs: Iterable[int]) -> set[Part]:
+        """What a function brought to run when it ran first in each process: a value is made then. What others brought it to run later,
+        as with anything that calls whatever it is given, is theirs."""
+        times: dict[int, int] = {}
+        ran: set[Part] = set()
+        for number in epochs:
+            process = self._process[number]
+            times[process] = times.get(process, 0) + 1
+            if times[process] <= EARLY:
+                ran |= self._together[number]
+        found: set[Part] = set()
+        pending = [start]
+        while pending:
+            part = pending.pop()
+            if part in ran and part not in found:
+                found.add(part)
+                pending.extend(self._deeds.calls.get(plain(part), ()))
+        return found
 
     def _mentioned(self, part: Part) -> tuple[Part, ...]:
         """Functions that a block may mean."""

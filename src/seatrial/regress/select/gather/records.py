@@ -75,7 +75,7 @@ class Recorder:
                     seen.add((kind, a, b))
         self._files = Files(digests, seen.loaded | set(seen.during))
         during = {path: self._during(deeds) for path, deeds in seen.during.items()}
-        self._closures = Closures(digests, seen, during, [parts for one in evidence for parts in self._together(one)], self._files)
+        self._closures = Closures(digests, seen, during, [self._together(one) for one in evidence], self._files)
         self._everywhere = frozenset(self._outside())
 
     def outcomes(self, evidence: Evidence) -> list[Outcome]:
@@ -96,7 +96,7 @@ class Recorder:
                 found.setdefault(epoch, set()).add((a, WHOLE))
             elif kind in ASKED and a not in self._seen.written and not self._project.foreign(a) and not a.startswith("/"):
                 found.setdefault(epoch, set()).add((a, once.ASKED + ASKED[kind]))
-        return [frozenset(parts) for parts in found.values()]
+        return [frozenset(found[epoch]) for epoch in sorted(found)]
 
     def _during(self, deeds: Iterable[Deed]) -> set[Part]:
         own = Own()
