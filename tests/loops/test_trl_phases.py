@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.loops import get_loop
+from seatrial.loops.trl.drive.imports import Imports
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
 from seatrial.model.record import RepoState
@@ -220,3 +221,19 @@ def test_metric_files_are_told_apart_by_their_phase(tmp_path: Path) -> None:
     (tmp_path / "full" / "metrics.jsonl").touch()
     (tmp_path / "metrics.jsonl").touch()
     assert set(TRL.metric_files(tmp_path)) == {"", "full/"}
+
+
+def test_each_import_is_told_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A silence as long as all imports together would pass for a stall on a crowded machine."""
+    for name in ("first_slow", "second_slow"):
+        (tmp_path / f"{name}.py").write_text(f"print('{name} is loaded')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    Imports(tmp_path, "driver", [f"second_slow={tmp_path}"]).prove(("first_slow", "second_slow"))
+    assert capsys.readouterr().out.splitlines() == [
+        "seatrial: importing second_slow in driver",
+        "second_slow is loaded",
+        "seatrial: importing first_slow in driver",
+        "first_slow is loaded",
+        "seatrial: importing second_slow in driver",
+        "seatrial: imports proven in driver",
+    ]

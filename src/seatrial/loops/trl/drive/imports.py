@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from seatrial.probes import provenance
@@ -30,11 +30,11 @@ class Imports:
 
     def prove(self, packages: Sequence[str]) -> None:
         """Import the loop's own packages and locate the others; end the process when one under test is elsewhere."""
-        for name in self.expected:
-            # A package under test that breaks on import must show its traceback: that is the change, not its surroundings.
-            if name in packages and importlib.util.find_spec(name) is not None:
+        # A package under test that breaks on import must show its traceback: that is the change, not its surroundings.
+        for name in self._told(name for name in self.expected if name in packages):
+            if importlib.util.find_spec(name) is not None:
                 importlib.import_module(name)
-        rows = provenance.report(str(self.path), self.process, packages, self.expected)
+        rows = provenance.report(str(self.path), self.process, self._told(packages), self.expected)
         rows += provenance.locate(str(self.path), self.process, self._others(packages), self.expected)
         problems = provenance.verify(rows)
         for problem in problems:
@@ -48,6 +48,12 @@ class Imports:
         since = [name for name in self._others(packages) if name in sys.modules]
         provenance.report(str(self.path), self.process, since, self.expected)
         provenance.loaded(str(self.loaded), self.process, sorted(set(self.expected.values())))
+
+    def _told(self, packages: Iterable[str]) -> Iterator[str]:
+        """Each package, after a line that says so: on a crowded machine imports take long, and silence is what a stall is known by."""
+        for name in packages:
+            print(f"seatrial: importing {name} in {self.process}", flush=True)
+            yield name
 
     def _others(self, packages: Sequence[str]) -> list[str]:
         return [name for name in self.expected if name not in packages]
