@@ -82,7 +82,8 @@ def built() -> None:
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return trial(tmp_path_factory.mktemp("smoke"), "--level", "0")
+    """Levels 0 and 1 in one trial: what comes before the levels is done once."""
+    return trial(tmp_path_factory.mktemp("smoke"), "--level", "0,1")
 
 
 def trial(where: Path, *words: str) -> Ran:
@@ -108,6 +109,11 @@ def test_driver_and_workers_prove_their_imports(smoke: Ran) -> None:
     rows = (smoke.place(0) / "imports.jsonl").read_text(encoding="utf-8")
     assert '"process": "driver"' in rows
     assert '"process": "worker"' in rows
+
+
+def test_level_1_passes(smoke: Ran) -> None:
+    assert missed(smoke, 1) == [], smoke.output
+    assert smoke.level(1).verdict is Verdict.PASS
 
 
 def test_nothing_is_left_running_or_lying_around(smoke: Ran) -> None:
@@ -157,7 +163,8 @@ def test_a_bridge_as_released_passes_and_is_what_ran(bridge: Path, tmp_path: Pat
 OTHERS = [("megatron", 5), ("fsdp2", 0), ("fsdp2", 1), ("fsdp2", 5)]
 
 
-@pytest.mark.parametrize(("strategy", "number"), [("megatron", 1), *(pytest.param(*each, marks=slow) for each in OTHERS)])
+@slow
+@pytest.mark.parametrize(("strategy", "number"), OTHERS)
 def test_the_other_levels_pass(strategy: str, number: int, tmp_path: Path) -> None:
     ran = trial(tmp_path, "--level", str(number), "--set", f"options.strategy={strategy}", *ALONE)
     assert missed(ran, number) == [], ran.output
