@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cli.command import inside
+
 HERE = Path(__file__).parent
 REAL = os.environ.get("SEATRIAL_NEMO_RL_CHECKOUT")
 UV = """#!/bin/bash
@@ -134,14 +136,14 @@ class Tree:
 
     def call(self, *words: str | Path, sim: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         """`seatrial functional run …` in the temporary directory."""
-        variables = {**os.environ, "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}", "SIM": sim, "HOME": str(self.root), **env}
+        variables = {"PATH": f"{self.root / 'bin'}:{os.environ['PATH']}", "SIM": sim, "HOME": str(self.root), **env}
         words = ("functional", "run", *words, *(() if "--dry-run" in words or "--out" in words else ("--out", self.out)))
         if "--" in words:
             place = words.index("--")
             behind = words[-2:] if "--out" in words[place:] else ()
             words = (*words[:place], *behind, *words[place : len(words) - len(behind)])
-        argv = [sys.executable, "-m", "seatrial.cli.main", *map(str, words)]
-        return subprocess.run(argv, cwd=self.root, env=variables, capture_output=True, text=True, timeout=120, check=False)
+        answer = inside(*words, cwd=self.root, **variables)
+        return subprocess.CompletedProcess(words, answer.code, answer.out, answer.err)
 
     def result(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.out / name / "result.json").read_text())
