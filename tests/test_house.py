@@ -66,9 +66,15 @@ MAY_SAY = ("cli/", "probes/", "config.py")
 
 
 @functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A file, which is read once."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """The whole syntax tree of a file, which is read once."""
-    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    """The whole syntax tree of a file."""
+    return tuple(ast.walk(parsed(path)))
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -129,7 +135,7 @@ def may_import(path: Path, own: str) -> set[str]:
 
 def test_probes_import_a_loops_libraries_only_when_they_are_used() -> None:
     for path in (ROOT / "probes").rglob("*.py"):
-        top = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        top = [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {alias.name if isinstance(node, ast.Import) else node.module for node in top for alias in node.names}
         assert {str(name).partition(".")[0] for name in names} <= {*sys.stdlib_module_names, "seatrial"}, path
 
@@ -198,7 +204,7 @@ def test_probes_and_drivers_compile_for_the_oldest_python_of_a_loop() -> None:
 
 
 def test_every_module_states_its_contract() -> None:
-    silent = [place(path) for path in FILES if path.stat().st_size and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))]
+    silent = [place(path) for path in FILES if path.stat().st_size and not ast.get_docstring(parsed(path))]
     assert silent == []
 
 

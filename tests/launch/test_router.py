@@ -26,7 +26,7 @@ from seatrial.launch.ports import free_port
 from seatrial.launch.staged import router
 
 PROGRAM = Path(router.__file__)
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

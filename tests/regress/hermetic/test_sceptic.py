@@ -13,6 +13,9 @@ from seatrial.regress.hermetic.render import Box, run_words
 from .test_fresh import call, project
 
 __all__ = ["project"]
+
+pytestmark = pytest.mark.slow
+
 SECRET = "hf_" + "a1B2" * 9
 
 

@@ -9,8 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from regress.history.histories import TEST, results
 from seatrial.regress.history.store import Store
+
+pytestmark = pytest.mark.slow
 
 RUNS = 50
 

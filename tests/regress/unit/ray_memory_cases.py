@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 MB = 2**20
 
 
 @contextmanager
-def two_nodes() -> Iterator[Any]:
+def up() -> Iterator[Any]:
     """A cluster of two raylets on this machine, the second with a resource of its own; no Seatrial on the nodes' path."""
-    import ray
     from ray.cluster_utils import Cluster
 
-    path = os.environ.pop("PYTHONPATH")  # nodes inherit the environment
+    os.environ.pop("PYTHONPATH", None)  # nodes inherit the environment; this process has read it
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
-        second = cluster.add_node(num_cpus=1, resources={"second": 1})
-        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster, cluster.add_node(num_cpus=1, resources={"second": 1})
+    finally:
+        cluster.shutdown()
+
+
+@functools.cache
+def kept() -> Any:
+    """The cluster of all cases that do it no harm: one takes seconds of many processes."""
+    around = ExitStack()
+    atexit.register(around.close)
+    return around.enter_context(up())
+
+
+@contextmanager
+def connected(nodes: Any) -> Iterator[Any]:
+    """This process as a new job of a cluster; gives the second node."""
+    import ray
+
+    cluster, second = nodes
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
         yield second
     finally:
-        os.environ["PYTHONPATH"] = path
         ray.shutdown()
-        cluster.shutdown()
 
 
 def holder() -> Any:
@@ -58,7 +76,7 @@ def case_every_node_is_read_and_a_peak_that_is_over_counts() -> None:
 
     from seatrial.regress.unit.cluster import Cluster
 
-    with two_nodes():
+    with connected(kept()):
         cluster, name = Cluster(), f"node {second_index()}"
         actor = holder()
         ray.get(actor.__ray_ready__.remote(), timeout=60)
@@ -79,7 +97,7 @@ def case_a_node_that_does_not_answer_is_an_error_that_names_it() -> None:
     from seatrial.regress.unit import memory
     from seatrial.regress.unit.cluster import Cluster, ClusterError
 
-    with two_nodes() as second:
+    with up() as own, connected(own) as second:
         cluster, index = Cluster(), second_index()
         cluster.peaks("a")
         raylet = next(iter(second.all_processes["raylet"])).process.pid
@@ -104,7 +122,7 @@ def case_a_process_that_connects_anew_gets_new_watchers() -> None:
     cluster = Cluster()
     assert cluster.peaks("a").peaks == {}
     for _ in range(2):
-        with two_nodes():
+        with connected(kept()):
             assert set(cluster.peaks("a").peaks) >= {"node 0", "node 1"}
     assert cluster.peaks("a").peaks == {}
 
@@ -114,7 +132,7 @@ def case_the_fullest_node_is_the_number_of_a_test() -> None:
 
     from seatrial.regress.unit import reading
 
-    with two_nodes():
+    with connected(kept()):
         actor = holder()
         ray.get(actor.hold.remote(), timeout=60)
         found = reading.read_peaks("a", (0, 0))
