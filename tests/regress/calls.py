@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.command import SEATRIAL, environ
+from cli.command import SEATRIAL, environ, inside
 from seatrial.regress.bisect.logs import journal
 from seatrial.regress.bisect.record import Run, SkipKind
 
@@ -94,11 +94,9 @@ class Place:
         return self.call([str(SEATRIAL), "bisect", verb, str(self.root / out)], out, variables)
 
     def call(self, words: list[str], out: str, variables: Mapping[str, str]) -> Bisected:
-        """Any call."""
-        done = subprocess.run(
-            words, cwd=self.repo, env=environ(**variables), capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
-        return Bisected(self.ids, done.returncode, done.stdout, done.stderr, self.root / out)
+        """Any call; in this process, where only what it says and leaves matters."""
+        done = inside(*words[1:], cwd=self.repo, **variables)
+        return Bisected(self.ids, done.code, done.out, done.err, self.root / out)
 
     def start(self, words: list[str], **variables: str) -> subprocess.Popen[bytes]:
         """A call in the background; what it says goes nowhere."""
