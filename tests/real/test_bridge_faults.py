@@ -1,7 +1,8 @@
 """Every seeded bug of the Bridge is caught by the rungs that it names, and what is wrong is named; without it the same rungs pass.
 
 All run in one ladder: a fault is put into the process of its rung alone. That a rung passes without one is shown by test_bridge.py for
-the families that it climbs, with the same ladder; only the others are climbed here. SEATRIAL_ALL_LEVELS=1 climbs all here, too.
+the families that it climbs, with the same ladder; only the others are climbed here. SEATRIAL_ALL_LEVELS=1 climbs all here, too, and
+what `AGAIN` names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ pytestmark = pytest.mark.real
 
 CLIMBED = {*((model, rung) for model in TRIED for rung in RUNGS), *((model, "loop") for model in LOOPS)}
 """What test_bridge.py climbs without a fault."""
-SEEDED = [Item(fault.model, rung, name) for name, fault in FAULTS.items() for rung in fault.rungs]
+AGAIN = {"loop-export-stale": "the loop catches export-swapped by the same check, and policy-export-stale is a stale tensor, too"}
+"""Seeds of closed loops, which cost most, that repeat what is shown by default, and by what."""
+SEEDED = [Item(fault.model, rung, name) for name, fault in FAULTS.items() if ALL or name not in AGAIN for rung in fault.rungs]
 CLEAN = sorted({item._replace(fault=None) for item in SEEDED if ALL or (item.model, item.rung) not in CLIMBED})
 
 KINDS = {
