@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import signal
 import sqlite3
@@ -16,7 +16,8 @@ import pytest
 from regress.select.projects import Small
 from seatrial.regress.select import state
 from seatrial.regress.select.files import cache
-from seatrial.regress.select.files.facts import facts
+from seatrial.regress.select.files import facts as module
+from seatrial.regress.select.files.facts import Shelf, facts
 
 pytestmark = pytest.mark.slow
 
@@ -54,13 +55,13 @@ def test_a_map_of_other_circumstances_is_not_trusted(tmp_path: Path, key: str) -
     place = tmp_path / "state.sqlite"
     given = {"Python": "3", "root": "/r", "set of distributions": "d"}
     found = state.Outcome("t", (frozenset({("a.py", "f", "1")}),))
-    state.save(place, given, "c", [found], {"k": facts(b"def f(): pass")}, lambda path, block: "1")
+    state.save(place, given, "c", [found], lambda path, block: "1")
     assert state.load(place, given).told == ""
     assert state.load(place, given).known.records == {"t": [(1,)]}
     with sqlite3.connect(place) as base:
         base.execute("update meta set value = 'other' where key = ?", (key,))
     assert f"another {key}" in state.load(place, given).told
-    state.save(place, given, "c", [], {}, lambda path, block: "1")
+    state.save(place, given, "c", [], lambda path, block: "1")
     assert state.load(place, given).known.records == {}
 
 
@@ -76,11 +77,11 @@ def test_a_failure_takes_back_the_record_that_it_refutes_and_only_eight_commits_
     place = tmp_path / "state.sqlite"
     passed = state.Outcome("t", (frozenset({("a.py", "f", "1")}),))
     for number in range(10):
-        state.save(place, {}, f"c{number}", [passed], {}, lambda path, block: "1")
+        state.save(place, {}, f"c{number}", [passed], lambda path, block: "1")
     assert len(state.load(place, {}).known.records["t"]) == 8
-    state.save(place, {}, "c9", [state.Outcome("t", None)], {}, lambda path, block: "2")
+    state.save(place, {}, "c9", [state.Outcome("t", None)], lambda path, block: "2")
     assert len(state.load(place, {}).known.records["t"]) == 8
-    state.save(place, {}, "c9", [state.Outcome("t", None)], {}, lambda path, block: "1")
+    state.save(place, {}, "c9", [state.Outcome("t", None)], lambda path, block: "1")
     loaded = state.load(place, {})
     assert loaded.known.records == {}
     assert loaded.known.failed == {"t"}
@@ -156,11 +157,40 @@ def test_it_works_beside_testmon(small: Small) -> None:
     assert small.run("--testmon").ran == {"test_two"}
 
 
-def test_facts_survive_the_state_file(tmp_path: Path) -> None:
-    found = facts(b"import a.b\nfrom . import c\nX = load()\ndef f():\n    return g.remote()\n")
-    assert type(found).from_json(json.loads(json.dumps(found.to_json()))) == found
+SOURCE = b"import a.b\nfrom . import c\nX = load()\ndef f():\n    return g.remote()\n"
+
+
+def test_facts_survive_the_cache(tmp_path: Path) -> None:
+    found = facts(SOURCE)
+    assert type(found).from_bytes(found.to_bytes()) == found
     assert found.remote == {"f"}
     assert "load" in found.level
+    assert Shelf(tmp_path / "select", "1")(SOURCE) == found
+    assert Shelf(tmp_path / "select", "1")(SOURCE) == found
+    assert len(list((tmp_path / "select").glob("??/*"))) == 1
+    assert Shelf(tmp_path / "select", "2")(SOURCE) == found
+    assert len(list((tmp_path / "select").glob("??/*"))) == 2, "what facts mean changes with our own text"
+    assert Shelf(None, "1")(SOURCE) == found
+
+
+def test_facts_are_found_once_for_all_checkouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Shelf(tmp_path / "select", "1")(SOURCE)
+    monkeypatch.setattr(module, "facts", None)
+    assert Shelf(tmp_path / "select", "1")(SOURCE) == found
+
+
+def test_facts_that_were_damaged_or_that_others_may_write_are_found_anew(tmp_path: Path) -> None:
+    found = Shelf(tmp_path / "select", "1")(SOURCE)
+    other = facts(b"")
+    (kept,) = (tmp_path / "select").glob("??/*")
+    data = kept.read_bytes()
+    for at in range(len(data)):
+        kept.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert Shelf(tmp_path / "select", "1")(SOURCE) == found
+    kept.write_bytes(hashlib.blake2b(other.to_bytes(), digest_size=16).digest() + other.to_bytes())
+    assert Shelf(tmp_path / "select", "1")(SOURCE) == other, "this test can tell"
+    kept.chmod(0o666)
+    assert Shelf(tmp_path / "select", "1")(SOURCE) == found
 
 
 def test_a_checkout_holds_one_file_of_ours_and_the_code_is_kept_elsewhere(small: Small) -> None:

@@ -28,7 +28,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 for at in range(25):
     versions = frozenset({("a.py", f"f{n}", "1") for n in range(at, at + 40)})
-    state.save(place, {"root": "/r"}, "c", [state.Outcome(f"{name}{at}", (versions,))], {}, lambda path, block: "1")
+    state.save(place, {"root": "/r"}, "c", [state.Outcome(f"{name}{at}", (versions,))], lambda path, block: "1")
 print("done", flush=True)
 """
 
@@ -81,11 +81,11 @@ def test_what_another_session_writes_just_before_ours_is_kept(tmp_path: Path, mo
     def late(path: Path) -> sqlite3.Connection:
         with monkeypatch.context() as patch:
             patch.setattr(state, "_connect", connect)
-            state.save(place, {}, "c", _passed("theirs"), {}, _now)
+            state.save(place, {}, "c", _passed("theirs"), _now)
         return connect(path)
 
     monkeypatch.setattr(state, "_connect", late)
-    state.save(place, {}, "c", _passed("ours"), {}, _now)
+    state.save(place, {}, "c", _passed("ours"), _now)
     monkeypatch.undo()
     assert set(state.load(place, {}).known.records) == {"theirs", "ours"}
     assert [path.name for path in tmp_path.iterdir()] == [place.name]
@@ -111,13 +111,13 @@ def test_a_session_that_loaded_before_another_wrote_keeps_both(tmp_path: Path) -
 def test_a_locked_file_is_not_trusted_and_not_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "WAIT_S", 0.05)
     place = tmp_path / "state.sqlite"
-    state.save(place, {}, "c", _passed("t"), {}, _now)
+    state.save(place, {}, "c", _passed("t"), _now)
     other = sqlite3.connect(place, isolation_level=None)
     try:
         other.execute("begin exclusive")
         assert "locked" in state.load(place, {}).told
         with pytest.raises(sqlite3.OperationalError):
-            state.save(place, {}, "c", _passed("u"), {}, _now)
+            state.save(place, {}, "c", _passed("u"), _now)
     finally:
         other.close()
     assert [path.name for path in tmp_path.iterdir()] == [place.name]
@@ -148,30 +148,82 @@ def test_a_file_without_our_tables_is_not_trusted_and_gets_them(tmp_path: Path) 
     with sqlite3.connect(place) as base:
         base.execute("create table other (x)")
     assert state.load(place, {}).told
-    state.save(place, {}, "c", _passed("t"), {}, _now)
+    state.save(place, {}, "c", _passed("t"), _now)
     assert set(state.load(place, {}).known.records) == {"t"}
 
 
 def test_tables_of_another_form_are_set_aside(tmp_path: Path) -> None:
     place = tmp_path / "state.sqlite"
-    state.save(place, {}, "c", _passed("t"), {}, _now)
+    state.save(place, {}, "c", _passed("t"), _now)
     with sqlite3.connect(place) as base:
         base.execute("drop table versions")
         base.execute("create table versions (other text)")
-    state.save(place, {}, "c", _passed("u"), {}, _now)
+    state.save(place, {}, "c", _passed("u"), _now)
     assert set(state.load(place, {}).known.records) == {"u"}
     assert (tmp_path / "state.sqlite.damaged-1").exists()
 
 
 def test_a_number_is_never_given_twice(tmp_path: Path) -> None:
     place = tmp_path / "state.sqlite"
-    state.save(place, {}, "c", _passed("t"), {}, _now)
+    many = tuple(frozenset({("a.py", f"f{number}", "1")}) for number in range(150))
+    state.save(place, {}, "c", [state.Outcome("t", many)], _now)
+    state.save(place, {}, "c", [state.Outcome("t", None)], _now)  # its record goes, and with it all sets and versions
+    assert not state.load(place, {}).known.sets
+    state.save(place, {}, "c", _passed("u"), _now)
+    loaded = state.load(place, {})
+    assert loaded.known.records == {"u": [(151,)]}
+    assert loaded.known.versions == {151: ("a.py", "f", "1")}
+
+
+def test_what_is_known_already_is_not_written_again(tmp_path: Path) -> None:
+    place = tmp_path / "state.sqlite"
+    state.save(place, {}, "c", [*_passed("t"), *_passed("u")], _now)
+    before = place.read_bytes()
+    state.save(place, {}, "c", _passed("t"), _now, state.load(place, {}))
+    assert place.read_bytes() == before
+    state.save(place, {}, "c", [state.Outcome("t", None)], _now, state.load(place, {}))
+    assert place.read_bytes() != before
+
+
+def test_a_record_that_holds_again_is_the_newest_again(tmp_path: Path) -> None:
+    place = tmp_path / "state.sqlite"
+    for commit, digest in (("c", "1"), ("d", "2"), ("c", "1")):
+        found = state.Outcome("t", (frozenset({("a.py", "f", digest)}),))
+        state.save(place, {}, commit, [found], _now, state.load(place, {}))
+    assert state.load(place, {}).known.records == {"t": [(1,), (2,)]}
+
+
+@pytest.mark.parametrize("outcome", [_passed("ours"), [state.Outcome("ours", None)], []])
+def test_what_was_written_since_the_start_is_kept(tmp_path: Path, outcome: list[state.Outcome]) -> None:
+    place = tmp_path / "state.sqlite"
+    state.save(place, {}, "c", _passed("ours"), _now)
+    start = state.load(place, {})
+    state.save(place, {}, "c", _passed("theirs"), _now)
+    state.save(place, {}, "c", outcome, _now, start)
+    assert "theirs" in state.load(place, {}).known.records
+
+
+@pytest.mark.parametrize("outcome", [_passed("new"), []])
+def test_a_row_that_another_hand_changed_since_the_start_is_not_sealed(tmp_path: Path, outcome: list[state.Outcome]) -> None:
+    place = tmp_path / "state.sqlite"
+    state.save(place, {}, "c", [state.Outcome("t", (frozenset({("a.py", "f", "1")}), frozenset({("b.py", "f", "1")})))], _now)
+    start = state.load(place, {})
     with sqlite3.connect(place) as base:
-        base.execute("delete from sets")
-        base.execute("delete from versions")
-        base.execute("delete from records")
-    state.save(place, {}, "c", _passed("u"), {}, _now)
-    assert state.load(place, {}).known.records == {"u": [(2,)]}
+        base.execute("update records set sets = '1'")
+    base.close()
+    state.save(place, {}, "c", outcome, _now, start)
+    assert "damaged" in state.load(place, {}).told
+
+
+def test_names_that_are_no_text_are_sealed_and_read_again(tmp_path: Path) -> None:
+    place = tmp_path / "state.sqlite"
+    versions = frozenset({("a\udcff.txt", "*", "1"), ("b\n.txt", "*", "1"), ("\u00fc.txt", "*", "1")})
+    state.save(place, {}, "c", [state.Outcome("t[\u00fc]", (versions,))], _now)
+    state.save(place, {}, "d", [state.Outcome("t[\u00fc]", (versions,))], _now, state.load(place, {}))
+    loaded = state.load(place, {})
+    assert loaded.told == ""
+    assert set(loaded.known.versions.values()) == versions
+    assert loaded.known.records == {"t[\u00fc]": [(1,), (1,)]}
 
 
 def test_the_directory_of_a_session_elsewhere_is_left_alone(tmp_path: Path) -> None:

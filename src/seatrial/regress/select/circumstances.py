@@ -42,6 +42,7 @@ HOW = frozenset(
     )
 ) | {"loadscopereorder", "loadgroup", "maxschedchunk", "quiet"}
 OUTCOME = ("runxfail", "pythonwarnings", "override_ini")
+VERSION = "version of selection"
 CHOICE = ("markexpr", "keyword")  # what a project may look at before it skips a test
 
 
@@ -50,7 +51,7 @@ def given(config: pytest.Config, root: Path) -> dict[str, str]:
     return {
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "root": str(root),
-        "version of selection": _version(),
+        VERSION: _version(),
         "set of distributions": sha("\n".join(_distributions()).encode()),
         "set of pytest options": sha("\n".join(sorted(f"{key}={_plain(value)}" for key, value in _ini(config).items())).encode()),
     }

@@ -68,7 +68,7 @@ class Recording:
         common = sitting.common()
         recorder = Recorder(sitting.digests, found, inputs, common)
         outcomes = [outcome for one in found for outcome in recorder.outcomes(one)]
-        state.save(sitting.state, sitting.asked.given, sitting.asked.commit, outcomes, sitting.digests.fresh, sitting.now)
+        state.save(sitting.state, sitting.asked.given, sitting.asked.commit, outcomes, sitting.now, sitting.loaded)
 
     def _globs(self, name: str) -> list[str]:
         """Globs of the ini file: relative to the project, or to pytest's root below it."""

@@ -26,6 +26,7 @@ from seatrial.regress.select import circumstances, state
 from seatrial.regress.select.choose import Choice, Why, choose
 from seatrial.regress.select.files import cache
 from seatrial.regress.select.files.digests import ABSENT, Digests
+from seatrial.regress.select.files.facts import Shelf
 from seatrial.regress.select.files.project import Project
 from seatrial.regress.select.gather.records import Common
 
@@ -90,7 +91,7 @@ class Sitting:
         self.below = _below(config, self.root)
         self.project = Project.walk(self.root, asked.path, self.below)
         self.loaded = state.load(self.state, asked.given)
-        self.digests = Digests(self.project, self.loaded.kept)
+        self.digests = Digests(self.project, Shelf(cache.place(), asked.given[circumstances.VERSION]))
 
     @classmethod
     def begin(cls, config: pytest.Config, *, select: bool, why: bool, picked: bool) -> Self:

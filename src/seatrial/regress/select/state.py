@@ -3,17 +3,16 @@
 - `load` gives what is known, or nothing and the reason: another schema, Python, root, distributions or pytest options are not trusted.
 - A damaged file is set aside under another name and said so; it never breaks a session. One that is locked, or that cannot be opened, is
   healthy as far as we know: it is not trusted this time, and stays.
-- `save` reads and writes in one transaction that holds the lock, so sessions beside each other lose nothing.
+- One seal is over all rows: a row that was changed, lost or added by another hand is noticed by whoever reads them next.
+- `save` reads and writes in one transaction that holds the lock, so sessions beside each other lose nothing. A file that has the seal which
+  this session read at its start is not read again, and what it holds already is not written again.
 - A record names sets of versions; a set is stored once, however many tests share it. The last 8 commits of a test are kept.
 - A test that fails loses the passing records that hold right now: they claimed what has just been refuted.
 """
 
 from __future__ import annotations
 
-import json
 import sqlite3
-import time
-import zlib
 from array import array
 from collections.abc import Iterable
 from contextlib import closing
@@ -22,26 +21,28 @@ from pathlib import Path
 
 from seatrial.regress.select.choose import Changed, Known, Now
 from seatrial.regress.select.files.digests import Version
-from seatrial.regress.select.files.facts import Facts, sha
+from seatrial.regress.select.files.facts import sha
 
-SCHEMA = 5
-"""Of the tables, and of what facts mean: they are kept from session to session."""
+SCHEMA = 6
 WAIT_S = 30.0
 COMMITS = 8
+SEAL = "seal"
 TABLES = """
 create table meta (key text primary key, value text not null);
-create table versions (id integer primary key autoincrement, path text not null, block text not null, digest text not null,
-  seal text not null, unique (path, block, digest));
-create table sets (id integer primary key autoincrement, hash text not null unique, members blob not null);
-create table records (test text not null, commit_id text not null, sets text not null, seal text not null, time real not null,
-  primary key (test, commit_id));
-create table failed (test text primary key, time real not null);
-create table facts (sha text primary key, data blob not null, time real not null);
+create table versions (id integer primary key autoincrement, path text not null, block text not null, digest text not null);
+create table sets (id integer primary key autoincrement, members blob not null);
+create table records (id integer primary key, test text not null, commit_id text not null, sets text not null);
+create table failed (test text primary key);
 """
 
-NAMES = frozenset({"meta", "versions", "sets", "records", "failed", "facts"})
+NAMES = frozenset({"meta", "versions", "sets", "records", "failed"})
 # what reading a damaged file raises
-DAMAGE = (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, KeyError, zlib.error)
+DAMAGE = (sqlite3.DatabaseError, ValueError, TypeError, AttributeError, KeyError)
+
+
+_VersionRow = tuple[int, str | bytes, str, str]
+_SetRow = tuple[int, bytes]
+_RecordRow = tuple[int, str, str, str]
 
 
 class _Damaged(ValueError):
@@ -49,22 +50,52 @@ class _Damaged(ValueError):
 
 
 @dataclass(slots=True)
+class Rows:
+    """All rows but those of meta. The records of a test stand in the order in which they were written, by commit, each with its number."""
+
+    versions: dict[int, Version] = field(default_factory=dict)
+    sets: dict[int, bytes] = field(default_factory=dict)
+    records: dict[str, dict[str, tuple[int, str]]] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+
+    def known(self) -> Known:
+        return Known(
+            self.versions,
+            {number: tuple(array("q", members)) for number, members in self.sets.items()},
+            {test: [_numbers(text) for _, text in reversed(own.values())] for test, own in self.records.items() if own},
+            frozenset(self.failed),
+        )
+
+    def seal(self) -> str:
+        versions = [(number, _stored(path), block, digest) for number, (path, block, digest) in self.versions.items()]
+        records = [(number, test, commit, text) for test, own in self.records.items() for commit, (number, text) in own.items()]
+        return _seal(sorted(versions), sorted(self.sets.items()), sorted(records), self.failed)
+
+
+@dataclass(slots=True)
+class _Added:
+    """Rows that are not in the file yet."""
+
+    versions: list[_VersionRow] = field(default_factory=list)
+    sets: list[_SetRow] = field(default_factory=list)
+    records: list[_RecordRow] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class Loaded:
     """What a session starts from; `told` says why the map is not trusted, "" when it is."""
 
-    known: Known = field(default_factory=Known)
-    facts: dict[str, bytes] = field(default_factory=dict)
+    rows: Rows = field(default_factory=Rows)
     told: str = ""
+    seal: str = ""
+    _known: Known | None = None
 
-    def kept(self, key: str) -> Facts | None:
-        """Facts of a text; what cannot be read is found anew, and written over."""
-        data = self.facts.get(key)
-        if data is None:
-            return None
-        try:
-            return Facts.from_json(json.loads(zlib.decompress(data)))
-        except DAMAGE:
-            return None
+    @property
+    def known(self) -> Known:
+        """Made when it is first asked for: a session that only records does without."""
+        if self._known is None:
+            self._known = self.rows.known()
+        return self._known
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +120,20 @@ def load(path: Path, given: dict[str, str]) -> Loaded:
         return Loaded(told=f"the state file was damaged ({error}){set_aside(path)}")
 
 
-def _trusted(base: sqlite3.Connection, given: dict[str, str]) -> Loaded:
-    """What an open file holds, if it may be believed."""
+def _trusted(base: sqlite3.Connection, given: dict[str, str], start: Loaded | None = None) -> Loaded:
+    """What an open file holds, if it may be believed; `start`, when that is what it held already at the start of the session."""
     tables = {name for (name,) in base.execute("select name from sqlite_master where type = 'table'")}
     if "meta" not in tables:
         return Loaded(told="nothing recorded yet")
     kept = dict(base.execute("select key, value from meta"))
+    seal = kept.pop(SEAL, "")
     different = [key for key in sorted({*kept, *given, "schema"}) if kept.get(key) != {**given, "schema": str(SCHEMA)}.get(key)]
     if different:
         return Loaded(told=f"recorded with another {', another '.join(different)}")
     if not tables >= NAMES:
         return Loaded(told=f"the state file has no {', no '.join(sorted(NAMES - tables))}")
-    return _read(base)
+    # The seal that is written next is over what we hold here: rows that differ from it by now do not go unnoticed.
+    return start if start is not None and not start.told and start.seal == seal else _read(base, seal)
 
 
 def _healthy(error: Exception) -> bool:
@@ -125,72 +158,59 @@ def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
 
 
-def _read(base: sqlite3.Connection) -> Loaded:
-    known = Known()
-    for number, path, block, digest, seal in base.execute("select id, path, block, digest, seal from versions"):
-        known.versions[number] = (path if isinstance(path, str) else path.decode("utf-8", "surrogatepass"), block, digest)
-        _hold(seal == _seal(*known.versions[number]), "a version")
-    for number, name, members in base.execute("select id, hash, members from sets"):
-        _hold(name == sha(members), "a set")
-        known.sets[number] = tuple(array("q", members))
-        _hold(known.versions.keys() >= set(known.sets[number]), "a version")
-    for test, commit, sets, seal in base.execute("select test, commit_id, sets, seal from records order by time desc, rowid desc"):
-        _hold(seal == _seal(test, commit, sets), "a record")
-        numbers = tuple(json.loads(sets))
-        _hold(known.sets.keys() >= set(numbers), "a set")
-        known.records.setdefault(test, []).append(numbers)
-    known.failed = frozenset(test for (test,) in base.execute("select test from failed"))
-    return Loaded(known, dict(base.execute("select sha, data from facts")))
+def _read(base: sqlite3.Connection, seal: str) -> Loaded:
+    versions = base.execute("select id, path, block, digest from versions order by id").fetchall()
+    sets = base.execute("select id, members from sets order by id").fetchall()
+    records = base.execute("select id, test, commit_id, sets from records order by id").fetchall()
+    failed = {test for (test,) in base.execute("select test from failed")}
+    if seal != _seal(versions, sets, records, failed):
+        # One wrong digit may name another set, and select too little.
+        raise _Damaged("it is not as it was written")
+    rows = Rows({number: (_path(path), block, digest) for number, path, block, digest in versions}, dict(sets), {}, failed)
+    for number, test, commit, text in records:
+        rows.records.setdefault(test, {})[commit] = number, text
+    return Loaded(rows, seal=seal)
 
 
-def _hold(fine: bool, what: str) -> None:
-    """One wrong digit may name another set, and select too little: everything between a test and its versions is sealed."""
-    if not fine:
-        raise _Damaged(f"{what} is not as it was written")
+def _seal(versions: list[_VersionRow], sets: list[_SetRow], records: list[_RecordRow], failed: set[str]) -> str:
+    """Of all rows, each table in the order of its numbers."""
+    text = repr((versions, [(number, len(members)) for number, members in sets], records, sorted(failed)))
+    return sha(text.encode() + b"\0" + b"".join(members for _, members in sets))
 
 
-def _seal(*texts: str) -> str:
-    return sha("\0".join(texts).encode("utf-8", "surrogatepass"))[:16]
-
-
-def save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outcome], fresh: dict[str, Facts], now: Now) -> None:
-    """Write what a session saw, in one transaction: all of it or nothing."""
+def save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outcome], now: Now, start: Loaded | None = None) -> None:
+    """Write what a session saw, in one transaction: all of it or nothing. `start` is what it loaded, and is used up."""
     every = list(outcomes)
     try:
-        _save(path, given, commit, every, fresh, now)
+        _save(path, given, commit, every, now, start)
     except (_Damaged, sqlite3.DatabaseError) as error:
         if _healthy(error):
             raise
         set_aside(path)
-        _save(path, given, commit, every, fresh, now)
+        _save(path, given, commit, every, now, None)
 
 
-def _save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outcome], fresh: dict[str, Facts], now: Now) -> None:
+def _save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outcome], now: Now, start: Loaded | None) -> None:
     with closing(_connect(path)) as base:
         base.execute("begin immediate")
         try:
-            loaded = _trusted(base, given)
+            loaded = _trusted(base, given, start)
         except sqlite3.DatabaseError:
             raise
         except DAMAGE as error:
             raise _Damaged(str(error)) from error
         if loaded.told:
             _clear(base, given)
-        changed = Changed(loaded.known, now)
-        numbers = {version: number for number, version in loaded.known.versions.items()}
-        stored: dict[frozenset[Version], int] = {}
+        writing = _Writing(base, loaded)
         passed = []
         for outcome in outcomes:
             if outcome.sets is None:
-                _fail(base, outcome.test, changed)
+                writing.fail(outcome.test, now)
             else:
-                passed.append((outcome.test, sorted({_set(base, one, numbers, stored) for one in outcome.sets if one})))
-        _pass(base, commit, passed)
-        base.executemany(
-            "insert or replace into facts values (?, ?, ?)",
-            [(key, zlib.compress(json.dumps(found.to_json()).encode(), 1), time.time()) for key, found in fresh.items()],
-        )
-        _sweep(base)
+                passed.append((outcome.test, writing.named(outcome.sets)))
+        for test, text in passed:
+            writing.succeed(test, commit, text)
+        writing.flush()
         base.execute("commit")
 
 
@@ -203,37 +223,100 @@ def _clear(base: sqlite3.Connection, given: dict[str, str]) -> None:
     base.executemany("insert into meta values (?, ?)", [*given.items(), ("schema", str(SCHEMA))])
 
 
-def _fail(base: sqlite3.Connection, test: str, changed: Changed) -> None:
-    base.execute("insert or replace into failed values (?, ?)", (test, time.time()))
-    for commit, sets in base.execute("select commit_id, sets from records where test = ?", (test,)).fetchall():
-        if changed.of(json.loads(sets)) is None:
-            base.execute("delete from records where test = ? and commit_id = ?", (test, commit))
+class _Writing:
+    """Changes of all rows: first in what was loaded, then at once in the file."""
+
+    def __init__(self, base: sqlite3.Connection, loaded: Loaded) -> None:
+        self._base = base
+        self._loaded = loaded
+        self._rows = loaded.rows
+        self._failed = frozenset(self._rows.failed)
+        self._versions = {version: number for number, version in self._rows.versions.items()}
+        self._sets = {members: number for number, members in self._rows.sets.items()}
+        self._stored: dict[frozenset[Version], int] = {}
+        # A number is never given twice: a record elsewhere may still name the set that had it.
+        given = dict(base.execute("select name, seq from sqlite_sequence"))
+        self._version = max(given.get("versions", 0), *self._rows.versions, 0)
+        self._set = max(given.get("sets", 0), *self._rows.sets, 0)
+        self._record = base.execute("select coalesce(max(id), 0) from records").fetchone()[0]
+        self._changed: Changed | None = None
+        self._added = _Added()
+        self._gone: list[tuple[int]] = []
+
+    def fail(self, test: str, now: Now) -> None:
+        if self._changed is None:
+            self._changed = Changed(self._loaded.known, now)
+        self._rows.failed.add(test)
+        own = self._rows.records.get(test, {})
+        for commit, (_, text) in list(own.items()):
+            if self._changed.of(_numbers(text)) is None:
+                self._gone.append((own.pop(commit)[0],))
+
+    def succeed(self, test: str, commit: str, text: str) -> None:
+        self._rows.failed.discard(test)
+        own = self._rows.records.setdefault(test, {})
+        newest = next(reversed(own), None)
+        if newest == commit and own[newest][1] == text:
+            return
+        if commit in own:
+            self._gone.append((own.pop(commit)[0],))
+        self._record += 1
+        own[commit] = self._record, text
+        self._added.records.append((self._record, test, commit, text))
+        while len(own) > COMMITS:
+            self._gone.append((own.pop(next(iter(own)))[0],))
+
+    def named(self, sets: Iterable[frozenset[Version]]) -> str:
+        """The numbers of some sets, as a record names them; new ones are added."""
+        stored = self._stored
+        return " ".join(map(str, sorted({stored[one] if one in stored else self._store(one) for one in sets if one})))
+
+    def _store(self, versions: frozenset[Version]) -> int:
+        for version in versions:
+            if version not in self._versions:
+                self._version += 1
+                self._versions[version] = self._version
+                self._rows.versions[self._version] = version
+                self._added.versions.append((self._version, _stored(version[0]), *version[1:]))
+        members = array("q", sorted([self._versions[version] for version in versions])).tobytes()
+        if members not in self._sets:
+            self._set += 1
+            self._sets[members] = self._set
+            self._rows.sets[self._set] = members
+            self._added.sets.append((self._set, members))
+        self._stored[versions] = self._sets[members]
+        return self._sets[members]
+
+    def flush(self) -> None:
+        """Write what is new, with a new seal; nothing, when nothing is."""
+        rows, added, base = self._rows, self._added, self._base
+        if self._loaded.seal and not (added.sets or added.records or self._gone) and rows.failed == self._failed:
+            return
+        base.executemany("insert into versions values (?, ?, ?, ?)", added.versions)
+        base.executemany("insert into sets values (?, ?)", added.sets)
+        base.executemany("insert into records values (?, ?, ?, ?)", added.records)
+        base.executemany("delete from records where id = ?", self._gone)
+        base.executemany("delete from failed where test = ?", [(test,) for test in self._failed - rows.failed])
+        base.executemany("insert into failed values (?)", [(test,) for test in rows.failed - self._failed])
+        self._sweep()
+        base.execute("insert or replace into meta values (?, ?)", (SEAL, rows.seal()))
+
+    def _sweep(self) -> None:
+        """Drop what no record names any more, when it is more than half."""
+        rows = self._rows
+        used = set(" ".join([text for own in rows.records.values() for _, text in own.values()]).split())
+        if len(rows.sets) <= 2 * len(used) + 100:
+            return
+        kept = {number: members for number, members in rows.sets.items() if str(number) in used}
+        members = {number for blob in kept.values() for number in array("q", blob)}
+        versions = {number: version for number, version in rows.versions.items() if number in members}
+        self._base.executemany("delete from sets where id = ?", [(number,) for number in rows.sets.keys() - kept.keys()])
+        self._base.executemany("delete from versions where id = ?", [(number,) for number in rows.versions.keys() - versions.keys()])
+        rows.sets, rows.versions = kept, versions
 
 
-def _pass(base: sqlite3.Connection, commit: str, passed: Iterable[tuple[str, list[int]]]) -> None:
-    now = time.time()
-    told = [(test, commit, text, _seal(test, commit, text), now) for test, text in ((test, json.dumps(ids)) for test, ids in passed)]
-    base.executemany("delete from failed where test = ?", [row[:1] for row in told])
-    base.executemany("insert or replace into records values (?, ?, ?, ?, ?)", told)
-    base.execute(
-        "delete from records where rowid in (select rowid from"
-        " (select rowid, row_number() over (partition by test order by time desc, rowid desc) as number from records) where number > ?)",
-        (COMMITS,),
-    )
-
-
-def _set(base: sqlite3.Connection, versions: frozenset[Version], numbers: dict[Version, int], stored: dict[frozenset[Version], int]) -> int:
-    if versions in stored:
-        return stored[versions]
-    for version in versions:
-        if version not in numbers:
-            row = (_stored(version[0]), *version[1:], _seal(*version))
-            added = base.execute("insert into versions (path, block, digest, seal) values (?, ?, ?, ?)", row)
-            numbers[version] = int(added.lastrowid or 0)
-    members = array("q", sorted(numbers[version] for version in versions)).tobytes()
-    base.execute("insert or ignore into sets (hash, members) values (?, ?)", (sha(members), members))
-    stored[versions] = int(base.execute("select id from sets where hash = ?", (sha(members),)).fetchone()[0])
-    return stored[versions]
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))
 
 
 def _stored(path: str) -> str | bytes:
@@ -241,13 +324,5 @@ def _stored(path: str) -> str | bytes:
     return path if path.isprintable() else path.encode("utf-8", "surrogatepass")
 
 
-def _sweep(base: sqlite3.Connection) -> None:
-    """Drop what no record names any more, when it is more than half."""
-    used = {number for (sets,) in base.execute("select sets from records") for number in json.loads(sets)}
-    held = [number for (number,) in base.execute("select id from sets")]
-    if len(held) > 2 * len(used) + 100:
-        base.executemany("delete from sets where id = ?", [(number,) for number in held if number not in used])
-        members = {number for (blob,) in base.execute("select members from sets") for number in array("q", blob)}
-        unused = [(number,) for (number,) in base.execute("select id from versions") if number not in members]
-        base.executemany("delete from versions where id = ?", unused)
-    base.execute("delete from facts where sha not in (select sha from facts order by time desc limit 20000)")
+def _path(stored: str | bytes) -> str:
+    return stored if isinstance(stored, str) else stored.decode("utf-8", "surrogatepass")

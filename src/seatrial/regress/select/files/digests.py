@@ -30,10 +30,9 @@ Version = tuple[str, str, str]
 class Digests:
     """Digests of the project as it stands."""
 
-    def __init__(self, project: Project, kept: Callable[[str], Facts | None] = lambda _: None) -> None:
+    def __init__(self, project: Project, look: Callable[[bytes], Facts] = facts) -> None:
         self.project = project
-        self.fresh: dict[str, Facts] = {}  # facts found now, for the state file
-        self._kept = kept
+        self._look = look
         self._content: dict[str, str | None] = {}
         self._facts: dict[str, Facts] = {}
         self._targets: dict[str, frozenset[str]] = {}
@@ -73,11 +72,7 @@ class Digests:
             data = self._read(path)
             if data is None:
                 return None
-            key = sha(data)
-            found = self._kept(key)
-            if found is None:
-                found = self.fresh[key] = facts(data)
-            self._facts[path] = found
+            self._facts[path] = self._look(data)
         return self._facts[path]
 
     def targets(self, path: str) -> frozenset[str]:

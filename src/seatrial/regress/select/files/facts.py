@@ -1,6 +1,6 @@
 """What is true of one content of one Python file, whatever the session: its blocks, imports and names.
 
-- A content is known by its hash, so facts can be kept between sessions; those of another Python version are thrown away with the map.
+- A content is known by its hash, so facts are kept between sessions, in the cache that instrumented code is kept in, for every checkout.
 - A file that Python cannot compile has one block, "*": any change of it is a change of everything in it.
 """
 
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import marshal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from seatrial.regress.select.files.aliases import Names, Other, other
+from seatrial.regress.select.files.aliases import Other, other
 from seatrial.regress.select.files.imports import Import, imports
-from seatrial.regress.select.trace import syntax
+from seatrial.regress.select.trace import kept, syntax
 from seatrial.regress.select.trace.blocks import look
 
 
@@ -31,40 +33,14 @@ class Facts:
     level: frozenset[str]
     other: Other
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "blocks": self.blocks,
-            "imports": self.imports,
-            "mentions": _lists(self.mentions),
-            "sticky": sorted(self.sticky),
-            "keepers": sorted(self.keepers),
-            "remote": sorted(self.remote),
-            "level": sorted(self.level),
-            "aliases": _lists(self.other.aliases),
-            "kept": sorted(self.other.kept),
-            "decorators": _lists(self.other.decorators),
-        }
+    def to_bytes(self) -> bytes:
+        plain = [self.blocks, self.imports, self.mentions, self.sticky, self.keepers, self.remote, self.level]
+        return marshal.dumps((*plain, self.other.aliases, self.other.kept, self.other.decorators))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Facts:
-        return cls(
-            dict(data["blocks"]),
-            tuple((level, module, tuple(names)) for level, module, names in data["imports"]),
-            _sets(data["mentions"]),
-            frozenset(data["sticky"]),
-            frozenset(data["keepers"]),
-            frozenset(data["remote"]),
-            frozenset(data["level"]),
-            Other(_sets(data["aliases"]), frozenset(data["kept"]), _sets(data["decorators"])),
-        )
-
-
-def _lists(names: Names) -> dict[str, list[str]]:
-    return {name: sorted(found) for name, found in names.items()}
-
-
-def _sets(names: dict[str, list[str]]) -> Names:
-    return {name: frozenset(found) for name, found in names.items()}
+    def from_bytes(cls, data: bytes) -> Facts:
+        *plain, aliases, kept, decorators = marshal.loads(data)
+        return cls(*plain, Other(aliases, kept, decorators))
 
 
 def sha(data: bytes) -> str:
@@ -81,6 +57,23 @@ def facts(source: bytes) -> Facts:
     imported, level, names = tuple(imports(tree)), frozenset(_level(tree)), other(tree)
     found = look(tree)  # the last: it changes the tree
     return Facts(found.digests, imported, found.mentions, found.sticky, found.keepers, found.remote, level, names)
+
+
+class Shelf:
+    """Facts from the cache, or found and put there; `version` is that of our own text, which says what facts mean."""
+
+    def __init__(self, cache: Path | None, version: str) -> None:
+        self._cache = "" if cache is None else str(cache)
+        self._tag = f"facts\0{version}\0{sys.version}\0".encode()
+
+    def __call__(self, source: bytes) -> Facts:
+        place = kept.place(self._cache, self._tag + source)
+        data = kept.load(place)
+        if data is not None:
+            return Facts.from_bytes(data)
+        found = facts(source)
+        kept.keep(self._cache, place, found.to_bytes())
+        return found
 
 
 def _level(tree: ast.Module) -> Iterator[str]:
