@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,8 @@ def _distributions() -> Iterable[str]:
 
 def commit(root: Path) -> str:
     """HEAD, or "" where there is no git."""
+    if "GIT_DIR" not in os.environ and not any((above / ".git").exists() for above in (root, *root.parents)):
+        return ""  # git would say so too, after a process more
     try:
         done = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, timeout=20, check=False
@@ -130,19 +133,34 @@ def variables() -> list[str]:
     return sorted(found)
 
 
-def surroundings(config: pytest.Config, given: list[str]) -> Version:
-    """What a skipped test may have waited for; `given` are the variables."""
-    from _pytest.config import get_config
+def surroundings(config: pytest.Config, given: list[str]) -> Callable[[], Version]:
+    """What a skipped test may have waited for, as it is now; `given` are the variables. Which of the options are pytest's own is found out
+    when somebody wants to know the rest: that takes a parser of its own."""
+    taken = _plainly({key: value for key, value in vars(config.option).items() if key not in HOW and not key.startswith("seatrial_")})
+    always: dict[str, object] = {key: getattr(config.option, key, None) for key in CHOICE}
+    always["variables"] = given
+    always["gpus"] = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+    settled = _plainly(always)
 
-    core = vars(get_config()._parser.parse_known_args([]))
-    found: dict[str, object] = {
-        key: value for key, value in vars(config.option).items() if key not in core and key not in HOW and not key.startswith("seatrial_")
-    }
-    found.update({key: getattr(config.option, key, None) for key in CHOICE})
-    found["variables"] = given
-    found["gpus"] = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
-    return "", "@surroundings of a skipped test", _digest(found)
+    @functools.cache
+    def found() -> Version:
+        from _pytest.config import get_config
+
+        core = vars(get_config()._parser.parse_known_args([]))
+        lines = {key: text for key, text in taken.items() if key not in core} | settled
+        return "", "@surroundings of a skipped test", _sealed(lines)
+
+    return found
 
 
 def _digest(values: dict[str, object]) -> str:
-    return sha("\n".join(f"{key}={value!r}" for key, value in sorted(values.items())).encode("utf-8", "surrogateescape"))
+    return _sealed(_plainly(values))
+
+
+def _plainly(values: dict[str, object]) -> dict[str, str]:
+    """Values as they are at this moment: a list may grow."""
+    return {key: repr(value) for key, value in values.items()}
+
+
+def _sealed(texts: dict[str, str]) -> str:
+    return sha("\n".join(f"{key}={text}" for key, text in sorted(texts.items())).encode("utf-8", "surrogateescape"))

@@ -47,14 +47,10 @@ class Contexts:
         self._uses: set[int] = set()
         self._outcome = ""
         self._path = ""  # of the test that runs
-        self._names: dict[Path, str] = {}
+        self._place: Path | None = None  # the same, as pytest knows it
+        self._parent: Any = None  # of that test
+        self._behind: frozenset[int] = frozenset()  # contexts of its collectors
         self._told: list[Event] = []
-
-    def _relative(self, item: pytest.Item) -> str:
-        place = _path(item)
-        if place not in self._names:
-            self._names[place] = self._project.relative(place) or ""
-        return self._names[place]
 
     def _enter(self, epoch: int) -> None:
         self._stack.append(epoch)
@@ -85,9 +81,15 @@ class Contexts:
     @wrapping(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Hook:
         epoch = self._new()
-        path = self._relative(item)
-        self._uses = {self._files[path]} if path in self._files else set()
-        self._outcome, self._path = "", path
+        place = _path(item)
+        # Tests come by file: what is the same object as for the one before has not to be found again.
+        if place is not self._place:
+            self._place, self._path = place, self._project.relative(place) or ""
+        if item.parent is not self._parent:
+            self._parent, self._behind = item.parent, self._collectors(item)
+        path = self._path
+        self._uses = {*self._behind, self._files[path]} if path in self._files else set(self._behind)
+        self._outcome = ""
         self._enter(epoch)
         try:
             result = yield
@@ -100,15 +102,16 @@ class Contexts:
             self._needs, self._told = {}, []
         return result
 
-    @wrapping(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Hook:
+    def _collectors(self, item: pytest.Item) -> frozenset[int]:
+        """Contexts of the collectors of a test that have a setup of their own, which runs with the first of their tests."""
+        found = []
         for node in item.listchain()[:-1]:
             if type(node).setup is not pytest.Collector.setup and node not in self._nodes:
                 self._nodes[node] = self._new()
                 node.setup = self._inside(self._nodes[node], node.setup)  # type: ignore[method-assign]
             if node in self._nodes:
-                self._uses.add(self._nodes[node])
-        return (yield)
+                found.append(self._nodes[node])
+        return frozenset(found)
 
     def _inside(self, epoch: int, setup: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:

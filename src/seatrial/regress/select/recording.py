@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 from pathlib import Path
 
@@ -54,10 +55,16 @@ class Recording:
         self.stop()
         if self._sitting.role == "worker":
             return
+        # Records are many objects and none of them is garbage: collections would look through all of pytest's again and again.
+        collects = gc.isenabled()
+        gc.disable()
         try:
             self._write()
         except (OSError, ValueError, sqlite3.Error) as error:
             self.told.append(f"seatrial: nothing was recorded: {self._sitting.state}: {error}")
+        finally:
+            if collects:
+                gc.enable()
 
     def _write(self) -> None:
         sitting = self._sitting

@@ -25,7 +25,7 @@ import pytest
 from seatrial.regress.select import circumstances, state
 from seatrial.regress.select.choose import Choice, Why, choose
 from seatrial.regress.select.files import cache
-from seatrial.regress.select.files.digests import ABSENT, Digests
+from seatrial.regress.select.files.digests import Digests
 from seatrial.regress.select.files.facts import Shelf
 from seatrial.regress.select.files.project import Project
 from seatrial.regress.select.gather.records import Common
@@ -130,7 +130,7 @@ class Sitting:
     def now(self, path: str, block: str) -> str:
         """The digest of a dependency today, files or not."""
         if not path and block.startswith("@"):
-            return next((digest for _, name, digest in self.common() if name == block), ABSENT)
+            return self.common().now(block)
         return self.digests.now(path, block)
 
     def choose(self, items: list[pytest.Item]) -> list[Choice]:

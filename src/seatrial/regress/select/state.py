@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from seatrial.regress.select.choose import Changed, Known, Now
 from seatrial.regress.select.files.digests import Version
@@ -98,8 +99,7 @@ class Loaded:
         return self._known
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a session saw of one test: the sets it depends on when it passed, None when it failed."""
 
     test: str

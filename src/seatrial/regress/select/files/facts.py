@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from seatrial.regress.select.files.aliases import Other, other
 from seatrial.regress.select.files.imports import Import, imports
@@ -34,13 +35,14 @@ class Facts:
     other: Other
 
     def to_bytes(self) -> bytes:
-        plain = [self.blocks, self.imports, self.mentions, self.sticky, self.keepers, self.remote, self.level]
-        return marshal.dumps((*plain, self.other.aliases, self.other.kept, self.other.decorators))
+        plain: Any = (self.blocks, self.imports, self.mentions, self.sticky, self.keepers, self.remote, self.level)
+        return marshal.dumps((plain, (self.other.aliases, self.other.kept, self.other.decorators)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Facts:
-        *plain, aliases, kept, decorators = marshal.loads(data)
-        return cls(*plain, Other(aliases, kept, decorators))
+        plain, others = marshal.loads(data)
+        found: Any = (*plain, Other(*others))
+        return cls(*found)
 
 
 def sha(data: bytes) -> str:

@@ -51,10 +51,14 @@ class Children:
 
     def own(self, epoch: int, deeds: Iterable[Deed]) -> list[Deed]:
         """What the pytest process did, with a mark for each child of its that did not speak."""
+        if not self._quiet:
+            return list(deeds)
         return [(kind, a, b) for kind, _, a, b in self._marked(Event(kind, epoch, a, b) for kind, a, b in deeds)]
 
     def unheard(self, paths: Mapping[str, int], epochs: Iterable[int]) -> set[str]:
         """Python files that commands name, of which fewer children say that they ran them, in these epochs, than there were commands."""
+        if not paths:
+            return set()
         words: Counter[str] = Counter()
         for epoch in epochs:
             words.update(self._words.get(epoch, {}))
@@ -93,6 +97,8 @@ class Children:
 
     def born(self, epoch: int, deeds: Iterable[Deed]) -> list[Deed]:
         """The whole lives of programs that were started in an epoch, with those that they started in turn."""
+        if not self._children:
+            return []
         keys = _started(deeds)
         taken: dict[str, list[Event]] = {}
         grown = True

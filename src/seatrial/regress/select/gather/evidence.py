@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.regress.select.trace.events import Event, Process
 
@@ -20,8 +20,7 @@ BASE = 0  # outside of any test, fixture or import: belongs to every test
 Deed = tuple[str, str, str]  # kind, a, b of an event
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """One test that ended, with the epochs of the contexts that it used."""
 
     test: str
@@ -62,7 +61,7 @@ class Journal:
             if ran is not None:
                 self.evidence.tests.append(ran)
             return
-        line: dict[str, Any] = {"events": events, "ran": None if ran is None else asdict(ran), "needs": sorted((needs or {}).items())}
+        line: dict[str, Any] = {"events": events, "ran": None if ran is None else ran._asdict(), "needs": sorted((needs or {}).items())}
         line["collected"] = sorted(self.evidence.collected)
         self.evidence.collected = set()
         os.write(self._handle, json.dumps(line).encode() + b"\n")

@@ -12,14 +12,13 @@ import ast
 import json
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.regress.select.files import shell
-from seatrial.regress.select.files.digests import EXISTS, LEVEL, LISTING, UNSETTLED, WHOLE, Digests, Version
+from seatrial.regress.select.files.digests import ABSENT, EXISTS, LEVEL, LISTING, UNSETTLED, WHOLE, Digests, Version
 from seatrial.regress.select.files.imports import imports, packages_above, resolve
 from seatrial.regress.select.files.project import stamp
 from seatrial.regress.select.gather import once
@@ -42,16 +41,36 @@ class Own:
     seeds: set[str] = field(default_factory=set)
     written: set[str] = field(default_factory=set)
     blind: bool = False  # something of it was not traced
-    named: Counter[str] = field(default_factory=Counter)  # Python files that other programs were told to run, and how often
+    named: dict[str, int] = field(default_factory=dict)  # Python files that other programs were told to run, and how often
     untraced: set[str] = field(default_factory=set)  # those that ran without being traced
 
 
 class Common(NamedTuple):
-    """Dependencies that are no files: two of every test, and one of those that were skipped."""
+    """Dependencies that are no files: two of every test, and one of those that were skipped, which is found when it is needed."""
 
     options: Version
     command: Version
-    surroundings: Version
+    surroundings: Callable[[], Version]
+
+    def now(self, block: str) -> str:
+        """The digest of one of them."""
+        for _, name, digest in (self.options, self.command):
+            if name == block:
+                return digest
+        _, name, digest = self.surroundings()
+        return digest if name == block else ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What tests of one file that use the same contexts have in common; `seeds` need not be followed again."""
+
+    written: set[str]
+    blind: bool
+    files: frozenset[str]
+    seeds: frozenset[str]
+    around: tuple[frozenset[Version], ...]
+    contexts: tuple[frozenset[Version], ...]
 
 
 class Recorder:
@@ -139,7 +158,7 @@ class Recorder:
         for path in paths:
             own.parts.add((path.rstrip("/"), LISTING if path.endswith("/") else WHOLE))
             if path.endswith(".py") and not is_python(argv):
-                own.named[path] += 1
+                own.named[path] = own.named.get(path, 0) + 1
                 if bare:
                     own.untraced.add(path)
 
@@ -180,7 +199,8 @@ class Recorder:
         parts = set(own.parts)
         for part in own.parts:
             parts.update(self._closures.behind(part))
-        parts.update(self._closures.wholes(own.untraced))
+        if own.untraced:
+            parts.update(self._closures.wholes(own.untraced))
         if own.blind:
             parts.update(self._closures.wholes(own.seeds | {path for path, _ in own.parts if path.endswith(".py")}))
         return frozenset(parts)
@@ -226,8 +246,8 @@ class Recorder:
     def common(self, *, skipped: bool) -> frozenset[Version]:
         if skipped not in self._common:
             inputs = frozenset((path, WHOLE) for path in self._project.matching(self._inputs))
-            given = self._given if skipped else {self._given.options, self._given.command}
-            self._common[skipped] = self.versions(inputs) | self._everywhere | frozenset(given)
+            given = {self._given.options, self._given.command, *([self._given.surroundings()] if skipped else [])}
+            self._common[skipped] = self.versions(inputs) | self._everywhere | given
         return self._common[skipped]
 
     @property
@@ -244,6 +264,7 @@ class _Session:
         self._children = Children(evidence.children, evidence.deeds)
         self._own: dict[int, Own] = {}
         self._sets: dict[int, frozenset[Part]] = {}
+        self._shared: dict[tuple[str, tuple[int, ...]], _Shared] = {}
 
     def outcomes(self) -> list[Outcome]:
         base = self._base()
@@ -269,19 +290,35 @@ class _Session:
 
     def _record(self, ran: Ran) -> list[frozenset[Version]]:
         recorder = self._recorder
+        shared = self._shared.get((ran.path, ran.uses)) or self._share(ran)
+        mine = self._context(ran.epoch, shared.written, shared=False)
+        if mine.blind or shared.blind:
+            mine.parts.update(recorder.closures.wholes(shared.files))
+        seeds = sorted(mine.seeds - shared.seeds)
+        return [
+            *shared.around,
+            recorder.versions(recorder.finish(mine)),
+            *shared.contexts,
+            *(recorder.versions(recorder.closures.parts([seed])) for seed in seeds),
+        ]
+
+    def _share(self, ran: Ran) -> _Shared:
+        recorder = self._recorder
         contexts = self._uses(ran.uses)
         owns = [self._context(epoch, set()) for epoch in contexts]
-        written = set().union(*(own.written for own in owns))
-        mine = self._context(ran.epoch, written, shared=False)
         files, parts = recorder.around(ran.path)
-        if mine.blind or any(own.blind for own in owns):
-            mine.parts.update(recorder.closures.wholes(files))
         reached = recorder.closures.reached(files)
-        sets = [recorder.closures.parts(files), parts, recorder.finish(mine), *(self._set(epoch) for epoch in contexts)]
-        for seed in sorted(set().union(mine.seeds, *(own.seeds for own in owns))):
-            if seed not in reached:
-                sets.append(recorder.closures.parts([seed]))
-        return [recorder.versions(one) for one in sets]
+        seeds = set().union(*(own.seeds for own in owns)) - reached
+        sets = [*(self._set(epoch) for epoch in contexts), *(recorder.closures.parts([seed]) for seed in sorted(seeds))]
+        found = self._shared[ran.path, ran.uses] = _Shared(
+            set().union(*(own.written for own in owns)),
+            any(own.blind for own in owns),
+            files,
+            reached | seeds,
+            (recorder.versions(recorder.closures.parts(files)), recorder.versions(parts)),
+            tuple(recorder.versions(one) for one in sets),
+        )
+        return found
 
     def _uses(self, epochs: Iterable[int]) -> list[int]:
         """Contexts of a test, with those that stand behind them."""
