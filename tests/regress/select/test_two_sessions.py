@@ -289,3 +289,13 @@ def test_without_a_home_there_is_no_cache(tmp_path: Path, monkeypatch: pytest.Mo
     cache.sweep()
     assert code.compiled(b"X = 1\n", "/p/a.py", "a.py", "", None, "") is not None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_test_that_failed_in_one_process_has_failed(tmp_path: Path, order: int) -> None:
+    """Every process runs every test with `--dist each`."""
+    place = tmp_path / "state"
+    state.save(place, {}, "c", [*_passed("t"), state.Outcome("t", None)][::order], _now)
+    known = state.load(place, {}).known
+    assert "t" in known.failed
+    assert "t" not in known.records

@@ -70,8 +70,9 @@ class Selection:
 
     def pytest_report_header(self) -> list[str]:
         """Why everything will run, before it does."""
-        asked, told = self._sitting.asked, self._sitting.loaded.told
-        return [f"seatrial: every test runs: the map is not trusted: {told}"] if told and asked.select and not asked.picked else []
+        asked = self._sitting.asked
+        told = self._sitting.start().told if asked.select and not asked.picked else ""
+        return [f"seatrial: every test runs: the map is not trusted: {told}"] if told else []
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

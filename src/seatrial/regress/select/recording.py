@@ -63,6 +63,7 @@ class Recording:
         except (OSError, ValueError, sqlite3.Error) as error:
             self.told.append(f"seatrial: nothing was recorded: {self._sitting.state}: {error}")
         finally:
+            self._sitting.forget()
             if collects:
                 gc.enable()
 
@@ -85,7 +86,7 @@ class Recording:
 
     def _evidence(self) -> list[evidence.Evidence]:
         if self._sitting.role == "single":
-            return [self._with_children(self._journal.evidence, self._sitting.directory)]
+            return [self._with_children(self._journal.take(), self._sitting.directory)]
         found = []
         for path in sorted(self._sitting.directory.glob(f"*/{JOURNAL}")):
             found.append(self._with_children(evidence.read(path), path.parent))

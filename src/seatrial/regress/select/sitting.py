@@ -90,8 +90,8 @@ class Sitting:
         self._common: Common | None = None
         self.below = _below(config, self.root)
         self.project = Project.walk(self.root, asked.path, self.below)
-        self.loaded = state.load(self.state, asked.given)
-        self.digests = Digests(self.project, Shelf(cache.place(), asked.given[circumstances.VERSION]))
+        self.loaded = self._load() if asked.select and not asked.picked else None
+        self.digests = self._digests()
 
     @classmethod
     def begin(cls, config: pytest.Config, *, select: bool, why: bool, picked: bool) -> Self:
@@ -117,6 +117,22 @@ class Sitting:
         sitting.lock = lock
         return sitting
 
+    def _load(self) -> state.Loaded:
+        return state.load(self.state, self.asked.given)
+
+    def _digests(self) -> Digests:
+        return Digests(self.project, Shelf(cache.place(), self.asked.given[circumstances.VERSION]))
+
+    def start(self) -> state.Loaded:
+        """What the state file says; who only records has not read it before the end."""
+        if self.loaded is None:
+            self.loaded = self._load()
+        return self.loaded
+
+    def forget(self) -> None:
+        """What is not needed any more would be looked through by every garbage collection until the process ends."""
+        self.loaded, self.digests = None, self._digests()
+
     def common(self) -> Common:
         """Dependencies that are no files; first asked for when the session begins, since tests may change options."""
         if self._common is None:
@@ -136,10 +152,9 @@ class Sitting:
     def choose(self, items: list[pytest.Item]) -> list[Choice]:
         """Decide over collected tests; the map of other circumstances decides nothing."""
         tests = [item.nodeid for item in items]
-        if self.loaded.told:
-            choices = [Choice(test, Why.NEW, "not trusted") for test in tests]
-        else:
-            choices = choose(self.loaded.known, self.now, tests)
+        loaded = self.start()
+        unknown = [Choice(test, Why.NEW, "not trusted") for test in tests]
+        choices = unknown if loaded.told else choose(loaded.known, self.now, tests)
         taken = [choice for choice in choices if choice.why is not None]
         counts = {why.value: sum(choice.why == why and not choice.by for choice in taken) for why in (Why.AFFECTED, Why.NEW, Why.FAILED)}
         self.chosen = Chosen(
@@ -148,7 +163,7 @@ class Sitting:
             counts={why: count for why, count in counts.items() if count},
             files=len({choice.path for choice in taken if choice.path}),
             others=dict(Counter(choice.by for choice in taken if choice.by)),
-            told=self.loaded.told,
+            told=loaded.told,
             lines=[f"seatrial: {choice.line()}" for choice in taken] if self.asked.why else [],
         )
         if self.role == "worker":

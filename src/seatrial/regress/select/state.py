@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sqlite3
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,7 +190,7 @@ def save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outc
         _save(path, given, commit, every, now, None)
 
 
-def _save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Outcome], now: Now, start: Loaded | None) -> None:
+def _save(path: Path, given: dict[str, str], commit: str, outcomes: Sequence[Outcome], now: Now, start: Loaded | None) -> None:
     with closing(_connect(path)) as base:
         base.execute("begin immediate")
         try:
@@ -202,14 +202,13 @@ def _save(path: Path, given: dict[str, str], commit: str, outcomes: Iterable[Out
         if loaded.told:
             _clear(base, given)
         writing = _Writing(base, loaded)
-        passed = []
+        # Where several processes run every test (`--dist each`), one that failed in any of them has failed.
+        failed = {outcome.test for outcome in outcomes if outcome.sets is None}
+        for test in sorted(failed):
+            writing.fail(test, now)
         for outcome in outcomes:
-            if outcome.sets is None:
-                writing.fail(outcome.test, now)
-            else:
-                passed.append((outcome.test, writing.named(outcome.sets)))
-        for test, text in passed:
-            writing.succeed(test, commit, text)
+            if outcome.sets is not None and outcome.test not in failed:
+                writing.succeed(outcome.test, commit, writing.named(outcome.sets))
         writing.flush()
         base.execute("commit")
 

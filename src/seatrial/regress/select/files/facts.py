@@ -18,7 +18,7 @@ from typing import Any
 from seatrial.regress.select.files.aliases import Other, other
 from seatrial.regress.select.files.imports import Import, imports
 from seatrial.regress.select.trace import kept, syntax
-from seatrial.regress.select.trace.blocks import look
+from seatrial.regress.select.trace.blocks import Slice, look
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +29,22 @@ class Facts:
     imports: tuple[Import, ...]
     mentions: dict[str, frozenset[str]]
     sticky: frozenset[str]
-    keepers: frozenset[str]
+    keepers: dict[str, tuple[Slice, ...]]
+    setters: dict[str, frozenset[str]]
     remote: frozenset[str]
     level: frozenset[str]
     other: Other
 
     def to_bytes(self) -> bytes:
-        plain: Any = (self.blocks, self.imports, self.mentions, self.sticky, self.keepers, self.remote, self.level)
+        keepers = {name: tuple(tuple(one) for one in some) for name, some in self.keepers.items()}
+        plain: Any = (self.blocks, self.imports, self.mentions, self.sticky, keepers, self.setters, self.remote, self.level)
         return marshal.dumps((plain, (self.other.aliases, self.other.kept, self.other.decorators)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Facts:
-        plain, others = marshal.loads(data)
-        found: Any = (*plain, Other(*others))
-        return cls(*found)
+        (blocks, imported, mentions, sticky, keepers, setters, remote, level), others = marshal.loads(data)
+        slices = {name: tuple(Slice(*one) for one in some) for name, some in keepers.items()}
+        return cls(blocks, imported, mentions, sticky, slices, setters, remote, level, Other(*others))
 
 
 def sha(data: bytes) -> str:
@@ -55,10 +57,10 @@ def facts(source: bytes) -> Facts:
         tree = syntax.parse(source)
         syntax.check(source)
     except syntax.BROKEN:
-        return Facts({"*": sha(source)}, (), {}, frozenset(), frozenset(), frozenset(), frozenset(), Other({}, frozenset(), {}))
+        return Facts({"*": sha(source)}, (), {}, frozenset(), {}, {}, frozenset(), frozenset(), Other({}, frozenset(), {}))
     imported, level, names = tuple(imports(tree)), frozenset(_level(tree)), other(tree)
     found = look(tree)  # the last: it changes the tree
-    return Facts(found.digests, imported, found.mentions, found.sticky, found.keepers, found.remote, level, names)
+    return Facts(found.digests, imported, found.mentions, found.sticky, found.keepers, found.setters, found.remote, level, names)
 
 
 class Shelf:

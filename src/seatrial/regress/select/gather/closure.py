@@ -9,15 +9,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from seatrial.regress.select.files.digests import IMPORTS, LEVEL, WHOLE, Digests
 from seatrial.regress.select.files.imports import closure
 from seatrial.regress.select.gather.evidence import Deed
-from seatrial.regress.select.gather.once import Deeds, Once, Part, plain
+from seatrial.regress.select.gather.once import Deeds, Epoch, Once, Part, plain
 from seatrial.regress.select.trace.blocks import number
-from seatrial.regress.select.trace.events import BY, CALL, HELLO, LOAD, MUTE, SPAWN, TASK, THROUGH, WRITE
+from seatrial.regress.select.trace.events import AGAIN, BY, CALL, HELLO, LOAD, MUTE, SPAWN, STARTED, TASK, THROUGH, WRITE
 from seatrial.regress.select.trace.events import WHOLE as WHOLE_FILE
 
 INNER = re.compile(r"(\.<locals>)?\.?<(lambda|listcomp|setcomp|dictcomp|genexpr)>")
@@ -39,8 +39,10 @@ class Seen:
     """A function of the project: files that other people's code read for it, and may have kept."""
     read: dict[Part, set[str]] = field(default_factory=dict)
     """A function: files that were read by it or for it."""
-    calls: dict[Part, set[int]] = field(default_factory=dict)
-    """A function: the numbers of the blocks that it brought to run."""
+    calls: dict[Part, set[tuple[int, int]]] = field(default_factory=dict)
+    """A function: lines of it, and the numbers of the blocks that were brought to run there."""
+    again: set[int] = field(default_factory=set)
+    """Numbers of keepers of which not all calls are known."""
 
     def add(self, deed: Deed) -> None:
         kind, a, b = deed
@@ -56,7 +58,10 @@ class Seen:
             if kind == THROUGH:
                 self.kept.setdefault(_function(b), set()).add(a)
         elif kind == CALL:
-            self.calls.setdefault(_function(b), set()).add(int(a))
+            function, _, line = b.rpartition("\0")
+            self.calls.setdefault(_function(function), set()).add((int(line), int(a)))
+        elif kind == AGAIN:
+            self.again.add(int(a))
         elif kind == WHOLE_FILE and a.startswith("/"):
             self.outside.add(a)
         elif kind == WHOLE_FILE and a == b:
@@ -71,7 +76,7 @@ class Seen:
 def _function(told: str) -> Part:
     """A file and a function in it, as an event names them."""
     path, _, function = told.partition("\0")
-    return path, INNER.sub("", function)
+    return path, INNER.sub("", function) if "<" in function else function
 
 
 class Files:
@@ -96,11 +101,20 @@ class Files:
                 self._numbers[number(path, block)] = (path, block)
 
 
+def _calls(seen: Seen, files: Files) -> dict[Part, frozenset[tuple[int, Part | None]]]:
+    """What functions brought to run, by line; None for a process."""
+    found = {}
+    for caller, told in seen.calls.items():
+        parts = ((line, number, files.part(number)) for line, number in told)
+        found[caller] = frozenset((line, part) for line, number, part in parts if part or number == STARTED)
+    return found
+
+
 class Closures:
     """Closures over one session's edges, each computed once."""
 
     def __init__(
-        self, digests: Digests, seen: Seen, imported: dict[str, set[Part]], together: Sequence[Sequence[frozenset[Part]]], files: Files
+        self, digests: Digests, seen: Seen, imported: dict[str, set[Part]], together: Callable[[], Sequence[Sequence[Epoch]]], files: Files
     ) -> None:
         self.digests = digests
         self._edges = seen.edges
@@ -111,8 +125,9 @@ class Closures:
         self._reached: dict[frozenset[str], frozenset[str]] = {}
         self._parts: dict[frozenset[str], frozenset[Part]] = {}
         self._behind: dict[Part, frozenset[Part]] = {}
-        calls = {caller: frozenset(part for number in found if (part := files.part(number))) for caller, found in seen.calls.items()}
-        self._once = Once(digests, self.reached, together, Deeds(calls, read))
+        self._before: dict[Part, frozenset[Part]] = {}
+        again = frozenset(part for number in seen.again if (part := files.part(number)))
+        self._once = Once(digests, self.reached, together, Deeds(_calls(seen, files), read, again))
         for path in {*seen.loaded, *imported}:
             self._once.learn(path)
 
@@ -146,13 +161,27 @@ class Closures:
         return frozenset((path, WHOLE) for path in self.reached(start)) | self.parts(start)
 
     def behind(self, part: Part) -> frozenset[Part]:
-        """Functions that may have run once, before, on behalf of a block."""
+        """Functions that may have run once, before, on behalf of a block, and on behalf of these."""
+        if self._once.stands_alone(part) and plain(part) not in self._kept:
+            return frozenset()
         if part not in self._behind:
-            facts = self.digests.facts(part[0])
+            found = {part}
+            pending = [part]
+            while pending:
+                more = self._direct(pending.pop()) - found
+                found |= more
+                pending.extend(more)
+            self._behind[part] = frozenset(found - {part})
+        return self._behind[part]
+
+    def _direct(self, part: Part) -> frozenset[Part]:
+        """The same in one step."""
+        if part not in self._before:
+            facts = self.digests.facts(part[0]) if part[0].endswith(".py") else None
             mentioned = facts.mentions.get(part[1], frozenset()) if facts else frozenset()
             found = self._once.behind(mentioned) | self._once.kept_by(part)
-            self._behind[part] = frozenset(found | self._kept.get(plain(part), set()))
-        return self._behind[part]
+            self._before[part] = frozenset(found | self._kept.get(plain(part), set()))
+        return self._before[part]
 
     def _next(self, path: str) -> Iterable[str]:
         return self.digests.targets(path) | self._edges.get(path, set())

@@ -41,30 +41,44 @@ class Evidence:
     children: list[tuple[Process, list[Event]]] = field(default_factory=list)
     _same: dict[Deed, Deed] = field(default_factory=dict)
 
-    def fold(self, events: Iterable[Event]) -> None:
+    def fold(self, events: Iterable[tuple[str, int, str, str]]) -> None:
         for kind, epoch, a, b in events:
             deed = (kind, a, b)
             self.deeds.setdefault(epoch, {})[self._same.setdefault(deed, deed)] = None
 
 
 class Journal:
-    """Where a process puts what it saw: into `evidence`, and into a file when it is a worker."""
+    """Where a process puts what it saw: into `evidence`, or into a file when it is a worker.
+
+    While tests run everything is kept in plain tuples of text and numbers: these are nothing to the garbage collector, which would else
+    look through all objects of the session more often.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.evidence = Evidence()
+        self._kept: list[tuple[tuple[Any, ...], tuple[Any, ...] | None]] = []
         self._handle = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def add(self, events: list[Event], ran: Ran | None = None, needs: dict[int, tuple[int, ...]] | None = None) -> None:
         if self._handle is None:
-            self.evidence.fold(events)
-            self.evidence.needs.update(needs or {})
-            if ran is not None:
-                self.evidence.tests.append(ran)
+            self._kept.append((tuple(map(tuple, events)), None if ran is None else tuple(ran)))
+            if needs:
+                self.evidence.needs.update(needs)
             return
         line: dict[str, Any] = {"events": events, "ran": None if ran is None else ran._asdict(), "needs": sorted((needs or {}).items())}
         line["collected"] = sorted(self.evidence.collected)
         self.evidence.collected = set()
         os.write(self._handle, json.dumps(line).encode() + b"\n")
+
+    def take(self) -> Evidence:
+        """All of it; nothing is left here."""
+        found, self.evidence = self.evidence, Evidence()
+        for events, ran in self._kept:
+            found.fold(events)
+            if ran is not None:
+                found.tests.append(Ran(*ran))
+        self._kept.clear()
+        return found
 
     def close(self) -> None:
         if self._handle is not None:

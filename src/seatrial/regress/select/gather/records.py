@@ -30,6 +30,7 @@ from seatrial.regress.select.state import Outcome
 from seatrial.regress.select.trace import events as kinds
 
 VERSION = frozenset({"-V", "-VV", "--version", "--help", "-h"})
+OF_EPOCH = frozenset({kinds.LOAD, kinds.SPAWN, kinds.MUTE})
 ASKED = {kinds.READ: WHOLE, kinds.WHOLE: WHOLE, kinds.LIST: LISTING, kinds.EXISTS: EXISTS}
 
 
@@ -82,31 +83,36 @@ class Recorder:
         self._inputs = inputs
         self._given = given
         self._versions: dict[frozenset[Part], frozenset[Version]] = {}
+        self._one: dict[Part, Version] = {}
+        self._simple: dict[str, Version | None] = {}
         self._common: dict[bool, frozenset[Version]] = {}
         self._around: dict[str, tuple[frozenset[str], frozenset[Part]]] = {}
         seen = self._seen = Seen()
         for one in evidence:
-            for deeds in one.deeds.values():
-                for deed in deeds:
-                    seen.add(deed)
+            for deed in dict.fromkeys(deed for deeds in one.deeds.values() for deed in deeds if deed[0] != kinds.HIT or deed[2]):
+                seen.add(deed)
             for _, events in one.children:
                 for kind, _, a, b in events:
                     seen.add((kind, a, b))
         self._files = Files(digests, seen.loaded | set(seen.during))
         during = {path: self._during(deeds) for path, deeds in seen.during.items()}
-        self._closures = Closures(digests, seen, during, [self._together(one) for one in evidence], self._files)
+        self._closures = Closures(digests, seen, during, lambda: [self._together(one) for one in evidence], self._files)
         self._everywhere = frozenset(self._outside())
 
     def outcomes(self, evidence: Evidence) -> list[Outcome]:
         """What is to be written about every test of one pytest process."""
         return _Session(self, evidence).outcomes()
 
-    def _together(self, evidence: Evidence) -> list[frozenset[Part]]:
+    def _together(self, evidence: Evidence) -> list[once.Epoch]:
         """What was hit and asked for in each epoch, in whichever process and import."""
+        own = self._happened((epoch, kind, a) for epoch, deeds in evidence.deeds.items() for kind, a, _ in deeds)
+        theirs = self._happened((epoch, kind, a) for _, events in evidence.children for kind, epoch, a, _ in events)
+        none = frozenset[Part]()
+        return [once.Epoch(own.get(one, none) | theirs.get(one, none), theirs.get(one, none)) for one in sorted({*own, *theirs})]
+
+    def _happened(self, deeds: Iterable[tuple[int, str, str]]) -> dict[int, frozenset[Part]]:
         found: dict[int, set[Part]] = {}
-        own = [(epoch, kind, a) for epoch, deeds in evidence.deeds.items() for kind, a, _ in deeds]
-        theirs = [(epoch, kind, a) for _, events in evidence.children for kind, epoch, a, _ in events]
-        for epoch, kind, a in [*own, *theirs]:
+        for epoch, kind, a in deeds:
             if kind == kinds.HIT:
                 part = self._files.part(int(a))
                 if part is not None:
@@ -115,7 +121,7 @@ class Recorder:
                 found.setdefault(epoch, set()).add((a, WHOLE))
             elif kind in ASKED and a not in self._seen.written and not self._project.foreign(a) and not a.startswith("/"):
                 found.setdefault(epoch, set()).add((a, once.ASKED + ASKED[kind]))
-        return [frozenset(found[epoch]) for epoch in sorted(found)]
+        return {epoch: frozenset(parts) for epoch, parts in found.items()}
 
     def _during(self, deeds: Iterable[Deed]) -> set[Part]:
         own = Own()
@@ -207,16 +213,28 @@ class Recorder:
 
     def remote(self, own: Own) -> bool:
         """Whether a block that ran sends work to Ray."""
-        for path, block in own.parts:
-            facts = self._digests.facts(path) if path.endswith(".py") else None
-            if facts and (block in facts.remote or (block == WHOLE and facts.remote)):
-                return True
-        return False
+        return any(map(self._sends, own.parts))
+
+    def _sends(self, part: Part) -> bool:
+        facts = self._digests.facts(part[0]) if part[0].endswith(".py") else None
+        return bool(facts and facts.remote and (part[1] in facts.remote or part[1] == WHOLE))
+
+    def simple(self, number: str) -> Version | None:
+        """The block of a number, if it brings nothing but itself."""
+        if number not in self._simple:
+            part = self._files.part(int(number))
+            plain = part is not None and not self._sends(part) and not self._closures.behind(part)
+            self._simple[number] = self._version(part) if part is not None and plain else None
+        return self._simple[number]
 
     def versions(self, parts: frozenset[Part]) -> frozenset[Version]:
         if parts not in self._versions:
-            self._versions[parts] = frozenset(self._digests.version(*part) for part in parts)
+            self._versions[parts] = frozenset([self._one.get(part) or self._version(part) for part in parts])
         return self._versions[parts]
+
+    def _version(self, part: Part) -> Version:
+        found = self._one[part] = self._digests.version(*part)
+        return found
 
     def around(self, path: str) -> tuple[frozenset[str], frozenset[Part]]:
         """What pytest takes with a test file: files to import, and what would change that if it appeared."""
@@ -291,6 +309,9 @@ class _Session:
     def _record(self, ran: Ran) -> list[frozenset[Version]]:
         recorder = self._recorder
         shared = self._shared.get((ran.path, ran.uses)) or self._share(ran)
+        simple = None if shared.blind or self._evidence.children else self._simple(ran.epoch, shared.seeds)
+        if simple is not None:
+            return [*shared.around, simple, *shared.contexts]
         mine = self._context(ran.epoch, shared.written, shared=False)
         if mine.blind or shared.blind:
             mine.parts.update(recorder.closures.wholes(shared.files))
@@ -301,6 +322,18 @@ class _Session:
             *shared.contexts,
             *(recorder.versions(recorder.closures.parts([seed])) for seed in seeds),
         ]
+
+    def _simple(self, epoch: int, known: frozenset[str]) -> frozenset[Version] | None:
+        """The quick way for what most tests are: they ran blocks of files that are followed anyway, and nothing stands behind these."""
+        found = []
+        for kind, a, b in self._evidence.deeds.get(epoch, ()):
+            if kind == kinds.CALL:
+                continue
+            version = self._recorder.simple(a) if kind == kinds.HIT and not b else None
+            if version is None or version[0] not in known:
+                return None
+            found.append(version)
+        return frozenset(found)
 
     def _share(self, ran: Ran) -> _Shared:
         recorder = self._recorder
@@ -344,13 +377,14 @@ class _Session:
         lives, torn = self._children.lives(epoch)
         if shared:
             lives += self._children.born(epoch, deeds)
-        for some, epochs in ((deeds, [epoch]), (lives, self._children.epochs(epoch))):
+        for some, epochs in ((deeds, [epoch]), (lives, self._children.epochs(epoch) if lives else [])):
             own.named.clear()
-            for kind, a, b in some:
+            for deed in some:
                 # What happened while a module was imported belongs to that module, whoever asked for it first.
-                if kind in (kinds.LOAD, kinds.SPAWN, kinds.MUTE) or not b:
-                    self._recorder.take(own, (kind, a, b))
-            own.untraced |= self._children.unheard(own.named, epochs)
+                if not deed[2] or deed[0] in OF_EPOCH:
+                    self._recorder.take(own, deed)
+            if own.named:
+                own.untraced |= self._children.unheard(own.named, epochs)
         for argv, place in silent([*deeds, *lives]):
             own.blind = True
             own.untraced |= self._recorder.unseen(argv, place)

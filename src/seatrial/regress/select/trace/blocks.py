@@ -14,10 +14,12 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from seatrial.regress.select.trace import memo, syntax
+from seatrial.regress.select.trace import memo, slices, syntax
 
 WHOLE = "*"
 MODULE = ""
+KEEPS = 1 << 61
+"""Beside the number, where it is hit: the block keeps something."""
 
 
 def digest(data: bytes) -> str:
@@ -26,8 +28,18 @@ def digest(data: bytes) -> str:
 
 
 def number(path: str, name: str) -> int:
-    """63 bits for one block of one file; `path` is relative to the root."""
-    return int.from_bytes(hashlib.blake2b(f"{path}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 1
+    """61 bits for one block of one file; `path` is relative to the root."""
+    return int.from_bytes(hashlib.blake2b(f"{path}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 3
+
+
+class Slice(NamedTuple):
+    """A part of a block."""
+
+    mentions: frozenset[str]
+    lines: frozenset[int]
+    told: str
+    asked: frozenset[str]
+    """These as in `slices.LeftOut`."""
 
 
 class Looked(NamedTuple):
@@ -40,8 +52,10 @@ class Looked(NamedTuple):
     """Blocks that contain a call `….remote(…)`."""
     sticky: frozenset[str]
     """Blocks that do their work once and keep the result, so that who comes later uses it without running them."""
-    keepers: frozenset[str]
-    """Further blocks that run again, and may do less then."""
+    keepers: dict[str, tuple[Slice, ...]]
+    """Blocks that run again, and may do less then: what they may leave out."""
+    setters: dict[str, frozenset[str]]
+    """What functions set, by their names."""
 
 
 def look(tree: ast.Module) -> Looked:
@@ -49,15 +63,30 @@ def look(tree: ast.Module) -> Looked:
     named = syntax.functions(tree)
     own = syntax.cut(tree)
     inside = {name: [node for part in body for node in ast.walk(part)] for name, body in own.items()}
-    setters: dict[str, frozenset[str]] = {}
-    for name, node in named:
-        setters[node.name] = setters.get(node.name, frozenset()) | memo.sets(inside[name]) - {""}
+    known = slices.file(((node.name, inside[name]) for name, node in named), inside[MODULE])
+    less = {name: slices.left_out(node, inside[name], known) for name, node in named}
     return Looked(
         {name: digest("\n".join(map(ast.dump, body)).encode("utf-8", "surrogatepass")) for name, body in own.items()},
         {name: frozenset(_words(nodes)) for name, nodes in inside.items()},
         frozenset(name for name, nodes in inside.items() if any(map(_is_remote, nodes))),
-        frozenset(name for name, node in named if memo.keeps(node, inside[name], setters)),
-        frozenset(name for name, _ in named if memo.may_keep(inside[name])),
+        frozenset(name for name, node in named if memo.skips(node, inside[name])),
+        {name: tuple(map(_slice, some)) for name, some in less.items() if some},
+        dict(known.setters),
+    )
+
+
+def _slice(less: slices.LeftOut) -> Slice:
+    inside = {id(node): node for part in less.nodes for node in ast.walk(part)}.values()
+    lines = {line for node in inside for line in _lines(node)}
+    return Slice(frozenset(_words(inside)), frozenset(lines), less.told, less.asked)
+
+
+def _lines(node: ast.AST) -> range:
+    # A function inside is another block: of its text only what stands around its body is here.
+    return (
+        range(getattr(node, "lineno", 0), (getattr(node, "end_lineno", None) or -1) + 1)
+        if isinstance(node, (ast.stmt, ast.expr))
+        else range(0)
     )
 
 

@@ -18,7 +18,8 @@ from types import CodeType
 from typing import Any
 
 from seatrial.regress.select.trace import kept
-from seatrial.regress.select.trace.instrument import instrument
+from seatrial.regress.select.trace.blocks import MODULE, number
+from seatrial.regress.select.trace.instrument import instrument, numbers
 from seatrial.regress.select.trace.name import VERSION
 
 Rewrite = Callable[[ast.Module, bytes, str], None]
@@ -44,9 +45,10 @@ def compiled(source: bytes, path: str, relative: str, cache: str, rewrite: Rewri
 def _make(source: bytes, path: str, relative: str, rewrite: Rewrite | None) -> CodeType | None:
     try:
         tree = ast.parse(source, path)
+        known = numbers(tree, relative)  # of the text, before asserts are something else
         if rewrite is not None:
             rewrite(tree, source, path)
-        instrument(tree, relative)
+        instrument(tree, known, number(relative, MODULE))
         made: Any = compile(tree, path, "exec", dont_inherit=True)
     except BROKEN:
         return None  # Python itself says it better, or can do it without us

@@ -17,7 +17,9 @@
   mute     argv as JSON           the same of a process that got an environment without our variables: it cannot report
   through  path that was read     nearest file of the project on the stack, "\\0", and the function in it: other people's code read for it
   by       path that was read     the same, of a function that read it itself
-  call     number of a block      nearest file of the project on the stack, "\\0", and the function in it that brought it to run
+  call     number of a block      nearest file of the project on the stack, "\\0", the function in it that brought it to run, "\\0", the
+                                  line; the number 0: it started a process
+  again    number of a keeper     "": it ran so often in this epoch that not all of its calls are told
   hello    kind of process        argv as JSON: the first event of a child
   task     "ray-task" or ""       "": from here on this Ray worker is an actor; "ray-task": it runs tasks
   first    path of a test file    "": the test that was the first to ask for a fixture is in it; told by the hooks, not by the tracer
@@ -33,8 +35,11 @@ import json
 from typing import NamedTuple
 
 HIT, LOAD, WHOLE, READ, WRITE, LIST, EXISTS = "hit", "load", "whole", "read", "write", "list", "exists"
-SPAWN, MUTE, HELLO, TASK, TROUBLE, THROUGH, BY, CALL, FIRST = "spawn", "mute", "hello", "task", "trouble", "through", "by", "call", "first"
+SPAWN, MUTE, HELLO, TASK, TROUBLE, FIRST = "spawn", "mute", "hello", "task", "trouble", "first"
+THROUGH, BY, CALL, AGAIN = "through", "by", "call", "again"
 RAY_TASK = "ray-task"
+STARTED = 0
+"""In the place of a block: a process."""
 
 
 class Event(NamedTuple):

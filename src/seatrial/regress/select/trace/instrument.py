@@ -13,16 +13,27 @@ from __future__ import annotations
 import ast
 from typing import TypeVar
 
-from seatrial.regress.select.trace import blocks, syntax
+from seatrial.regress.select.trace import blocks, memo, slices, syntax
 from seatrial.regress.select.trace.name import NAME
 
 N = TypeVar("N", bound=ast.AST)
 
 
-def instrument(tree: ast.Module, path: str) -> None:
-    """Change the tree in place; `path` is relative to the root."""
-    numbers = {id(node): blocks.number(path, name) for name, node in syntax.functions(tree)}
-    _Instrument(numbers, blocks.number(path, blocks.MODULE)).visit(tree)
+def numbers(tree: ast.Module, path: str) -> dict[int, int]:
+    """What stands for each function (its id): its number, and what it is beside; `path` is relative to the root."""
+    named = syntax.functions(tree)
+    inside = {name: list(syntax.inside(node)) for name, node in named}
+    known = slices.file(((node.name, inside[name]) for name, node in named), syntax.inside(tree))
+    found = {}
+    for name, node in named:
+        keeps = memo.skips(node, inside[name]) or slices.left_out(node, inside[name], known)
+        found[id(node)] = blocks.number(path, name) | (blocks.KEEPS if keeps else 0)
+    return found
+
+
+def instrument(tree: ast.Module, numbers: dict[int, int], module: int) -> None:
+    """Change the tree in place."""
+    _Instrument(numbers, module).visit(tree)
 
 
 class _Instrument(ast.NodeTransformer):

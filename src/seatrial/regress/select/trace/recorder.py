@@ -4,6 +4,8 @@
   test its work belongs to without being told.
 - `Hit` is what instrumented code touches: a mapping whose missing items are what has not been hit in this epoch. In the pytest process
   a switch empties it; elsewhere (`ChildHit`) the kept epoch is compared each time.
+- A block that keeps something empties the mapping each time it is entered: all that runs then is told again, with who called it, so that
+  it is known what a kept value was made of.
 - While a module is being imported, hits and files belong to it (per thread), and nothing is kept in the mapping: another thread may be
   running a test at that moment, and each must be told for itself.
 - A function that is pickled by value finds the recorder of the process where it is loaded, or a stand-in that does nothing.
@@ -20,13 +22,16 @@ from collections import deque
 from types import CodeType, FrameType
 from typing import Any
 
-from seatrial.regress.select.trace.events import CALL, HIT, LOAD, RAY_TASK, TASK, TROUBLE, WHOLE, Event
+from seatrial.regress.select.trace.blocks import KEEPS
+from seatrial.regress.select.trace.events import AGAIN, CALL, HIT, LOAD, RAY_TASK, TASK, TROUBLE, WHOLE, Event
 from seatrial.regress.select.trace.logs import FORK, Log
 from seatrial.regress.select.trace.name import NAME
 from seatrial.regress.select.trace.paths import Tree
 
 STAND_IN = range(1 << 63)
 """Where nothing is recorded: every number is an item of it."""
+OFTEN = 1000
+"""Calls of one keeper in one epoch after which it is too dear to look at each."""
 
 
 class Hit(dict[int, int]):
@@ -83,7 +88,8 @@ class Recorder:
         self._ray = ""
         # By id, since the hash of code is slow; the code is kept, so that no id comes twice.
         self._functions: dict[int, tuple[CodeType, str | None]] = {}
-        self._calls: set[tuple[str, int]] = set()
+        self._calls: set[tuple[str, int, int]] = set()
+        self._times: dict[int, tuple[int, int]] = {}  # a keeper: the epoch of its last call, and how many there were in it
 
     def switch(self, epoch: int) -> None:
         """What happens from now on belongs to another test or fixture. Only the pytest process says so."""
@@ -107,28 +113,44 @@ class Recorder:
             self.hit.clear()
 
     def entered(self, number: int) -> None:
-        """A block was entered for the first time in this epoch."""
-        before = int(self.cell[0])
-        if not self._importing or not self.running:
+        """A block was entered for the first time in this epoch, or one that keeps something (`KEEPS`) at all."""
+        before = self.cell[0]
+        block = number & (KEEPS - 1)
+        if number != block and self._noted(number, before):
+            pass  # it is to be heard of again
+        elif not self._importing or not self.running:
             self.hit[number] = before
             if self._importing:
                 self.hit.pop(number, None)
         # A switch in another thread at this moment: both epochs get it, since nobody can say whose it was.
-        for epoch in {before, int(self.cell[0])}:
-            self._tell(Event(HIT, epoch, str(number), self.context()))
-        self._called(number, sys._getframe(2).f_back)  # over `Hit` and the block itself
+        importing = self.context() if self._importing else ""
+        for epoch in (before,) if self.cell[0] == before else (before, self.cell[0]):
+            self._tell(Event(HIT, epoch, str(block), importing))
+        self.called(block, sys._getframe(2).f_back)  # over `Hit` and the block itself
 
-    def _called(self, number: int, frame: FrameType | None) -> None:
-        """Who brought the block to run: what it did may be kept by him."""
+    def _noted(self, number: int, epoch: int) -> bool:
+        """Look at the call of a keeper; False when there were so many in this epoch that no more are looked at."""
+        at, times = self._times.get(number, (epoch, 0))
+        times = times + 1 if at == epoch else 1
+        self._times[number] = epoch, times
+        # All that runs from here on is told anew, with who called it: what is kept may come from any of it.
+        self.hit.clear()
+        if times >= OFTEN:
+            self.tell(AGAIN, str(number & (KEEPS - 1)), "")
+        return times < OFTEN
+
+    def called(self, number: int, frame: FrameType | None) -> None:
+        """Who brought the block to run, and where: what it did may be kept by him."""
         function: str | None = None
+        line = 0
         while frame is not None and function is None:
             code = frame.f_code
             known = self._functions.get(id(code)) or self._known(code)
-            function = known[1]
+            function, line = known[1], frame.f_lineno
             frame = frame.f_back
-        if function and (function, number) not in self._calls:
-            self._calls.add((function, number))
-            self.tell(CALL, str(number), function)
+        if function and (function, line, number) not in self._calls:
+            self._calls.add((function, line, number))
+            self.tell(CALL, str(number), f"{function}\0{line}")
 
     def _known(self, code: CodeType) -> tuple[CodeType, str | None]:
         """A function of the project, "" where a stack ends (pytest calls tests and fixtures for nobody), or None for any other."""

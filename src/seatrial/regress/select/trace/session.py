@@ -23,7 +23,7 @@ from seatrial.regress.select.trace.asked import Asked
 from seatrial.regress.select.trace.loader import Imports
 from seatrial.regress.select.trace.logs import Log, kind_of_process
 from seatrial.regress.select.trace.name import NAME
-from seatrial.regress.select.trace.paths import Tree
+from seatrial.regress.select.trace.paths import LIBRARY, Tree
 from seatrial.regress.select.trace.recorder import Recorder, active, register
 from seatrial.regress.select.trace.watch import Watch
 
@@ -79,9 +79,10 @@ def _begin(recorder: Recorder, cache: str) -> None:
     asked = Asked(recorder)
     Imports(recorder, cache, asked.after).install()
     asked.install()
+    apart = not recorder.tree.root.startswith(LIBRARY)  # Python's own modules, of which there are hundreds, are no part of the project
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py"):
+        if isinstance(file, str) and file.endswith(".py") and not (apart and file.startswith(LIBRARY) and "-packages/" not in file):
             relative = recorder.tree.source(file)
             if relative is not None:
                 recorder.whole(relative, "")

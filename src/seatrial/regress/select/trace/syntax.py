@@ -63,6 +63,18 @@ def documented(body: list[ast.stmt]) -> bool:
     return isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
 
 
+def inside(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module) -> Iterator[ast.AST]:
+    """Every node of a block's own: of functions inside it only what stands around their bodies."""
+    pending: list[ast.AST] = list(reversed(node.body[int(documented(node.body)) :]))
+    while pending:
+        part = pending.pop()
+        yield part
+        if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            pending.extend([part.args, *part.decorator_list, *filter(None, [part.returns])])
+        else:
+            pending.extend(ast.iter_child_nodes(part))
+
+
 def _yields(body: list[ast.stmt]) -> bool:
     pending: list[ast.AST] = list(body)
     while pending:

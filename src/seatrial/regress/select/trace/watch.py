@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from seatrial.regress.select.trace.events import BY, LIST, LOAD, MUTE, READ, SPAWN, THROUGH, WHOLE, WRITE
+from seatrial.regress.select.trace.events import BY, LIST, LOAD, MUTE, READ, SPAWN, STARTED, THROUGH, WHOLE, WRITE
 from seatrial.regress.select.trace.recorder import Recorder
 
 LIBRARY = os.path.dirname(os.__file__) + "/"
@@ -62,6 +62,7 @@ class Watch:
             "sqlite3.connect": self._database,
             "pickle.find_class": self._unpickled,
             "cpython.run_file": self._script,
+            "os.fork": self._forked,
         }
 
     def install(self) -> None:
@@ -197,10 +198,14 @@ class Watch:
         # Trying one directory after the other, and subprocess by posix_spawn, tell the same thing again: it counts once.
         self._spawn(list(args) if isinstance(args, Sequence) else [path], None, env, count=False)
 
+    def _forked(self) -> None:
+        self.recorder.called(STARTED, sys._getframe(2))
+
     def _system(self, command: object) -> None:
         self._spawn(["/bin/sh", "-c", command], None, None)
 
     def _spawn(self, args: list[Any], cwd: object, env: object, *, count: bool = True) -> None:
+        self.recorder.called(STARTED, sys._getframe(3))  # over the handler and the hook
         argv = json.dumps([_text(part) or "" for part in args])
         place = os.path.abspath((_text(cwd) if cwd is not None else None) or ".")
         if not _reports(os.environ if env is None else env):
@@ -251,6 +256,11 @@ def asked_by_a_test(recorder: Recorder, frame: FrameType | None) -> bool:
         if name.startswith(("<frozen importlib", METADATA)):
             return False
         if not name.startswith(PASSED_ON):
-            return not any(part in name for part in NOT_TESTS) or recorder.tree.source(name) is not None
+            return not is_tool(recorder, name)
         frame = frame.f_back
     return True
+
+
+def is_tool(recorder: Recorder, name: str) -> bool:
+    """Whether a file is pytest's or that of a tool that measures."""
+    return any(part in name for part in NOT_TESTS) and recorder.tree.source(name) is None
