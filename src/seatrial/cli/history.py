@@ -70,10 +70,12 @@ def show(
 ) -> None:
     """Show metrics run by run: time, commit, branch, value, and whether the run is a baseline."""
     from seatrial.model.errors import UserError
+    from seatrial.regress.history import among
     from seatrial.regress.history import show as showing
 
     take, shown = taken(chosen.take), 0
     with opened(chosen.store) as kept:
+        among.require(kept, **chosen.of)
         for metric in showing.chosen(kept, chosen.metrics, chosen.project):
             some = limit or None
             if points:
@@ -85,13 +87,13 @@ def show(
                 lines = showing.metric_lines(metric, values, take, len(values)) if values else []
             else:
                 values = kept.values(metric, **chosen.of, take=take, limit=some)
-                lines = showing.metric_lines(metric, values, take, kept.count(metric, **chosen.of))
+                lines = showing.metric_lines(metric, values, take, kept.count(metric, **chosen.of)) if values else []
             shown += bool(lines)
             if lines:
                 typer.echo("\n".join(lines))
     if not shown:
-        which = f"no run {run} has" if run is not None else "no run has"
-        raise UserError(f"{which} {', '.join(chosen.metrics)} with these options", "seatrial history runs lists the runs")
+        what = ", ".join(chosen.metrics) + (f" and the number {run}" if run is not None else "")
+        raise UserError(among.none_has(what, **chosen.of), "seatrial history runs lists the runs")
 
 
 def runs(
@@ -128,9 +130,11 @@ def compare(
     """Compare the metrics of two commits, in units of the spread of the baselines. Exit 2 when they have nothing in common."""
     from seatrial.model.verdict import ExitCode
     from seatrial.regress.history import compare as comparing
+    from seatrial.regress.history.among import require
     from seatrial.regress.history.show import chosen
 
     with opened(store) as kept:
+        require(kept, project=project)
         if metrics:
             chosen(kept, metrics, project)
         sides = [comparing.resolve(kept, revision, Path.cwd()) for revision in (before, after)]

@@ -35,7 +35,7 @@ def write(
     """Export the runs that the options choose."""
     from seatrial.model.errors import UserError
     from seatrial.model.words import counted
-    from seatrial.regress.history import export
+    from seatrial.regress.history import among, export
     from seatrial.regress.history.show import chosen
 
     ending = _ENDINGS.get(out.suffix.lower()) if out else None
@@ -51,7 +51,10 @@ def write(
         raise UserError("--points: JSON has one object per run, without steps", "add --format csv, or leave --points out")
     if form == "parquet" and out is None:
         raise UserError("--format parquet: not for standard output, it is no text", "name a file with --out")
+    among.require(store, project=project, name=name)
     metrics = set(chosen(store, patterns, project)) if patterns else None
+    if metrics is not None and not any(store.count(metric, project=project, name=name) for metric in metrics):
+        raise UserError(among.none_has(", ".join(patterns), project=project, name=name), "seatrial history runs lists the runs")
     runs = store.runs(project=project, name=name)
     if form == "parquet" and out is not None:
         rows = Counted(export.rows(store, runs, metrics, take, points=points))

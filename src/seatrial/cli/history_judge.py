@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seatrial.cli.history_options import Chosen, Name, Project, StoreFile, TakeName, choosing, opened, taken
+from seatrial.cli.history_options import Chosen, Name, Of, Project, StoreFile, TakeName, choosing, opened, taken
 
 if TYPE_CHECKING:
     from seatrial.regress.history.adding import Stated
@@ -49,7 +49,9 @@ def gate(
     store: StoreFile = None,
     project: Project = None,
     name: Name = None,
-    machine: Annotated[str | None, typer.Option("--machine", help="What a PATH ran on, for files that do not say.")] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Only a run on this kind of machine; for a PATH, what it ran on.")
+    ] = None,
     take: TakeName = "last",
     last: Last = 20,
     sigmas: Annotated[float, typer.Option("--sigmas", help="Half the band is at least so many spreads of the baselines.")] = 4.0,
@@ -85,7 +87,6 @@ def _kept(store: Path | None) -> AbstractContextManager[Store | None]:
 
 def _under_test(kept: Store | None, asked: str | None, stated: Stated, take: Take, *, none: bool) -> tuple[Run, dict[str, RunValue]] | None:
     """The run that a number, a path or nothing names, and its metrics; None where no run is kept that could be named."""
-    from seatrial.model.errors import UserError
     from seatrial.regress.history import unkept
     from seatrial.regress.history.place import settings
 
@@ -95,14 +96,23 @@ def _under_test(kept: Store | None, asked: str | None, stated: Stated, take: Tak
         return (unkept.known(found, same, stated) if same is not None else found), values
     if kept is None or none:
         return None
-    if asked is None:
-        latest = kept.runs(project=stated.project, name=stated.name, machine=stated.machine, limit=1)
-        subject = latest[0] if latest else None
-    else:
-        subject = kept.run(int(asked)) if len(asked) < 19 else None
-    if subject is None or subject.id is None:
-        raise UserError(f"no run {asked or ''} in {kept.path}", "seatrial history runs lists them")
-    return subject, kept.of_run(subject.id, take=take)
+    subject = _of_store(kept, asked, Of(project=stated.project, name=stated.name, machine=stated.machine))
+    return subject, kept.of_run(subject.id or 0, take=take)
+
+
+def _of_store(kept: Store, number: str | None, of: Of) -> Run:
+    """The run of that number, which must be what the options say, too; without a number the latest that is."""
+    from seatrial.model.errors import UserError
+    from seatrial.regress.history import among
+
+    if number is None:
+        among.require(kept, **of)
+        return kept.runs(**of, limit=1)[-1]
+    found = kept.run(int(number)) if len(number) < 19 else None
+    if found is None:
+        raise UserError(f"no run {number} in {kept.path}", "seatrial history runs lists them")
+    among.require_of(found, **of)
+    return found
 
 
 @choosing

@@ -189,3 +189,42 @@ def test_a_path_whose_run_is_kept_is_judged_as_that_run(tmp_path: Path, monkeypa
     write_json(file, {"loss": {"1": 0.75}})
     other = history("gate", str(file), store=tmp_path / "h.sqlite", cwd=tmp_path)
     assert (other.returncode, "--machine names it" in other.stdout) == (99, True), other.stdout
+
+
+@pytest.mark.parametrize(("option", "own"), [("--project", "p"), ("--name", "unit"), ("--machine", "m")])
+def test_a_number_of_a_run_that_is_not_what_the_options_say_is_refused(tmp_path: Path, store: Path, option: str, own: str) -> None:
+    words = ("gate", "30", "--last", "10", option)
+    assert history(*words, own, store=store, cwd=tmp_path).returncode == 0
+    wrong = history(*words, "zz", store=store, cwd=tmp_path)
+    assert wrong.returncode == 2, wrong.stdout
+    assert f"{option} zz: run 30 is of {option[2:]} {own!r}" in wrong.stderr
+
+
+FILTERS = {"--project": "'p'", "--name": "'unit'", "--machine": "'m'"}
+HAVE = [
+    *((words, option) for words in (("show", "loss"), ("trend", "loss"), ("calibrate", "loss"), ("gate",)) for option in FILTERS),
+    (("export",), "--project"),
+    (("export",), "--name"),
+    (("compare", "0" * 40, f"{1:040x}"), "--project"),
+]
+
+
+@pytest.mark.parametrize(("words", "option"), HAVE)
+def test_options_that_choose_no_run_are_named_with_what_there_is(tmp_path: Path, store: Path, words: tuple[str, ...], option: str) -> None:
+    answer = history(*words, option, "zz", store=store, cwd=tmp_path)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert f"{option} zz: no run of this {option[2:]} among all in {store}" in answer.stderr
+    assert f"{option} takes one of: {FILTERS[option]}" in answer.stderr
+
+
+def test_options_that_choose_runs_only_one_by_one_are_told_so(tmp_path: Path, store: Path) -> None:
+    with Store(store, write=True) as kept:
+        kept.add(run(50, name="other", machine="n"), [point("reward", 1.0)])
+    both = history("show", "loss", "--name", "other", "--machine", "m", store=store, cwd=tmp_path)
+    assert (both.returncode, both.stdout) == (2, "")
+    assert "--machine m: no run of this machine among those of --name other" in both.stderr
+    assert "--machine takes one of: 'n'" in both.stderr
+    for command in ("show", "trend", "calibrate", "export"):
+        lacks = history(command, "loss", "--name", "other", store=store, cwd=tmp_path)
+        assert (lacks.returncode, lacks.stdout) == (2, ""), command
+        assert "among those of --name other" in lacks.stderr

@@ -272,3 +272,11 @@ def test_texts_are_one_line(store: Store) -> None:
         "Skipped 5 metrics are text, not numbers: nothing to compare: where0, where1, where2, …"
     ]
     assert lines[-1] == "Pass: 0 Fail, 0 Blocked, 5 Skipped, 1 Pass"
+
+
+def test_a_text_that_is_missing_fails_since_nothing_else_may_tell(store: Store) -> None:
+    for time, value in enumerate(CALM):
+        add(store, float(time), {"loss": value, "where": "node 1"})
+    found = gate(store, add(store, 100, {"loss": 10.0}))
+    assert found.verdict is Verdict.FAIL
+    assert "Fail    where: missing: text of 8 reference runs, not of this run" in found.lines()

@@ -5,8 +5,8 @@
 - A reference with a step or drift in it is no sample of one thing: at best Blocked, until a person marks the runs of the wrong side.
   So is a value that only outliers of the reference let in. Nothing is written.
 - Outside the band, on either side: Fail, and the direction is said, since better than ever is as suspicious as worse.
-- A value that is not finite, or a metric that the reference has and the run has not: Fail. A non-finite value in the reference: Blocked
-  until that run is marked. Fewer than `fewest` runs: Blocked, since nothing was compared.
+- A value that is not finite, or a metric that the reference has and the run has not, also where it is text: Fail. A non-finite value in
+  the reference: Blocked until that run is marked. Fewer than `fewest` runs: Blocked, since nothing was compared.
 - A metric that is new, so that no reference run has it, is told as Skipped, and Blocked where it was asked for by name. It takes no
   part in the verdict of the whole, unless nothing else was compared: then that is Blocked.
 - A run that failed is Fail, wherever its metrics lie; that nobody knows whether it passed is said.
@@ -191,10 +191,11 @@ def judge(metric: str, value: RunValue | None, reference: Sequence[RunValue], se
     def found(verdict: Verdict, why: str, made: Band | None = None, direction: Literal["inside", "above", "below", ""] = "") -> Judged:
         return Judged(metric=metric, verdict=verdict, value=value.value if value else None, band=made, direction=direction, why=why)
 
+    only_text = all(past.mark == "text" for past in reference)
     if value is None:
-        return found(Verdict.FAIL, f"missing: of {counted(len(reference), 'reference run')}, not of this run")
-    texts = sum(past.mark == "text" for past in reference)
-    if value.mark == "text" and texts == len(reference):
+        # text, too: nothing else may tell that what writes it did not run
+        return found(Verdict.FAIL, f"missing: {'text ' if only_text else ''}of {counted(len(reference), 'reference run')}, not of this run")
+    if value.mark == "text" and only_text:
         return found(Verdict.SKIPPED, TEXT)
     if value.mark or value.value is None or not math.isfinite(value.value):
         return found(Verdict.FAIL, f"has a value that is no finite number: {value.mark or value.value}")

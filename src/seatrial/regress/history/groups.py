@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from seatrial.model.errors import UserError
+from seatrial.regress.history.among import none_has, require
 from seatrial.regress.history.record import Run, RunValue, Take
 from seatrial.regress.history.store import Store
 
@@ -51,6 +52,7 @@ def groups(
     last: int | None = None,
 ) -> Iterator[Group]:
     """The groups of all metrics that the patterns take; runs that are poisoned only where asked for."""
+    require(store, project=project, name=name, machine=machine)
     for pattern in patterns:
         metrics = store.metrics(project, pattern)
         if not metrics:
@@ -65,7 +67,9 @@ def groups(
                 found += 1
                 yield _group(metric, values[-last:] if last else values)
         if not found:
-            raise UserError(f"no run has {pattern!r} with these options", "without --name and --machine, or with --every")
+            raise UserError(
+                none_has(repr(pattern), project=project, name=name, machine=machine), "without --name and --machine, or with --every"
+            )
 
 
 def _group(metric: str, values: Sequence[RunValue]) -> Group:

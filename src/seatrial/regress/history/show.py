@@ -38,7 +38,7 @@ def _nearest(pattern: str, names: list[str]) -> str:
     import difflib
 
     if not names:
-        return "import runs first: seatrial history import PATH"
+        return "there is none at all; import runs that have metrics: seatrial history import PATH"
     word = pattern.strip("*")
     inside = [name for name in names if word and word in name]
     close = difflib.get_close_matches(pattern, names[:20_000], n=_NEAREST, cutoff=0.4)

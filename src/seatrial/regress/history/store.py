@@ -117,9 +117,10 @@ class Store:
         found = self._rows(f"SELECT {tables.RUN} FROM runs WHERE digest = ?", (digest,))
         return tables.run_of(found[0]) if found else None
 
-    def projects(self) -> list[str]:
-        """All projects, sorted."""
-        return [row[0] for row in self._rows("SELECT DISTINCT project FROM runs ORDER BY project", ())]
+    def distinct(self, column: str, *, project: str | None = None, name: str | None = None, machine: str | None = None) -> list[str]:
+        """What runs have in a column (`project`, `name` or `machine`), sorted."""
+        where, values = tables.filters(project=project, name=name, machine=machine)
+        return [row[0] for row in self._rows(f"SELECT DISTINCT {column} FROM runs WHERE {where} ORDER BY {column}", values)]
 
     def metrics(self, project: str | None = None, pattern: str | None = None) -> list[str]:
         """Names of metrics, sorted. `*` and `?` stand for anything; `[` for itself, since keys of parametrised tests hold it."""
