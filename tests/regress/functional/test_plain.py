@@ -77,9 +77,22 @@ def test_a_metric_that_is_not_there_is_no_pass(tree: Tree) -> None:
 
 def test_steps_need_a_metric_to_be_counted_by(tree: Tree) -> None:
     script = tree.write("plain.sh", METRICS.replace("loss", "score"))
-    assert "--steps-by" in tree.call(script, "--metrics", "metrics.json", "--steps", "2").stdout
+    tree.call(script, "--metrics", "metrics.json", "--steps", "2")
+    assert "no metric train/loss or loss; give --steps-by METRIC, one of score" in tree.result("plain")["reason"]
     by = ("--steps-by", "score", "--out", tree.root / "more")
     assert tree.call(script, "--metrics", "metrics.json", "--steps", "2", *by).returncode == 0
+
+
+def test_a_metric_to_count_by_that_is_not_there_is_told_with_those_that_are(tree: Tree) -> None:
+    tree.call(tree.write("plain.sh", METRICS), "--metrics", "metrics.json", "--steps", "2", "--steps-by", "nope")
+    assert "no metric nope; give --steps-by METRIC, one of loss" in tree.result("plain")["reason"]
+
+
+def test_a_directory_is_no_script_and_its_scripts_are_named(tree: Tree) -> None:
+    done = tree.call(tree.checkout / "tests/functional")
+    assert done.returncode == 2
+    assert "is a directory" in done.stderr
+    assert MEGATRON in done.stderr
 
 
 def test_a_script_that_skips_itself_is_skipped(tree: Tree) -> None:

@@ -86,6 +86,67 @@ def test_a_run_without_valid_tokens_does_not_pass_by_an_upper_bound(tree: Tree) 
     assert missed(tree.result("masked")) == [found.asserted[0].checks[-1]]
 
 
+@pytest.mark.parametrize("tag", ['"train/token_mult_prob_error"', "'train/token_mult_prob_error'"])
+def test_the_floor_holds_for_a_check_of_the_user_too(tree: Tree, tag: str) -> None:
+    script = tree.write("masked.sh", """echo '{"train/token_mult_prob_error": {"1": 0.0}}' > metrics.json""")
+    done = tree.call(script, "--metrics", "metrics.json", "--check", f"max(data[{tag}]) < 1.05")
+    assert done.returncode == 1
+    assert missed(tree.result("masked")) == ['min(data["train/token_mult_prob_error"]) >= 0.999']
+
+
+ASSERTED = 'max(data["loss"]) < 0.5'
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        (f"python3 check_metrics.py metrics.json '{ASSERTED}'", ("--metrics", "metrics.json", "--steps", "2")),
+        (f"python3 tools/check_metrics.py metrics.json '{ASSERTED}' || true", ()),
+        (f"python3 check_metrics.py metrics.json '{ASSERTED}' || true", ("--exit-code-only",)),
+        (f"python3 check_metrics.py $PWD/metrics.json '{ASSERTED}'", ("--metrics", "metrics.json")),
+        (
+            f"mkdir sub; mv metrics.json sub; cd sub; python3 ../check_metrics.py metrics.json '{ASSERTED}'",
+            ("--metrics", "sub/metrics.json"),
+        ),
+    ],
+)
+def test_what_a_script_asserts_counts_wherever_its_checker_lies(tree: Tree, body: str, options: tuple[str, ...]) -> None:
+    (tree.root / "check_metrics.py").write_text("")  # always exits with 0
+    done = tree.call(tree.write("v.sh", f"{METRICS}\n{body}"), *options)
+    result = tree.result("v")
+    assert (done.returncode, result["exit_code"], missed(result)) == (1, 0, [ASSERTED]), done.stdout + done.stderr
+
+
+def test_what_a_script_asserts_and_meets_is_a_pass_without_options(tree: Tree) -> None:
+    (tree.root / "check_metrics.py").write_text("")
+    done = tree.call(tree.write("v.sh", f"{METRICS}\npython3 check_metrics.py metrics.json 'max(data[\"loss\"]) < 5'"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_assertions_about_two_files_are_not_held_against_one(tree: Tree) -> None:
+    (tree.root / "check_metrics.py").write_text("")
+    other = """echo '{"loss": {"1": 9.0}}' > other.json"""
+    calls = [f"python3 check_metrics.py {name}.json 'max(data[\"loss\"]) < 5'" for name in ("metrics", "other")]
+    done = tree.call(tree.write("v.sh", "\n".join((METRICS, other, *calls))), "--metrics", "metrics.json")
+    assert done.returncode == 1
+    assert missed(tree.result("v")) == ['other.json: max(data["loss"]) < 5']
+
+
+def test_what_stands_behind_a_command_in_the_call_is_not_lost(tree: Tree) -> None:
+    (tree.root / "check_metrics.py").write_text("")
+    script = tree.write("v.sh", f"{METRICS}\npython3 check_metrics.py $(pwd)/metrics.json '{ASSERTED}'")
+    done = tree.call(script, "--metrics", "metrics.json", "--steps", "2")
+    assert done.returncode == 1
+    assert missed(tree.result("v")) == ["python3 check_metrics.py $(…)"]
+
+
+def test_a_place_that_cannot_be_told_is_no_pass(tree: Tree) -> None:
+    (tree.root / "check_metrics.py").write_text("")
+    done = tree.call(tree.write("v.sh", f"{METRICS}\npython3 check_metrics.py $PWD/metrics.json 'max(data[\"loss\"]) < 5'"))
+    assert done.returncode == 1
+    assert "give --metrics FILE" in done.stdout
+
+
 def test_a_skip_of_something_else_does_not_excuse_missing_metrics(tree: Tree) -> None:
     script = tree.write("skips.sh", "echo 'skipped: batch 3'\nseq 20")
     assert tree.call(script, *CHECKED).returncode == 1

@@ -37,6 +37,8 @@ SKIP_LINES = 5
 """A script that skips itself says so and ends; a line that was followed by more output is about something else."""
 TRACE = re.compile(r"\++ ")
 """How `set -x` begins its lines: `+ exit 0` is not what the script says."""
+TAGS_SHOWN = 8
+"""Metrics that a message names."""
 EXIT_CODE_ONLY = "judged by its exit code alone (--exit-code-only): no metrics and no steps were looked at"
 
 
@@ -203,7 +205,9 @@ def _last_step(wanted: int, tags: tuple[str, ...], metrics: Metrics) -> tuple[Ch
     name = f"last step {wanted}"
     series = next((metrics.series[tag] for tag in tags if tag in metrics.series), None)
     if series is None:
-        return _miss(name, f"steps cannot be counted: no metric {' or '.join(tags)}; give --steps-by METRIC"), None
+        there = ", ".join(sorted(metrics.series)[:TAGS_SHOWN]) + (" …" if len(metrics.series) > TAGS_SHOWN else "")
+        fix = f"give --steps-by METRIC, one of {there}" if there else "there is no metric with steps at all"
+        return _miss(name, f"steps cannot be counted: no metric {' or '.join(tags)}; {fix}"), None
     reached = max(series.steps, default=0)
     broken = series.non_finite()
     message = f"step {reached} of {wanted}, by {series.tag}" if reached < wanted else ""

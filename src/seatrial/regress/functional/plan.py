@@ -1,6 +1,7 @@
 """What a functional run is going to do: for each script its command, what it must leave, how long it may take, and what it costs.
 
-- What a loop knows of a script (`loops.nightly`) comes first; options of the user add checks, and replace steps, metrics and GPUs.
+- What a loop knows of a script (`loops.nightly`) comes first, else what its text asserts (`asserts`); options of the user add checks, and
+  replace steps, metrics and GPUs.
 - A script that leaves nothing to check is planned all the same: that its exit code says nothing is the verdict's business.
 - GPU hours are GPUs times the deadline, or times the minutes that the script asks for. With a budget, GPUs must be known.
 """
@@ -15,12 +16,15 @@ from pathlib import Path
 from seatrial.loops.nightly import Asserted, Functional, describe_functional
 from seatrial.metrics.grammar import parse
 from seatrial.model.errors import UserError
+from seatrial.regress.functional.asserts import placed, read_asserted, with_floors
 from seatrial.report.text import one_line
 
 DEADLINE_MINUTES = 60.0
 """For a script that says nothing of its time."""
 REPORTS = ("functional.json", "summary.md", "junit.xml", ".gitignore")
 """What stands beside the scripts' directories."""
+SHOWN = 3
+"""Scripts of a directory that a message names."""
 SHELLS = ("sh", "bash", "dash")
 SUFFIXES = (".sh", ".bash")
 WRAP = "give a shell script that calls it"
@@ -106,6 +110,8 @@ def plan(asked: Asked) -> tuple[Planned, ...]:
     made = []
     for script in asked.scripts:
         whole = script.absolute()
+        if whole.is_dir():
+            raise UserError(f"{script}: is a directory", _scripts_in(script))
         if not whole.is_file():
             raise UserError(f"{script}: no such script", "check the path")
         _is_shell(whole)
@@ -113,6 +119,13 @@ def plan(asked: Asked) -> tuple[Planned, ...]:
         made.append(_plan_one(whole, name, asked))
     _within_budget(made, asked.gpu_hours)
     return tuple(made)
+
+
+def _scripts_in(directory: Path) -> str:
+    """How to name the scripts of a directory: which of them are tests, and which are helpers, nobody can tell."""
+    found = sorted(str(file) for file in directory.iterdir() if file.suffix in SUFFIXES and file.is_file())
+    more = " …" if len(found) > SHOWN else ""
+    return f"name scripts of it: {' '.join(found[:SHOWN])}{more}" if found else "name scripts; there is none in it that ends in .sh"
 
 
 def _is_shell(script: Path) -> None:
@@ -139,13 +152,15 @@ def _free_name(script: Path, taken: set[str]) -> str:
 def _plan_one(script: Path, name: str, asked: Asked) -> Planned:
     known = describe_functional(script, asked.arguments)
     minutes = asked.deadline or (known.minutes if known else None) or DEADLINE_MINUTES
+    cwd = known.root if known else Path.cwd()
+    own = known.asserted if known else _told(read_asserted(script, cwd), asked)
     tags = known.step_tags if known and known.step_tags else STEP_TAGS
     return Planned(
         name=name,
         script=script,
         argv=("bash", str(script), *asked.arguments),
-        cwd=known.root if known else Path.cwd(),
-        asserted=_asserted(script, known.asserted if known else (), asked),
+        cwd=cwd,
+        asserted=tuple(replace(one, checks=with_floors(one.checks)) for one in _asserted(script, own, asked)),
         known=known,
         minutes=minutes,
         stall=asked.stall or minutes,
@@ -154,6 +169,10 @@ def _plan_one(script: Path, name: str, asked: Asked) -> Planned:
         exit_code_only=asked.exit_code_only,
         skips=(*SKIPS, *(known.skips if known else ())),
     )
+
+
+def _told(own: tuple[Asserted, ...], asked: Asked) -> tuple[Asserted, ...]:
+    return own if asked.metrics is None else placed(own, asked.metrics.absolute())
 
 
 def _asserted(script: Path, own: tuple[Asserted, ...], asked: Asked) -> tuple[Asserted, ...]:
