@@ -89,6 +89,32 @@ def test_a_lock_that_cannot_be_installed_is_blocked_and_leaves_nothing(project: 
     assert places(project) == []
 
 
+def test_a_further_package_that_cannot_be_had_is_told_with_the_end_of_the_log(project: Path) -> None:
+    (project / "requirements.lock").unlink()
+    done = call(project, "--with", "no-such-package-of-seatrial==9", "--", "true", PIP_NO_INDEX="1")
+    assert done.returncode == 99, done.stderr
+    blocked, fix = done.stderr.splitlines()[-2:]
+    assert fix.startswith("  fix: correct --with no-such-package-of-seatrial==9, or the access")
+    assert "pyproject.toml: installing" in blocked
+    assert "seatrial-hermetic-" not in blocked, "what is gone is not named"
+    ended = done.stderr.partition("seatrial: the build ended with:\n")[2]
+    assert "Could not find a version that satisfies the requirement no-such-package-of-seatrial==9" in ended
+    assert places(project) == []
+
+
+def test_a_lock_at_fault_is_told_as_the_lock_also_beside_further_packages(project: Path) -> None:
+    (project / "requirements.lock").write_text("no-such-package-of-seatrial==1\n")
+    done = call(project, "--with", "pytest", "--", "true", PIP_NO_INDEX="1")
+    assert done.stderr.splitlines()[-1].startswith("  fix: correct the lock")
+
+
+def test_what_is_no_requirement_is_bad_input_and_nothing_is_built(project: Path) -> None:
+    done = call(project, "--with", "!!bad", "--", "true")
+    assert done.returncode == 2, done.stderr
+    assert "--with !!bad: not a requirement" in done.stderr
+    assert "creating" not in done.stderr
+
+
 def test_its_own_home_cannot_be_replaced(project: Path) -> None:
     assert call(project, "--env", "HOME", "--", "true").returncode == 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,9 @@ import pytest
 
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.regress.hermetic.container import Container, choose_engine, environment_names, own_mounts, parse_mount
+from seatrial.regress.hermetic.fresh import Fresh
 from seatrial.regress.hermetic.render import ENGINES, Box, Engine, Mount, before_words, run_words
+from seatrial.regress.hermetic.requirements import check_requirement
 
 STANDIN = """#!{python}
 # A stand-in for {name}: it records its words and variables, and runs nothing.
@@ -128,3 +131,27 @@ def test_what_is_wrong_with_an_option_is_told(tmp_path: Path) -> None:
 
 def test_a_directory_in_another_is_mounted_once(tmp_path: Path) -> None:
     assert [mount.source for mount in own_mounts(tmp_path / "a", tmp_path)] == [tmp_path]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("pytest", "pytest<9", "pytest >=8, <9", "pytest==8.*", "a.b-c_d[x,y-z]~=1.0", "a[]", "a (>=1)", "a===any+thing", "a!=1!2.0rc1"),
+        *("a; python_version<'4'", "a>=1 ; extra == 'x'", "a @ https://h/a.whl", "a[x]@git+https://h/a@main ; os_name=='posix'"),
+        *("git+https://h/a.git#egg=a", "https://h/a-1.whl", "a-1-py3-none-any.whl", "./here", "./here[x]", " pytest "),
+    ],
+)
+def test_what_an_installer_reads_is_a_requirement(tmp_path: Path, text: str) -> None:
+    (tmp_path / "here").mkdir()
+    check_requirement(text, tmp_path)
+    check_requirement(str(tmp_path / "here"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "!!bad", "-r x", "--pre", "pytest=9", "pytest 9", "pytest==", "pytest==!!", "a[x", "a;", "a\nb", "a>=1 b", "./nowhere", "@x"],
+)
+def test_what_no_installer_reads_is_refused_with_the_option(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"--with {text}: ")) as refused:
+        Fresh(tmp_path, packages=("pytest", text))
+    assert "such as pytest" in refused.value.fix

@@ -205,6 +205,26 @@ def test_passes_that_stand_by_the_selection_are_a_success_beside_our_skips(tmp_p
     assert pytest_in(folder, "--seatrial-select", "--mcore-only").code == 5, "what stands is not of the group"
 
 
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_passes_of_the_only_group_that_stand_are_a_success_when_all_else_is_outside_of_it(tmp_path: Path, workers: str) -> None:
+    args, told = ("--seatrial-select", "--mcore-only", workers), "no test of group mcore is affected by the change (1 known)"
+    folder = project(tmp_path, tests="import pytest\n@pytest.mark.mcore\ndef test_mcore(): pass\ndef test_plain(): pass\n")
+    first = pytest_in(folder, *args)
+    assert (first.code, first.tests("PASSED"), told in first.text) == (0, {"test_mcore"}, False), first.text
+    again = pytest_in(folder, *args)
+    assert (again.code, again.tests("PASSED"), told in again.text) == (0, set(), True), again.text
+    assert "1 deselected by seatrial: not in group mcore (--mcore-only)" in again.text
+    other = pytest_in(folder, *args, "--deselect", "test_it.py::test_mcore")
+    assert (other.code, "is affected by the change" in other.text) == (5, False), "it is the caller who left it out"
+
+
+def test_a_test_of_the_only_group_that_skipped_itself_is_no_success_beside_our_skips_when_it_is_left_out(tmp_path: Path) -> None:
+    folder = project(tmp_path, tests=OWN + "def test_plain(): pass\n")
+    for skipped in ({"test_both", "test_own"}, {"test_both"}):
+        ran = pytest_in(folder, "--seatrial-select", "--mcore-only")
+        assert (ran.code, ran.tests("SKIPPED")) == (5, skipped), ran.text
+
+
 @pytest.mark.parametrize("option", ["--collect-only", "--setup-only", "--setup-plan"])
 def test_a_session_that_was_to_run_nothing_is_as_it_was(tmp_path: Path, option: str) -> None:
     assert pytest_in(project(tmp_path, tests=BOTH), option).code == 0

@@ -26,6 +26,7 @@ from seatrial.regress.bisect.environments.cache import BisectEnvironments, Ready
 from seatrial.regress.bisect.environments.locks import BuildFailed
 from seatrial.regress.bisect.record import EnvironmentPlan
 from seatrial.regress.hermetic.place import Place
+from seatrial.regress.hermetic.requirements import check_requirement
 from seatrial.regress.history.place import OFF, VARIABLE
 
 LOCKS = ("requirements.lock", "requirements.txt")
@@ -47,6 +48,10 @@ PASSED_ON = (
 )
 OWN = ("HOME", "TMPDIR", "PATH", "SHELL", "PWD", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
 BUILD_S = 3600.0
+DEPENDENCIES = "dependencies.txt"
+FAILED, BESIDE = ".failed.log", "(--with)"
+"""How `bisect.environments` ends the name of a failed build's log, and says that a step was about further packages."""
+LAST_LINES = 15
 
 
 class Fresh(Place):
@@ -64,6 +69,8 @@ class Fresh(Place):
         self.project, self.env, self.packages, self.keep, self._tell = project.absolute(), env, packages, keep, tell
         if taken := [name for name in env if name in OWN]:
             raise UserError(f"--env {taken[0]}: a fresh environment has one of its own", "leave it out")
+        for package in packages:
+            check_requirement(package, self.project)
         self.directory: Path | None = None
         self._ready: Ready | None = None
 
@@ -79,12 +86,25 @@ class Fresh(Place):
                 (self.directory / "bin" / "uv").symlink_to(Path(uv).resolve())
             self.notes = (f"ran in a fresh environment from {note}",)
         except BuildFailed as error:
+            blocked = self._blocked(self.directory, error.message)
             self.remove()
-            fix = "correct the lock, or the access to the package index; then run it again"
-            raise BlockedError(Boundary.ENVIRONMENT, f"the fresh environment cannot be built: {error.message}", fix) from error
+            raise blocked from error
         except BaseException:
             self.remove()
             raise
+
+    def _blocked(self, directory: Path, message: str) -> BlockedError:
+        """The error of a build that failed. Its log goes with the directory, so the end of it is told and no file there is named."""
+        for log in (directory / "environments").glob(f"*{FAILED}"):
+            message = message.replace(f" (log: {log})", "")
+            lines = read_text(log).splitlines()[-LAST_LINES:]
+            for line in ("the build ended with:", *(f"  {line}" for line in lines)):
+                self._tell(line)
+        message = message.replace(str(directory / DEPENDENCIES), "pyproject.toml")
+        beside = BESIDE in message
+        what = " ".join(f"--with {shlex.quote(one)}" for one in self.packages) if beside else "the lock (without one, pyproject.toml)"
+        fix = f"correct {what}, or the access to the package index; then run it again"
+        return BlockedError(Boundary.ENVIRONMENT, f"the fresh environment cannot be built: {message}", fix)
 
     def command(self, argv: tuple[str, ...], cwd: Path) -> tuple[tuple[str, ...], dict[str, str]]:
         """The words as they are, with variables of their own."""
@@ -137,7 +157,7 @@ class Fresh(Place):
         if (self.project / "uv.lock").is_file():
             raise UserError(f"{self.project}: has a uv.lock, and uv is not on PATH", "install it: pip install uv")
         if (self.project / "pyproject.toml").is_file():
-            wanted = scratch / "dependencies.txt"
+            wanted = scratch / DEPENDENCIES
             write_text(wanted, "".join(f"{line}\n" for line in _dependencies(self.project / "pyproject.toml")))
             note = "the dependencies in pyproject.toml, which no lock pins"
             return EnvironmentPlan(kind="pip", lock=str(wanted), packages=self.packages), note

@@ -6,6 +6,8 @@
   tests outside the `only` group that was asked for are deselected.
 - A group that was asked for and whose needs are absent is a usage error, never a suite that skips everything and succeeds. Where tests
   were left out by us and nothing ran, the exit status is that of a session without tests (5); skips of the tests' own alone change nothing.
+  Where the selection left out tests that the groups would run, their passes stand, and the session is a success; not with an `only`
+  group beside tests that we skip, since what was left out may have skipped itself.
 - Nothing runs when a marker is wrong or the plan is above the budget, under xdist too: workers collect alike, so each comes to the same
   error, empties its list and hands the words to the controller, which ends with the status of a usage error.
 """
@@ -43,6 +45,9 @@ class State:
     planned: float = 0.0
     measured: float = 0.0
     out: int = 0
+    unaffected: list[pytest.Item] | None = None
+    stand: int = 0
+    stood: bool = False
     skipped: Counter[str] = field(default_factory=Counter)
     ran: int = 0
     nothing: bool = False
@@ -167,8 +172,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         state.error = str(error)
         items.clear()
     if _is_worker(config):
-        config.workeroutput[OUTPUT] = {"error": state.error, "planned": state.planned, "out": state.out}  # type: ignore[attr-defined]
+        handed = {"error": state.error, "planned": state.planned, "out": state.out, "stand": state.stand}
+        config.workeroutput[OUTPUT] = handed  # type: ignore[attr-defined]
     return result
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Note the tests that the selection leaves out: it tells them right after it has decided, and nobody else's come first then."""
+    if not items:
+        return
+    config = items[0].config
+    state, selection = config.stash[STATE], _selection(config)
+    if state.unaffected is None and selection is not None and selection.left_some_out():
+        state.unaffected = list(items)
+
+
+def _selection(config: pytest.Config) -> Any:
+    """The selection, of a plugin that may be off: None."""
+    return config.pluginmanager.getplugin("seatrial_selection")
 
 
 def _guard(config: pytest.Config, state: State, items: list[pytest.Item]) -> None:
@@ -178,7 +199,7 @@ def _guard(config: pytest.Config, state: State, items: list[pytest.Item]) -> Non
     for item in items:
         wanted = _needs(item)
         share = _share(item, wanted)
-        found = None if state.bypassed else groups.place(_groups_of(item, state), state.asked)
+        found = _place(item, state)
         if isinstance(found, groups.Out):
             out.append(item)
             continue
@@ -194,6 +215,7 @@ def _guard(config: pytest.Config, state: State, items: list[pytest.Item]) -> Non
         gone = set(out)
         items[:] = [item for item in items if item not in gone]
     state.out = len(out)
+    state.stand = sum(_place(item, state) is None for item in state.unaffected or ())
     state.planned = math.fsum(share.hours for share in shares)
     limit, origin = _budget(config, state)
     listed = config.getoption("collectonly", False)  # nothing runs, and the list is what one needs to select fewer
@@ -201,8 +223,12 @@ def _guard(config: pytest.Config, state: State, items: list[pytest.Item]) -> Non
         raise pytest.UsageError(why)
 
 
-def _groups_of(item: pytest.Item, state: State) -> list[groups.Group]:
-    return [group for group in state.settings.groups if item.get_closest_marker(group.marker) is not None]
+def _place(item: pytest.Item, state: State) -> groups.Left | groups.Out | None:
+    """Where the groups put a test; None: it runs."""
+    if state.bypassed:
+        return None
+    belongs = [group for group in state.settings.groups if item.get_closest_marker(group.marker) is not None]
+    return groups.place(belongs, state.asked)
 
 
 def _needs(item: pytest.Item) -> list[needs.Needs]:
@@ -284,6 +310,7 @@ class _Counter:
         self.state.error = self.state.error or handed.get("error", "")
         self.state.planned = max(self.state.planned, handed.get("planned", 0.0))
         self.state.out = max(self.state.out, handed.get("out", 0))
+        self.state.stand = max(self.state.stand, handed.get("stand", 0))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -296,19 +323,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
         return
     empty = state.skipped and not state.ran and not session.config.getoption("setuponly", False)
-    if empty and session.exitstatus == pytest.ExitCode.OK and not _passes_stand(session.config, state):
+    proven = state.stand and not any(group.mode is groups.Mode.ONLY for group in state.asked)
+    if empty and session.exitstatus == pytest.ExitCode.OK and not proven:
         state.nothing = True
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
-
-
-def _passes_stand(config: pytest.Config, state: State) -> bool:
-    """Whether the selection left out tests because they passed before and nothing of theirs changed: the rest may all be ours.
-
-    With an `only` group those may be tests outside of it, which prove nothing.
-    """
-    selection: Any = config.pluginmanager.getplugin("seatrial_selection")  # of a plugin that may be off
-    left = selection is not None and selection.left_some_out()
-    return left and not any(group.mode is groups.Mode.ONLY for group in state.asked)
+    elif state.out and state.stand and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        # all that the selection would have run is outside of the `only` group, and within it passes stand
+        state.stood = True
+        session.exitstatus = pytest.ExitCode.OK
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -333,6 +355,8 @@ def _lines(state: State, limit: float | None) -> list[str]:
     if state.out:
         only = next(group for group in state.asked if group.mode is groups.Mode.ONLY)
         lines.append(f"{state.out} deselected by seatrial: not in group {only.name} ({only.option})")
+        if state.stood:
+            lines.append(f"no test of group {only.name} is affected by the change ({state.stand} known)")
     if state.bypassed and state.settings.groups:
         lines.append("-m was given: groups filter nothing")
     if state.planned or limit is not None:

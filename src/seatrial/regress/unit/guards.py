@@ -12,6 +12,7 @@ if hasattr(pytest, "StashKey"):
         pytest_addoption,
         pytest_collection_modifyitems,
         pytest_configure,
+        pytest_deselected,
         pytest_load_initial_conftests,
         pytest_make_collect_report,
         pytest_runtest_makereport,
