@@ -91,6 +91,16 @@ class Worker:
         self.reset()
         return {"outcomes": outcomes, "broken": broken, "aborted": items is None, "wall": wall}
 
+    def alone(self, mutation: Mutation, tests: Sequence[str], limit: float) -> dict[str, str]:
+        """Outcomes of some tests with the mutation, each in a session of its own."""
+        self.reset()
+        self._apply(mutation)
+        found: dict[str, str] = {}
+        for test in tests:
+            found.update(self._run(("-p", "no:pytest-testmon", test), limit=limit, test_s=self.project.test_s).outcomes)
+        self.reset()
+        return found
+
     def choose(self, selector: Selector, mutation: Mutation | None) -> dict[str, object]:
         """What a selector would run."""
         self.reset(states=True)
