@@ -83,8 +83,6 @@ TABLE = (
     Caught("swapped-pictures", 5, Boundary.ROLLOUT, "missed: max", missed=('max(data["vlm/rollout/decode_max_dlogp"]) < 0.001',)),
 )
 AGAIN = {
-    ("reward-raises", 0): "test_trl_judge.py judges the log of such a run of TRL alike, half-advantages blames the reward",
-    ("nan-weight", 0): "test_trl_judge.py judges the log of such a run of TRL alike, no-optimizer-step blames the optimizer",
     ("flip-bit", 3): "the same check at level 2, and a flipped bit in a live vLLM is named in test_vllm.py",
     ("swap-layers", 2): "the same check with flip-bit, and test_refit_faults.py names exchanged tensors",
     ("truncated-payload", 2): "refused as replayed-payload is, and test_refit_failures.py truncates everywhere",
