@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -55,6 +56,9 @@ class Small:
         text = path.read_text()
         assert old in text
         path.write_text(text.replace(old, new))
+        # Of a text of the same size and second, Python would run what it compiled before.
+        for kept in self.root.rglob("__pycache__"):
+            shutil.rmtree(kept, ignore_errors=True)
 
     def pytest(self, *arguments: str, env: dict[str, str] | None = None, python: str = sys.executable) -> Session:
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "SEATRIAL_SELECT", "PYTHONPATH"))}
