@@ -15,6 +15,7 @@ from seatrial.regress.select.contexts import Contexts
 from seatrial.regress.select.files import cache
 from seatrial.regress.select.gather import evidence
 from seatrial.regress.select.gather.records import Recorder
+from seatrial.regress.select.gather.sessions import Session
 from seatrial.regress.select.sitting import Sitting
 from seatrial.regress.select.trace.logs import read as read_children
 from seatrial.regress.select.trace.recorder import Recorder as Tracer
@@ -75,7 +76,7 @@ class Recording:
         inputs = self._globs("seatrial_select_inputs")
         common = sitting.common()
         recorder = Recorder(sitting.digests, found, inputs, common)
-        outcomes = [outcome for one in found for outcome in recorder.outcomes(one)]
+        outcomes = [outcome for one in found for outcome in Session(recorder, one).outcomes()]
         state.save(sitting.state, sitting.asked.given, sitting.asked.commit, outcomes, sitting.now, sitting.loaded)
 
     def _globs(self, name: str) -> list[str]:
