@@ -10,13 +10,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 
 from seatrial import files
-from seatrial.launch import process
-from seatrial.launch.descendants import PidFile
+from seatrial.launch import descendants, process
+from seatrial.launch.descendants import PidFile, Tree, announced
 from seatrial.launch.process import end_leftovers, pid_file, run
 from seatrial.model.errors import UserError
 
@@ -185,6 +186,61 @@ def test_a_killed_seatrial_takes_its_child_along_and_leftovers_are_ended(killed:
     assert end_leftovers(record) == 0
 
 
+KILLED_AT_THE_START = """
+import os, signal, sys
+from pathlib import Path
+from seatrial.launch import process
+sys.path.insert(0, sys.argv[3])
+from children import DAEMON, spec, wait_for
+start = process._start
+def killed_after(spec):
+    start(spec)
+    wait_for(Path(sys.argv[1]) / "daemon")
+    os.kill(os.getpid(), signal.SIGKILL)
+process._start = killed_after
+process.run(spec(Path(sys.argv[1]), DAEMON.format(before="pass", after="time.sleep(60)"), run_id=sys.argv[2]))
+"""
+
+
+def test_a_seatrial_that_is_killed_before_it_knows_its_child_leaves_nothing_unknown(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", KILLED_AT_THE_START, str(tmp_path), f"killed-{tmp_path}", str(Path(__file__).parent)]
+    assert subprocess.run(argv, timeout=ALMOST_A_MINUTE, check=False).returncode == -signal.SIGKILL
+    daemon = psutil.Process(int((tmp_path / "daemon").read_text()))
+    assert daemon.is_running()
+    record = pid_file(tmp_path / "run.log")
+    assert end_leftovers(record) >= 1  # the child itself may still be dying
+    assert ended(daemon.pid)
+    assert not record.exists()
+
+
+def test_what_leftovers_start_when_they_are_asked_to_end_is_ended_too(tmp_path: Path) -> None:
+    again = "trap 'setsid sleep 60 & echo $! > second; exit' TERM; echo $$ > first; while :; do sleep 0.05; done"
+    with subprocess.Popen(["sh", "-c", again], cwd=tmp_path, env={**os.environ, "SEATRIAL_RUN": str(tmp_path)}) as left:
+        wait_for(tmp_path / "first")
+        started = psutil.Process(left.pid).create_time()
+        record = PidFile(run_id=str(tmp_path), pid=left.pid, started=started, owner=os.getpid(), owner_started=0)
+        files.write_json(tmp_path / "run.log.pids", record)
+        assert end_leftovers(tmp_path / "run.log.pids") >= 2
+    assert ended(int((tmp_path / "second").read_text()))
+
+
+def test_parents_are_asked_to_end_before_their_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or one of them takes the end of its child for a result. Pids say nothing: they start again from the beginning."""
+    # Each starts the one before it, so that numbers fall from parents to children.
+    below = {os.getpid(): [8], **{pid: [pid - 1] for pid in range(3, 9)}}
+    asked: list[int] = []
+    monkeypatch.setattr(descendants, "_by_parent", lambda: below)
+    monkeypatch.setattr(descendants, "_marked", lambda _: range(2, 9))
+    monkeypatch.setattr(descendants, "_processes", lambda pids: [mock.Mock(pid=pid) for pid in pids])
+    monkeypatch.setattr(descendants, "_is_alive", lambda process: process.pid not in asked)
+    monkeypatch.setattr(descendants, "_send", lambda process, _: asked.append(process.pid))
+    with announced(str(tmp_path)):
+        tree = Tree(8, str(tmp_path))
+        tree.status = 0  # or its end would be waited for
+        assert not tree.end(60, lambda _: None)
+    assert asked == [8, 7, 6, 5, 4, 3, 2]
+
+
 def test_leftovers_of_a_later_start_or_another_run_are_left_alone(killed: Path) -> None:
     record, daemon = pid_file(killed / "run.log"), psutil.Process(int((killed / "daemon").read_text()))
     written = files.read_model(record, PidFile)
@@ -210,6 +266,7 @@ def test_the_pid_file_names_the_child(tmp_path: Path) -> None:
     seen: list[PidFile] = []
     run(spec(tmp_path, "sleep", "0.3"), lambda _: seen.append(files.read_model(tmp_path / "run.log.pids", PidFile)))
     assert seen[0].owner == os.getpid()
+    assert seen[0].pid not in (None, os.getpid())
     assert abs(seen[0].started - time.time()) < 600
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.launch.process import Control, Interrupted, Interruptible, Outcome, Tick, pid_file, run
+from seatrial.launch import process
+from seatrial.launch.process import Control, Interrupted, Interruptible, Outcome, ProcessSpec, Tick, pid_file, run
 from seatrial.model.errors import BlockedError
 
 from .children import gone, lines, send, spec, wait_for, wait_until
@@ -177,6 +179,9 @@ def test_program_that_is_not_there_blocks(tmp_path: Path) -> None:
         run(spec(tmp_path, "/no/such/program", "x"))
     with pytest.raises(BlockedError, match="cannot start"):
         run(spec(tmp_path, "echo", "x", cwd=tmp_path / "gone"))
+    with pytest.raises(ValueError, match="null byte"):
+        run(spec(tmp_path, "echo", "a\0b"))
+    assert not pid_file(tmp_path / "run.log").exists()
 
 
 def test_an_exception_on_the_way_leaves_nothing_running(tmp_path: Path) -> None:
@@ -207,6 +212,25 @@ def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
         run(spec(tmp_path, "sh", "-c", "trap '' TERM; echo $$ > pid; while true; do sleep 0.1; done", grace_s=60))
     assert clock.seconds < ALMOST_A_MINUTE
     assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_a_second_interrupt_while_the_child_is_being_started_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = process._start
+
+    def interrupted(spec: ProcessSpec) -> subprocess.Popen[bytes]:
+        signal.raise_signal(signal.SIGINT)
+        child = start(spec)
+        wait_for(tmp_path / "pid")
+        signal.raise_signal(signal.SIGINT)
+        return child
+
+    monkeypatch.setattr(process, "_start", interrupted)
+    with pytest.raises(Interrupted), Interruptible():
+        run(spec(tmp_path, "sh", "-c", "setsid sleep 60 & echo $! > pid; wait"))
+    assert gone(int((tmp_path / "pid").read_text()))
+    assert not pid_file(tmp_path / "run.log").exists()
 
 
 def controlled(tmp_path: Path, *argv: str, **changes: Any) -> tuple[Control, Future[Outcome], ThreadPoolExecutor]:

@@ -3,8 +3,10 @@
 - 10 points; with SEATRIAL_ALL_LEVELS=1 30, which takes two minutes.
 - The command leaves a process in a session of its own behind, and notes in a ledger that it has ended; the ledger tells what was
   run again.
-- Every fifth kill meets an empty cache, so that some land in the build of an environment. Every other one is cleaned before it is
-  resumed, the others afterwards.
+- A kill comes some time after the bisect has begun and so many rows are written: time alone would kill all of them early on a busy
+  machine.
+- Every fifth kill meets an empty cache and waits for no row, so that some land in the build of an environment. Every other one is
+  cleaned before it is resumed, the others afterwards.
 """
 
 from __future__ import annotations
@@ -93,6 +95,11 @@ class Place:
         """How often the command came to its end, by commit."""
         return Counter(self.ledger.read_text(encoding="utf-8").split()) if self.ledger.exists() else Counter()
 
+    def written(self) -> int:
+        """How many rows there are; less than none before the bisect has begun."""
+        rows = self.out / "runs.jsonl"
+        return rows.read_bytes().count(b"\n") if rows.exists() else 0 if (self.out / "bisect.json").exists() else -1
+
     def answer(self) -> Answer:
         return read_model(self.out / "report.json", BisectReport).answer
 
@@ -131,10 +138,12 @@ def repository(root: Path) -> tuple[Path, tuple[str, str]]:
     return root / "repo", (ids[0], ids[-1])
 
 
-def killed(place: Place, delay: float, attempt: int = 0) -> Place:
-    """A bisect that was killed after so long; when it was over by then, another one that is given half of it."""
+def killed(place: Place, rows: int, delay: float, attempt: int = 0) -> Place:
+    """A bisect that was killed so long after so many rows; when it was over by then, another one that is given half of both."""
     one = replace(place, root=place.root.with_name(f"{place.root.name}.{attempt}"))
-    process = one.start()
+    process, stops = one.start(), time.monotonic() + DEADLINE_S
+    while process.poll() is None and one.written() < rows and time.monotonic() < stops:
+        time.sleep(0.01)
     try:
         process.wait(delay)
     except subprocess.TimeoutExpired:
@@ -142,7 +151,7 @@ def killed(place: Place, delay: float, attempt: int = 0) -> Place:
         process.wait()
         return one
     assert process.returncode == 0, (one.root / "said").read_text()
-    return killed(place, delay / 2, attempt + 1)
+    return killed(place, rows // 2, delay / 2, attempt + 1)
 
 
 def uninterrupted(place: Place) -> tuple[float, Answer]:
@@ -159,12 +168,10 @@ def cleaned(one: Place) -> list[str]:
     return left + one.left()
 
 
-def survive(place: Place, delay: float, expected: Answer, *, clean_first: bool) -> tuple[str, int]:
+def survive(place: Place, rows_first: int, delay: float, expected: Answer, *, clean_first: bool) -> tuple[str, int]:
     """Kill one, resume it, clean it: what was wrong, or nothing; and how many rows it had when it was killed."""
-    one = killed(place, delay)
-    said = f"{one.root.name}, {one.jobs} jobs, killed after {delay:.2f} s: "
-    if not (one.out / "bisect.json").exists():
-        return "; ".join(one.left()), 0
+    one = killed(place, rows_first, delay)
+    said = f"{one.root.name}, {one.jobs} jobs, killed {delay:.2f} s after {rows_first} rows: "
     before = read(one.out / "runs.jsonl").rows
     ended = one.ended()
     problems = cleaned(one) if clean_first else []
@@ -194,14 +201,13 @@ def test_killed_anywhere(tmp_path: Path) -> None:
         for jobs in (1, 2):
             cold = Place(tmp_path / f"cold-{jobs}", repo, ends, wheels, tmp_path / f"cache-{jobs}", jobs)
             warm = replace(cold, root=tmp_path / f"warm-{jobs}")
-            whole = [uninterrupted(cold), uninterrupted(warm)]
+            (with_build, answer), (seconds, _) = uninterrupted(cold), uninterrupted(warm)
             for kill in range(KILLS):
-                seconds, answer = whole[kill % 5 > 0]
                 cache = cold.cache if kill % 5 else tmp_path / f"cache-{jobs}-{kill}"
                 place = replace(cold, root=tmp_path / f"kill-{jobs}-{kill}", cache=cache)
-                # Before a fifth of its time a bisect has not begun.
-                delay = chance.uniform(0.2, 1.0) * seconds
-                trials.append(pool.submit(survive, place, delay, answer, clean_first=kill % 2 == 0))
+                rows = kill * warm.written() // KILLS if kill % 5 else 0
+                delay = chance.uniform(0, seconds / warm.written() if kill % 5 else with_build - seconds)
+                trials.append(pool.submit(survive, place, rows, delay, answer, clean_first=kill % 2 == 0))
         done = [trial.result() for trial in trials]
     assert not any(wrong for wrong, _ in done), "\n".join(wrong for wrong, _ in done)
     # They were killed at different places.

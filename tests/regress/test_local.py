@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +20,7 @@ from seatrial.launch.interrupt import Interrupted, Interruptible
 from seatrial.launch.process import pid_file
 from seatrial.model.errors import BlockedError
 from seatrial.regress.bisect.record import Plan
+from seatrial.regress.bisect.running import local
 from seatrial.regress.bisect.running.local import LocalRunner, clean_up
 from seatrial.regress.bisect.running.steps import Facts, Prepared
 
@@ -105,6 +108,24 @@ def test_a_step_that_no_longer_matters_is_ended_and_one_that_waits_is_never_begu
     assert not ended[3].log.exists()
     assert not alive(tmp_path)
     assert len(told) == 1
+
+
+@slow
+def test_a_run_that_is_begun_while_an_interrupt_comes_is_ended_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepared_of(plan_of(*FOREVER), tmp_path)
+
+    class Cut(ThreadPoolExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            super().submit(fn, *args, **kwargs)
+            while not prepared.log.exists() or "began" not in prepared.log.read_text():
+                time.sleep(0.01)
+            raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(local, "ThreadPoolExecutor", Cut)
+    with pytest.raises(Interrupted):
+        list(runner(plan_of(*FOREVER, minutes=0.1)).run([prepared], nothing))
+    assert "Seatrial was interrupted: ending the run" in prepared.log.read_text()
+    assert not alive(tmp_path)
 
 
 @slow

@@ -35,6 +35,8 @@ _PROC = Path("/proc/self/environ").is_file()
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_WAIT_S = 5.0
+_KILLED_S = 0.5
+"""Before what was killed and is still there is killed again."""
 _COLLECT_S = 5.0
 _CLOCK_SLACK_S = 2.0
 """Start times are computed from the boot time, which moves a little when the clock is set."""
@@ -56,8 +58,10 @@ class PidFile(Record):
     """What `end_leftovers` must know of a run whose Seatrial was killed."""
 
     run_id: str
-    pid: int
+    pid: int | None
+    """Its child; None while that is being started."""
     started: float
+    """Nothing of the run is older: the start of its child, or, while that is being started, of the owner."""
     owner: int
     """The Seatrial process that runs it."""
     owner_started: float
@@ -80,6 +84,15 @@ def die_with_parent() -> Callable[[], None]:
                 os._exit(1)
 
     return before_exec
+
+
+def write_pid_file(path: Path, run_id: str, child: int | None = None) -> None:
+    """Leave on disk what a later Seatrial needs to end this run's processes. First without a child, before that is started: it may
+    have started others by the time that it can be named."""
+    owner = psutil.Process()
+    first = owner if child is None else psutil.Process(child)
+    record = PidFile(run_id=run_id, pid=child, started=first.create_time(), owner=owner.pid, owner_started=owner.create_time())
+    files.write_json(path, record)
 
 
 @contextmanager
@@ -113,12 +126,6 @@ class Tree:
         with _lock:
             _active[child] = run_id
 
-    def write_pid_file(self, path: Path) -> None:
-        """Leave on disk what a later Seatrial needs to end this run's processes."""
-        started, owner = psutil.Process(self.child).create_time(), psutil.Process()
-        record = PidFile(run_id=self.run_id, pid=self.child, started=started, owner=owner.pid, owner_started=owner.create_time())
-        files.write_json(path, record)
-
     def exited(self) -> bool:
         """Whether the child itself has ended; collects it if so."""
         if self.status is None:
@@ -142,12 +149,12 @@ class Tree:
         return self.status if self.status >= 0 else 128 - self.status
 
     def live(self) -> tuple[psutil.Process, ...]:
-        """Every process of this run that is alive; ended ones that are ours to collect are collected."""
+        """Every process of this run that is alive, the child first and parents before their children; ended ones that are ours to
+        collect are collected."""
         below = _by_parent()
-        pids = set(_marked(self.run_id))
-        for pid in below.get(os.getpid(), ()):
-            if self._claims(pid):
-                pids.update(_with_descendants(pid, below))
+        own = sorted(below.get(os.getpid(), ()), key=lambda pid: pid != self.child)
+        pids = [pid for top in own if self._claims(top) for pid in _with_descendants(top, below)]
+        pids += _marked(self.run_id)
         mine = {process.pid: process for process in _processes(pids)}
         for pid in [pid for pid, process in mine.items() if not _is_alive(process)]:
             # A process whose first thread has ended looks ended while other threads still run: the child counts until collected.
@@ -159,7 +166,10 @@ class Tree:
         return tuple(mine.values())
 
     def end(self, grace_s: float, wait: Callable[[float], object], hurry: Callable[[], bool] = lambda: False) -> tuple[int, ...]:
-        """End everything: SIGTERM, `grace_s` or until `hurry()`, SIGKILL. `wait(seconds)` is called meanwhile. Returns what survived."""
+        """End everything: SIGTERM, `grace_s` or until `hurry()`, SIGKILL. `wait(seconds)` is called meanwhile. Returns what survived.
+
+        A process is asked before those that it started: it knows that it must stop when it sees them end, and takes that for no result.
+        """
         grace_ends = time.monotonic() + grace_s
         with _lock:
             _open.discard(self.run_id)
@@ -214,7 +224,8 @@ class Tree:
 def end_leftovers(pid_file: Path, grace_s: float = 5.0) -> int:
     """End what the run of `pid_file` left behind after its Seatrial was killed; returns how many processes that were.
 
-    Only processes that carry the run's marker and started no earlier than its child are touched, with their descendants.
+    Only processes that carry the run's marker and are no older than the file says are touched, with their descendants, and what
+    they start meanwhile.
     Raises a UserError when that Seatrial is still at work, and a BlockedError when something cannot be ended.
     """
     if not pid_file.exists():
@@ -222,22 +233,30 @@ def end_leftovers(pid_file: Path, grace_s: float = 5.0) -> int:
     record = files.read_model(pid_file, PidFile)
     if record.owner != os.getpid() and _started_at(record.owner, record.owner_started):
         raise UserError(f"{pid_file}: process {record.owner} is still running this", f"wait for it, or stop it: kill {record.owner}")
-    below = _by_parent()
-    since = record.started - _CLOCK_SLACK_S
-    marked = [process.pid for process in _processes(_marked(record.run_id)) if process.create_time() >= since]
-    below_them = {pid for top in marked for pid in _with_descendants(top, below)}
-    found = {process.pid: process for process in _processes(below_them) if _is_alive(process)}
-    for process in found.values():
+    found = set(_left_by(record))
+    for process in found:
         _send(process, signal.SIGTERM)
-    left = psutil.wait_procs(list(found.values()), grace_s)[1]
-    for process in left:
-        _send(process, signal.SIGKILL)
-    left = [process for process in psutil.wait_procs(left, _KILL_WAIT_S)[1] if _is_alive(process)]
+    psutil.wait_procs(found, grace_s)
+    gives_up = time.monotonic() + _KILL_WAIT_S
+    # Those found before stay in view: what hides its marker is found only while its parent lives.
+    while (left := [process for process in found | set(_left_by(record)) if _is_alive(process)]) and time.monotonic() < gives_up:
+        for process in left:
+            _send(process, signal.SIGKILL)
+        found.update(left)
+        psutil.wait_procs(left, _KILLED_S)
     if left:
         pids = " ".join(str(process.pid) for process in left)
         raise BlockedError(Boundary.ENVIRONMENT, f"{pid_file}: processes of an earlier run cannot be ended: {pids}", f"sudo kill -9 {pids}")
     pid_file.unlink(missing_ok=True)
     return len(found)
+
+
+def _left_by(record: PidFile) -> list[psutil.Process]:
+    """What is alive of a run whose Seatrial was killed."""
+    below, since = _by_parent(), record.started - _CLOCK_SLACK_S
+    marked = [process.pid for process in _processes(_marked(record.run_id)) if process.create_time() >= since]
+    pids = {pid for top in marked for pid in _with_descendants(top, below)}
+    return [process for process in _processes(pids) if _is_alive(process)]
 
 
 def _processes(pids: Iterable[int]) -> Iterator[psutil.Process]:

@@ -2,13 +2,17 @@
 
 - Inside `with Interruptible() as stop`, the first SIGINT or SIGTERM only sets `stop.signal`; a running child is then
   ended in order and its outcome is `interrupted`. Callers ask `stop.check()` between their own steps.
-- The second signal raises `Interrupted` at once: children are killed without grace.
+- The second signal raises `Interrupted` at once: children are killed without grace. Only while a child is being started it is `held`,
+  since nobody could end that child.
 - `Interrupted` is a KeyboardInterrupt: whoever handles that one (exit code 130) handles this one too.
 """
 
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Self
 
@@ -33,6 +37,9 @@ class Interruptible:
         """The signal that asked to stop, or None."""
         self._previous: dict[signal.Signals, Any] = {}
         self._outer: Interruptible | None = None
+        self._held = False
+        self._late: int | None = None
+        """A second signal that was held back."""
 
     def __enter__(self) -> Self:
         self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
@@ -50,14 +57,39 @@ class Interruptible:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         del frame
-        if self.signal is not None:
+        if self.signal is None:
+            self.signal = signum
+        elif self._held:
+            self._late = signum
+        else:
             self._restore()
             raise Interrupted(signum)
-        self.signal = signum
+
+    def _release(self) -> None:
+        self._held = False
+        if self._late is not None:
+            late, self._late = self._late, None
+            self._restore()
+            raise Interrupted(late)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def held() -> Iterator[Callable[[], None]]:
+    """Inside, the second signal is held back until the end of the block, or until what this gives is called. Other threads than the
+    main one get no signals: there it does nothing."""
+    current = Interruptible._current
+    if current is None or threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    current._held = True
+    try:
+        yield current._release
+    finally:
+        current._release()
 
 
 def stop_requested() -> bool:

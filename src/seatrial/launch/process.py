@@ -6,7 +6,7 @@
   `control`, whoever holds that asked for its end.
 - Runs may be simultaneous, each in a thread that lives until `run` returns: the kernel ends the child with its thread.
 - Whatever the end, and whatever exception passes through, every descendant is ended before `run` returns (see `descendants`).
-- While a run is under way `<log>.pids` exists; after a Seatrial that was killed, `end_leftovers` takes it.
+- From before the start until nothing is left `<log>.pids` exists; after a Seatrial that was killed, `end_leftovers` takes it.
 - Waiting costs next to nothing: one wake-up per tick, or per chunk of output.
 """
 
@@ -25,8 +25,8 @@ import psutil
 
 from seatrial.launch import stackdump
 from seatrial.launch.control import Control
-from seatrial.launch.descendants import MARKER, Tree, adopt_orphans, announced, die_with_parent, end_leftovers
-from seatrial.launch.interrupt import Interrupted, Interruptible, stop_requested
+from seatrial.launch.descendants import MARKER, Tree, adopt_orphans, announced, die_with_parent, end_leftovers, write_pid_file
+from seatrial.launch.interrupt import Interrupted, Interruptible, held, stop_requested
 from seatrial.launch.linelog import LineFilter, LineLog
 from seatrial.launch.watch import Watch
 from seatrial.model.errors import BlockedError
@@ -116,17 +116,21 @@ def run(spec: ProcessSpec, on_tick: Callable[[Tick], None] | None = None) -> Out
         return Outcome(None, None, "interrupted", 0.0)
     adopt_orphans()
     pids = pid_file(spec.log, spec.part)
-    with announced(spec.run_id), LineLog(spec.log, spec.line_filter) as log:
+    with announced(spec.run_id), LineLog(spec.log, spec.line_filter) as log, held() as release:
+        write_pid_file(pids, spec.run_id)
         try:
             process = _start(spec)
-        except CannotStart as error:
-            log.note(error.message)
+        except Exception as error:  # then there is no child
+            pids.unlink(missing_ok=True)
+            if isinstance(error, CannotStart):
+                log.note(error.message)
             raise
         tree, pipe = Tree(process.pid, spec.run_id), _Pipe(process, log)
         if spec.control is not None:
             spec.control.tree = tree
         try:
-            tree.write_pid_file(pids)
+            release()
+            write_pid_file(pids, spec.run_id, process.pid)
             ended = _follow(spec, tree, pipe, log, on_tick)
             _close_down(spec, ended, tree, pipe, log)
         except BaseException:

@@ -68,7 +68,7 @@ def _clean_up(pid_file: Path) -> None:
                 raise
             time.sleep(0.05)
     # Some of Ray's processes hide the marker that leftovers are found by; the session is theirs alone.
-    for pid in psutil.pids():
+    for pid in psutil.pids() if record.pid is not None else ():
         try:
             if os.getsid(pid) == record.pid:
                 os.kill(pid, signal.SIGKILL)

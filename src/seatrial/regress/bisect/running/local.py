@@ -46,22 +46,24 @@ class LocalRunner:
         """Each step with its facts, as they end. `useless` names, by their numbers, steps that no longer matter."""
         waiting = list(prepared)
         running: dict[Future[Facts], _Running] = {}
+        controls: list[Control] = []
         pool = ThreadPoolExecutor(self._plan.jobs, "run")
         try:
             while waiting or running:
                 while waiting and len(running) < self._plan.jobs:
                     begun = _Running(waiting.pop(0), Control())
+                    controls.append(begun.control)  # first: an interrupt may come before the run is known to be under way
                     running[pool.submit(self._follow, begun)] = begun
                 for future in wait(running, _LOOK_S, FIRST_COMPLETED).done:
                     yield running.pop(future).prepared, future.result()
                     for idle in self._cancel(waiting, running, useless()):
                         yield idle, idle.facts(None, "interrupted")
                 if stop_requested():
-                    _stop(running, "Seatrial was interrupted", GRACE_S)
+                    _stop(controls, GRACE_S)
                     wait(running)
                     check_stop()
         finally:
-            _stop(running, "Seatrial was interrupted", 0.0)
+            _stop(controls, 0.0)
             pool.shutdown()
 
     def _cancel(self, waiting: list[Prepared], running: dict[Future[Facts], _Running], gone: set[int]) -> list[Prepared]:
@@ -97,9 +99,9 @@ class LocalRunner:
         return prepared.facts(None, "interrupted") if cut else prepared.facts(outcome.exit_code, outcome.ended)
 
 
-def _stop(running: dict[Future[Facts], _Running], why: str, grace_s: float) -> None:
-    for one in running.values():
-        one.control.stop(why, grace_s)
+def _stop(controls: Sequence[Control], grace_s: float) -> None:
+    for control in controls:
+        control.stop("Seatrial was interrupted", grace_s)
 
 
 def clean_up(directory: Path) -> int:
