@@ -54,7 +54,7 @@ FILES = {
         def flagged():
             if os.path.exists("flag"):
                 pytest.fail("the flag is there")
-            pytest.skip("no flag")
+            pytest.xfail("no flag")
         """,
     "test_flag.py": "def test_flag_first(flagged):\n    pass\n\ndef test_flag_second(flagged):\n    pass\n",
     "shelled": "cat shelled.txt\n",

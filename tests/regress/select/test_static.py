@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from seatrial.regress.select.choose import Known, Why, choose
+from seatrial.regress.select.choose import SKIPPED, Known, Why, choose
 from seatrial.regress.select.files import shell
 from seatrial.regress.select.files.digests import ABSENT, EXISTS, LISTING, UNSETTLED, WHOLE, Digests
 from seatrial.regress.select.files.imports import closure, imports, resolve
@@ -84,9 +84,12 @@ def test_scripts_name_files_through_variables_and_other_scripts(tmp_path: Path) 
 
 def test_a_test_is_left_out_only_if_a_whole_record_holds() -> None:
     known = Known(
-        versions={1: ("a.py", "f", "x"), 2: ("a.py", "g", "y"), 3: ("b.txt", WHOLE, UNSETTLED)},
-        sets={1: (1,), 2: (1, 2), 3: (3,)},
-        records={"same": [(1,)], "changed": [(1, 2)], "earlier": [(2,), (1,)], "unsettled": [(3,)], "lost": [(9,)], "bad": [(1,)]},
+        versions={1: ("a.py", "f", "x"), 2: ("a.py", "g", "y"), 3: ("b.txt", WHOLE, UNSETTLED), 4: SKIPPED},
+        sets={1: (1,), 2: (1, 2), 3: (3,), 4: (4,)},
+        records={
+            **{"same": [(1,)], "changed": [(1, 2)], "earlier": [(2,), (1,)], "unsettled": [(3,)], "lost": [(9,)], "bad": [(1,)]},
+            **{"skips": [(4,)], "skips after a pass": [(4,), (1,)]},
+        },
         failed=frozenset({"bad"}),
     )
     now = {("a.py", "f"): "x", ("a.py", "g"): "z", ("b.txt", WHOLE): UNSETTLED}
@@ -98,6 +101,8 @@ def test_a_test_is_left_out_only_if_a_whole_record_holds() -> None:
         "unsettled": Why.AFFECTED,
         "lost": Why.AFFECTED,
         "bad": Why.FAILED,
+        "skips": Why.SKIPPED,
+        "skips after a pass": None,
         "new": Why.NEW,
     }
     assert found["changed"].line() == "changed: affected: a.py: g"

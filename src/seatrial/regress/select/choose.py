@@ -1,7 +1,8 @@
 """Which tests a change can reach: a pure function of what is known and of the digests of today.
 
 - A test is left out only if some passing record of it has nothing but dependencies that are the same now, and it did not fail last.
-- Every selected test has one reason: new, failed before, or a dependency that changed (the newest record's first).
+- A skip is no proof: the record of a test that skipped itself never holds, whatever stayed the same.
+- Every selected test has one reason: new, failed or skipped before, or a dependency that changed (the newest record's first).
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ from seatrial.regress.select.files.digests import ABSENT, EXISTS, IMPORTS, LEVEL
 
 Now = Callable[[str, str], str]
 
+SKIPPED: Version = ("", "@skipped", UNSETTLED)
+"""All that is recorded of a test that skipped itself: it never holds."""
+
 
 class Why(StrEnum):
+    """The reasons, in the order of the summary."""
+
+    AFFECTED = "affected"
     NEW = "new"
     FAILED = "failed before"
-    AFFECTED = "affected"
+    SKIPPED = "skipped before"
 
 
 @dataclass(slots=True)
@@ -93,6 +100,8 @@ def _choice(known: Known, changed: Changed, test: str) -> Choice:
         first = first or found
     if first is None:
         return Choice(test, Why.NEW)
+    if first == SKIPPED:
+        return Choice(test, Why.SKIPPED)
     path, block, _ = first
     if not path and block.startswith("@"):
         return Choice(test, Why.AFFECTED, describe(first), by=describe(first))

@@ -3,18 +3,15 @@
 - `given`: Python, the root, our own version, installed distributions, pytest's ini options. Another one of these: nothing recorded holds.
 - `options`: options that the project's own conftests added; `command`: those of pytest that turn a pass into a failure. They belong to
   every test.
-- `surroundings`: for tests that were skipped, which often wait for a variable, an option of a plugin, `-m` or a GPU that may be here next
-  time.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,11 +19,7 @@ import pytest
 from seatrial.regress.select.files.digests import Version
 from seatrial.regress.select.files.facts import sha
 
-# Variables and options that say how tests are run, not what they find.
-OWN_VARIABLES = ("PYTEST", "SEATRIAL", "PYTHONPATH", "COV_", "COVERAGE", "TESTMON")
-# Variables of a shell, a terminal or a login, which differ between two equal invocations.
-SHELL_VARIABLES = ("_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID", "SSH_", "TMUX", "STY", "XDG_SESSION", "DBUS_", "GPG_TTY")
-FLAGS = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off"})
+# Options that say how tests are run, not what they find.
 HOW = frozenset(
     (
         "numprocesses",
@@ -44,7 +37,6 @@ HOW = frozenset(
 ) | {"loadscopereorder", "loadgroup", "maxschedchunk", "quiet"}
 OUTCOME = ("runxfail", "pythonwarnings", "override_ini")
 VERSION = "version of selection"
-CHOICE = ("markexpr", "keyword")  # what a project may look at before it skips a test
 
 
 def given(config: pytest.Config, root: Path) -> dict[str, str]:
@@ -123,44 +115,5 @@ def command(config: pytest.Config) -> Version:
     return "", "@options of the command line", _digest({key: getattr(config.option, key, None) for key in OUTCOME})
 
 
-def variables() -> list[str]:
-    """Names of the variables, with the values of those that are switches: what a skipped test may ask for. To be taken when the session
-    begins: tests and what they import set variables too."""
-    found = []
-    for name, value in os.environ.items():
-        if not name.startswith((*OWN_VARIABLES, *SHELL_VARIABLES)):
-            found.append(f"{name}={value.lower()}" if value.lower() in FLAGS else name)
-    return sorted(found)
-
-
-def surroundings(config: pytest.Config, given: list[str]) -> Callable[[], Version]:
-    """What a skipped test may have waited for, as it is now; `given` are the variables. Which of the options are pytest's own is found out
-    when somebody wants to know the rest: that takes a parser of its own."""
-    taken = _plainly({key: value for key, value in vars(config.option).items() if key not in HOW and not key.startswith("seatrial_")})
-    always: dict[str, object] = {key: getattr(config.option, key, None) for key in CHOICE}
-    always["variables"] = given
-    always["gpus"] = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
-    settled = _plainly(always)
-
-    @functools.cache
-    def found() -> Version:
-        from _pytest.config import get_config
-
-        core = vars(get_config()._parser.parse_known_args([]))
-        lines = {key: text for key, text in taken.items() if key not in core} | settled
-        return "", "@surroundings of a skipped test", _sealed(lines)
-
-    return found
-
-
 def _digest(values: dict[str, object]) -> str:
-    return _sealed(_plainly(values))
-
-
-def _plainly(values: dict[str, object]) -> dict[str, str]:
-    """Values as they are at this moment: a list may grow."""
-    return {key: repr(value) for key, value in values.items()}
-
-
-def _sealed(texts: dict[str, str]) -> str:
-    return sha("\n".join(f"{key}={text}" for key, text in sorted(texts.items())).encode("utf-8", "surrogateescape"))
+    return sha("\n".join(f"{key}={value!r}" for key, value in sorted(values.items())).encode("utf-8", "surrogateescape"))

@@ -17,7 +17,7 @@ import pytest
 
 from seatrial.regress.select.files.project import Project
 from seatrial.regress.select.gather.evidence import ASIDE, BASE, Journal, Ran
-from seatrial.regress.select.trace.events import FIRST, Event
+from seatrial.regress.select.trace.events import FIRST, Kept
 from seatrial.regress.unit.wrapping import wrapping
 
 Hook = Generator[None, Any, Any]
@@ -27,7 +27,8 @@ class Tracer(Protocol):
     """The part of the recorder that is used here."""
 
     def switch(self, epoch: int) -> None: ...
-    def drain(self) -> list[Event]: ...
+    def tell(self, kind: str, a: str, b: str | None = None) -> None: ...
+    def drain(self) -> Kept: ...
 
 
 class Contexts:
@@ -49,8 +50,8 @@ class Contexts:
         self._path = ""  # of the test that runs
         self._place: Path | None = None  # the same, as pytest knows it
         self._parent: Any = None  # of that test
-        self._behind: frozenset[int] = frozenset()  # contexts of its collectors
-        self._told: list[Event] = []
+        self._always: tuple[int, ...] = ()  # what every test of it uses
+        self._behind: frozenset[int] = frozenset()  # contexts of its collectors, and of its file
 
     def _enter(self, epoch: int) -> None:
         self._stack.append(epoch)
@@ -84,11 +85,11 @@ class Contexts:
         place = _path(item)
         # Tests come by file: what is the same object as for the one before has not to be found again.
         if place is not self._place:
-            self._place, self._path = place, self._project.relative(place) or ""
+            self._place, self._path, self._parent = place, self._project.relative(place) or "", None
         if item.parent is not self._parent:
             self._parent, self._behind = item.parent, self._collectors(item)
-        path = self._path
-        self._uses = {*self._behind, self._files[path]} if path in self._files else set(self._behind)
+            self._always = tuple(sorted(self._behind))
+        self._uses = set(self._behind)
         self._outcome = ""
         self._enter(epoch)
         try:
@@ -97,14 +98,14 @@ class Contexts:
             del self._stack[1:]
             self._tracer.switch(BASE)
         if self._outcome:
-            ran = Ran(item.nodeid, path, epoch, tuple(sorted(self._uses)), self._outcome)
-            self._journal.add([*self._tracer.drain(), *self._told], ran, self._needs)
-            self._needs, self._told = {}, []
+            uses = self._always if self._uses == self._behind else tuple(sorted(self._uses))
+            self._journal.add(self._tracer.drain, Ran(item.nodeid, self._path, epoch, uses, self._outcome), self._needs)
+            self._needs = {}
         return result
 
     def _collectors(self, item: pytest.Item) -> frozenset[int]:
-        """Contexts of the collectors of a test that have a setup of their own, which runs with the first of their tests."""
-        found = []
+        """Contexts of the file of a test and of its collectors that have a setup of their own, which runs with the first of their tests."""
+        found = [self._files[self._path]] if self._path in self._files else []
         for node in item.listchain()[:-1]:
             if type(node).setup is not pytest.Collector.setup and node not in self._nodes:
                 self._nodes[node] = self._new()
@@ -123,13 +124,14 @@ class Contexts:
 
         return run
 
-    @wrapping(tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Hook:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        if not self._values:
+            return
         self._uses.update(self._used(getattr(item, "_request", None)))
         # One that skipped or failed is not given to anybody; what it raised is raised again for whoever asks.
         known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", None) or {}
         self._uses.update(self._values[one] for found in known.values() for one in found if one in self._values)
-        return (yield)
 
     def _used(self, request: Any) -> list[int]:
         """Epochs of the fixture values that this request was given so far."""
@@ -141,9 +143,9 @@ class Contexts:
         if fixturedef.scope == "function":
             return (yield)
         epoch = self._values[fixturedef] = self._new()
-        # Which test asks first decides when it is set up, and what it then finds: marks and arguments of that test.
-        self._told.append(Event(FIRST, epoch, self._path))
         self._enter(epoch)
+        # Which test asks first decides when it is set up, and what it then finds: marks and arguments of that test.
+        self._tracer.tell(FIRST, self._path, "")
         try:
             return (yield)
         finally:
@@ -193,8 +195,8 @@ class Contexts:
 
     def flush(self) -> None:
         """What happened since the last test (the end of the session)."""
-        self._journal.add([*self._tracer.drain(), *self._told], None, self._needs)
-        self._needs, self._told = {}, []
+        self._journal.add(self._tracer.drain, None, self._needs)
+        self._needs = {}
 
 
 def _path(node: Any) -> Path:

@@ -51,16 +51,15 @@ class Recording:
 
     def finish(self) -> None:
         """The end of the session: evidence of a worker is complete, or records are written."""
-        if self._contexts is not None:
-            self._contexts.flush()
-        self.stop()
-        if self._sitting.role == "worker":
-            return
         # Records are many objects and none of them is garbage: collections would look through all of pytest's again and again.
         collects = gc.isenabled()
         gc.disable()
         try:
-            self._write()
+            if self._contexts is not None:
+                self._contexts.flush()
+            self.stop()
+            if self._sitting.role != "worker":
+                self._write()
         except (OSError, ValueError, sqlite3.Error) as error:
             self.told.append(f"seatrial: nothing was recorded: {self._sitting.state}: {error}")
         finally:

@@ -16,9 +16,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import pytest
 
@@ -35,8 +34,7 @@ DIRECTORY = ".seatrial-select"
 MINUTE_S, DAY_S = 60.0, 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What the controller settles for all its workers."""
 
     select: bool
@@ -45,11 +43,9 @@ class Asked:
     commit: str
     given: dict[str, str]
     path: list[str]
-    variables: list[str]
 
 
-@dataclass(slots=True)
-class Chosen:
+class Chosen(NamedTuple):
     """What one process decided; alike in all workers."""
 
     selected: int
@@ -105,10 +101,9 @@ class Sitting:
             own.mkdir()
             return cls(config, "worker", own, asked, before)
         root = project_root(config)
-        given, variables = circumstances.given(config, root), circumstances.variables()
-        asked = Asked(select, why, picked, circumstances.commit(root), given, list(sys.path), variables)
+        asked = Asked(select, why, picked, circumstances.commit(root), circumstances.given(config, root), list(sys.path))
         directory, lock = _directory(state_path(config).parent / DIRECTORY)
-        (directory / "asked.json").write_text(json.dumps(asdict(asked)))
+        (directory / "asked.json").write_text(json.dumps(asked._asdict()))
         namespace = config.known_args_namespace
         spread = bool(getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None))
         if spread:
@@ -136,11 +131,7 @@ class Sitting:
     def common(self) -> Common:
         """Dependencies that are no files; first asked for when the session begins, since tests may change options."""
         if self._common is None:
-            self._common = Common(
-                circumstances.options(self.config, self._before),
-                circumstances.command(self.config),
-                circumstances.surroundings(self.config, self.asked.variables),
-            )
+            self._common = Common(circumstances.options(self.config, self._before), circumstances.command(self.config))
         return self._common
 
     def now(self, path: str, block: str) -> str:
@@ -156,7 +147,7 @@ class Sitting:
         unknown = [Choice(test, Why.NEW, "not trusted") for test in tests]
         choices = unknown if loaded.told else choose(loaded.known, self.now, tests)
         taken = [choice for choice in choices if choice.why is not None]
-        counts = {why.value: sum(choice.why == why and not choice.by for choice in taken) for why in (Why.AFFECTED, Why.NEW, Why.FAILED)}
+        counts = {why.value: sum(choice.why == why and not choice.by for choice in taken) for why in Why}
         self.chosen = Chosen(
             selected=len(taken),
             of=len(tests),
@@ -167,7 +158,7 @@ class Sitting:
             lines=[f"seatrial: {choice.line()}" for choice in taken] if self.asked.why else [],
         )
         if self.role == "worker":
-            (self.directory / "chosen.json").write_text(json.dumps(asdict(self.chosen)))
+            (self.directory / "chosen.json").write_text(json.dumps(self.chosen._asdict()))
         return choices
 
     def decided(self) -> Chosen | None:

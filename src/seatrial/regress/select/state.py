@@ -50,7 +50,7 @@ class _Damaged(ValueError):
     """What is there cannot be read."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)  # what is not needed would cost time at every start
 class Rows:
     """All rows but those of meta. The records of a test stand in the order in which they were written, by commit, each with its number."""
 
@@ -73,16 +73,16 @@ class Rows:
         return _seal(sorted(versions), sorted(self.sets.items()), sorted(records), self.failed)
 
 
-@dataclass(slots=True)
 class _Added:
     """Rows that are not in the file yet."""
 
-    versions: list[_VersionRow] = field(default_factory=list)
-    sets: list[_SetRow] = field(default_factory=list)
-    records: list[_RecordRow] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.versions: list[_VersionRow] = []
+        self.sets: list[_SetRow] = []
+        self.records: list[_RecordRow] = []
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Loaded:
     """What a session starts from; `told` says why the map is not trusted, "" when it is."""
 
@@ -100,10 +100,11 @@ class Loaded:
 
 
 class Outcome(NamedTuple):
-    """What a session saw of one test: the sets it depends on when it passed, None when it failed."""
+    """What a session saw of one test: the sets it depends on when it passed, None when it failed; some of them are shared with others."""
 
     test: str
     sets: tuple[frozenset[Version], ...] | None
+    shared: tuple[frozenset[Version], ...] = ()
 
 
 def load(path: Path, given: dict[str, str]) -> Loaded:
@@ -208,7 +209,7 @@ def _save(path: Path, given: dict[str, str], commit: str, outcomes: Sequence[Out
             writing.fail(test, now)
         for outcome in outcomes:
             if outcome.sets is not None and outcome.test not in failed:
-                writing.succeed(outcome.test, commit, writing.named(outcome.sets))
+                writing.succeed(outcome.test, commit, writing.named(outcome.shared, outcome.sets))
         writing.flush()
         base.execute("commit")
 
@@ -233,6 +234,7 @@ class _Writing:
         self._versions = {version: number for number, version in self._rows.versions.items()}
         self._sets = {members: number for number, members in self._rows.sets.items()}
         self._stored: dict[frozenset[Version], int] = {}
+        self._shared: dict[tuple[frozenset[Version], ...], tuple[frozenset[int], str]] = {}
         # A number is never given twice: a record elsewhere may still name the set that had it.
         given = dict(base.execute("select name, seq from sqlite_sequence"))
         self._version = max(given.get("versions", 0), *self._rows.versions, 0)
@@ -265,10 +267,18 @@ class _Writing:
         while len(own) > COMMITS:
             self._gone.append((own.pop(next(iter(own)))[0],))
 
-    def named(self, sets: Iterable[frozenset[Version]]) -> str:
+    def named(self, shared: tuple[frozenset[Version], ...], sets: Iterable[frozenset[Version]]) -> str:
         """The numbers of some sets, as a record names them; new ones are added."""
-        stored = self._stored
-        return " ".join(map(str, sorted({stored[one] if one in stored else self._store(one) for one in sets if one})))
+        if shared not in self._shared:
+            found = sorted({self._number(one) for one in shared if one})
+            self._shared[shared] = frozenset(found), " ".join(map(str, found))
+        numbers, text = self._shared[shared]
+        for number in sorted({self._number(one) for one in sets if one} - numbers):
+            text = f"{text} {number}" if text else str(number)
+        return text
+
+    def _number(self, one: frozenset[Version]) -> int:
+        return self._stored[one] if one in self._stored else self._store(one)
 
     def _store(self, versions: frozenset[Version]) -> int:
         for version in versions:

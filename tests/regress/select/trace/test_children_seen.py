@@ -125,7 +125,7 @@ def test_a_session_inside_a_recorded_child_takes_nothing_from_the_outer_one(tmp_
     import pkg.work
     recorder.switch(1)
     pkg.work.double(1)
-    assert len([event for event in recorder.drain() if event.kind == "hit"]) == 1
+    assert len([number for number in recorder.drain().hits if number >= 0]) == 1
     recorder.stop()
     import pkg.late
     pkg.late.f()

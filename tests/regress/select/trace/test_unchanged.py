@@ -14,7 +14,7 @@ import pytest
 
 from seatrial.regress.select.trace.instrument import instrument, numbers
 
-from .traced import SOURCE, trace, write
+from .traced import SOURCE, trace, unfolded, write
 
 OTHERS = [path for version in ("3.12", "3.13", "3.14") for path in sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))[:1]]
 ODD = '''
@@ -160,10 +160,9 @@ def test_asserts_explain_themselves_and_test_modules_are_instrumented(tmp_path: 
     assert "assert 2 == 3" in ran.stdout, ran.stdout + ran.stderr
     assert "where 2 = <function f" in ran.stdout
     assert "1 failed, 1 passed" in ran.stdout
-    told = json.loads((tmp_path / "told.json").read_text())
-    hits = {(event[1], event[3]) for event in told if event[0] == "hit"}
-    assert {epoch for epoch, _ in hits} == {1, 2}
-    assert len({event[2] for event in told if event[:2] == ["hit", 1]}) == 3
-    assert len({event[2] for event in told if event[:2] == ["hit", 2]}) == 2
+    told = list(unfolded(json.loads((tmp_path / "told.json").read_text())))
+    assert {event.epoch for event in told if event.kind == "hit"} == {1, 2}
+    assert len({event.a for event in told if event[:2] == ("hit", 1)}) == 3
+    assert len({event.a for event in told if event[:2] == ("hit", 2)}) == 2
     assert not any(event[0] == "list" for event in told)
     assert [event[2] for event in told if event[0] == "whole" and event[3] == ""] == ["conftest.py"]

@@ -10,9 +10,10 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from seatrial.regress.select.trace import blocks
 from seatrial.regress.select.trace.events import Event, Process
@@ -117,4 +118,18 @@ def trace(
     for path in project.rglob("*.py"):
         relative = path.relative_to(project).as_posix()
         names |= {blocks.number(relative, name): f"{relative}:{name}" for name in blocks.blocks(path.read_bytes())}
-    return Told([Event(*event) for event in json.loads(out.read_text())], list(read(session)), names, ran.stdout)
+    return Told(list(unfolded(json.loads(out.read_text()))), list(read(session)), names, ran.stdout)
+
+
+def unfolded(kept: Sequence[list[Any]]) -> Iterator[Event]:
+    """What `drain` gave, as events."""
+    hits, calls, events = kept
+    epoch = 0
+    for number in hits:
+        epoch = epoch if number >= 0 else -1 - number
+        if number >= 0:
+            yield Event("hit", epoch, str(number & (blocks.KEEPS - 1)))
+    for number, *by in (calls[at : at + 4] for at in range(0, len(calls), 4)):
+        yield Event("call", 0, str(number), "\0".join(map(str, by)))
+    for at in range(0, len(events), 4):
+        yield Event(*events[at : at + 4])

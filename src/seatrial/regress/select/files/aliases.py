@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from seatrial.regress.select.trace import memo, syntax
 
 Names = dict[str, frozenset[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Other:
+class Other(NamedTuple):
     """The other names in one file."""
 
     aliases: Names

@@ -11,21 +11,21 @@ import hashlib
 import marshal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from seatrial.regress.select.files.aliases import Other, other
 from seatrial.regress.select.files.imports import Import, imports
 from seatrial.regress.select.trace import kept, syntax
-from seatrial.regress.select.trace.blocks import Slice, look
+from seatrial.regress.select.trace.blocks import Slice, half, look
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """One content of a Python file; `level` holds names used at module level outside import statements."""
 
     blocks: dict[str, str]
+    halves: dict[int, str]
+    """Blocks by their part of a number (`trace.blocks`)."""
     imports: tuple[Import, ...]
     mentions: dict[str, frozenset[str]]
     sticky: frozenset[str]
@@ -37,14 +37,14 @@ class Facts:
 
     def to_bytes(self) -> bytes:
         keepers = {name: tuple(tuple(one) for one in some) for name, some in self.keepers.items()}
-        plain: Any = (self.blocks, self.imports, self.mentions, self.sticky, keepers, self.setters, self.remote, self.level)
-        return marshal.dumps((plain, (self.other.aliases, self.other.kept, self.other.decorators)))
+        plain = self._asdict() | {"keepers": keepers, "other": tuple(self.other)}
+        return marshal.dumps(tuple(plain.values()))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Facts:
-        (blocks, imported, mentions, sticky, keepers, setters, remote, level), others = marshal.loads(data)
-        slices = {name: tuple(Slice(*one) for one in some) for name, some in keepers.items()}
-        return cls(blocks, imported, mentions, sticky, slices, setters, remote, level, Other(*others))
+        found = cls(*marshal.loads(data))
+        keepers = {name: tuple(Slice(*one) for one in some) for name, some in found.keepers.items()}
+        return found._replace(keepers=keepers, other=Other(*found.other))
 
 
 def sha(data: bytes) -> str:
@@ -57,10 +57,11 @@ def facts(source: bytes) -> Facts:
         tree = syntax.parse(source)
         syntax.check(source)
     except syntax.BROKEN:
-        return Facts({"*": sha(source)}, (), {}, frozenset(), {}, {}, frozenset(), frozenset(), Other({}, frozenset(), {}))
+        return Facts({"*": sha(source)}, {}, (), {}, frozenset(), {}, {}, frozenset(), frozenset(), Other({}, frozenset(), {}))
     imported, level, names = tuple(imports(tree)), frozenset(_level(tree)), other(tree)
     found = look(tree)  # the last: it changes the tree
-    return Facts(found.digests, imported, found.mentions, found.sticky, found.keepers, found.setters, found.remote, level, names)
+    halves = {half(block): block for block in found.digests}
+    return Facts(found.digests, halves, imported, found.mentions, found.sticky, found.keepers, found.setters, found.remote, level, names)
 
 
 class Shelf:

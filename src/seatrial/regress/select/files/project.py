@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 SKIPPED = frozenset({".git", ".hg", "site-packages", "node_modules", "__pycache__", ".tox", ".nox"})
 OURS = (".seatrial-select",)
@@ -34,8 +33,7 @@ NOISE = frozenset(
 Stamp = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Project:
+class Project(NamedTuple):
     """What stood under the root when the session began."""
 
     root: Path

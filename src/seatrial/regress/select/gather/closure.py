@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from seatrial.regress.select.files.digests import IMPORTS, LEVEL, WHOLE, Digests
 from seatrial.regress.select.files.imports import closure
 from seatrial.regress.select.gather.evidence import Deed
 from seatrial.regress.select.gather.once import Deeds, Epoch, Once, Part, plain
-from seatrial.regress.select.trace.blocks import number
+from seatrial.regress.select.trace.blocks import half, number
 from seatrial.regress.select.trace.events import AGAIN, BY, CALL, HELLO, LOAD, MUTE, SPAWN, STARTED, TASK, THROUGH, WRITE
 from seatrial.regress.select.trace.events import WHOLE as WHOLE_FILE
 
@@ -24,25 +23,29 @@ INNER = re.compile(r"(\.<locals>)?\.?<(lambda|listcomp|setcomp|dictcomp|genexpr)
 """Code of its own in Python that belongs to the block around it."""
 
 
-@dataclass(slots=True)
 class Seen:
     """What all processes of a session saw of imports."""
 
-    edges: dict[str, set[str]] = field(default_factory=dict)
-    whole: set[str] = field(default_factory=set)
-    loaded: set[str] = field(default_factory=set)
-    during: dict[str, set[Deed]] = field(default_factory=dict)
-    outside: set[str] = field(default_factory=set)
-    """Absolute paths of modules that are neither the project's nor installed."""
-    written: set[str] = field(default_factory=set)
-    kept: dict[Part, set[str]] = field(default_factory=dict)
-    """A function of the project: files that other people's code read for it, and may have kept."""
-    read: dict[Part, set[str]] = field(default_factory=dict)
-    """A function: files that were read by it or for it."""
-    calls: dict[Part, set[tuple[int, int]]] = field(default_factory=dict)
-    """A function: lines of it, and the numbers of the blocks that were brought to run there."""
-    again: set[int] = field(default_factory=set)
-    """Numbers of keepers of which not all calls are known."""
+    def __init__(self) -> None:
+        self.edges: dict[str, set[str]] = {}
+        self.whole: set[str] = set()
+        self.loaded: set[str] = set()
+        self.during: dict[str, set[Deed]] = {}
+        self.outside: set[str] = set()
+        """Absolute paths of modules that are neither the project's nor installed."""
+        self.written: set[str] = set()
+        self.kept: dict[Part, set[str]] = {}
+        """A function of the project: files that other people's code read for it, and may have kept."""
+        self.read: dict[Part, set[str]] = {}
+        """A function: files that were read by it or for it."""
+        self.calls: dict[Part, set[tuple[int, int]]] = {}
+        """A function: lines of it, and the numbers of the blocks that were brought to run there."""
+        self.again: set[int] = set()
+        """Numbers of keepers of which not all calls are known."""
+
+    def called(self, function: Part, calls: set[tuple[int, int]]) -> None:
+        """Lines of a function, and what was brought to run there."""
+        self.calls.setdefault(_around(function), set()).update(calls)
 
     def add(self, deed: Deed) -> None:
         kind, a, b = deed
@@ -54,12 +57,13 @@ class Seen:
         elif kind in (SPAWN, MUTE, HELLO, TASK):
             return
         elif kind in (THROUGH, BY):
-            self.read.setdefault(_function(b), set()).add(a)
+            path, _, function = b.partition("\0")
+            self.read.setdefault(_around((path, function)), set()).add(a)
             if kind == THROUGH:
-                self.kept.setdefault(_function(b), set()).add(a)
+                self.kept.setdefault(_around((path, function)), set()).add(a)
         elif kind == CALL:
-            function, _, line = b.rpartition("\0")
-            self.calls.setdefault(_function(function), set()).add((int(line), int(a)))
+            path, function, line = b.split("\0")
+            self.called((path, function), {(int(line), int(a))})
         elif kind == AGAIN:
             self.again.add(int(a))
         elif kind == WHOLE_FILE and a.startswith("/"):
@@ -73,10 +77,9 @@ class Seen:
                 self.during.setdefault(b, set()).add(deed)
 
 
-def _function(told: str) -> Part:
-    """A file and a function in it, as an event names them."""
-    path, _, function = told.partition("\0")
-    return path, INNER.sub("", function) if "<" in function else function
+def _around(function: Part) -> Part:
+    """A function as blocks are called."""
+    return (function[0], INNER.sub("", function[1])) if "<" in function[1] else function
 
 
 class Files:
@@ -97,8 +100,9 @@ class Files:
     def _add(self, paths: Iterable[str]) -> None:
         for path in paths:
             facts = self._digests.facts(path)
-            for block in facts.blocks if facts else ():
-                self._numbers[number(path, block)] = (path, block)
+            if facts:
+                file = number(path, "") ^ half("")
+                self._numbers.update([(file ^ block, (path, name)) for block, name in facts.halves.items()])
 
 
 def _calls(seen: Seen, files: Files) -> dict[Part, frozenset[tuple[int, Part | None]]]:

@@ -12,8 +12,7 @@ import ast
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,32 +31,27 @@ VERSION = frozenset({"-V", "-VV", "--version", "--help", "-h"})
 ASKED = {kinds.READ: WHOLE, kinds.WHOLE: WHOLE, kinds.LIST: LISTING, kinds.EXISTS: EXISTS}
 
 
-@dataclass(slots=True)
 class Own:
     """What one context itself depends on; `seeds` are files whose import comes with it."""
 
-    parts: set[Part] = field(default_factory=set)
-    seeds: set[str] = field(default_factory=set)
-    written: set[str] = field(default_factory=set)
-    blind: bool = False  # something of it was not traced
-    named: dict[str, int] = field(default_factory=dict)  # Python files that other programs were told to run, and how often
-    untraced: set[str] = field(default_factory=set)  # those that ran without being traced
+    def __init__(self, written: Iterable[str] = ()) -> None:
+        self.parts: set[Part] = set()
+        self.seeds: set[str] = set()
+        self.written = set(written)
+        self.blind = False  # something of it was not traced
+        self.named: dict[str, int] = {}  # Python files that other programs were told to run, and how often
+        self.untraced: set[str] = set()  # those that ran without being traced
 
 
 class Common(NamedTuple):
-    """Dependencies that are no files: two of every test, and one of those that were skipped, which is found when it is needed."""
+    """Dependencies that are no files, of every test."""
 
     options: Version
     command: Version
-    surroundings: Callable[[], Version]
 
     def now(self, block: str) -> str:
         """The digest of one of them."""
-        for _, name, digest in (self.options, self.command):
-            if name == block:
-                return digest
-        _, name, digest = self.surroundings()
-        return digest if name == block else ABSENT
+        return next((digest for _, name, digest in self if name == block), ABSENT)
 
 
 class Recorder:
@@ -70,12 +64,14 @@ class Recorder:
         self._given = given
         self._versions: dict[frozenset[Part], frozenset[Version]] = {}
         self._one: dict[Part, Version] = {}
-        self._simple: dict[str, Version | None] = {}
-        self._common: dict[bool, frozenset[Version]] = {}
+        self._simple: dict[int, Version | None] = {}
+        self._common: frozenset[Version] | None = None
         self._around: dict[str, tuple[frozenset[str], frozenset[Part]]] = {}
         seen = self._seen = Seen()
         for one in evidence:
-            for deed in dict.fromkeys(deed for deeds in one.deeds.values() for deed in deeds if deed[0] != kinds.HIT or deed[2]):
+            for function, calls in one.calls.items():
+                seen.called(function, calls)
+            for deed in dict.fromkeys(deed for deeds in one.deeds.values() for deed in deeds):
                 seen.add(deed)
             for _, events in one.children:
                 for kind, _, a, b in events:
@@ -87,7 +83,8 @@ class Recorder:
 
     def _together(self, evidence: Evidence) -> list[once.Epoch]:
         """What was hit and asked for in each epoch, in whichever process and import."""
-        own = self._happened((epoch, kind, a) for epoch, deeds in evidence.deeds.items() for kind, a, _ in deeds)
+        epochs = {*evidence.hits, *evidence.deeds}
+        own = self._happened((epoch, kind, a) for epoch in epochs for kind, a, _ in evidence.did(epoch))
         theirs = self._happened((epoch, kind, a) for _, events in evidence.children for kind, epoch, a, _ in events)
         none = frozenset[Part]()
         return [once.Epoch(own.get(one, none) | theirs.get(one, none), theirs.get(one, none)) for one in sorted({*own, *theirs})]
@@ -201,10 +198,10 @@ class Recorder:
         facts = self._digests.facts(part[0]) if part[0].endswith(".py") else None
         return bool(facts and facts.remote and (part[1] in facts.remote or part[1] == WHOLE))
 
-    def simple(self, number: str) -> Version | None:
+    def simple(self, number: int) -> Version | None:
         """The block of a number, if it brings nothing but itself."""
         if number not in self._simple:
-            part = self._files.part(int(number))
+            part = self._files.part(number)
             plain = part is not None and not self._sends(part) and not self._closures.behind(part)
             self._simple[number] = self._version(part) if part is not None and plain else None
         return self._simple[number]
@@ -243,12 +240,11 @@ class Recorder:
         packages = {init for path in collected for init in packages_above(path, self._project)}
         return {seed for seed in seeds - collected - packages if not seed.endswith("conftest.py")}
 
-    def common(self, *, skipped: bool) -> frozenset[Version]:
-        if skipped not in self._common:
+    def common(self) -> frozenset[Version]:
+        if self._common is None:
             inputs = frozenset((path, WHOLE) for path in self._project.matching(self._inputs))
-            given = {self._given.options, self._given.command, *([self._given.surroundings()] if skipped else [])}
-            self._common[skipped] = self.versions(inputs) | self._everywhere | given
-        return self._common[skipped]
+            self._common = self.versions(inputs) | self._everywhere | frozenset(self._given)
+        return self._common
 
     @property
     def closures(self) -> Closures:

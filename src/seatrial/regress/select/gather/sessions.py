@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from seatrial.regress.select.choose import SKIPPED
 from seatrial.regress.select.files.digests import Version
 from seatrial.regress.select.gather.children import Children, silent
 from seatrial.regress.select.gather.evidence import BASE, Evidence, Ran
@@ -20,16 +21,14 @@ from seatrial.regress.select.trace import events as kinds
 OF_EPOCH = frozenset({kinds.LOAD, kinds.SPAWN, kinds.MUTE})
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
+class _Shared(NamedTuple):
     """What tests of one file that use the same contexts have in common; `seeds` need not be followed again."""
 
     written: set[str]
     blind: bool
     files: frozenset[str]
     seeds: frozenset[str]
-    around: tuple[frozenset[Version], ...]
-    contexts: tuple[frozenset[Version], ...]
+    sets: tuple[frozenset[Version], ...]
 
 
 class Session:
@@ -39,12 +38,12 @@ class Session:
         self._recorder = recorder
         self._evidence = evidence
         self._children = Children(evidence.children, evidence.deeds)
+        self._every: tuple[frozenset[Version], ...] | None = None
         self._own: dict[int, Own] = {}
         self._sets: dict[int, frozenset[Part]] = {}
         self._shared: dict[tuple[str, tuple[int, ...]], _Shared] = {}
 
     def outcomes(self) -> list[Outcome]:
-        base = self._base()
         last: dict[str, list[Ran]] = {}
         for ran in self._evidence.tests:
             last.setdefault(ran.test, []).append(ran)
@@ -54,41 +53,46 @@ class Session:
                 continue  # it did not run: what was known of it stays, and nothing new is
             if runs[-1].outcome == "failed":
                 found.append(Outcome(test, None))
+            elif runs[-1].outcome == "skipped":
+                found.append(Outcome(test, (frozenset({SKIPPED}),)))
             else:
-                common = self._recorder.common(skipped=runs[-1].outcome == "skipped")
-                found.append(Outcome(test, (*base, common, *(one for ran in runs for one in self._record(ran)))))
+                shared, own = self._record(runs[-1])
+                before = [one for ran in runs[:-1] for some in self._record(ran) for one in some]
+                found.append(Outcome(test, (*own, *before), shared))
         return found
 
     def _base(self) -> tuple[frozenset[Version], ...]:
+        if self._every is None:
+            self._every = self._find_base()
+        return self._every
+
+    def _find_base(self) -> tuple[frozenset[Version], ...]:
         own = self._context(BASE, set())
         seeds = self._recorder.base_seeds(own.seeds, self._evidence.collected)
         parts = self._recorder.finish(own)
         return self._recorder.versions(parts), self._recorder.versions(self._recorder.closures.parts(seeds))
 
-    def _record(self, ran: Ran) -> list[frozenset[Version]]:
+    def _record(self, ran: Ran) -> tuple[tuple[frozenset[Version], ...], list[frozenset[Version]]]:
+        """What a test depends on: what it shares with others, and its own."""
         recorder = self._recorder
         shared = self._shared.get((ran.path, ran.uses)) or self._share(ran)
         simple = None if shared.blind or self._evidence.children else self._simple(ran.epoch, shared.seeds)
         if simple is not None:
-            return [*shared.around, simple, *shared.contexts]
+            return shared.sets, [simple]
         mine = self._context(ran.epoch, shared.written, shared=False)
         if mine.blind or shared.blind:
             mine.parts.update(recorder.closures.wholes(shared.files))
         seeds = sorted(mine.seeds - shared.seeds)
-        return [
-            *shared.around,
-            recorder.versions(recorder.finish(mine)),
-            *shared.contexts,
-            *(recorder.versions(recorder.closures.parts([seed])) for seed in seeds),
-        ]
+        sets = [recorder.finish(mine), *(recorder.closures.parts([seed]) for seed in seeds)]
+        return shared.sets, [recorder.versions(one) for one in sets]
 
     def _simple(self, epoch: int, known: frozenset[str]) -> frozenset[Version] | None:
         """The quick way for what most tests are: they ran blocks of files that are followed anyway, and nothing stands behind these."""
+        if epoch in self._evidence.deeds:
+            return None
         found = []
-        for kind, a, b in self._evidence.deeds.get(epoch, ()):
-            if kind == kinds.CALL:
-                continue
-            version = self._recorder.simple(a) if kind == kinds.HIT and not b else None
+        for number in self._evidence.hits.get(epoch, ()):
+            version = self._recorder.simple(number)
             if version is None or version[0] not in known:
                 return None
             found.append(version)
@@ -101,14 +105,14 @@ class Session:
         files, parts = recorder.around(ran.path)
         reached = recorder.closures.reached(files)
         seeds = set().union(*(own.seeds for own in owns)) - reached
-        sets = [*(self._set(epoch) for epoch in contexts), *(recorder.closures.parts([seed]) for seed in sorted(seeds))]
+        sets = [recorder.closures.parts(files), parts, *(self._set(epoch) for epoch in contexts)]
+        sets += [recorder.closures.parts([seed]) for seed in sorted(seeds)]
         found = self._shared[ran.path, ran.uses] = _Shared(
             set().union(*(own.written for own in owns)),
             any(own.blind for own in owns),
             files,
             reached | seeds,
-            (recorder.versions(recorder.closures.parts(files)), recorder.versions(parts)),
-            tuple(recorder.versions(one) for one in sets),
+            (*self._base(), recorder.common(), *(recorder.versions(one) for one in sets)),
         )
         return found
 
@@ -131,8 +135,8 @@ class Session:
     def _context(self, epoch: int, written: set[str], *, shared: bool = True) -> Own:
         if epoch in self._own:
             return self._own[epoch]
-        own = Own(written=set(written))
-        deeds = self._children.own(epoch, self._evidence.deeds.get(epoch, ()))
+        own = Own(written)
+        deeds = self._children.own(epoch, self._evidence.did(epoch))
         lives, torn = self._children.lives(epoch)
         if shared:
             lives += self._children.born(epoch, deeds)

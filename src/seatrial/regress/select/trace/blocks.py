@@ -29,7 +29,12 @@ def digest(data: bytes) -> str:
 
 def number(path: str, name: str) -> int:
     """61 bits for one block of one file; `path` is relative to the root."""
-    return int.from_bytes(hashlib.blake2b(f"{path}\0{name}".encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 3
+    return half(f"{path}\0") ^ half(name)  # no block is called like a file
+
+
+def half(name: str) -> int:
+    """The part of a number that comes from the name of a block alone, or (with a zero after it) from that of a file."""
+    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 3
 
 
 class Slice(NamedTuple):

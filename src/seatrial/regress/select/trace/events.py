@@ -32,7 +32,7 @@
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 HIT, LOAD, WHOLE, READ, WRITE, LIST, EXISTS = "hit", "load", "whole", "read", "write", "list", "exists"
 SPAWN, MUTE, HELLO, TASK, TROUBLE, FIRST = "spawn", "mute", "hello", "task", "trouble", "first"
@@ -54,6 +54,17 @@ class Event(NamedTuple):
     def number(self) -> int:
         """Of a hit: the number of the block, as `blocks.number` has it."""
         return int(self.a)
+
+
+class Kept(NamedTuple):
+    """What the pytest process did, flat: one field after the other."""
+
+    hits: list[int]
+    """Blocks that were entered while nothing was imported: -1 less an epoch, then their numbers."""
+    calls: list[Any]
+    """The number of a block, and of who brought it to run: the file, the function, the line."""
+    events: list[Any]
+    """All else: kind, epoch, a, b."""
 
 
 class Process(NamedTuple):

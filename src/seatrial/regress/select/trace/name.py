@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 NAME = "__seatrial_hit__"
-VERSION = 4
+VERSION = 5

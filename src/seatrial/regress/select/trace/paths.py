@@ -33,7 +33,8 @@ class Tree:
         self._apart = tuple(os.path.realpath(path) for path in apart)
         self._prefix = self.root.rstrip("/") + "/"
         self._directories: dict[str, str | None] = {}
-        self._sources: dict[str, str | None] = {}
+        self.sources: dict[str, str | None] = {}
+        """What `source` has found already."""
 
     def relative(self, path: str) -> str | None:
         """Below the root, or None for what is not the project's."""
@@ -77,9 +78,9 @@ class Tree:
 
     def source(self, filename: str) -> str | None:
         """The project's file that a code object names; remembered."""
-        if filename not in self._sources:
-            self._sources[filename] = None if filename.startswith("<") else self.relative(filename)
-        return self._sources[filename]
+        if filename not in self.sources:
+            self.sources[filename] = None if filename.startswith("<") else self.relative(filename)
+        return self.sources[filename]
 
     def left_alone(self, relative: str) -> bool:
         """Whether a glob says that this file is not to be instrumented."""

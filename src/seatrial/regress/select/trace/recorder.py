@@ -3,13 +3,14 @@
 - The epoch is one number in a file that every process maps: the pytest process writes it, the others read it. So a worker knows which
   test its work belongs to without being told.
 - `Hit` is what instrumented code touches: a mapping whose missing items are what has not been hit in this epoch. In the pytest process
-  a switch empties it; elsewhere (`ChildHit`) the kept epoch is compared each time.
+  a switch empties it, and what was in it is what was hit; elsewhere (`ChildHit`) the kept epoch is compared each time.
 - A block that keeps something empties the mapping each time it is entered: all that runs then is told again, with who called it, so that
   it is known what a kept value was made of.
 - While a module is being imported, hits and files belong to it (per thread), and nothing is kept in the mapping: another thread may be
   running a test at that moment, and each must be told for itself.
 - A function that is pickled by value finds the recorder of the process where it is loaded, or a stand-in that does nothing.
-- The pytest process keeps events (`drain`); every other one writes them at once, also after a fork.
+- The pytest process keeps events (`drain`), and keeps them flat, one field after the other: objects would make garbage collections more
+  frequent, and these look through everything that pytest holds. Every other process writes them at once, also after a fork.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ import _thread
 import builtins
 import os
 import sys
-from collections import deque
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from seatrial.regress.select.trace.blocks import KEEPS
-from seatrial.regress.select.trace.events import AGAIN, CALL, HIT, LOAD, RAY_TASK, TASK, TROUBLE, WHOLE, Event
+from seatrial.regress.select.trace.events import AGAIN, CALL, HIT, LOAD, RAY_TASK, TASK, TROUBLE, WHOLE, Event, Kept
 from seatrial.regress.select.trace.logs import FORK, Log
 from seatrial.regress.select.trace.name import NAME
 from seatrial.regress.select.trace.paths import Tree
@@ -80,33 +80,55 @@ class Recorder:
         self.hit = Hit() if log is None else ChildHit()
         self.hit.recorder = self
         self.undo: list[Any] = []
-        self._events: deque[Event] = deque()
-        self._seen: set[Event] = set()
+        self._kept = Kept([], [], [])
+        self._before: set[int] = set()  # hit in this epoch before the mapping was emptied
+        self._seen: set[tuple[str, str, str]] = set()
         self._seen_at = -1
         self._importing: list[str] = []
         self._local = _thread._local()
         self._ray = ""
-        # By id, since the hash of code is slow; the code is kept, so that no id comes twice.
-        self._functions: dict[int, tuple[CodeType, str | None]] = {}
-        self._calls: set[tuple[str, int, int]] = set()
+        self._ends: dict[str, bool] = {}  # a file that is not the project's: whether a stack ends in it
+        self._calls: set[int] = set()
         self._times: dict[int, tuple[int, int]] = {}  # a keeper: the epoch of its last call, and how many there were in it
 
     def switch(self, epoch: int) -> None:
         """What happens from now on belongs to another test or fixture. Only the pytest process says so."""
         if self.log is None and self.running:
-            self.cell[0] = epoch
-            self.hit.clear()
+            before, self.cell[0] = self.cell[0], epoch
+            self._collect(before)
 
-    def drain(self) -> list[Event]:
-        """The pytest process's own events since the last time."""
-        found = []
-        while self._events:
-            found.append(self._events.popleft())
+    def _collect(self, epoch: int) -> None:
+        """Put aside what was hit in an epoch."""
+        if self._before:
+            self._before.update(self.hit)
+            self._kept.hits.append(-1 - epoch)
+            self._kept.hits.extend(self._before)
+            self._before.clear()
+        elif self.hit:
+            self._kept.hits.append(-1 - epoch)
+            self._kept.hits.extend(self.hit)
+        self.hit.clear()
+
+    def _again(self) -> None:
+        """All that is hit from here on is to be heard of again."""
+        if self.log is None:
+            self._before.update(self.hit)
+        self.hit.clear()
+
+    def drain(self) -> Kept:
+        """What the pytest process did since the last time."""
+        if self.running:
+            self._collect(self.cell[0])
+        # Another thread may be adding at the end of a list, four at once.
+        found = Kept(*(fields[: len(fields)] for fields in self._kept))
+        for fields, taken in zip(self._kept, found, strict=True):
+            del fields[: len(taken)]
         return found
 
     def stop(self) -> None:
         """Put everything back; what is instrumented already goes on and tells nobody."""
         if self.running:
+            self._collect(self.cell[0])
             self.running = False
             for undo in reversed(self.undo):
                 undo()
@@ -115,72 +137,84 @@ class Recorder:
     def entered(self, number: int) -> None:
         """A block was entered for the first time in this epoch, or one that keeps something (`KEEPS`) at all."""
         before = self.cell[0]
-        block = number & (KEEPS - 1)
-        if number != block and self._noted(number, before):
-            pass  # it is to be heard of again
-        elif not self._importing or not self.running:
+        if self.log is None and number < KEEPS and not self._importing:
             self.hit[number] = before
-            if self._importing:
-                self.hit.pop(number, None)
-        # A switch in another thread at this moment: both epochs get it, since nobody can say whose it was.
-        importing = self.context() if self._importing else ""
-        for epoch in (before,) if self.cell[0] == before else (before, self.cell[0]):
-            self._tell(Event(HIT, epoch, str(block), importing))
-        self.called(block, sys._getframe(2).f_back)  # over `Hit` and the block itself
+            if self.cell[0] != before:
+                # A switch in another thread at this moment: both epochs get it, since nobody can say whose it was.
+                self._hit(number, (before, self.cell[0]), "")
+        else:
+            if number >= KEEPS and self._noted(number, before):
+                pass  # it is to be heard of again
+            elif not self._importing or not self.running:
+                self.hit[number] = before
+                if self._importing:
+                    self.hit.pop(number, None)
+            self._hit(number, (before, self.cell[0]), self.context() if self._importing else "")
+        self.called(number, sys._getframe(2).f_back)  # over `Hit` and the block itself
+
+    def _hit(self, number: int, epochs: tuple[int, int], importing: str) -> None:
+        for epoch in {*epochs}:
+            self._tell(HIT, epoch, str(number & (KEEPS - 1)), importing)
 
     def _noted(self, number: int, epoch: int) -> bool:
         """Look at the call of a keeper; False when there were so many in this epoch that no more are looked at."""
         at, times = self._times.get(number, (epoch, 0))
         times = times + 1 if at == epoch else 1
         self._times[number] = epoch, times
-        # All that runs from here on is told anew, with who called it: what is kept may come from any of it.
-        self.hit.clear()
+        # What is kept may come from any of what runs from here on, and who called it is to be known.
+        self._again()
         if times >= OFTEN:
             self.tell(AGAIN, str(number & (KEEPS - 1)), "")
         return times < OFTEN
 
     def called(self, number: int, frame: FrameType | None) -> None:
         """Who brought the block to run, and where: what it did may be kept by him."""
-        function: str | None = None
-        line = 0
-        while frame is not None and function is None:
+        sources, ends = self.tree.sources, self._ends
+        while frame is not None:
             code = frame.f_code
-            known = self._functions.get(id(code)) or self._known(code)
-            function, line = known[1], frame.f_lineno
+            file = code.co_filename
+            path = sources[file] if file in sources else self.tree.source(file)
+            if path is not None:
+                call = number & (KEEPS - 1), path, code.co_qualname, frame.f_lineno
+                key = hash(call)  # the tuples themselves would be objects again
+                if key not in self._calls:
+                    self._calls.add(key)
+                    if self.log is None:
+                        self._kept.calls.extend(call)
+                    else:
+                        self.tell(CALL, str(call[0]), "\0".join(map(str, call[1:])))
+                return
+            if ends[file] if file in ends else self._is_end(file):
+                return
             frame = frame.f_back
-        if function and (function, line, number) not in self._calls:
-            self._calls.add((function, line, number))
-            self.tell(CALL, str(number), f"{function}\0{line}")
 
-    def _known(self, code: CodeType) -> tuple[CodeType, str | None]:
-        """A function of the project, "" where a stack ends (pytest calls tests and fixtures for nobody), or None for any other."""
-        path = self.tree.source(code.co_filename)
-        other = "" if "/_pytest/" in code.co_filename or "/pluggy/" in code.co_filename else None
-        known = self._functions[id(code)] = code, other if path is None else f"{path}\0{code.co_qualname}"
-        return known
+    def _is_end(self, file: str) -> bool:
+        """Whether nobody of the project is further up: pytest calls tests and fixtures for nobody."""
+        found = self._ends[file] = "/_pytest/" in file or "/pluggy/" in file
+        return found
 
     def tell(self, kind: str, a: str, b: str | None = None) -> None:
         """An event of now; `b` is the module being imported unless it is given."""
-        self._tell(Event(kind, int(self.cell[0]), a, self.context() if b is None else b))
+        self._tell(kind, self.cell[0], a, self.context() if b is None else b)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, kind: str, epoch: int, a: str, b: str) -> None:
         if not self.running:
             return
-        if self._seen_at != event.epoch:
+        if self._seen_at != epoch:
             self._seen.clear()
-            self._seen_at = event.epoch
-        if event in self._seen:
+            self._seen_at = epoch
+        if (kind, a, b) in self._seen:
             return
-        self._seen.add(event)
+        self._seen.add((kind, a, b))
         if self.log is None:
-            self._events.append(event)
+            self._kept.events.extend((kind, epoch, a, b))
             return
         local = self._local.__dict__
         quiet, local["quiet"] = local.get("quiet", 0), 1
         try:
             if self.log.kind == "ray":
-                self._tell_ray(event.epoch)
-            self.log.write(event)
+                self._tell_ray(epoch)
+            self.log.write(Event(kind, epoch, a, b))
         finally:
             local["quiet"] = quiet
 
@@ -203,13 +237,13 @@ class Recorder:
         self.loaded(path, sys._getframe(1))
         self._local.__dict__.setdefault("stack", []).append(path)
         self._importing.append(path)
-        self.hit.clear()
+        self._again()
 
     def end(self) -> None:
         """It has ended, well or not."""
         self._local.__dict__["stack"].pop()
         self._importing.pop()
-        self.hit.clear()
+        self._again()
 
     def loaded(self, path: str, frame: FrameType | None) -> None:
         """Who asked for a module: the nearest project file on the stack, and the module that is being imported."""
@@ -263,7 +297,9 @@ class Recorder:
         self.log = Log(self.session, FORK + (self.log.name if self.log else ""))
         self.hit.__class__ = ChildHit
         self.hit.clear()
-        self._events.clear()
+        self._before.clear()
+        for fields in self._kept:
+            fields.clear()
         self._seen.clear()
         self._importing = list(self._local.__dict__.get("stack") or ())
         self._local.__dict__["quiet"] = False
