@@ -218,11 +218,33 @@ def test_passes_of_the_only_group_that_stand_are_a_success_when_all_else_is_outs
     assert (other.code, "is affected by the change" in other.text) == (5, False), "it is the caller who left it out"
 
 
-def test_a_test_of_the_only_group_that_skipped_itself_is_no_success_beside_our_skips_when_it_is_left_out(tmp_path: Path) -> None:
-    folder = project(tmp_path, tests=OWN + "def test_plain(): pass\n")
-    for skipped in ({"test_both", "test_own"}, {"test_both"}):
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+@pytest.mark.parametrize(
+    ("tests", "args"),
+    [(OWN + "def test_plain(): pass\n", ["--mcore-only"]), (BOTH + "def test_own(): pytest.skip('mine')\n", [])],
+    ids=["only", "no option"],
+)
+def test_a_test_that_skipped_itself_is_no_success_beside_our_skips_the_next_time_either(
+    tmp_path: Path, tests: str, args: list[str], workers: str
+) -> None:
+    folder = project(tmp_path, tests=tests)
+    for _ in range(2):
+        ran = pytest_in(folder, "--seatrial-select", *args, workers)
+        assert (ran.code, ran.tests("SKIPPED")) == (5, {"test_both", "test_own"}), ran.text
+
+
+def test_a_pass_of_the_only_group_that_stands_is_a_success_beside_our_skips(tmp_path: Path) -> None:
+    folder = project(tmp_path, tests=BOTH + "@pytest.mark.mcore\ndef test_mcore(): pass\n")
+    for passed in ({"test_mcore"}, set()):
         ran = pytest_in(folder, "--seatrial-select", "--mcore-only")
-        assert (ran.code, ran.tests("SKIPPED")) == (5, skipped), ran.text
+        assert (ran.code, ran.tests("PASSED"), ran.tests("SKIPPED")) == (0, passed, {"test_both"}), ran.text
+
+
+def test_passes_of_tests_that_the_groups_would_not_run_now_are_no_success(tmp_path: Path) -> None:
+    folder = project(tmp_path, tests="import pytest\n@pytest.mark.hf_gated\ndef test_gated(): pass\n")
+    for args, code in ((["--hf-gated"], 0), ([], 5), (["--mcore-only"], 5), ([], 5), (["--hf-gated"], 0)):
+        ran = pytest_in(folder, "--seatrial-select", *args)
+        assert ran.code == code, ran.text
 
 
 @pytest.mark.parametrize("option", ["--collect-only", "--setup-only", "--setup-plan"])

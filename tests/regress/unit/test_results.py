@@ -74,6 +74,70 @@ def test_a_session_that_tracked_nothing_replaces_the_old_file(
     assert not store.exists(), "and is not in the history"
 
 
+CONFTESTS = {
+    "breaks": "import nosuch\n",
+    "refuses": "import pytest\ndef pytest_configure(): raise pytest.UsageError('no GPU')\n",
+    "refuses late": "import pytest\ndef pytest_sessionstart(): raise pytest.UsageError('no GPU')\n",
+    "fails": "def pytest_configure(): raise RuntimeError('no GPU')\n",
+    "exits": "import pytest\ndef pytest_configure(): pytest.exit('enough')\n",
+    "is fine": "",
+}
+
+
+def earlier(directory: Path) -> bytes:
+    """The results of a session that passed."""
+    write(directory, "earlier", document(HEAD, [Tracked("a.py::t", "a::t", "passed", '{"x": 1}')], 0, {}), latest=True)
+    return (directory / "unit_results.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("conftest", "options", "status"),
+    [
+        ("is fine", ("--no-such-option",), 4),
+        ("is fine", ("--no-such-option", "-n", "2"), 4),
+        ("is fine", ("nosuch.py",), 4),
+        ("is fine", ("-o", "seatrial_history=maybe"), 4),
+        ("breaks", (), 4),
+        ("refuses", ("-n", "2"), 4),
+        ("refuses late", (), 4),
+        ("fails", (), 3),
+        ("exits", (), 2),
+    ],
+)
+def test_a_session_that_ends_before_it_begins_replaces_the_old_file(
+    tmp_path: Path, conftest: str, options: tuple[str, ...], status: int
+) -> None:
+    earlier(tmp_path)
+    (tmp_path / "conftest.py").write_text(CONFTESTS[conftest])
+    done = session(tmp_path, ONE, *options)
+    read = latest(tmp_path)
+    assert (done.returncode, read["exit_status"], read["metrics"]) == (status, status, {}), done.stdout + done.stderr
+    assert len(dated(tmp_path)) == 1
+
+
+def test_a_file_that_such_a_session_left_is_replaced_by_the_next(tmp_path: Path) -> None:
+    earlier(tmp_path)
+    assert session(tmp_path, ONE, "--no-such-option").returncode == 4
+    assert session(tmp_path, ONE, "-n", "2").returncode == 0
+    assert (latest(tmp_path)["exit_status"], list(latest(tmp_path)["metrics"])) == (0, ["test_it::test_one"])
+
+
+def test_one_that_was_to_run_nothing_and_cannot_begin_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    before = earlier(tmp_path)
+    (tmp_path / "conftest.py").write_text(CONFTESTS["breaks"])
+    assert session(tmp_path, ONE, "--collect-only").returncode == 4
+    assert (tmp_path / "unit_results.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", [None, "[]"])
+def test_a_session_that_cannot_begin_makes_no_file_and_takes_none_that_is_not_ours(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "unit_results.json"
+    if text is not None:
+        file.write_text(text)
+    assert session(tmp_path, ONE, "--no-such-option").returncode == 4
+    assert (file.read_text() if file.exists() else None) == text
+
+
 def test_it_is_replaced_also_where_the_dated_copies_are_gone(tmp_path: Path) -> None:
     session(tmp_path, ONE)
     shutil.rmtree(tmp_path / "unit_results")
@@ -123,6 +187,8 @@ def test_a_killed_session_is_restored_by_the_next(tmp_path: Path) -> None:
         while not (tmp_path / "here").exists():
             assert time.monotonic() < deadline, "the session never came to the test that hangs"
             time.sleep(0.02)
+        running = latest(tmp_path)
+        assert (running["exit_status"], running["metrics"]) == ("not ended", {}), "what a kill leaves is not the earlier session's"
         beside = session(tmp_path, "def test_none(): pass")
         assert "restored" not in beside.stdout, "a session that lives is none that was killed"
         old = (tmp_path / "unit_results.json").read_bytes()

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.model.errors import UserError
 
@@ -22,8 +21,7 @@ TRUSTED = ("main", "master", "release/*")
 _KEYS = ("store", "trusted")
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """`[history]` of the nearest seatrial.toml."""
 
     store: Path | None = None

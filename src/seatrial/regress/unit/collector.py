@@ -3,14 +3,13 @@
 - Every test is counted once, by its worst: error (setup or teardown), failed, skipped, passed; an expected failure is `skipped` among
   outcomes, since it did not pass, and `xfailed` among counts.
 - Results that cannot be written fail the session; what was tracked stays in the partial file where there is one.
-- unit_results.json is of the last session: one that ran and tracked nothing (a collection error, nothing selected) replaces the file of an
-  earlier one, without metrics, dated copy or history. Where there is none it leaves none.
+- unit_results.json is of the last session: when that begins to collect, the file of an earlier one is replaced by one without metrics that
+  says so, which is what a kill leaves; one that tracked nothing (a collection error, nothing selected) ends with such a file, and no
+  dated copy or history. Where there is none it leaves none.
 """
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ import pytest
 
 from seatrial.model.words import counted
 from seatrial.regress.unit import results
-from seatrial.regress.unit.results import Partial, Tracked
+from seatrial.regress.unit.results import Partial, Tracked, is_ours
 
 NO_COVERAGE = "[n/a] run with --cov=PACKAGE"
+NOT_ENDED = "not ended"
+"""The exit status of a session that runs, or was killed."""
 
 
 class Collector:
@@ -37,6 +38,7 @@ class Collector:
         self._gpus: list[str] = []
         self._notes: list[str] = []
         self._head: dict[str, Any] | None = None
+        self._tracked = False
         self._ran = False
         self._partial: Partial | None = None
         self._lines: list[str] = []
@@ -51,6 +53,12 @@ class Collector:
     def pytest_collection(self) -> None:
         """Only sessions that are to run tests come here: --fixtures and --cache-show do not."""
         self._ran = not self.config.getoption("collectonly", False) and not self.config.getoption("setupplan", False)
+        if self._ran and is_ours(self.directory / results.LATEST):
+            begun = results.document(self._read_head(), (), NOT_ENDED, {"coverage": "[n/a] the session has not ended"})
+            try:
+                results.write_latest(self.directory, begun)
+            except OSError:
+                pass  # the end of the session cannot write either, and fails
 
     def keep(self, report: pytest.TestReport, payload: dict[str, Any]) -> None:
         """The last report of a test that used the tracker."""
@@ -60,7 +68,7 @@ class Collector:
         self._tests.append(test)
         self._gpus += payload["gpus"]
         self._notes += [note for note in payload["notes"] if note not in self._notes]
-        if self._head is None:
+        if not self._tracked:
             self._begin()
         if self._partial is not None:
             try:
@@ -69,24 +77,27 @@ class Collector:
                 self._say_partial(error)
 
     def _begin(self) -> None:
-        self._head = self._read_head()
+        self._tracked = True
         try:
-            self._partial = Partial(self.directory, self.start, self._head)
+            self._partial = Partial(self.directory, self.start, self._read_head())
         except OSError as error:
             self._say_partial(error)
 
     def _read_head(self) -> dict[str, Any]:
+        """Read once: a file of ours that git knows must not make the tree a changed one."""
         from seatrial.regress.unit.origin import read_origin
 
-        origin = read_origin(self.config.rootpath)
-        return {
-            "git_commit": origin.commit,
-            "start_time": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.start)),
-            "git_branch": origin.branch,
-            "git_dirty": origin.dirty,
-            "project": origin.project,
-            "notes": origin.notes,
-        }
+        if self._head is None:
+            origin = read_origin(self.config.rootpath)
+            self._head = {
+                "git_commit": origin.commit,
+                "start_time": results.told(self.start),
+                "git_branch": origin.branch,
+                "git_dirty": origin.dirty,
+                "project": origin.project,
+                "notes": [*origin.notes],
+            }
+        return self._head
 
     def _say_partial(self, error: OSError) -> None:
         self._partial = None
@@ -95,12 +106,12 @@ class Collector:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write, if any test used the tracker; last, so that other plugins have had their say about the exit status."""
-        if self._head is not None:
-            self._write(session, self._document(self._head, session))
+        if self._tracked:
+            self._write(session, self._document(session))
         elif self._ran and is_ours(self.directory / results.LATEST):
-            self._replace(session, self._document(self._read_head(), session))
+            self._replace(session, self._document(session))
 
-    def _document(self, head: dict[str, Any], session: pytest.Session) -> dict[str, Any]:
+    def _document(self, session: pytest.Session) -> dict[str, Any]:
         from seatrial.regress.unit.machine import machine_here
 
         found = outcomes(self.config)
@@ -114,7 +125,7 @@ class Collector:
             "tests": counts(found),
             "notes": self._notes,
         }
-        return results.document(head, tests, int(session.exitstatus), end)
+        return results.document(self._read_head(), tests, int(session.exitstatus), end)
 
     def _write(self, session: pytest.Session, made: dict[str, Any]) -> None:
         try:
@@ -161,20 +172,11 @@ class Collector:
             terminalreporter.write_line(f"seatrial: {self._problem}", red=True)
 
 
-def is_ours(file: Path) -> bool:
-    """Whether this plugin wrote the file: a conftest with a tracker of its own may write one of the same name, which stays."""
-    if not file.is_file():
-        return False
-    try:
-        read = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return False  # nobody can take it for results
-    return isinstance(read, dict) and {"metrics", "outcomes", "tests"} <= read.keys()
-
-
 def history_line(config: pytest.Config, written: Path) -> list[str]:
     """Keep the session in the history, unless the ini option says off; what is said of it. Never raises."""
-    if config.getini("seatrial_history") == "off":
+    from seatrial.regress.history import place
+
+    if config.getini("seatrial_history") == "off" or place.is_off():
         return []
     from seatrial.regress.history.keep import keep_results
 

@@ -6,8 +6,7 @@
   tests outside the `only` group that was asked for are deselected.
 - A group that was asked for and whose needs are absent is a usage error, never a suite that skips everything and succeeds. Where tests
   were left out by us and nothing ran, the exit status is that of a session without tests (5); skips of the tests' own alone change nothing.
-  Where the selection left out tests that the groups would run, their passes stand, and the session is a success; not with an `only`
-  group beside tests that we skip, since what was left out may have skipped itself.
+  Where the selection left out tests that the groups would run, their passes stand, and the session is a success.
 - Nothing runs when a marker is wrong or the plan is above the budget, under xdist too: workers collect alike, so each comes to the same
   error, empties its list and hands the words to the controller, which ends with the status of a usage error.
 """
@@ -323,8 +322,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
         return
     empty = state.skipped and not state.ran and not session.config.getoption("setuponly", False)
-    proven = state.stand and not any(group.mode is groups.Mode.ONLY for group in state.asked)
-    if empty and session.exitstatus == pytest.ExitCode.OK and not proven:
+    if empty and session.exitstatus == pytest.ExitCode.OK and not state.stand:
         state.nothing = True
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
     elif state.out and state.stand and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:

@@ -10,23 +10,22 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 GIT_S = 20
 OURS = re.compile(r"\? (?:.*/)?(?:unit_results(?:\.json|/)|\.seatrial-select)")
 """What the plugins leave, as git lists it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """What was tested."""
 
     project: str
     commit: str | None = None
     branch: str | None = None
     dirty: bool | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
 
 def read_origin(root: Path) -> Origin:
@@ -38,10 +37,10 @@ def read_origin(root: Path) -> Origin:
     except FileNotFoundError:
         return Origin(name)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Origin(name, notes=[f"the commit is not known: {error}"])
+        return Origin(name, notes=(f"the commit is not known: {error}",))
     if done.returncode:
         absent = "not a git repository" in done.stderr
-        return Origin(name, notes=[] if absent else [f"the commit is not known: {done.stderr.strip()[:300]}"])
+        return Origin(name, notes=() if absent else (f"the commit is not known: {done.stderr.strip()[:300]}",))
     lines = done.stdout.splitlines()
     head = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
     commit, branch = head.get("branch.oid"), head.get("branch.head")

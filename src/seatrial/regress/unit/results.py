@@ -103,6 +103,22 @@ def _remove(path: Path, stream: IO[bytes]) -> None:
     path.unlink(missing_ok=True)
 
 
+def is_ours(file: Path) -> bool:
+    """Whether this plugin wrote the file: a conftest with a tracker of its own may write one of the same name, which stays."""
+    if not file.is_file():
+        return False
+    try:
+        read = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return False  # nobody can take it for results
+    return isinstance(read, dict) and {"metrics", "outcomes", "tests"} <= read.keys()
+
+
+def told(start: float) -> str:
+    """As it stands in the files."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start))
+
+
 def stamp(start: float) -> str:
     """As it stands in names of files."""
     return time.strftime("%Y%m%d_%H%M%S", time.localtime(start))
@@ -168,7 +184,8 @@ def _text(made: dict[str, Any]) -> str:
     parts = []
     for name, value in made.items():
         if isinstance(value, dict) and value:
-            lines = (f"    {json.dumps(key)}: {part if name == 'metrics' else json.dumps(part)}" for key, part in value.items())
+            texts = value if name == "metrics" else {key: json.dumps(part) for key, part in value.items()}
+            lines = [f"    {encode_basestring_ascii(key)}: {text}" for key, text in texts.items()]
             parts.append(f'  "{name}": {{\n' + ",\n".join(lines) + "\n  }")
         else:
             parts.append(f'  "{name}": {json.dumps(value, allow_nan=False)}')

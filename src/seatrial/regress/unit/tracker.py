@@ -41,7 +41,7 @@ class Tracker:
     notes: tuple[str, ...] = ()
     called = "skipped"
     """How its call came out; setup alone (--setup-only) is no pass."""
-    _elapsed: float | None = None
+    _elapsed_ns: int | None = None
 
     def __init__(self, node: pytest.Item) -> None:
         self._node = node
@@ -49,7 +49,7 @@ class Tracker:
         self._marks = _begin()
         self._peaks: dict[str, int] | None = None
         self._pid = os.getpid()
-        self._began = time.perf_counter()
+        self._began = time.perf_counter_ns()
 
     @property
     def key(self) -> str:
@@ -63,7 +63,7 @@ class Tracker:
             text = encode(check_name(name), value)
         except TrackError as error:
             raise TrackError(str(error)) from error.__cause__  # the report shows the test's line, not ours
-        if self._elapsed is not None:
+        if self._elapsed_ns is not None:
             raise TrackError(f"metric {name!r}: the test {self.key} has ended: track in the test")
         if os.getpid() != self._pid:
             raise TrackError(
@@ -85,19 +85,20 @@ class Tracker:
 
     def end(self) -> None:
         """The test is over."""
-        self._elapsed = time.perf_counter() - self._began
+        self._elapsed_ns = time.perf_counter_ns() - self._began
 
     def payload(self) -> dict[str, Any]:
         """Everything; the metrics as JSON text, which every transport leaves as it is."""
-        elapsed = time.perf_counter() - self._began if self._elapsed is None else self._elapsed
+        elapsed = time.perf_counter_ns() - self._began if self._elapsed_ns is None else self._elapsed_ns
         parts = "".join([f"{encode_basestring_ascii(name)}: {text}, " for name, text in self._values.items()])
-        metrics = f"{{{parts}{QUOTED}: {elapsed!r}}}"
+        # Whole numbers are written faster than fractions.
+        metrics = f"{{{parts}{QUOTED}: {elapsed // 1_000_000_000}.{elapsed % 1_000_000_000:09d}}}"
         return {"key": self.key, "called": self.called, "metrics": metrics, "gpus": self.gpus, "notes": self.notes}
 
     def _fullest(self) -> tuple[float, str]:
         from seatrial.regress.unit.reading import read_peaks
 
-        if self._elapsed is not None:
+        if self._elapsed_ns is not None:
             raise TrackError(f"memory: the test {self.key} has ended: read it in the test")
         peaks, self.gpus, notes = read_peaks(self._node.nodeid, self._marks)
         for note in notes:
@@ -191,6 +192,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("seatrial_results", f"{told}, relative to rootdir", default="")
 
 
+NO_RUN = ("help", "version", "collectonly", "setupplan", "showfixtures", "show_fixtures_per_test", "markers", "cacheshow")
+"""Options with which pytest runs no test, by the names that it has for them."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Watch over the results of an earlier session: from here on this one may end before it has begun."""
+    asked = early_config.known_args_namespace
+    directory = place(early_config, asked.seatrial_results)
+    worker = "PYTEST_XDIST_WORKER" in os.environ  # which does not know yet that it is one
+    if worker or any(getattr(asked, name, False) for name in NO_RUN) or not (directory / LATEST).is_file():
+        return
+    from seatrial.regress.unit.beginning import Beginning
+
+    beginning = Beginning(directory)
+    early_config.pluginmanager.register(beginning, "seatrial_tracker_beginning")
+    early_config.add_cleanup(beginning.close)
+
+
+def place(config: pytest.Config, given: str | None) -> Path:
+    """The directory of the results, by the option or the ini file."""
+    return Path(config.invocation_params.dir if given else config.rootpath, given or config.getini("seatrial_results"))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """What a killed session left is told by the next, and an old file is replaced. Only the controller of pytest-xdist collects."""
     if (history := config.getini("seatrial_history")) not in ("auto", "off"):
@@ -208,9 +233,7 @@ class Reports:
         self.config = config
         self.sends = hasattr(config, "workerinput")
         self.start = time.time()
-        given = config.getoption("--seatrial-results")
-        base = config.invocation_params.dir if given else config.rootpath
-        self.directory = Path(base, given or config.getini("seatrial_results"))
+        self.directory = place(config, config.getoption("--seatrial-results"))
         self._collector: Collector | None = None
 
     def collector(self) -> Collector:
