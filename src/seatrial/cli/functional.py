@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -54,13 +54,7 @@ def run(
     keep: box.Keep = False,
 ) -> None:
     """Run scripts one after another and judge them by what they left: an exit code of 0 alone is no Pass."""
-    from seatrial.launch.interrupt import Interruptible
-    from seatrial.model.verdict import exit_code
     from seatrial.regress.functional.plan import Asked, plan
-    from seatrial.regress.functional.run import run_all
-    from seatrial.regress.hermetic.leftovers import end_earlier
-    from seatrial.regress.history.keep import look
-    from seatrial.trial.rundir import named_directory, new_directory
 
     planned = plan(
         Asked(
@@ -81,7 +75,18 @@ def run(
         _show_plan(planned)
         return
     options = box.Options(image=image, engine=engine, env=env, mounts=mount, packages=packages, keep=keep)
-    place = _place(planned, options, hermetic)
+    _run(planned, _place(planned, options, hermetic), out)
+
+
+def _run(planned: Sequence[Planned], place: Place, out: Path | None) -> NoReturn:
+    """Run what is planned, show and keep what came of it, and end with the exit code of the verdict."""
+    from seatrial.launch.interrupt import Interruptible
+    from seatrial.model.verdict import exit_code
+    from seatrial.regress.functional.run import run_all
+    from seatrial.regress.hermetic.leftovers import end_earlier
+    from seatrial.regress.history.keep import look
+    from seatrial.trial.rundir import named_directory, new_directory
+
     end_earlier((out.absolute().parent if out else RUNS).glob("*/*/run.log.pids"), _tell)
     directory = named_directory(out) if out else new_directory(RUNS, "functional")
     looked = {one.name: look(one.cwd) for one in planned}
@@ -129,6 +134,8 @@ def _tell(text: str) -> None:
 
 
 def _show_plan(planned: Sequence[Planned]) -> None:
+    from seatrial.report.text import one_line
+
     for one in planned:
         hours = "not known" if one.gpu_hours is None else f"{one.gpu_hours:.4g}"
         gpus = "not known" if one.gpus is None else one.gpus
@@ -137,6 +144,8 @@ def _show_plan(planned: Sequence[Planned]) -> None:
             typer.echo(f"  metrics {file.metrics or file.written}" + (f", last step {file.steps}" if file.steps else ""))
             for expr in file.checks:
                 typer.echo(f"    {expr}")
+        for text in one.unread:
+            typer.echo(f"  cannot be read, which will be a Fail: {one_line(text)}")
         if not one.something_to_check:
             typer.echo("  nothing to check" + (": its exit code decides" if one.exit_code_only else ", which will be a Fail"))
     typer.echo(_cost(planned))

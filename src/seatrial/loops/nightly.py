@@ -74,6 +74,8 @@ class Functional:
     logs: Path
     """Where its trainer logs; metrics are made from what is there."""
     asserted: tuple[Asserted, ...]
+    unread: tuple[str, ...] = ()
+    """What may assert more, as written: nobody could read it without running the script, so it cannot have been met."""
     gpus: int | None = None
     """Over all nodes; None when the script does not say."""
     minutes: int | None = None

@@ -11,7 +11,7 @@ import pytest
 from seatrial.loops.nightly import Asserted, describe_functional
 from seatrial.model.verdict import Verdict
 from seatrial.regress.functional.judge import Ran, judge
-from seatrial.regress.functional.plan import Planned
+from seatrial.regress.functional.plan import Asked, Planned, plan
 from seatrial.regress.functional.record import ScriptResult
 
 from .tree import MEGATRON, NIGHTLY, Tree, make_tree
@@ -202,9 +202,17 @@ def test_a_nightly_is_known_by_its_block_and_its_assertions(tree: Tree) -> None:
     found = describe_functional(tree.checkout / NIGHTLY, ())
     assert found is not None
     (one,) = found.asserted
-    assert (one.steps, len(one.checks), found.gpus, found.minutes) == (500, 5, 8, 180)
-    assert one.checks[-1] == 'min(data["train/token_mult_prob_error"]) >= 0.999', "the floor, which upstream's do not have"
+    assert (one.steps, len(one.checks), found.gpus, found.minutes) == (500, 4, 8, 180)
     assert one.metrics == (tree.checkout / NIGHTLY).with_suffix("") / "metrics.json"
+
+
+def test_a_plan_has_the_floor_once_which_the_scripts_do_not_have(tree: Tree) -> None:
+    floor = 'min(data["train/token_mult_prob_error"]) >= 0.999'
+    (found,) = plan(Asked(scripts=(tree.checkout / NIGHTLY,)))
+    assert [expr == floor for expr in found.asserted[0].checks] == [False] * 4 + [True]
+    known = describe_functional(tree.checkout / NIGHTLY, ())
+    assert known is not None
+    assert floor not in known.asserted[0].checks, "one place adds it, for every check of that metric"
 
 
 def test_a_script_outside_of_a_checkout_is_nobodys(tree: Tree) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from seatrial.evidence.redact import Redactor
-from seatrial.loops.nightly import describe_functional
 from seatrial.regress.functional.collect import clear_metrics
+from seatrial.regress.functional.plan import Asked, plan
 
 from .gone import ended
 from .tree import MEGATRON, Tree, make_tree, missed
@@ -78,9 +78,8 @@ def test_old_metrics_with_a_new_time_are_told(tree: Tree) -> None:
 
 
 def test_a_run_without_valid_tokens_does_not_pass_by_an_upper_bound(tree: Tree) -> None:
-    found = describe_functional(tree.checkout / MEGATRON, ())
-    assert found is not None
-    assert 'min(data["train/token_mult_prob_error"]) >= 0.999' in found.asserted[0].checks
+    (found,) = plan(Asked(scripts=(tree.checkout / MEGATRON,)))
+    assert found.asserted[0].checks[-1] == 'min(data["train/token_mult_prob_error"]) >= 0.999'
     script = tree.write("masked.sh", """echo '{"train/token_mult_prob_error": {"1": 0.0}}' > metrics.json""")
     tree.call(script, "--metrics", "metrics.json", "--check", found.asserted[0].checks[-1])
     assert missed(tree.result("masked")) == [found.asserted[0].checks[-1]]
@@ -137,7 +136,73 @@ def test_what_stands_behind_a_command_in_the_call_is_not_lost(tree: Tree) -> Non
     script = tree.write("v.sh", f"{METRICS}\npython3 check_metrics.py $(pwd)/metrics.json '{ASSERTED}'")
     done = tree.call(script, "--metrics", "metrics.json", "--steps", "2")
     assert done.returncode == 1
-    assert missed(tree.result("v")) == ["python3 check_metrics.py $(…)"]
+    assert missed(tree.result("v")) == [ASSERTED]
+
+
+@pytest.mark.parametrize("place", ["m.json", "$(pwd)/m.json", '"$(pwd)/m.json"', '"$PWD/m.json"', "${PWD}/m.json", "`pwd`/m.json"])
+@pytest.mark.parametrize("call", ["{}", "out=$({})", 'out="$({} 2>&1)"', "if ! {}; then true; fi"])
+def test_a_checkouts_script_is_held_to_what_it_asserts_however_it_names_the_directory(tree: Tree, place: str, call: str) -> None:
+    script = tree.checkout / "tests/functional/own.sh"
+    whole = call.format(f"uv run tests/check_metrics.py {place} '{ASSERTED}'")
+    script.write_text(f"#!/bin/bash\n{whole}\n")
+    (found,) = plan(Asked(scripts=(script,)))
+    (one,) = found.asserted
+    assert (one.metrics, one.checks, found.unread) == (tree.checkout / "m.json", (ASSERTED,), ())
+
+
+def test_a_checkouts_script_that_swallows_the_failure_of_its_checker_is_no_pass(tree: Tree) -> None:
+    script = tree.checkout / "tests/functional/own.sh"
+    call = f"uv run tests/check_metrics.py $(pwd)/metrics.json '{ASSERTED}' || true"
+    script.write_text(f"#!/bin/bash\n{METRICS}\n{call}\n")
+    done = tree.call(script, "--steps-by", "loss")
+    result = tree.result("own")
+    assert (done.returncode, result["exit_code"], missed(result)) == (1, 0, [ASSERTED]), done.stdout
+
+
+MET = 'max(data["loss"]) < 5'
+READ = f"python3 check_metrics.py metrics.json '{MET}'"
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (
+            "bash -c \"python3 check_metrics.py metrics.json 'max(loss) < 1'\"",
+            "bash -c python3 check_metrics.py metrics.json 'max(loss) < 1'",
+        ),
+        ("python3 check_metrics.py metrics.json", "python3 check_metrics.py metrics.json"),
+        ("bash <<EOF\n  python3 check_metrics.py metrics.json x\nEOF", "python3 check_metrics.py metrics.json x"),
+        (
+            'again() { "$@"; }\nlook() {\n  python3 check_metrics.py metrics.json x\n}\nagain look',
+            "python3 check_metrics.py metrics.json x",
+        ),
+        ('look() { python3 check_metrics.py "$@"; }\nlook metrics.json x', "python3 check_metrics.py $@"),
+        ('CALL="check_metrics.py metrics.json x"\npython3 $CALL', "CALL=check_metrics.py metrics.json x"),
+    ],
+    ids=["in a word", "no checks", "here-document", "function as an argument", "arguments of a function", "in a variable"],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_call_that_cannot_be_read_is_told_and_no_pass(tree: Tree, body: str, shown: str, known: bool) -> None:
+    folder = tree.checkout if known else tree.root
+    (folder / "check_metrics.py").write_text("")
+    script = folder / "v.sh"
+    script.write_text(f"#!/bin/bash\n{METRICS}\necho Metric Checks\n{READ}\n{body}\n")
+    done = tree.call(script)
+    result = tree.result("v")
+    assert (done.returncode, result["exit_code"], shown in missed(result)) == (1, 0, True), done.stdout
+    assert "cannot be read from the script" in result["reason"]
+    assert f"  cannot be read, which will be a Fail: {shown}\n" in tree.call(script, "--dry-run").stdout
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_only_speaks_of_the_checker_asserts_nothing(tree: Tree, known: bool) -> None:
+    folder = tree.checkout if known else tree.root
+    (folder / "check_metrics.py").write_text("")
+    script = folder / "v.sh"
+    speaks = "# check_metrics.py x\nif [ -f check_metrics.py ]; then echo 'runs check_metrics.py now'; fi\nCHECK=$PWD/check_metrics.py"
+    script.write_text(f"#!/bin/bash\n{METRICS}\necho Metric Checks\n{speaks}\npython3 $CHECK metrics.json '{MET}'\n")
+    done = tree.call(script)
+    assert (done.returncode, missed(tree.result("v"))) == (0, []), done.stdout
 
 
 def test_a_place_that_cannot_be_told_is_no_pass(tree: Tree) -> None:
@@ -175,8 +240,7 @@ def start(tree: Tree, script: Path) -> tuple[subprocess.Popen[bytes], int]:
         argv, cwd=tree.root, env={**os.environ, "HOME": str(tree.root)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     noted, ends = tree.root / "pid", time.monotonic() + 60
-    known = tree.out / script.stem / "run.log.pids"  # a Seatrial that is killed before it has written this leaves what nobody knows
-    while not (known.exists() and noted.exists() and noted.read_text().strip()) and time.monotonic() < ends:
+    while not (noted.exists() and noted.read_text().strip()) and time.monotonic() < ends:
         time.sleep(0.05)
     return running, int(noted.read_text())
 

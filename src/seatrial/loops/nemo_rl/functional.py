@@ -5,7 +5,6 @@
   arguments of the user where the script passes them on; else those of the CONFIG block. A file that is not made from the trainer's
   logs (a score), and a call that is to end early (`checkpoint_must_save_by`), have none.
 - A script that only calls another one (`bash $SCRIPT_DIR/base.sh`) is read with it, under its own name.
-- A script that bounds token_mult_prob_error from above gets its floor too, as the levels have it.
 - A check that stands in a branch counts whichever branch is taken: leaving one out would be a guess.
 """
 
@@ -17,8 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from seatrial.files import read_text
 from seatrial.loops.nemo_rl import nightly
-from seatrial.loops.nemo_rl.runs.assertions import CHECKER, expressions
-from seatrial.loops.nemo_rl.runs.shell import Reader
+from seatrial.loops.nemo_rl.runs.assertions import CHECKER, called, read_calls
 from seatrial.loops.nightly import Asserted, Functional
 
 DUMPER = "json_dump_tb_logs.py"
@@ -35,10 +33,12 @@ ASSIGNMENT = re.compile(r"\w+=.*")
 RECIPE_OF = re.compile(r"-tq_(?:simple|mooncake)$")
 """What a wrapper's name has beyond that of the recipe that it calls."""
 NAME = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+HERE = re.compile(r"(?:\$\(\s*pwd\s*\)|`pwd`|\$PWD|\$\{PWD\})/")
+"""The root of the checkout, as far as anybody goes by relative places: a script that went elsewhere leaves no metrics there."""
 SHELLS = ("bash", "sh")
 COMPARED = 'data["train/token_mult_prob_error"]'
 FLOOR = f"min({COMPARED}) >= 0.999"
-"""It is 1 at least, and 0 where every token is masked: that passes every upper bound of the scripts."""
+"""Whoever bounds it needs this too: it is 1 at least, and 0 where every token is masked: that passes every upper bound of the scripts."""
 
 
 def describe_functional(script: Path, arguments: tuple[str, ...]) -> Functional | None:
@@ -57,6 +57,7 @@ def describe_functional(script: Path, arguments: tuple[str, ...]) -> Functional 
         output=output,
         logs=output / "logs",
         asserted=reading.asserted(),
+        unread=tuple(reading.unread),
         gpus=planned,
         minutes=suite.minutes if suite else None,
         step_tags=(nightly.STEPS,),
@@ -81,6 +82,8 @@ class _Reading:
     """Steps of the trainer's calls, by where they log to; 0 where a call is to end early."""
     early: bool = False
     """Whether a call is to end early."""
+    unread: list[str] = field(default_factory=list)
+    """What mentions the checker and could not be read."""
     gpus: int = 0
     suite: nightly.Suite | None = None
     files: list[Path] = field(default_factory=list)
@@ -93,20 +96,19 @@ class _Reading:
         text = read_text(file)
         self.early = self.early or ENDS_EARLY in text
         self.suite = self.suite or nightly.describe(str(file.relative_to(self.root)), text)
-        Reader(self.seen).read(text)
+        self.unread += read_calls(text, self.seen)
 
     def seen(self, words: tuple[str, ...]) -> None:
         """One command of a script."""
         names = [PurePosixPath(word).name for word in words]
-        if (called := _called(words)) is not None and (place := self.place(called)) is not None:
+        if (script := _script(words)) is not None and (place := self.place(script)) is not None:
             self.read(place)
-        elif CHECKER in names:
-            given = words[names.index(CHECKER) + 1 :]
-            if given:
-                found = self.checks.setdefault(given[0], [])
-                found += [expr for expr in expressions(words) if expr not in found]
+        elif (call := called(words)) is not None:
+            if call.expressions:
+                found = self.checks.setdefault(_relative(call.metrics), [])
+                found += [expr for expr in call.expressions if expr not in found]
         elif DUMPER in names and OUTPUT in words[:-1]:
-            metrics = words[words.index(OUTPUT) + 1]
+            metrics = _relative(words[words.index(OUTPUT) + 1])
             self.checks.setdefault(metrics, [])
             self.steps[metrics] = self._steps_of(words[names.index(DUMPER) + 1])
         else:
@@ -134,8 +136,7 @@ class _Reading:
             steps = self.steps.get(written)
             if written in self.steps and steps is None and self.suite is not None:
                 steps = self.suite.steps
-            floor = (FLOOR,) if any(COMPARED in expr for expr in checks) and FLOOR not in checks else ()
-            made.append(Asserted(metrics=self.place(written), written=written, checks=(*checks, *floor), steps=steps))
+            made.append(Asserted(metrics=self.place(written), written=written, checks=tuple(checks), steps=steps))
         return tuple(made)
 
     def place(self, word: str) -> Path | None:
@@ -157,7 +158,12 @@ class _Reading:
         return None if "$" in text or "`" in text else self.root / text
 
 
-def _called(words: tuple[str, ...]) -> str | None:
+def _relative(written: str) -> str:
+    """The place of a metrics file without the directory that the script is run in: one file has one name."""
+    return HERE.sub("", written, count=1) if HERE.match(written) else written
+
+
+def _script(words: tuple[str, ...]) -> str | None:
     """The script that a command hands over to: `NAME=value bash script.sh …`, `exec script.sh …`."""
     bare = list(words)
     while bare and ASSIGNMENT.fullmatch(bare[0]):

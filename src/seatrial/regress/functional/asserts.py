@@ -2,12 +2,14 @@
 
 - The text of a script is read as its loop reads it (`runs/assertions.py`). Where the checker lies, or whether it is there at all, says
   nothing about what the script asserts: a checker that always exits with 0 would else be a false Pass.
+- A call that cannot be read is told, and no Pass: nobody knows what it asserts.
 - A floor that a loop has for a metric (`functional.py`) holds for every check of that metric, whoever makes it.
 """
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 
@@ -16,27 +18,34 @@ from seatrial.loops import HERE
 from seatrial.loops.nightly import Asserted
 
 
-def read_asserted(script: Path, cwd: Path) -> tuple[Asserted, ...]:
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What the text of a script asserts."""
+
+    asserted: tuple[Asserted, ...]
+    unread: tuple[str, ...]
+    """What mentions a checker and could not be read."""
+
+
+def read_asserted(script: Path, cwd: Path) -> Read:
     """The metrics files that a script hands to a checker, with the expressions; a relative place is one below `cwd`."""
     checks: dict[str, list[str]] = {}
-    for module in _modules("runs/assertions.py"):
-        _read(script, module, checks)
-    return tuple(
+    unread = [one for module in _modules("runs/assertions.py") for one in _read(script, module, checks)]
+    asserted = tuple(
         Asserted(metrics=None if "$" in written or "`" in written else cwd / written, written=written, checks=tuple(dict.fromkeys(found)))
         for written, found in checks.items()
     )
+    return Read(asserted, tuple(unread))
 
 
-def _read(script: Path, module: ModuleType, checks: dict[str, list[str]]) -> None:
+def _read(script: Path, module: ModuleType, checks: dict[str, list[str]]) -> list[str]:
     def seen(words: tuple[str, ...]) -> None:
-        names = [PurePosixPath(word).name for word in words]
-        found = list(module.expressions(words))
-        if module.CHECKER in names[:-1] and words[-1].endswith("$"):
-            found.append(f"{' '.join(words)}(…)")  # the reader stops at `$(`: what stands behind it must not be lost without a word
-        if found:
-            checks.setdefault(words[names.index(module.CHECKER) + 1], []).extend(found)
+        call = module.called(words)
+        if call is not None and call.expressions:
+            checks.setdefault(call.metrics, []).extend(call.expressions)
 
-    module.Reader(seen).read(read_text(script))
+    unread: list[str] = module.read_calls(read_text(script), seen)
+    return unread
 
 
 def placed(own: tuple[Asserted, ...], place: Path) -> tuple[Asserted, ...]:

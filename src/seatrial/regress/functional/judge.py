@@ -39,6 +39,7 @@ TRACE = re.compile(r"\++ ")
 """How `set -x` begins its lines: `+ exit 0` is not what the script says."""
 TAGS_SHOWN = 8
 """Metrics that a message names."""
+UNREAD = "not evaluated: what this asserts cannot be read from the script; write the call out, with the metrics file and the checks"
 EXIT_CODE_ONLY = "judged by its exit code alone (--exit-code-only): no metrics and no steps were looked at"
 
 
@@ -164,6 +165,7 @@ def _measure(planned: Planned, ran: Ran) -> _Measured:
         wrote = wrote or written
         if steps is not None:
             reached = max(steps, reached or 0)
+    checks += [_miss(one_line(text), UNREAD) for text in planned.unread]
     if planned.known and planned.known.table:
         checks.append(_own_table(planned.known.table, ran.log))
     if planned.known and planned.asserted:

@@ -75,6 +75,8 @@ class Planned:
     argv: tuple[str, ...]
     cwd: Path
     asserted: tuple[Asserted, ...]
+    unread: tuple[str, ...] = ()
+    """What may assert more and could not be read."""
     known: Functional | None
     minutes: float
     """The deadline."""
@@ -92,7 +94,7 @@ class Planned:
     @property
     def something_to_check(self) -> bool:
         """Whether an exit code of 0 can be held against anything. That a file exists is not enough."""
-        return any(one.checks or one.steps for one in self.asserted)
+        return bool(self.unread) or any(one.checks or one.steps for one in self.asserted)
 
     @property
     def steps(self) -> int | None:
@@ -153,7 +155,8 @@ def _plan_one(script: Path, name: str, asked: Asked) -> Planned:
     known = describe_functional(script, asked.arguments)
     minutes = asked.deadline or (known.minutes if known else None) or DEADLINE_MINUTES
     cwd = known.root if known else Path.cwd()
-    own = known.asserted if known else _told(read_asserted(script, cwd), asked)
+    read = known or read_asserted(script, cwd)
+    own = known.asserted if known else _told(read.asserted, asked)
     tags = known.step_tags if known and known.step_tags else STEP_TAGS
     return Planned(
         name=name,
@@ -161,6 +164,7 @@ def _plan_one(script: Path, name: str, asked: Asked) -> Planned:
         argv=("bash", str(script), *asked.arguments),
         cwd=cwd,
         asserted=tuple(replace(one, checks=with_floors(one.checks)) for one in _asserted(script, own, asked)),
+        unread=read.unread,
         known=known,
         minutes=minutes,
         stall=asked.stall or minutes,

@@ -2,6 +2,7 @@
 
 - `assertions_in` reads a script without running it: the expressions of its `check_metrics.py` calls. A shell variable
   whose value is not known stays in them as it is written: nobody may take that for something that was evaluated.
+- What mentions the checker and cannot be read as a call of it, or asserts nothing, is `unreadable`: it must be told, never left out.
 - A script that runs several cases has a metrics file in a folder for each: the folder goes before the tags.
 - `own_checks` takes the expressions from the facts of a level, and puts the phase before the tags.
 """
@@ -10,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from seatrial.files import read_text
 from seatrial.loops.facts import read_facts
-from seatrial.loops.nemo_rl.runs.shell import Reader
+from seatrial.loops.nemo_rl.runs.shell import HERE, OUTPUT, Command, Reader, commands, without_keywords
 from seatrial.model.knowledge import CheckSpec, Level
 
 CHECKER = "check_metrics.py"
@@ -25,6 +27,8 @@ FACTS = Path("imports") / "facts.jsonl"
 PLAIN_RUN = "run"
 """The phase whose metrics have no prefix."""
 TAG = re.compile(r"""\bdata\[\s*(["'])""")
+SAYING = ("echo", "printf", "[", "[[", "test")
+"""Commands that mention a file and do not run it."""
 REDIRECTION = re.compile(r"\d*[<>]")
 CASE = re.compile(r"\$\{?EXP_(?:NAME|DIR)\}?/([\w.-]+)/metrics\.json")
 
@@ -45,7 +49,9 @@ def _read(script: Path) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
 
     def seen(words: tuple[str, ...]) -> None:
-        found.extend(_expressions(words))
+        if (call := called(words)) is not None:
+            case = CASE.search(call.metrics)
+            found.extend((case[1] if case else "", expr) for expr in call.expressions)
 
     Reader(seen).read(read_text(script))
     return found
@@ -74,19 +80,50 @@ def prefixed(expr: str, prefix: str) -> str:
     return TAG.sub(lambda match: f"data[{match[1]}{prefix}", expr)
 
 
-def expressions(words: tuple[str, ...]) -> list[str]:
-    """The expressions of one call of the checker, as they are handed over."""
-    return [expr for _, expr in _expressions(words)]
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the checker, as it is written."""
+
+    metrics: str
+    """"" where none is given."""
+    expressions: tuple[str, ...]
 
 
-def _expressions(words: tuple[str, ...]) -> list[tuple[str, str]]:
-    """What follows the metrics file in a call of the checker, with the case of that file."""
-    called = next((index for index, word in enumerate(words) if PurePosixPath(word).name == CHECKER), None)
-    if called is None:
-        return []
-    given = list(words[called + 1 :])
+def called(words: tuple[str, ...]) -> Call | None:
+    """The call of the checker that a command is; None for another command."""
+    at = next((index for index, word in enumerate(words) if PurePosixPath(word).name == CHECKER), None)
+    if at is None or words[0] in SAYING:
+        return None
+    given = list(words[at + 1 :])
     if WIDTH in given:
         del given[given.index(WIDTH) : given.index(WIDTH) + 2]
     stop = next((index for index, word in enumerate(given) if REDIRECTION.match(word)), len(given))
-    case = CASE.search(given[0]) if given else None
-    return [(case[1] if case else "", expr) for expr in given[1:stop]]
+    return Call(given[0] if stop else "", tuple(given[1:stop]))
+
+
+def read_calls(text: str, seen: Callable[[tuple[str, ...]], None]) -> list[str]:
+    """Read a script, command by command, to `seen`; what mentions the checker and is unreadable is given back as it is written."""
+    empty: list[str] = []
+
+    def seen_too(words: tuple[str, ...]) -> None:
+        if (call := called(words)) is not None and not call.expressions:
+            empty.append(" ".join(words))
+        seen(words)
+
+    reader = Reader(seen_too)
+    reader.read(text)
+    bodies = [text[here.end(3) : here.end()] for here in HERE.finditer(text)]
+    hidden = [line.strip() for body in bodies for line in body.splitlines() if CHECKER in line]
+    unread = [" ".join(one.words) for one in commands(text) if _mentions(one) and (one not in reader.reached or _within(one))]
+    return list(dict.fromkeys((*hidden, *unread, *empty)))
+
+
+def _mentions(command: Command) -> bool:
+    own = without_keywords(command.words)
+    return any(CHECKER in word for word in own) and own[0] not in SAYING
+
+
+def _within(command: Command) -> bool:
+    """Whether the checker stands inside of a word (`bash -c "… check_metrics.py …"`), other than in a command that is read on its own."""
+    rests = [OUTPUT.sub("", word) for word in command.words]
+    return any(CHECKER in rest and PurePosixPath(rest).name != CHECKER for rest in rests)

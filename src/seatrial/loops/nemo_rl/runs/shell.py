@@ -2,6 +2,7 @@
 
 - Understood are words, quotes, comments, here-documents (left out), assignments, arrays, `for` over literal words,
   `read` from a literal, and functions with literal arguments. That is what NeMo-RL's own scripts need.
+- The output of a command, `$(…)`, is a part of the word that it stands in; the commands in it come before the one around it.
 - What is not known is not guessed: it stays in a word as it is written, `$` and all. A variable that is set in a branch,
   or to the output of a command, is not known.
 """
@@ -15,9 +16,22 @@ from dataclasses import dataclass, field
 KEPT = "\ue000"
 """Stands for a `$` that the shell does not expand."""
 HERE = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(['\"]?)(\w+)\1([^\n]*\n).*?^[ \t]*\2[ \t]*$", re.DOTALL | re.MULTILINE)
+DEPTH = 4
+"""Parentheses within each other that are followed."""
+
+
+def _between(depth: int) -> str:
+    """The pattern of what stands between two parentheses; possessive, for a text that does not fit must not be tried in many ways."""
+    deeper = rf"|\({_between(depth - 1)}\)" if depth else ""
+    return rf"""(?:[^()'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*+"{deeper})*+"""
+
+
+OUTPUT = re.compile(rf"\$\(({_between(DEPTH)})\)", re.DOTALL)
+"""The output of a command, or a sum."""
 LEXEME = re.compile(
-    r"""(?P<skipped>\\\n|(?<![^\s;|&()])\#[^\n]*|\d*>&\d) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:[^"\\]|\\.)*)"
-    | (?P<blank>[ \t]+) | (?P<end>\n|;;?|&&|\|\|?|&(?!>)|[()]) | (?P<plain>\$\{[^}\n]*\}|[^\s\\'";|&()]+|.)""",
+    rf"""(?P<skipped>\\\n|(?<![^\s;|&()])\#[^\n]*|\d*>&\d) | \\(?P<escaped>.) | '(?P<single>[^']*)'
+    | "(?P<double>(?:[^"\\$]|\\.|\$\({_between(DEPTH)}\)|\$)*+)" | (?P<output>\$\({_between(DEPTH)}\))
+    | (?P<blank>[ \t]+) | (?P<end>\n|;;?|&&|\|\|?|&(?!>)|[()]) | (?P<plain>\$\{{[^}}\n]*\}}|[^\s\\'";|&()$]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
@@ -26,6 +40,8 @@ ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 UNKNOWN = re.compile(r"\$\(|`|\$$")
 """In a value: the output of a command."""
 LEADING = ("then", "else", "do", "{", "!", "time")
+ASKING = ("if", "elif", "while", "until")
+"""What stands before a command whose exit code decides."""
 DECLARING = ("local", "export", "readonly", "declare")
 BRANCHES = ("if", "case", "while", "until")
 CLOSING = ("fi", "esac", "done")
@@ -52,6 +68,8 @@ def commands(text: str) -> Iterator[Command]:
         if kind == "skipped":
             continue
         if kind not in ("blank", "end"):
+            if kind in ("double", "output"):
+                yield from _inside(mark)
             word = (word or "") + _unquoted(match)
             continue
         opens = mark == "(" and not array and word is not None and word.endswith("=")
@@ -64,6 +82,13 @@ def commands(text: str) -> Iterator[Command]:
             yield Command(tuple(words), mark)
             words = []
         array = opens or (array and mark != ")")
+
+
+def _inside(mark: str) -> Iterator[Command]:
+    """The commands whose output stands in a lexeme; a sum, `$((…))`, has none."""
+    for found in OUTPUT.finditer(mark):
+        if not found[1].startswith("("):
+            yield from commands(found[1])
 
 
 def _unquoted(match: re.Match[str]) -> str:
@@ -88,6 +113,8 @@ class Reader:
     seen: Callable[[tuple[str, ...]], None]
     functions: dict[str, Sequence[Command]] = field(default_factory=dict)
     active: list[str] = field(default_factory=list)
+    reached: set[Command] = field(default_factory=set)
+    """Commands that were come to; those of a function that nobody is known to call are not."""
 
     def read(self, text: str) -> None:
         """Read a whole script."""
@@ -103,6 +130,7 @@ class Reader:
                 at += 2 + len(body)
                 continue
             words = _bare(script[at].words)
+            self.reached.add(script[at])
             at += 1
             if not words:
                 continue
@@ -112,8 +140,9 @@ class Reader:
                 blocks.pop()
             known = _loop(words, known) if words[0] == "for" else known
             sure = not any(block in BRANCHES for block in blocks)
-            for values in known:
-                self._command(words, values, sure)
+            if own := without_keywords(words):
+                for values in known:
+                    self._command(own, values, sure)
 
     def _command(self, words: tuple[str, ...], values: Values, sure: bool) -> None:
         if words[0].endswith("=("):
@@ -146,11 +175,16 @@ def _assign(values: Values, name: str, words: tuple[str, ...], sure: bool) -> No
         values[name] = words
 
 
-def _bare(words: tuple[str, ...]) -> tuple[str, ...]:
+def _bare(words: tuple[str, ...], keywords: Sequence[str] = LEADING) -> tuple[str, ...]:
     """A command without the keywords before it."""
-    while words and words[0] in LEADING:
+    while words and words[0] in keywords:
         words = words[1:]
     return words
+
+
+def without_keywords(words: tuple[str, ...]) -> tuple[str, ...]:
+    """A command alone: also without what asks for its exit code."""
+    return _bare(words, (*LEADING, *ASKING))
 
 
 def _loop(words: tuple[str, ...], known: list[Values]) -> list[Values]:
