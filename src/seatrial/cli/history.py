@@ -109,12 +109,14 @@ def runs(
 ) -> None:
     """List the runs, the latest last."""
     from seatrial.model.errors import UserError
+    from seatrial.regress.history.among import require
     from seatrial.regress.history.record import Kind
     from seatrial.regress.history.show import run_lines
 
     if kind is not None and kind not in list(Kind):
         raise UserError(f"--kind {kind}: no such kind", f"one of {', '.join(Kind)}")
     with opened(store) as kept:
+        require(kept, project=project, name=name, kind=kind, branch=branch)
         found = kept.runs(project=project, kind=Kind(kind) if kind else None, name=name, branch=branch, limit=limit or None)
         typer.echo("\n".join(run_lines(found)) if found else "no runs")
 

@@ -58,6 +58,25 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, store: Path, words: tupl
     assert history(*words, store=store, cwd=tmp_path).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "said", "there"),
+    [
+        (("--project", "zz"), "--project zz: no run of this project among all in ", "--project takes one of: 'p'"),
+        (("--name", "zz"), "--name zz: no run of this name among all in ", "--name takes one of: 'unit'"),
+        (("--project", "p", "--name", "zz"), "--name zz: no run of this name among those of --project p in ", "'unit'"),
+        (("--kind", "campaign"), "--kind campaign: no run of this kind among all in ", "--kind takes one of: 'test'"),
+        (("--name", "unit", "--branch", "zz"), "--branch zz: no run of this branch among those of --name unit in ", "'main'"),
+    ],
+)
+def test_runs_refuses_options_that_choose_none_and_says_what_there_is(
+    tmp_path: Path, store: Path, words: tuple[str, ...], said: str, there: str
+) -> None:
+    answer = history("runs", *words, store=store, cwd=tmp_path)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert said in answer.stderr
+    assert there in answer.stderr
+
+
 def test_mark_and_clear(tmp_path: Path, store: Path) -> None:
     assert history("mark", "1", "--reason", "wrong driver", store=store, cwd=tmp_path).returncode == 0
     assert "poisoned: wrong driver" in history("runs", store=store, cwd=tmp_path).stdout

@@ -13,7 +13,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -117,10 +117,11 @@ class Store:
         found = self._rows(f"SELECT {tables.RUN} FROM runs WHERE digest = ?", (digest,))
         return tables.run_of(found[0]) if found else None
 
-    def distinct(self, column: str, *, project: str | None = None, name: str | None = None, machine: str | None = None) -> list[str]:
-        """What runs have in a column (`project`, `name` or `machine`), sorted."""
-        where, values = tables.filters(project=project, name=name, machine=machine)
-        return [row[0] for row in self._rows(f"SELECT DISTINCT {column} FROM runs WHERE {where} ORDER BY {column}", values)]
+    def distinct(self, column: str, of: Mapping[str, str]) -> list[str]:
+        """What runs have in a column (`project`, `name`, `machine`, `kind` or `branch`), sorted; `of` are the words of other columns."""
+        where, values = tables.filters(commit=None, baseline=False, **of)
+        text = f"SELECT DISTINCT {column} FROM runs WHERE {where} AND {column} IS NOT NULL ORDER BY {column}"
+        return [row[0] for row in self._rows(text, values)]
 
     def metrics(self, project: str | None = None, pattern: str | None = None) -> list[str]:
         """Names of metrics, sorted. `*` and `?` stand for anything; `[` for itself, since keys of parametrised tests hold it."""
