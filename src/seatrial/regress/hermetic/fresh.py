@@ -22,7 +22,8 @@ from seatrial.files import read_text, write_text
 from seatrial.launch.environments import delete
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
-from seatrial.regress.bisect.environments.cache import BisectEnvironments, Ready
+from seatrial.regress.bisect.environments.builds import BESIDE
+from seatrial.regress.bisect.environments.cache import FAILED, BisectEnvironments, Ready, log_told
 from seatrial.regress.bisect.environments.locks import BuildFailed
 from seatrial.regress.bisect.record import EnvironmentPlan
 from seatrial.regress.hermetic.place import Place
@@ -49,8 +50,6 @@ PASSED_ON = (
 OWN = ("HOME", "TMPDIR", "PATH", "SHELL", "PWD", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
 BUILD_S = 3600.0
 DEPENDENCIES = "dependencies.txt"
-FAILED, BESIDE = ".failed.log", "(--with)"
-"""How `bisect.environments` ends the name of a failed build's log, and says that a step was about further packages."""
 LAST_LINES = 15
 
 
@@ -96,7 +95,7 @@ class Fresh(Place):
     def _blocked(self, directory: Path, message: str) -> BlockedError:
         """The error of a build that failed. Its log goes with the directory, so the end of it is told and no file there is named."""
         for log in (directory / "environments").glob(f"*{FAILED}"):
-            message = message.replace(f" (log: {log})", "")
+            message = message.replace(log_told(log), "")
             lines = read_text(log).splitlines()[-LAST_LINES:]
             for line in ("the build ended with:", *(f"  {line}" for line in lines)):
                 self._tell(line)

@@ -38,6 +38,8 @@ _INDEX = re.compile(
 )
 """How pip and uv say that an index could not be reached; no loop does, so these are not among the general signatures."""
 
+BESIDE = "(--with)"
+"""In the message of a failure: it was about further packages, not about the lock."""
 _NOT_FOR_OTHERS = ("-e", "--editable", "--require-hashes")
 """Options of a lock that are not about where packages come from."""
 _UV_KEPT = (
@@ -120,7 +122,7 @@ def add_with_uv(job: Job, venv: Path, packages: Sequence[str], project: Path) ->
 
 
 def _beside(packages: Sequence[str]) -> str:
-    return f"installing {', '.join(packages)} beside it (--with)"
+    return f"installing {', '.join(packages)} beside it {BESIDE}"
 
 
 def _present(venv: Path, constraints: Sequence[str] = ()) -> Path:

@@ -42,7 +42,8 @@ __all__ = ["BisectEnvironments", "BuildFailed", "Ready", "detect"]
 
 _WAY_OF_BUILDING = 2
 """Part of every key: raise it when environments must be built anew because they are built differently."""
-_FAILED = ".failed.log"
+FAILED = ".failed.log"
+"""How the name of a failed build's log ends."""
 _OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -99,7 +100,7 @@ class BisectEnvironments:
     def remove(self) -> tuple[Path, ...]:
         """Remove every environment, and the logs of failed builds; a UserError when a process runs in one. Returns what went."""
         refuse_if_used(self._places())
-        for log in self.root.glob(f"*{_FAILED}"):
+        for log in self.root.glob(f"*{FAILED}"):
             log.unlink(missing_ok=True)
         return self._remove(lambda _: True)
 
@@ -159,11 +160,11 @@ class BisectEnvironments:
 
     def _given_up(self, order: _Order, log: Path, error: BuildFailed) -> BuildFailed:
         """Remove a failed build but for its log, and remember it."""
-        kept = order.place.with_name(f"{order.place.name}{_FAILED}")
+        kept = order.place.with_name(f"{order.place.name}{FAILED}")
         if log.exists():
             log.replace(kept)
         delete(order.place)
-        message = f"{order.plan.lock}: {error.message} (log: {kept})"
+        message = f"{order.plan.lock}: {error.message}{log_told(kept)}"
         if not error.transient:
             self._failed[order.key] = message
         return BuildFailed(message, error.transient)
@@ -225,6 +226,11 @@ def _on_caller(tree: Path, plan: EnvironmentPlan) -> Ready:
 
 def _path(*venvs: Path) -> str:
     return os.pathsep.join([*(str(venv / "bin") for venv in dict.fromkeys(venvs)), os.environ.get("PATH", os.defpath)])
+
+
+def log_told(log: Path) -> str:
+    """How the message of a failed build ends."""
+    return f" (log: {log})"
 
 
 def _lock_of(place: Path) -> Path:
