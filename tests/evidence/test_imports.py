@@ -252,3 +252,21 @@ def test_versions_of_other_packages_come_from_their_metadata() -> None:
     (row,) = provenance.imported(["typing_extensions"], "driver")
     assert row["version"]
     assert row["ok"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_rests_while_a_process_starts(enabled: bool) -> None:
+    """And is as it was afterwards, also where the start fails; what was made stays out of its sight."""
+    code = (
+        "import gc, json, provenance, sys\n"
+        "gc.enable() if sys.argv[1] == 'True' else gc.disable()\n"
+        "with provenance.uncollected():\n"
+        "    kept, rests = [[]], not gc.isenabled()\n"
+        "after, frozen = gc.isenabled(), not any(found is kept for found in gc.get_objects())\n"
+        "try:\n"
+        "    with provenance.uncollected():\n"
+        "        raise KeyError\n"
+        "except KeyError:\n"
+        "    print(json.dumps([rests, after, frozen, gc.isenabled()]))\n"
+    )
+    assert json.loads(run([], code, str(enabled))) == [True, enabled, True, enabled]

@@ -68,12 +68,15 @@ def run_cases(
 
 def main(file: str, place: str) -> None:
     """In the child: run every case, each in a directory of its own if it asks for one."""
+    from seatrial.probes import provenance
+
     spec = importlib.util.spec_from_file_location("cases", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["cases"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    with provenance.uncollected():
+        spec.loader.exec_module(module)
     outcomes: dict[str, str | None] = {}
     for name, case in inspect.getmembers(module, inspect.isfunction):
         if not name.startswith("case_"):

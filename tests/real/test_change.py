@@ -158,12 +158,15 @@ def test_silent_loss_of_the_gradient_is_a_fail(upstream: Path, tmp_path: Path, o
 
 
 def test_inverted_advantage_fails_the_learning_signal(upstream: Path, tmp_path: Path) -> None:
-    """Weights move and losses look normal, yet the reward falls: seen by what was measured, and step by step by the witness."""
+    """Weights move and losses look normal, yet the reward falls: seen by what was measured, and step by step by the witness.
+
+    Half of the level's steps are enough: each seed falls by 0.12 and more, and the controls stay within 0.02.
+    """
     root = checkout(upstream, tmp_path)
     edit(root, TRAINER, BASELINE, "            advantages = mean_grouped_rewards - rewards\n")
     plan = Plan.model_validate_json(call(tmp_path, "plan", "--auto", "--change", root, "--json").stdout)
     assert 6 in [level.number for level in plan.levels]
-    done = run(tmp_path, "trl", "--level", "0,6", "--change", root)
+    done = run(tmp_path, "trl", "--level", "0,6", "--change", root, "--", "--max_steps", "10")
     result = done.level(6)
     assert (done.code, result.verdict) == (ExitCode.FAIL, Verdict.FAIL), result.reason
     assert done.level(0).verdict is Verdict.FAIL, done.level(0).reason

@@ -12,7 +12,6 @@ OUT/facts.jsonl gets what the rungs found, how each ended (`rung`), what was imp
 from __future__ import annotations
 
 import functools
-import gc
 import importlib
 import inspect
 import json
@@ -26,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seatrial.probes import facts
+from seatrial.probes import facts, provenance
 from seatrial.probes.bridge import families, faults, rungs
 from seatrial.probes.bridge.rank import Missing, NotApplicable, Rank
 from seatrial.probes.bridge.workers import IMPORT_S, Workers
@@ -282,16 +281,16 @@ def prepare() -> None:
     import logging
     import warnings
 
-    import torch
+    with provenance.uncollected():
+        import torch
 
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.INFO)
-    shims.install()
-    for name in ("transformers", "megatron.core", "megatron.bridge"):
-        importlib.import_module(name)
-    logging.disable(logging.WARNING)
-    gc.freeze()
+        torch.set_num_threads(1)
+        warnings.filterwarnings("ignore")
+        logging.disable(logging.INFO)
+        shims.install()
+        for name in ("transformers", "megatron.core", "megatron.bridge"):
+            importlib.import_module(name)
+        logging.disable(logging.WARNING)
 
 
 def origins() -> dict[str, Any]:

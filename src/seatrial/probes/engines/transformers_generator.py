@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
+from seatrial.probes import provenance
 from seatrial.probes.engines.transformers_cover import Covered
 from seatrial.probes.refit.consumer import Consumer
 from seatrial.probes.refit.errors import RefitRefused
@@ -132,7 +133,8 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--fault")
     arguments = parser.parse_args()
-    from transformers import AutoModelForCausalLM
+    with provenance.uncollected():
+        from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype="auto", local_files_only=True).eval()
     with Client(arguments.socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["SEATRIAL_SOCKET_KEY"])) as connection:

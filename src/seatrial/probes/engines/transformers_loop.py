@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from seatrial.probes import facts, fingerprint
+from seatrial.probes import facts, fingerprint, provenance
 from seatrial.probes.engines import export_faults
 from seatrial.probes.engines.transformers_generator import logprobs
 from seatrial.probes.engines.transformers_remote import Remote, say
@@ -246,7 +246,8 @@ def main() -> None:
     arguments = parser(__doc__, FAULTS).parse_args()
     transports = prepared(arguments)
     with Remote(arguments.model, arguments.fault) as remote:
-        policy = Policy(arguments.model, arguments.fault == "frozen-policy")
+        with provenance.uncollected():
+            policy = Policy(arguments.model, arguments.fault == "frozen-policy")
         remote.connect()
         Loop(policy, remote, arguments.out, transports, arguments.fault).run(arguments.steps)
     say("run complete")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seatrial.probes import fingerprint
+from seatrial.probes import fingerprint, provenance
 from seatrial.probes.engines import export_faults, transformers_loop
 from seatrial.probes.engines.serve import Server
 from seatrial.probes.engines.transformers_loop import REPLICA, Loop
@@ -203,7 +203,8 @@ def main() -> None:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that the server is ended, too
     transports = transformers_loop.prepared(arguments)
-    policy = Policy(arguments.model, arguments.fault == "frozen-policy", device())
+    with provenance.uncollected():
+        policy = Policy(arguments.model, arguments.fault == "frozen-policy", device())
     dtype = str(policy.model.dtype).removeprefix("torch.")
     options, faults = ("--dtype", dtype, *arguments.server), arguments.fault is not None
     with Server(arguments.model, arguments.out / "server.log", say, options, faults=faults) as server:

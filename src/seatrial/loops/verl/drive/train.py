@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from seatrial.loops.verl.drive import assets, gains
-from seatrial.probes import facts
+from seatrial.probes import facts, provenance
 from seatrial.probes.prompts import prompts
 
 MADE = "tiny-dense"
@@ -107,8 +107,9 @@ def main() -> None:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     try:
         say("building the model and the data")
-        overrides = places(arguments, scratch)
-        from verl.trainer import main_ppo
+        with provenance.uncollected():
+            overrides = places(arguments, scratch)
+            from verl.trainer import main_ppo
 
         facts.append(arguments.out / "facts.jsonl", {"fact": "model", "made": arguments.model == MADE})
         say(f"starting verl; Ray works in {scratch}")
