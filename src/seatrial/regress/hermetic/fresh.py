@@ -28,7 +28,7 @@ from seatrial.regress.bisect.environments.locks import BuildFailed
 from seatrial.regress.bisect.record import EnvironmentPlan
 from seatrial.regress.hermetic.place import Place
 from seatrial.regress.hermetic.requirements import check_requirement
-from seatrial.regress.history.place import OFF, VARIABLE
+from seatrial.regress.history.switch import OFF, VARIABLE
 
 LOCKS = ("requirements.lock", "requirements.txt")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

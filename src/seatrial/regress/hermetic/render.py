@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from seatrial.regress.history.place import OFF, VARIABLE
+from seatrial.regress.history.switch import OFF, VARIABLE
 
 Engine = Literal["docker", "podman", "enroot"]
 ENGINES: tuple[Engine, ...] = ("docker", "podman", "enroot")

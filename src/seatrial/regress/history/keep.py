@@ -12,6 +12,7 @@ from pathlib import Path
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.regress.history import place
 from seatrial.regress.history.record import Run
+from seatrial.regress.history.switch import is_off
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Looked:
 
 def look(repo: Path) -> Looked:
     """The state of now, as far as it can be read; nothing is read when history is off. Never raises."""
-    if place.is_off():
+    if is_off():
         return Looked(repo)
     from seatrial.evidence.repos import repo_state
 
@@ -44,7 +45,7 @@ def keep(
 
     `looked` is the checkout that the run ran on, and `passed` its outcome, for files that name none.
     """
-    if place.is_off():
+    if is_off():
         return ""
     try:
         return _keep(path, project, name, looked, passed)

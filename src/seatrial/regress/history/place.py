@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from seatrial.model.errors import UserError
+from seatrial.regress.history.switch import OFF, VARIABLE
 
-VARIABLE, OFF = "SEATRIAL_HISTORY", "off"
 CONFIG, SECTION = "seatrial.toml", "history"
 TRUSTED = ("main", "master", "release/*")
 _KEYS = ("store", "trusted")
@@ -59,11 +59,6 @@ def _read(file: Path, section: Any) -> Settings:
     if not isinstance(trusted, list) or not all(isinstance(one, str) and one for one in trusted):
         raise UserError(f"{file}: {SECTION}.trusted: {trusted!r} is no list of branches", 'write trusted = ["main", "release/*"]')
     return Settings(file.parent / Path(store).expanduser() if store else None, tuple(trusted))
-
-
-def is_off(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether automatic imports are turned off."""
-    return environment.get(VARIABLE, "").lower() == OFF
 
 
 def place(asked: Path | None, found: Settings, environment: Mapping[str, str] = os.environ) -> Path:

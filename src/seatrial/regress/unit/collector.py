@@ -66,8 +66,9 @@ class Collector:
         outcome = "error" if report.failed and called not in ("failed", "error") else called
         test = Tracked(report.nodeid, payload["key"], _OUTCOMES.get(outcome, outcome), payload["metrics"])
         self._tests.append(test)
-        self._gpus += payload["gpus"]
-        self._notes += [note for note in payload["notes"] if note not in self._notes]
+        if payload["gpus"] or payload["notes"]:
+            self._gpus += payload["gpus"]
+            self._notes += [note for note in payload["notes"] if note not in self._notes]
         if not self._tracked:
             self._begin()
         if self._partial is not None:
@@ -174,9 +175,9 @@ class Collector:
 
 def history_line(config: pytest.Config, written: Path) -> list[str]:
     """Keep the session in the history, unless the ini option says off; what is said of it. Never raises."""
-    from seatrial.regress.history import place
+    from seatrial.regress.history.switch import is_off
 
-    if config.getini("seatrial_history") == "off" or place.is_off():
+    if config.getini("seatrial_history") == "off" or is_off():
         return []
     from seatrial.regress.history.keep import keep_results
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,13 +50,24 @@ def read_origin(root: Path) -> Origin:
 def project(root: Path) -> str:
     """The name in the nearest pyproject.toml of the checkout, else that of its directory."""
     for directory in (root, *root.parents):
-        try:
-            with (directory / "pyproject.toml").open("rb") as stream:
-                name = tomllib.load(stream).get("project", {}).get("name")
-        except (OSError, ValueError, AttributeError):
-            name = None  # a damaged one is for its own tools to tell
-        if isinstance(name, str) and name:
+        name = _named(directory / "pyproject.toml")
+        if name:
             return name
         if (directory / ".git").exists():
             return directory.name
     return root.name
+
+
+def _named(file: Path) -> str | None:
+    """The name in a pyproject.toml; None where there is none, and of a damaged one, which is for its own tools to tell."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    import tomllib
+
+    try:
+        name = tomllib.loads(text).get("project", {}).get("name")
+    except (ValueError, AttributeError):
+        return None
+    return name if isinstance(name, str) else None
