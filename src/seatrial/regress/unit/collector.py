@@ -63,7 +63,7 @@ class Collector:
     def keep(self, report: pytest.TestReport, payload: dict[str, Any]) -> None:
         """The last report of a test that used the tracker."""
         called = payload["called"]
-        outcome = "error" if report.failed and called not in ("failed", "error") else called
+        outcome = "error" if report.outcome == "failed" and called not in ("failed", "error") else called
         test = Tracked(report.nodeid, payload["key"], _OUTCOMES.get(outcome, outcome), payload["metrics"])
         self._tests.append(test)
         if payload["gpus"] or payload["notes"]:
