@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-FIRST = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "--durations=40", "-o", "tmp_path_retention_policy=failed")
+FIRST = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "--durations=40", "-o", "tmp_path_retention_policy=failed")
 AGAIN = ("--last-failed", "--last-failed-no-failures", "none", "-q")
 MOST = 6
 """More than that at once is no race."""
