@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from pathlib import Path
 
+from seatrial.regress.select.gather.evidence import Evidence
+from seatrial.regress.select.trace.blocks import KEEPS
+from seatrial.regress.select.trace.events import HIT
+from seatrial.regress.select.trace.paths import Tree
+from seatrial.regress.select.trace.recorder import Recorder
+
 from .traced import trace
+
+SECONDS = 1.0
 
 MODULE = {
     "mod.py": '''
@@ -167,3 +178,45 @@ def test_stop_puts_everything_back(tmp_path: Path) -> None:
     assert not any("seatrial" in type(finder).__module__ for finder in sys.meta_path)
     """
     assert trace(tmp_path, MODULE, script).hits(1) == set()
+
+
+def test_no_hit_of_another_thread_is_lost_when_tests_change(tmp_path: Path) -> None:
+    """What a thread did while one test ran belongs to that test, wherever the switch to the next one finds the thread."""
+    recorder = Recorder(str(tmp_path), Tree(str(tmp_path)), memoryview(bytearray(8)).cast("Q"), None)
+    done = threading.Event()
+    expected: list[set[tuple[int, int]]] = [set() for _ in range(3)]
+
+    def work(mine: set[tuple[int, int]], kinds: int) -> None:
+        number = 0
+        while not done.is_set():
+            number = number % 40 + 1
+            before = recorder.cell[0]
+            recorder.hit[number | (KEEPS if number % kinds == 0 else 0)]
+            if recorder.cell[0] == before:
+                mine.add((number, before))
+
+    threads = [threading.Thread(target=work, args=(mine, kinds)) for mine, kinds in zip(expected, (7, 11, 50), strict=True)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        epoch, until = 0, time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            epoch += 1
+            recorder.switch(epoch)
+            if epoch % 100 == 0:
+                recorder.begin("a.py")
+                recorder.end()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    evidence = Evidence()
+    evidence.fold(recorder.drain())
+    told = {(number, epoch) for epoch, numbers in evidence.hits.items() for number in numbers}
+    told |= {(int(a), epoch) for epoch, deeds in evidence.deeds.items() for kind, a, _ in deeds if kind == HIT}
+    every = set().union(*expected)
+    assert len(every) > 1000
+    assert not every - told

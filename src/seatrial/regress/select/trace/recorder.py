@@ -81,11 +81,12 @@ class Recorder:
         self.hit.recorder = self
         self.undo: list[Any] = []
         self._kept = Kept([], [], [])
-        self._before: set[int] = set()  # hit in this epoch before the mapping was emptied
-        self._seen: set[tuple[str, str, str]] = set()
+        self._again: tuple[int, set[int]] = (-1, set())  # an epoch in which the mapping was emptied: what was put aside for it then
+        self._seen: set[tuple[str, int, str, str]] = set()
         self._seen_at = -1
         self._importing: list[str] = []
         self._local = _thread._local()
+        self._lock = _thread.RLock()  # of a switch, and of emptying the mapping; hits do without
         self._ray = ""
         self._ends: dict[str, bool] = {}  # a file that is not the project's: whether a stack ends in it
         self._calls: set[int] = set()
@@ -94,31 +95,43 @@ class Recorder:
     def switch(self, epoch: int) -> None:
         """What happens from now on belongs to another test or fixture. Only the pytest process says so."""
         if self.log is None and self.running:
-            before, self.cell[0] = self.cell[0], epoch
-            self._collect(before)
+            with self._lock:
+                before = self.cell[0]
+                self._collect(before)
+                self.cell[0] = epoch
+                if self.hit:
+                    # By another thread at this moment: nobody can say whose it was, and both get it.
+                    self._kept.hits.extend([-1 - before, *self.hit])
 
     def _collect(self, epoch: int) -> None:
-        """Put aside what was hit in an epoch."""
-        if self._before:
-            self._before.update(self.hit)
-            self._kept.hits.append(-1 - epoch)
-            self._kept.hits.extend(self._before)
-            self._before.clear()
-        elif self.hit:
-            self._kept.hits.append(-1 - epoch)
-            self._kept.hits.extend(self.hit)
-        self.hit.clear()
+        """Put aside what was hit in this epoch, to hear of it again. Another thread may be adding to the mapping at any moment: only what
+        was seen is taken out of it, and goes into the list at once with its epoch."""
+        numbers = list(self.hit)
+        if numbers:
+            at, told = self._again
+            self._kept.hits.extend([-1 - epoch, *(numbers if at != epoch else [number for number in numbers if number not in told])])
+            for number in numbers:
+                self.hit.pop(number, None)
 
-    def _again(self) -> None:
-        """All that is hit from here on is to be heard of again."""
-        if self.log is None:
-            self._before.update(self.hit)
-        self.hit.clear()
+    def _empty(self) -> None:
+        """All that is hit from here on is to be heard of again, in this epoch too."""
+        if self.log is not None:
+            self.hit.clear()
+            return
+        with self._lock:
+            epoch = self.cell[0]
+            at, told = self._again
+            if at != epoch:
+                at, told = self._again = epoch, set()
+            numbers = list(self.hit)
+            self._collect(epoch)
+            told.update(numbers)
 
     def drain(self) -> Kept:
         """What the pytest process did since the last time."""
         if self.running:
-            self._collect(self.cell[0])
+            with self._lock:
+                self._collect(self.cell[0])
         # Another thread may be adding at the end of a list, four at once.
         found = Kept(*(fields[: len(fields)] for fields in self._kept))
         for fields, taken in zip(self._kept, found, strict=True):
@@ -128,8 +141,9 @@ class Recorder:
     def stop(self) -> None:
         """Put everything back; what is instrumented already goes on and tells nobody."""
         if self.running:
-            self._collect(self.cell[0])
-            self.running = False
+            with self._lock:
+                self._collect(self.cell[0])
+                self.running = False
             for undo in reversed(self.undo):
                 undo()
             self.hit.clear()
@@ -162,7 +176,7 @@ class Recorder:
         times = times + 1 if at == epoch else 1
         self._times[number] = epoch, times
         # What is kept may come from any of what runs from here on, and who called it is to be known.
-        self._again()
+        self._empty()
         if times >= OFTEN:
             self.tell(AGAIN, str(number & (KEEPS - 1)), "")
         return times < OFTEN
@@ -203,18 +217,19 @@ class Recorder:
         if self._seen_at != epoch:
             self._seen.clear()
             self._seen_at = epoch
-        if (kind, a, b) in self._seen:
+        event = kind, epoch, a, b  # with its epoch: another thread may be a test behind
+        if event in self._seen:
             return
-        self._seen.add((kind, a, b))
+        self._seen.add(event)
         if self.log is None:
-            self._kept.events.extend((kind, epoch, a, b))
+            self._kept.events.extend(event)
             return
         local = self._local.__dict__
         quiet, local["quiet"] = local.get("quiet", 0), 1
         try:
             if self.log.kind == "ray":
                 self._tell_ray(epoch)
-            self.log.write(Event(kind, epoch, a, b))
+            self.log.write(Event(*event))
         finally:
             local["quiet"] = quiet
 
@@ -237,13 +252,13 @@ class Recorder:
         self.loaded(path, sys._getframe(1))
         self._local.__dict__.setdefault("stack", []).append(path)
         self._importing.append(path)
-        self._again()
+        self._empty()
 
     def end(self) -> None:
         """It has ended, well or not."""
         self._local.__dict__["stack"].pop()
         self._importing.pop()
-        self._again()
+        self._empty()
 
     def loaded(self, path: str, frame: FrameType | None) -> None:
         """Who asked for a module: the nearest project file on the stack, and the module that is being imported."""
@@ -297,7 +312,6 @@ class Recorder:
         self.log = Log(self.session, FORK + (self.log.name if self.log else ""))
         self.hit.__class__ = ChildHit
         self.hit.clear()
-        self._before.clear()
         for fields in self._kept:
             fields.clear()
         self._seen.clear()
