@@ -228,6 +228,16 @@ def test_killed_at_any_moment(tmp_path: Path, moment: int) -> None:
     assert not world.tree.exists()
 
 
+def test_a_store_that_a_kill_left_half_made(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    store = world.stores_root / "user.git"
+    store.mkdir(parents=True)
+    for name in ("config.lock", "HEAD.lock"):
+        (store / name).write_text("")
+    make_tree(world.stores(), [world.pin(1)], world.tree)
+    assert number(world.tree) == "1"
+
+
 @pytest.mark.slow
 def test_a_locked_and_a_half_removed_tree(tmp_path: Path) -> None:
     world = World(tmp_path)

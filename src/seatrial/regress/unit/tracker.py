@@ -118,7 +118,7 @@ class Tracker:
 def _begin() -> tuple[int, int]:
     """A test begins: what the kernel remembers of this process (as `memory.marks`); a sampler that runs begins anew."""
     modules = sys.modules
-    if "resource" not in modules:
+    if modules.get("resource") is None:
         return 0, 0
     # Of memory Linux says the same of a thread as of its process, and says it faster.
     own, children = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF), resource.RUSAGE_CHILDREN

@@ -40,6 +40,8 @@ def open_store(root: Path, name: str, sources: tuple[Path, ...], like: Path | No
     store.git_dir.mkdir(parents=True, exist_ok=True)
     model = sources[0] if sources else like
     kind = line(git(model, "rev-parse", "--show-object-format")) if model else "sha1"
+    for left in store.git_dir.glob("*.lock"):  # by a git that was killed: nobody else works in the stores of this bisect
+        left.unlink(missing_ok=True)
     git(store.git_dir, "init", "--quiet", "--bare", "--template=", f"--object-format={kind}", ".")
     # Nothing names the fetched commits, and a clean-up would drop them.
     git(store.git_dir, "config", "gc.auto", "0")
