@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from seatrial.regress.select.files.project import Project
 
+T = TypeVar("T")
 # How many dots, the module after them, and the names taken from it.
 Import = tuple[int, str, tuple[str, ...]]
 CALLS = frozenset({"import_module", "__import__", "importorskip", "reload_module", "run_module"})
@@ -107,13 +109,13 @@ def _file(at: str, project: Project) -> Iterator[str]:
             yield candidate
 
 
-def closure(start: Iterable[str], edges: Callable[[str], Iterable[str]]) -> frozenset[str]:
+def closure(start: Iterable[T], edges: Callable[[T], Iterable[T]]) -> frozenset[T]:
     """Everything that is reached from `start`, itself included."""
-    seen: set[str] = set()
+    seen: set[T] = set()
     pending = list(start)
     while pending:
-        path = pending.pop()
-        if path not in seen:
-            seen.add(path)
-            pending.extend(edges(path))
+        one = pending.pop()
+        if one not in seen:
+            seen.add(one)
+            pending.extend(edges(one))
     return frozenset(seen)

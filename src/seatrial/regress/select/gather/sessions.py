@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from seatrial.regress.select.choose import SKIPPED
 from seatrial.regress.select.files.digests import Version
+from seatrial.regress.select.files.imports import closure
 from seatrial.regress.select.gather.children import Children, silent
 from seatrial.regress.select.gather.evidence import BASE, Evidence, Ran
 from seatrial.regress.select.gather.once import Part
@@ -118,14 +119,8 @@ class Session:
 
     def _uses(self, epochs: Iterable[int]) -> list[int]:
         """Contexts of a test, with those that stand behind them."""
-        found: set[int] = set()
-        pending = list(epochs)
-        while pending:
-            epoch = pending.pop()
-            if epoch not in found:
-                found.add(epoch)
-                pending.extend(self._evidence.needs.get(epoch, ()))
-        return sorted(found)
+        needs = self._evidence.needs
+        return sorted(closure(epochs, lambda epoch: needs.get(epoch, ())))
 
     def _set(self, epoch: int) -> frozenset[Part]:
         if epoch not in self._sets:
