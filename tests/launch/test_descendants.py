@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from seatrial import files
-from seatrial.launch import descendants, process
+from seatrial.launch import descendants, process, processes
 from seatrial.launch.descendants import PidFile, Tree, announced
 from seatrial.launch.process import end_leftovers, pid_file, run
 from seatrial.model.errors import UserError
@@ -224,16 +224,76 @@ def test_what_leftovers_start_when_they_are_asked_to_end_is_ended_too(tmp_path: 
     assert ended(int((tmp_path / "second").read_text()))
 
 
+STARTS_ANOTHER = """
+import os, signal, time
+def another(*_):
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    with open("another.part", "w") as part:
+        part.write(str(os.getpid()))
+    os.rename("another.part", "another")
+    time.sleep(60)
+signal.signal(signal.SIGUSR1, another)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open("first", "w") as file:
+    file.write(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+def starting_another(below: Path, monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    """In the last of so many looks at all processes, after they were listed, the first starts another and ends."""
+    marked, looked = processes.marked, iter(range(looks - 1, -1, -1))
+
+    def then(run_id: str) -> list[int]:
+        found = list(marked(run_id))
+        if next(looked, None) == 0:
+            os.kill(int((below / "first").read_text()), signal.SIGUSR1)
+            wait_for(below / "another")
+            wait_until(lambda: ended(int((below / "first").read_text())), "the first has ended")
+        return found
+
+    monkeypatch.setattr(descendants, "marked", then)
+
+
+def test_what_starts_another_and_ends_while_it_is_looked_for_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of processes is never of one moment."""
+    run_id = str(tmp_path)
+    with announced(run_id):
+        argv = [sys.executable, "-S", "-c", STARTS_ANOTHER]
+        child = subprocess.Popen(argv, cwd=tmp_path, env={**os.environ, "SEATRIAL_RUN": run_id}, start_new_session=True)
+        wait_for(tmp_path / "first")
+        descendants.adopt_orphans()
+        tree = Tree(child.pid, run_id)
+        starting_another(tmp_path, monkeypatch, looks=1)
+        assert not tree.end(0, time.sleep)
+    child.returncode = tree.status  # or Popen says that it still runs
+    assert ended(int((tmp_path / "another").read_text()))
+
+
+def test_the_same_of_what_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = [sys.executable, "-S", "-c", STARTS_ANOTHER]
+    with subprocess.Popen(argv, cwd=tmp_path, env={**os.environ, "SEATRIAL_RUN": str(tmp_path)}) as left:
+        wait_for(tmp_path / "first")
+        started = psutil.Process(left.pid).create_time()
+        record = PidFile(run_id=str(tmp_path), pid=left.pid, started=started, owner=os.getpid(), owner_started=0)
+        files.write_json(tmp_path / "run.log.pids", record)
+        starting_another(tmp_path, monkeypatch, looks=2)
+        assert end_leftovers(tmp_path / "run.log.pids", grace_s=0.1) == 2
+    assert ended(int((tmp_path / "another").read_text()))
+
+
 def test_parents_are_asked_to_end_before_their_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or one of them takes the end of its child for a result. Pids say nothing: they start again from the beginning."""
     # Each starts the one before it, so that numbers fall from parents to children.
-    below = {os.getpid(): [8], **{pid: [pid - 1] for pid in range(3, 9)}}
+    parents = {8: os.getpid(), **{pid: pid + 1 for pid in range(2, 8)}}
     asked: list[int] = []
-    monkeypatch.setattr(descendants, "_by_parent", lambda: below)
-    monkeypatch.setattr(descendants, "_marked", lambda _: range(2, 9))
-    monkeypatch.setattr(descendants, "_processes", lambda pids: [mock.Mock(pid=pid) for pid in pids])
-    monkeypatch.setattr(descendants, "_is_alive", lambda process: process.pid not in asked)
-    monkeypatch.setattr(descendants, "_send", lambda process, _: asked.append(process.pid))
+    monkeypatch.setattr(descendants, "by_parent", lambda: {parent: [pid] for pid, parent in parents.items() if pid not in asked})
+    monkeypatch.setattr(descendants, "marked", lambda _: sorted(parents.keys() - set(asked)))
+    monkeypatch.setattr(descendants, "processes", lambda pids: [mock.Mock(pid=pid) for pid in pids])
+    monkeypatch.setattr(descendants, "is_alive", lambda process: process.pid not in asked)
+    monkeypatch.setattr(descendants, "send", lambda process, _: asked.append(process.pid))
     with announced(str(tmp_path)):
         tree = Tree(8, str(tmp_path))
         tree.status = 0  # or its end would be waited for

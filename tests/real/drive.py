@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from seatrial.files import read_model, read_text
-from seatrial.launch.descendants import MARKER
+from seatrial.launch.processes import MARKER
 from seatrial.model.record import LevelResult, Trial
 
 SEATRIAL = Path(sys.executable).with_name("seatrial")

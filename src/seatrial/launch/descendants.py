@@ -17,20 +17,27 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from seatrial import files
+from seatrial.launch.processes import (
+    CLOCK_SLACK_S,
+    by_parent,
+    is_alive,
+    marked,
+    marker,
+    processes,
+    send,
+    started_at,
+    with_descendants,
+)
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.record import Record
 from seatrial.model.verdict import Boundary
-
-MARKER = "SEATRIAL_RUN"
-_PREFIX = f"{MARKER}=".encode()
-_PROC = Path("/proc/self/environ").is_file()
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -38,8 +45,6 @@ _KILL_WAIT_S = 5.0
 _KILLED_S = 0.5
 """Before what was killed and is still there is killed again."""
 _COLLECT_S = 5.0
-_CLOCK_SLACK_S = 2.0
-"""Start times are computed from the boot time, which moves a little when the clock is set."""
 
 # Loaded before any fork: between fork and exec nothing may be imported or looked up.
 _prctl: Callable[..., int] | None = getattr(ctypes.CDLL(None), "prctl", None)
@@ -101,7 +106,7 @@ def announced(run_id: str) -> Iterator[None]:
     with _lock:
         if not _open and not _active:
             _others.clear()
-            _others.update(_by_parent().get(os.getpid(), ()))
+            _others.update(by_parent().get(os.getpid(), ()))
         _open.add(run_id)
     try:
         yield
@@ -151,19 +156,20 @@ class Tree:
     def live(self) -> tuple[psutil.Process, ...]:
         """Every process of this run that is alive, the child first and parents before their children; ended ones that are ours to
         collect are collected."""
-        below = _by_parent()
+        return self._look()[0]
+
+    def _look(self) -> tuple[tuple[psutil.Process, ...], bool]:
+        """`live`, and whether something ended in view: it may have started another that was not yet there to be seen."""
+        below = by_parent()
         own = sorted(below.get(os.getpid(), ()), key=lambda pid: pid != self.child)
-        pids = [pid for top in own if self._claims(top) for pid in _with_descendants(top, below)]
-        pids += _marked(self.run_id)
-        mine = {process.pid: process for process in _processes(pids)}
-        for pid in [pid for pid, process in mine.items() if not _is_alive(process)]:
-            # A process whose first thread has ended looks ended while other threads still run: the child counts until collected.
-            if pid == self.child and not self.exited():
-                continue
-            del mine[pid]
-            if pid != self.child:
-                self._collect(pid)
-        return tuple(mine.values())
+        pids = [pid for top in own if self._claims(top) for pid in with_descendants(top, below)]
+        pids += marked(self.run_id)
+        mine = {process.pid: process for process in processes(pids)}
+        for pid in [pid for pid, process in mine.items() if not is_alive(process)]:
+            # A process whose first thread has ended looks ended while other threads still run: ours count until collected.
+            if pid not in own or (self.exited() if pid == self.child else self._collect(pid) is not None):
+                del mine[pid]
+        return tuple(mine.values()), not mine.keys() >= set(pids)
 
     def end(self, grace_s: float, wait: Callable[[float], object], hurry: Callable[[], bool] = lambda: False) -> tuple[int, ...]:
         """End everything: SIGTERM, `grace_s` or until `hurry()`, SIGKILL. `wait(seconds)` is called meanwhile. Returns what survived.
@@ -175,17 +181,17 @@ class Tree:
             _open.discard(self.run_id)
         if grace_s > 0:
             for process in self.live():
-                _send(process, signal.SIGTERM)
-            while time.monotonic() < grace_ends and not hurry() and self.live():
+                send(process, signal.SIGTERM)
+            while time.monotonic() < grace_ends and not hurry() and any(self._look()):
                 wait(0.1)
         gives_up = time.monotonic() + _KILL_WAIT_S
-        while (left := self.live()) and time.monotonic() < gives_up:
-            for process in left:
-                _send(process, signal.SIGKILL)
+        while any(seen := self._look()) and time.monotonic() < gives_up:
+            for process in seen[0]:
+                send(process, signal.SIGKILL)
             wait(0.02)
         with _lock:
             _active.pop(self.child, None)
-        return tuple(process.pid for process in left)
+        return tuple(process.pid for process in seen[0])
 
     def _claims(self, pid: int) -> bool:
         """Whether a direct child of Seatrial belongs to this run: the child itself, or an orphan it left."""
@@ -199,11 +205,11 @@ class Tree:
             return False
         if session == os.getsid(0):
             return False
-        marker = _marker(pid)
+        run_id = marker(pid)
         with _lock:
             # Programs that set their title overwrite their marker; only then, and outside a run's session, nobody knows whose it is.
-            hidden = marker not in _active.values() and session not in _active and pid not in _others and not _open - {self.run_id}
-        if marker == self.run_id or session == self.child or hidden:
+            hidden = run_id not in _active.values() and session not in _active and pid not in _others and not _open - {self.run_id}
+        if run_id == self.run_id or session == self.child or hidden:
             self._orphans.add(pid)
         return pid in self._orphans
 
@@ -231,17 +237,21 @@ def end_leftovers(pid_file: Path, grace_s: float = 5.0) -> int:
     if not pid_file.exists():
         return 0
     record = files.read_model(pid_file, PidFile)
-    if record.owner != os.getpid() and _started_at(record.owner, record.owner_started):
+    if record.owner != os.getpid() and started_at(record.owner, record.owner_started):
         raise UserError(f"{pid_file}: process {record.owner} is still running this", f"wait for it, or stop it: kill {record.owner}")
-    found = set(_left_by(record))
+    found = {process for process in processes(_left_by(record)) if is_alive(process)}
     for process in found:
-        _send(process, signal.SIGTERM)
+        send(process, signal.SIGTERM)
     psutil.wait_procs(found, grace_s)
     gives_up = time.monotonic() + _KILL_WAIT_S
-    # Those found before stay in view: what hides its marker is found only while its parent lives.
-    while (left := [process for process in found | set(_left_by(record)) if _is_alive(process)]) and time.monotonic() < gives_up:
+    while True:
+        seen = _left_by(record)
+        # Those found before stay in view: what hides its marker is found only while its parent lives.
+        left = [process for process in found.union(processes(seen)) if is_alive(process)]
+        if not (seen or left) or time.monotonic() > gives_up:
+            break
         for process in left:
-            _send(process, signal.SIGKILL)
+            send(process, signal.SIGKILL)
         found.update(left)
         psutil.wait_procs(left, _KILLED_S)
     if left:
@@ -251,110 +261,10 @@ def end_leftovers(pid_file: Path, grace_s: float = 5.0) -> int:
     return len(found)
 
 
-def _left_by(record: PidFile) -> list[psutil.Process]:
-    """What is alive of a run whose Seatrial was killed."""
-    below, since = _by_parent(), record.started - _CLOCK_SLACK_S
-    marked = [process.pid for process in _processes(_marked(record.run_id)) if process.create_time() >= since]
-    pids = {pid for top in marked for pid in _with_descendants(top, below)}
-    return [process for process in _processes(pids) if _is_alive(process)]
-
-
-def _processes(pids: Iterable[int]) -> Iterator[psutil.Process]:
-    """These processes, as far as they are still there."""
-    for pid in pids:
-        try:
-            yield psutil.Process(pid)
-        except psutil.Error:
-            continue  # it ended meanwhile
-
-
-def _by_parent() -> dict[int, list[int]]:
-    """Children of every process, but for this one."""
-    below: dict[int, list[int]] = {}
-    for pid in psutil.pids():
-        parent = _parent(pid) if pid != os.getpid() else None
-        if parent is not None:
-            below.setdefault(parent, []).append(pid)
-    return below
-
-
-def _with_descendants(top: int, below: dict[int, list[int]]) -> Iterator[int]:
-    waiting, seen = [top], set[int]()
-    while waiting:
-        pid = waiting.pop()
-        if pid not in seen:
-            seen.add(pid)
-            yield pid
-            waiting.extend(below.get(pid, ()))
-
-
-def _marked(run_id: str) -> Iterator[int]:
-    """Every process with this marker, but for this one."""
-    for pid in psutil.pids():
-        if pid != os.getpid() and _marker(pid) == run_id:
-            yield pid
-
-
-# All processes of the machine are looked at several times per run. On a node with a thousand of them psutil takes a second for that,
-# most of it to make sure of things that are not asked here; so what can be read from /proc is read there.
-
-
-def _parent(pid: int) -> int | None:
-    """The parent of a process; None when it has ended."""
-    if _PROC:
-        line = _read(pid, "stat")
-        return int(line.rpartition(b")")[2].split()[1]) if line else None
-    try:
-        return psutil.Process(pid).ppid()
-    except psutil.Error:
-        return None
-
-
-def _marker(pid: int) -> str | None:
-    """The marker of a process; None when it has none, has ended, or is somebody else's."""
-    if _PROC:
-        found = [entry for entry in (_read(pid, "environ") or b"").split(b"\0") if entry.startswith(_PREFIX)]
-        return os.fsdecode(found[0][len(_PREFIX) :]) if found else None
-    try:
-        return psutil.Process(pid).environ().get(MARKER)
-    except (psutil.Error, OSError):
-        return None
-
-
-def _read(pid: int, name: str) -> bytes | None:
-    try:
-        handle = os.open(f"/proc/{pid}/{name}", os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        parts = []
-        while part := os.read(handle, 1 << 16):
-            parts.append(part)
-        return b"".join(parts)
-    except OSError:
-        return None  # it ended meanwhile, or is somebody else's
-    finally:
-        os.close(handle)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _send(process: psutil.Process, number: signal.Signals) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.Error:
-        pass  # ended meanwhile, or not ours to end: `live` tells
-
-
-def _started_at(pid: int, started: float) -> bool:
-    """Whether the process with this pid is alive and is the one that started then."""
-    try:
-        process = psutil.Process(pid)
-        return _is_alive(process) and abs(process.create_time() - started) <= _CLOCK_SLACK_S
-    except psutil.Error:
-        return False
+def _left_by(record: PidFile) -> set[int]:
+    """What there was of a run whose Seatrial was killed, a moment ago. As long as there is something, it may have started another that
+    was not yet there to be seen."""
+    below, since = by_parent(), record.started - CLOCK_SLACK_S
+    carrying = set(marked(record.run_id))
+    older = {process.pid for process in processes(carrying) if process.create_time() < since}
+    return {pid for top in carrying - older for pid in with_descendants(top, below)}

@@ -25,9 +25,10 @@ import psutil
 
 from seatrial.launch import stackdump
 from seatrial.launch.control import Control
-from seatrial.launch.descendants import MARKER, Tree, adopt_orphans, announced, die_with_parent, end_leftovers, write_pid_file
+from seatrial.launch.descendants import Tree, adopt_orphans, announced, die_with_parent, end_leftovers, write_pid_file
 from seatrial.launch.interrupt import Interrupted, Interruptible, held, stop_requested
 from seatrial.launch.linelog import LineFilter, LineLog
+from seatrial.launch.processes import MARKER
 from seatrial.launch.watch import Watch
 from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary

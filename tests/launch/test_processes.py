@@ -1,0 +1,36 @@
+"""What can be seen of processes, in the moments in which they show nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from seatrial.launch import processes
+
+
+def test_a_process_that_becomes_another_program_keeps_its_marker(tmp_path: Path) -> None:
+    """In the middle of an exec it shows no environment: one look in eight, of a process that does nothing else."""
+    (tmp_path / "again.sh").write_text("exec sh again.sh")
+    with subprocess.Popen(["sh", "again.sh"], cwd=tmp_path, env={**os.environ, processes.MARKER: str(tmp_path)}) as again:
+        seen = {processes.marker(again.pid) for _ in range(5000)}
+        again.kill()
+    assert seen == {str(tmp_path)}
+
+
+def test_a_process_without_an_environment_is_not_waited_for() -> None:
+    with subprocess.Popen(["/bin/sleep", "60"], env={}) as bare:
+        before = time.thread_time(), time.monotonic()
+        assert all(processes.marker(bare.pid) is None for _ in range(100))
+        spent = time.thread_time() - before[0], time.monotonic() - before[1]
+        bare.kill()
+    assert min(spent) < processes._EXEC_S  # the hundred of them together
+
+
+def test_a_process_that_ended_and_is_not_collected_is_not_waited_for() -> None:
+    with subprocess.Popen(["/bin/true"]) as dead:
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        before = time.monotonic()
+        assert processes.marker(dead.pid) is None
+        assert time.monotonic() - before < processes._EXEC_S
