@@ -184,7 +184,8 @@ class Bench:
         count = max(1, tally.mutations)
         print(
             f"  {tally.name:8s} recall {100 * tally.recall:6.2f} % ({tally.missed} tests missed, in {tally.missing_mutations} mutations);"
-            f" selects {100 * tally.tests / count:.1f} % of tests, {100 * tally.seconds / count:.1f} % of the time;"
+            f" selects {100 * tally.tests / count:.1f} % of tests,"
+            f" {100 * tally.passing / count:.1f} % of those that pass on the clean tree, {100 * tally.seconds / count:.1f} % of the time;"
             f" crashes {len(tally.crashes)}"
         )
         for what in tally.crashes[:5]:

@@ -35,6 +35,8 @@ class Tally:
     missing_mutations: int = 0
     crashes: list[str] = field(default_factory=list)
     tests: float = 0.0
+    passing: float = 0.0
+    """Of the tests that pass on the clean tree: one that skips itself proves nothing, and ours runs it every time."""
     seconds: float = 0.0
     misses: list[tuple[str, list[str]]] = field(default_factory=list)
 
@@ -92,6 +94,8 @@ def add(
     known = [test for test in clean.outcomes if test not in clean.flaky]
     run = selected if not aborted else set(known)
     tally.tests += len(run & set(known)) / max(1, len(known))
+    passing = {test for test in known if clean.outcomes[test] == "passed"}
+    tally.passing += len(run & passing) / max(1, len(passing))
     whole = sum(clean.seconds[test] for test in known)
     tally.seconds += sum(clean.seconds.get(test, 0.0) for test in run) / max(whole, 1e-9)
 

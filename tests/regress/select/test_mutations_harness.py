@@ -131,6 +131,13 @@ def test_a_changed_test_that_is_not_selected_is_missed() -> None:
     assert got.misses == [("m", ["t.py::b (passed → timeout)"])]
 
 
+def test_what_skips_itself_on_the_clean_tree_counts_as_a_test_and_not_as_one_that_passes() -> None:
+    judging, found = part("judging"), part("judging").Tally("x")
+    run = {"outcomes": {"a": "passed", "b": "passed", "c": "skipped", "d": "skipped"}, "seconds": {}}
+    judging.add(found, judging.baseline([run]), "m", {}, {"aborted": False}, {"selected": ["a", "c", "d"], "broken": [], "aborted": False})
+    assert (found.tests, found.passing) == (0.75, 0.5)
+
+
 def test_flaky_tests_are_left_out() -> None:
     judging = part("judging")
     base = judging.baseline([{"outcomes": {"a": "passed"}, "seconds": {}}, {"outcomes": {"a": "failed"}, "seconds": {}}])
