@@ -51,7 +51,7 @@ def test_ctrl_c_ends_everything_and_resume_finishes(tmp_path: Path) -> None:
 
 
 def test_cancel_from_another_terminal_ends_it_with_99(tmp_path: Path) -> None:
-    with serving(latency_s=0.2) as stub:
+    with serving(latency_s=5) as stub:
         words = [str(SEATRIAL), *flags(tmp_path, stub.url)]
         running = subprocess.Popen(words, cwd=tmp_path, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 30
