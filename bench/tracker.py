@@ -4,7 +4,8 @@
 
 The noise between two whole runs is larger than the bar, so the parts are measured where noise cancels out:
 
-- per test: one session in which tests with a plain fixture and tests with `tracker.track` take turns; medians of both kinds;
+- per test: one session in which tests with a plain fixture, without the plugin's hooks, and tests with `tracker.track` take turns; medians
+  of both kinds;
 - once per session: CPU seconds of a session of one test with the tracker, less that with the plain fixture; medians, by turns.
 
 The overhead is the sum for all tests, over the CPU seconds of the whole suite with the plain fixture and without the plugin. What the
@@ -35,12 +36,25 @@ def plain():
     yield made
 
 TAKEN = {"plain": [], "tracker": []}
+LISTS = {}
+
+def switch(config, kind):
+    # Tests with the plain fixture run without the hooks of the plugin, as if it were not installed.
+    if not LISTS:
+        ours = [plugin for name, plugin in config.pluginmanager.list_name_plugin() if plugin and name.startswith("seatrial_tracker")]
+        for hook in (config.hook.pytest_runtest_setup, config.hook.pytest_runtest_logreport):
+            LISTS[hook] = {"tracker": hook._hookimpls, "plain": [one for one in hook._hookimpls if one.plugin not in ours]}
+            assert not ours or len(LISTS[hook]["plain"]) == len(LISTS[hook]["tracker"]) - 1
+    for hook, lists in LISTS.items():
+        hook._hookimpls = lists[kind]
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
+    kind = "tracker" if "tracker" in item.fixturenames else "plain"
+    switch(item.config, kind)
     began = time.perf_counter_ns()
     done = yield
-    TAKEN["tracker" if "tracker" in item.fixturenames else "plain"].append(time.perf_counter_ns() - began)
+    TAKEN[kind].append(time.perf_counter_ns() - began)
     return done
 
 def pytest_unconfigure():

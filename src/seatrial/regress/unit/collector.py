@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +60,14 @@ class Collector:
             except OSError:
                 pass  # the end of the session cannot write either, and fails
 
-    def keep(self, report: pytest.TestReport, payload: dict[str, Any]) -> None:
+    def keep(self, report: pytest.TestReport, key: str, called: str, metrics: str, gpus: Sequence[str], notes: Sequence[str]) -> None:
         """The last report of a test that used the tracker."""
-        called = payload["called"]
         outcome = "error" if report.outcome == "failed" and called not in ("failed", "error") else called
-        test = Tracked(report.nodeid, payload["key"], _OUTCOMES.get(outcome, outcome), payload["metrics"])
+        test = Tracked(report.nodeid, key, _OUTCOMES.get(outcome, outcome), metrics)
         self._tests.append(test)
-        if payload["gpus"] or payload["notes"]:
-            self._gpus += payload["gpus"]
-            self._notes += [note for note in payload["notes"] if note not in self._notes]
+        if gpus or notes:
+            self._gpus += gpus
+            self._notes += [note for note in notes if note not in self._notes]
         if not self._tracked:
             self._begin()
         if self._partial is not None:

@@ -25,13 +25,19 @@ from seatrial.regress.unit.values import ELAPSED, TrackError, check_name, encode
 try:
     import resource
 except ImportError:  # Windows: nobody's pytest shall fail because of us
-    pass
+    HAS_USAGE = False
+else:
+    HAS_USAGE = True
+    # Of memory Linux says the same of a thread as of its process, and says it faster.
+    OWN = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 if TYPE_CHECKING:
     from seatrial.regress.unit.collector import Collector
 
 GB = 2**30
 QUOTED = f'"{ELAPSED}"'
+PARTS = ("key", "called", "metrics", "gpus", "notes")
+"""What is known of a test that used the tracker, as a worker of pytest-xdist sends it."""
 
 
 class Tracker:
@@ -87,15 +93,15 @@ class Tracker:
         """The test is over."""
         self._elapsed_ns = time.perf_counter_ns() - self._began
 
-    def payload(self) -> dict[str, Any]:
-        """Everything; the metrics as JSON text, which every transport leaves as it is."""
+    def parts(self) -> tuple[Any, ...]:
+        """Everything, as `PARTS` names it; the metrics as JSON text, which every transport leaves as it is."""
         elapsed = time.perf_counter_ns() - self._began if self._elapsed_ns is None else self._elapsed_ns
         metrics = "{"
         for name, text in self._values.items():
             metrics += f"{encode_basestring_ascii(name)}: {text}, "
         # Whole numbers are written faster than fractions.
         metrics += f"{QUOTED}: {elapsed // 1_000_000_000}.{elapsed % 1_000_000_000:09d}}}"
-        return {"key": key_of(self._node), "called": self.called, "metrics": metrics, "gpus": self.gpus, "notes": self.notes}
+        return key_of(self._node), self.called, metrics, self.gpus, self.notes
 
     def _fullest(self) -> tuple[float, str]:
         from seatrial.regress.unit.reading import read_peaks
@@ -117,29 +123,35 @@ class Tracker:
 
 def _begin() -> tuple[int, int]:
     """A test begins: what the kernel remembers of this process (as `memory.marks`); a sampler that runs begins anew."""
-    modules = sys.modules
-    if modules.get("resource") is None:
+    if not HAS_USAGE:
         return 0, 0
-    # Of memory Linux says the same of a thread as of its process, and says it faster.
-    own, children = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF), resource.RUSAGE_CHILDREN
-    marks = resource.getrusage(own).ru_maxrss * 1024, resource.getrusage(children).ru_maxrss * 1024
-    if "seatrial.regress.unit.reading" in modules:
-        modules["seatrial.regress.unit.reading"].begin(marks)
+    marks = resource.getrusage(OWN).ru_maxrss * 1024, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    if "seatrial.regress.unit.reading" in sys.modules:
+        sys.modules["seatrial.regress.unit.reading"].begin(marks)
     return marks
+
+
+class _Now:
+    """The test that this process runs. The fixture asks here, since the fixture `request` costs ten times what the tracker does.
+
+    An object: with each change of a class Python forgets what it knew of that.
+    """
+
+    item: pytest.Item
+    made: Tracker | None = None
+    parent: object = None
+    prefix: str | None = None
+    """What the keys of the tests of `parent` begin with: pytest walks up the tree to find it."""
+
+
+_now = _Now()
 
 
 def key_of(node: pytest.Item) -> str:
     """`module::Class::function[parameters]`; the node id where there is no module."""
-    if Prefix.parent is not node.parent or node.parent is None:
-        Prefix.parent, Prefix.text = node.parent, _prefix(node)
-    return node.nodeid if Prefix.text is None else f"{Prefix.text}::{node.name}"
-
-
-class Prefix:
-    """What the keys of neighbouring tests begin with: pytest walks up the tree to find it."""
-
-    parent: object = None
-    text: str | None = None
+    if _now.parent is not node.parent or node.parent is None:
+        _now.parent, _now.prefix = node.parent, _prefix(node)
+    return node.nodeid if _now.prefix is None else f"{_now.prefix}::{node.name}"
 
 
 def _prefix(node: pytest.Item) -> str | None:
@@ -157,23 +169,16 @@ DATED = "unit_results"
 LATEST = "unit_results.json"
 
 
-class Running:
-    """The test that this process runs. The fixture asks here, since the fixture `request` costs ten times what the tracker does."""
-
-    item: pytest.Item
-    made: Tracker | None = None
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before its fixtures are made."""
-    Running.item = item
+    _now.item = item
 
 
 @pytest.fixture
 def tracker() -> Generator[Tracker]:
     """Metrics of this test, kept in unit_results.json."""
-    made = Running.made = Tracker(Running.item)
+    made = _now.made = Tracker(_now.item)
     yield made
     made.end()
 
@@ -252,22 +257,18 @@ class Reports:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Three per test, in the process that ran it; before a worker sends them away."""
-        made = Running.made
+        made = _now.made
         if report.when != "teardown":
             if made is not None and (report.when == "call" or report.outcome != "passed"):
                 made.called = phase(report)
-            return
-        if made is not None:
-            payload: dict[str, Any] | None = made.payload()
-            Running.made = None  # a rerun begins anew
-        else:
-            payload = getattr(report, "seatrial", None)
-        if payload is None:
-            return
-        if self.sends:
-            setattr(report, "seatrial", payload)  # noqa: B010 - reports take further attributes along
-        else:
-            self.collector().keep(report, payload)
+        elif made is not None:
+            _now.made = None  # a rerun begins anew
+            if self.sends:
+                setattr(report, "seatrial", dict(zip(PARTS, made.parts(), strict=True)))  # noqa: B010 - reports take further attributes along
+            else:
+                self.collector().keep(report, *made.parts())
+        elif (sent := getattr(report, "seatrial", None)) is not None:
+            self.collector().keep(report, **sent)
 
 
 def pytest_unconfigure() -> None:
