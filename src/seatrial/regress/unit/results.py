@@ -51,20 +51,18 @@ class Partial:
         self.path, self._stream = _claim(place, stamp(start))
         if hasattr(os, "register_at_fork"):  # a forked child would hold the lock when the session is dead
             os.register_at_fork(after_in_child=self._stream.close)
-        self._write(json.dumps({"head": head}) + "\n")
+        self._write = self._stream.write
+        self._write(f"{json.dumps({'head': head})}\n".encode())
 
     def add(self, test: Tracked) -> None:
         """Keep a finished test, whatever happens next."""
-        self._write(test.line())
+        self._write(test.line().encode())
 
     def close(self, *, remove: bool) -> None:
         """The session has written its results (`remove`), or could not: then the lines stay for the next one."""
         if remove:
             _remove(self.path, self._stream)
         self._stream.close()
-
-    def _write(self, line: str) -> None:
-        self._stream.write(line.encode())
 
 
 def _claim(place: Path, name: str) -> tuple[Path, IO[bytes]]:
