@@ -24,6 +24,7 @@ _PROC = Path("/proc/self/environ").is_file()
 _EXEC_S = 1.0
 """How long one that is becoming another program is waited for: microseconds, more where the machine is crowded."""
 _BARE_LOOKS = 10
+"""So often one that shows arguments and no environment is looked at before it is believed: it may be in the next exec already."""
 _EXITING, _KERNEL_THREAD = 0x4, 0x200000
 """Of the flags in /proc/PID/stat (PF_EXITING, PF_KTHREAD)."""
 
@@ -77,6 +78,7 @@ def marker(pid: int) -> str | None:
 
 
 def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs: one that has ended and was not collected yet does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -84,6 +86,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def send(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal, if the process is there and takes ours."""
     try:
         process.send_signal(number)
     except psutil.Error:

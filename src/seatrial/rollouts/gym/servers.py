@@ -33,6 +33,7 @@ from seatrial.evidence.redact import Redactor
 from seatrial.launch.interrupt import stop_requested
 from seatrial.launch.linelog import STAMP_LENGTH, LineLog
 from seatrial.launch.process import Control, Outcome, ProcessSpec, end_leftovers, pid_file, run
+from seatrial.launch.processes import is_alive
 from seatrial.launch.ready import Missed, Target, wait_ready
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
@@ -116,7 +117,7 @@ class GymServers:
             how = f"with code {self._ended.exit_code}" if isinstance(self._ended, Outcome) else f"({self._ended})"
             return f"Gym's servers ended {how}: {self._last_lines()}"
         for name, process in self._watched.items():
-            if not _lives(process):
+            if not is_alive(process):
                 return f"Gym's server {name} died: {self._last_lines(name)}"
         return None
 
@@ -264,10 +265,3 @@ def _process(pid: int) -> psutil.Process | None:
         return psutil.Process(pid)
     except psutil.NoSuchProcess:
         return None
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
