@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help setup trial check test bench lint compiled clean
+.PHONY: help setup trial check test bench mutants controls lint compiled clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -72,6 +72,14 @@ bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, 
 	$(BIN)/python bench/history_store.py
 	$(BIN)/python bench/history_steps.py
 	$(BIN)/python bench/rollouts_profile.py --gym-python "$$($(BIN)/python bench/peer.py gym)"
+
+mutants: $(VENV)/.dev ## Mutate the lines of a training step, one at a time: how many bugs do the proving levels see?
+	$(BIN)/seatrial env build trl
+	$(BIN)/python -m bench.mutants --table docs/mutants-table.md
+
+controls: $(VENV)/.dev ## Clean runs under many settings: none may be called wrong
+	$(BIN)/seatrial env build trl
+	$(BIN)/python -m bench.mutants.controls
 
 clean: ## Remove .venv and caches of this checkout (not the environments)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build

@@ -15,9 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seatrial.probes.engines import export_faults
 from seatrial.probes.engines.serve import Server
-from seatrial.probes.engines.vllm_loop import Engine, Policy, ServedLoop, device, say
+from seatrial.probes.engines.transformers_loop import Loop
+from seatrial.probes.engines.vllm_loop import Engine, Policy, device
+from seatrial.probes.refit import export_faults
+from seatrial.probes.refit.driver import say
 from seatrial.probes.refit.header import TRANSPORTS
 
 LIMIT = 1.05
@@ -30,14 +32,14 @@ def rows(path: Path, fact: str) -> list[dict[str, Any]]:
     return [row for row in found if row["fact"] == fact]
 
 
-def steps(loop: ServedLoop, first: int, count: int) -> None:
+def steps(loop: Loop, first: int, count: int) -> None:
     """Sample, train, refit."""
     for step in range(first, first + count):
         loop.sample(step)
         assert loop.completions is not None
         reward = loop.policy.step(loop.completions)
         loop.refit(step)
-        (refit, gap) = rows(loop.facts, "refit")[-1], rows(loop.facts, "mismatch")[-1]
+        (refit, gap) = rows(loop.driver.facts, "refit")[-1], rows(loop.driver.facts, "mismatch")[-1]
         wrong = len(refit["wrong_names"])
         say(f"step {step}: reward {reward:.3f}, {refit['transport']}, {wrong} wrong of {refit['names']}, error {gap['value']:.6f}")
 
@@ -57,24 +59,25 @@ def main() -> None:
     options = ("--dtype", dtype, *arguments.server)
     with Server(arguments.model, arguments.out / "server.log", say, options) as server:
         say(f"server ready after {time.monotonic() - began:.0f} s")
-        loop = ServedLoop(policy, Engine(server, arguments.out, None), arguments.out, TRANSPORTS, None)
+        loop = Loop(policy, Engine(server, arguments.out, None), arguments.out, TRANSPORTS, None)
+        loop.driver.first = {name: value.clone() for name, value in policy.export().items()}
         loop.run(arguments.steps)
-        values = [row["value"] for row in rows(loop.facts, "mismatch")]
+        values = [row["value"] for row in rows(loop.driver.facts, "mismatch")]
         say(f"clean: {arguments.steps} steps, error at most {max(values):.7f}, {time.monotonic() - began:.0f} s")
-        loop.facts = arguments.out / "faults.jsonl"
+        loop.driver.facts = arguments.out / "faults.jsonl"
         table = []
         for index, fault in enumerate(export_faults.FAULTS):
             step = arguments.steps + 1 + 2 * index
-            loop.fault = fault
+            loop.driver.fault = fault
             try:
                 steps(loop, step, 1)
             except ValueError as error:
                 say(f"{fault}: {error}")
                 continue
-            row, gap = rows(loop.facts, "refit")[-1], rows(loop.facts, "mismatch")[-1]
-            loop.fault = None
+            row, gap = rows(loop.driver.facts, "refit")[-1], rows(loop.driver.facts, "mismatch")[-1]
+            loop.driver.fault = None
             steps(loop, step + 1, 1)
-            healed = rows(loop.facts, "refit")[-1]["wrong_names"]
+            healed = rows(loop.driver.facts, "refit")[-1]["wrong_names"]
             table.append((fault, row["wrong_names"], gap["value"], healed))
     say(f"done in {time.monotonic() - began:.0f} s")
     print(

@@ -13,11 +13,12 @@ from seatrial.report import html
 
 @pytest.fixture(scope="session", autouse=True)
 def spared() -> Iterator[None]:
-    """The template of the page is compiled once, a new repository gets no sample hooks, and nothing reaches the user's history."""
+    """The template of the page is compiled once, a new repository gets no sample hooks, and nothing reaches the user's history or cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(html, "environment", functools.cache(html.environment))
         patch.setenv("GIT_TEMPLATE_DIR", "")
         patch.setenv("SEATRIAL_HISTORY", "off")
+        patch.setenv("SEATRIAL_BASE_CACHE", "off")
         yield
 
 

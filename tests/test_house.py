@@ -35,8 +35,11 @@ ALLOWED = {
     "evidence": {"model", "files", "evidence"},
     "launch": {"model", "files", "launch"},
     "report": {"model", "files", "report"},
-    "loops": {"model", "files", "loops"},
+    "checks": {"model", "files", "checks"},
+    "loops": {"model", "files", "checks", "loops"},
     "probes": {"probes"},
+    "instruments": {"probes", "instruments"},
+    "shadow": {"probes", "instruments", "shadow"},
     "rollouts": {"model", "files", "launch", "evidence", "report", "rollouts"},
     "proving": {"model", "files", "loops", "launch", "evidence", "report", "trial", "probes", "proving"},
     "trial": {"model", "files", "metrics", "triage", "evidence", "launch", "report", "loops", "trial"},
@@ -117,15 +120,18 @@ def misused(path: Path) -> list[str]:
     if is_driver(path):
         loop = path.relative_to(ROOT).parts[1]
         # A driver runs in the loop's interpreter, where nothing else of ours is.
-        wrong = {name for name in ours if not name.startswith(("seatrial.probes.", f"seatrial.loops.{loop}.drive."))} - {"seatrial.probes"}
+        rooms = tuple(f"seatrial.{name}." for name in ("probes", "instruments", "shadow", f"loops.{loop}.drive"))
+        wrong = {name for name in ours if not name.startswith(rooms)} - {"seatrial.probes"}
         return sorted(wrong | foreign(path) - LOOP_LIBRARIES)
     used = {room(name) for name in ours if name != "seatrial.__version__"}
+    # The judge of refits reads what the probe writes: kinds, transports and the order of versions are said once, there.
+    used -= {"probes"} if place(path).startswith("loops/refits/") else set()
     return sorted((used - ALLOWED[own]) | foreign(path) - may_import(path, own))
 
 
 def may_import(path: Path, own: str) -> set[str]:
     """Packages of others that a file may use."""
-    if own == "probes" or place(path).startswith("rollouts/demo/"):
+    if own in ("probes", "instruments", "shadow") or place(path).startswith("rollouts/demo/"):
         return LOOP_LIBRARIES
     if place(path).startswith(("regress/unit/", "regress/select/")):
         # The plugin lives in the user's pytest; Ray only where the tests under it use it.

@@ -6,8 +6,13 @@ passed only when alone is a race, of ours or of upstream, and wants mending. A q
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+
+from seatrial.launch.environments import Environments
+from seatrial.loops.trl.loop import LOOP
 
 FIRST = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "--durations=40", "-o", "tmp_path_retention_policy=failed")
 AGAIN = ("--last-failed", "--last-failed-no-failures", "none", "-q")
@@ -29,8 +34,20 @@ def failed(marked: str) -> list[str]:
     return [line for line in listed.stdout.splitlines() if "::" in line]
 
 
+def limit_instructions() -> None:
+    """Some virtual machines offer AMX and then refuse it: bf16 products end with SIGILL there. oneDNN is then told to do without."""
+    built = Environments().find("trl", LOOP.environments()["trl"])
+    if built is None or "ONEDNN_MAX_CPU_ISA" in os.environ:
+        return
+    product = "import torch; a = torch.ones(64, 64).bfloat16(); a @ a"
+    if subprocess.run([str(built.python), "-c", product], check=False, capture_output=True).returncode == -signal.SIGILL:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
+        sys.stdout.write("this machine refuses AMX instructions that it offers: ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 for the tests\n")
+
+
 def main() -> int:
     """The exit code of the suite."""
+    limit_instructions()
     code = pytest(*FIRST).returncode
     if code != FAILED:
         return code

@@ -57,7 +57,8 @@ class ChangeSection(Section):
     """What is under test."""
 
     paths: list[str] = Field(default_factory=list, description="checkouts under test")
-    base: str | None = Field(default=None, description="revision that the change is compared with")
+    base: str | None = Field(default=None, description="revision before the change; none finds the merge base with the main branch")
+    run_base: bool = Field(default=True, description="run the base beside the change, and compare")
 
 
 class EnvironmentSection(Section):

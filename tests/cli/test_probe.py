@@ -117,7 +117,7 @@ def test_faults_are_listed(engine_name: str) -> None:
     assert answer.code == 0
     known = faults(engine_name)
     assert [line.split()[0] for line in answer.out.splitlines()] == list(known)
-    assert {"skip-refit", "flip-bit", "truncated", "frozen-policy"} <= set(known)
+    assert {"skip-refit", "flip-bit", "truncated-payload", "frozen-policy"} <= set(known)
 
 
 def test_a_clean_run_passes_and_leaves_its_evidence(engine: Path, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_facts_of_another_run_are_judged_where_they_lie(tmp_path: Path) -> None:
         stream.write('{"fact": "ref')
     answer = inside("probe", "refit", "--facts", facts, "--out", tmp_path / "out", cwd=tmp_path)
     assert answer.code == 1
-    assert "not proven: facts are whole" in answer.out
+    assert "not proven: facts of the refits are whole" in answer.out
     assert (tmp_path / "out" / "facts.jsonl").is_file()
     facts.write_text("")
     assert inside("probe", "refit", "--facts", facts, cwd=tmp_path).code == 99

@@ -164,7 +164,7 @@ def test_a_card_that_proves_impossible_costs_nothing_else(
     python = tmp_path / "python"
     python.touch()
     monkeypatch.setattr("seatrial.proving.bridge.run.prove", lambda *_: Judged(verdict=verdict, reason="r"))
-    words = ("--python", python, "--change", f"bridge={root}", "--card", "c.yaml", "--out", "o", "--no-tests")
+    words = ("--python", python, "--change", f"bridge={root}", "--card", "c.yaml", "--out", "o", "--no-tests", "--no-base")
     answer = inside("probe", "bridge", *words, cwd=tmp_path)
     assert (answer.code, "a card is of one model, and here are 0" in answer.err) == (code, True), answer.err
     assert json.loads((tmp_path / "o" / "probe.json").read_text())["judged"]["verdict"] == verdict

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import seatrial.probes.provenance as probe
-from seatrial.evidence.use import not_loaded, read_loaded, unused
+from seatrial.evidence.use import Executed, loads_itself, not_loaded, read_executed, read_loaded, unused
 from seatrial.model.errors import UserError
 from seatrial.model.record import RepoState
 
@@ -77,3 +77,30 @@ def test_a_torn_row_is_an_error(tmp_path: Path) -> None:
     path.write_text(json.dumps({"process": "driver", "root": "/r", "files": []}) + '\n{"process": "gen')
     with pytest.raises(UserError, match=r"loaded\.jsonl:2"):
         read_loaded([path])
+
+
+def test_what_the_interpreter_loads_itself_was_not_loaded_by_the_loop(checkout: Path, tmp_path: Path) -> None:
+    """A checkout at the front of the import path has its sitecustomize run by every Python: that is no use of it."""
+    (checkout / "sitecustomize.py").write_text("import lib.used\n")
+    start = "import provenance; provenance.begin()"
+    loaded = load(checkout, tmp_path / "loaded.jsonl", start)
+    assert unused(repo(checkout, "lib/used.py"), loaded) == "no process of the loop loaded any file of lib"
+    assert str(checkout / "lib" / "idle.py") in load(checkout, tmp_path / "loaded.jsonl", f"{start}; import lib.idle")
+    assert loads_itself(repo(checkout)) == (checkout / "sitecustomize.py",)
+
+
+def test_executed_rows_are_joined_and_torn_ones_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "executed.jsonl"
+    rows = [
+        {"process": "driver", "pid": 1, "method": None, "python": "3.8.1", "why": "no counter"},
+        {"process": "rank1", "pid": 2, "method": "counter", "python": "3.11.7"},
+        {"process": "rank1", "pid": 2, "repo": "lib", "path": "lib/used.py", "ran": [["f", 3, 0]]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_executed(path)
+    assert (found.recorded, found.why, found.ran) == (True, "Python 3.8.1: no counter", frozenset({("lib", "lib/used.py", "f", 3, 0)}))
+    assert read_executed(tmp_path / "none.jsonl") == Executed()
+    for torn in ('{"process": "gen', "[1]", '{"ran": 3}', '{"ran": [["f"]], "repo": "lib", "path": "x"}'):
+        path.write_text(torn)
+        with pytest.raises(UserError, match=r"executed\.jsonl:1: not a row of executed functions"):
+            read_executed(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -16,7 +18,7 @@ import pytest
 from loops.nemo_driver import SOURCE, VENDORED, Stage, commit, put
 from probes.world import World
 from seatrial.evidence.imports import judge_imports, read_imports
-from seatrial.evidence.use import read_loaded, unused
+from seatrial.evidence.use import read_executed, read_loaded, unused
 from seatrial.loops.nemo_rl.drive import functional, imports, venvs
 from seatrial.loops.nemo_rl.drive.kinds import process_kind, program
 from seatrial.loops.nemo_rl.runs import witness
@@ -79,6 +81,34 @@ def test_a_driver_proves_what_it_imports_and_may_lack_the_rest(world: World) -> 
     assert [row["file"] for row in world.rows() if row["package"] == "megatron.bridge"] == [None]
     loaded = ("examples/run_grpo.py", "nemo_rl/__init__.py", "nemo_rl/algorithms.py")
     assert read_loaded([world.out / "loaded.jsonl"]) == {str(root / name) for name in loaded}
+
+
+def watched(world: World, root: Path, path: str) -> None:
+    """A changed file, as the level directory names it."""
+    digest = hashlib.sha256((root / path).read_bytes()).hexdigest()
+    (world.out / "changed.json").write_text(json.dumps({"files": [{"repo": "rl", "path": path, "sha256": digest}]}))
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.parts[-3])
+def test_a_driver_and_its_modules_say_which_changed_functions_ran(world: World, python: Path) -> None:
+    root = world.package("rl", "nemo_rl")
+    (root / "nemo_rl" / "loss.py").write_text("def used(): return 1\ndef idle(): return 1\n")
+    watched(world, root, "nemo_rl/loss.py")
+    put(root, {"examples/run_grpo.py": "import nemo_rl.loss\nnemo_rl.loss.used()\n"})
+    done = world.run([str(root / "examples" / "run_grpo.py")], [functional.START, root], {"nemo_rl": root}, python=str(python))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert {row[2] for row in read_executed(world.out / "executed.jsonl").ran} == {"<module>", "used"}
+
+
+def test_what_a_checkout_loads_by_itself_was_neither_loaded_nor_run_by_the_loop(world: World) -> None:
+    root = world.package("rl", "nemo_rl")
+    (root / "nemo_rl" / "loss.py").write_text("def used(): return 1\n")
+    watched(world, root, "nemo_rl/loss.py")
+    put(root, {"sitecustomize.py": "import nemo_rl.loss\nnemo_rl.loss.used()\n", "examples/run_grpo.py": "import json\n"})
+    done = run(world, [str(root / "examples" / "run_grpo.py")], [root], {"nemo_rl": root})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert read_loaded([world.out / "loaded.jsonl"]) == set()
+    assert not read_executed(world.out / "executed.jsonl").ran
 
 
 def test_an_import_from_elsewhere_ends_the_process(world: World) -> None:

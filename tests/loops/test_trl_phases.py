@@ -21,9 +21,33 @@ LEVELS = {level.name: level for level in TRL.levels()}
 RUNNABLE = list(LEVELS.values())
 
 
-def phases(level: Level, **changes: object) -> tuple[Phase, ...]:
+def every_phase(level: Level, **changes: object) -> tuple[Phase, ...]:
     context = Context(run_dir=RUN, python=Path("/env/bin/python"), model="tiny-dense", **changes)  # type: ignore[arg-type]
     return TRL.phases(level, context, RUN / "levels" / f"{level.number}-{level.name}")
+
+
+def phases(level: Level, **changes: object) -> tuple[Phase, ...]:
+    """Those that train."""
+    return tuple(phase for phase in every_phase(level, **changes) if not phase.beside)
+
+
+@pytest.mark.parametrize("level", [level for level in RUNNABLE if level.name != "vllm"], ids=lambda level: level.name)
+def test_a_recorded_run_has_a_shadow_with_its_words_and_without_the_change(level: Level) -> None:
+    made = every_phase(level, changes=(CHANGE,), arguments=("--seed", "7"))
+    shadows = [phase for phase in made if phase.beside]
+    recorded = [phase for phase in made if not phase.beside and "--record" in phase.argv and phase.name != "resumed"]
+    assert [phase.processes for phase in shadows] == [()] * len(recorded)
+    for run, shadow in zip(recorded, shadows, strict=True):
+        words = run.argv[run.argv.index("--") :]
+        assert shadow.argv[shadow.argv.index("--") :][: len(words)] == words
+        assert value(shadow, "--record-dir").startswith(value(run, "--out"))
+        assert value(shadow, "--world") == str(len(run.processes) if level.name == "ranks" else 1)
+
+
+def test_variants_go_with_a_model_of_ours_and_without_arguments_of_a_users() -> None:
+    smoke = LEVELS["smoke"]
+    assert all("--variants" in phase.argv for phase in every_phase(smoke))
+    assert not any("--variants" in phase.argv for phase in every_phase(smoke, arguments=("--seed", "7")))
 
 
 def value(phase: Phase, option: str) -> str:
@@ -63,10 +87,11 @@ def test_vllm_runs_where_it_is_told_or_where_it_is(tmp_path: Path) -> None:
 
     def server(python: Path, **changes: object) -> str:
         context = Context(run_dir=RUN, python=python, model="tiny-dense", **changes)  # type: ignore[arg-type]
-        (phase,) = TRL.phases(LEVELS["vllm"], context, RUN)
-        assert phase.argv[0] == str(python), "the trainer runs in its own"
-        assert phase.processes == ("driver", "vllm")
-        return value(phase, "--vllm-python")
+        made = TRL.phases(LEVELS["vllm"], context, RUN)
+        assert {phase.argv[0] for phase in made} == {str(python)}, "the trainer runs in its own"
+        assert {phase.processes for phase in made if not phase.beside} == {("driver", "vllm")}
+        (named,) = {value(phase, "--vllm-python") for phase in made}
+        return named
 
     assert server(has, environments=built) == str(has), "a user's own environment that has vLLM"
     assert server(lacks, environments=built) == str(tmp_path / "built")
@@ -95,8 +120,8 @@ def test_without_vllm_only_the_level_that_needs_it_is_blocked(tmp_path: Path) ->
 def test_vllm_gets_an_untied_model_unless_one_is_given() -> None:
     def used(model: str) -> tuple[str, int]:
         context = Context(run_dir=RUN, python=Path("/env/bin/python"), model=model)
-        (phase,) = TRL.phases(LEVELS["vllm"], context, RUN)
-        return value(phase, "--model"), len(TRL.limitations(LEVELS["vllm"], context))
+        (named,) = {value(phase, "--model") for phase in TRL.phases(LEVELS["vllm"], context, RUN)}
+        return named, len(TRL.limitations(LEVELS["vllm"], context))
 
     assert used("tiny-dense") == ("tiny-untied", 2)
     assert used("/models/mine") == ("/models/mine", 0)
@@ -165,7 +190,7 @@ def test_packages_under_test_and_faults_reach_every_process() -> None:
 def test_every_process_kind_must_prove_its_imports() -> None:
     kinds = {level.name: [phase.processes for phase in phases(level)] for level in RUNNABLE}
     assert kinds["refit"] == [("driver", "generator")]
-    assert kinds["vllm"] == [("driver", "vllm")]
+    assert kinds["vllm"] == [("driver", "vllm")] * 3
     assert kinds["ranks"] == [("driver",), ("driver", "rank1")]
     assert kinds["smoke"] == [("driver",)]
 
@@ -173,8 +198,9 @@ def test_every_process_kind_must_prove_its_imports() -> None:
 def test_a_resume_starts_from_the_middle_of_the_full_run() -> None:
     level = next(level for level in TRL.levels() if level.name == "lora-resume")
     full, resumed = phases(level, arguments=("--max_steps", "6"))
+    assert int(value(full, "--save_steps")) % int(value(full, "--num_iterations")) == 0, "TRL's checkpoint holds no generation"
     assert value(resumed, "--resume-from") == f"{value(full, '--out')}/checkpoint-{value(full, '--save_steps')}"
-    assert int(value(full, "--save_steps")) == 3
+    assert int(value(full, "--save_steps")) == 2
 
 
 def test_two_ranks_share_what_one_has() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from seatrial.loops import get_loop, proof
-from seatrial.loops.trl import proofs, refits
+from seatrial.loops.refits import checks, coverage, weights
+from seatrial.loops.trl import proofs
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics, Series
-from seatrial.probes.refit import header
 
 LEVELS = {level.name: level for level in get_loop("trl").levels()}
 Row = dict[str, Any]
@@ -44,42 +44,52 @@ def on_disk(kind: str) -> Row:
     return {"fact": kind, "stored": 2, "compared": 1, "renamed": 1, "wrong": [], "tied": True, "tie_wanted": True}
 
 
-def run(*names: str, **changes: Any) -> list[Row]:
+def run(*names: str, last: int = LAST) -> list[Row]:
     """A run in which every parameter learned."""
     begin, end = dict.fromkeys(names, "0"), dict.fromkeys(names, "1")
-    rows = [parameters(list(names), **changes), on_disk("loaded"), state("start", 0, begin), gradients(), state("end", LAST, end)]
+    rows = [parameters(list(names), max_steps=last), on_disk("loaded"), state("start", 0, begin), gradients(), state("end", last, end)]
     return [*rows, on_disk("saved")]
 
 
 FIRST = "root0"
+LIFE = "7-1"
+COUNT = 4
+"""Refits: one brings the base, and each transport brings changed weights."""
+FIGURES = {"value": 1.0001, "tokens": 96, "sequences": 8, "nonfinite": 0, "outlier_share": 0.0, "max_abs": 0.001}
+FIGURES |= {"p50": 1.0, "p90": 1.0, "p99": 1.001, "max_sequence": 1.001}
 
 
-def refit(stale: int, dlogp: float | None, index: int = 0) -> list[Row]:
+def refit(index: int, methods: Row) -> list[Row]:
     """One refit, and the samples after it."""
     hashes = dict.fromkeys(("w", "v"), f"{index}")
-    root = f"root{index}"
-    held = {"replica": 0, "incarnation": 7, "version": index + 1}
+    root, moved = f"root{index}", 2 if index else 0
+    held = {"replica": "0", "incarnation": LIFE, "version": index + 1}
+    sparse = index % 3 == 2
     row: Row = {"fact": "refit", "names": 2, "produced": root, "consumed": root, "wrong_names": [], "refused": None, "committed": True}
-    row |= {"index": index, "changed": stale, "methods": {"read": 2}, **held}
-    row |= {"transport": ("full", "packed", "sparse")[index], "kind": "difference" if index == 2 else "overwrite"}
-    row |= {"modes": {"dense": 1, "same": 1} if index == 2 else {"raw": 2}, "bytes": 9, "elements": 4}
-    row |= {"step": index, "version": index + 1, "stale_names": stale, "touched_names": stale, "stale_max_dlogp": dlogp}
-    return [
+    row |= {"index": index, "step": index, "changed": moved, "methods": methods, **held}
+    row |= {"transport": ("full", "packed", "sparse")[index % 3], "kind": "difference" if sparse else "overwrite"}
+    row |= {"modes": {"dense": 1, "same": 1} if sparse else {"raw": 2}, "bytes": 9, "elements": 4}
+    row |= {"stale_names": moved, "touched_names": moved}
+    row |= {"stale_max_dlogp": 0.5, "fresh_max_dlogp": 0.001} if index else {"stale_max_dlogp": None, "fresh_max_dlogp": None}
+    made: list[Row] = [
         {"fact": "hashes", "side": "sent", "version": index + 1, "step": index, "hashes": hashes},
-        row,
+        {"fact": "hashes", "side": "live", "step": index, **held, "hashes": hashes},
         {"fact": "version", **held, "root": root},
-        {"fact": "samples", "step": index, "version": index + 1, "count": 8, "incarnation": 7},
+        row,
+        *([{"fact": "mismatch", "step": index, "of": "recomputed", **FIGURES}] if index else []),
     ]
+    made += [{"fact": "sample", "id": f"{index}-{n}", **held} for n in range(2)]
+    return [*made, {"fact": "mismatch", "step": index, "of": "sampled", **FIGURES, "sequences": 2}]
 
 
-def served_refit(stale: int, dlogp: float | None, index: int = 0) -> list[Row]:
-    """One refit of vLLM."""
-    sent, row, held, samples = refit(stale, dlogp, index)
-    row |= {"methods": {"forward": 1, "read": 1}, "fresh_max_dlogp": None, "wrong": {}}
-    return [sent, *(each | {"incarnation": "7-1"} for each in (row, held, samples))]
+def trl_sync(index: int) -> list[Row]:
+    """One sync of TRL's own, and the samples after it."""
+    own: Row = {"transport": "trl", "kind": "sync", "modes": {}, "changed": None}
+    own |= {"unsent": [], "unknown": [], "policy_moved": [], "policy_moved_by": 0.0}
+    return [row | own if row["fact"] == "refit" else row for row in refit(index, {"forward": 1, "read": 1})]
 
 
-COVERAGE: Row = {"fact": "coverage", "replica": 0, "tensors": 3, "written": ["w", "v"], "shared": {}, "derived": {}, "constant": ["c"]}
+COVERAGE: Row = {"fact": "coverage", "replica": "0", "tensors": 3, "written": ["w", "v"], "shared": {}, "derived": {}, "constant": ["c"]}
 COVERAGE |= {
     "idle": [],
     "unconsumed": {},
@@ -90,7 +100,7 @@ COVERAGE |= {
     "moved": {},
     "unexported": [],
 }
-MAP: Row = {"fact": "map", "replica": 0, "elements": 4, "runs": 2, "duplicates": {}, "restored": True, "misplaced": {}}
+MAP: Row = {"fact": "map", "replica": "0", "elements": 4, "runs": 2, "duplicates": {}, "restored": True, "misplaced": {}}
 
 
 def logged(*prefixes: str, first: int = 1, last: int = LAST) -> dict[str, Series]:
@@ -109,6 +119,7 @@ ARMS = [arm(name, seed, changed) for seed in (1, 2) for name, changed in (("lear
 ARM_LOSSES = {f"{row['arm']}/{row['seed']}/loss": Series("", (1, 2, 3), (0.1, 0.2, 0.3)) for row in ARMS}
 BASE, HALF = {"base": "b"}, {"base": "b", "w.lora_A": "h"}
 ADAPTER: Row = {"trainable": 1, "max_steps": 6}
+SERVER: Row = {"fact": "process", "process": "generator", "engine": "vLLM 0.32.0", "python": "/v/python", "pid": 7, "parent": 6}
 WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
     "smoke": ({"run": run("w", "v")}, logged("")),
     "lora-resume": (
@@ -132,30 +143,35 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
     "refit": (
         {
             "run": [
-                {"fact": "process", "process": "generator", "pid": 7, "device": "cpu", "tied": True},
-                *run("w"),
+                {"fact": "process", "process": "generator", "pid": 7, "parent": 6, "device": "cpu", "tied": True},
+                *run("w", last=COUNT),
                 MAP,
-                *refit(0, None),
-                *refit(2, 0.5, 1),
-                *refit(2, 0.4, 2),
+                *(row for index in range(COUNT) for row in refit(index, {"read": 2})),
                 COVERAGE,
             ]
         },
-        logged(""),
+        logged("", last=COUNT),
     ),
     "vllm": (
         {
             "run": [
-                {"fact": "process", "process": "generator", "engine": "vLLM 0.32.0", "python": "/v/python", "pid": 7, "parent": 6},
-                *run("w"),
+                SERVER,
+                *run("w", last=COUNT),
                 MAP,
-                *served_refit(0, None),
-                *served_refit(2, 0.5, 1),
-                *served_refit(2, 0.4, 2),
+                *(row for index in range(COUNT) for row in refit(index, {"forward": 1, "read": 1})),
                 COVERAGE,
-            ]
+            ],
+            "sync": [SERVER, *run("w", last=COUNT), MAP, *(row for index in range(COUNT) for row in trl_sync(index)), COVERAGE],
+            "lora": [
+                SERVER,
+                parameters(["w.lora_A"], **ADAPTER | {"max_steps": COUNT}),
+                state("start", 0, BASE | {"w.lora_A": "0"}),
+                gradients(),
+                state("end", COUNT, BASE | {"w.lora_A": "1"}),
+                *(MAP, *(row for index in range(COUNT) for row in trl_sync(index)), COVERAGE),
+            ],
         },
-        logged(""),
+        logged("", "sync/", "lora/", last=COUNT),
     ),
     "ranks": (
         {
@@ -181,6 +197,26 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
     ),
     "learning": ({"run": ARMS}, ARM_LOSSES | {"signal/gain": Series("signal/gain", (1, 2), (0.1, 0.2))}),
 }
+SHADOWS = {
+    "smoke": {"run": LAST},
+    "lora-resume": {"full": 6},
+    "refit": {"run": COUNT},
+    "vllm": {"run": COUNT},
+    "ranks": {"one": LAST, "two": LAST},
+    "architectures": {"moe": LAST},
+    "learning": {"run/learn/1": 4},
+}
+"""Recorded runs of the levels, and the steps that their shadow recomputed."""
+
+
+def shadow(steps: int, **changes: Any) -> Row:
+    """What a shadow writes that found nothing."""
+    stages: list[Row] = [
+        {"stage": name, "compared": 9, "worst": 0.5, "unproven": "", "notes": []} for name in ("data", "gradient", "update")
+    ]
+    return {"schema_version": 1, "steps": steps, "stages": stages, "divergence": None, "knobs": []} | changes
+
+
 CHECKPOINT = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 
 
@@ -191,6 +227,9 @@ def prove(directory: Path, name: str, world: World, series: dict[str, Series]) -
     for file in CHECKPOINT if name == "lora-resume" else ():
         (directory / "full" / "checkpoint-3").mkdir(exist_ok=True)
         (directory / "full" / "checkpoint-3" / file).touch()
+    for run_of, steps in SHADOWS.get(name, {}).items():
+        (directory / run_of).mkdir(parents=True, exist_ok=True)
+        (directory / run_of / "shadow.json").write_text(json.dumps(shadow(steps)))
     return proofs.prove(LEVELS[name], directory, Metrics(series=series))
 
 
@@ -204,6 +243,21 @@ def test_whole_facts_prove_the_level(tmp_path: Path, name: str) -> None:
     assert missed(made) == []
     assert made
     assert all(check.kind == "proof" and check.value is not None for check in made)
+
+
+@pytest.mark.parametrize(("name", "place"), [(name, place) for name, places in SHADOWS.items() for place in places])
+def test_a_run_that_was_not_recomputed_proves_nothing(tmp_path: Path, name: str, place: str) -> None:
+    prove(tmp_path, name, *WORLDS[name])
+    file = tmp_path / place / "shadow.json"
+    whole = json.loads(file.read_text())
+    divergence = {"stage": "gradient", "what": "norm", "expected": "1", "found": "2", "step": 2, "tensor": "w"}
+    made: tuple[CheckResult, ...] = ()
+    for text in (None, "", "[]", "{}", '{"error": "x"}', json.dumps(whole | {"steps": 2}), json.dumps(whole | {"divergence": divergence})):
+        file.unlink(missing_ok=True) if text is None else file.write_text(text)
+        made = proofs.prove(LEVELS[name], tmp_path, Metrics(series=WORLDS[name][1]))
+        assert len(missed(made)) == 1, text
+    (wrong,) = (check for check in made if not check.passed)
+    assert (wrong.stage, wrong.step, wrong.tensor, wrong.message) == ("gradient", 2, "w", "step 2, tensor w: norm: expected 1, found 2")
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -234,7 +288,7 @@ def kind(row: Row) -> str:
     return str(row.get("when", row["fact"]))
 
 
-SINGLE = [place for place in ROWS if kind(WORLDS[place[0]][0][place[1]][place[2]]) not in ("refit", "samples", "arm", "checkpoint")]
+SINGLE = [place for place in ROWS if kind(WORLDS[place[0]][0][place[1]][place[2]]) not in ("arm", "checkpoint")]
 """Facts of which a run has one."""
 
 
@@ -263,50 +317,72 @@ def change(phase: str, fact: str, index: int = 0, **changes: Any) -> Callable[[W
     return apply
 
 
+def drop(phase: str, fact: str, **match: Any) -> Callable[[World], None]:
+    """Takes the facts of a kind away whose fields have these values."""
+
+    def apply(world: World) -> None:
+        world[phase] = [row for row in world[phase] if kind(row) != fact or any(row[key] != value for key, value in match.items())]
+
+    return apply
+
+
 REFITS: list[tuple[str, str, Callable[[World], None]]] = [
-    ("refit", "a refit before every generation", change("run", "parameters", max_steps=4)),
-    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, wrong_names=["w"])),
-    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, consumed="y")),
-    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, names=0)),
-    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, produced=None, consumed=None)),
-    ("refit", "weights after each refit: bit-equal", change("run", "refit", 1, produced=FIRST, consumed=FIRST)),
-    ("refit", "weights after each refit: bit-equal", change("run", "hashes", 1, hashes={"w": "1"})),
-    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, produced=None, consumed=None)),
-    ("refit", "stale weights are detected each time", change("run", "refit", 2, touched_names=0)),
-    ("refit", "first refit changes nothing", change("run", "refit", 0, touched_names=1)),
-    ("refit", "first refit changes nothing", change("run", "refit", 0, stale_names=1)),
-    ("refit", "stale weights are detected each time", change("run", "refit", 2, stale_names=0)),
-    ("refit", "stale weights are detected each time", change("run", "refit", 2, stale_max_dlogp=None)),
-    ("refit", "every transport was used", change("run", "refit", 1, transport="full")),
-    ("refit", "every transport was used", change("run", "refit", 2, kind="overwrite")),
-    ("refit", "every transport was used", change("run", "refit", 2, modes={"same": 2})),
-    ("refit", "every transport was used", change("run", "refit", 2, committed=False)),
-    ("refit", "every transport was used", change("run", "refit", 0, bytes=0)),
-    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, committed=False)),
-    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, consumed="y")),
-    ("refit", "committed only after the generator's fingerprint matched", change("run", "refit", 1, refused="mismatch")),
-    ("refit", "samples carry the version of the last refit", change("run", "samples", 1, version=1)),
-    ("refit", "samples carry the version of the last refit", change("run", "samples", 1, count=0)),
-    ("refit", "samples carry the version of the last refit", change("run", "refit", 1, version=1)),
-    ("refit", "samples carry the version of the last refit", change("run", "refit", 2, step=1)),
+    ("refit", weights.REFITS, change("run", "parameters", max_steps=5)),
+    ("refit", weights.REFITS, change("run", "parameters", max_steps=3)),
+    ("refit", weights.REFITS, change("run", "refit", 2, step=1)),
+    ("refit", weights.EQUAL, change("run", "refit", 1, wrong_names=["w"])),
+    ("refit", weights.EQUAL, change("run", "refit", 1, consumed="y")),
+    ("refit", weights.EQUAL, change("run", "refit", 1, names=0)),
+    ("refit", weights.EQUAL, change("run", "refit", 1, produced=None, consumed=None)),
+    ("refit", checks.WHOLE, change("run", "refit", 1, produced=FIRST, consumed=FIRST)),
+    ("refit", weights.EQUAL, change("run", "hashes", 2, hashes={"w": "1"})),
+    ("refit", weights.EQUAL, change("run", "hashes", 3, hashes={"w": "1", "v": "0"})),
+    ("refit", weights.COMMITTED, change("run", "refit", 1, produced=None, consumed=None)),
+    ("refit", weights.COMMITTED, change("run", "refit", 1, committed=False)),
+    ("refit", weights.COMMITTED, change("run", "refit", 1, committed=None)),
+    ("refit", weights.COMMITTED, change("run", "refit", 1, consumed="y")),
+    ("refit", weights.COMMITTED, change("run", "refit", 1, refused="mismatch")),
+    ("refit", weights.REFUSED, change("run", "refit", 1, refused="mismatch")),
+    ("refit", weights.BASE, change("run", "refit", 0, touched_names=1)),
+    ("refit", weights.BASE, change("run", "refit", 0, stale_names=1)),
+    ("refit", weights.CONTROL, change("run", "refit", 2, touched_names=0)),
+    ("refit", weights.CONTROL, change("run", "refit", 2, touched_names=1)),
+    ("refit", weights.CONTROL, change("run", "refit", 2, stale_names=0)),
+    ("refit", weights.CONTROL, change("run", "refit", 2, stale_names=1)),
+    ("refit", weights.CONTROL, change("run", "refit", 2, stale_max_dlogp=None)),
+    ("refit", checks.TRANSPORTS, change("run", "refit", 1, transport="full")),
+    ("refit", checks.TRANSPORTS, change("run", "refit", 3, transport="packed")),
+    ("refit", checks.TRANSPORTS, change("run", "refit", 2, kind="overwrite")),
+    ("refit", checks.TRANSPORTS, change("run", "refit", 2, refused="truncated")),
+    ("refit", checks.WHOLE, change("run", "refit", 2, modes={"same": 2})),
+    ("refit", checks.WHOLE, change("run", "refit", 1, bytes=0)),
+    ("refit", checks.WHOLE, change("run", "refit", 1, elements=None)),
+    ("refit", checks.STAMPED, change("run", "sample", 3, version=1)),
+    ("refit", checks.STAMPED, change("run", "sample", 3, version=None)),
+    ("refit", checks.STAMPED, drop("run", "sample", version=2)),
+    ("refit", checks.STAMPED, drop("run", "sample", version=COUNT)),
+    ("refit", checks.STAMPED, change("run", "sample", 3, id="0-1")),
+    ("refit", checks.VERSIONS, change("run", "refit", 1, version=1)),
+    ("refit", checks.MISMATCH, change("run", "mismatch", 0, value=1.05)),
+    ("refit", checks.MISMATCH, change("run", "mismatch", 1, value="NaN")),
+    ("refit", checks.MISMATCH, change("run", "refit", 1, fresh_max_dlogp=0.1)),
 ]
-ONE_LIFE = "one life of the worker holds every version and samples"
 RESTORED = "the coordinate map was made, and the weights restored bit for bit"
 READ: list[tuple[str, str, Callable[[World], None]]] = [
-    ("refit", ONE_LIFE, change("run", "samples", 1, incarnation="7-2")),
-    ("refit", ONE_LIFE, change("run", "samples", 2, incarnation=None)),
-    ("refit", ONE_LIFE, change("run", "refit", 2, incarnation="8-1")),
-    ("refit", ONE_LIFE, change("run", "version", 2, incarnation="8-1")),
-    ("refit", ONE_LIFE, change("run", "version", 2, version=2)),
-    ("refit", "every tensor is proven, and how", change("run", "refit", 1, methods={"read": 1})),
-    ("refit", "every tensor is proven, and how", change("run", "refit", 1, methods={"guess": 2})),
-    ("refit", "every tensor is proven, and how", change("run", "refit", 2, methods={})),
+    ("refit", checks.VERSIONS, change("run", "sample", 1, incarnation="7-2")),
+    ("refit", checks.STAMPED, change("run", "sample", 2, incarnation=None)),
+    ("refit", checks.VERSIONS, change("run", "refit", 2, incarnation="8-1")),
+    ("refit", checks.VERSIONS, change("run", "version", 2, incarnation="8-1")),
+    ("refit", checks.VERSIONS, change("run", "version", 2, version=2)),
+    ("refit", coverage.METHODS, change("run", "refit", 1, methods={"read": 1})),
+    ("refit", coverage.METHODS, change("run", "refit", 1, methods={"guess": 2})),
+    ("refit", coverage.METHODS, change("run", "refit", 2, methods={})),
     ("refit", RESTORED, change("run", "map", restored=False)),
     ("refit", RESTORED, change("run", "map", elements=0)),
-    ("refit", RESTORED, change("run", "map", replica=1)),
+    ("refit", RESTORED, change("run", "map", replica="1")),
     ("refit", "every element is where its name says", change("run", "map", misplaced={"w": "holds v"})),
     ("refit", "every runtime tensor is classified", change("run", "coverage", written=["w", "v", "c"])),
-    ("refit", "every runtime tensor is classified", change("run", "coverage", replica=1)),
+    ("refit", "every runtime tensor is classified", change("run", "coverage", replica="1")),
     ("refit", "every exported name is consumed", change("run", "coverage", unconsumed={"w": 2})),
     ("refit", "nothing is left unwritten but padding and derived tensors", change("run", "coverage", unwritten={"w": 2})),
     ("refit", "nothing is left unwritten but padding and derived tensors", change("run", "coverage", idle=["c"])),
@@ -358,13 +434,25 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     *(("vllm", name, falsify) for _, name, falsify in REFITS),
     ("vllm", "vLLM generates in its own process", change("run", "process", engine="transformers")),
     ("vllm", "vLLM generates in its own process", change("run", "process", parent=7)),
-    ("refit", "facts of the generator are whole", change("run", "refit", 1, bytes="9")),
-    ("refit", "facts of the generator are whole", change("run", "coverage", written="w")),
+    ("refit", "generation runs in its own process", change("run", "process", parent=7)),
+    ("refit", checks.WHOLE, change("run", "refit", 1, bytes="9")),
+    ("refit", checks.WHOLE, change("run", "coverage", written="w")),
     *READ,
     *(("vllm", name, falsify) for _, name, falsify in READ),
-    ("vllm", "facts of vLLM are whole", change("run", "coverage", written="w")),
-    ("vllm", "facts of vLLM are whole", change("run", "refit", 1, bytes="9")),
-    ("vllm", "facts of vLLM are whole", change("run", "map", elements=-4)),
+    ("vllm", checks.WHOLE, change("run", "coverage", written="w")),
+    ("vllm", checks.WHOLE, change("run", "refit", 1, bytes="9")),
+    ("vllm", checks.WHOLE, change("run", "map", elements=-4)),
+    ("vllm", "TRL's own sync sent every tensor under its name (sync)", change("sync", "refit", 1, unsent=["w"])),
+    ("vllm", "TRL's own sync sent every tensor under its name (lora)", change("lora", "refit", 1, unknown=["x"])),
+    ("vllm", "TRL's own sync leaves the policy as it was (sync)", change("sync", "refit", 1, policy_moved_by=1e-9)),
+    ("vllm", "TRL's own sync leaves the policy as it was (lora)", change("lora", "refit", 1, policy_moved_by=1e-4)),
+    ("vllm", f"{weights.EQUAL} (sync)", change("sync", "refit", 1, wrong_names=["w"])),
+    ("vllm", f"{weights.EQUAL} (lora)", change("lora", "refit", 2, consumed="other")),
+    ("vllm", f"{weights.CONTROL} (sync)", change("sync", "refit", 1, stale_names=0)),
+    ("vllm", f"{checks.STAMPED} (sync)", change("sync", "sample", 1, version=None)),
+    ("vllm", f"{checks.WHOLE} (lora)", change("lora", "refit", 1, transport="full")),
+    ("vllm", "vLLM generates in its own process (sync)", change("sync", "process", process="other")),
+    ("vllm", "adapter weights (lora) changed", change("lora", "end", weights=BASE | {"w.lora_A": "0"})),
     ("ranks", "two processes form one group", change("two", "parameters", world_size=1)),
     ("ranks", "ranks end with the same weights: bit-equal", change("two", "end", 1, weights={"w": "2"})),
     ("ranks", "ranks end with the same weights: bit-equal", change("two", "end", 1, weights={"w": "1", "x": "1"})),
@@ -399,10 +487,11 @@ def test_a_step_that_was_not_logged_or_had_no_gradient_is_seen(tmp_path: Path) -
     made = prove(tmp_path, "smoke", world, series)
     assert missed(made) == ["every step was logged"]
     assert next(check.missing for check in made if not check.passed) == (2,)
-    series = WORLDS["smoke"][1] | {"train/grad_norm": Series("train/grad_norm", (1, 2, 3), (0.1, 0.0, 0.1))}
-    assert missed(prove(tmp_path, "smoke", world, series)) == ["a gradient at every step"]
-    series["train/frac_reward_zero_std"] = Series("", (1, 2, 3), (0.0, 1.0, 0.0))
-    assert missed(prove(tmp_path, "smoke", world, series)) == []  # nothing was to be learned from that batch
+    world, series = copy.deepcopy(WORLDS["architectures"])
+    series["vlm/train/grad_norm"] = Series("vlm/train/grad_norm", (1, 2, 3), (0.1, 0.0, 0.1))
+    assert missed(prove(tmp_path, "architectures", world, series)) == ["a gradient at every step (vlm)"]
+    series["vlm/train/frac_reward_zero_std"] = Series("", (1, 2, 3), (0.0, 1.0, 0.0))
+    assert missed(prove(tmp_path, "architectures", world, series)) == []  # nothing was to be learned from that batch
 
 
 def test_a_trajectory_that_differs_is_seen(tmp_path: Path) -> None:
@@ -426,10 +515,6 @@ def test_seeds_without_a_gain_are_missed(tmp_path: Path) -> None:
     assert missed(prove(tmp_path, "learning", world, fewer)) == ["every seed has a learning arm and a control"]
 
 
-def test_both_sides_mean_the_same_transports() -> None:
-    assert refits.TRANSPORTS == header.TRANSPORTS
-
-
 def test_differing_names_both_sides() -> None:
     assert proof.differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
     assert proof.differing({"a": "1"}, {"a": "1"}) == []
@@ -441,5 +526,5 @@ def test_a_first_refit_that_was_refused_is_a_missed_proof(tmp_path: Path) -> Non
     first = next(place for place, row in enumerate(world["run"]) if kind(row) == "refit")
     del world["run"][first + 1 :]
     change("run", "refit", 0, refused="truncated", committed=False, consumed=None, touched_names=0)(world)
-    wanted = {"a refit before every generation", "weights after each refit: bit-equal", "every transport was used"}
+    wanted = {weights.REFUSED, weights.REFITS, weights.EQUAL, checks.TRANSPORTS}
     assert wanted <= set(missed(prove(tmp_path, "refit", world, series)))

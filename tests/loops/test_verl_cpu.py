@@ -37,9 +37,14 @@ def level_of(strategy: str, name: str) -> Level:
 
 
 def phases(strategy: str, name: str, **changes: Any) -> tuple[Phase, ...]:
-    context = Context(run_dir=RUN, python=Path("/env/bin/python"), model="tiny-dense", **changes)
+    context = Context(**{"run_dir": RUN, "python": Path("/env/bin/python"), "model": "tiny-dense", **changes})
     level = level_of(strategy, name)
     return SIDES[strategy].phases(level, context, RUN / "levels" / f"{level.number}-{level.name}")
+
+
+def trained(strategy: str, name: str, **changes: Any) -> tuple[Phase, ...]:
+    """The phases that train: a shadow only recomputes one of them."""
+    return tuple(phase for phase in phases(strategy, name, **changes) if not phase.beside)
 
 
 def setting(phase: Phase, key: str) -> str:
@@ -51,7 +56,7 @@ def setting(phase: Phase, key: str) -> str:
 @each
 def test_every_level_has_complete_commands(strategy: str, name: str) -> None:
     level = level_of(strategy, name)
-    made = phases(strategy, name, arguments=("actor_rollout_ref.actor.clip_ratio=0.3",))
+    made = trained(strategy, name, arguments=("actor_rollout_ref.actor.clip_ratio=0.3",))
     assert len({phase.name for phase in made}) == len(made) == 2
     for phase in made:
         out = RUN / "levels" / f"{level.number}-{level.name}" / phase.name
@@ -80,7 +85,7 @@ def test_megatron_is_the_engine_unless_another_is_asked_for() -> None:
 )
 def test_megatron_is_made_to_run_or_hidden_before_all_else(strategy: str, engine: str, modules: list[str]) -> None:
     assert (DRIVE_DIRECTORY / f"{engine}.py").is_file()
-    for phase in phases(strategy, "smoke"):
+    for phase in trained(strategy, "smoke"):
         assert phase.env["VERL_USE_EXTERNAL_MODULES"].split(",")[1:] == [f"{DRIVE}.{name}" for name in modules]
         assert phase.env["SEATRIAL_ENGINE"] == engine
         assert ("TORCHDYNAMO_DISABLE" in phase.env) == (strategy == "megatron")
@@ -90,7 +95,7 @@ def test_megatron_is_made_to_run_or_hidden_before_all_else(strategy: str, engine
 
 
 def test_level_0_on_megatron_is_that_of_a_gpu() -> None:
-    grpo, ppo = phases("megatron", "smoke")
+    grpo, ppo = trained("megatron", "smoke")
     for phase in (grpo, ppo):
         assert setting(phase, "model_engine") == "megatron"
         assert setting(phase, "actor_rollout_ref.actor.megatron.use_mbridge") == "True"
@@ -99,6 +104,20 @@ def test_level_0_on_megatron_is_that_of_a_gpu() -> None:
     assert setting(ppo, "actor_rollout_ref.model.lora.rank") == setting(ppo, "critic.model.lora.rank") == "4"
     assert setting(ppo, "actor_rollout_ref.model.lora.merge") == "False"
     assert not any("lora" in word for word in grpo.argv)
+
+
+@both
+def test_recorded_runs_are_recomputed_beside_the_change_with_the_same_words(strategy: str) -> None:
+    grpo, ppo, *shadows = phases(strategy, "smoke")
+    for run, shadow in zip((grpo, ppo), shadows, strict=True):
+        place = RUN / "levels" / "0-smoke" / run.name
+        assert run.env["SEATRIAL_RECORD"] == str(place / "parts")
+        assert (shadow.name, shadow.beside, shadow.processes) == (f"shadow-{run.name}", True, ())
+        assert option(shadow, "--shadow-out") == str(place / "shadow.json")
+        assert run.argv[run.argv.index("--out") :] == shadow.argv[shadow.argv.index("--out") :]
+        assert "VERL_USE_EXTERNAL_MODULES" not in shadow.env
+    for name in ("save-resume", "learning"):
+        assert not any("SEATRIAL_RECORD" in phase.env for phase in phases(strategy, name))
 
 
 @both
@@ -157,9 +176,9 @@ def test_the_ladders_have_the_same_rungs() -> None:
 
 @both
 def test_a_fault_reaches_every_process(strategy: str) -> None:
-    made = phases(strategy, "smoke", options={"fault": "frozen"})
+    made = trained(strategy, "smoke", options={"fault": "frozen"})
     assert {phase.env["SEATRIAL_FAULT"] for phase in made} == {"frozen"}
-    assert all(set(levels) <= {0, 1, 5} for _, levels in FAULTS.values())
+    assert all(set(fault.levels) <= {0, 1, 5} for fault in FAULTS.values())
 
 
 @pytest.mark.parametrize(
@@ -257,7 +276,8 @@ def test_a_given_model_must_be_there(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert VERL.findings(context)[-1].ok
     counts = {strategy: len(side.limitations(level_of(strategy, "smoke"), context)) for strategy, side in SIDES.items()}
-    assert counts == {"megatron": 4, "fsdp2": 3}
+    assert counts == {"megatron": 5, "fsdp2": 4}
+    assert not any(phase.beside or "SEATRIAL_RECORD" in phase.env for phase in phases("fsdp2", "smoke", model=str(tmp_path)))
 
 
 DEFAULTS = (
@@ -270,7 +290,7 @@ DEFAULTS = (
 @both
 @each
 def test_the_commands_set_what_is_claimed(strategy: str, name: str) -> None:
-    for phase in phases(strategy, name):
+    for phase in trained(strategy, name):
         given = {word.lstrip("+").partition("=")[0] for word in phase.argv}
         for key, value in claims(strategy, phase.name, phase.steps or 0).items():
             if key in given or not (key.endswith(DEFAULTS) or value == 0):

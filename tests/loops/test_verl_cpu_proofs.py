@@ -13,6 +13,7 @@ import pytest
 from seatrial.loops import get_loop
 from seatrial.loops.verl.cpu import proofs as cpu_proofs
 from seatrial.loops.verl.cpu.claims import claims
+from seatrial.loops.verl.cpu.settings import UPDATES
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics, Series
 
@@ -31,14 +32,14 @@ SENT = {"w.frozen": "w", PEFT[0]: "w.lora_A.weight", BRIDGE[0]: "w.lora_A.weight
 """Names of the engine's tensors in the generator, where they are others."""
 
 
-def state(role: str, when: str, step: int, weights: dict[str, str], **extra: Any) -> Row:
+def state(role: str, when: str, step: int, weights: dict[str, str], per_step: int = 1, **extra: Any) -> Row:
     row: Row = {
         "fact": "state",
         "role": role,
         "when": when,
         "step": step,
         "weights": weights,
-        "updates": [step, step],
+        "updates": [step * per_step, step * per_step],
         "without_gradient": [],
     }
     row |= {"exported": exported(weights)} if role == "actor" else {}
@@ -64,7 +65,15 @@ def rollouts(step: int, split: str = "train") -> list[Row]:
     return [row, *({"fact": "reward", "split": split, "score": score} for score in (0.1, 0.2))]
 
 
-def run(names: tuple[str, ...], roles: tuple[str, ...], begin: int, last: int, saved: int = 0, critic: tuple[str, ...] = FULL) -> list[Row]:
+def run(
+    names: tuple[str, ...],
+    roles: tuple[str, ...],
+    begin: int,
+    last: int,
+    saved: int = 0,
+    critic: tuple[str, ...] = FULL,
+    per_step: int = 1,
+) -> list[Row]:
     """A run in which everything is as it should be."""
     files = BASE if names in ADAPTERS else weights(names, 0)
     rows: list[Row] = [{"fact": "model", "made": True}, {"fact": "files", "tensors": exported(files)}]
@@ -77,7 +86,7 @@ def run(names: tuple[str, ...], roles: tuple[str, ...], begin: int, last: int, s
             continue
         if begin:
             rows.append(state(role, "restored", begin, weights(own, begin)))
-        rows += [state(role, "step", step, weights(own, step)) for step in range(begin + 1, last + 1)]
+        rows += [state(role, "step", step, weights(own, step), per_step) for step in range(begin + 1, last + 1)]
         if saved:
             rows.append(state(role, "saved", saved, weights(own, saved)))
     if names in ADAPTERS:
@@ -108,13 +117,19 @@ LEARNED: tuple[World, dict[str, Series]] = (
     {"learn": run(FULL, ("actor",), 0, 20), "control": control()},
     logged(("learn", 0, 20)) | SIGNAL,
 )
-SMOKE, RESUME = logged(("grpo", 0, 2), ("ppo", 0, 2)), logged(("full", 0, 4), ("resumed", 2, 4))
+SMOKE, RESUME = logged(("grpo", 0, 3), ("ppo", 0, 3)), logged(("full", 0, 4), ("resumed", 2, 4))
 WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
-    "fsdp2 smoke": ({"grpo": run(FULL, ("actor",), 0, 2), "ppo": run(PEFT, BOTH, 0, 2)}, SMOKE),
+    "fsdp2 smoke": (
+        {"grpo": run(FULL, ("actor",), 0, 3, per_step=UPDATES), "ppo": run(PEFT, BOTH, 0, 3, per_step=UPDATES)},
+        SMOKE,
+    ),
     "fsdp2 save-resume": ({"full": run(FULL, BOTH, 0, 4, saved=2), "resumed": run(FULL, BOTH, 2, 4)}, RESUME),
     "fsdp2 learning": LEARNED,
     "megatron smoke": (
-        {"grpo": run(FULL, ("actor",), 0, 2), "ppo": run(BRIDGE, BOTH, 0, 2, critic=(*BRIDGE, cpu_proofs.HEAD))},
+        {
+            "grpo": run(FULL, ("actor",), 0, 3, per_step=UPDATES),
+            "ppo": run(BRIDGE, BOTH, 0, 3, critic=(*BRIDGE, cpu_proofs.HEAD), per_step=UPDATES),
+        },
         SMOKE,
     ),
     "megatron save-resume": ({"full": run(BRIDGE, BOTH, 0, 4, saved=2), "resumed": run(BRIDGE, BOTH, 2, 4)}, RESUME),
@@ -125,12 +140,20 @@ def prove(directory: Path, name: str, world: World | None = None, series: dict[s
     for phase, rows in (WORLDS[name][0] if world is None else world).items():
         (directory / phase).mkdir(exist_ok=True)
         (directory / phase / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        if name.endswith("smoke"):
+            (directory / phase / "shadow.json").write_text(json.dumps(recomputed(3 * UPDATES)), encoding="utf-8")
         (directory / phase / "run.log").write_text(f"(TaskRunnerV1 pid=7) {config(name, phase)}\n", encoding="utf-8")
     place = directory / "full" / "checkpoints" / "global_step_2"
     for file in cpu_proofs.checkpoint_files(name.partition(" ")[0]):
         (place / file).parent.mkdir(parents=True, exist_ok=True)
         (place / file).touch()
     return judged(directory, name, series)
+
+
+def recomputed(steps: int, divergence: Row | None = None) -> Row:
+    """What a shadow writes."""
+    stages = [{"stage": stage, "compared": 7, "worst": 0.1, "unproven": ""} for stage in ("data", "value", "gradient", "update")]
+    return {"schema_version": 1, "steps": steps, "stages": stages, "divergence": divergence, "knobs": []}
 
 
 def judged(directory: Path, name: str, series: dict[str, Series] | None = None) -> list[CheckResult]:
@@ -233,22 +256,22 @@ FALSE: list[tuple[str, str, Callable[[list[Row]], list[Row]], str]] = [
     (
         "fsdp2 smoke",
         "grpo",
-        change("state", put(weights={"w": "w2", "v": "v0"}), role="actor", step=2),
+        change("state", put(weights={"w": "w3", "v": "v0"}), role="actor", step=3),
         "every trained tensor changed (grpo, actor)",
     ),
     (
         "fsdp2 smoke",
         "ppo",
-        change("state", put(weights=weights(PEFT, 2) | dict.fromkeys(BASE, "x")), role="actor", step=2),
+        change("state", put(weights=weights(PEFT, 3) | dict.fromkeys(BASE, "x")), role="actor", step=3),
         "frozen tensors did not (ppo, actor)",
     ),
     (
         "fsdp2 smoke",
         "ppo",
-        change("state", put(without_gradient=["v"]), role="critic", step=2),
+        change("state", put(without_gradient=["v"]), role="critic", step=3),
         "gradients reach every tensor (ppo, critic)",
     ),
-    ("fsdp2 smoke", "ppo", change("state", put(updates=[1, 2]), role="critic", step=2), "one optimizer update per step (ppo, critic)"),
+    ("fsdp2 smoke", "ppo", change("state", put(updates=[1, 2]), role="critic", step=2), "4 optimizer updates per step (ppo, critic)"),
     (
         "fsdp2 smoke",
         "grpo",
@@ -442,3 +465,18 @@ def test_another_metric_after_the_resume_is_caught(value: float, tmp_path: Path)
 def test_a_step_without_metrics_is_caught(tmp_path: Path) -> None:
     series = WORLDS["fsdp2 smoke"][1] | {"ppo/training/global_step": Series("", (2,), (2.0,))}
     assert missed(prove(tmp_path, "fsdp2 smoke", series=series)) == {"every step was logged (ppo)"}
+
+
+def test_a_run_that_was_not_recomputed_or_diverged_is_a_missed_proof(tmp_path: Path) -> None:
+    prove(tmp_path, "fsdp2 smoke")
+    path = tmp_path / "ppo" / "shadow.json"
+    path.write_text(json.dumps(recomputed(11)), encoding="utf-8")
+    assert missed(judged(tmp_path, "fsdp2 smoke")) == {"every step was recomputed (ppo)"}
+    found = {"stage": "value", "what": "an old value", "expected": "1", "found": "2", "step": 1, "model": "critic"}
+    path.write_text(json.dumps(recomputed(12, found)), encoding="utf-8")
+    assert missed(judged(tmp_path, "fsdp2 smoke")) == {"step proof: value (ppo)"}
+    (check,) = (check for check in judged(tmp_path, "fsdp2 smoke") if not check.passed)
+    assert (check.stage, check.step, check.run) == ("value", 1, "ppo")
+    assert "model critic" in check.message
+    path.unlink()
+    assert missed(judged(tmp_path, "fsdp2 smoke")) == {"the step is recomputed (ppo)"}

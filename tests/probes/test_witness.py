@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
 from probes.world import World
-from seatrial.evidence.use import read_loaded
+from seatrial.evidence.use import read_executed, read_loaded
 
 START = "import os, sys\nfrom seatrial.probes.witness import watch_this_process\n"
 
@@ -43,3 +45,21 @@ def test_the_program_itself_was_loaded_although_nobody_imports_it(world: World) 
     (root / "main.py").write_text(START + "watch_this_process(os.environ, 'driver', __file__)\nimport pkg\n")
     assert world.run([str(root / "main.py")], [root], {"pkg": root}).returncode == 0
     assert read_loaded([world.out / "loaded.jsonl"]) == {str(root / "main.py"), str(root / "pkg" / "__init__.py")}
+
+
+def test_a_witness_that_starts_late_still_sees_what_ran(world: World) -> None:
+    """A package that starts the witness as it is imported has loaded modules of its own by then."""
+    early = START + "from pkg.early import first\nfirst()\nwatch_this_process(os.environ, 'worker')\nimport pkg.late\npkg.late.second()\n"
+    root = world.package("repo", "pkg", early)
+    (root / "pkg" / "early.py").write_text("def first(): return 1\ndef idle(): return 1\n")
+    (root / "pkg" / "late.py").write_text("def second(): return 1\ndef idle(): return 1\n")
+    files = []
+    for name in ("pkg/early.py", "pkg/late.py"):
+        files.append({"repo": "r", "path": name, "sha256": hashlib.sha256((root / name).read_bytes()).hexdigest()})
+    (world.out / "changed.json").write_text(json.dumps({"files": files}))
+    done = world.run(["-c", "import pkg"], [root], {"pkg": root})
+    assert (done.returncode, done.stderr) == (0, "")
+    ran = read_executed(world.out / "executed.jsonl").ran
+    assert {row[1:3] for row in ran} == {
+        *(("pkg/early.py", "<module>"), ("pkg/early.py", "first"), ("pkg/late.py", "<module>"), ("pkg/late.py", "second"))
+    }

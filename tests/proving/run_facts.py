@@ -25,7 +25,8 @@ def clean() -> list[Row]:
     for index in range(STEPS + 1):
         rows += _refit(index)
         if index < STEPS:
-            rows += [{"fact": "sample", "id": f"{index}-{n}", "version": index + 1, "replica": REPLICAS[n % 2]} for n in range(4)]
+            rows += [sample(f"{index}-{n}", index + 1, REPLICAS[n % 2]) for n in range(4)]
+            rows.append({**of(rows, "mismatch", step=index)[0], "of": "sampled", "sequences": 4})
     for replica in REPLICAS:
         rows.append({"fact": "map", "replica": replica, "elements": 640, "runs": 5, "duplicates": {}, "restored": True, "misplaced": {}})
         rows.append(
@@ -46,6 +47,11 @@ def clean() -> list[Row]:
     return rows
 
 
+def sample(name: str, version: int, replica: str) -> Row:
+    """One sample."""
+    return {"fact": "sample", "id": name, "version": version, "replica": replica, "incarnation": f"life-{replica}"}
+
+
 def _refit(index: int) -> list[Row]:
     version, moved = index + 1, 0 if index == 0 else len(NAMES) - 1
     rows: list[Row] = [{"fact": "hashes", "side": "sent", "version": version, "step": index, "hashes": hashes(version)}]
@@ -61,7 +67,7 @@ def _refit(index: int) -> list[Row]:
             "changed": 6 if moved else 0,
             "elements": 640,
         }
-        row |= {"produced": f"root{version}", "consumed": f"root{version}", "wrong_names": [], "refused": None}
+        row |= {"produced": f"root{version}", "consumed": f"root{version}", "wrong_names": [], "refused": None, "committed": True}
         row |= {
             "stale_names": moved,
             "touched_names": moved,
@@ -80,6 +86,7 @@ def hooked() -> list[Row]:
     rows = [row for row in clean() if row["fact"] not in ("sample", "mismatch")]
     for row in of(rows, "refit"):
         row.update(transport="update_weights_from_ipc", kind=None, step=row["version"], changed=None, elements=None)
+        del row["committed"]
         row.update({"stale_max_dlogp": None, "fresh_max_dlogp": None, "methods": {"read": len(NAMES)}})
     for row in of(rows, "refit", index=0):
         row.update(stale_names=len(NAMES), touched_names=len(NAMES))

@@ -30,7 +30,8 @@ def _refit(index: int) -> list[Row]:
     held = {"replica": "0", "incarnation": "life", "version": version}
     row: Row = {"fact": "refit", "index": index, "step": index, **held, "names": len(NAMES), "bytes": 1280, "elements": 640}
     row |= {"transport": TRANSPORTS[index % 3], "kind": "difference" if index % 3 == 2 else "overwrite", "changed": 640 if moved else 0}
-    row |= {"produced": f"root{version}", "consumed": f"root{version}", "wrong_names": [], "refused": None, "methods": {"read": len(NAMES)}}
+    row |= {"produced": f"root{version}", "consumed": f"root{version}", "wrong_names": [], "refused": None, "committed": True}
+    row |= {"methods": {"read": len(NAMES)}}
     row |= {"stale_names": moved, "touched_names": moved, "stale_max_dlogp": 0.5, "fresh_max_dlogp": 2e-7}
     mismatch = {"step": index, "value": 1 + 2.3e-7, "p50": 1 + 1.5e-7, "tokens": 192, "sequences": 16, "nonfinite": 0, **FIGURES}
     return [
@@ -47,7 +48,9 @@ def _rows() -> list[Row]:
     rows: list[Row] = [{"fact": "map", "replica": "0", "elements": 640, "runs": 3, "duplicates": {}, "restored": True, "misplaced": {}}]
     for index in range(STEPS + 1):
         if index:
-            rows += [{"fact": "sample", "id": f"{index}-{n}", "version": index, "replica": "0"} for n in range(2)]
+            drawn = {"fact": "sample", "version": index, "replica": "0", "incarnation": "life"}
+            rows += [{**drawn, "id": f"{index}-{n}"} for n in range(2)]
+            rows.append({**rows[-3], "of": "sampled", "sequences": 2})  # of the refit before
         rows += _refit(index)
     lists = {"written": list(NAMES), "recomputed": [], "constant": [], "idle": [], "never_changed": [], "unexported": []}
     maps: Row = {"shared": {}, "derived": {}, "moved": {}, "unconsumed": {}, "unwritten": {}, "opaque": {}, "padding": {}}

@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 
 from seatrial.loops.facts import Facts, Row
-from seatrial.loops.refits import coverage
+from seatrial.loops.refits import checks, coverage, weights
+from seatrial.loops.refits.checks import MISMATCH, STAMPED, VERSIONS, WHOLE
+from seatrial.loops.refits.weights import BASE, COMMITTED, REFUSED
 from seatrial.model.series import Damage
 from seatrial.model.verdict import Boundary, Verdict
-from seatrial.proving import behaviour, weights
 from seatrial.proving.judge import judge
 from seatrial.proving.record import Wanted
 
 from .run_facts import DRIVER, FOREIGN, NAMES, STEPS, clean, facts, hooked, missed, of
 
 Falsify = Callable[[list[Row]], Any]
-VERSIONS, STAMPED = "versions grow by one on every replica", "every sample is stamped with its version"
-MISMATCH, WHOLE, BASE = "token_mult_prob_error, the weak last check", "facts are whole", "base before any update: bit-equal"
-REFUSED, ARRIVED = "no refit was refused", "what arrived is what was sent"
+ARRIVED = "what arrived is what was sent"
 CLASSIFIED, PLACED = "every runtime tensor is classified", "every element is where its name says"
 
 
@@ -63,6 +62,21 @@ def doubled(fact: str, **match: Any) -> Falsify:
     return lambda rows: rows.append(dict(of(rows, fact, **match)[0]))
 
 
+def still(version: int) -> Falsify:
+    """A version that brings the weights of the one before it."""
+
+    def falsify(rows: list[Row]) -> None:
+        for row in of(rows, "hashes", version=version):
+            row["hashes"] = of(rows, "hashes", version=version - 1)[0]["hashes"]
+        root = f"root{version - 1}"
+        for row in of(rows, "refit", version=version):
+            row.update(produced=root, consumed=root, stale_names=0, touched_names=0, changed=0)
+        for row in of(rows, "version", version=version):
+            row["root"] = root
+
+    return falsify
+
+
 LAST = {"replica": "1", "index": 3}
 FALSE: dict[str, tuple[Falsify, str]] = {
     "a probe error": (lambda rows: rows.append({"fact": "probe_error", "where": "hash", "error": "boom"}), WHOLE),
@@ -87,6 +101,11 @@ FALSE: dict[str, tuple[Falsify, str]] = {
     "an unknown method": (change("refit", LAST, methods={"guess": 5}), coverage.METHODS),
     "stale weights not seen": (change("refit", LAST, stale_names=0), weights.CONTROL),
     "a refit that touches nothing": (change("refit", LAST, touched_names=0), weights.CONTROL),
+    "stale log-probabilities not compared": (change("refit", LAST, stale_max_dlogp=None), weights.CONTROL),
+    "a policy that did not move once": (still(3), weights.CONTROL),
+    "a wrong base for the next delta": (change("refit", LAST, committed=False), COMMITTED),
+    "a commit that nobody told of": (change("refit", LAST, committed=None), COMMITTED),
+    "a refused payload as base": (change("refit", LAST, refused="truncated", committed=True), COMMITTED),
     "no map": (drop("map", replica="1"), coverage.MAPPED),
     "an empty map": (change("map", {"replica": "1"}, elements=0), coverage.MAPPED),
     "weights not restored": (change("map", {"replica": "1"}, restored=False), coverage.MAPPED),
@@ -119,7 +138,13 @@ FALSE: dict[str, tuple[Falsify, str]] = {
     "no samples": (drop("sample"), STAMPED),
     "a sample without version": (change("sample", {"id": "1-2"}, version=None), STAMPED),
     "a sample of a version nobody held": (change("sample", {"id": "1-2"}, version=9), STAMPED),
+    "a sample of another life": (change("sample", {"id": "1-2"}, incarnation="again"), VERSIONS),
+    "a sample of no known life": (change("sample", {"id": "1-2"}, incarnation=None), STAMPED),
     "no log-probabilities": (drop("mismatch", step=2), MISMATCH),
+    "no log-probabilities after a refit": (drop("mismatch", step=3), MISMATCH),
+    "no log-probabilities of samples": (drop("mismatch", step=0, of="sampled"), MISMATCH),
+    "samples apart": (change("mismatch", {"step": 2, "of": "sampled"}, value=1.05), MISMATCH),
+    "samples compared twice": (change("mismatch", {"step": 2, "of": "sampled"}, step=1), WHOLE),
     "log-probabilities apart": (change("mismatch", {"step": 2}, value=1.05), MISMATCH),
     "a value that is not a number": (change("mismatch", {"step": 2}, value="NaN"), MISMATCH),
     "tokens that are not finite": (change("mismatch", {"step": 2}, nonfinite=1), MISMATCH),
@@ -140,7 +165,7 @@ def test_each_check_can_fail(what: str) -> None:
 
 def test_every_check_is_falsified_somewhere() -> None:
     names = {check.name for check in judge(facts(clean()), DRIVER).checks}
-    elsewhere = {"the run came to its end", behaviour.TRANSPORTS, coverage.OPAQUE}
+    elsewhere = {"the run came to its end", checks.TRANSPORTS, coverage.OPAQUE}
     assert names == {expected for _, expected in FALSE.values()} | elsewhere
 
 
@@ -237,6 +262,14 @@ def test_a_transport_counts_only_when_it_brought_something() -> None:
     assert judge(facts(rows), asked).verdict is Verdict.BLOCKED
 
 
+def test_a_loop_may_send_by_a_transport_of_its_own() -> None:
+    rows = clean()
+    change("refit", {}, transport="trl", kind="sync", changed=None, elements=None)(rows)
+    own = checks.Expected(STEPS + 1, ("trl",), driven=True)
+    assert [check.name for check in checks.judge_refits(facts(rows), own).checks if not check.passed] == []
+    assert {WHOLE, checks.TRANSPORTS} <= missed(judge(facts(rows), DRIVER)), "only where it was asked for"
+
+
 def test_a_map_that_refused_every_name_is_blocked() -> None:
     rows = clean()
     opaque = dict.fromkeys(NAMES, "the loader quantises")
@@ -299,9 +332,8 @@ def test_facts_of_another_framework_may_lack_what_hooks_cannot_see() -> None:
     assert any("hold those seen (0, 1)" in text for text in judged.limitations)
     assert missed(judge(facts(rows), DRIVER)) > {BASE, STAMPED, MISMATCH}
     unknown = [row for row in rows if row["fact"] != "attached"]
-    assert missed(judge(facts(unknown), FOREIGN)) == {BASE, STAMPED, MISMATCH, WHOLE, coverage.UNEXPORTED}, (
-        "without a trace of hooks nothing is excused"
-    )
+    excused = {BASE, COMMITTED, STAMPED, MISMATCH, WHOLE, weights.CONTROL, coverage.UNEXPORTED}
+    assert missed(judge(facts(unknown), FOREIGN)) == excused, "without a trace of hooks nothing is excused"
     change("refit", LAST, wrong_names=[NAMES[1]])(rows)
     assert judge(facts(rows), FOREIGN).verdict is Verdict.FAIL
 

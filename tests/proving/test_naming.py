@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from seatrial.loops.refits.weights import Seen, differing, looks_like
 from seatrial.model.verdict import Verdict
 from seatrial.proving.judge import judge
-from seatrial.proving.naming import Seen, differing, looks_like
 
 from .run_facts import DRIVER, NAMES, clean, facts, hashes, of
 

@@ -23,7 +23,7 @@ from seatrial.launch.processes import MARKER
 from seatrial.model.record import LevelResult, Trial
 
 SEATRIAL = Path(sys.executable).with_name("seatrial")
-MINUTES = 5
+MINUTES = 15
 """After which a call of the command is taken for hung."""
 
 

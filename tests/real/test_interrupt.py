@@ -65,7 +65,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     """SIGKILL while level 1 trains, after level 0 has passed."""
     log = "levels/1-lora-resume/full/run.log"
-    return stop(tmp_path_factory.mktemp("killed"), signal.SIGKILL, log, "seatrial: step 1 of 10", "--level", "0,1")
+    return stop(tmp_path_factory.mktemp("killed"), signal.SIGKILL, log, "seatrial: step 1 of 8", "--level", "0,1")
 
 
 class TestInterrupted:
@@ -142,6 +142,6 @@ class TestKilled:
         assert {path: path.stat().st_mtime_ns for path in before} == before
         assert not (place / "attempts").exists()
         assert [(level.number, level.verdict) for level in done.trial.levels] == [(0, Verdict.PASS), (1, Verdict.PASS)]
-        assert done.level(1).steps_reached == 10
-        assert says(done.place(1) / "attempts/1/full/run.log", "seatrial: step 1 of 10"), "the killed attempt is kept beside"
+        assert done.level(1).steps_reached == 8
+        assert says(done.place(1) / "attempts/1/full/run.log", "seatrial: step 1 of 8"), "the killed attempt is kept beside"
         assert done.trial.status == "done"

@@ -15,6 +15,7 @@ import pytest
 
 from seatrial.files import read_json, read_model, read_text
 from seatrial.launch.environments import Environment
+from seatrial.loops.trl.drive.variants import VARIANTS
 from seatrial.loops.trl.loop import LOOP
 from seatrial.metrics.read import read_metrics
 from seatrial.model.record import EnvironmentRecord, LevelResult, Report
@@ -23,10 +24,14 @@ from seatrial.report import schema
 
 from .drive import Ran, call, environ, hashes, processes_of, run
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]  # level 3 starts three servers, one after another
 
 LEVELS = {level.number: level for level in LOOP.levels()}
 RUN = list(LEVELS)
+STAGES = (
+    *("weights", "data", "sampling", "length", "reward", "advantage", "reference", "logprob", "ratio", "kl", "mask", "loss"),
+    *("gradient", "clip", "schedule", "update", "logging"),
+)
 NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
 SOUND = {
     "metrics are undamaged": r"0\.0",
@@ -36,10 +41,25 @@ SOUND = {
 """Proofs of every level."""
 
 
+REFITS = {
+    "no refit was refused": "0 of 6",
+    "facts of the refits are whole": "0 problems",
+    "every refit happened, once and in order": "replica 0: 6",
+    "base before any update: bit-equal": "replica 0: 0 differed, 0 touched",
+    "stale weights are seen before each refit": "5 of 5",
+    "committed only after the generator's fingerprint matched": "6 of 6 committed",
+    "versions grow by one on every replica": "replica 0: up to 6",
+    "every sample is stamped with its version": r"[1-9]\d* samples",
+    "the transports asked for were used": r"full \(overwrite\) 1, packed \(overwrite\) 2, sparse \(difference\) 2; "
+    r"differences: (bitmap \d+, )?dense \d+",
+    "token_mult_prob_error, the weak last check": r"1(\.0000\d*)? \(p50 .*, outliers 0\.0%\)",
+}
+
+
 def read(methods: str, elements: int, written: int) -> dict[str, str]:
     """How the generator's live weights were read, through a map that leaves nothing out."""
     return {
-        "one life of the worker holds every version and samples": "1 lives, versions 1, 2, 3, 4, 5, 6",
+        **REFITS,
         "every tensor is proven, and how": methods,
         "the coordinate map was made, and the weights restored bit for bit": rf"replica 0: {elements} elements in \d+ runs",
         "every element is where its name says": "0 tensors are not",
@@ -52,6 +72,36 @@ def read(methods: str, elements: int, written: int) -> dict[str, str]:
     }
 
 
+def synced(run: str, moved: str) -> dict[str, str]:
+    """Proofs of TRL's own sync."""
+    made = {
+        "vLLM generates in its own process": r"vLLM \d[\w.+]+, pid \d+",
+        "TRL's own sync sent every tensor under its name": "6 syncs, 0 left out, 0 under other names",
+        "TRL's own sync leaves the policy as it was": f"moved by up to {moved}",
+        "weights after each refit: bit-equal": r"21 tensors, 0 of 6 refits wrong",
+        **read("forward 15, read 6", 310656, 15),
+        "the transports asked for were used": r"trl \(sync\) 5",
+    }
+    return {f"{name} ({run})": value for name, value in made.items()}
+
+
+def step(steps: int, where: str = "", without: tuple[str, ...] = ()) -> dict[str, str]:
+    """Every stage of every step of a recorded run is the shadow's."""
+    made = {
+        f"step proof: {stage}{where}": rf"[1-9]\d* compared, at most {NUMBER} % of the tolerance"
+        for stage in STAGES
+        if stage not in without
+    }
+    return made | {f"every step was recomputed{where}": f"{steps} steps"}
+
+
+VARIED = {
+    f"{name} (variant {variant})": value
+    for variant in VARIANTS
+    for name, value in (("step proof", f"17 stages: {', '.join(STAGES)}"), ("every step was recomputed", "4 steps"))
+}
+
+
 def trained(tensors: str, steps: int, where: str = "", frozen: str | None = "0") -> dict[str, str]:
     """Proofs of one whole training run; an adapter leaves the base frozen, and has proofs of its own for that."""
     made = {
@@ -59,7 +109,6 @@ def trained(tensors: str, steps: int, where: str = "", frozen: str | None = "0")
         f"gradients reach every tensor{where}": "0 without",
         f"every step was logged{where}": f"{steps} of {steps}",
         f"optimizer updates{where}": rf"\[{steps}, {steps}\]",
-        f"a gradient at every step{where}": "0 without",
     }
     if frozen is None:
         return made | {"the checkpoint stores the adapter's settings": "5 compared"}
@@ -72,52 +121,52 @@ def trained(tensors: str, steps: int, where: str = "", frozen: str | None = "0")
 
 
 PROOFS: dict[int, dict[str, str]] = {
-    0: trained("26 of 26", 8),
+    0: step(8) | VARIED | trained("26 of 26", 8),
     1: {
-        "trainable parameters": r"27648 of \d{6}",
+        **step(8, " (full)"),
+        "trainable parameters": r"29184 of \d{6}",
         "only adapters train": "0 others",
         "adapter weights changed": r"28 of 28 tensors",
         "base frozen": r"0 of 29 tensors moved",
-        **trained("28 of 28", 10, " (full)", frozen=None),
-        "checkpoint is complete": "checkpoint-5",
-        "resumed from the checkpoint": "step 5",
+        **trained("28 of 28", 8, " (full)", frozen=None),
+        "checkpoint is complete": "checkpoint-4",
+        "resumed from the checkpoint": "step 4",
         "restored weights: bit-equal": r"57 of 57 equal",
         "restored optimizer: bit-equal": r"138 of 138 equal",
         "restored scheduler: bit-equal": r"(\d+) of \1 equal",
-        "trajectory after the resume: bit-equal": r"(\d\d) of \1 metrics x 5 steps equal",
+        "trajectory after the resume: bit-equal": r"(\d\d) of \1 metrics x 4 steps equal",
         "final weights of both runs: bit-equal": r"57 of 57 equal",
         "final optimizer of both runs: bit-equal": r"138 of 138 equal",
         "final scheduler of both runs: bit-equal": r"(\d+) of \1 equal",
         "final generators of both runs: bit-equal": r"(\d+) of \1 equal",
     },
     2: {
+        **step(6),
         **trained("26 of 26", 6),
         "generation runs in its own process": r"pid \d+ on (cpu|cuda\S*)",
-        "a refit before every generation": "6 refits",
         "weights after each refit: bit-equal": r"26 tensors, 0 of 6 refits wrong",
         "the generator ties what the trainer ties": "True",
-        "first refit changes nothing": "0 touched",
-        "stale weights are detected each time": "5 of 5",
-        "every transport was used": r"full 1, packed 1, sparse 4; differences: (bitmap \d+, )?dense \d+",
-        "committed only after the generator's fingerprint matched": "6 of 6 committed",
-        "samples carry the version of the last refit": "6 of 6 batches",
-        **read("read 26", 209280, 26),
-        "facts of the generator are whole": "0 problems",
+        **read("read 26", 227840, 26),
     },
     3: {
+        **step(6),
         **trained("21 of 21", 6),
+        "a gradient at every step (sync)": "0 without",
         "vLLM generates in its own process": r"vLLM \d[\w.+]+, pid \d+",
-        "a refit before every generation": "6 refits",
         "weights after each refit: bit-equal": r"21 tensors, 0 of 6 refits wrong",
-        "first refit changes nothing": "0 touched",
-        "stale weights are detected each time": "5 of 5",
-        "every transport was used": r"full 1, packed 1, sparse 4; differences: (bitmap \d+, )?dense \d+",
-        "committed only after the generator's fingerprint matched": "6 of 6 committed",
-        "samples carry the version of the last refit": "6 of 6 batches",
         **read("forward 15, read 6", 310656, 15),  # all matrices but the embedding are packed
-        "facts of vLLM are whole": "0 problems",
+        **trained("21 of 21", 6, " (sync)"),
+        **synced("sync", r"0\.0e\+00"),
+        "training facts (lora)": "there",
+        "every step was logged (lora)": "6 of 6",
+        "optimizer updates (lora)": r"\[6, 6\]",
+        "a gradient at every step (lora)": "0 without",
+        "adapter weights (lora) changed": r"28 of 28 tensors",
+        **synced("lora", rf"{NUMBER}"),
     },
     4: {
+        **step(6, " (one)"),
+        **step(6, " (two)"),
         **trained("26 of 26", 6, " (one)"),
         "two processes form one group": r"world sizes \[2, 2\]",
         "optimizer updates (two)": r"\[\[6, 6\], \[6, 6\]\]",
@@ -126,15 +175,18 @@ PROOFS: dict[int, dict[str, str]] = {
         "trajectory of two ranks against one": rf"{NUMBER} % of the tolerance.*",
     },
     5: {
+        **step(6, " (moe)"),
+        "a gradient at every step (vlm)": "0 without",
         "MoE router weights changed": r"2 of 2 tensors",
         "MoE expert weights changed": r"4 of 4 tensors",
         **trained("25 of 25", 6, " (moe)"),
-        "another picture changes the logits": rf"0\.\d+ \(same picture {NUMBER}\)",
+        "another picture changes the logits": rf"{NUMBER} \(same picture {NUMBER}\)",
         "vision tower weights changed": r"21 of 23 tensors",  # LLaVA reads the layer before the last norm
         "projector weights changed": r"4 of 4 tensors",
         **trained("52 of 54", 6, " (vlm)"),
     },
     6: {
+        **step(4, " (learn/1)", without=("reference", "kl")),
         "every seed has a learning arm and a control": "5 and 5",
         "learning arms changed the weights": "5 of 5",
         "control arms changed nothing": "0 of 5",

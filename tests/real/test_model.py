@@ -102,7 +102,7 @@ def test_learning_rate_of_zero_is_vacuous(tmp_path: Path) -> None:
     result = done.level(0)
     assert (done.code, result.verdict, result.vacuous) == (ExitCode.BLOCKED, Verdict.BLOCKED, True), result.reason
     assert "vacuous: the learning rate was 0 at every step" in result.reason
-    assert [(phase.ended, phase.exit_code) for phase in result.phases] == [("exited", 0)]
+    assert [(phase.ended, phase.exit_code) for phase in result.phases] == [("exited", 0)] * 2
 
 
 def test_unknown_argument_is_blocked_as_configuration(tmp_path: Path) -> None:

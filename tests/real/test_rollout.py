@@ -7,6 +7,9 @@ import pytest
 from .inside import run_cases
 
 CASES = (
+    "case_a_clean_run_commits_every_refit",
+    "case_what_was_read_back_decides_over_the_base_of_the_next_delta",
+    "case_refused_payloads_leave_a_fact_and_no_bit",
     "case_a_buffer_of_the_generator_that_moves_is_in_its_hashes",
     "case_a_loader_that_raises_is_a_fact_before_the_run_ends",
     "case_a_policy_without_a_buffer_cannot_have_the_fault",

@@ -38,13 +38,15 @@ EXACT = {
     "no parameter is frozen (grpo, actor)": "80640 of 80640",
     "only adapters train (ppo, actor)": "6656 of 87296",
     "only adapters train (ppo, critic)": "6720 of 87360",
-    "the generator holds what was sent: bit-equal (grpo)": "26 tensors, 0 of 3 syncs wrong",
-    "the generator holds what was sent: bit-equal (ppo)": "28 tensors, 0 of 4 syncs wrong",
+    "the generator holds what was sent: bit-equal (grpo)": "26 tensors, 0 of 4 syncs wrong",
+    "the generator holds what was sent: bit-equal (ppo)": "28 tensors, 0 of 5 syncs wrong",
     "what was sent is what the actor holds: bit-equal (ppo)": "0 tensors differ",
     "the first weights sent are those of the model's files: bit-equal (grpo)": "0 of 26 tensors differ",
-    "every trajectory was scored (ppo)": "64",
+    "every trajectory was scored (ppo)": "96",
     "the reference starts as the actor (grpo): bit-equal": "16 of 16 equal",
     "no rollout was lost (grpo)": "0 prompts, 0 trajectories",
+    "every step was recomputed (grpo)": "12 steps",
+    "every step was recomputed (ppo)": "12 steps",
 }
 """What level 0 measures of the tiny model on Megatron."""
 CAUGHT = {

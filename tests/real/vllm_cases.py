@@ -11,9 +11,10 @@ from typing import Any
 from seatrial.probes import fingerprint
 from seatrial.probes.engines.serve import Server, running
 from seatrial.probes.engines.tiny_models import ensure
-from seatrial.probes.engines.transformers_remote import say
+from seatrial.probes.engines.transformers_loop import Loop
 from seatrial.probes.engines.vllm_client import ServerError
-from seatrial.probes.engines.vllm_loop import Engine, Policy, ServedLoop
+from seatrial.probes.engines.vllm_loop import Engine, Policy
+from seatrial.probes.refit.driver import say
 from seatrial.probes.refit.errors import RefitRefused
 from seatrial.probes.refit.producer import Producer
 
@@ -22,12 +23,12 @@ NORMS = ["model.layers.0.input_layernorm.weight", "model.layers.0.post_attention
 
 
 @contextmanager
-def served(kind: str, tmp: Path) -> Iterator[ServedLoop]:
+def served(kind: str, tmp: Path) -> Iterator[Loop]:
     """A loop over a fresh server; afterwards none of its processes is left."""
     model = ensure(kind, tmp / "model")
     options = ("--dtype", "float32", "--worker-extension-cls", "real.vllm_broken.Broken")
     with Server(model, tmp / "server.log", say, options, faults=True) as server:
-        yield ServedLoop(Policy(model, False), Engine(server, tmp, None), tmp, ALL, None)
+        yield Loop(Policy(model, False), Engine(server, tmp, None), tmp, ALL, None)
     assert running(server.process.pid) == []
 
 
@@ -60,9 +61,9 @@ def case_an_untied_llama_passes_and_bad_payloads_are_refused(tmp: Path) -> None:
         refusals(loop)
         breakages(loop)
         unfaithful(loop)
-        state = loop.engine.client.rpc("seatrial_state")[0]["tensors"]
+        state = engine(loop).client.rpc("seatrial_state")[0]["tensors"]
         assert state["model.layers.0.self_attn.rotary_emb.cos_sin_cache"]["parameter"] is False
-        said = failure(lambda: loop.engine.client.rpc("seatrial_map", reference=str(tmp / "nowhere")))
+        said = failure(lambda: engine(loop).client.rpc("seatrial_map", reference=str(tmp / "nowhere")))
         assert isinstance(said, ServerError)
         assert "/collective_rpc" in str(said)
 
@@ -76,25 +77,30 @@ def failure(call: Callable[[], object]) -> Exception | None:
     return None
 
 
-def refused(loop: ServedLoop, data: bytes, reason: str) -> None:
+def engine(loop: Loop) -> Engine:
+    assert isinstance(loop.remote, Engine)
+    return loop.remote
+
+
+def refused(loop: Loop, data: bytes, reason: str) -> None:
     """A payload is refused for this reason, and leaves everything as it was."""
-    before = loop.engine.state()
-    said = failure(lambda: loop.engine.apply(data))
+    before, place = engine(loop).state(), engine(loop).payload
+    place.write_bytes(data)
+    said = failure(lambda: engine(loop).apply(str(place)))
     assert isinstance(said, RefitRefused), f"{reason}: {said}"
     assert said.reason == reason, said
-    after = loop.engine.state()
-    assert {**after, "wrong": 0} == {**before, "wrong": 0}
+    assert engine(loop).state() == before
 
 
-def refusals(loop: ServedLoop) -> None:
+def refusals(loop: Loop) -> None:
     """Truncated, damaged, replayed, with a gap, on another base, with other names."""
     export = loop.policy.export()
-    good = loop.producer.prepare(export, "full")
-    loop.producer.rollback()
+    good = loop.driver.producer.prepare(export, "full")
+    loop.driver.producer.rollback()
     assert isinstance(good, bytes)
     refused(loop, good[:-1], "truncated")
     refused(loop, good[:4000] + bytes([good[4000] ^ 1]) + good[4001:], "corrupt")
-    refused(loop, loop.payloads[0], "replay")
+    refused(loop, payload(export, 0, "full"), "replay")
     refused(loop, payload(export, 7, "sparse"), "gap")
     other = {name: value + 1 for name, value in export.items()}
     refused(loop, payload(other, 4, "sparse"), "wrong-base")
@@ -108,23 +114,23 @@ def payload(export: dict[str, Any], version: int, transport: str) -> bytes:
     return made
 
 
-def breakages(loop: ServedLoop) -> None:
+def breakages(loop: Loop) -> None:
     """Damage in the live weights is seen and named, and a sparse payload does not build on it."""
-    client, reference = loop.engine.client, str(loop.engine.reference)
+    client, reference = engine(loop).client, str(engine(loop).reference)
     for fault, names in (("flip-bit", NORMS[:1]), ("swap-tensors", NORMS)):
         client.rpc("seatrial_break", fault=fault)
         wrong = client.rpc("seatrial_verify", reference=reference)[0]["wrong"]
         assert sorted(wrong) == names, wrong
         assert [wrong[name]["count"] for name in names] == ([1] if fault == "flip-bit" else [64, 64]), wrong
-        refused(loop, payload(loop.policy.export(), loop.producer.version, "sparse"), "wrong-base")
+        refused(loop, payload(loop.policy.export(), loop.driver.producer.version, "sparse"), "wrong-base")
         # Swapping twice, and flipping twice, puts it right.
         client.rpc("seatrial_break", fault=fault)
         assert client.rpc("seatrial_verify", reference=reference)[0]["wrong"] == {}
 
 
-def unfaithful(loop: ServedLoop) -> None:
+def unfaithful(loop: Loop) -> None:
     """Parameters that are right, and a module that computes with something else: seen by reading and by comparing, and put right."""
-    client, reference = loop.engine.client, str(loop.engine.reference)
+    client, reference = engine(loop).client, str(engine(loop).reference)
     expected = {
         "embedding-copy": "model.embed_tokens.weight",
         "norm-copy": "model.norm.weight",

@@ -42,7 +42,7 @@ def test_a_trial_tests_the_tree_and_keeps_its_run_directory_in_the_step(tmp_path
     step = step_of(tmp_path)
     made = words(plan_of("trl", "--level", "0", "--", "--lr", "1", trial=True), step, ready_of())
     assert made[1:5] == ("-P", "-m", "seatrial.cli.main", "run")
-    assert made[5:] == ("--out", str(step.trial), "--change", str(step.tree), "trl", "--level", "0", "--", "--lr", "1")
+    assert made[5:] == ("--no-base", "--out", str(step.trial), "--change", str(step.tree), "trl", "--level", "0", "--", "--lr", "1")
     named = words(plan_of("trl", "-c", "trl={tree}/part", trial=True), step, ready_of())
     assert "--change" not in named
     assert f"trl={step.tree}/part" in named

@@ -12,7 +12,6 @@ from seatrial.model.verdict import Verdict, worst
 from seatrial.report.build import build_report
 from seatrial.report.html import report_html
 from seatrial.report.junit import junit_xml
-from seatrial.report.outcome import DOUBT
 
 from .trials import LADDER, REPO, SIDE, TITLE, against_baseline, check, level, trial, write_run
 
@@ -81,8 +80,8 @@ def test_tests_that_never_ended_are_not_called_unasked_for(tmp_path: Path) -> No
 def test_a_failure_that_is_not_quite_the_same_is_not_excused(tmp_path: Path) -> None:
     made = against_baseline()
     assert made.baseline is not None
-    for note, words in ((DOUBT, "pre-existing ("), ("the same", "pre-existing: not evidence against the change (")):
-        comparisons = tuple(one.model_copy(update={"note": note}) for one in made.baseline.comparisons)
+    for excuses, words in ((False, "pre-existing ("), (True, "pre-existing: not evidence against the change (")):
+        comparisons = tuple(one.model_copy(update={"excuses": excuses}) for one in made.baseline.comparisons)
         built = report(tmp_path, made.model_copy(update={"baseline": made.baseline.model_copy(update={"comparisons": comparisons})}))
         assert all(words in text for text in built.follow_ups if "pre-existing" in text)
         assert any("pre-existing" in text for text in built.follow_ups)

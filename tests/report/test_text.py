@@ -39,6 +39,11 @@ def test_unique_keeps_order_and_drops_empty() -> None:
         ("from /tmp/a/own after 4 attempts", "from ../b/c after 12 attempts"),
         ("(/a/b.py:12) took 1.5s.", "(/c/d.py:9) took 20s."),
         ("13/26 equal, pytest-3", "2/26 equal, pytest-11"),
+        (
+            "(Worker pid=28) ERROR:2026-11-17 20:39:49,512: uid=3c2aeb0d-222f-43c2-980c-f769bab3b52a",
+            "(Worker pid=912) ERROR:2026-11-17 20:42:15,520: uid=b600f46b-b3f0-4a67-b44a-4dcffd1bae07",
+        ),
+        ("actor_id: 3fea615ef5304710a94f", "actor_id: ab5304710a94f05d8010"),
     ],
 )
 def test_what_two_runs_differ_in_is_gone(one: str, other: str) -> None:
@@ -53,6 +58,8 @@ def test_what_two_runs_differ_in_is_gone(one: str, other: str) -> None:
         ("tests/a.py: x", "tests/b.py: x"),
         ("differs by NaN", "differs by 1.0"),
         ("in float32", "in float16"),
+        ("deadbeef", "facade"),
+        ("conv1d_bias", "conv2d_bias"),
     ],
 )
 def test_names_stay_with_their_digits(one: str, other: str) -> None:

@@ -226,6 +226,7 @@ def against_baseline() -> Trial:
                 before=fail,
                 after=fail,
                 word="fail (pre-existing)",
+                excuses=True,
                 note=f"{LOSS}: bit-identical value on the baseline (1.25)",
             ),
         ),

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from launch.children import wait_until
+from seatrial.cli.request import checkouts
 from seatrial.evidence.environment import environment_record
 from seatrial.evidence.repos import repo_states
 from seatrial.launch import process
 from seatrial.model.loop import Context, SideTests
-from seatrial.model.record import Baseline, Finding, LevelResult, Plan, Trial
+from seatrial.model.record import Baseline, Finding, LevelResult, Plan, RepoState, Trial
 from seatrial.trial import conduct
 from seatrial.trial.level import Limits
 from seatrial.trial.plan import make_plan, requested
@@ -70,6 +71,8 @@ class Bench:
     arguments: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     changes: tuple[Path, ...] = ()
+    base: str | None = None
+    """The base of the changes, where it is known."""
     sides: Callable[[Context], tuple[SideTests, ...]] = lambda _: ()
     baseline: Baseline | None = None
     events: list[Event] = field(default_factory=list)
@@ -87,9 +90,14 @@ class Bench:
     def request(self, *levels: int) -> conduct.Request:
         self.monkeypatch.setattr(conduct, "loop_of", self._loop)
         loop = FakeLoop(self.words)
-        plan = make_plan(loop, requested(loop, levels), None, repo_states(self.changes), arguments=self.arguments)
+        plan = make_plan(loop, requested(loop, levels), None, self._states(), arguments=self.arguments)
         config = {"run.arguments": {"value": list(self.arguments)}}
         return conduct.Request(plan, self.out, self.python, self.limits, config=config, baseline=self.baseline)
+
+    def _states(self) -> tuple[RepoState, ...]:
+        if self.base is None:
+            return repo_states(self.changes)
+        return checkouts([str(path) for path in self.changes], self.base)[0]
 
     def start(self, *levels: int) -> Trial:
         return conduct.start(self.request(*levels), self._listen)

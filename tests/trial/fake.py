@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from seatrial.instruments.fault import Fault
 from seatrial.loops.plain import Plain
 from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
 from seatrial.model.loop import Context, Phase, SideTests, Vacuity
@@ -113,8 +114,8 @@ class FakeLoop(Plain):
     def unseen(self, metrics: Metrics) -> str | None:
         return None
 
-    def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        return {"crash": ("raises", (0, 1))}
+    def faults(self) -> dict[str, Fault]:
+        return {"crash": Fault("raises", (0, 1))}
 
     def instruments(self) -> tuple[Path, ...]:
         return ()

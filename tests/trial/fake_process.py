@@ -41,7 +41,8 @@ def wait(out: Path, seconds: float) -> None:
 def train(out: Path, word: str, root: str) -> None:
     for step in range(1, STEPS + 1):
         reward = 0.0 if word == "flat" else step
-        row = {"step": step, "train/loss": "NaN" if word == "nan" and step == 2 else 1 / step, "train/reward": reward}
+        loss = 1 / (step + (word == "other" and step == STEPS))
+        row = {"step": step, "train/loss": "NaN" if word == "nan" and step == 2 else loss, "train/reward": reward}
         append(out / "metrics.jsonl", json.dumps(row) + "\n")
         say(f"fake: step {step}")
         if word == "short" and step == 2:
@@ -54,6 +55,16 @@ def train(out: Path, word: str, root: str) -> None:
         append(out / "metrics.jsonl", json.dumps({"step": 2, "train/loss": 0.7}) + "\n")
     if word == "torn":
         append(out / "metrics.jsonl", '{"step": 4, "train/lo')
+
+
+def call(name: str, directory: Path) -> None:
+    """Import what changed with the recorder of a real loop, and call one function of it."""
+    import importlib
+
+    from seatrial.probes import executed
+
+    executed.start(str(directory), "driver")
+    getattr(importlib.import_module("pkg.smoke"), name, list)()
 
 
 def main() -> None:
@@ -71,6 +82,8 @@ def main() -> None:
         append(out / "facts.jsonl", json.dumps({"fact": "state", "moved": True}) + "\n")
     if word in ("crash", "secret"):
         raise RuntimeError(f"the model is broken {os.environ.get('HF_TOKEN', '')}")
+    if word.startswith("call-"):
+        call(word.removeprefix("call-"), out.parent)
     train(out, word, root)
     if word != "no-facts":
         append(out / "facts.jsonl", json.dumps({"fact": "state", "moved": word != "stuck"}) + "\n")

@@ -88,18 +88,23 @@ def test_a_revision_is_run_beside_the_change_and_nothing_stays(bench: Bench, rep
     own = rundir.load(bench.out / "baseline" / "trial")
     assert (own.verdict, own.baseline, own.reason) == (Verdict.FAIL, None, "level 0: run: exit code 1: RuntimeError: the model is broken")
     report = read_model(bench.out / "report.json", Report)
-    assert "; against the baseline HEAD~1: level 0 (Fake smoke) fixed." in report.answer
+    assert "; against the baseline HEAD~1: level 0 (Fake smoke) fixed, level 0 differs." in report.answer
     assert [event.result.key for event in bench.events if isinstance(event, SideJudged)] == ["own"]  # not that of the baseline
     assert "baseline" in [event.name for event in bench.events if isinstance(event, Stage)]
 
 
-def test_a_failure_that_was_there_before_is_still_one(bench: Bench, repo: Path) -> None:
+def test_a_failure_that_was_there_before_is_blocked_and_no_pass(bench: Bench, repo: Path) -> None:
     word(repo, "stuck")
     commit(repo, {"new.py": "x = 1\n"})
     trial = run(bench, repo, "HEAD~1", 0)
-    assert (trial.verdict, words(trial)) == (Verdict.FAIL, [("level 0 (Fake smoke)", "fail (pre-existing)")])
+    assert (trial.verdict, words(trial)) == (Verdict.BLOCKED, [("level 0 (Fake smoke)", "fail (pre-existing)")])
+    (level,) = trial.levels
+    assert level.own is not None
+    assert (level.verdict, level.own.verdict) == (Verdict.BLOCKED, Verdict.FAIL)
+    assert level.reason == f"the base (HEAD~1) fails in the same way, so this says nothing about the change: {level.own.reason}"
+    assert rundir.load(bench.out).levels == trial.levels
     report = read_model(bench.out / "report.json", Report)
-    assert report.result is Verdict.FAIL
+    assert report.result is Verdict.BLOCKED
     assert "against the baseline HEAD~1: level 0 (Fake smoke) fail (pre-existing)" in report.answer
     assert any("pre-existing: not evidence against the change (weights changed, as on the baseline)" in line for line in report.follow_ups)
 

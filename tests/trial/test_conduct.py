@@ -189,6 +189,79 @@ def test_a_change_that_was_not_loaded_was_not_tested(bench: Bench, repo: Path, w
     assert bench.resume().verdict is Verdict.PASS
 
 
+def changed(bench: Bench, repo: Path, text: str = "def f():\n    return 2\n\n\ndef g():\n    return 2\n") -> None:
+    """Two functions of a package differ from the base."""
+    bench.base = commit(
+        repo, {"pkg/smoke.py": "import os\n\n\ndef f():\n    return 1\n\n\ndef g():\n    return 1\n", "tests/test_it.py": ""}
+    )
+    (repo / "pkg" / "smoke.py").write_text(text)
+    bench.changes = (repo,)
+
+
+def test_a_file_whose_changed_functions_never_ran_was_not_tested(bench: Bench, repo: Path) -> None:
+    changed(bench, repo)
+    (repo / "pkg" / "third.py").write_text("def h():\n    return 1\n")
+    bench.words = {0: "call-nothing", 1: "call-nothing"}
+    trial = bench.start(0, 1)
+    assert {level.verdict for level in trial.levels} == {Verdict.BLOCKED}
+    level = result(trial, 0)
+    assert (level.boundary, level.vacuous) == (Boundary.CONFIG, True)
+    assert level.reason == (
+        "vacuous: none of the changed functions of my_checkout_ü ran (f (pkg/smoke.py:1), g (pkg/smoke.py:5), h (pkg/third.py:1)); "
+        "these paths ask for level 2 (third): seatrial run fake --level 2"
+    )
+
+
+def test_a_function_that_ran_in_one_level_speaks_for_the_trial_and_is_named_in_the_others(bench: Bench, repo: Path) -> None:
+    changed(bench, repo)
+    bench.words = {0: "call-nothing", 1: "call-f"}
+    trial = bench.start(0, 1)
+    assert trial.verdict is Verdict.PASS, trial.reason
+    never = "changed but never ran, so not tested: g (pkg/smoke.py:5) of my_checkout_ü"
+    elsewhere = "none of the changed functions of my_checkout_ü ran in this level; level 1 (second) ran some"
+    assert {never, elsewhere} <= set(result(trial, 0).limitations)
+    assert never in result(trial, 1).limitations
+    assert elsewhere not in result(trial, 1).limitations
+
+
+def test_a_function_that_ran_only_in_a_level_that_failed_was_not_shown_to_work(bench: Bench, repo: Path) -> None:
+    changed(bench, repo)
+    bench.words = {0: "call-nothing", 1: "nan"}
+    (repo / "pkg" / "WORD").write_text("x")
+    trial = bench.start(0, 1)
+    assert [level.verdict for level in trial.levels] == [Verdict.BLOCKED, Verdict.FAIL]
+
+
+def test_what_is_no_code_needs_not_run(bench: Bench, repo: Path) -> None:
+    changed(bench, repo, "# a comment\nimport os\n\n\ndef f():\n    return 1\n\n\ndef g():\n    return 1\n")
+    bench.words = {0: "call-nothing"}
+    trial = bench.start(0)
+    assert trial.verdict is Verdict.PASS, trial.reason
+    assert any("there is nothing to run" in text for text in result(trial, 0).limitations)
+
+
+def test_without_a_base_or_a_recorder_files_decide_and_that_is_said(bench: Bench, repo: Path) -> None:
+    bench.changes = (repo,)
+    assert any("no base is known" in text for text in result(bench.start(0), 0).limitations)
+
+
+def test_a_loop_that_records_no_functions_is_judged_by_files(bench: Bench, repo: Path) -> None:
+    changed(bench, repo)
+    trial = bench.start(0)
+    assert trial.verdict is Verdict.PASS
+    assert any("which functions ran was not recorded" in text for text in result(trial, 0).limitations)
+
+
+def test_a_checkout_that_loads_itself_is_reported(bench: Bench, repo: Path) -> None:
+    changed(bench, repo)
+    (repo / "sitecustomize.py").write_text("import pkg.smoke\npkg.smoke.f()\n")
+    bench.words = {0: "call-nothing"}
+    trial = bench.start(0)
+    assert result(trial, 0).verdict is Verdict.BLOCKED
+    assert any(finding.name == "loads itself" and "sitecustomize.py" in finding.message for finding in trial.findings)
+    assert "none of the changed functions" in result(trial, 0).reason
+
+
 def test_a_checkout_that_vanishes_while_the_trial_runs_blocks_its_pass(bench: Bench, repo: Path) -> None:
     bench.changes = (repo,)
     gone = repo.with_name("gone")

@@ -29,7 +29,8 @@ def ended(code: int | None = 0, how: str = "exited") -> Outcome:
 
 def probe(verdict: str, *rungs: str, reason: str = "because", uncounted: tuple[str, ...] = ()) -> dict[str, Any]:
     """A probe.json with one family."""
-    rows = [{"rung": "r", "verdict": one} for one in rungs] + [{"rung": "u", "verdict": one, "counted": False} for one in uncounted]
+    rows: list[dict[str, Any]] = [{"rung": "r", "verdict": one, "checks": [{"name": "c", "passed": one != FAIL}]} for one in rungs]
+    rows += [{"rung": "u", "verdict": one, "counted": False} for one in uncounted]
     return {"judged": {"verdict": verdict, "reason": reason, "families": [{"model": "qwen2", "rungs": rows}]}}
 
 

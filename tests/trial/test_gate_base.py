@@ -161,3 +161,26 @@ def test_a_base_that_cannot_be_had_excuses_nothing_and_is_named(repo: Path, tmp_
     for tests in (side(repo, "f" * 40), replace(side(repo, ""), bases=())):
         why, note = excuse(tests, BAD, tmp_path / "trees", lambda _: BAD)
         assert (why, note.startswith("not compared with the state before the change")) == ("", True)
+
+
+@pytest.mark.parametrize("found", [probe(rung("tp", reason="raised: ImportError: x")), probe(reason="cannot be imported: x")])
+def test_what_was_not_measured_and_not_compared_is_not_held_against_the_change(repo: Path, tmp_path: Path, found: dict[str, Any]) -> None:
+    for tests in (side(repo, "f" * 40), replace(side(repo, ""), bases=())):
+        why, note = excuse(tests, found, tmp_path / "trees", lambda _: found)
+        assert (why.startswith("nothing that failed was measured, and nothing was compared"), note) == (True, "")
+    both = probe(rung("tp", "a"), rung("sp", reason="raised"))
+    assert excuse(replace(side(repo, ""), bases=()), both, tmp_path / "trees", lambda _: None)[0] == ""
+
+
+def test_a_checkout_that_is_its_base_has_no_change_to_blame(repo: Path, tmp_path: Path) -> None:
+    head = git(repo, "rev-parse", "HEAD")
+    same = repo_state(repo, "bridge").model_copy(update={"base": head})
+    why, _ = excuse(replace(side(repo, head), bases=((same, head),)), BAD, tmp_path / "trees", lambda _: None)
+    assert why.startswith("nothing differs from the base")
+
+
+def test_nothing_is_new_beside_a_base_that_is_blocked(bench: Bench, repo: Path) -> None:
+    trial, found = trial_of(bench, repo, probe(verdict="Blocked"), BAD)
+    assert (trial.verdict, found.verdict) == (Verdict.FAIL, Verdict.FAIL)
+    assert "not compared with the state before the change" in found.notes[-1]
+    assert "this is new" not in found.notes[-1]

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.status import Status
 
 from seatrial.model.record import Record
-from seatrial.trial.progress import Ended, Event, Found, Judged, Planned, Running, SideJudged, SideRunning, Stage
+from seatrial.report.bits import bit_words
+from seatrial.trial.progress import Compared, Ended, Event, Found, Judged, Planned, Running, SideJudged, SideRunning, Stage
 
 PLAIN_SECONDS = 10.0
 COLOURS = {"Pass": "green", "Fail": "red", "Blocked": "yellow", "Skipped": "cyan"}
@@ -61,6 +62,8 @@ class Text:
             what = f"level {event.result.number} {event.result.title}" if isinstance(event, Judged) else event.result.name
             self.console.print(f"[bold {COLOURS[result.verdict]}]{result.verdict}[/] {what}: ", end="")
             self.console.print(f"{result.reason} ({result.seconds:.0f} s)", markup=False)
+        elif isinstance(event, Compared):
+            self.console.print(f"base: level {event.level}: {bit_words(event.found)}", markup=False)
         elif isinstance(event, Ended):
             self.said = 0.0
 

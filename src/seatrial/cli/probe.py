@@ -209,7 +209,7 @@ def _attach(url: str, weights: Path, out: Path | None, minutes: float, json: boo
 
 def _judge(source: Path, transport: Transport | None, out: Path | None, json: bool) -> NoReturn:
     """Judge facts that lie there already; nothing is written unless a place is named."""
-    from seatrial.proving.collected import read_all
+    from seatrial.loops.facts import read_all
     from seatrial.proving.judge import judge
     from seatrial.proving.record import TRANSPORTS, Wanted
 

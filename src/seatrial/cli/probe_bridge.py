@@ -32,6 +32,7 @@ class Wanted:
     python: Path | None
     engine_python: Path | None
     steps: int
+    base: bool
     tests: bool
     card: Path | None
     out: Path | None
@@ -64,6 +65,7 @@ def bridge(
     base: Annotated[
         str | None, typer.Option("--base", help="Revision before the change. Default: the merge base with the main branch.")
     ] = None,
+    no_base: Annotated[bool, typer.Option("--no-base", help="Do not climb the ladder at the base when it fails.")] = False,
     card: Annotated[Path | None, typer.Option("--card", metavar="FILE", help="Write a model verification card (YAML) there.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Where the evidence goes. Default: a new directory below trials/.")
@@ -101,7 +103,17 @@ def bridge(
         from seatrial.proving.bridge.card import require_card
 
         require_card(asked, changes, card)
-    wanted = Wanted(python=python, engine_python=engine_python, steps=steps, tests=tests, card=card, out=out, minutes=minutes, json=json)
+    wanted = Wanted(
+        python=python,
+        engine_python=engine_python,
+        steps=steps,
+        base=not no_base,
+        tests=tests,
+        card=card,
+        out=out,
+        minutes=minutes,
+        json=json,
+    )
     _run(asked, changes, wanted)
 
 
@@ -217,6 +229,7 @@ def _run(asked: Asked, changes: tuple[RepoState, ...], wanted: Wanted) -> NoRetu
     from seatrial.evidence.repos import write_repos
     from seatrial.launch.interrupt import Interrupted, Interruptible
     from seatrial.model.verdict import ExitCode
+    from seatrial.proving.bridge.beside_base import beside_base
     from seatrial.proving.bridge.conclude import run_own_tests, unless_edited
     from seatrial.proving.bridge.run import Setup, prove
     from seatrial.trial import rundir
@@ -235,6 +248,8 @@ def _run(asked: Asked, changes: tuple[RepoState, ...], wanted: Wanted) -> NoRetu
         setup = Setup(asked=asked, python=interpreter, out=place, deadline_s=60 * wanted.minutes, changes=recorded, options=options)
         try:
             judged = prove(setup, tell)
+            if wanted.base and asked.fault is None:
+                judged = beside_base(setup, judged, ends - time.monotonic(), tell)
             if wanted.tests and asked.fault is None:
                 judged = run_own_tests(setup, judged, ends - time.monotonic(), tell)
             judged = unless_edited(judged, setup.changes, place / EVIDENCE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -32,9 +32,16 @@ Change = Annotated[
     list[str] | None, typer.Option("--change", "-c", metavar="[NAME=]PATH", help="A checkout under test; repeat for several.")
 ]
 Auto = Annotated[bool, typer.Option("--auto", help="Choose the levels from the diff of the changes.")]
-Base = Annotated[str | None, typer.Option("--base", help="Revision that the changes are compared with (for --auto).")]
+Base = Annotated[
+    str | None, typer.Option("--base", metavar="REV", help="Revision before the change. Default: the merge base with the main branch.")
+]
+NoBase = Annotated[bool, typer.Option("--no-base", help="Do not run the base beside the change; its failures then count as new.")]
+Expect = Annotated[
+    Literal["identical"] | None, typer.Option("--expect", help="identical: any difference from the base, bit by bit, is a Fail.")
+]
 Baseline = Annotated[
-    str | None, typer.Option("--baseline", metavar="REV|RUN", help="Also run a revision without the change, or take a recorded trial.")
+    str | None,
+    typer.Option("--baseline", metavar="REV|RUN", help="Compare with this revision, or with a recorded trial, instead of the base."),
 ]
 Python = Annotated[Path | None, typer.Option("--python", help="Interpreter of your own environment for the loop.")]
 Set = Annotated[
@@ -70,6 +77,7 @@ def load_config(
     python: Path | None = None,
     arguments: Sequence[str] = (),
     options: Mapping[str, object] | None = None,
+    no_base: bool = False,
 ) -> Loaded:
     """The configuration with the flags on top."""
     from seatrial.config import find_file, load
@@ -84,6 +92,7 @@ def load_config(
         "run.arguments": list(arguments) or None,
         "change.paths": list(changes) if changes else None,
         "change.base": base,
+        "change.run_base": False if no_base else None,
         "environment.python": str(python) if python else None,
         **{f"options.{name}": str(value) for name, value in (options or {}).items() if value is not None},
     }

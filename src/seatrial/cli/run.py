@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -12,7 +12,7 @@ from seatrial.cli import request
 
 if TYPE_CHECKING:
     from seatrial.model.loop import Loop
-    from seatrial.model.record import Trial
+    from seatrial.model.record import Baseline, Plan, Trial
     from seatrial.trial.progress import Listener
 
 
@@ -27,7 +27,9 @@ def run(
     nemo_rl: request.NemoRl = None,
     auto: request.Auto = False,
     base: request.Base = None,
+    no_base: request.NoBase = False,
     baseline: request.Baseline = None,
+    expect: request.Expect = None,
     python: request.Python = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory. Default: a new one below trials/.")] = None,
     settings: request.Set = None,
@@ -40,6 +42,9 @@ def run(
 ) -> None:
     """Run levels of a loop on a change, to a verdict and a report.
 
+    The base of the change runs beside it, under the same conditions: a failure that it has too is Blocked, and the report
+    says whether both runs are identical, or where they first differ.
+
     Loop arguments stand after `--` and are passed on verbatim:
     seatrial run trl --level 0 -- --learning_rate 1e-4
     """
@@ -50,7 +55,7 @@ def run(
     from seatrial.trial.level import Limits
 
     options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
-    loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or (), options)
+    loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or (), options, no_base)
     asked = request.ask(loaded, auto)
     if fault is not None:
         _require_fault(fault, asked.loop, [item.number for item in asked.plan.levels])
@@ -64,13 +69,29 @@ def run(
         limits=Limits(force.limits.deadline_minutes, force.limits.stall_minutes),
         options={"fault": fault} if fault else {},
         config={key: {"value": value, "origin": origin} for key, value, origin, _ in loaded.rows()},
-        baseline=comparing.requested(baseline, asked.plan, here=on is None) if baseline else None,
+        baseline=_unchanged(asked.plan, baseline, expect, run_base=force.change.run_base, here=on is None, fault=fault is not None),
     )
     if on is not None and asked.plan.levels:  # a trial without a level needs no job
         attach.begin(wanted, *request.profile_named(loaded, on), detach=detach, dry_run=dry_run, json=json)
     rundir.named_directory(wanted.out)
     tell = listener(json)
     close(comparing.finish(wanted, conduct.start(wanted, tell), tell), wanted.out, json)
+
+
+def _unchanged(
+    plan: Plan, named: str | None, expect: Literal["identical"] | None, *, run_base: bool, here: bool, fault: bool
+) -> Baseline | None:
+    """What the trial is compared with: what the user named, or the base of the change."""
+    from seatrial.model.errors import UserError
+    from seatrial.trial.base import base_of
+    from seatrial.trial.baseline import requested
+
+    if expect and not named and not run_base:
+        raise UserError("--expect needs something to compare with, and --no-base switches the base off", "leave one of them out")
+    found = requested(named, plan, here=here) if named else base_of(plan, run=run_base, here=here, fault=fault)
+    if expect and found is None:
+        raise UserError("--expect needs a change", "name the checkout under test with --change PATH")
+    return found.model_copy(update={"expect": expect}) if found else None
 
 
 def listener(json: bool) -> Listener:
@@ -126,10 +147,11 @@ def _require_fault(fault: str, loop: Loop, levels: list[int]) -> None:
         cpu = f"seatrial run {loop.name} --device cpu --fault list" if "device" in loop.options() else "leave --fault out"
         raise UserError(f"{loop.title} has no faults to inject here", cpu)
     if fault == "list":
-        typer.echo("\n".join(f"{name:20} levels {','.join(map(str, places)):12} {text}" for name, (text, places) in known.items()))
+        rows = ((name, ",".join(map(str, found.levels)), found.stage or "-", found.text) for name, found in known.items())
+        typer.echo("\n".join(f"{name:25} levels {levels:14} stage {stage:10} {text}" for name, levels, stage, text in rows))
         raise typer.Exit
     if fault not in known:
         raise UserError(f"unknown fault {fault!r}; known: {', '.join(known)}", f"seatrial run {loop.name} --fault list")
-    places = known[fault][1]
+    places = known[fault].levels
     if not set(places).intersection(levels):
         raise UserError(f"the fault {fault} acts at level {', '.join(map(str, places))} only", f"add --level {places[0]}")

@@ -28,6 +28,9 @@ LAST_COMMIT = "nothing is uncommitted and HEAD is on the main branch: the last c
 EVERY_FILE = "HEAD has no parent (first commit, or a shallow clone): every file"
 _DEFAULTS = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
 _GITLINK = "160000"
+_FILES = ("100644", "100755")
+UNREADABLE = b"\0"
+"""Contents that no parser takes."""
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@ ?(.*)")
 _ESCAPED = re.compile(rb"\\([abtnvfr\\\"]|[0-7]{3})")
 _LETTERS = dict(zip(b"abtnvfr", b"\a\b\t\n\v\f\r", strict=True))
@@ -119,6 +122,34 @@ def changed_lines(path: Path, base: str | None = None) -> ChangedLines:
         left -= len(taken)
         lines += _marked_lines(text(taken))
     return ChangedLines(tuple(lines), complete)
+
+
+def base_contents(path: Path, base: str) -> dict[str, bytes | None]:
+    """Every changed Python file as it was at `base`, under its path of today; None for one that is new. Deleted files are left out.
+
+    One that git cannot give (a partial clone) is `UNREADABLE`.
+    """
+    return dict(_contents(top_level(path), base))
+
+
+def _blob(root: Path, name: str) -> bytes:
+    try:
+        return git(root, "cat-file", "blob", name)
+    except UserError:
+        return UNREADABLE
+
+
+def _contents(root: Path, commit: str, prefix: str = "") -> Iterator[tuple[str, bytes | None]]:
+    entries, left_out = _raw(root, commit)
+    for entry in entries:
+        name, gone = entry.change.path, entry.change.status == "D"
+        if name.endswith(".py") and not gone and entry.new_mode in _FILES:
+            yield prefix + name, _blob(root, entry.old_commit) if entry.old_mode in _FILES else None
+    for name in left_out:
+        if name.endswith(".py"):
+            yield prefix + name, None
+    for submodule, old in _moved_submodules(root, entries):
+        yield from _contents(root / submodule, old, f"{prefix}{submodule}/")
 
 
 def _base(root: Path, base: str | None) -> tuple[str, str]:

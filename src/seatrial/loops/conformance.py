@@ -57,7 +57,7 @@ def conformance(context: Context) -> tuple[SideTests, ...]:
         else f"the environment {MEGATRON_CPU} is not built: seatrial env build {MEGATRON_CPU}",
         kind="probe",
         gate=True,
-        bases=tuple(bases) if len(bases) == len(tested) and not unknown else (),
+        bases=tuple(bases) if len(bases) == len(tested) else (),
     )
     return tuple(_probe(common, number, families, rungs) for number, (rungs, families) in enumerate(_groups(meant).items()))
 
@@ -69,7 +69,7 @@ def _probe(common: SideTests, number: int, families: Sequence[str], rungs: Seque
         common,
         key=f"{common.key}-{families[0]}" if number else common.key,
         name=f"{common.name} of {', '.join(families)}" if number else common.name,
-        argv=(*common.argv, *models, "--rungs", ",".join(rungs), "--no-tests"),
+        argv=(*common.argv, *models, "--rungs", ",".join(rungs), "--no-base", "--no-tests"),
         minutes=MINUTES + MINUTES_OF_A_FAMILY * len(families),
     )
 

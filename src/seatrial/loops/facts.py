@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.files import read_text
+from seatrial.model.errors import UserError
 from seatrial.model.series import Damage
 
+PATTERN = "*facts*.jsonl"
 Row = dict[str, Any]
 
 
@@ -60,3 +62,17 @@ def read_facts(path: Path) -> Facts:
         except (ValueError, RecursionError) as error:
             damage.append(Damage(str(path), f"line {number}", 1, f"not a fact: {error}"))
     return Facts(tuple(rows), tuple(damage))
+
+
+def read_all(source: Path) -> Facts:
+    """The facts of a run: one file, or every file of facts below a directory, in the order of their names. None is an error."""
+    if source.is_dir():
+        files = sorted(source.rglob(PATTERN))
+        if not files:
+            raise UserError(f"{source}: no file of facts below it ({PATTERN})", "name the file that the hooks were told to write")
+    elif source.is_file():
+        files = [source]
+    else:
+        raise UserError(f"{source}: no such file or directory", "name the file of facts, or the directory that holds it")
+    read = [read_facts(file) for file in files]
+    return Facts(tuple(row for each in read for row in each.rows), tuple(damage for each in read for damage in each.damage))

@@ -13,6 +13,9 @@ from seatrial.model.loop import Context, Isolation, SideTests
 from seatrial.model.record import LevelResult, RepoState
 from seatrial.model.tokens import TokenRow
 
+CLOCKS = ("time", "timing", "second", "_per_s", "perf/", "throughput", "memory", "mfu")
+"""Parts of names of metrics that measure the machine, where a loop does not say it better."""
+
 
 class Basic:
     """A loop without a table of concerns, assertions, tests, isolations and token logs of its own."""
@@ -37,6 +40,10 @@ class Basic:
         """None."""
         return ()
 
+    def shortfalls(self, level: Level, directory: Path) -> tuple[str, ...]:  # noqa: ARG002 - the contract
+        """None that can be computed."""
+        return ()
+
     def shown(self, level: Level, context: Context, directory: Path) -> tuple[str, ...]:  # noqa: ARG002 - the contract
         """Nothing beyond the processes themselves."""
         return ()
@@ -52,6 +59,10 @@ class Basic:
     def next_steps(self, result: LevelResult, context: Context) -> tuple[str, ...]:  # noqa: ARG002 - the contract
         """None."""
         return ()
+
+    def is_clock(self, metric: str) -> bool:
+        """By its name."""
+        return any(word in metric for word in CLOCKS)
 
     def tokens(self, directory: Path) -> Iterator[TokenRow]:  # noqa: ARG002 - the contract
         """None."""

@@ -14,6 +14,22 @@ from seatrial.model.tokens import TokenRow
 from seatrial.model.verdict import Boundary
 
 
+class Fault(Protocol):
+    """A known bug that a loop can inject into itself."""
+
+    @property
+    def text(self) -> str:
+        """What it does."""
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The levels that are to catch it."""
+
+    @property
+    def stage(self) -> str:
+        """The stage of the step proof that names it at the first of these levels; empty: another check catches it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """One process of a level, run to its end before the next."""
@@ -28,6 +44,8 @@ class Phase:
     """Process kinds that must each prove their imports."""
     cwd: Path | None = None
     """Working directory; None is a directory with nothing but the instruments in it."""
+    beside: bool = False
+    """Runs beside the change: nothing of it is on the import path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +187,9 @@ class Loop(Protocol):
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """What a Pass in this configuration must not be read as, beside what the level itself says."""
 
+    def shortfalls(self, level: Level, directory: Path) -> tuple[str, ...]:
+        """What the run of a level did not exercise, computed from what it left: recorded as limitations."""
+
     def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
         """Metric files of a level directory, by tag prefix ("" for none)."""
 
@@ -186,6 +207,9 @@ class Loop(Protocol):
 
     def next_steps(self, result: LevelResult, context: Context) -> tuple[str, ...]:
         """What to do about a level that is no Pass, beyond what its diagnosis advises: with paths of this machine."""
+
+    def is_clock(self, metric: str) -> bool:
+        """Whether a metric measures the machine (time, throughput, memory), and so differs between equal runs."""
 
     def tokens(self, directory: Path) -> Iterator[TokenRow]:
         """The sequences of a level with the log-probabilities of generator and trainer, if the loop wrote them."""
@@ -208,8 +232,8 @@ class Loop(Protocol):
     def unseen(self, metrics: Metrics) -> str | None:
         """What a Pass would claim of any training run and these metrics do not show, or None."""
 
-    def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Known bugs that can be injected: what each does, and the levels that are to catch it."""
+    def faults(self) -> Mapping[str, Fault]:
+        """Known bugs that can be injected: what each does, the levels that are to catch it, and the stage that names it."""
 
     def instruments(self) -> tuple[Path, ...]:
         """Packages of this loop that run inside its interpreter and are staged into the run directory."""

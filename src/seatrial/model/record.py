@@ -39,6 +39,14 @@ class CheckResult(Record):
     message: str = ""
     boundary: Boundary = Boundary.METRICS
     """Where a miss of this check points to."""
+    run: str = ""
+    """The run of the level that it is about; empty where the level has one."""
+    stage: str = ""
+    """The stage of a training step that it proves."""
+    step: int | None = None
+    """The optimizer step at which a stage diverged."""
+    tensor: str = ""
+    """The tensor in which it diverged."""
 
 
 class Finding(Record):
@@ -160,6 +168,8 @@ class Diagnosis(Record):
     signature: str | None = None
     """Id of the known failure that matched."""
     advice: str = ""
+    exception: str | None = None
+    """Class of the exception that ended the run; None when nothing was raised."""
     milestone: str | None = None
     """The last milestone reached."""
     noise: tuple[str, ...] = ()
@@ -178,6 +188,14 @@ class PhaseOutcome(Record):
     signal: int | None = None
 
 
+class OwnVerdict(Record):
+    """What a run came to by itself, where the comparison with its base changed that."""
+
+    verdict: Verdict
+    reason: str
+    boundary: Boundary | None = None
+
+
 class LevelResult(Record):
     """The judged outcome of one level."""
 
@@ -188,6 +206,8 @@ class LevelResult(Record):
     reason: str
     """One sentence: why this verdict."""
     boundary: Boundary | None = None
+    own: OwnVerdict | None = None
+    """The verdict of the level by itself, where the comparison with the base replaced it."""
     vacuous: bool = False
     checks: tuple[CheckResult, ...] = ()
     diagnosis: Diagnosis | None = None
@@ -231,6 +251,8 @@ class SideResult(Record):
     """Whether its Fail ends the trial: nothing else runs then."""
     boundary: Boundary | None = None
     """Where a failure sits, if that is known."""
+    own: OwnVerdict | None = None
+    """The verdict of the tests by themselves, where the comparison with the base replaced it."""
     passed: int = 0
     """Tests; of a probe, its rungs that count."""
     failed: int = 0
@@ -249,18 +271,62 @@ class Comparison(Record):
     """None when the baseline has no such deliverable."""
     after: Verdict
     word: Literal["pass", "fail (pre-existing)", "fixed", "newly broken", "not comparable"]
+    excuses: bool = False
+    """The unchanged side fails in the same way: the failure says nothing about the change."""
     note: str = ""
+
+
+class BitDifference(Record):
+    """The first place where two runs of a level differ."""
+
+    phase: str
+    source: Literal["record", "metrics"]
+    """The file that shows it."""
+    step: int | None
+    stage: str = ""
+    name: str
+    """The digest, value or metric; `row` when one side ends earlier."""
+    expected: str
+    """On the unchanged side."""
+    found: str
+
+
+class BitComparison(Record):
+    """A level beside the same level on the unchanged side, bit by bit."""
+
+    level: int
+    outcome: Literal["identical", "differs", "not comparable"]
+    sources: tuple[Literal["record", "metrics"], ...] = ()
+    """The files that were compared."""
+    compared: int = 0
+    """Digests, values and metrics that were equal before the first difference."""
+    difference: BitDifference | None = None
+    reason: str = ""
+    """Why it is not comparable."""
+
+
+NoBase = Literal["unknown", "same files", "switched off", "fault", "cluster"]
+"""Why no base runs beside a change."""
 
 
 class Baseline(Record):
     """The unchanged side."""
 
     source: str
-    """A revision, or the directory of a recorded trial."""
+    """A revision, or the directory of a recorded trial; empty when there is none."""
+    origin: Literal["requested", "base"] = "requested"
+    """`requested`: --baseline named it; `base`: the state before the change."""
+    absent: NoBase | None = None
+    """Why nothing is run or read."""
+    expect: Literal["identical"] | None = None
+    """What the user demands of the comparison."""
     changes: tuple[RepoState, ...] = ()
     directory: str = ""
     """The run directory of the baseline's own trial."""
     comparisons: tuple[Comparison, ...] = ()
+    bits: tuple[BitComparison, ...] = ()
+    reused: tuple[int, ...] = ()
+    """Levels whose result comes from an earlier run of the same base."""
     notes: tuple[str, ...] = ()
     """Why it may not be comparable: another model, other options, another environment."""
 

@@ -20,10 +20,12 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 Row = dict[str, Any]
+CUSTOMIZE = ("sitecustomize", "usercustomize")
+"""Modules that the interpreter imports as it starts: a checkout that has one is loaded by every process, and used by none."""
 
 
 @contextlib.contextmanager
@@ -76,9 +78,45 @@ def locate(path: str, process: str, packages: Iterable[str], expected: Mapping[s
     return _append(path, [_row(process, name, _locate(name), None, expected.get(name), "found") for name in packages])
 
 
+def in_startup(frame: FrameType | None) -> bool:
+    """Whether the interpreter's own start (`sitecustomize`, `usercustomize`, a `.pth` file) stands below this frame."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "site":
+            return True
+        frame = frame.f_back
+    return False
+
+
+_STARTUP: set[str] = set()
+"""Files that the interpreter loaded itself before the loop began."""
+
+
+def customized() -> bool:
+    """Whether the interpreter ran a module of its start that is neither Python's, nor the environment's, nor ours: a checkout's."""
+    own = tuple(str(Path(place).resolve()) + os.sep for place in (sys.prefix, sys.base_prefix, Path(__file__).parents[1]))
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in CUSTOMIZE]
+    return any(isinstance(file, str) and not str(Path(file).resolve()).startswith((*own, "/usr/", "/etc/")) for file in files)
+
+
+def begin() -> None:
+    """Nothing of the loop is loaded yet: what is here was loaded by the interpreter, and is not counted as loaded by the loop."""
+    _STARTUP.update(_files(sys.modules))
+
+
+def started_with(name: str, file: str | None = None) -> bool:
+    """Whether the interpreter loads this module itself as it starts, not the loop."""
+    return name in CUSTOMIZE or (file is not None and str(Path(file).resolve()) in _STARTUP)
+
+
+def _files(modules: Mapping[str, Any]) -> list[str]:
+    """The files of modules, except those that the interpreter loads itself."""
+    named = [(name, getattr(module, "__file__", None)) for name, module in list(modules.items())]
+    return [str(Path(file).resolve()) for name, file in named if isinstance(file, str) and file and not started_with(name, file)]
+
+
 def loaded(path: str, process: str, roots: Iterable[str]) -> None:
     """Append which files below each root this process has loaded so far; call it at the end."""
-    files = [Path(file).resolve() for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+    files = [Path(file) for file in _files(sys.modules)]
     rows = []
     for root in roots:
         base = Path(root).resolve()

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from seatrial.probes import facts, provenance
+from seatrial.probes import executed, facts, provenance
 
 WRONG_IMPORT = 90
 """Exit code of a process that found a package under test in another place than its checkout."""
@@ -82,6 +82,8 @@ class Witness:
             loader.exec_module = exec_module
 
     def _loaded(self, file: str | None) -> None:
+        if provenance.in_startup(sys._getframe()):
+            return  # by the interpreter itself
         place = Path(file).resolve() if file else None
         for root, base in self.roots.items():
             if place is not None and base in place.parents:
@@ -101,11 +103,16 @@ def under_test(text: str) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in text.split(os.pathsep) if entry)
 
 
-def watch_this_process(environment: Mapping[str, str], process: str, main: str | None = None, may_lack: bool = False) -> Witness:
-    """Start the witness of this process, which is of the kind `process`."""
+def watch_this_process(
+    environment: Mapping[str, str], process: str, main: str | None = None, may_lack: bool = False, fresh: bool = False
+) -> Witness:
+    """Start the witness of this process, which is of the kind `process`; `fresh`: before anything of the loop was loaded."""
     directory = environment.get("SEATRIAL_IMPORTS")
     if not directory:
         raise ImportError("SEATRIAL_IMPORTS is not set here, although the import witness is asked for: set both, or neither")
+    if fresh or provenance.customized():
+        provenance.begin()
+    executed.start(directory, process, fresh)
     watch = [name for name in environment.get("SEATRIAL_WATCH", "").split(",") if name]
     witness = Witness(directory, process, under_test(environment.get("SEATRIAL_UNDER_TEST", "")), watch, may_lack)
     witness.start(main)

@@ -11,13 +11,13 @@ from typing import Any
 
 from seatrial.loops.facts import Facts, Row
 from seatrial.loops.proof import proof
-from seatrial.loops.refits import coverage
+from seatrial.loops.refits import coverage, weights
+from seatrial.loops.refits.checks import whole
 from seatrial.loops.refits.rows import Rows, typed
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.probes.engines.vllm_client import Client, ServerError
-from seatrial.proving import weights
 from seatrial.proving.checkpoint import require_weights
 from seatrial.proving.judge import describe, lines
 from seatrial.proving.record import Judged, Wanted
@@ -85,10 +85,7 @@ def judge_attached(facts: Facts, wanted: Wanted) -> Judged:
     """The verdict on one look at a server."""
     rows = typed(facts)
     wrong = weights.wrong_tensors(rows)
-    whole = proof(
-        "facts are whole", not rows.problems, f"{len(rows.problems)} problems", Boundary.METRICS, "0", "; ".join(rows.problems[:3])
-    )
-    checks = [whole, _equal(rows), coverage.methods(rows), *coverage.checks(rows), _version(rows)]
+    checks = [whole(rows), _equal(rows), coverage.methods(rows), *coverage.checks(rows), _version(rows)]
     missed = [check for check in checks if not check.passed]
     limits = (
         "one look at a server: nothing is said about the refits that led here or that follow",

@@ -1,29 +1,25 @@
-"""The verdict of a refit probe: a pure function from facts to checks and a verdict.
+"""The verdict of a refit probe: a pure function from facts to checks (`loops.refits.checks`), a verdict and its limitations.
 
-- A fact that is missing is a missed proof, and facts that contradict each other are not whole. Where hooks left the facts in
-  another framework's run, three proofs may be absent that they cannot make (equal base, stamped samples, log-probabilities);
-  each absence is then a limitation. Facts without a trace of hooks are judged as those of a run of ours.
-- A map shows where elements land, not where they belong. So no tensor may be misplaced by its name, and a run of ours must have
-  compared the base before its first refit. A fused tensor whose slots nobody named counts as misplaced: a swap in it is not seen.
-- Any missed check is a Fail, unless the run was vacuous and the miss is only what the vacuity leaves open: then Blocked.
-- Pass needs every check. `token_mult_prob_error` can fail a probe; it never stands for a proof of bits.
+Any missed check is a Fail, unless the run was vacuous and the miss is only what the vacuity leaves open: then Blocked. Pass needs every
+check.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seatrial.files import number_to_json
 from seatrial.loops.facts import Facts
 from seatrial.loops.proof import proof
-from seatrial.loops.refits import coverage
-from seatrial.loops.refits.rows import Mismatch, Rows, by_replica, typed
+from seatrial.loops.refits import checks, coverage, weights
+from seatrial.loops.refits.checks import Expected, JudgedRefits, judge_refits
+from seatrial.loops.refits.rows import Mismatch, Rows, by_replica
+from seatrial.loops.refits.weights import Wrong
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.probes.refit.errors import UNMAPPED
-from seatrial.proving import behaviour, weights
-from seatrial.proving.consistent import contradictions
-from seatrial.proving.record import Judged, MismatchLine, RefitLine, Wanted, Wrong
+from seatrial.proving.record import Judged, MismatchLine, RefitLine, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,68 +32,38 @@ class _Vacuity:
 
 def judge(facts: Facts, wanted: Wanted, trouble: str = "") -> Judged:
     """Judge the facts of one run; `trouble` says how its process ended, when not well."""
-    rows = typed(facts)
-    wrong = weights.wrong_tensors(rows)
-    ended = [_finished(trouble)] if wanted.source == "driver" else []
-    own = wanted.source == "driver" or not behaviour.hooked(facts)
-    # What was refused comes first: other facts are off because of it.
-    checks = [
-        weights.refused(rows),
-        _whole(rows, [*behaviour.unpaired(facts), *contradictions(rows, own)]),
-        *ended,
-        *_checks(rows, wanted, wrong, own),
-    ]
-    vacuity = _vacuous(rows, wanted)
-    verdict, reason, boundary = _verdict(checks, vacuity, wrong, rows, trouble)
+    driven = wanted.source == "driver"
+    refits = None if wanted.steps is None else wanted.steps + 1
+    found = judge_refits(facts, Expected(refits, wanted.transports, driven=driven))
+    first, second, *others = found.checks  # refused payloads and facts that are not whole explain how a process ended
+    made = [first, second, *([_finished(trouble)] if driven else []), *others]
+    vacuity = _vacuous(found, wanted)
+    verdict, reason, boundary = _verdict(made, vacuity, found.wrong, found.rows, trouble)
     return Judged(
         verdict=verdict,
         reason=reason,
         boundary=boundary,
         vacuous=vacuity is not None,
-        checks=tuple(checks),
-        wrong=wrong,
-        refits=lines(rows),
-        mismatch=tuple(_spread(row) for row in rows.mismatches),
-        limitations=_limitations(rows, wanted, own),
+        checks=tuple(made),
+        wrong=found.wrong,
+        refits=lines(found.rows),
+        mismatch=tuple(_spread(row) for row in found.rows.mismatches),
+        limitations=_limitations(found.rows, wanted, found.own),
     )
-
-
-def _checks(rows: Rows, wanted: Wanted, wrong: tuple[Wrong, ...], own: bool) -> list[CheckResult]:
-    told = bool(rows.mismatches) or any((row.stale_max_dlogp, row.fresh_max_dlogp) != (None, None) for row in rows.refits)
-    return [
-        weights.refits(rows, wanted.steps),
-        *([weights.base(rows)] if own else []),
-        weights.equal(rows, wrong),
-        *weights.arrived(rows),
-        coverage.methods(rows),
-        weights.control(rows),
-        *coverage.checks(rows),
-        *([coverage.unexported(rows)] if own or any(row.unexported for row in rows.coverages) else []),
-        behaviour.versions(rows),
-        *([behaviour.samples(rows, own)] if own or rows.samples() else []),
-        behaviour.transports(rows, wanted.transports),
-        *([behaviour.mismatch(rows, own)] if own or told else []),
-    ]
-
-
-def _whole(rows: Rows, disagreements: list[str]) -> CheckResult:
-    """Rows can be read and agree with each other, and policies agree with generators."""
-    found = list(dict.fromkeys([*rows.problems, *disagreements]))
-    boundary = Boundary.METRICS if rows.problems else Boundary.REFIT
-    return proof("facts are whole", not found, f"{len(found)} problems", boundary, "0", "; ".join(found[:3]))
 
 
 def _finished(trouble: str) -> CheckResult:
     return proof("the run came to its end", not trouble, trouble or "yes", Boundary.REFIT)
 
 
-def _vacuous(rows: Rows, wanted: Wanted) -> _Vacuity | None:
+def _vacuous(found: JudgedRefits, wanted: Wanted) -> _Vacuity | None:
     """The first reason why nothing could be shown."""
+    rows = found.rows
     if not weights.changing(rows):
-        names = {weights.CONTROL, behaviour.TRANSPORTS, *(() if wanted.steps else (weights.REFITS,))}
+        names = {weights.CONTROL, checks.TRANSPORTS, *(() if wanted.steps else (weights.REFITS,))}
         return _Vacuity("vacuous: the policy's weights never changed, so every refit could have been left out unseen", frozenset(names))
-    if unused := behaviour.unused(rows, wanted.transports):
-        return _Vacuity(f"vacuous: the transport asked for was never used: {', '.join(unused)}", frozenset({behaviour.TRANSPORTS}))
+    if unused := checks.unused(rows, wanted.transports, found.own):
+        return _Vacuity(f"vacuous: the transport asked for was never used: {', '.join(unused)}", frozenset({checks.TRANSPORTS}))
     if reason := coverage.refused_all(rows):
         names = {coverage.UNWRITTEN, coverage.CONSUMED, coverage.OPAQUE, coverage.METHODS, weights.EQUAL}
         return _Vacuity(f"the coordinate map could not be made for any name: {reason}", frozenset(names))
@@ -105,9 +71,9 @@ def _vacuous(rows: Rows, wanted: Wanted) -> _Vacuity | None:
 
 
 def _verdict(
-    checks: list[CheckResult], vacuity: _Vacuity | None, wrong: tuple[Wrong, ...], rows: Rows, trouble: str
+    made: Sequence[CheckResult], vacuity: _Vacuity | None, wrong: tuple[Wrong, ...], rows: Rows, trouble: str
 ) -> tuple[Verdict, str, Boundary | None]:
-    missed = [check for check in checks if not check.passed]
+    missed = [check for check in made if not check.passed]
     unmapped = next((row.error for row in rows.errors if row.where == UNMAPPED), None)
     if not rows.refits and unmapped is not None:
         return Verdict.FAIL, f"the coordinate map could not be learned: {unmapped}", Boundary.REFIT

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from seatrial.loops.refits.weights import Wrong
 from seatrial.model.record import SCHEMA_VERSION, CheckResult, Record
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.probes.refit.header import TRANSPORTS
@@ -25,20 +26,6 @@ class Wanted(Record):
     transports: tuple[str, ...] = ()
     """Those that must have been used; none are asked for when empty."""
     fault: str | None = None
-
-
-class Wrong(Record):
-    """One tensor that is not what the policy sent."""
-
-    name: str
-    layer: str
-    replica: str
-    step: int
-    version: int
-    looks: str = ""
-    """What it looks like, where that is certain."""
-    runtime: str = ""
-    """The engine's own tensor that holds it, where the run said so."""
 
 
 class RefitLine(Record):

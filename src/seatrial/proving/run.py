@@ -15,8 +15,8 @@ from seatrial.evidence.redact import Redactor
 from seatrial.launch.interrupt import check_stop
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
-from seatrial.probes.engines.export_faults import NO_SUCH_FAULT
 from seatrial.probes.engines.tiny_models import KINDS
+from seatrial.probes.refit.export_faults import NO_SUCH_FAULT
 from seatrial.proving.checkpoint import require_weights
 from seatrial.proving.driver import FACTS, LOG, Driver, Follower, Tell, trouble
 from seatrial.proving.judge import judge

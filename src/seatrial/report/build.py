@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seatrial.model.knowledge import Level
-from seatrial.model.record import Deliverable, Report, Trial
+from seatrial.model.record import BitComparison, Deliverable, Report, Trial
 from seatrial.model.verdict import Verdict, worst
 from seatrial.report.deliverables import deliverables, requested
 from seatrial.report.notes import evidence, follow_ups, limitations
-from seatrial.report.outcome import NOT_EVIDENCE, Outcome, outcomes
+from seatrial.report.outcome import NOT_EVIDENCE, Outcome, outcomes, side_name
 
 
 def build_report(trial: Trial, loop_title: str, run_dir: Path, ladder: Sequence[Level]) -> Report:
@@ -59,7 +59,15 @@ def _against(trial: Trial) -> str:
     if trial.baseline is None or not trial.baseline.comparisons:
         return ""
     words = [f"{one.deliverable} {one.word}" for one in trial.baseline.comparisons if one.word != "pass"]
-    return f"; against the baseline {trial.baseline.source}: {', '.join(words) or 'pass on both sides'}"
+    bits = [f"level {one.level} {_bits(one)}" for one in trial.baseline.bits if one.outcome != "not comparable"]
+    return f"; against the {side_name(trial.baseline)}: {', '.join([*(words or ['pass on both sides']), *bits])}"
+
+
+def _bits(found: BitComparison) -> str:
+    if found.difference is None:
+        return found.outcome
+    step, stage = found.difference.step, found.difference.stage
+    return "differs" + (f" from step {step}" if step is not None else "") + (f", stage {stage}" if stage else "")
 
 
 def _why(trial: Trial, result: Verdict, levels: Sequence[Outcome], lines: Sequence[Deliverable]) -> str:

@@ -15,7 +15,8 @@ from typing import Literal
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult, Deliverable, ImportProof, LevelResult, RepoState, SideResult, Trial
 from seatrial.model.verdict import Verdict, worst
-from seatrial.report.outcome import NOT_EVIDENCE, Outcome, compared, ran
+from seatrial.report.bits import bit_words
+from seatrial.report.outcome import NOT_EVIDENCE, Outcome, compared, ran, side_name
 from seatrial.report.text import number
 
 NOT_REQUESTED: Literal["Not requested"] = "Not requested"
@@ -88,7 +89,13 @@ def _change_side(trial: Trial, run_dir: Path) -> list[Deliverable]:
     for side in trial.sides:
         verdict, reason = side_verdict(side, run_dir)
         where = [f"boundary: {side.boundary}"] if side.boundary else []
-        parts = [reason, *where, *side.notes, *([NOT_EVIDENCE] if verdict is Verdict.BLOCKED else []), *_against(trial, side.name, verdict)]
+        parts = [
+            reason,
+            *where,
+            *side.notes,
+            *([NOT_EVIDENCE] if verdict is Verdict.BLOCKED else []),
+            *_against(trial, side.name, side.own.verdict if side.own else verdict),
+        ]
         made.append(Deliverable(name=side.name, verdict=verdict, proof="; ".join(part.rstrip(".") for part in parts)))
     return made
 
@@ -98,7 +105,13 @@ def _against(trial: Trial, name: str, verdict: Verdict) -> list[str]:
     found = compared(trial, name, verdict)
     if found is None or trial.baseline is None:
         return []
-    return [f"against the baseline {trial.baseline.source}: {found.word}" + (f" ({found.note})" if found.note else "")]
+    return [f"against the {side_name(trial.baseline)}: {found.word}" + (f" ({found.note})" if found.note else "")]
+
+
+def _bits(trial: Trial, outcome: Outcome) -> list[str]:
+    """What the bit comparison says of a level."""
+    bits = trial.baseline.bits if trial.baseline else ()
+    return [bit_words(found) for found in bits if found.level == outcome.number and outcome.result is not None]
 
 
 def _local_import(trial: Trial, loop_title: str) -> Deliverable:
@@ -166,7 +179,8 @@ def _level(trial: Trial, name: str, outcome: Outcome) -> Deliverable:
         parts += _measured(outcome.result)
     if outcome.verdict is Verdict.BLOCKED:
         parts.append(NOT_EVIDENCE)
-    parts += _against(trial, outcome.label, outcome.verdict)
+    own = outcome.result.own if outcome.result else None
+    parts += [*_against(trial, outcome.label, own.verdict if own else outcome.verdict), *_bits(trial, outcome)]
     return Deliverable(name=name, verdict=outcome.verdict, proof="; ".join(part.rstrip(".") for part in parts))
 
 
@@ -177,7 +191,10 @@ def _measured(result: LevelResult) -> list[str]:
         parts.append(f"{result.steps_reached or 0}/{result.steps_expected} steps")
     if result.checks:
         missed = [check for check in result.checks if not check.passed]
-        shown = missed[:_SHOWN_MISSES] or result.checks[:_SHOWN_CHECKS]
+        stages = dict.fromkeys(check.stage for check in result.checks if check.stage)
+        if stages and not missed:
+            parts.append(f"every step recomputed without the change: {', '.join(stages)}")
+        shown = missed[:_SHOWN_MISSES] or [check for check in result.checks if not check.stage][:_SHOWN_CHECKS]
         left = len(missed or result.checks) - len(shown)
         values = ", ".join(check_words(check) for check in shown) + (f", and {left} more" if left else "")
         count = f"{len(missed)} of {len(result.checks)} checks missed" if missed else f"{len(shown) + left}/{len(result.checks)} checks met"

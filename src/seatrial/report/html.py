@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from seatrial.model.record import CheckResult, Report
 from seatrial.model.series import Metrics
+from seatrial.report.bits import bit_words
 from seatrial.report.deliverables import level_directory
 from seatrial.report.outcome import Outcome, outcomes
 from seatrial.report.plots import Plot, plots
@@ -53,6 +54,7 @@ def report_html(report: Report, metrics_by_level: Mapping[str, Metrics]) -> str:
         report=report,
         trial=report.trial,
         sections=sections,
+        bits=[f"level {one.level}: {bit_words(one)}" for one in (report.trial.baseline.bits if report.trial.baseline else ())],
         script=Markup(script),  # our own files: no recorded text is in them
         style=Markup(style),
         policy=f"default-src 'none'; img-src data:; script-src '{policy_hash(script)}'; style-src '{policy_hash(style)}'",

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 
 from seatrial.model.record import Baseline, EnvironmentRecord, LevelResult, RepoState, Trial
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.report.bits import bit_words
 from seatrial.report.deliverables import LOG, level_directory
-from seatrial.report.outcome import DOUBT, Outcome, compared, known_issues, stoppers
+from seatrial.report.outcome import Outcome, compared, known_issues, side_name, stoppers
 from seatrial.report.text import unique
 
 _KEY_PACKAGES = (
@@ -74,9 +75,24 @@ def limitations(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
             lines.append(f"submodules of {repo.name} are not at the recorded commit: {', '.join(states)}")
         if repo.dirty and repo.patch is None:
             lines.append(f"{repo.name} has changes that no commit holds, and no patch of them was kept")
-    lines += [f"baseline: {note}" for note in (trial.baseline.notes if trial.baseline else ())]
+    if trial.baseline is not None:
+        lines += [f"{'base' if trial.baseline.origin == 'base' else 'baseline'}: {note}" for note in trial.baseline.notes]
+        lines += _bit_limits(trial)
     lines += _environment_limits(trial.environment)
     return unique(lines)
+
+
+def _bit_limits(trial: Trial) -> list[str]:
+    """What a bit comparison does not show."""
+    bits = trial.baseline.bits if trial.baseline else ()
+    alone = [str(one.level) for one in bits if one.sources == ("metrics",)]
+    lines = (
+        [f"level {', '.join(alone)}: only logged metrics were compared with the base: what moves none of them is not seen"] if alone else []
+    )
+    differs = any(one.outcome == "differs" for one in bits)
+    if differs and trial.environment and trial.environment.gpus:
+        lines.append("a run on a GPU is not known to repeat bit by bit: a difference from the base may be the machine's")
+    return lines
 
 
 def follow_ups(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
@@ -117,11 +133,11 @@ def _of_sides(trial: Trial) -> list[str]:
 
 def _pre_existing(trial: Trial, levels: Sequence[Outcome]) -> list[str]:
     """Failures that the baseline has, too."""
-    names = [(outcome.label, outcome.verdict) for outcome in levels] + [(side.name, side.verdict) for side in trial.sides]
+    owns = [outcome.result.own if outcome.result else None for outcome in levels]
+    names = [(outcome.label, own.verdict if own else outcome.verdict) for outcome, own in zip(levels, owns, strict=True)]
+    names += [(side.name, side.own.verdict if side.own else side.verdict) for side in trial.sides]
     found = [one for name, verdict in names if (one := compared(trial, name, verdict)) and one.word == "fail (pre-existing)"]
-    return [
-        f"{one.deliverable}: pre-existing{'' if DOUBT in one.note else ': not evidence against the change'} ({one.note})" for one in found
-    ]
+    return [f"{one.deliverable}: pre-existing{': not evidence against the change' if one.excuses else ''} ({one.note})" for one in found]
 
 
 def _next_step(outcome: Outcome, interrupted: bool) -> list[str]:
@@ -147,9 +163,16 @@ def _repository(repo: RepoState) -> str:
 
 def _baseline(baseline: Baseline) -> str:
     states = ", ".join(f"{repo.name} {repo.commit[:12]}{' (dirty)' if repo.dirty else ''}" for repo in baseline.changes)
+    name = side_name(baseline)
+    name = name[0].upper() + name[1:]
+    if baseline.absent is not None:
+        return f"Base: none ({baseline.absent})"
     words = [f"{one.deliverable}: {one.word}" for one in baseline.comparisons] or ["not run yet"]
+    words += [f"level {one.level}: {bit_words(one)}" for one in baseline.bits]
+    words += [f"reused from the cache: level {', '.join(map(str, baseline.reused))}"] if baseline.reused else []
     where = f", run directory {baseline.directory}" if baseline.directory else ""
-    return f"Baseline {baseline.source}{f' ({states})' if states else ''}{where}: {'; '.join(words)}"
+    shown = f" ({states})" if states and baseline.origin != "base" else ""
+    return f"{name}{shown}{where}: {'; '.join(words)}"
 
 
 def _environment(trial: Trial) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seatrial.model.record import Comparison, Finding, LevelResult, PlannedLevel, Trial
+from seatrial.model.record import Baseline, Comparison, Finding, LevelResult, PlannedLevel, Trial
 from seatrial.model.verdict import Boundary, Verdict
 
 NOT_EVIDENCE = "this is not evidence against the change"
@@ -69,6 +69,11 @@ def compared(trial: Trial, name: str, verdict: Verdict) -> Comparison | None:
     """The deliverable beside the baseline's; none without a baseline, and none when it was made of another verdict."""
     comparisons = trial.baseline.comparisons if trial.baseline else ()
     return next((one for one in comparisons if one.deliverable == name and one.after is verdict), None)
+
+
+def side_name(baseline: Baseline) -> str:
+    """`base NAME 0123456789ab`, or `baseline origin/main`."""
+    return f"{'base' if baseline.origin == 'base' else 'baseline'} {baseline.source}"
 
 
 def known_issues(trial: Trial, result: LevelResult) -> tuple[str, ...]:

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Sequence
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ufffe\uffff\ud800-\udfff]")
 
-_OWN = re.compile(r"0x[0-9a-fA-F]+|(?<![\w/.])\.{0,2}/[^\s'\",)]+|(?<![\w.])[-+]?\d[\d.]*(?:[eE][-+]?\d+)?\w*")
-"""Of one run: an address, an absolute path (or one that starts with dots), a number with its unit. The 1 of `layers.1.mlp` is a name."""
+_ID = r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}\b"
+_OWN = re.compile(_ID + r"|0x[0-9a-fA-F]+|(?<![\w/.])\.{0,2}/[^\s'\",)]+|(?<![\w.])[-+]?\d[\d.]*(?:[eE][-+]?\d+)?\w*")
+"""Of one run: a UUID or another long hexadecimal id, an address, an absolute path (or one that starts with dots), a number with its
+unit. The 1 of `layers.1.mlp` is a name."""
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -135,12 +135,21 @@ class _Triage:
         own = [Hit(raised.line, f"{raised.name}: {raised.message}"), *(Hit(*line) for line in raised.lines)]
         excerpt = (*raised.tail, *(text for _, text in raised.lines[:6]))
         found = self._match([*self._around(chain), *own] if raised.carrier or raised.name == "crash" else own)
+        name = shapes.short(raised.name) if raised.name != "crash" and chain.how is not How.KILLED else None
         if found is not None:
-            return _known(*found, excerpt)
+            return _known(*found, excerpt).model_copy(update={"exception": name})
         line, text = _decisive(cause)
         boundary, verdict = self._place(cause)
         advice = _KILL_ADVICE if chain.how is How.KILLED else _UNKNOWN_ADVICE
-        return Diagnosis(boundary=boundary, verdict=verdict, cause=_clip(text), line=line, excerpt=_clipped(excerpt), advice=advice)
+        return Diagnosis(
+            boundary=boundary,
+            verdict=verdict,
+            cause=_clip(text),
+            exception=name,
+            line=line,
+            excerpt=_clipped(excerpt),
+            advice=advice,
+        )
 
     def _around(self, chain: Chain) -> list[Hit]:
         """What stands around a report that something died, and may say why. A process that crashed said it itself."""

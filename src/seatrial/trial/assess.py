@@ -34,7 +34,7 @@ def _wrong_imports(bench: Bench, directory: Path, phases: Sequence[Phase], compl
 def _diagnose(bench: Bench, directory: Path, phases: Sequence[Phase], outcomes: Sequence[PhaseOutcome]) -> Diagnosis | None:
     """Triage of the log of the process that failed, or of the last one; a failure in any earlier one counts."""
     found = None
-    for phase in phases[: len(outcomes)]:
+    for phase in (phase for phase in phases[: len(outcomes)] if not phase.beside):
         log = phase_log(directory, phases, phase)
         if not log.is_file():
             continue
@@ -85,7 +85,7 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
         steps_reached=evidence.steps_reached,
         steps_expected=expected,
         proves=level.proves,
-        limitations=_limitations(bench, level),
+        limitations=(*_limitations(bench, level), *loop.shortfalls(level, directory)),
         left_out=level.left_out,
         follow_ups=(diagnosis.advice,) if diagnosis and diagnosis.advice and diagnosis.verdict else (),
         key_lines=_key_lines(diagnosis),

@@ -6,6 +6,7 @@ touches the evidence. The script works in `$OUT` too: Python would import from w
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -41,13 +42,14 @@ def command_script(title: str, phases: Sequence[Phase], directory: Path, environ
     lines += [f"export {key}={quoted(value, directory)}" for key, value in sorted(environment.items())]
     for phase in phases:
         lines.append(f"\n# {phase.name}" + (f": {phase.steps} steps" if phase.steps else ""))
-        lines += phase_lines(phase, directory)
+        lines += phase_lines(phase, directory, environment.get("PYTHONPATH", "").split(os.pathsep)[-1])
     return "\n".join(lines) + "\n"
 
 
-def phase_lines(phase: Phase, directory: Path) -> list[str]:
-    """One process; its variables and its working directory end with it."""
+def phase_lines(phase: Phase, directory: Path, beside: str = "") -> list[str]:
+    """One process; its variables and its working directory end with it. `beside` is the import path without the change."""
     command = " \\\n  ".join(grouped([quoted(word, directory) for word in phase.argv]))
     inside = [f"cd -- {quoted(str(phase.cwd), directory)}"] if phase.cwd else []
+    inside += [f"export PYTHONPATH={quoted(beside, directory)}"] if phase.beside else []
     inside += [f"export {key}={quoted(value, directory)}" for key, value in sorted(phase.env.items())]
     return ["(", f'mkdir -p -- "$OUT"/{shlex.quote(phase.name)}', *inside, command, ")"] if inside else [command]

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import seatrial
 from seatrial.evidence.environment import environment_record
+from seatrial.evidence.functions import CHANGED_FILE, changed_code
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import write_repos
 from seatrial.files import read_json, write_json, write_text
@@ -33,7 +34,7 @@ from seatrial.model.verdict import Boundary, Verdict
 from seatrial.trial import gate, hidden, hindsight, rundir, sides
 from seatrial.trial.assess import judge_level
 from seatrial.trial.command import command_script
-from seatrial.trial.finish import FINAL, conclude, not_run, store
+from seatrial.trial.finish import conclude, is_final, not_run, store
 from seatrial.trial.inject import stage
 from seatrial.trial.interpreter import Interpreter, engine_interpreters, find_interpreter
 from seatrial.trial.level import Bench, Limits, run_level
@@ -59,15 +60,17 @@ class Request:
     """The configuration in force, for the evidence."""
     baseline: Baseline | None = None
     """The unchanged side to compare with, once the trial has its verdict (see `baseline`)."""
-    sides: bool = True
-    """Whether the tests that go before the levels run; a rerun of one level has no use for them."""
+    sides: tuple[str, ...] | None = None
+    """Keys of the tests that go before the levels; None runs all of them. A rerun of one level has no use for any."""
+    base: bool = False
+    """The trial is of the state before a change: that it uses none of the changed files takes nothing from it."""
 
 
-def start(request: Request, listener: Listener) -> Trial:
-    """Run a new trial to its verdict."""
+def start(request: Request, listener: Listener, known: tuple[LevelResult, ...] = ()) -> Trial:
+    """Run a new trial to its verdict. `known` are results of levels whose files are there already: these do not run."""
     redactor = hidden.redactor(request.plan.arguments)
     with rundir.locked(request.out):
-        trial = _store(request, redactor)
+        trial = _store(request, redactor).model_copy(update={"levels": known})
         listener(Planned(str(request.out), trial.plan))
         return _Conductor(request, listener, redactor).conduct(trial)
 
@@ -119,8 +122,8 @@ def resume(path: Path, listener: Listener) -> Trial:
         for place in ("levels", "sides"):
             for pids in path.glob(f"{place}/**/*.pids"):
                 end_leftovers(pids)
-        verdicts = [*(side.verdict for side in trial.sides), *(result.verdict for result in trial.levels)]
-        if trial.status == "done" and all(verdict in (*FINAL, Verdict.SKIPPED) for verdict in verdicts):
+        results: tuple[SideResult | LevelResult, ...] = (*trial.sides, *trial.levels)
+        if trial.status == "done" and all(is_final(result) or result.verdict is Verdict.SKIPPED for result in results):
             listener(Stage("resume", "nothing to do: every level of this trial has its verdict"))
             return trial
         refuse_other_change(trial.plan.changes, path, Redactor(os.environ))
@@ -132,7 +135,9 @@ def request_of(path: Path, trial: Trial) -> Request:
     """What was asked for, from the run directory."""
     stored = read_json(path / "evidence" / "request.json")
     python = Path(stored["python"]) if stored["python"] else None
-    return Request(trial.plan, path, python, Limits(**stored["limits"]), stored["options"], sides=stored.get("sides", True))
+    sides = stored.get("sides")
+    chosen = None if sides is None or sides is True else tuple(sides or ())  # earlier versions stored whether all of them run
+    return Request(trial.plan, path, python, Limits(**stored["limits"]), stored["options"], sides=chosen, base=stored.get("base", False))
 
 
 class _Conductor:
@@ -163,7 +168,7 @@ class _Conductor:
             shut = gate.shut(trial.sides)
             if shut:
                 return self._finish(trial, self._behind(trial, shut), interrupted=stop.signal is not None)
-            kept = {result.number: result for result in trial.levels if result.verdict in FINAL}
+            kept = {result.number: result for result in trial.levels if is_final(result)}
             results: list[LevelResult] = []
             for planned in trial.plan.levels:
                 if stop.signal is not None:
@@ -178,7 +183,8 @@ class _Conductor:
             why = hindsight.moved(trial.plan.changes, path, self.redactor)
             trial = trial.model_copy(update={"sides": hindsight.sides_unless_moved(trial.sides, why)})
             judged = results
-            results = hindsight.unless_unused(trial.plan.changes, hindsight.levels_unless_moved(results, why), path)
+            changes = [repo.model_copy(update={"changed": ()}) if self.request.base else repo for repo in trial.plan.changes]
+            results = hindsight.unless_unused(changes, hindsight.levels_unless_moved(results, why), path, self.loop)
             for before, result in zip(judged, results, strict=True):
                 if result.directory and result != before:  # a level that was kept is not written again
                     write_json(path / result.directory / "result.json", result)
@@ -192,6 +198,7 @@ class _Conductor:
         self._store_request()
         self.listener(Stage("evidence", "repositories, environment, commands"))
         changes = write_repos(plan.changes, path / "evidence", self.redactor)
+        write_json(path / "evidence" / CHANGED_FILE, changed_code(changes))
         return trial.model_copy(update={"plan": plan.model_copy(update={"changes": changes})})
 
     def has_environment_here(self) -> bool:
@@ -225,8 +232,9 @@ class _Conductor:
         request = self.request
         limits = {"deadline_minutes": request.limits.deadline_minutes, "stall_minutes": request.limits.stall_minutes}
         python = str(request.python.absolute()) if request.python else None
-        stored = {"python": python, "limits": limits, "options": dict(request.options), "sides": request.sides}
-        write_json(request.out / "evidence" / "request.json", stored)
+        stored = {"python": python, "limits": limits, "options": dict(request.options)}
+        sides = None if request.sides is None else list(request.sides)
+        write_json(request.out / "evidence" / "request.json", stored | {"sides": sides, "base": request.base})
 
     def _bench(self, plan: Plan, interpreter: Interpreter) -> Bench:
         context = Context(
@@ -255,9 +263,12 @@ class _Conductor:
 
     def _sides(self, trial: Trial, bench: Bench, bad: Finding | None = None) -> Trial:
         """The tests that go before the levels, each stored as soon as it is judged; a finding blocks them, too."""
-        kept = {side.key: side for side in trial.sides if side.verdict in FINAL}
+        kept = {side.key: side for side in trial.sides if is_final(side)}
         results: list[SideResult] = []
-        for tests in self.loop.side_tests(bench.context) if self.request.sides else ():
+        wanted = self.request.sides
+        for tests in self.loop.side_tests(bench.context) if wanted != () else ():
+            if wanted is not None and tests.key not in wanted:
+                continue
             result = kept.pop(tests.key, None)
             if result is None and bad is not None:
                 result = sides.not_run(tests, Verdict.BLOCKED, f"preflight: {bad.name}: {bad.message}")
@@ -292,7 +303,7 @@ class _Conductor:
 
     def _blocked(self, trial: Trial, finding: Finding) -> tuple[LevelResult, ...]:
         """Every level that has no final result yet, blocked by what the preflight found."""
-        kept = {result.number: result for result in trial.levels if result.verdict in FINAL}
+        kept = {result.number: result for result in trial.levels if is_final(result)}
         reason = f"preflight: {finding.name}: {finding.message}"
         follow = (finding.fix,) if finding.fix else ()
         results = []
@@ -306,7 +317,7 @@ class _Conductor:
 
     def _behind(self, trial: Trial, shut: SideResult) -> tuple[LevelResult, ...]:
         """Every level that has no final result yet, not run because a gate failed."""
-        kept = {result.number: result for result in trial.levels if result.verdict in FINAL}
+        kept = {result.number: result for result in trial.levels if is_final(result)}
         why = gate.behind(shut)
         made = {planned.number: self._not_run(planned, Verdict.SKIPPED, planned.skip or why) for planned in trial.plan.levels}
         return tuple(kept.get(number, result) for number, result in made.items())

@@ -3,7 +3,9 @@
 - "fail (pre-existing)" is said only of the same failure: same boundary, same first missed check or known failure, nothing
   missed now that was met before, nothing missed by more (see `misses`), and no earlier end. Anything else that fails now is
   newly broken: the change is not excused by another failure that happens to sit in the same level.
-- Where two failures look the same but did not measure or say the same, the note shows both and does not excuse.
+- Where two failures look the same but did not measure the same, the note shows both. Where they did not say the same,
+  numbers and places aside, they excuse nothing.
+- A failure behind the place where the unchanged side failed is not comparable: nobody knows what would happen there.
 - What was Blocked or Skipped on either side, or is missing on the unchanged one, is not comparable.
 """
 
@@ -13,11 +15,13 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from seatrial.model.record import CheckResult, Comparison, LevelResult, SideResult, Trial
 from seatrial.model.verdict import Verdict
 from seatrial.report.outcome import DOUBT
-from seatrial.trial.misses import worse
+from seatrial.report.text import generic
+from seatrial.trial.misses import both_values, measured_alike, worse
 from seatrial.trial.sides import JUNIT, read_cases
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -54,9 +58,11 @@ def _plain(name: str, before: Verdict | None, after: Verdict, why: str) -> Compa
     return None
 
 
-def _both_fail(name: str, same: bool, note: str) -> Comparison:
+def _both_fail(name: str, same: bool, note: str, excuses: bool | None = None) -> Comparison:
+    """Two failures; those that look the same excuse the change unless it is said that they may not be."""
+    word: Literal["fail (pre-existing)", "newly broken"] = "fail (pre-existing)" if same else "newly broken"
     fail = Verdict.FAIL
-    return Comparison(deliverable=name, before=fail, after=fail, word="fail (pre-existing)" if same else "newly broken", note=note)
+    return Comparison(deliverable=name, before=fail, after=fail, word=word, excuses=same if excuses is None else excuses, note=note)
 
 
 def _side(after: SideResult, before: SideResult | None, before_dir: Path, after_dir: Path) -> Comparison:
@@ -74,7 +80,9 @@ def _side(after: SideResult, before: SideResult | None, before_dir: Path, after_
         return _both_fail(after.name, False, f"fails differently: {_few(other, 1)}")
     unlike = [f"{name}: {now[name]}, on the baseline {old[name]}" for name in now if now[name] != old[name]]
     if unlike:
-        return _both_fail(after.name, True, f"the same tests fail on the baseline, with other messages: {_few(unlike, 1)}: {DOUBT}")
+        same = all(generic(now[name]) == generic(old[name]) for name in now)
+        note = f"the same tests fail on the baseline, with other messages: {_few(unlike, 1)}"
+        return _both_fail(after.name, True, note if same else f"{note}: {DOUBT}", same)
     return _both_fail(after.name, True, f"the same tests fail on the baseline: {_few(list(now))}")
 
 
@@ -100,7 +108,10 @@ def _level(after: LevelResult, before: LevelResult | None, old_roots: Sequence[s
         return plain
     assert before is not None  # or it would have been plain
     was, now = _failure(before, old_roots), _failure(after, roots)
-    if before.boundary is not after.boundary or was != now:
+    if (before.steps_reached or 0) < (after.steps_reached or 0):
+        ends = f"the baseline failed before that, at step {before.steps_reached or 0}: {_at(before)}{was}"
+        return _beyond(name, f"what fails at step {after.steps_reached} was never reached there: {ends}")
+    if before.boundary is not after.boundary or generic(was) != generic(now):
         return _both_fail(name, False, f"fails differently: on the baseline {_at(before)}{was}, now {_at(after)}{now}")
     old = {check.name: check for check in _missed(before)}
     new = [check.name for check in _missed(after) if check.name not in old]
@@ -112,7 +123,19 @@ def _level(after: LevelResult, before: LevelResult | None, old_roots: Sequence[s
     more = [text for check in _missed(after) if (text := worse(old[check.name], check))]
     if more:
         return _both_fail(name, False, f"fails differently: missed by more than on the baseline: {_few(more)}")
-    return _both_fail(name, True, _values(before, after) or _causes(before, old_roots, after, roots) or f"{now}, as on the baseline")
+    doubtful = next((check for check in _missed(after) if not measured_alike(old[check.name], check)), None)
+    if doubtful is not None:
+        return _both_fail(name, True, f"{both_values(old[doubtful.name], doubtful)}: {DOUBT}", excuses=False)
+    values = _values(before, after)
+    if values:
+        return _both_fail(name, True, values)
+    causes, same = _causes(before, old_roots, after, roots)
+    unlike = "" if was == now else f"{now}, on the baseline {was}"
+    return _both_fail(name, True, causes or unlike or f"{now}, as on the baseline", same)
+
+
+def _beyond(name: str, note: str) -> Comparison:
+    return Comparison(deliverable=name, before=Verdict.FAIL, after=Verdict.FAIL, word="not comparable", note=note)
 
 
 def _missed(result: LevelResult) -> list[CheckResult]:
@@ -156,16 +179,22 @@ def _values(before: LevelResult, after: LevelResult) -> str:
         return ""
     if old.value == now.value:
         return f"{now.name}: bit-identical value on the baseline ({now.value!r})"
-    return f"{now.name}: measured {now.value!r}, on the baseline {old.value!r}: {DOUBT}"
+    return both_values(old, now)
 
 
-def _causes(before: LevelResult, old_roots: Sequence[str], after: LevelResult, roots: Sequence[str]) -> str:
-    """What the same known failure said on both sides, where that differs: one pattern may stand for several causes."""
+def _causes(before: LevelResult, old_roots: Sequence[str], after: LevelResult, roots: Sequence[str]) -> tuple[str, bool]:
+    """What the same known failure said on both sides, where that differs: one pattern may stand for several causes.
+
+    And whether that is the same, numbers and places aside.
+    """
     old, now = before.diagnosis, after.diagnosis
     if old is None or now is None or now.verdict is None or now.signature is None:
-        return ""
+        return "", True
     was, cause = _neutral(old.cause, old_roots), _neutral(now.cause, roots)
-    return "" if was == cause else f"{now.signature}: {cause}, on the baseline {was}: {DOUBT}"
+    if was == cause:
+        return "", True
+    same = generic(was) == generic(cause)
+    return f"{now.signature}: {cause}, on the baseline {was}" + ("" if same else f": {DOUBT}"), same
 
 
 def _few(names: Sequence[str], most: int = 3) -> str:

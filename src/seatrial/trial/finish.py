@@ -10,7 +10,7 @@ from pathlib import Path
 from seatrial.files import write_json
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Loop
-from seatrial.model.record import LevelResult, PlannedLevel, Trial
+from seatrial.model.record import LevelResult, PlannedLevel, SideResult, Trial
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary, Verdict, worst
 from seatrial.report.write import write_reports
@@ -19,6 +19,11 @@ from seatrial.trial.level_files import read_level_metrics
 
 FINAL = (Verdict.PASS, Verdict.FAIL)
 """Verdicts that `resume` keeps. What was Blocked or cut short is run again."""
+
+
+def is_final(result: LevelResult | SideResult) -> bool:
+    """Whether a run came to a verdict of its own, whatever the comparison with its base made of it."""
+    return (result.own.verdict if result.own else result.verdict) in FINAL
 
 
 def not_run(level: Level, planned: PlannedLevel, verdict: Verdict, reason: str, boundary: Boundary | None = None) -> LevelResult:

@@ -87,6 +87,8 @@ def _without_change(bench: Bench, tests: SideTests, directory: Path, failed: Sai
     def probe(argv: tuple[str, ...]) -> dict[str, Any] | None:
         ended.append(_run(bench, tests, place, _command(tests, argv, place)))
         before = judge_probe(ended[0], place / PROBE)
+        if before.verdict in (Verdict.BLOCKED, Verdict.SKIPPED):  # it tells nothing about what is new
+            raise BlockedError(Boundary.ENVIRONMENT, f"it is {before.verdict}: {before.reason}", "")
         return dict(read_json(place / PROBE)) if before.verdict is Verdict.FAIL else None
 
     # Not in the directory itself: what a Seatrial that was killed left there is moved, and git would lose the worktree.

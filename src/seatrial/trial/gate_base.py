@@ -1,7 +1,8 @@
 """A gate that failed, once more without the change: what fails there in the same way is not the change's doing, and ends no trial.
 
-- The same command runs on worktrees of the commits before the change. Without such commits, or where they cannot be had, the
-  Fail stands, and it is said that nothing was compared.
+- The same command runs on worktrees of the commits before the change. Where these are not known or cannot be had, what was
+  measured and missed stays a Fail; where nothing was measured, because something could not be imported or called, nobody knows
+  whether that is the change's: it is Blocked. So is any failure where nothing differs from the base.
 - The same way: the same check of the same rung and model says the same, numbers and paths aside, and measured nothing much worse.
   What cannot be compared is not the same.
 - Excused means Blocked, never Pass: nothing was proven. One failure that the base does not have is a Fail.
@@ -19,6 +20,7 @@ from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.loop import SideTests
 from seatrial.model.verdict import Verdict
 from seatrial.report.text import generic
+from seatrial.trial.base import same_files
 from seatrial.trial.unchanged import unchanged
 
 WORSE = 10.0
@@ -26,7 +28,7 @@ WORSE = 10.0
 _NUMBER = r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
 _MEASURED = re.compile(rf"({_NUMBER})(?:(?:/| of )({_NUMBER}))?(?![\w.])")
 Run = Callable[[tuple[str, ...]], dict[str, Any] | None]
-"""Runs the command of a probe; gives its probe.json when that is a Fail, and None otherwise."""
+"""Runs the command of a probe; gives its probe.json when that is a Fail, None for a Pass. Anything else is a BlockedError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +53,27 @@ def excuse(tests: SideTests, found: dict[str, Any], trees: Path, run: Run) -> tu
     """Why the failures of a gate are not the change's, or nothing; and a note on what was compared."""
     commits = ", ".join(f"{repo.name} {commit[:12]}" for repo, commit in tests.bases)
     if not tests.bases:
-        return "", "not compared with the state before the change, which is not known: name --base"
+        return uncompared(found, "the state before the change is not known: name --base")
+    if same_files([repo for repo, _ in tests.bases]):
+        return f"nothing differs from the base ({commits}), so there is no change to hold this against", ""
     try:
         with unchanged(tests.bases, trees) as states:
             there = {f"={repo.path}": f"={state.path}" for (repo, _), state in zip(tests.bases, states, strict=True)}
             before = run(tuple(_moved(tests.argv, there)))
     except (BlockedError, UserError) as error:
-        return "", f"not compared with the state before the change: {error.message}"
+        return uncompared(found, f"the state before the change cannot be run: {error.message}")
     new = fresh(found, before)
     if new is not None:
         what = ": ".join(part for part in (new.model, new.rung, new.check) if part)
         return "", f"compared with the state before the change ({commits}): this is new{f': {what}' if what else ''}"
     return f"the state before the change ({commits}) fails in the same way", ""
+
+
+def uncompared(found: dict[str, Any], why: str) -> tuple[str, str]:
+    """Why failures that were not compared are not held against the change, or nothing; and a note."""
+    if all(not failure.check for failure in failures(found)):
+        return f"nothing that failed was measured, and nothing was compared: {why}", ""
+    return "", f"not compared with the state before the change: {why}"
 
 
 def _moved(argv: Sequence[str], places: dict[str, str]) -> Iterator[str]:
@@ -82,13 +93,14 @@ def failures(probe: dict[str, Any]) -> list[Failure]:
     """What of a failed probe failed. One that never came to a rung failed as a whole."""
     judged = probe["judged"]
     rungs = [(family["model"], rung) for family in judged["families"] for rung in family["rungs"] if rung["verdict"] == Verdict.FAIL]
-    return [failure for model, rung in rungs for failure in _missed(model, rung)] or [Failure("", "", "", generic(judged["reason"]))]
+    missed = [failure for model, rung in rungs for failure in _missed(model, rung)]
+    return missed or [Failure("", "", "", generic(str(judged.get("reason", ""))))]
 
 
 def _missed(model: str, rung: dict[str, Any]) -> list[Failure]:
     missed = [check for check in rung.get("checks", ()) if not check["passed"]]
     if not missed:
-        return [Failure(model, rung["rung"], "", generic(rung["reason"]))]
+        return [Failure(model, rung["rung"], "", generic(str(rung.get("reason", ""))))]
     return [
         Failure(
             *(model, rung["rung"], check["name"], generic(check.get("message", ""))),

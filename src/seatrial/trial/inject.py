@@ -27,7 +27,7 @@ def stage(loop: Loop, run_dir: Path) -> Path:
 def stage_packages(packages: tuple[Path, ...], run_dir: Path) -> Path:
     """The same for probes and any packages of ours; none are needed where a probe runs on its own."""
     target = run_dir / "instruments"
-    for source in (ROOT / "probes", *packages):
+    for source in (ROOT / "probes", ROOT / "instruments", ROOT / "shadow", *packages):
         for file in sorted(file for file in source.rglob("*") if file.suffix in STAGED):
             write_bytes(target / "seatrial" / file.relative_to(ROOT), file.read_bytes())
         for parent in (source / "x").relative_to(ROOT).parents:

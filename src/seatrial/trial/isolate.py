@@ -188,7 +188,7 @@ def _run(case: Case, isolation: Isolation, listener: Listener) -> Trial:
         return conduct.resume(place, listener)
     place.mkdir(parents=True, exist_ok=True)
     config = read_json(case.run / "evidence" / "config.json")
-    request = replace(case.request, plan=case.plan(isolation), out=place, options=case.options(isolation), config=config, sides=False)
+    request = replace(case.request, plan=case.plan(isolation), out=place, options=case.options(isolation), config=config, sides=())
     return conduct.start(request, listener)
 
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from seatrial.evidence.functions import CHANGED_FILE
 from seatrial.evidence.redact import Redactor
-from seatrial.files import write_json
+from seatrial.files import write_bytes, write_json
 from seatrial.launch.interrupt import stop_requested
 from seatrial.launch.process import ProcessSpec, Tick, run
 from seatrial.model.knowledge import Level
@@ -48,19 +49,26 @@ class Bench:
     limits: Limits
     listener: Listener
 
-    def import_path(self) -> tuple[str, ...]:
-        """What stands on PYTHONPATH: checkouts under test first, then what the loop needs, then the instruments."""
+    def import_path(self, beside: bool = False) -> tuple[str, ...]:
+        """What stands on PYTHONPATH: checkouts under test first, then what the loop needs, then the instruments, which are all that
+        a process beside the change gets."""
+        if beside:
+            return (str(self.instruments),)
         return (*self.context.import_path(), *self.loop.import_path(self.context), str(self.instruments))
 
 
 def phase_log(directory: Path, phases: Sequence[Phase], phase: Phase) -> Path:
-    """A level with one process has one log; otherwise each process has its own, joined at the end."""
-    return directory / "run.log" if len(phases) == 1 else directory / phase.name / "run.log"
+    """A level with one process has one log; otherwise each process has its own, joined at the end. What runs beside has its own."""
+    within = [each for each in phases if not each.beside]
+    return directory / "run.log" if within == [phase] else directory / phase.name / "run.log"
 
 
 def run_level(bench: Bench, level: Level, directory: Path) -> tuple[PhaseOutcome, ...]:
     """Run the processes of a level until one of them fails. What an earlier attempt left is kept beside, not mixed in."""
     set_aside(directory)
+    changed = bench.context.run_dir / "evidence" / CHANGED_FILE
+    if changed.is_file():  # what the processes are to watch
+        write_bytes(directory / CHANGED_FILE, changed.read_bytes())
     phases = bench.loop.phases(level, bench.context, directory)
     outcomes: list[PhaseOutcome] = []
     for phase in phases:
@@ -89,7 +97,7 @@ def _run_phase(bench: Bench, level: Level, directory: Path, phases: Sequence[Pha
     limits = bench.limits
     spec = ProcessSpec(
         argv=phase.argv,
-        env=child_environment(bench.environ, bench.import_path(), phase.env),
+        env=child_environment(bench.environ, bench.import_path(phase.beside), phase.env),
         # An older Python puts the working directory first on its path: nothing else is among the instruments.
         cwd=phase.cwd or bench.instruments,
         log=phase_log(directory, phases, phase),
@@ -127,11 +135,12 @@ def stopped_too(killed_by: int | None) -> bool:
 
 
 def _join_logs(directory: Path, phases: Sequence[Phase]) -> None:
-    """One run.log per level, with a heading per process."""
-    if len(phases) == 1:
+    """One run.log per level, with a heading per process; what runs beside the change is no part of the loop's log."""
+    within = [phase for phase in phases if not phase.beside]
+    if len(within) == 1:
         return
     with (directory / "run.log").open("wb") as whole:
-        for phase in phases:
+        for phase in within:
             log = phase_log(directory, phases, phase)
             if log.is_file():
                 whole.write(f"===== {phase.name} =====\n".encode())

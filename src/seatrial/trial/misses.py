@@ -26,11 +26,24 @@ def worse(old: CheckResult, now: CheckResult) -> str:
     before, after = _finite(old.value), _finite(now.value)
     if before is None:
         return ""
-    both = f"{now.name}: measured {now.value!r}, on the baseline {old.value!r}"
+    both = both_values(old, now)
     if after is None:
         return both
     misses = _distance(before, old.threshold), _distance(after, now.threshold)
     return both if misses[0] is not None and misses[1] is not None and misses[1] > ROOM * misses[0] else ""
+
+
+def measured_alike(old: CheckResult, now: CheckResult) -> bool:
+    """Whether two misses of which none is worse measured the same, or numbers whose distance to the threshold is known."""
+    before, after = _finite(old.value), _finite(now.value)
+    if before is None or after is None:
+        return old.value == now.value
+    return before == after or (_distance(before, old.threshold) is not None and _distance(after, now.threshold) is not None)
+
+
+def both_values(old: CheckResult, now: CheckResult) -> str:
+    """What a check measured on both sides."""
+    return f"{now.name}: measured {now.value!r}, on the baseline {old.value!r}"
 
 
 def _finite(value: float | str | None) -> float | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from seatrial.evidence.use import loads_itself
 from seatrial.launch.ports import free_port
 from seatrial.model.loop import Context, Loop
 from seatrial.model.record import Finding, Plan, RepoState
@@ -78,6 +79,10 @@ def changes(repos: Sequence[RepoState]) -> tuple[Finding, ...]:
         message = f"{repo.name} provides {', '.join(repo.packages)}" if ok else f"{repo.path} provides no Python package"
         fix = "" if ok else "name the checkout that holds the package which the loop imports"
         made.append(Finding(name="change", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix))
+        for place in loads_itself(repo):
+            message = f"every Python of the loop runs {place} as it starts; what that loads or runs does not count as used by the loop"
+            fix = "move it out of the import root, unless the loop is to run with it"
+            made.append(Finding(name="loads itself", ok=True, boundary=Boundary.CONFIG, message=message, fix=fix))
     return tuple(made)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from seatrial.model.record import Finding, LevelResult, Plan, SideResult, Trial
+from seatrial.model.record import BitComparison, Finding, LevelResult, Plan, SideResult, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,15 @@ class SideJudged:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """A level was compared with its base, bit by bit."""
+
+    level: int
+    base: str
+    found: BitComparison
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The trial has its verdict."""
 
@@ -76,5 +85,5 @@ class Ended:
     directory: str
 
 
-Event = Planned | Stage | Found | SideRunning | SideJudged | Running | Judged | Ended
+Event = Planned | Stage | Found | SideRunning | SideJudged | Running | Judged | Compared | Ended
 Listener = Callable[[Event], None]

@@ -17,6 +17,7 @@ from pathlib import Path
 from seatrial.files import read_model, write_json
 from seatrial.model.errors import UserError
 from seatrial.model.record import LevelResult, PlannedLevel, Trial
+from seatrial.model.verdict import Verdict
 
 
 def now() -> str:
@@ -90,10 +91,19 @@ def load(path: Path) -> Trial:
     trial = read_model(path / "trial.json", Trial)
     for level in trial.levels:
         file = path / level.directory / "result.json"
-        if level.directory and file.is_file() and read_model(file, LevelResult).verdict is not level.verdict:
+        if level.directory and file.is_file() and not _agree(read_model(file, LevelResult), level):
             message = f"{path}: trial.json says {level.verdict} for level {level.number}, {file.name} of that level says otherwise"
             raise UserError(message, "the run directory was edited; run the trial again")
     return trial
+
+
+def _agree(stored: LevelResult, level: LevelResult) -> bool:
+    """Whether the two records of a level say the same. A Seatrial that was killed while it settled a trial beside its base has
+    written one of them: then the verdict of the level by itself must be that of the other, and never a Pass made of something else."""
+    if (stored.own is None) == (level.own is None):
+        return stored.verdict is level.verdict
+    settled, alone = (stored, level) if stored.own else (level, stored)
+    return settled.own is not None and settled.own.verdict is alone.verdict and settled.verdict is not Verdict.PASS
 
 
 def save(path: Path, trial: Trial) -> None:

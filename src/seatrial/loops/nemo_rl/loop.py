@@ -21,7 +21,7 @@ from seatrial.loops.options import choice, number, require_known
 from seatrial.loops.plain import Basic
 from seatrial.model.errors import UserError
 from seatrial.model.knowledge import CheckSpec, Concern, Level, Milestone, Signature, Surface
-from seatrial.model.loop import Context, Isolation, Phase, SideTests, Vacuity
+from seatrial.model.loop import Context, Fault, Isolation, Phase, SideTests, Vacuity
 from seatrial.model.record import CheckResult, Finding, LevelResult, RepoState
 from seatrial.model.series import Metrics
 from seatrial.model.tokens import TokenRow
@@ -161,7 +161,7 @@ class NemoRl(Basic):
         """Those of signatures.toml."""
         return _signatures()
 
-    def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def faults(self) -> Mapping[str, Fault]:
         """None: there is no NeMo-RL without a GPU to inject them into."""
         return {}
 

@@ -57,6 +57,8 @@ class Refit(Row):
     nonfinite: dict[str, Count] = {}
     """Names that were sent with values that are not finite, and how many."""
     refused: Word | None
+    committed: bool | None = None
+    """Whether the policy took it for the base of its next delta; None where nobody said."""
 
 
 class Hashes(Row):
@@ -139,12 +141,15 @@ class Sample(Row):
     id: Annotated[Text, Field(min_length=1)]
     version: Count | None
     replica: Text
+    incarnation: Text | None = None
 
 
 class Mismatch(Row):
-    """token_mult_prob_error of one step, with its spread over sequences."""
+    """token_mult_prob_error after the refit of one step, with its spread over sequences."""
 
     step: Count
+    of: Literal["recomputed", "sampled"] = "recomputed"
+    """Which log-probabilities of the generator: those it computes for samples of the version before, or those it sampled with."""
     value: Number
     tokens: Count
     sequences: Count
@@ -190,13 +195,16 @@ class Rows:
     replicas: tuple[Version | Sample, ...] = ()
     """Versions and samples in the order in which they were written."""
     mismatches: tuple[Mismatch, ...] = ()
+    """Of recomputed log-probabilities."""
+    sampled: tuple[Mismatch, ...] = ()
+    """Of those that samples came with."""
     errors: tuple[ProbeError, ...] = ()
     problems: tuple[str, ...] = field(default=())
 
     def lives(self) -> set[tuple[str, str]]:
         """Incarnation and replica, wherever they are said together."""
-        found = {(row.incarnation, row.replica) for row in self.refits} | {(row.incarnation, row.replica) for row in self.versions()}
-        return found | {(row.incarnation, row.replica) for row in self.hashes if row.incarnation is not None and row.replica is not None}
+        rows = (*self.refits, *self.replicas, *self.hashes)
+        return {(row.incarnation, row.replica) for row in rows if row.incarnation is not None and row.replica is not None}
 
     def versions(self) -> tuple[Version, ...]:
         """What replicas said."""
@@ -228,6 +236,7 @@ def typed(facts: Facts) -> Rows:
         if not row.complete or row.problems
     ]
     problems += _conflicts(hashes)
+    compared = read("mismatch", Mismatch)
     ordered = [_read(row["fact"], _ORDERED[row["fact"]], row, problems) for row in facts.rows if row["fact"] in _ORDERED]
     return Rows(
         refits=read("refit", Refit),
@@ -235,7 +244,8 @@ def typed(facts: Facts) -> Rows:
         coverages=read("coverage", Coverage),
         maps=read("map", Map),
         replicas=tuple(row for row in ordered if isinstance(row, Version | Sample)),
-        mismatches=read("mismatch", Mismatch),
+        mismatches=tuple(row for row in compared if row.of == "recomputed"),
+        sampled=tuple(row for row in compared if row.of == "sampled"),
         errors=read("probe_error", ProbeError),
         problems=tuple(problems),
     )

@@ -26,7 +26,7 @@ OWNED: dict[str, tuple[str, str]] = {
     "num_iterations": ("refit vllm", "there is one refit per step"),
     "steps_per_generation": ("refit vllm", "there is one refit per step"),
 }
-LEAST_STEPS = {"smoke": 2, "lora-resume": 2, "refit": 3, "vllm": 3, "ranks": 2, "architectures": 2, "learning": 8}
+LEAST_STEPS = {"smoke": 2, "lora-resume": 3, "refit": 3, "vllm": 3, "ranks": 2, "architectures": 2, "learning": 8}
 
 
 def given(arguments: Sequence[str]) -> dict[str, str]:
@@ -52,6 +52,8 @@ def findings(levels: Sequence[str], arguments: Sequence[str]) -> tuple[Finding, 
         owner, why = OWNED.get(name, ("", ""))
         if owner == EVERY or set(owner.split()) & set(levels):
             made.append(_bad(f"--{name} is set by the level: {why}", f"leave --{name} out"))
+    if given(arguments).get("loss_type") == "bnpo" and "ranks" in levels:
+        made.append(_bad("--loss_type bnpo averages over each rank's own tokens: two ranks do not follow one", "leave level 4 out"))
     steps = max_steps(arguments)
     least = max((LEAST_STEPS.get(level, 1) for level in levels), default=1)
     if "max_steps" in given(arguments) and (steps is None or steps < least):

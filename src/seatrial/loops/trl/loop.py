@@ -6,20 +6,22 @@ import copy
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from seatrial.checks.step import FILE, limitations
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.plain import Plain
-from seatrial.loops.trl import arguments, console, model_check, proofs, vacuity, vllm_python
+from seatrial.loops.trl import arguments, console, model_check, proofs, trajectory, vacuity, vllm_python
 from seatrial.loops.trl.arguments import max_steps
 from seatrial.loops.trl.drive.fault_names import FAULTS
 from seatrial.model.knowledge import Level, Milestone, Signature
-from seatrial.model.loop import Context, Phase, Vacuity
+from seatrial.model.loop import Context, Fault, Phase, Vacuity
 from seatrial.model.record import CheckResult, Finding
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary
 
 HERE = Path(__file__).parent
+DRIVE = "seatrial.loops.trl.drive"
 SEED = "42"
 SEEDS = 5
 COMMON = (
@@ -28,9 +30,34 @@ COMMON = (
     *("--report_to", "none", "--bf16", "false", "--gradient_checkpointing", "false", "--disable_tqdm", "true"),
     *("--dataloader_pin_memory", "false", "--seed", SEED, "--logging_nan_inf_filter", "false"),
 )
-REFERENCE = ("--beta", "0.04")
-SEPARATE = ("generator", "vllm")
-"""Processes that generate for the trainer; each is also a value of --rollouts."""
+REUSED = 2
+"""Optimizer steps that one generation serves: a checkpoint lies between two generations."""
+PROVING = (
+    *(
+        "--per_device_train_batch_size",
+        "12",
+        "--gradient_accumulation_steps",
+        "3",
+        "--num_generations",
+        "4",
+        "--num_iterations",
+        str(REUSED),
+    ),
+    *("--temperature", "0.8", "--top_k", "40", "--top_p", "0.95", "--min_p", "0.05", "--repetition_penalty", "1.1"),
+    *("--reward_weights", "1.0", "0.5", "--beta", "0.1", "--epsilon", "0.05", "--epsilon_high", "0.08"),
+    *("--learning_rate", "2e-3", "--lr_scheduler_type", "cosine", "--warmup_steps", "2", "--weight_decay", "0.1"),
+    *("--adam_beta1", "0.8", "--adam_beta2", "0.95", "--adam_epsilon", "1e-6", "--max_grad_norm", "1.5"),
+)
+"""Settings under which faults show: none of them is the value that makes its formula have no effect."""
+PLAIN = ("--temperature", "1.0", "--top_k", "0", "--top_p", "1.0", "--min_p", "0.0", "--repetition_penalty", "1.0")
+"""For samplers of ours, which draw from the model's own probabilities."""
+EACH = ("--num_iterations", "1", "--warmup_steps", "0")
+"""One refit per step, each with new weights: warm-up begins with a learning rate of zero."""
+SYNCED = ("--sync_ref_model", "true", "--ref_model_sync_steps", "3", "--ref_model_mixup_alpha", "0.5")
+RECORDED = ("--record", "--prompts", "30", "--rewards", "even_share,digit_share")
+"""Prompts for three generations and a rest that is left out: a fourth generation begins the second epoch."""
+SEPARATE = {"generator": "generator", "vllm": "vllm", "synced": "vllm"}
+"""Processes that generate for the trainer, by the value of --rollouts."""
 MADE = ("tiny-dense", "tiny-untied", "tiny-moe", "tiny-vlm")
 UNTIED = "tiny-untied"
 """Of level 3, unless a model is given: vLLM's CPU build cannot refit tied embeddings."""
@@ -75,7 +102,7 @@ class Trl(Plain):
         """Those of signatures.toml."""
         return read_tables(HERE / "signatures.toml", "signature", Signature)
 
-    def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def faults(self) -> Mapping[str, Fault]:
         """Those of drive/faults.py."""
         return dict(FAULTS)
 
@@ -88,33 +115,46 @@ class Trl(Plain):
         make = _Maker(level, context, directory)
         match level.name:
             case "smoke":
-                return (make.train("run", (), REFERENCE),)
+                # Variants overwrite settings, and so they go without a user's own; a user's model would take its time seven times.
+                more = ("--variants",) if not context.arguments and context.model in MADE else ()
+                return make.proven("run", (*RECORDED, *more), (*PROVING, *SYNCED))
             case "lora-resume":
-                schedule = ("--learning_rate", "1e-2", "--lr_scheduler_type", "linear")
-                middle = str(max(1, (make.steps() or 2) // 2))
-                saving = (*REFERENCE, *schedule, "--save_strategy", "steps", "--save_steps", middle)
+                schedule = ("--learning_rate", "1e-2", "--lr_scheduler_type", "linear", "--loss_type", "grpo", "--scale_rewards", "batch")
+                # Within the reuse of one generation TRL cannot resume: the generation is not part of its checkpoint.
+                middle = str(max(REUSED, (make.steps() or 2 * REUSED) // 2 // REUSED * REUSED))
+                saving = (*PROVING, *schedule, "--save_strategy", "steps", "--save_steps", middle)
                 checkpoint = directory / "full" / f"checkpoint-{middle}"
-                return (
-                    make.train("full", ("--lora",), saving),
-                    make.train("resumed", ("--lora", "--resume-from", str(checkpoint)), saving),
-                )
+                options = (*RECORDED, "--lora")
+                full, shadow = make.proven("full", options, saving)
+                return (full, make.train("resumed", (*options, "--resume-from", str(checkpoint)), saving), shadow)
             case "refit":
-                return (make.train("run", ("--rollouts", "generator"), ()),)
+                return make.proven("run", (*RECORDED, "--rollouts", "generator"), (*PROVING, *PLAIN, *EACH))
             case "vllm":
-                server = ("--rollouts", "vllm", "--vllm-python", str(vllm_python.interpreter(context) or "PYTHON-WITH-VLLM"))
-                return (make.train("run", server, (), model=UNTIED if context.model == self.default_model else None),)
+                server = ("--vllm-python", str(vllm_python.interpreter(context) or "PYTHON-WITH-VLLM"))
+                untied = UNTIED if context.model == self.default_model else None
+                run, shadow = make.proven("run", (*RECORDED, "--rollouts", "vllm", *server), (*PROVING, *PLAIN, *EACH), model=untied)
+                return (
+                    run,
+                    make.train("sync", ("--rollouts", "synced", *server), (), model=untied),
+                    make.train("lora", ("--rollouts", "synced", "--lora", *server), (), model=untied),
+                    shadow,
+                )
             case "ranks":
                 # Without --use_cpu, accelerate starts two independent runs on a machine without GPUs.
                 cpu = ("--use_cpu", "true")
-                half = (*cpu, "--ddp_backend", "gloo", "--per_device_train_batch_size", "32")
-                return (make.train("one", ("--rollouts", "seeded"), cpu), make.train("two", ("--rollouts", "seeded"), half, ranks=2))
+                words, seeded = (*PROVING, *PLAIN, *cpu), (*RECORDED, "--rollouts", "seeded")
+                one = (*words, "--per_device_train_batch_size", "16")
+                half = (*words, "--per_device_train_batch_size", "8", "--ddp_backend", "gloo")
+                return (*make.proven("one", seeded, one), *make.proven("two", seeded, half, ranks=2))
             case "architectures":
                 return (
-                    make.train("moe", (), (), model="tiny-moe"),
+                    *make.proven("moe", RECORDED, (*PROVING, *SYNCED), model="tiny-moe"),
                     make.train("vlm", ("--images", "--prompts", "16"), (), model="tiny-vlm"),
                 )
             case "learning":
-                return (make.train("run", ("--seeds", str(SEEDS)), (), module="learning"),)
+                # The first learning arm is recorded.
+                run = make.train("run", ("--seeds", str(SEEDS), "--record"), (), module="learning")
+                return (run, make.shadow(run, "learning", directory / "run" / "learn" / "1", ("--seed", "1")))
         raise AssertionError(f"level {level.number} has no phases")
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
@@ -136,6 +176,10 @@ class Trl(Plain):
         made = "a tiny model with random weights, made locally: no pretrained weights were tested"
         other = f"an untied Llama ({UNTIED}) stood in for {self.default_model}, whose embeddings are tied: none such were refitted"
         return (made, other) if level.name == vllm_python.LEVEL else (made,)
+
+    def shortfalls(self, level: Level, directory: Path) -> tuple[str, ...]:  # noqa: ARG002 - the contract
+        """What the tables of knobs of its recorded runs say."""
+        return limitations(sorted(path.parent for path in directory.rglob(FILE) if "attempts" not in path.parts))
 
     def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
         """One metrics.jsonl per phase; a level with several phases tells them apart by prefix."""
@@ -171,9 +215,18 @@ class Trl(Plain):
         reason = vacuity.vacuous(metrics)
         return Vacuity(reason) if reason else None
 
+    def is_clock(self, metric: str) -> bool:
+        """Times and rates."""
+        return trajectory.is_clock(metric)
+
     def unseen(self, metrics: Metrics) -> str | None:
         """No gradient norm, or no spread of rewards."""
         return vacuity.unseen(metrics)
+
+
+def world_size(phase: Phase) -> int:
+    """Processes that a phase starts by torchrun."""
+    return len([name for name in phase.processes if name == "driver" or name.startswith("rank")])
 
 
 class _Maker:
@@ -185,6 +238,19 @@ class _Maker:
     def steps(self) -> int | None:
         """Steps to reach: the user's own --max_steps counts, since it is what the loop will do."""
         return max_steps(self.context.arguments) or self.level.steps
+
+    def proven(self, name: str, options: tuple[str, ...], arguments: tuple[str, ...], **how: Any) -> tuple[Phase, Phase]:
+        """A recorded run, and the shadow that recomputes it: with the same words, and without the change."""
+        run = self.train(name, options, arguments, **how)
+        return run, self.shadow(run, "train", self.directory / name)
+
+    def shadow(self, run: Phase, module: str, record: Path, more: tuple[str, ...] = ()) -> Phase:
+        """The shadow of a recorded run, given its words and `more` of them."""
+        words = run.argv[run.argv.index(f"{DRIVE}.{module}") + 1 :]
+        own = ("--record-dir", str(record), "--world", str(world_size(run)))
+        name = "shadow" if run.name == "run" else f"shadow-{run.name}"
+        argv = (str(self.context.python), "-m", f"{DRIVE}.shadow", *own, *words, *more)
+        return Phase(name=name, argv=argv, env=run.env, processes=(), beside=True)
 
     def train(
         self,
@@ -207,11 +273,11 @@ class _Maker:
         passed = [*COMMON, "--max_steps", str(self.level.steps), *arguments, *context.arguments]
         return Phase(
             name=name,
-            argv=(*start, f"seatrial.loops.trl.drive.{module}", *fixed, *options, "--", *passed),
+            argv=(*start, f"{DRIVE}.{module}", *fixed, *options, "--", *passed),
             env={"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
             | {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
             steps=self.steps(),
-            processes=("driver", *(f"rank{rank}" for rank in range(1, ranks)), *(kind for kind in SEPARATE if kind in options)),
+            processes=("driver", *(f"rank{rank}" for rank in range(1, ranks)), *(SEPARATE[word] for word in SEPARATE if word in options)),
         )
 
 

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from seatrial.checks.step import step_checks
 from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.proof import differing, equal, proof
-from seatrial.loops.trl.refits import refits, served
-from seatrial.loops.trl.training import changed, states, trained
+from seatrial.loops.trl.drive.variants import STEPS, VARIANTS
+from seatrial.loops.trl.refits import refits, served, synced
+from seatrial.loops.trl.training import changed, gradients_at, states, steps, trained
 from seatrial.loops.trl.trajectory import RELATIVE, same_trajectory, within_tolerance
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
@@ -23,6 +25,8 @@ from seatrial.model.verdict import Boundary
 
 CHECKPOINT_FILES = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 IMAGE_EFFECT = 1e-6
+RECORDED_STEPS = 4
+"""Steps of the first learning arm that are recorded."""
 
 
 def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
@@ -30,25 +34,75 @@ def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult,
     facts = {path.parent.name: read_facts(path) for path in sorted(directory.glob("*/facts.jsonl"))}
     run = facts.get("run")
     made: dict[str, Callable[[], Iterable[CheckResult]]] = {
-        "smoke": lambda: trained(run, metrics, ""),
+        "smoke": lambda: [
+            *step_checks(directory / "run", "run", planned(run)),
+            *(
+                check
+                for name in varied(directory)
+                for check in step_checks(directory / "run" / "variants" / name, f"variant {name}", STEPS, brief=True)
+            ),
+            *trained(run, metrics, ""),
+        ],
         "lora-resume": lambda: [
+            *step_checks(directory / "full", "full", planned(facts.get("full")), lora=True),
             *lora(facts.get("full")),
             *trained(facts.get("full"), metrics, "full/", lora=True),
             *resume(directory, facts.get("full"), facts.get("resumed"), metrics),
         ],
-        "refit": lambda: [*trained(run, metrics, ""), *refits(run)],
-        "vllm": lambda: [*trained(run, metrics, ""), *served(run)],
-        "ranks": lambda: [*trained(facts.get("one"), metrics, "one/"), *ranks(facts.get("one"), facts.get("two"), metrics)],
+        "refit": lambda: [*refits(run), *step_checks(directory / "run", "run", planned(run)), *trained(run, metrics, "")],
+        "vllm": lambda: [
+            *served(run),
+            *step_checks(directory / "run", "run", planned(run)),
+            *trained(run, metrics, ""),
+            *trained(facts.get("sync"), metrics, "sync/", recorded=False),
+            *synced(facts.get("sync"), "sync"),
+            *synced_adapters(facts.get("lora"), metrics),
+        ],
+        "ranks": lambda: [
+            *step_checks(directory / "one", "one", planned(facts.get("one"))),
+            *step_checks(directory / "two", "two", planned(facts.get("two")), ranks=True),
+            *trained(facts.get("one"), metrics, "one/"),
+            *ranks(facts.get("one"), facts.get("two"), metrics),
+        ],
         "architectures": lambda: [
+            *step_checks(directory / "moe", "moe", planned(facts.get("moe"))),
             *moe(facts.get("moe")),
             *trained(facts.get("moe"), metrics, "moe/"),
             *vlm(facts.get("vlm")),
-            *trained(facts.get("vlm"), metrics, "vlm/"),
+            *trained(facts.get("vlm"), metrics, "vlm/", recorded=False),
         ],
-        "learning": lambda: arms(run, metrics),
+        "learning": lambda: [*step_checks(directory / "run" / "learn" / "1", "learn/1", RECORDED_STEPS), *arms(run, metrics)],
     }
     whole = [proof("facts are whole", False, str(item), Boundary.METRICS) for each in facts.values() for item in each.damage]
     return (*whole, *made[level.name]())
+
+
+def varied(directory: Path) -> tuple[str, ...]:
+    """The variants that a run was to train, if it was to train any: one that left nothing is missed, not absent."""
+    return tuple(VARIANTS) if (directory / "run" / "variants").is_dir() else ()
+
+
+def planned(facts: Facts | None) -> int | None:
+    """Steps that a run was to take."""
+    row = facts.one("parameters", process="driver") if facts else None
+    return int(row["max_steps"]) - int(row["start_step"]) if row else None
+
+
+def synced_adapters(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
+    """Adapters train and are merged for vLLM by TRL's own sync; nothing else of the run is of interest here (see level 1)."""
+    row = facts.one("parameters", process="driver") if facts else None
+    logged = []
+    if row:
+        logged = [
+            *steps(facts, metrics, "lora/", " (lora)", row["start_step"], row["max_steps"]),
+            gradients_at(metrics, "lora/", " (lora)"),
+        ]
+    return [
+        proof("training facts (lora)", row is not None, "no facts" if row is None else "there", Boundary.METRICS),
+        *logged,
+        changed(facts, ("lora_",), "adapter weights (lora)", Boundary.PEFT),
+        *synced(facts, "lora", lora=True),
+    ]
 
 
 def lora(facts: Facts | None) -> list[CheckResult]:

@@ -11,18 +11,20 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, Self
 
+from seatrial.checks.step import FILE, limitations
 from seatrial.loops.change_names import wrong_names
 from seatrial.loops.conformance import conformance
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.options import choice, require_known
 from seatrial.loops.plain import Basic
 from seatrial.loops.verl import claims, console, vacuity
+from seatrial.loops.verl.cpu.proofs import is_clock
 from seatrial.loops.verl.cpu.settings import STRATEGIES
 from seatrial.loops.verl.cpu.side import Cpu
 from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.loops.verl.gpu import side as wrapper
 from seatrial.model.knowledge import Concern, Level, Milestone, Signature, Surface
-from seatrial.model.loop import Context, Phase, SideTests, Vacuity
+from seatrial.model.loop import Context, Fault, Phase, SideTests, Vacuity
 from seatrial.model.record import CheckResult, Finding
 from seatrial.model.series import Metrics
 
@@ -160,7 +162,7 @@ class Verl(Basic):
         """Those of signatures.toml."""
         return _signatures()
 
-    def faults(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def faults(self) -> Mapping[str, Fault]:
         """Those of drive/faults.py, which act on the CPU side only."""
         return dict(FAULTS) if self.device == "cpu" else {}
 
@@ -183,6 +185,10 @@ class Verl(Basic):
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """What this configuration leaves out."""
         return self.side.limitations(level, context)
+
+    def shortfalls(self, level: Level, directory: Path) -> tuple[str, ...]:  # noqa: ARG002 - the contract
+        """What the tables of knobs of its recorded runs say."""
+        return limitations(sorted(path.parent for path in directory.rglob(FILE) if "attempts" not in path.parts))
 
     def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
         """One metrics.jsonl per phase; a level with several phases tells them apart by prefix."""
@@ -213,6 +219,10 @@ class Verl(Basic):
         """No spread of rewards, or no learning rate."""
         reason = vacuity.vacuous(metrics)
         return Vacuity(reason) if reason else None
+
+    def is_clock(self, metric: str) -> bool:
+        """verl's own groups for times and throughput."""
+        return is_clock(metric) or "/timing_" in metric
 
     def unseen(self, metrics: Metrics) -> str | None:
         """No gradient norm, or no rewards."""

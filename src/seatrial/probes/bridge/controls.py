@@ -33,7 +33,7 @@ def no_refit(rank: Rank, loop: Loop, policy: MegatronPolicy, steps: int) -> None
     before = loop.remote.ask("state")["hashes"]
     gaps = []
     for step in range(1, steps + 1):
-        done, _ = loop.remote.ask("sample", policy.prompts, LENGTH, OTHER_SEEDS + step)
+        done = loop.remote.ask("sample", policy.prompts, LENGTH, OTHER_SEEDS + step)["tokens"]
         policy.step(done)
         theirs = loop.remote.ask("logprobs", policy.rows(done), WIDTH)
         gap = mismatch.token_mult_prob_error(theirs, policy.logprobs(done))
@@ -46,10 +46,10 @@ def no_refit(rank: Rank, loop: Loop, policy: MegatronPolicy, steps: int) -> None
 
 def no_learning(rank: Rank, loop: Loop, policy: MegatronPolicy, last: int, steps: int) -> None:
     """The whole loop with a learning rate of zero, on the generator of a run that ended with step `last`: the base is put back first."""
-    loop.policy, loop.facts = policy, rank.out / "no-learning.jsonl"
+    loop.policy, loop.driver.facts = policy, rank.out / "no-learning.jsonl"
     loop.refit(last + 1)
     train(loop, last + 2, steps)
-    rows = [row for row in read(loop.facts) if row["fact"] == "refit"]
+    rows = [row for row in read(loop.driver.facts) if row["fact"] == "refit"]
     kept = [{key: row[key] for key in ("step", "changed", "wrong_names", "refused")} for row in rows]
     still = [len(names) for names in policy.unmoved]
     rank.write("control", run="no-learning", rewards=policy.rewards, still=still, parameters=count(policy), refits=kept)

@@ -52,6 +52,7 @@ class Server:
     """One vLLM server, as a context: ready inside, gone after.
 
     `python` is an interpreter with vLLM, this one if none is named. Only with `faults` may its weights be damaged on purpose.
+    `more_paths` stand behind all others on its import path.
     """
 
     def __init__(
@@ -63,12 +64,13 @@ class Server:
         deadline_s: float = READY_SECONDS,
         python: str = sys.executable,
         faults: bool = False,
+        more_paths: Sequence[str] = (),
     ) -> None:
         self.log, self._say, self._deadline_s = log, say, deadline_s
         self._port = port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         source = Path(__file__).resolve().parents[3]
-        paths = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")])])
+        paths = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")]), *more_paths])
         # vLLM leaves its sockets where temporary files go.
         self._sockets = tempfile.TemporaryDirectory(prefix="seatrial-vllm-", ignore_cleanup_errors=True)
         own = {"PYTHONPATH": paths, "VLLM_RPC_BASE_PATH": self._sockets.name, FAULTS_ALLOWED: "1" if faults else "0"}

@@ -1,23 +1,102 @@
-"""The generator of the transformers driver: a process of its own with its own copy of the model, asked over a local socket.
+"""A generation process that holds a plain transformers model: asked over a local socket, refitted by payloads.
 
-Runs inside an engine's interpreter. It takes payloads by `refit.consumer`, hashes what its live parameters really hold, and
-learns the coordinate map through its own loader. Seeded faults act here, after the consumer has proven its work: that is where
-engines lose weights (caches, copies, late writes), and where only reading the live weights can find it.
+Runs inside a loop's interpreter. It takes payloads by `refit.consumer`, hashes what its live parameters really hold, and learns the
+coordinate map through its own loader. Weights go in by name, so the loader is the simplest; the map adds that every other tensor of the
+model is watched, too. A buffer that changed since the start is in the hashes under its own name, with a mark that no exported weights
+have: nobody sent it.
+
+Most seeded faults act here, after the consumer has proven its work: that is where engines lose weights (caches, copies, late writes),
+and where only reading the live weights can find it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
-from seatrial.probes import provenance
-from seatrial.probes.engines.transformers_cover import Covered
+from seatrial.probes import fingerprint, provenance
+from seatrial.probes.refit import coordinates, coverage
 from seatrial.probes.refit.consumer import Consumer
 from seatrial.probes.refit.errors import RefitRefused
+
+FAULTS = {
+    "skip-refit": "the generator acknowledges and keeps its old weights",
+    "skip-tensor": "one tensor keeps its old weights",
+    "flip-bit": "one bit of one weight is wrong after each refit",
+    "swap-layers": "the same tensor of two layers changes places",
+    "shift-layer": "a layer holds the tensor of the layer before it",
+    "zero-tensor": "one tensor is zero after each refit",
+    "nan-tensor": "one element is NaN after each refit",
+    "wrong-base": "one bit of the generator differs before the third refit",
+    "restarted-replica": "the generator says at the third refit that it was started anew",
+    "dead-generator": "the generator is killed in the middle of the third refit",
+}
+"""Faults of the generator."""
+FAULTY = 3
+"""The refit, counted from 1, that faults hit which happen once."""
+
+
+class Covered:
+    """What the live `model` holds: its hashes, its coordinate map, and the coverage over all refits."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.weights = dict(model.named_parameters())
+        self._buffers = fingerprint.tensors(model.named_buffers())
+        self._watch: coverage.Watch | None = None
+
+    def load(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        """The loader of this engine: each name into its parameter."""
+        for name, value in pairs:
+            self.weights[name].data.copy_(value)
+
+    def hashes(self) -> dict[str, str]:
+        """What the live parameters hold right now, and every buffer that is not what it was."""
+        buffers = fingerprint.tensors(self.model.named_buffers())
+        moved = {name: f"moved-{buffers.get(name)}" for name in fingerprint.differing(self._buffers, buffers)}
+        return fingerprint.tensors(self.weights.items()) | moved
+
+    def map(self) -> dict[str, Any]:
+        """Learn the coordinate map through the loader, and watch all tensors from here on; the fact."""
+        before = fingerprint.model(self.model)
+        learned = coordinates.learn(self.model, self.load, dict(self.weights))
+        elements = sum(value.numel() for value in self.weights.values())
+        restored = not fingerprint.differing(before, fingerprint.model(self.model))
+        self._watch = coverage.Watch(self.model, learned)
+        mapped = {"elements": elements, "runs": learned.count, "duplicates": learned.duplicates, "restored": restored}
+        return {**mapped, "misplaced": coverage.misplaced(learned)}
+
+    def look(self) -> None:
+        """Take note of what a refit changed."""
+        if self._watch is not None:
+            self._watch.look()
+
+    def cover(self) -> dict[str, Any]:
+        """The coverage over all refits so far; the fact. The policy adds what only it knows."""
+        assert self._watch is not None, "the map comes first"
+        self.look()
+        return coverage.classify(self.model, self._watch.map, self._watch.touched, self._watch.moved).row("0", [])
+
+
+class _Dying(Consumer):
+    """Kills its process while the second tensor of the third refit is written."""
+
+    refits = 0
+
+    def apply(self, data: Any) -> Any:
+        """See `Consumer`."""
+        self.refits += 1
+        return super().apply(data)
+
+    def _write(self, target: Any, entry: Any, given: Any, ready: Any) -> None:
+        if self.refits == FAULTY and entry is given.header.tensors[1]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super()._write(target, entry, given, ready)
 
 
 def logprobs(model: Any, rows: Sequence[Sequence[int]], start: int) -> Any:
@@ -29,17 +108,19 @@ def logprobs(model: Any, rows: Sequence[Sequence[int]], start: int) -> Any:
     return table[:, start - 1 : -1].gather(-1, ids[:, start:, None])[..., 0]
 
 
-def sample(model: Any, prompts: Sequence[Sequence[int]], length: int, seed: int) -> list[list[int]]:
-    """Completions of equal length, at temperature 1."""
+def sample(model: Any, prompts: Sequence[Sequence[int]], length: int, seed: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Completions of equal length at temperature 1, and the log-probabilities of their tokens."""
     import torch
 
     draw = torch.Generator().manual_seed(seed)
     ids = torch.tensor(prompts, device=model.device)
+    given: list[Any] = []
     for _ in range(length):
-        last = model(input_ids=ids, use_cache=False).logits[:, -1].float().softmax(-1).cpu()
-        ids = torch.cat([ids, torch.multinomial(last, 1, generator=draw).to(ids.device)], dim=1)
-    done: list[list[int]] = ids[:, len(prompts[0]) :].tolist()
-    return done
+        table = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[:, -1].float(), -1).cpu()
+        drawn = torch.multinomial(table.exp(), 1, generator=draw)
+        given.append(table.gather(-1, drawn))
+        ids = torch.cat([ids, drawn.to(ids.device)], dim=1)
+    return ids[:, len(prompts[0]) :].tolist(), torch.cat(given, dim=1).tolist()
 
 
 class Generator(Covered):
@@ -47,27 +128,33 @@ class Generator(Covered):
 
     def __init__(self, model: Any, fault: str | None) -> None:
         super().__init__(model)
-        self.fault = fault
-        self.consumer = Consumer(self.weights)
+        self.fault = fault if fault in FAULTS else None  # the others act elsewhere
+        self.consumer = (_Dying if fault == "dead-generator" else Consumer)(self.weights)
         self.incarnation = f"{os.getpid()}-{time.time_ns()}"
         self.refits = 0
 
+    def held(self) -> dict[str, Any]:
+        """The version of the live weights, and the life of this process."""
+        return {"version": self.consumer.version, "incarnation": self.incarnation}
+
     def state(self) -> dict[str, Any]:
-        """What the live model holds right now, and what of it a hash cannot say."""
+        """What the live model holds right now, and what of it a hash cannot say. Every weight is read; a buffer that moved is none."""
         zeros = [name for name, value in self.weights.items() if value.numel() and not bool(value.any())]
         nans = {name: int(value.isnan().sum()) for name, value in self.weights.items() if bool(value.isnan().any())}
-        held = {"version": self.consumer.version, "incarnation": self.incarnation}
-        return {**held, "hashes": self.hashes(), "zeros": zeros, "nans": nans}
+        return {**self.held(), "hashes": self.hashes(), "methods": dict.fromkeys(self.weights, "read"), "zeros": zeros, "nans": nans}
 
-    def apply(self, data: bytes) -> tuple[int, str]:
-        """Take a payload; the version and root that the consumer gives back."""
+    def apply(self, path: str) -> None:
+        """Take a payload."""
+        import torch
+
         self.refits += 1
         before = {name: value.detach().clone() for name, value in self.weights.items()} if self.fault else {}
-        done = self.consumer.apply(data)
+        if self.fault == "wrong-base" and self.refits == FAULTY:
+            next(iter(self.weights.values())).data.view(torch.uint8).view(-1)[0] ^= 1
+        self.consumer.apply(path)
         if self.fault and self.refits > 1:
             self._break(before)
         self.look()
-        return done.version, done.root
 
     def _break(self, before: dict[str, Any]) -> None:
         """The faults that no acknowledgement shows."""
@@ -92,23 +179,30 @@ class Generator(Covered):
             first.zero_()
         elif self.fault == "nan-tensor":
             first.view(-1)[0] = float("nan")
-        elif self.fault == "restarted-replica" and self.refits == 3:
+        elif self.fault == "restarted-replica" and self.refits == FAULTY:
             self.incarnation = f"{self.incarnation}-again"
-        elif self.fault == "dead-generator" and self.refits == 3:
-            os._exit(9)
+
+    def sample(self, *arguments: Any) -> tuple[list[list[int]], list[list[float]]]:
+        """Completions, and the log-probabilities of their tokens."""
+        return sample(self.model, *arguments)
+
+    def logprobs(self, *arguments: Any) -> list[list[float]]:
+        """What the model gives tokens."""
+        found: list[list[float]] = logprobs(self.model, *arguments).tolist()
+        return found
+
+    def _stamped(self, *arguments: Any) -> dict[str, Any]:
+        held = self.held()  # taken first: these weights make the samples
+        tokens, given = self.sample(*arguments)
+        return {"tokens": tokens, "logprobs": given, **held}
 
     def answer(self, request: dict[str, Any]) -> Any:
         """Serve one request."""
         import torch
 
-        given = request["arguments"]
+        known: dict[str, Any] = {"map": self.map, "cover": self.cover, "state": self.state, "apply": self.apply, "explain": dict}
         with torch.no_grad():
-            if request["do"] == "sample":
-                return sample(self.model, *given), self.consumer.version
-            if request["do"] == "logprobs":
-                return logprobs(self.model, *given).tolist()
-            known: dict[str, Any] = {"map": self.map, "cover": self.cover, "state": self.state, "apply": self.apply}
-            return known[request["do"]](*given)
+            return (known | {"sample": self._stamped, "logprobs": self.logprobs})[request["do"]](*request["arguments"])
 
 
 def serve(connection: Connection, generator: Generator) -> None:
@@ -121,9 +215,15 @@ def serve(connection: Connection, generator: Generator) -> None:
         try:
             connection.send(("ok", generator.answer(request)))
         except RefitRefused as error:
-            connection.send(("refused", (error.reason, error.names, error.fix, error.detail)))
+            connection.send(("refused", error.args))
         except (RuntimeError, OSError, ValueError, KeyError) as error:
             connection.send(("error", f"{type(error).__name__}: {error}"))
+
+
+def connect(socket: str, generator: Generator) -> None:
+    """Connect to the policy, and answer to the end."""
+    with Client(socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["SEATRIAL_SOCKET_KEY"])) as connection:
+        serve(connection, generator)
 
 
 def main() -> None:
@@ -137,8 +237,7 @@ def main() -> None:
         from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype="auto", local_files_only=True).eval()
-    with Client(arguments.socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["SEATRIAL_SOCKET_KEY"])) as connection:
-        serve(connection, Generator(model, arguments.fault))
+    connect(arguments.socket, Generator(model, arguments.fault))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from seatrial.probes import fingerprint, provenance
+from seatrial.probes import executed, fingerprint, provenance
 from seatrial.probes.engines import vllm_reader, vllm_transfer
 from seatrial.probes.engines.serve import FAULTS_ALLOWED
 from seatrial.probes.engines.vllm_proof import Proof, proof_of, reference_of
@@ -79,8 +79,9 @@ class Extension:
         return provenance.verify(rows)
 
     def seatrial_loaded(self, path: str, process: str, roots: list[str]) -> None:
-        """Append to `path` which files below each root this worker has loaded so far."""
+        """Append to `path` which files below each root this worker has loaded so far; and what ran of changed ones, beside it."""
         provenance.loaded(path, process, roots)
+        executed.flush()
 
     def seatrial_break(self, fault: str) -> dict[str, Any]:
         """Damage live weights on purpose: one of FAULTS. For showing that the probe sees it, in a server that was started for it."""

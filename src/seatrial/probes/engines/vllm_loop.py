@@ -9,35 +9,35 @@ and compared with the export element for element. Everything found goes to DIR/f
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import os
+import re
 import signal
+import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seatrial.probes import fingerprint, provenance
-from seatrial.probes.engines import export_faults, transformers_loop
+from seatrial.probes import provenance
+from seatrial.probes.engines import transformers_loop
 from seatrial.probes.engines.serve import Server
-from seatrial.probes.engines.transformers_loop import REPLICA, Loop
-from seatrial.probes.engines.transformers_remote import say
-from seatrial.probes.engines.vllm_client import Client, ServerError
+from seatrial.probes.engines.transformers_loop import OWN_FAULTS, Loop
+from seatrial.probes.engines.vllm_client import Client, Sample, ServerError
+from seatrial.probes.refit import driver
+from seatrial.probes.refit.driver import say
 from seatrial.probes.refit.errors import RefitRefused
 
 FAULTS: dict[str, str] = {
     "skip-refit": "what is sent never reaches the server, which is taken to have it",
     "flip-bit": "one bit of one live weight is wrong after each refit",
     "swap-tensors": "two live tensors of the same shape change places after each refit",
-    "truncated": "the payload of the second refit loses its last byte",
-    "replayed": "the first payload is sent again instead of the third",
     "dead-generator": "the server is killed before the third refit",
-    "unstamped-sample": "one sample carries no version",
-    "unsynced-buffer": "a buffer of the policy changes at each step, and nobody exports it",
-    "frozen-policy": "the policy never changes: a vacuous run, which must be Blocked",
-    **{name: text for name, (text, _) in export_faults.FAULTS.items()},
+    **driver.FAULTS,
+    **OWN_FAULTS,
 }
+FAULTY = 3
+"""The refit, counted from 1, before which the server is killed."""
 
 
 class Policy(transformers_loop.Policy):
@@ -52,11 +52,11 @@ class Policy(transformers_loop.Policy):
 
 
 class Engine:
-    """The server as the loop asks it."""
+    """A vLLM server as a generator of the refit driver. `place`: a directory that both sides see."""
 
-    def __init__(self, server: Server, out: Path, fault: str | None) -> None:
+    def __init__(self, server: Server, place: Path, fault: str | None) -> None:
         self.server, self.client, self.fault = server, Client(server.url), fault
-        self.reference, self._payload = out / "reference.safetensors", out / "payload.bin"
+        self.reference, self.payload = place / "reference.safetensors", place / "payload.bin"
         self.refits = 0
 
     def expect(self, export: dict[str, Any]) -> None:
@@ -65,51 +65,71 @@ class Engine:
 
         save_file(export, self.reference)
 
-    def map(self) -> dict[str, Any]:
-        """Let the worker learn the coordinate map; the fact."""
-        (mapped,) = self.client.rpc("seatrial_map", reference=str(self.reference))
-        self.client.start()
-        return dict(mapped)
-
     def ask(self, do: str, *given: Any) -> Any:
-        """One request of the loop; a server that is gone is the refusal "dead"."""
+        """One request; a server that is gone is the refusal "dead"."""
         try:
             return getattr(self, do)(*given)
         except ServerError as error:
-            if self.server.process.poll() is not None:
-                raise RefitRefused("dead", detail=f"the server was gone when it was asked to {do}") from error
-            raise
+            code, cause = self._code(), self.cause()
+            if code is not None:
+                raise RefitRefused("dead", detail=f"the generation process ended with code {code} at {do!r}{cause}") from None
+            raise RuntimeError(f"the generation process failed at {do!r}: {error}{cause}") from None
+
+    def _code(self) -> int | None:
+        """How the server ended; None when it lives."""
+        try:
+            return self.server.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def cause(self, first: bool = False) -> str:
+        """The last error that the engine itself logged, or the first; the server only says that there was one."""
+        log = self.server.log.read_text(encoding="utf-8", errors="replace")
+        said = re.findall(r"^\(EngineCore.* ERROR .*\] (\w+(?:Error|Exception): .*)$", log, re.MULTILINE)
+        return f": {said[0 if first else -1]}" if said else ""
+
+    def rpc(self, method: str, **given: Any) -> Any:
+        """Call a method of the extension in the one worker that the server is started with."""
+        (answer,) = self.client.rpc(method, **given)
+        return answer
+
+    def map(self) -> dict[str, Any]:
+        """Let the worker learn the coordinate map; the fact."""
+        mapped: dict[str, Any] = self.rpc("seatrial_map", reference=str(self.reference))
+        self.client.start()
+        return mapped
 
     def state(self) -> dict[str, Any]:
         """What the worker holds, by exported name."""
-        (read,), (held,) = self.client.rpc("seatrial_read", reference=str(self.reference)), self.client.versions()
-        (verified,) = self.client.rpc("seatrial_verify", reference=str(self.reference))
-        found = {"hashes": read["hashes"], "methods": dict(Counter(read["methods"].values())), "wrong": verified["wrong"]}
-        unproven = [name for name in read["hashes"] if name not in read["methods"]]
-        return {**found, "unproven": unproven, "version": held["version"], "incarnation": held["incarnation"]}
+        read, held = self.rpc("seatrial_read", reference=str(self.reference)), self.rpc("seatrial_version")
+        found = {"hashes": read["hashes"], "methods": read["methods"]}
+        return {**found, "version": held["version"], "incarnation": held["incarnation"]}
 
-    def apply(self, data: bytes) -> None:
+    def explain(self) -> dict[str, Any]:
+        """Where wrong weights are held, and how many of their elements differ."""
+        wrong: dict[str, Any] = self.rpc("seatrial_verify", reference=str(self.reference))["wrong"]
+        return wrong
+
+    def apply(self, path: str) -> None:
         """Send one payload through the server's own routes."""
         self.refits += 1
-        if self.fault == "dead-generator" and self.refits == 3:
-            self.server.end()
+        if self.fault == "dead-generator" and self.refits == FAULTY:
+            os.killpg(self.server.process.pid, signal.SIGKILL)
         if self.fault == "skip-refit" and self.refits > 1:
             return
-        self._payload.write_bytes(data)
         try:
-            self.client.refit(str(self._payload), self.refits)
+            self.client.refit(path, self.refits)
         except ServerError as error:
-            (held,) = self.client.versions()  # the route says only that it failed
-            if held["refused"] is None:
+            refused = self.rpc("seatrial_version")["refused"]  # the route says only that it failed
+            if refused is None:
                 raise
-            raise RefitRefused(held["refused"]["reason"], held["refused"]["names"], detail=held["refused"]["text"]) from error
+            raise RefitRefused(refused["reason"], refused["names"], detail=refused["text"]) from error
         if self.fault in ("flip-bit", "swap-tensors") and self.refits > 1:
-            say(f"broken on purpose: {self.client.rpc('seatrial_break', fault=self.fault)}")
+            say(f"broken on purpose: {self.rpc('seatrial_break', fault=self.fault)}")
 
-    def sample(self, prompts: Sequence[Sequence[int]], length: int, seed: int) -> tuple[list[list[int]], int]:
-        """Completions, and the version that the server held when they were asked for."""
-        done = self.client.sample(prompts, length, seed)
-        return [sample.tokens for sample in done], done[0].version
+    def sample(self, prompts: Sequence[Sequence[int]], length: int, seed: int) -> dict[str, Any]:
+        """Completions of equal length."""
+        return stamped(self.client.sample(prompts, length, seed))
 
     def logprobs(self, rows: Sequence[Sequence[int]], width: int) -> list[list[float]]:
         """What the server gives the tokens after the prompts; NaN where it has numbers that JSON cannot say."""
@@ -122,71 +142,18 @@ class Engine:
 
     def cover(self) -> dict[str, Any]:
         """The coverage over all refits so far."""
-        (covered,) = self.client.rpc("seatrial_coverage")
-        return dict(covered)
+        covered: dict[str, Any] = self.rpc("seatrial_coverage")
+        return covered
+
+    def close(self) -> None:
+        """End the server with all its processes."""
+        self.server.end()
 
 
-class ServedLoop(Loop):
-    """The loop over a server: the baseline moves only when the live weights were read back and are right."""
-
-    def __init__(self, policy: Policy, engine: Engine, out: Path, transports: Sequence[str], fault: str | None) -> None:
-        super().__init__(policy, engine, out, transports, fault)  # type: ignore[arg-type]  # asked in the same way
-        self.engine = engine
-
-    def begin(self) -> None:
-        """The map is learned from what the server should hold."""
-        self.engine.expect(self.policy.export())
-        super().begin()
-
-    def refit(self, index: int) -> None:
-        """Compare, send, compare again, and write it all down. A dead server ends the run."""
-        export = self.policy.export()
-        self.engine.expect(export)
-        before, stale = self.remote.ask("state"), self.gap()
-        row, hashes = self.prepare(index, export, before["hashes"], stale)
-        self.seen.append(hashes)
-        refused = None
-        try:
-            self.remote.ask("apply", self.payload(index))
-        except RefitRefused as error:
-            refused = error
-        self.finish(row, hashes, before, refused)
-
-    def finish(self, row: dict[str, Any], sent: dict[str, str], before: dict[str, Any], refused: RefitRefused | None) -> None:
-        """Read the live weights, commit if they are what was sent, and write the facts."""
-        dead = refused is not None and refused.reason == "dead"
-        held = {**before, "hashes": {}} if dead else self.remote.ask("state")
-        after, fresh = held["hashes"], None if dead else self.gap()
-        wrong = [] if refused else fingerprint.differing(sent, after)
-        root = fingerprint.tree(after).root if after else None
-        row |= {"consumed": root, "incarnation": held["incarnation"], "wrong_names": wrong, "methods": held["methods"]}
-        row["unproven"] = [] if dead else held["unproven"]
-        row |= {"touched_names": len(fingerprint.differing(before["hashes"], after)) if after else 0}
-        row |= {"fresh_max_dlogp": fresh.max_abs if fresh else None, "refused": str(refused) if refused else None}
-        if refused is None:
-            row["wrong"] = {name: held["wrong"].get(name) for name in wrong}
-            self.write("hashes", side="live", step=row["step"], replica=REPLICA, version=row["version"], hashes=after)
-        for name in wrong[:5]:
-            say(f"wrong after refit {row['index']}: {name}: {held['wrong'].get(name)}")
-        self.settle(root, held["version"], refused)
-        if after:
-            self.write("version", replica=REPLICA, incarnation=held["incarnation"], version=held["version"], root=root)
-        self.write("refit", **row)
-        if fresh:
-            self.write("mismatch", step=row["step"], **dataclasses.asdict(fresh))
-        if refused is not None and dead:
-            raise refused
-
-    def settle(self, root: str | None, version: int, refused: RefitRefused | None) -> None:
-        """Commit, or roll back. A server that took a version and holds it wrongly still counts it: the next one must be higher."""
-        if refused is not None or root is None:
-            self.producer.rollback()
-            return
-        try:
-            self.producer.commit(root, version)
-        except RefitRefused as error:
-            say(str(error))
-            self.producer.version = max(self.producer.version, version)
+def stamped(made: Sequence[Sample]) -> dict[str, Any]:
+    """Samples, as the refit driver takes them; the client has seen that all are of one version and life."""
+    tokens, given = [sample.tokens for sample in made], [sample.logprobs for sample in made]
+    return {"tokens": tokens, "logprobs": given, "version": made[0].version, "incarnation": made[0].incarnation}
 
 
 def device() -> str:
@@ -209,7 +176,7 @@ def main() -> None:
     options, faults = ("--dtype", dtype, *arguments.server), arguments.fault is not None
     with Server(arguments.model, arguments.out / "server.log", say, options, faults=faults) as server:
         engine = Engine(server, arguments.out, arguments.fault)
-        ServedLoop(policy, engine, arguments.out, transports, arguments.fault).run(arguments.steps)
+        Loop(policy, engine, arguments.out, transports, arguments.fault).run(arguments.steps)
     say("run complete")
 
 

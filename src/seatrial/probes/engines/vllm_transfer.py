@@ -3,6 +3,9 @@
 - `update_weights` gets `{"path": …}`. The payload is checked whole before anything is touched: bytes, version, base, names, layout.
 - A sparse payload is applied to the weights as they are read from the live model, whose fingerprint must be the payload's base.
 - Loading goes through `model.load_weights` inside vLLM's layerwise reload.
+- `update_weights` with `{"names": …, "dtype_names": …, "shapes": …}` is what vLLM's NCCL backend takes: the tensors then come over the
+  connection of `stream`, and are loaded as they come, as that backend does. Nothing is compared with what the model has: a tensor that
+  the trainer forgets stays as it is, and is for the readback to find.
 - A refusal is raised to the caller, and leaves the weights and the version as they were. A load that raises leaves the version as it
   was and the weights torn: the next payload must be full, since a torn base is refused.
 Whether the weights arrived is not this module's word: `seatrial_read` and `seatrial_verify` look at what the engine holds.
@@ -11,9 +14,10 @@ Whether the weights arrived is not this module's word: `seatrial_read` and `seat
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from seatrial.probes.engines.stream import Receiver
 from seatrial.probes.engines.vllm_proof import Proof, proof_of
 from seatrial.probes.refit import payload
 from seatrial.probes.refit.consumer import Consumer
@@ -24,16 +28,25 @@ BACKEND = "seatrial"
 
 @dataclass
 class Init:
-    """What the policy says once."""
+    """What the policy says once: with an address, that it will stream; the fields are those of vLLM's NCCL backend."""
 
     version: int = 0
+    master_address: str | None = None
+    master_port: int | None = None
+    rank_offset: int = 1
+    world_size: int = 2
+    packed: bool = False
 
 
 @dataclass
 class Update:
-    """What it says for each refit."""
+    """What it says for each refit: where the payload lies, or what it is about to stream."""
 
     path: str = ""
+    names: list[str] = field(default_factory=list)
+    dtype_names: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+    packed: bool = False
 
 
 def receive(proof: Proof, path: str) -> None:
@@ -52,6 +65,16 @@ def receive(proof: Proof, path: str) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize()
     proof.version = consumer.version
+    proof.look()
+
+
+def receive_stream(proof: Proof, stream: Receiver, update: Update) -> None:
+    """Load what comes, under the names that were announced."""
+    device = next(proof.model.parameters()).device
+    # All of it first: a stream that breaks off leaves the model as it was.
+    received = [(name, value.to(device)) for name, value in stream.receive(update.names, update.dtype_names, update.shapes)]
+    proof.load(received)
+    proof.version += 1
     proof.look()
 
 
@@ -90,8 +113,13 @@ def register() -> None:
         init_info_cls, update_info_cls = Init, Update
         supports_draft_weight_update = False
 
+        stream: Receiver | None = None
+
         def init_transfer_engine(self, init_info: Init) -> None:
             proof_of(self.model, self.vllm_config).version = init_info.version
+            if init_info.master_address is not None and init_info.master_port is not None:
+                self.shutdown()
+                self.stream = Receiver(init_info.master_address, init_info.master_port)
 
         def start_weight_update(self) -> None:
             """Nothing: the weights are touched only when the payload was found good."""
@@ -105,6 +133,15 @@ def register() -> None:
         def receive_weights(self, update_info: Update) -> None:
             proof = proof_of(self.model, self.vllm_config)
             proof.refused = None
+            if update_info.names:
+                if self.stream is None:
+                    raise RuntimeError("seatrial: no trainer streams: none was named, or an earlier update failed")
+                try:
+                    receive_stream(proof, self.stream, update_info)
+                except Exception:
+                    self.shutdown()  # a client that asks again would wait for tensors that nobody sends
+                    raise
+                return
             try:
                 receive(proof, update_info.path)
             except RefitRefused as error:  # callers over HTTP learn only that the route failed
@@ -112,7 +149,9 @@ def register() -> None:
                 raise
 
         def shutdown(self) -> None:
-            """Nothing is held open."""
+            if self.stream is not None:
+                self.stream.close()
+                self.stream = None
 
         @staticmethod
         def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from seatrial.model.record import SCHEMA_VERSION, CheckResult, Record, RepoState
+from seatrial.model.record import SCHEMA_VERSION, CheckResult, OwnVerdict, Record, RepoState
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.proving.bridge.own_tests import OwnTests
 
@@ -71,6 +71,8 @@ class Judged(Record):
     verdict: Verdict
     reason: str
     boundary: Boundary | None = None
+    own: OwnVerdict | None = None
+    """The verdict of the ladder by itself, where the comparison with the base replaced it."""
     families: tuple[FamilyResult, ...] = ()
     own_tests: OwnTests | None = None
     shims: tuple[ShimUse, ...] = ()

@@ -60,7 +60,7 @@ def reward(function: Any, fault: str | None) -> Any:
         calls += 1
         if fault == "reward-raises" and calls == 3:
             raise RuntimeError("reward backend unavailable")
-        return [0.5] * len(completion_ids) if fault == "constant-reward" else function(completion_ids, **kwargs)
+        return [0.5] * len(completion_ids) if fault == "constant-reward" else function(completion_ids=completion_ids, **kwargs)
 
     broken.__name__ = function.__name__
     return broken if fault in ("constant-reward", "reward-raises") else function

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from seatrial.probes import provenance
+from seatrial.probes import executed, provenance
 
 TRAINER = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 GENERATOR = ("torch", "transformers")
@@ -27,6 +27,9 @@ class Imports:
         self.path, self.process = directory / "imports.jsonl", process
         self.loaded = directory / "loaded.jsonl"
         self.expected = dict(item.split("=", 1) for item in under_test)
+        if executed.RECORDER is None:  # else it began as the interpreter did
+            provenance.begin()
+        executed.start(str(directory), process, inherit=True)
 
     def prove(self, packages: Sequence[str]) -> None:
         """Import the loop's own packages and locate the others; end the process when one under test is elsewhere."""
@@ -49,6 +52,7 @@ class Imports:
         since = [name for name in self._others(packages) if name in sys.modules]
         provenance.report(str(self.path), self.process, since, self.expected)
         provenance.loaded(str(self.loaded), self.process, sorted(set(self.expected.values())))
+        executed.flush()
 
     def _told(self, packages: Iterable[str]) -> Iterator[str]:
         """Each package, after a line that says so: on a crowded machine imports take long, and silence is what a stall is known by."""

@@ -16,6 +16,8 @@ from seatrial.loops.trl.drive import train
 from seatrial.loops.trl.drive.imports import TRAINER, Imports
 
 WINDOW = 4
+RECORDED_STEPS = 4
+"""Steps of the first learning arm that are recorded, for the shadow to recompute."""
 
 
 def gain(rewards: list[float]) -> float:
@@ -33,7 +35,9 @@ def arm(arguments: Any, words: list[str], name: str, seed: int) -> list[float]:
     out: Path = arguments.out
     rate = ["--learning_rate", "0.0"] if name == "control" else []
     settings = train.config(out / name / str(seed), [*words, "--seed", str(seed), *rate])
-    trainer = train.build(arguments, settings, train.model_path(arguments), None, watched=False)
+    first = name == "learn" and seed == 1
+    recorded = train.recorder(arguments, out / name / str(seed), RECORDED_STEPS) if first else None
+    trainer = train.build(arguments, settings, train.model_path(arguments), None, watched=False, recorded=recorded)
     trainer.pop_callback(record.MetricsWriter)
     trainer.pop_callback(record.FactsWriter)
     trainer.add_callback(record.MetricsWriter(out / "metrics.jsonl", f"{name}/{seed}"))

@@ -16,7 +16,8 @@ from typing import Any
 from seatrial.loops.trl.drive import disk
 
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz+-*/=?.,:;!()[]<>_ "
-SPECIAL = ("<pad>", "<eos>", "<unk>", "<image>")
+SPECIAL = ("<unk>", "<eos>", "<pad>", "<image>")
+"""Padding is not token 0, since arithmetic with a zero would hide faults; the end token is odd, so that ending early earns nothing."""
 KINDS = ("dense", "untied", "moe", "vlm")
 SEED = 20261115
 
@@ -48,6 +49,7 @@ def _sizes(words: Any) -> dict[str, Any]:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,
+        "initializer_range": 0.1,  # the usual 0.02 gives almost the same chance to every token, and hides faults of sampling
         "pad_token_id": words.pad_token_id,
         "eos_token_id": words.eos_token_id,
         "bos_token_id": None,
@@ -57,7 +59,8 @@ def _sizes(words: Any) -> dict[str, Any]:
 def _dense(words: Any) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    return Qwen2ForCausalLM(Qwen2Config(**_sizes(words), intermediate_size=256, tie_word_embeddings=True))
+    # Projections that are not square: swapped sizes would go unseen otherwise.
+    return Qwen2ForCausalLM(Qwen2Config(**_sizes(words), head_dim=32, intermediate_size=256, tie_word_embeddings=True))
 
 
 def _untied(words: Any) -> Any:
@@ -127,6 +130,8 @@ def ensure(kind: str, directory: Path) -> Path:
     torch.manual_seed(SEED)
     words = tokenizer()
     model = {"dense": _dense, "untied": _untied, "moe": _moe, "vlm": _vlm}[kind](words)
+    with torch.no_grad():  # completions that end early are a part of every batch
+        model.get_output_embeddings().weight[words.eos_token_id] *= 2.5
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:

@@ -53,7 +53,9 @@ class MetricsWriter(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write the row, except the summary that closes a run."""
         if state.is_world_process_zero and logs and "train_runtime" not in logs:
-            facts.append(self.path, {"step": state.global_step} | {f"{self.prefix}/{key}": value for key, value in logs.items()})
+            # TRL says None where nothing could be measured, as when every row is masked; the shadow knows whether that is so.
+            row = {f"{self.prefix}/{key}": value for key, value in logs.items() if value is not None}
+            facts.append(self.path, {"step": state.global_step} | row)
 
 
 class FactsWriter(TrainerCallback):  # type: ignore[misc]

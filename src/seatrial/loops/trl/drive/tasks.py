@@ -9,7 +9,7 @@ than chance.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from seatrial.probes.prompts import prompts
@@ -28,11 +28,33 @@ def image_share(completion_ids: Sequence[Sequence[int]], bright: Sequence[bool],
     return [1.0 - share if light and len(ids) else share for share, light, ids in zip(shares, bright, completion_ids, strict=True)]
 
 
+def digit_share(completions: Sequence[str], **_: Any) -> list[float | None]:
+    """Share of digits in the text of a completion; an empty text has no such reward, and says so."""
+    return [sum(letter.isdigit() for letter in text) / len(text) if text else None for text in completions]
+
+
+REWARDS: dict[str, Callable[..., Any]] = {"even_share": even_share, "digit_share": digit_share}
+
+
+def reward_names(arguments: Any) -> tuple[str, ...]:
+    """The reward functions of a text run, in order."""
+    return tuple(arguments.rewards.split(","))
+
+
+def text_prompts(count: int, seed: int) -> list[str]:
+    """Prompts of very unequal length: every third is cut to its first word, every third is said twice."""
+    made = prompts(count, seed)
+    return [
+        text if index % 3 == 0 else f"{index} {text.split()[0]}" if index % 3 == 1 else f"{text} {text}" for index, text in enumerate(made)
+    ]
+
+
 def text_dataset(count: int, seed: int) -> Any:
-    """The prompts as a dataset."""
+    """The prompts as a dataset; each row knows its number."""
     from datasets import Dataset
 
-    return Dataset.from_dict({"prompt": prompts(count, seed)})
+    made = text_prompts(count, seed)
+    return Dataset.from_dict({"prompt": made, "row": list(range(len(made)))})
 
 
 def image(bright: bool, draw: random.Random) -> Any:

@@ -17,6 +17,8 @@ from typing import Any
 
 from seatrial.loops.trl.drive.imports import TRAINER, Imports
 
+SEPARATE = ("generator", "vllm", "synced")
+"""Rollouts that come from another process."""
 MADE = {"tiny-dense": "dense", "tiny-untied": "untied", "tiny-moe": "moe", "tiny-vlm": "vlm"}
 
 
@@ -29,8 +31,17 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--models", type=Path, required=True, help="where locally made models are kept")
     made.add_argument("--prompts", type=int, default=64)
     made.add_argument("--images", action="store_true", help="the image task")
+    made.add_argument("--rewards", default="even_share", help="reward functions, by name, with commas between")
     made.add_argument("--lora", action="store_true")
-    made.add_argument("--rollouts", choices=("trainer", "seeded", "generator", "vllm"), default="trainer")
+    made.add_argument("--lora-rank", type=int, default=8)
+    made.add_argument("--lora-alpha", type=float, default=16)
+    made.add_argument("--lora-targets", default="all-linear", help="all-linear, or names of layers with commas between")
+    made.add_argument("--lora-dropout", type=float, default=0.0)
+    made.add_argument("--rslora", action="store_true")
+    made.add_argument("--dora", action="store_true")
+    made.add_argument("--variants", action="store_true", help="train the variants, too (see variants.py)")
+    made.add_argument("--record", action="store_true", help="write the batch record of every step")
+    made.add_argument("--rollouts", choices=("trainer", "seeded", "generator", "vllm", "synced"), default="trainer")
     made.add_argument("--vllm-python", help="interpreter of the vLLM server")
     made.add_argument("--resume-from", type=Path)
     made.add_argument("--under-test", action="append", default=[], metavar="PACKAGE=ROOT")
@@ -79,8 +90,15 @@ def rollout_function(arguments: argparse.Namespace, settings: Any, model: str) -
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that the server is ended, too
         engine = Engine(arguments.vllm_python, model, arguments.out, settings.max_completion_length, arguments.fault)
-        return ServedRollouts(engine, arguments.imports, arguments.under_test, arguments.out / "metrics.jsonl", settings.seed)
-    from seatrial.loops.trl.drive.refit import Generator, RefittedRollouts
+        return ServedRollouts(engine, arguments.imports, arguments.under_test, settings.seed, arguments.fault)
+    if arguments.rollouts == "synced":
+        from seatrial.loops.trl.drive.synced import SyncedGeneration
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
+        given = (arguments.out, settings, arguments.imports, arguments.under_test, arguments.fault)
+        return SyncedGeneration(arguments.vllm_python, model, *given)
+    from seatrial.loops.trl.drive.refit import RefittedRollouts
+    from seatrial.probes.engines.transformers_remote import Remote
 
     passed = [
         "--model",
@@ -94,26 +112,51 @@ def rollout_function(arguments: argparse.Namespace, settings: Any, model: str) -
     ]
     passed += [word for item in arguments.under_test for word in ("--under-test", item)]
     passed += ["--fault", arguments.fault] if arguments.fault else []
-    return RefittedRollouts(Generator(passed), arguments.out / "facts.jsonl", arguments.out / "metrics.jsonl", settings.seed)
+    return RefittedRollouts(Remote(passed, "seatrial.loops.trl.drive.generator"), arguments.out, settings.seed, arguments.fault)
 
 
-def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: Any, watched: bool = True) -> Any:
-    """The trainer with its data, reward, callbacks and, when watched, the witness."""
+def recorder(arguments: argparse.Namespace, place: Path, steps: int | None = None) -> Any:
+    """The recorder of this process, if the run is recorded; other ranks have a directory of their own."""
+    from seatrial.loops.trl.drive.step_record import StepRecorder
+
+    name = process_name()
+    return StepRecorder(place if name == "driver" else place / name, steps) if arguments.record else None
+
+
+def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: Any, watched: bool = True, recorded: Any = None) -> Any:
+    """The trainer with its data, rewards and callbacks; `recorded` fills the batch record, otherwise the witness watches."""
     from trl import GRPOTrainer
 
-    from seatrial.loops.trl.drive import faults, record, tasks, witness
+    from seatrial.loops.trl.drive import faults, record, step_faults, tasks, witness
 
-    kwargs: dict[str, Any] = {"rollout_func": rollouts} if rollouts else {}
+    kwargs: dict[str, Any] = {"rollout_func": rollouts} if rollouts and arguments.rollouts != "synced" else {}
     if arguments.lora:
         from peft import LoraConfig
 
-        kwargs["peft_config"] = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        targets = arguments.lora_targets
+        kwargs["peft_config"] = LoraConfig(
+            r=arguments.lora_rank,
+            lora_alpha=arguments.lora_alpha,
+            target_modules=targets if targets == "all-linear" else targets.split(","),
+            lora_dropout=arguments.lora_dropout,
+            use_rslora=arguments.rslora,
+            use_dora=arguments.dora,
+            task_type="CAUSAL_LM",
+        )
     data = tasks.image_dataset if arguments.images else tasks.text_dataset
     watch = witness.Witness(arguments.out / "metrics.jsonl", arguments.images)
-    reward = watch.reward(faults.reward(tasks.image_share if arguments.images else tasks.even_share, arguments.fault))
-    trainer = GRPOTrainer(model=model, reward_funcs=reward, args=settings, train_dataset=data(arguments.prompts, settings.seed), **kwargs)
+    functions = [tasks.image_share] if arguments.images else [tasks.REWARDS[name] for name in tasks.reward_names(arguments)]
+    functions = [faults.reward(functions[0], arguments.fault), *functions[1:]]
+    functions = [recorded.reward(function) if recorded else function for function in functions]
+    rewards = [watch.reward(functions[0]), *functions[1:]]
+    trainer = GRPOTrainer(model=model, reward_funcs=rewards, args=settings, train_dataset=data(arguments.prompts, settings.seed), **kwargs)
+    step_faults.inject(trainer, arguments.fault)
+    if recorded:
+        recorded.attach(trainer)
     faults.trainer(trainer, arguments.fault)
-    if watched:
+    if arguments.rollouts == "synced":
+        rollouts.attach(trainer)
+    if watched and not recorded:  # the record holds all that the witness sees, and more
         watch.attach(trainer)
     saves = int(settings.save_steps) if settings.save_strategy == "steps" else None
     trainer.add_callback(record.MetricsWriter(arguments.out / "metrics.jsonl"))
@@ -128,15 +171,19 @@ def main() -> None:
     arguments = parser().parse_args(words[:split])
     arguments.out.mkdir(parents=True, exist_ok=True)
     imports = Imports(arguments.imports, process_name(), arguments.under_test)
+    if arguments.rollouts == "synced":
+        from seatrial.loops.trl.drive.standin import allow_import
+
+        allow_import()
     imports.prove(TRAINER)
-    from seatrial.loops.trl.drive import disk, images, record
+    from seatrial.loops.trl.drive import disk, images, record, variants
 
     settings = config(arguments.out, words[split + 1 :])
     record.say("building the model")
     model = model_path(arguments)
     rollouts = rollout_function(arguments, settings, model)
     try:
-        trainer = build(arguments, settings, model, rollouts)
+        trainer = build(arguments, settings, model, rollouts, recorded=recorder(arguments, arguments.out))
         record.say("trainer built")
         facts_path = arguments.out / "facts.jsonl"
         if not arguments.lora:
@@ -144,14 +191,16 @@ def main() -> None:
         if arguments.images:
             images.control(trainer, arguments.out / "facts.jsonl")
         trainer.train(resume_from_checkpoint=str(arguments.resume_from) if arguments.resume_from else None)
-        if arguments.rollouts in ("generator", "vllm"):
+        if arguments.rollouts in SEPARATE:
             rollouts.finish()
         if arguments.lora and settings.save_strategy == "steps" and not arguments.resume_from:
             disk.adapter(trainer.model, arguments.out / f"checkpoint-{settings.save_steps}", facts_path)
         elif not arguments.lora and trainer.accelerator.num_processes == 1:
             disk.saved(trainer, arguments.out / "final", facts_path)
+        if arguments.variants:
+            variants.run(arguments, words[split + 1 :], model)
     finally:
-        if arguments.rollouts in ("generator", "vllm"):
+        if arguments.rollouts in SEPARATE:
             rollouts.generator.close()
     imports.close(TRAINER)
     record.say("run complete")

@@ -10,10 +10,12 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from seatrial.checks.step import step_checks
 from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.proof import differing, equal, proof, same_trajectory
 from seatrial.loops.verl.claims import in_force
 from seatrial.loops.verl.cpu.claims import claims
+from seatrial.loops.verl.cpu.settings import UPDATES
 from seatrial.loops.verl.cpu.sync import few, is_adapter, span, state, synced
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
@@ -36,11 +38,13 @@ def prove(level: Level, directory: Path, metrics: Metrics, strategy: str) -> tup
     last, megatron = level.steps or 0, strategy == "megatron"
     made += [in_force(phase, claims(strategy, phase, steps), directory / phase / "run.log") for phase, steps in _phases(level).items()]
     if level.name == "smoke":
-        made += trained(facts.get("grpo", none), metrics, "grpo", 0, last, ("actor",))
+        for phase in ("grpo", "ppo"):
+            if (facts.get(phase, none).one("model") or {"made": True})["made"]:
+                made += step_checks(directory / phase, phase, last * UPDATES, lora=phase == "ppo")
+        made += trained(facts.get("grpo", none), metrics, "grpo", 0, last, ("actor",), per_step=UPDATES)
         made.append(reference(facts.get("grpo", none), "grpo"))
-        made += trained(
-            facts.get("ppo", none), metrics, "ppo", 0, last, ("actor", "critic"), ("actor", "critic") if megatron else ("actor",)
-        )
+        adapted = ("actor", "critic") if megatron else ("actor",)
+        made += trained(facts.get("ppo", none), metrics, "ppo", 0, last, ("actor", "critic"), adapted, UPDATES)
     elif level.name == "save-resume":
         full, resumed = facts.get("full", none), facts.get("resumed", none)
         lora = ("actor",) if megatron else ()
@@ -63,12 +67,19 @@ def _phases(level: Level) -> dict[str, int]:
 
 
 def trained(
-    facts: Facts, metrics: Metrics, phase: str, begin: int, last: int, roles: tuple[str, ...], lora: tuple[str, ...] = ()
+    facts: Facts,
+    metrics: Metrics,
+    phase: str,
+    begin: int,
+    last: int,
+    roles: tuple[str, ...],
+    lora: tuple[str, ...] = (),
+    per_step: int = 1,
 ) -> list[CheckResult]:
     """One run did all it was to do: every parameter, every update, every sync, every rollout. `lora` names the roles with adapters."""
     made = []
     for role in roles:
-        made += updated(facts, phase, role, begin, last, role in lora)
+        made += updated(facts, phase, role, begin, last, role in lora, per_step)
     return [
         *made,
         *synced(facts, phase, begin, last, "actor" in lora),
@@ -77,7 +88,7 @@ def trained(
     ]
 
 
-def updated(facts: Facts, phase: str, role: str, begin: int, last: int, lora: bool) -> list[CheckResult]:
+def updated(facts: Facts, phase: str, role: str, begin: int, last: int, lora: bool, per_step: int = 1) -> list[CheckResult]:
     """What was to be trained has a gradient and moved at every step; what was not did not."""
     where = f" ({phase}, {role})"
     run, model = facts.one("parameters", role=role), facts.one("model")
@@ -106,11 +117,11 @@ def updated(facts: Facts, phase: str, role: str, begin: int, last: int, lora: bo
         proof(f"frozen tensors did not{where}", not drifted, f"{len(drifted)} of {len(frozen)} moved", boundary, "0", few(drifted)),
         proof(f"gradients reach every tensor{where}", reached, f"{len(silent)} without", boundary, "0", few(silent)),
         proof(
-            f"one optimizer update per step{where}",
-            counts == [[step, step] for step in range(begin + 1, last + 1)],
+            f"{'one optimizer update' if per_step == 1 else f'{per_step} optimizer updates'} per step{where}",
+            counts == [[step * per_step] * 2 for step in range(begin + 1, last + 1)],
             f"{counts[-1]}",
             boundary,
-            f"{last}",
+            f"{last * per_step}",
         ),
     ]
 

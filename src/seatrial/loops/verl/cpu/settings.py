@@ -62,6 +62,34 @@ PPO = ("algorithm.adv_estimator=gae",)
 NO_KL = (f"{ACTOR}.use_kl_loss=False",)
 NO_SAVE = ("trainer.save_freq=-1", "trainer.resume_mode=disable")
 NO_TEST = ("trainer.val_before_train=False", "trainer.test_freq=-1")
+UPDATES = 4
+"""Optimizer steps of one round of a recorded run: two mini-batches, twice."""
+RECORDED = ("--prompts", "20")
+"""Prompts for two rounds and a rest that is left out: a third round begins the second epoch."""
+_PROVING = (
+    *("actor_rollout_ref.rollout.temperature=0.8", f"{ACTOR}.ppo_mini_batch_size=4", f"{ACTOR}.ppo_micro_batch_size_per_gpu=8"),
+    # The V1 trainer of verl 0.9.1 does not read the critic's micro-batch size: it cuts by tokens, up to this many.
+    *("+critic.ppo_infer_max_token_len_per_gpu=300", f"{ACTOR}.ppo_epochs=2", f"{ACTOR}.entropy_coeff=0.01"),
+    *(f"{ACTOR}.clip_ratio_low=0.05", f"{ACTOR}.clip_ratio_high=0.08", f"{ACTOR}.clip_ratio_c=1.1"),
+    *("algorithm.gamma=0.95", "algorithm.lam=0.9", "critic.cliprange_value=0.05"),
+    *(f"{part}.optim.{word}" for part in (ACTOR, "critic") for word in ("weight_decay=0.1", "lr_warmup_steps=2", "clip_grad=0.3")),
+)
+"""Settings under which faults show: none of them is the value that makes its formula have no effect."""
+_PROVING_FSDP2 = tuple(
+    f"{part}.optim.{word}"
+    for part in (ACTOR, "critic")
+    for word in ("betas=[0.8,0.95]", "lr_scheduler_type=cosine", "min_lr_ratio=0.1", "zero_indexed_step=False")
+)
+_PROVING_MEGATRON = (
+    "actor_rollout_ref.rollout.dtype=float32",  # the engines of a recorded run are in full precision, too: see `drive/megatron_engine.py`
+    *(f"{part}.optim.{word}" for part in (ACTOR, "critic") for word in ("lr_decay_style=cosine", "lr_warmup_init=2e-3", "min_lr=1e-3")),
+    *(
+        f"+{part}.optim.override_optimizer_config.{word}"
+        for part in (ACTOR, "critic")
+        for word in ("adam_beta1=0.8", "adam_beta2=0.95", "adam_eps=1e-7")
+    ),
+)
+GRPO_LOSS = (f"{ACTOR}.kl_loss_coef=0.1", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean")
 LEARN = ("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.val_kwargs.temperature=1.0")
 
 
@@ -80,6 +108,8 @@ class Settings:
     learning_rate: str
     engine: str
     """The module in `drive` that registers the engines."""
+    proving: tuple[str, ...] = ()
+    """Of a recorded run; empty where none is recorded."""
 
     def rates(self, actor: str) -> tuple[str, ...]:
         """Learning rates; the critic's is that of full weights, whatever the actor's."""
@@ -97,6 +127,7 @@ SETTINGS = {
         lora_rate="1e-2",
         learning_rate="3e-3",
         engine="fsdp_engine",
+        proving=(*_PROVING, *_PROVING_FSDP2),
     ),
     MEGATRON: Settings(
         common=(*_COMMON, *_MEGATRON),
@@ -107,5 +138,6 @@ SETTINGS = {
         lora_rate="1e-2",
         learning_rate="3e-3",
         engine="megatron_engine",
+        proving=(*_PROVING, *_PROVING_MEGATRON),
     ),
 }

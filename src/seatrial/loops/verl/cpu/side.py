@@ -6,14 +6,18 @@ cannot be overridden (`OWNED`); everything else after `--` is handed to verl, la
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from seatrial.checks.step import FILE
 from seatrial.loops.options import number
 from seatrial.loops.overrides import is_override
 from seatrial.loops.verl.cpu.imports import import_findings
 from seatrial.loops.verl.cpu.proofs import CONTROL_STEPS, prove
-from seatrial.loops.verl.cpu.settings import GRPO, LEARN, MEGATRON, NO_KL, NO_SAVE, NO_TEST, PPO, SETTINGS
+from seatrial.loops.verl.cpu.settings import GRPO, GRPO_LOSS, LEARN, MEGATRON, NO_KL, NO_SAVE, NO_TEST, PPO, RECORDED, SETTINGS
+from seatrial.loops.verl.drive.record_parts import PARTS, VARIABLE
 from seatrial.loops.verl.witness import witness_variables
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
@@ -67,9 +71,11 @@ class Cpu:
         # verl 0.9.1 leaves `no_lora_adapter` in the batch when the actor without its adapters is the reference, and the critic then
         # fails (it has no adapters) or works without its own. So there is no reference beside adapters and a critic here.
         own = self.settings
-        full = (*GRPO, *own.rates(own.rate))
-        lora = (*PPO, *NO_KL, *own.actor_lora, *own.critic_lora, *own.rates(own.lora_rate))
-        return make.phase("grpo", steps, (*full, *NO_SAVE, *NO_TEST)), make.phase("ppo", steps, (*lora, *NO_SAVE, *NO_TEST))
+        full = (*GRPO, *own.rates(own.rate), *NO_SAVE, *NO_TEST)
+        lora = (*PPO, *NO_KL, *own.actor_lora, *own.critic_lora, *own.rates(own.lora_rate), *NO_SAVE, *NO_TEST)
+        grpo, grpo_shadow = make.proven("grpo", steps, (*full, *GRPO_LOSS))
+        ppo, ppo_shadow = make.proven("ppo", steps, lora)
+        return (grpo, ppo, *grpo_shadow, *ppo_shadow)
 
     def _save_resume(self, make: _Maker, steps: int) -> tuple[Phase, ...]:
         # Megatron: adapters of the actor, all weights of the critic. Its critic needs untied embeddings, or it loses its head.
@@ -116,10 +122,10 @@ class Cpu:
         imported = import_findings(context, self.strategy, self._shim())
         return (*filter(None, made), *idle, *imported, _model(context.model, self.DEFAULT_MODEL))
 
-    def limitations(self, level: Level, context: Context) -> tuple[str, ...]:  # noqa: ARG002 - the contract
+    def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """What holds of every level on a CPU."""
         megatron = (
-            "Megatron-Core ran its own local layers and torch's AdamW with one process over gloo in bf16 on a CPU: "
+            "Megatron-Core ran its own local layers and torch's AdamW with one process over gloo on a CPU: "
             "no Transformer Engine, no CUDA kernel, no parallelism"
         )
         fsdp2 = "the engine was FSDP2 with one process on a CPU in full precision: not Megatron, no sharding across ranks"
@@ -128,6 +134,8 @@ class Cpu:
             "a transformers model in its own process generated: neither vLLM nor SGLang",
             "rewards came from a rule: no reward model was served",
         ]
+        if context.model != self.DEFAULT_MODEL and level.name == "smoke":
+            made.append("the steps of a given model are not recomputed: only those of the tiny one are")
         if context.model == self.DEFAULT_MODEL:
             made.append("a tiny Qwen2 with random weights: not the model under test")
         elif self.strategy == MEGATRON:
@@ -156,6 +164,17 @@ class _Maker:
             processes=("driver", "worker"),
         )
 
+    def proven(self, name: str, steps: int, overrides: tuple[str, ...]) -> tuple[Phase, tuple[Phase, ...]]:
+        """A recorded run, and the shadow that recomputes it: with the same words, and without the change. A given model has none."""
+        run = self.phase(name, steps, (*overrides, *self.side.settings.proving), RECORDED)
+        if self.context.model != self.side.DEFAULT_MODEL:
+            return run, ()
+        run = replace(run, env={**run.env, VARIABLE: str(self.directory / name / PARTS)})
+        words = run.argv[run.argv.index(f"{DRIVE}.train") + 1 :]
+        argv = (str(self.context.python), "-m", f"{DRIVE}.shadow", "--shadow-out", str(self.directory / name / FILE), *words)
+        kept = {key: value for key, value in run.env.items() if key.startswith(("HF_", "TRANSFORMERS", "TOKENIZERS", "OMP", "PYTHON"))}
+        return run, (Phase(name=f"shadow-{name}", argv=argv, env=kept, processes=(), beside=True),)
+
     def _environment(self, out: Path) -> dict[str, str]:
         fault = self.context.options.get("fault")
         return {
@@ -167,6 +186,8 @@ class _Maker:
             **{"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"},
             **{"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "0"},
             **{"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"},
+            # A virtual machine may announce AMX without allowing it: bf16 would end in an illegal instruction.
+            **({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"} if "ONEDNN_MAX_CPU_ISA" not in os.environ else {}),
             # Megatron compiles small functions, which takes longer here than all they do.
             **({"TORCHDYNAMO_DISABLE": "1"} if self.side.strategy == MEGATRON else {}),
         }

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.verl.drive import faults
+from seatrial.instruments.batch_record import adapters_of
+from seatrial.loops.verl.drive import faults, step_record
 from seatrial.probes import facts, fingerprint
 
 
@@ -28,6 +29,7 @@ class Watched:
     engine_config: Any
     model_config: Any
     without_gradient: set[str] | None = None
+    record: step_record.EngineRecord | None = None
 
     def network(self) -> Any:
         """The model as one torch module."""
@@ -44,6 +46,17 @@ class Watched:
     def optimizers(self) -> list[Any]:
         """The torch optimizers that make the updates."""
         raise NotImplementedError
+
+    def optimizer_groups(self, optimizer: Any) -> list[list[tuple[Any, Any]]]:
+        """The model's parameters in each group of a torch optimizer, with their gradients, whole; the gradient may be None."""
+        return [
+            [(value, None if value.grad is None else self.whole(value.grad)) for value in group["params"]]
+            for group in optimizer.param_groups
+        ]
+
+    def adapters(self) -> dict[str, dict[str, Any]]:
+        """Rank and scale of every adapter, by its layer."""
+        return adapters_of(self.network())
 
     def steps_done(self) -> int:
         """How often the scheduler was advanced."""
@@ -76,12 +89,21 @@ class Watched:
             held = fingerprint.tensors(_files(Path(self.model_config.local_path), named[0][1].dtype))
             facts.append(os.environ["SEATRIAL_FACTS"], {"fact": "files", "tensors": held})
         self._record("start", 0)
+        self.record = step_record.attached(self)
+
+    def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+        """Train with a loss function whose arguments and loss are recorded."""
+        if self.record is not None and not forward_only:
+            loss_function = self.record.observed(loss_function)
+        return super().forward_backward_batch(data, loss_function, forward_only=forward_only)  # type: ignore[misc]
 
     def optimizer_step(self) -> Any:
         """Note which parameters have a gradient, then step."""
         idle = {name for name, value in self.network().named_parameters() if value.requires_grad and not self._has_gradient(value)}
         self.without_gradient = idle if self.without_gradient is None else self.without_gradient & idle
         faults.before_step(self)
+        if self.record is not None:
+            self.record.hooks.accumulated()
         return super().optimizer_step()  # type: ignore[misc]
 
     def lr_scheduler_step(self) -> Any:

@@ -34,6 +34,13 @@ ENDS = {
 }
 
 
+def layers(name: str) -> list[str]:
+    """The linear layers that a fused one stands for; the name itself, if this layout does not know it."""
+    found = LAYER.fullmatch(name)
+    parts = PARTS.get(found[2]) if found else None
+    return [f"model.layers.{found[1]}.{part}" for part in parts] if found and parts else [name]
+
+
 def exported(named: Mapping[str, Any], groups: int, head: int) -> dict[str, Any] | None:
     """The tensors by their names in the other model; None if there is one that this layout does not know."""
     made: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from verl.utils.megatron_utils import unwrap_model
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.megatron.transformer_impl import MegatronEngineWithLMHead, MegatronEngineWithValueHead
 
-from seatrial.loops.verl.drive import layout
+from seatrial.loops.verl.drive import layout, record_parts
 from seatrial.loops.verl.drive.engine import Watched
 from seatrial.probes import fingerprint
 
@@ -23,6 +23,15 @@ class _Chunked(Watched):
 
     module: Any
     tf_config: Any
+
+    def initialize(self) -> None:
+        """Build; in full precision where steps are recorded: in bf16 a wrong formula would drown in rounding.
+
+        verl's configuration knows 16 bits only, its engine and Megatron know 32.
+        """
+        if record_parts.directory() is not None:
+            object.__setattr__(self.engine_config, "dtype", "float32")
+        super().initialize()
 
     def network(self) -> Any:
         """The only chunk, without DDP and the cast to bf16 around it."""
@@ -36,6 +45,24 @@ class _Chunked(Watched):
     def optimizers(self) -> list[Any]:
         """The torch optimizers inside Megatron's."""
         return [part.optimizer for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer])]
+
+    def optimizer_groups(self, optimizer: Any) -> list[list[tuple[Any, Any]]]:
+        """The distributed optimizer holds flat shards: with one rank, each is a whole parameter."""
+        (part,) = (part for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer]) if part.optimizer is optimizer)
+        made: list[list[Any]] = [[None] * len(group["params"]) for group in optimizer.param_groups]
+        for parameter, (group, order) in part.model_param_group_index_map.items():
+            shard = optimizer.param_groups[group]["params"][order]
+            made[group][order] = (parameter, None if shard.grad is None else shard.grad.view(parameter.shape))
+        return made
+
+    def adapters(self) -> dict[str, dict[str, Any]]:
+        """By the layers of the Hugging Face model that a fused layer stands for."""
+        found = {
+            name: {"rank": int(module.adapter.linear_in.weight.shape[0]), "scale": float(module.adapter.alpha) / float(module.adapter.dim)}
+            for name, module in self.network().named_modules()
+            if hasattr(module, "adapter")
+        }
+        return {layer: value for name, value in found.items() for layer in layout.layers(name)}
 
     def optimizer_state(self) -> Any:
         """Moments, steps and settings, and the copy of the weights in full precision that is what is really updated."""

@@ -10,16 +10,22 @@ import os
 import zlib
 from typing import Any
 
-from seatrial.loops.verl.drive import faults
+from seatrial.loops.verl.drive import faults, record_parts
 from seatrial.probes import facts
 
 
-def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: Any) -> float:
+def even_share(text: str) -> float:
     """Share of even characters; an empty answer earns 0."""
+    return sum(ord(mark) % 2 == 0 for mark in text) / len(text) if text else 0.0
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
+    """The reward of one completion."""
     fault = faults.current()
     if fault == "reward-raises" and zlib.crc32(ground_truth.encode()) % 3 == 0:
         raise RuntimeError("reward backend unavailable")
-    score = sum(ord(mark) % 2 == 0 for mark in solution_str) / len(solution_str) if solution_str else 0.0
-    score = 0.5 if fault == "constant-reward" else score
+    score = 0.5 if fault == "constant-reward" else even_share(solution_str)
+    if data_source == "train":
+        record_parts.rewarded(int((extra_info or {}).get("index", -1)), solution_str, score)
     facts.append(os.environ["SEATRIAL_FACTS"], {"fact": "reward", "split": data_source, "score": score})
     return score

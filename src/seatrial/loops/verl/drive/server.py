@@ -22,7 +22,7 @@ import torch
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
-from seatrial.loops.verl.drive import faults
+from seatrial.loops.verl.drive import faults, step_record
 from seatrial.probes import facts, fingerprint
 
 SERVER = "seatrial_server_{}"
@@ -41,6 +41,7 @@ class Server:
         self.eos, self.length, self.seed = AutoTokenizer.from_pretrained(path).eos_token_id, length, seed
         self.version = -1
         self.asked: Counter[tuple[int, ...]] = Counter()
+        self.record = step_record.ServerRecord()
 
     def load(self, weights: list[tuple[str, Any]], peft: dict[str, Any] | None, version: int | None) -> dict[str, Any]:
         """Copy the weights into the live model, strictly; returns the names that did not fit and the hashes of what is held now."""
@@ -76,23 +77,26 @@ class Server:
         self.asked[tuple(prompt_ids)] += 1
         text = f"{self.seed} {self.version} {place} {prompt_ids}"
         draw = torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big"))
-        tokens, logprobs = self._sample(prompt_ids, float(sampling_params["temperature"]), draw)
+        tokens, logprobs, scores = self._sample(prompt_ids, float(sampling_params["temperature"]), draw)
+        self.record.add(prompt_ids, tokens, scores, sampling_params, self.version)
         return TokenOutput(token_ids=tokens, log_probs=logprobs, stop_reason="completed", extra_fields={"global_steps": self.version})
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _sample(self, prompt: list[int], heat: float, draw: Any) -> tuple[list[int], list[float]]:
-        """Tokens until the end token or the longest length, and the log-probability of each; heat 0 is greedy."""
+    def _sample(self, prompt: list[int], heat: float, draw: Any) -> tuple[list[int], list[float], list[Any]]:
+        """Tokens until the end token or the longest length, the log-probability of each and what it was drawn from; heat 0 is greedy."""
+        scores: list[Any] = []
         tokens: list[int] = []
         logprobs: list[float] = []
         given, cache = torch.tensor([prompt]), None
         while len(tokens) < self.length and (not tokens or tokens[-1] != self.eos):
             output = self.model(input_ids=given, past_key_values=cache, use_cache=True)
-            table = torch.log_softmax(output.logits[0, -1].float() / (heat or 1.0), -1)
+            scores.append(output.logits[0, -1].float() / (heat or 1.0))
+            table = torch.log_softmax(scores[-1], -1)
             token = int(torch.multinomial(table.exp(), 1, generator=draw)) if heat else int(table.argmax())
             tokens.append(token)
             logprobs.append(float(table[token]))
             given, cache = torch.tensor([[token]]), output.past_key_values
-        return tokens, logprobs
+        return tokens, logprobs, scores
 
     async def nothing(self, *_: Any, **__: Any) -> None:
         """There is no memory to give back on a CPU."""
@@ -137,6 +141,7 @@ class Adapter(BaseRollout):  # type: ignore[misc]
         row = {"fact": "sync", "step": kwargs.get("global_steps"), "adapter": peft is not None and not base}
         row |= {"unknown": answer["unknown"], "absent": answer["absent"], "wrong": wrong, "sent": hashes}
         facts.append(os.environ["SEATRIAL_FACTS"], row)
+        step_record.version = kwargs.get("global_steps") or 0
 
 
 def _plain(name: str) -> str:

@@ -49,11 +49,18 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def model_path(arguments: argparse.Namespace) -> Path:
+    """Where the model lies, or is made."""
+    name = f"{MADE}-untied" if arguments.untied else MADE
+    return Path(arguments.models) / name if arguments.model == MADE else Path(arguments.model)
+
+
 def places(arguments: argparse.Namespace, scratch: str) -> list[str]:
     """Overrides that say where everything is."""
     out: Path = arguments.out
-    name = f"{MADE}-untied" if arguments.untied else MADE
-    model = assets.model(arguments.models / name, not arguments.untied) if arguments.model == MADE else Path(arguments.model)
+    model = model_path(arguments)
+    if arguments.model == MADE:
+        assets.model(model, not arguments.untied)
     texts = prompts(arguments.prompts + arguments.validation, SEED)
     here = Path(__file__).parent
     found = {

@@ -28,7 +28,7 @@ from seatrial.probes.bridge.session import Session, unwrapped
 from seatrial.probes.engines.serve import Server
 from seatrial.probes.engines.transformers_loop import LENGTH, Loop
 from seatrial.probes.engines.transformers_remote import Remote
-from seatrial.probes.engines.vllm_loop import Engine, ServedLoop
+from seatrial.probes.engines.vllm_loop import Engine, stamped
 from seatrial.probes.refit.header import TRANSPORTS
 
 STEPS = 20
@@ -42,11 +42,10 @@ WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 class Seeded(Engine):
     """Samples that are independent: from one seed for a whole batch, vLLM draws the same numbers for each of its prompts."""
 
-    def sample(self, prompts: Sequence[Sequence[int]], length: int, seed: int) -> tuple[list[list[int]], int]:
-        """Completions of equal length, and the version that the server held."""
+    def sample(self, prompts: Sequence[Sequence[int]], length: int, seed: int) -> dict[str, Any]:
+        """Completions of equal length."""
         seeds = [seed * len(prompts) + index for index in range(len(prompts))]
-        done = self.client.rollouts(prompts, length, seeds, min_tokens=length, ignore_eos=True)
-        return [sample.tokens for sample in done], done[0].version
+        return stamped(self.client.rollouts(prompts, length, seeds, min_tokens=length, ignore_eos=True))
 
 
 def run(rank: Rank) -> None:
@@ -65,7 +64,7 @@ def run(rank: Rank) -> None:
 
     with ending(rungs.TABLE[rank.rung].minutes * 60 - SPARE_S), generator(rank, engine, dtype, policy(rate)) as loop:
         loop.begin()
-        loop.completions, _ = loop.remote.ask("sample", loop.policy.prompts, LENGTH, 0)
+        loop.completions = loop.remote.ask("sample", loop.policy.prompts, LENGTH, 0)["tokens"]
         loop.refit(0)
         rank.say("control without refits")
         controls.no_refit(rank, loop, policy(rate), steps)
@@ -78,12 +77,11 @@ def run(rank: Rank) -> None:
 def learn(rank: Rank, loop: Loop, session: Session, steps: int) -> None:
     """The real run, after its base was compared."""
     controls.train(loop, 1, steps)
-    loop.end()
+    loop.driver.end()
     policy = loop.policy
     assert isinstance(policy, MegatronPolicy)
-    rank.write(
-        "loop", run="learn", rewards=policy.rewards, unmoved=[_capped(names) for names in policy.unmoved], rows=controls.read(loop.facts)
-    )
+    rows, unmoved = controls.read(loop.driver.facts), [_capped(names) for names in policy.unmoved]
+    rank.write("loop", run="learn", rewards=policy.rewards, unmoved=unmoved, rows=rows)
     off = reimported(session, policy, rank.out / "export")
     rank.write("reimport", parameters=controls.count(policy), unequal=off[:20], unequal_count=len(off))
 
@@ -133,9 +131,8 @@ def generator(rank: Rank, engine: str, dtype: str, policy: MegatronPolicy) -> It
     options = rank.options or {}
     if engine == "transformers":
         with _alone():
-            remote = Remote(rank.directory, None)
+            remote = Remote(("--model", str(rank.directory)))
         with remote:
-            remote.connect()
             yield Loop(policy, remote, rank.out, TRANSPORTS, None)
         return
     words = ["--dtype", dtype, *(GPU_SERVER if rank.device != "cpu" else ())]
@@ -144,7 +141,7 @@ def generator(rank: Rank, engine: str, dtype: str, policy: MegatronPolicy) -> It
     with _alone():
         server = Server(rank.directory, rank.out / "server.log", rank.say, [*words, *options.get("server", ())], python=python)
     with server:
-        yield ServedLoop(policy, Seeded(server, rank.out, None), rank.out, TRANSPORTS, None)  # type: ignore[arg-type]  # one interface
+        yield Loop(policy, Seeded(server, rank.out, None), rank.out, TRANSPORTS, None)
 
 
 @contextlib.contextmanager

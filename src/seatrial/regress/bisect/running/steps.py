@@ -138,7 +138,8 @@ def words(plan: Plan, step: Step, ready: Ready) -> tuple[str, ...]:
     # The tree is what is under test, unless the user says as what it is: `--change name={tree}/part`, or an option of a loop.
     named = any("{tree}" in word for word in (*plan.command, *plan.extra))
     change = () if named else ("--change", str(step.tree))
-    return (sys.executable, "-P", "-m", "seatrial.cli.main", "run", "--out", str(step.trial), *change, *asked)
+    # Each point is judged by itself: which commit made the difference is what the bisect finds out.
+    return (sys.executable, "-P", "-m", "seatrial.cli.main", "run", "--no-base", "--out", str(step.trial), *change, *asked)
 
 
 def variables(plan: Plan, step: Step, ready: Ready, base: Mapping[str, str]) -> dict[str, str]:

@@ -53,7 +53,7 @@ def _start() -> Witness | None:
 
         command = kinds.command_line()
         kind = kinds.process_kind(command)
-        return watch_this_process(os.environ, kind, kinds.program(command) if kind == "driver" else None, may_lack=True)
+        return watch_this_process(os.environ, kind, kinds.program(command) if kind == "driver" else None, True, fresh=True)
     except Exception as error:  # noqa: BLE001 - whatever it is, the process under test must run as it would without us
         text = f"seatrial: wrong import in process: nothing is proven, the witness did not start: {error!r}"
         print(text, file=sys.stderr, flush=True)

@@ -5,7 +5,8 @@ A fact that was lost, written twice or mixed with those of another run shows her
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from seatrial.loops.refits.rows import Refit, Rows, by_replica, sent_versions
@@ -14,10 +15,10 @@ from seatrial.probes.refit.header import KINDS, TRANSPORTS
 SHOWN = 3
 
 
-def contradictions(rows: Rows, own: bool) -> list[str]:
-    """One sentence for each. `own`: a run of ours, whose rows say more than hooks can."""
+def contradictions(rows: Rows, own: bool, transports: Sequence[str] = ()) -> list[str]:
+    """One sentence for each. `own`: a run of ours, whose rows say more than hooks can. `transports`: those asked for, if not ours."""
     found = [*_exports(rows), *_counts(rows), *_moves(rows), *_replicas(rows), *_roots(rows), *_rest(rows)]
-    return [*found, *_own(rows)] if own else found
+    return [*found, *_own(rows, transports)] if own else found
 
 
 def _exports(rows: Rows) -> Iterator[str]:
@@ -84,20 +85,23 @@ def _rest(rows: Rows) -> Iterator[str]:
     moved = sorted(name for name in still if len({each.get(name) for each in sent}) > 1)
     if moved:
         yield f"{', '.join(moved[:SHOWN])}: never changed by the coverage, changed by the hashes"
-    steps = [row.step for row in rows.mismatches]
-    if len(steps) > len(set(steps)):
-        yield "log-probabilities of one step were compared twice"
-    if idle := sorted(set(steps) - {row.step for row in rows.refits}):
-        yield f"log-probabilities of step {', '.join(map(str, idle[:SHOWN]))}, which has no refit"
+    for compared in (rows.mismatches, rows.sampled):
+        steps = [row.step for row in compared]
+        if len(steps) > len(set(steps)):
+            yield "log-probabilities of one step were compared twice"
+        if idle := sorted(set(steps) - {row.step for row in rows.refits}):
+            yield f"log-probabilities of step {', '.join(map(str, idle[:SHOWN]))}, which has no refit"
     largest = max((row.elements or 0 for row in rows.refits), default=0)
     for row in rows.maps:
         if row.elements < largest:
             yield f"replica {row.replica}: the map has {row.elements} of {largest} elements"
 
 
-def _own(rows: Rows) -> Iterator[str]:
-    """Transports are known, sizes are said, and a version has one step."""
+def _own(rows: Rows, transports: Sequence[str]) -> Iterator[str]:
+    """Transports are known, sizes are said, a version has one step, and every sample was compared."""
     for row in rows.refits:
+        if row.transport in transports and row.transport not in TRANSPORTS:
+            continue  # a loop's own, which counts no elements
         if row.transport not in TRANSPORTS or row.kind not in KINDS:
             yield f"{_what(row)}: no such transport: {row.transport} ({row.kind})"
         if row.changed is None or row.elements is None:
@@ -106,6 +110,11 @@ def _own(rows: Rows) -> Iterator[str]:
     for each in rows.hashes:
         if each.step != steps.get(each.version, each.step):
             yield f"what was {each.side} as version {each.version} is of step {each.step}, its refit of step {steps[each.version]}"
+    drawn = Counter(row.version for row in rows.samples())
+    for compared in rows.sampled:
+        count = sum(drawn[version] for version, step in steps.items() if step == compared.step)
+        if not count <= compared.sequences <= count + drawn[None]:  # a sample without a version is named elsewhere
+            yield f"step {compared.step}: log-probabilities of {compared.sequences} samples were compared, and there are facts of {count}"
 
 
 def _what(row: Refit) -> str:

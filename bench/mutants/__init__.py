@@ -1,0 +1,1 @@
+"""Mutants as the measure of the proving levels: see `make mutants` and docs/mutants.md."""

@@ -1,0 +1,125 @@
+"""From the shadow's findings to checks: one per stage, and limitations from the table of knobs.
+
+A stage that diverges is a missed check with stage, step, row, token or tensor as fields; the stages after it follow from it and are
+not listed. A shadow that could not recompute the run is a missed check of the boundary config: nothing was shown, for or against.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seatrial.files import read_text
+from seatrial.model.record import CheckResult
+from seatrial.model.verdict import Boundary
+
+FILE = "shadow.json"
+RECORD = "record.jsonl"
+BOUNDARIES = {
+    "weights": Boundary.PROVIDER,
+    "data": Boundary.DATA,
+    "sampling": Boundary.ROLLOUT,
+    "length": Boundary.ROLLOUT,
+    "reward": Boundary.REWARD,
+    "advantage": Boundary.REWARD,
+    "value": Boundary.PROVIDER,
+    "reference": Boundary.PROVIDER,
+    "logprob": Boundary.PROVIDER,
+    "logging": Boundary.METRICS,
+}
+"""Of the stages; the others belong to the optimizer."""
+ADAPTED = ("weights", "logprob", "sampling", "gradient", "update")
+"""Stages that a run with adapters blames on them."""
+WHERE = ("model", "row", "position", "token", "tensor")
+
+
+def step_checks(
+    directory: Path, run: str, steps: int | None, lora: bool = False, ranks: bool = False, brief: bool = False
+) -> list[CheckResult]:
+    """The checks of one recorded run; `directory` holds its shadow.json, `steps` is how many it was to take.
+
+    `brief` makes one check of all stages that were met.
+    """
+    found = read_shadow(directory / FILE)
+    where = f" ({run})" if run not in ("", "run") else ""
+    if isinstance(found, str):
+        return [_check(f"the step is recomputed{where}", False, Boundary.CONFIG, run, message=found)]
+    made: list[CheckResult] = []
+    divergence = found["divergence"]
+    for stage in found["stages"]:
+        name = stage["stage"]
+        if divergence is not None and name == divergence["stage"]:
+            return [*made, _diverged(divergence, run, where, boundary(name, lora, ranks))]
+        if stage["unproven"] or not stage["compared"]:
+            continue
+        value = f"{stage['compared']} compared, at most {100 * stage['worst']:.2g} % of the tolerance"
+        made.append(_check(f"step proof: {name}{where}", True, boundary(name, lora, ranks), run, stage=name, value=value))
+    if brief:
+        made = [
+            _check(
+                f"step proof{where}", True, Boundary.OPTIMIZER, run, value=f"{len(made)} stages: {', '.join(check.stage for check in made)}"
+            )
+        ]
+    whole = steps is None or found["steps"] == steps
+    value = f"{found['steps']} steps"
+    made.append(_check(f"every step was recomputed{where}", whole, Boundary.METRICS, run, value=value, threshold=f"{steps} steps"))
+    return made
+
+
+def boundary(stage: str, lora: bool, ranks: bool) -> Boundary:
+    """Where a divergence of a stage points to; of several ranks, a wrong gradient points to how they exchange it."""
+    if ranks and stage in ("gradient", "loss", "clip"):
+        return Boundary.DDP
+    return Boundary.PEFT if lora and stage in ADAPTED else BOUNDARIES.get(stage, Boundary.OPTIMIZER)
+
+
+def _diverged(found: Mapping[str, Any], run: str, where: str, kind: Boundary) -> CheckResult:
+    place = ", ".join(f"{key} {found[key]}" for key in WHERE if found.get(key) is not None)
+    message = f"step {found['step']}{', ' + place if place else ''}: {found['what']}: expected {found['expected']}, found {found['found']}"
+    name = f"step proof: {found['stage']}{where}"
+    made = _check(name, False, kind, run, stage=found["stage"], value=found["found"], threshold=found["expected"], message=message)
+    return made.model_copy(update={"step": int(found["step"]), "tensor": str(found.get("tensor") or "")})
+
+
+def _check(name: str, passed: bool, kind: Boundary, run: str, **fields: Any) -> CheckResult:
+    return CheckResult(name=name, kind="proof", passed=passed, boundary=kind, run=run, **fields)
+
+
+def read_shadow(path: Path) -> dict[str, Any] | str:
+    """The findings, or why there are none."""
+    if not path.is_file():
+        return f"{path.name} is missing: the run was not recomputed"
+    try:
+        found = json.loads(read_text(path))
+        if "error" in found:
+            return f"the shadow could not recompute the run: {found['error']}"
+        stages = found["stages"]
+        if not isinstance(stages, list) or not all({"stage", "compared", "worst", "unproven"} <= set(stage) for stage in stages):
+            raise ValueError("stages are not as written")
+        if not isinstance(found["steps"], int) or "divergence" not in found:
+            raise ValueError("steps or divergence are missing")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return f"{path.name} is damaged: {error}"
+    return dict(found)
+
+
+def limitations(directories: Sequence[Path]) -> tuple[str, ...]:
+    """What the recorded runs of a level did not exercise, from their tables of knobs: proven in one of them is proven."""
+    best: dict[str, str] = {}
+    unproven: dict[str, str] = {}
+    order = ("proven", "neutral", "not exercised", "not proven")
+    for directory in directories:
+        found = read_shadow(directory / FILE)
+        if isinstance(found, str):
+            continue
+        for row in found.get("knobs", ()):
+            old = best.get(row["knob"], order[-1])
+            best[row["knob"]] = min(old, row["status"], key=order.index)
+        unproven |= {stage["stage"]: stage["unproven"] for stage in found["stages"] if stage["unproven"]}
+    made = [f"the stage {stage} is not proven: {reason}" for stage, reason in unproven.items()]
+    idle = [name for name, status in best.items() if status in ("neutral", "not exercised")]
+    if idle:
+        made.append(f"settings without an effect in this run, and so not proven: {', '.join(idle)}")
+    return tuple(made)

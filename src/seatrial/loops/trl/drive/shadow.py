@@ -1,0 +1,127 @@
+"""The shadow of a TRL run: recomputes its record in a process that imports nothing of the change.
+
+    python -m seatrial.loops.trl.drive.shadow --record-dir RUN [options of train.py] -- [TRL arguments]
+
+It gets the same words as the trainer, so that what was configured is known without the trainer.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from seatrial.loops.trl.drive import configured, tasks, train, variants
+from seatrial.shadow.settings import Lora
+
+
+def rewards_of(names: Sequence[str], tokenizer: Any) -> dict[str, Callable[[Sequence[Sequence[int]], Sequence[int]], Any]]:
+    """Our reward functions, called with completions and dataset rows."""
+
+    def called(name: str) -> Callable[[Sequence[Sequence[int]], Sequence[int]], Any]:
+        def reward(completions: Sequence[Sequence[int]], rows: Sequence[int]) -> Any:
+            texts = tokenizer.batch_decode([list(ids) for ids in completions], skip_special_tokens=True)
+            return tasks.REWARDS[name](completion_ids=completions, completions=texts, row=rows)
+
+        return reward
+
+    return {name: called(name) for name in names}
+
+
+def lora_of(arguments: Any) -> Lora | None:
+    """The adapters that the driver's options ask for."""
+    if not arguments.lora:
+        return None
+    targets: Any = arguments.lora_targets
+    targets = targets if targets == "all-linear" else tuple(targets.split(","))
+    return Lora(arguments.lora_rank, arguments.lora_alpha, arguments.rslora, arguments.dora, arguments.lora_dropout, targets=targets)
+
+
+def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
+    """The findings on one record, as JSON."""
+    import torch
+    import transformers
+    from transformers import AutoTokenizer
+
+    from seatrial.shadow.recompute import Shadow, World
+
+    torch.set_num_threads(1)
+    names = tasks.reward_names(arguments)
+    path = Path(train.model_path(arguments))
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    lora = lora_of(arguments)
+    settings = configured.settings(words, arguments.world, lora, len(names))
+    prompts = tasks.text_prompts(arguments.prompts, settings.seed)
+    world = World(
+        prompts=tokenizer(list(prompts))["input_ids"],
+        rewards=rewards_of(names, tokenizer),
+        model=path,
+        eos=(tokenizer.eos_token_id,),
+        pad=tokenizer.pad_token_id,
+        version=importlib.metadata.version("trl"),
+    )
+    shadow = Shadow(record, settings, world, lambda text: print(f"seatrial: shadow: {text}", flush=True))
+    found = shadow.run()
+    made = found.to_json()
+    made["knobs"] = knobs(words, made, shadow)
+    made["imports"] = {module.__name__: str(module.__file__) for module in (torch, transformers)}
+    return made
+
+
+def knobs(words: list[str], made: dict[str, Any], shadow: Any) -> list[dict[str, Any]]:
+    """Each knob: configured, in force, and whether this run proved it."""
+    values = configured.knob_values(words)
+    stages = {entry["stage"]: entry for entry in made["stages"]}
+    rows = []
+    for name, knob in configured.KNOBS.items():
+        value, stage = values[name], stages[knob.stage]
+        if stage["unproven"]:
+            status = "not proven"
+        elif name in configured.ONLY_WITH and values["loss_type"] != configured.ONLY_WITH[name]:
+            status = "not exercised"
+        elif any(value == item and type(value) is type(item) for item in knob.neutral):
+            status = "neutral"
+        elif knob.exercised_by and not shadow.exercised[knob.exercised_by]:
+            status = "not exercised"
+        else:
+            status = "proven" if stage["compared"] and made["divergence"] is None else "not proven"
+        force = shadow.arguments.get(name)
+        rows.append({"knob": name, "stage": knob.stage, "configured": value, "in_force": force, "status": status})
+    return rows
+
+
+def main() -> None:
+    """Recompute the records of a run; a defect of ours is written, too, and is never the change's."""
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    parser = train.parser()
+    parser.add_argument("--record-dir", type=Path, required=True)
+    parser.add_argument("--world", type=int, default=1)
+    parser.add_argument("--seeds", type=int, help="of the learning level; not used here")
+    arguments = parser.parse_args(words[:split])
+    write(arguments, arguments.record_dir, words[split + 1 :])
+    for name in variants.VARIANTS if arguments.variants else ():
+        print(f"seatrial: shadow: variant {name}", flush=True)
+        write(arguments, arguments.record_dir / "variants" / name, variants.words_of(name, words[split + 1 :]))
+    print("seatrial: shadow complete", flush=True)
+
+
+def write(arguments: Any, record: Path, words: list[str]) -> None:
+    """Recompute one record and leave shadow.json beside it."""
+    try:
+        made = recompute(arguments, record, words)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the run was not recomputed
+        made = {"schema_version": 1, "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    target = record / "shadow.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_suffix(".tmp")
+    temporary.write_text(json.dumps(made, indent=1, allow_nan=False, default=str), encoding="utf-8")
+    temporary.replace(target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Short recorded runs beside the main one: each turns on settings that one run cannot have together.
+
+Every loss type, reward scaling and kind of ratio, masked truncation, splits of a generation over optimizer steps, other optimizers and
+schedules: four steps each, in the process of the main run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+STEPS = 4
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "bnpo": (
+        *("--loss_type", "bnpo", "--scale_rewards", "none", "--mask_truncated_completions", "true", "--delta", "1.02"),
+        *("--lr_scheduler_type", "linear", "--reward_weights", "0.5", "1.5"),
+    ),
+    "dr_grpo": (
+        *("--loss_type", "dr_grpo", "--multi_objective_aggregation", "normalize_then_sum", "--use_bias_correction_kl", "false"),
+        *("--lr_scheduler_type", "constant_with_warmup", "--importance_sampling_level", "sequence"),
+    ),
+    "grpo": (
+        *("--loss_type", "grpo", "--scale_rewards", "batch", "--shuffle_dataset", "false", "--num_iterations", "1"),
+        *("--steps_per_generation", "6", "--sync_ref_model", "false", "--optim", "adagrad"),
+    ),
+    "cispo": (
+        *("--loss_type", "cispo", "--top_entropy_quantile", "0.6", "--epsilon_high", "1.02", "--optim", "sgd"),
+        *("--optim_args", "momentum=0.9", "--learning_rate", "0.05"),
+    ),
+    "sapo": (
+        *("--loss_type", "sapo", "--sapo_temperature_pos", "1.3", "--sapo_temperature_neg", "1.7", "--entropy_coef", "0.02"),
+        *("--lr_scheduler_type", "polynomial"),
+    ),
+    "vespo": (
+        *("--loss_type", "vespo", "--vespo_k_pos", "1.5", "--vespo_lambda_pos", "2.5", "--vespo_k_neg", "2.5", "--vespo_lambda_neg", "1.5"),
+        *("--off_policy_mask_threshold", "0.01", "--optim", "rmsprop"),
+    ),
+    "luspo": (
+        *("--loss_type", "luspo", "--importance_sampling_level", "sequence", "--max_grad_norm", "0"),
+        *("--lr_scheduler_type", "cosine_with_restarts", "--lr_scheduler_kwargs", '{"num_cycles": 2}'),
+    ),
+}
+
+
+def words_of(name: str, words: list[str]) -> list[str]:
+    """The TRL arguments of a variant: those of the main run, then its own."""
+    return [*words, *VARIANTS[name], "--max_steps", str(STEPS)]
+
+
+def run(arguments: Any, words: list[str], model: str) -> None:
+    """Train every variant and leave its record in `variants/<name>`."""
+    from transformers import PrinterCallback
+    from transformers.utils import logging
+
+    from seatrial.loops.trl.drive import record, train
+
+    logging.disable_progress_bar()  # the log of a level tells of one training
+    for name in VARIANTS:
+        record.say(f"variant {name}")
+        place = arguments.out / "variants" / name
+        place.mkdir(parents=True, exist_ok=True)
+        settings = train.config(place, words_of(name, words))
+        trainer = train.build(arguments, settings, model, None, recorded=train.recorder(arguments, place))
+        trainer.pop_callback(PrinterCallback)
+        trainer.pop_callback(record.MetricsWriter)
+        trainer.pop_callback(record.FactsWriter)
+        trainer.train()

@@ -1,0 +1,305 @@
+"""The published formulas of a policy-gradient step, in the precision of their arguments. No code of any loop.
+
+Shapes: B rows, T completion tokens, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from seatrial.shadow.settings import Settings
+
+Tensor = Any
+REDUCTIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+"""How a clipped loss is summed up over the rows of one optimizer step."""
+KL_TYPES = ("k1", "abs", "k2", "k3", "k3-bounded")
+KL_BOUND, KL_LIMIT = 20.0, 10.0
+"""k3-bounded is made of differences up to the first, and counts up to the second."""
+WHITEN_FLOOR = 1e-8
+
+
+def nan_std(values: Tensor, dim: int | None = None) -> Tensor:
+    """Standard deviation with Bessel's correction, without NaN."""
+    known = ~torch.isnan(values)
+    kwargs = {} if dim is None else {"dim": dim, "keepdim": True}
+    count = known.sum(**kwargs).to(values.dtype)
+    mean = torch.where(known, values, 0).sum(**kwargs) / count
+    squares = torch.where(known, (values - mean) ** 2, 0).sum(**kwargs)
+    return (squares / (count - 1)).sqrt() if dim is None else (squares / (count - 1)).sqrt().squeeze(dim)
+
+
+def total_rewards(rewards: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum over functions [rows, functions], without NaN; NaN where every function gave none."""
+    total = torch.nansum(rewards * weights, dim=1)
+    return torch.where(torch.isnan(rewards).all(1), torch.nan, total)
+
+
+def advantages(rewards: Tensor, settings: Settings) -> Tensor:
+    """Advantages of whole groups, rows in the order of their groups."""
+    weights = torch.tensor(settings.reward_weights, dtype=rewards.dtype)
+    group = settings.group
+    if settings.aggregation == "normalize_then_sum":
+        grouped = rewards.view(-1, group, rewards.shape[1])
+        mean = torch.nanmean(grouped, dim=1, keepdim=True)
+        scaled = (grouped - mean) / (nan_std(grouped, 1).unsqueeze(1) + settings.std_floor)
+        total = total_rewards(scaled.view(-1, rewards.shape[1]), weights)
+        made = (total - torch.nanmean(total)) / (nan_std(total) + settings.std_floor)
+        return torch.nan_to_num(made, nan=0.0)
+    total = total_rewards(rewards, weights)
+    grouped = total.view(-1, group)
+    made = (grouped - torch.nanmean(grouped, 1, keepdim=True)).view(-1)
+    if settings.scale == "group":
+        made = made / (nan_std(grouped, 1).repeat_interleave(group) + settings.std_floor)
+    elif settings.scale == "batch":
+        made = made / (nan_std(total) + settings.std_floor)
+    return torch.nan_to_num(made, nan=0.0)
+
+
+def advantage_noise(rewards: Tensor, settings: Settings, eps: float) -> Tensor:
+    """How far rounding in the loop's precision may move each advantage: a small spread enlarges it."""
+    error = 16 * eps * max(1.0, float(torch.nan_to_num(rewards).abs().max()))
+    if settings.scale == "none":
+        return torch.full((len(rewards),), error, dtype=torch.float64)
+    if settings.scale != "group" or settings.aggregation == "normalize_then_sum":
+        return torch.full((len(rewards),), error / settings.std_floor, dtype=torch.float64)
+    total = total_rewards(rewards, torch.tensor(settings.reward_weights, dtype=rewards.dtype))
+    spread = torch.nan_to_num(nan_std(total.view(-1, settings.group), 1), nan=0.0)
+    return error / (spread.repeat_interleave(settings.group) + settings.std_floor)
+
+
+def token_rewards(total: Tensor, mask: Tensor, old: Tensor | None, ref: Tensor | None, s: Settings) -> Tensor:
+    """Rewards of tokens [B, T]: that of the completion at its last token, less the KL penalty of each token."""
+    made = torch.zeros(mask.shape, dtype=total.dtype)
+    last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
+    made[torch.arange(len(total)), last] = total
+    if s.reward_beta and old is not None and ref is not None:
+        made = made - s.reward_beta * kl_estimate(old, ref, s.reward_kl) * mask
+    return made
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation: whitened advantages and returns, both [B, T]."""
+    raw = torch.zeros_like(values)
+    ahead = torch.zeros(len(values), dtype=values.dtype)
+    value_ahead = torch.zeros_like(ahead)
+    for place in reversed(range(values.shape[1])):
+        inside = mask[:, place].to(values.dtype)
+        delta = rewards[:, place] + gamma * value_ahead - values[:, place]
+        ahead = torch.where(inside > 0, delta + gamma * lam * ahead, ahead)
+        value_ahead = torch.where(inside > 0, values[:, place], value_ahead)
+        raw[:, place] = ahead
+    return whitened(raw, mask), raw + values
+
+
+def whitened(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean 0 and variance 1 over the masked tokens of the whole batch."""
+    count = mask.sum().to(values.dtype)
+    mean = (values * mask).sum() / count
+    spread = ((values - mean) ** 2 * mask).sum() / (count - 1)
+    return (values - mean) / (spread + WHITEN_FLOOR).sqrt()
+
+
+def kl_estimate(logps: Tensor, ref: Tensor, kind: str) -> Tensor:
+    """An estimate of the KL divergence from the reference, per token; `+` keeps the value and takes the gradient of k2."""
+    base = kind.removesuffix("+")
+    gap = logps - ref
+    if base == "k1":
+        made = gap
+    elif base == "abs":
+        made = gap.abs()
+    elif base == "k2":
+        made = 0.5 * gap**2
+    elif base == "k3":
+        made = (-gap).exp() + gap - 1
+    elif base == "k3-bounded":
+        bounded = (-gap).clamp(-KL_BOUND, KL_BOUND)
+        made = (bounded.exp() - bounded - 1).clamp(-KL_LIMIT, KL_LIMIT)
+    else:
+        raise ValueError(f"no formula for the KL estimate {kind}")
+    if base == kind or base == "k2":
+        return made
+    square = 0.5 * gap**2
+    return square - square.detach() + made.detach()
+
+
+def value_terms(predicted: Tensor, old: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """The clipped squared error of values per token, before it is reduced; and where clipping made it larger."""
+    free = (predicted - returns) ** 2
+    bounded = (torch.min(torch.max(predicted, old - clip), old + clip) - returns) ** 2
+    return 0.5 * torch.max(free, bounded), bounded > free
+
+
+def zero_std(rewards: Tensor, settings: Settings) -> Tensor:
+    """Which rows are in a group (or batch) without spread, but for rounding."""
+    weights = torch.tensor(settings.reward_weights, dtype=rewards.dtype)
+    group = settings.group
+    if settings.aggregation == "normalize_then_sum":
+        grouped = rewards.view(-1, group, rewards.shape[1])
+        mean = torch.nanmean(grouped, dim=1, keepdim=True)
+        scaled = (grouped - mean) / (nan_std(grouped, 1).unsqueeze(1) + settings.std_floor)
+        spread = nan_std(total_rewards(scaled.view(-1, rewards.shape[1]), weights)).expand(len(rewards))
+    else:
+        total = total_rewards(rewards, weights)
+        batch = settings.scale == "batch"
+        spread = nan_std(total).expand(len(total)) if batch else nan_std(total.view(-1, group), 1).repeat_interleave(group)
+    return spread < 1e-6
+
+
+def processed(scores: Tensor, prefix: Tensor, settings: Settings, removed: Counter[str]) -> tuple[Tensor, Tensor]:
+    """Scores after every processor, for one position [B, V]; and where rounding alone may decide whether a token stays.
+
+    `prefix` holds the tokens so far, with the padding on the left: transformers penalises that as repeated, too. What each
+    processor removed is counted.
+    """
+    near = torch.zeros_like(scores, dtype=torch.bool)
+    if settings.repetition_penalty != 1.0:
+        seen = torch.zeros_like(scores, dtype=torch.bool)
+        seen.scatter_(1, prefix, torch.ones_like(prefix, dtype=torch.bool))
+        penalised = torch.where(scores < 0, scores * settings.repetition_penalty, scores / settings.repetition_penalty)
+        scores = torch.where(seen, penalised, scores)
+    scores = scores / settings.temperature
+    if settings.top_k and settings.top_k < scores.shape[-1]:
+        ordered = torch.topk(scores, settings.top_k + 1).values
+        edge, tie = ordered[:, -2:-1], ordered[:, -2:-1] - ordered[:, -1:] < 1e-5
+        near |= tie & ((scores - edge).abs() < 1e-5)
+        removed["top_k"] += int((scores < edge).sum())
+        scores = scores.masked_fill(scores < edge, -math.inf)
+    if settings.top_p < 1.0:
+        ordered, order = torch.sort(scores)
+        below = ordered.softmax(-1).cumsum(-1)
+        out = below <= 1 - settings.top_p
+        out[:, -1] = False
+        close = (below - (1 - settings.top_p)).abs() < 1e-5
+        near |= torch.zeros_like(near).scatter(1, order, close)
+        last = ordered.masked_fill(~out, -math.inf).max(-1, keepdim=True).values
+        first = ordered.masked_fill(out, math.inf).min(-1, keepdim=True).values
+        near |= (first - last < 1e-5) & ((scores - first).abs() < 1e-5)
+        removed["top_p"] += int((out & torch.isfinite(ordered)).sum())
+        scores = scores.masked_fill(torch.zeros_like(near).scatter(1, order, out), -math.inf)
+    if settings.min_p:
+        shares = scores.softmax(-1)
+        edge = settings.min_p * shares.max(-1, keepdim=True).values
+        near |= (shares - edge).abs() < 1e-6
+        removed["min_p"] += int(((shares < edge) & torch.isfinite(scores)).sum())
+        scores = scores.masked_fill(shares < edge, -math.inf)
+    return scores, near
+
+
+def off_policy_mask(advantage: Tensor, logps: Tensor, old: Tensor, mask: Tensor, threshold: float) -> Tensor:
+    """Rows that stay: a positive advantage, or a small mean divergence from what was sampled."""
+    drift = ((old - logps.detach()) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1.0)
+    return ((advantage >= 0) | (drift <= threshold)).to(mask.dtype)
+
+
+def entropy_mask(entropies: Tensor, mask: Tensor, quantile: float) -> Tensor:
+    """Tokens among the `quantile` share with the highest entropy."""
+    known = entropies[mask.bool()].float()
+    edge = torch.quantile(known, 1 - quantile)
+    return ((entropies * mask).float() >= edge) & mask.bool()
+
+
+def vespo_weights(advantage: Tensor, log_ratio: Tensor, mask: Tensor, settings: Settings) -> Tensor:
+    """Gamma weights of a whole sequence."""
+    k_pos, l_pos, k_neg, l_neg = settings.vespo
+    log_w = (log_ratio.clamp(-20, 20) * mask).sum(-1, keepdim=True).clamp(math.log(1e-8), 20)
+    positive = advantage >= 0
+    k = torch.where(positive, k_pos, k_neg)
+    rate = torch.where(positive, l_pos, l_neg).clamp(min=1e-4)
+    return torch.exp(rate + k * log_w - rate * log_w.exp()).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).detach()
+
+
+class Terms:
+    """What one micro-batch contributes: the policy's part and the KL part, each before it is summed."""
+
+    def __init__(self, logps: Tensor, old: Tensor, ref: Tensor | None, entropies: Tensor, mask: Tensor, advantage: Tensor, s: Settings):
+        advantage = advantage.unsqueeze(1) if advantage.dim() == 1 else advantage
+        log_ratio = logps - old
+        weight = log_ratio
+        if s.level == "sequence":
+            weight = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+        ratio = weight.exp()
+        self.ratio, self.mask, self.advantage, self.entropies = ratio, mask, advantage, entropies
+        self.kl: Tensor | None = None
+        if ref is not None:
+            self.kl = kl_estimate(logps, ref, s.kl_type)
+            if s.kl_correction:
+                self.kl = self.kl * ratio
+        if s.loss_type == "cispo":
+            policy = -ratio.clamp(max=s.epsilon_high).detach() * advantage * logps
+        elif s.loss_type == "sapo":
+            heat = torch.where(advantage > 0, s.sapo[0], s.sapo[1])
+            policy = -torch.sigmoid(heat * (ratio - 1)) * 4 / heat * advantage
+        elif s.loss_type == "vespo":
+            self.phi = vespo_weights(advantage, log_ratio, mask, s)
+            policy = -self.phi * advantage * logps
+        else:
+            bounded = ratio.clamp(1 - s.epsilon_low, 1 + s.epsilon_high)
+            free = ratio.clamp(max=s.delta) if s.delta is not None else ratio
+            policy = -torch.min(free * advantage, bounded * advantage)
+            if s.dual_clip is not None:
+                policy = torch.where(advantage < 0, torch.min(policy, -s.dual_clip * advantage), policy)
+        if s.off_policy_threshold is not None:
+            policy = policy * off_policy_mask(advantage, logps, old, mask, s.off_policy_threshold)
+        self.entropy_mask = entropy_mask(entropies, mask, s.quantile) if s.quantile < 1.0 else None
+        if self.entropy_mask is not None:
+            policy = policy * self.entropy_mask
+        self.policy = policy.expand(-1, mask.shape[1]) if policy.shape[1] == 1 and s.loss_type != "luspo" else policy
+
+    def per_row(self, values: Tensor) -> Tensor:
+        """Mean over the tokens of each row; rows without a token are left out."""
+        if values.shape[1] == 1 and self.mask.shape[1] != 1:
+            return values.squeeze(1)
+        count = self.mask.sum(-1)
+        return ((values * self.mask).sum(-1) / count)[count > 0]
+
+
+def masked_mean(parts: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Mean over the masked tokens of several micro-batches together, or over rows where there is one value per row."""
+    total = count = 0.0
+    for values, mask in parts:
+        by_row = values.shape[1] == 1 and mask.shape[1] != 1
+        total += float(values.sum() if by_row else (values * mask).sum())
+        count += float(len(values) if by_row else mask.sum())
+    return total / max(count, 1.0)
+
+
+BY_TOKENS = ("cispo", "dapo", "vespo")
+"""Loss types that divide by the tokens of the whole generation."""
+
+
+def reduced(values: Tensor, mask: Tensor, tokens: float, s: Settings, step_tokens: float = 0.0) -> Tensor:
+    """One micro-batch's share of the loss of an optimizer step. `tokens` are those of the whole generation, `step_tokens` of the step."""
+    if s.loss_type in REDUCTIONS:
+        return _by_name(values, mask, step_tokens, s)
+    if s.loss_type in ("grpo", "sapo"):
+        return ((values * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean() / s.accumulation
+    if s.loss_type == "bnpo":
+        return (values * mask).sum() / mask.sum().clamp(min=1.0) / s.accumulation
+    if s.loss_type == "dr_grpo":
+        return (values * mask).sum() / (len(values) * s.max_tokens) / s.accumulation
+    if s.loss_type in BY_TOKENS:
+        return (values * mask).sum() / (max(tokens, 1.0) / s.world * s.accumulation / s.splits)
+    if s.loss_type == "luspo":
+        return (values * mask).sum(-1).mean() / s.accumulation
+    raise ValueError(f"no formula for loss_type {s.loss_type}")
+
+
+def _by_name(values: Tensor, mask: Tensor, tokens: float, s: Settings) -> Tensor:
+    """By one of `REDUCTIONS`: rows and tokens are counted over all micro-batches of an optimizer step."""
+    rows = float(s.micro_batch * s.accumulation)
+    summed = (values * mask).sum(-1)
+    if s.loss_type == "token-mean":
+        return summed.sum() / max(tokens, 1.0)
+    if s.loss_type == "token-sum":
+        return summed.sum()
+    if s.loss_type == "seq-mean-token-mean":
+        return (summed / (mask.sum(-1) + 1e-8)).sum() / rows
+    if s.loss_type == "seq-mean-token-sum-norm":
+        longest = float(mask.sum(-1).max()) if s.loss_scale is None else s.loss_scale
+        return summed.sum() / rows / longest
+    return summed.sum() / rows

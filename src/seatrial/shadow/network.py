@@ -1,0 +1,331 @@
+"""One trained model of a run: its weights at the start, the gradient that its optimizer saw, and the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seatrial.instruments.batch_record import sample
+from seatrial.probes import fingerprint
+from seatrial.shadow import locate, updates
+from seatrial.shadow.policy import Layout, Policy
+from seatrial.shadow.record import Moment
+from seatrial.shadow.result import Diverged, Findings
+from seatrial.shadow.rounds import MicroBatch
+from seatrial.shadow.settings import Settings
+
+Tensor = Any
+EPS = updates.EPS
+SLACK = 20.0
+"""How much larger than the shadow's own fp32 error a deviation may be."""
+FORWARD = ("sampling", "value", "advantage", "reference", "logprob", "ratio", "kl", "loss", "gradient", "clip", "logging")
+"""Stages that need the model's own forward pass to be recomputed."""
+FLOOR = 1e-5
+"""Relative deviation of a gradient that is always allowed."""
+
+
+class Network:
+    """The policy or the critic. `where` goes into every divergence."""
+
+    def __init__(
+        self,
+        model: Path,
+        settings: Settings,
+        found: Findings,
+        where: Mapping[str, Any] | None = None,
+        critic: bool = False,
+        layout: Layout | None = None,
+    ) -> None:
+        self.s, self.found, self.where = settings, found, dict(where or {})
+        self.policy = Policy(model, torch.float64, settings.lora, critic, layout)
+        self.single = Policy(model, torch.float32, settings.lora, critic, layout)
+        self.moments = updates.Moments(settings, self.policy.norms())
+        self.weights: dict[str, Tensor] = {}
+        self.kept: dict[str, Tensor] = {}
+        """The weights as they are recorded: of a large model, samples."""
+        self.left: Mapping[str, str] = {}
+        """Hashes of the weights that the last step left, where not all of them are recorded whole."""
+        self.known = True
+        """Whether every weight is known: those of a large model are until its first update."""
+        self.reference: dict[str, Tensor] = {}
+        self.trainable: list[str] = []
+        self.batch: list[MicroBatch] = []
+        self.gap: dict[str, float] = {}
+        """The shadow's own fp32 error of each gradient."""
+        self.steps = 0
+        if self.policy.dropout():
+            self.unproven(dict.fromkeys(FORWARD, f"{self.policy.dropout()} of the model is random"))
+
+    def diverged(self, stage: str, what: str, expected: Any, got: Any, **where: Any) -> Diverged:
+        """A divergence of this model."""
+        return Diverged(stage, what, expected, got, **{**where, **self.where})
+
+    def proves(self, stage: str) -> bool:
+        """Whether a stage is to be proven."""
+        return not self.found.stages[stage].unproven
+
+    def unproven(self, reasons: Mapping[str, str]) -> None:
+        """Note stages that cannot be recomputed."""
+        for stage, reason in reasons.items():
+            self.found.stages[stage].unproven = reason
+
+    def arguments(self, policy: Policy, weights: Mapping[str, Tensor] | None = None, adapted: bool = True) -> dict[str, Tensor]:
+        """Weights for a forward pass of `policy`; this model's, unless others are given."""
+        named = self.weights if weights is None else weights
+        return policy.arguments({name: value.to(policy.dtype) for name, value in named.items()}, adapted)
+
+    # the start
+
+    def start(self, moment: Moment) -> None:
+        """The weights at the start are those of the model's files, and those train that should."""
+        event = moment.first()
+        self.kept = event.tensors()
+        self.weights = dict(self.kept) if event.values["whole"] else self._filled()
+        self.trainable = list(event.values["trainable"])
+        for rank, other in enumerate(moment.ranks[1:], 1):
+            self.same(self.kept, other.tensors(), rank, "weights at the start")
+        if any(".experts." in name and ".lora_" in name for name in self.weights):
+            self.unproven(dict.fromkeys(("weights", *FORWARD), "adapters on fused experts have no formula here"))
+            return
+        files = self.policy.files()
+        base = self.policy.arguments(self.weights, adapted=False)
+        for name, value in files.items():
+            if name not in base:
+                raise self.diverged("weights", "a tensor of the model's files is not in the model", name, "missing", tensor=name)
+            if base[name].shape != value.shape or not torch.equal(base[name].double(), value.to(base[name].dtype).double()):
+                raise self.diverged("weights", "loaded weights", "those of the model's files", "others", tensor=name)
+        stray = sorted(set(base) - set(files) - set(self.policy.head))
+        if stray and self.policy.head:
+            raise self.diverged("weights", "a tensor of the model is not in its files", "none", stray[0], tensor=stray[0])
+        self.found.count("weights", len(files))
+        if self.proves("weights"):
+            self._trainable(event.values["adapters"])
+        self.reference = {name: value.clone() for name, value in self.weights.items()}
+
+    def _filled(self) -> dict[str, Tensor]:
+        """The weights of a large model: what the record holds as samples is taken from the files, if the samples are theirs."""
+        files, made = self.policy.files(), {}
+        for name, kept in self.kept.items():
+            plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            value = files.get(plain)
+            if value is None or value.shape == kept.shape:
+                made[name] = kept
+                continue
+            value = value.to(kept.dtype)
+            if not torch.equal(sample(value), kept):
+                raise self.diverged("weights", "loaded weights", "those of the model's files", "others", tensor=name)
+            made[name] = value
+        return made
+
+    def same(self, left: Mapping[str, Tensor], right: Mapping[str, Tensor], rank: int, what: str) -> None:
+        """Two ranks hold the same tensors."""
+        for name, value in left.items():
+            if name not in right or not torch.equal(value, right[name]):
+                raise self.diverged("gradient", f"{what} on all ranks", "equal bits", f"rank {rank} has others", tensor=name)
+
+    def _trainable(self, adapters: Mapping[str, Mapping[str, Any]]) -> None:
+        """Trainable parameters, ranks and scales are those that were asked for."""
+        lora = self.s.lora
+        if lora is None:
+            frozen = sorted(set(self.weights) - set(self.trainable))
+            if frozen:
+                what = "frozen parameters, though all should train"
+                raise self.diverged("weights", what, "none", f"{len(frozen)} tensors", tensor=frozen[0])
+            self.found.count("weights", len(self.trainable))
+            return
+        layers = self.policy.linear_layers()
+        if lora.targets != "all-linear":
+            wanted = (lora.targets,) if isinstance(lora.targets, str) else lora.targets
+            layers = [name for name in layers if any(name == word or name.endswith(f".{word}") for word in wanted)]
+        got = {name.removeprefix("base_model.model."): value for name, value in adapters.items()}
+        missing, stray = sorted(set(layers) - set(got)), sorted(set(got) - set(layers))
+        if missing or stray:
+            what = "a layer that should have an adapter has none" if missing else "a layer has an adapter that was not asked for"
+            raise self.diverged("weights", what, f"{len(layers)} layers", f"{len(got)} layers", tensor=(missing or stray)[0])
+        for name, adapter in got.items():
+            if adapter["rank"] != lora.rank:
+                raise self.diverged("weights", "the adapter's rank", lora.rank, adapter["rank"], tensor=name)
+            if not math.isclose(adapter["scale"], lora.scale(), rel_tol=1e-6):
+                raise self.diverged("weights", "the adapter's scale", lora.scale(), adapter["scale"], tensor=name)
+        parts = ("lora_A", "lora_B", *(["lora_magnitude_vector"] if lora.dora else []))
+        asked = {f"base_model.model.{layer}.{part}" for layer in layers for part in parts}
+        trained = self.policy.renamed({name: self.weights[name] for name in self.trainable})
+        names = {
+            f"base_model.model.{name.removeprefix('base_model.model.').removesuffix('.weight').removesuffix('.default')}"
+            for name in trained
+            if name not in self.policy.head
+        }
+        if names != asked:
+            odd = sorted(names ^ asked)
+            raise self.diverged("weights", "trainable parameters", f"{len(asked)} tensors", f"{len(names)} tensors", tensor=odd[0])
+        for name, value in trained.items():
+            filled = bool(value.any())
+            if ".lora_" in name and filled == (".lora_B." in name):
+                wanted_fill, got_fill = ("zero", "not zero") if filled else ("random", "zero")
+                raise self.diverged("weights", "a factor of a new adapter", wanted_fill, got_fill, tensor=name)
+        self.found.count("weights", len(self.trainable))
+
+    # the step
+
+    def untouched(self, before: Mapping[str, str]) -> None:
+        """The weights at the optimizer's step are those that the last one left."""
+        for name, value in self.weights.items():
+            if before.get(name) != (self.left.get(name) or fingerprint.tensor_hash(value)):
+                what = "weights changed between two optimizer steps"
+                raise self.diverged("update", what, "as the last step left them", "other bits", tensor=name)
+        self.found.count("update", len(self.weights))
+
+    def leaves(self, policy: Policy) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Trainable weights that gradients are taken by, and all arguments of a forward pass made of them."""
+        made = {name: self.weights[name].to(policy.dtype).requires_grad_(True) for name in self.trainable}
+        return made, policy.arguments({**{name: value.to(policy.dtype) for name, value in self.weights.items()}, **made})
+
+    def tolerances(self, expected: Mapping[str, Tensor], norm: float, gradient: Callable[[MicroBatch, Policy], dict[str, Tensor]]) -> None:
+        """The shadow's own fp32 error, measured on the first two steps."""
+        if self.steps >= 2:
+            return
+        single = [gradient(part, self.single) for part in self.batch]
+        for name, whole in expected.items():
+            off = float((sum(part[name] for part in single).double() / self.s.world - whole).norm())
+            self.gap[name] = max(self.gap.get(name, 0.0), off / _size(whole, norm))
+
+    def gradient_off(self, expected: Mapping[str, Tensor], got: Mapping[str, Tensor], clip: float, norm: float) -> str | None:
+        """The tensor whose gradient deviates most, beyond what rounding explains."""
+        worst, name_of = 0.0, None
+        # An adapter's first factor has no gradient at first: the largest error of all tensors stands for each.
+        rounding = max(self.gap.values(), default=0.0)
+        for name, value in expected.items():
+            if name not in got:
+                if float(value.norm()) > 1e-6 * norm:
+                    return name
+                continue
+            mine = locate.kept(value, got[name])
+            off = float((got[name].double() - clip * mine).norm()) / clip / _size(mine, norm)
+            share = off / (SLACK * rounding + FLOOR)
+            if not share <= worst:
+                worst, name_of = share, name
+        if not worst <= 1.0:
+            return name_of
+        self.found.count("gradient", 0, worst)
+        return None
+
+    def norms_off(self, expected: Mapping[str, Tensor], accumulated: Mapping[str, float], norm: float) -> str | None:
+        """The tensor whose gradient had another norm before clipping, which hides a wrong scale; one process sees the whole gradient."""
+        worst, name_of = 1.0, None
+        rounding = max(self.gap.values(), default=0.0)
+        for name, size in accumulated.items() if self.s.world == 1 else ():
+            if name not in expected:
+                continue
+            share = abs(size - float(expected[name].norm())) / _size(expected[name], norm) / (SLACK * rounding + FLOOR)
+            if not share <= worst:
+                worst, name_of = share, name
+        return name_of
+
+    def schedule(self, groups: Iterable[Mapping[str, Any]], rate: float) -> None:
+        """Every group has the learning rate of this step."""
+        for group in groups:
+            if not math.isclose(group["lr"], rate, rel_tol=1e-6, abs_tol=1e-15):
+                raise self.diverged("schedule", "learning rate", rate, group["lr"])
+            self.found.count("schedule", int(self.proves("schedule")))
+
+    def parameters(self, groups: Iterable[Mapping[str, Any]]) -> None:
+        """The optimizer has every trainable parameter once: of one that it does not have, no gradient is seen either."""
+        names = [name for group in groups for name in group["names"]]
+        lost = [name for name in self.trainable if name not in names]
+        if lost or len(set(names)) != len(names):
+            what = "parameters of the optimizer"
+            raise self.diverged("update", what, f"{len(self.trainable)} tensors", f"{len(set(names))} tensors", tensor=(lost or names)[0])
+
+    def update(self, groups: Sequence[Mapping[str, Any]], got: Mapping[str, Tensor], after: Mapping[str, Tensor], rate: float) -> None:
+        """The optimizer made of these gradients the weights that it should."""
+        self._knobs(groups)
+        expected = self.moments.step(self.kept, got, rate)
+        for name, value in self.kept.items():
+            own = expected.get(name, value.double())
+            moved = float((own - value.double()).abs().max())
+            allowed = 4 * EPS * own.abs() + 2e-5 * moved + self.moments.slack.get(name, 0.0) + 1e-12
+            off = torch.nan_to_num((after[name].double() - own).abs() / allowed, nan=math.inf)
+            worst = float(off.max())
+            if not worst <= 1.0:
+                at = int(off.argmax())
+                own_move, got_move = ((new.double() - value.double()).flatten()[at] for new in (own, after[name]))
+                raise self.diverged("update", "change of a weight", own_move, got_move, tensor=name)
+            self.found.count("update", value.numel(), worst)
+
+    def _knobs(self, groups: Iterable[Mapping[str, Any]]) -> None:
+        """Settings of the optimizer that are not what was configured name themselves."""
+        s = self.s
+        wanted = {"betas": list(s.betas), "eps": s.epsilon} if s.optimizer in updates.ADAM else {}
+        for group in groups:
+            for name in group["names"]:
+                decay = s.weight_decay if self.moments.decays(name, self.weights[name].dim()) else 0.0
+                if "weight_decay" in group and not math.isclose(group["weight_decay"], decay, rel_tol=1e-9, abs_tol=1e-15):
+                    raise self.diverged("update", "weight decay", decay, group["weight_decay"], tensor=name)
+            for key, value in wanted.items():
+                got = list(group[key]) if isinstance(group.get(key), (list, tuple)) else group.get(key)
+                if got != value:
+                    raise self.diverged("update", f"the optimizer's {key}", value, got)
+
+    def step(
+        self, moment: Moment, gradient: Callable[[MicroBatch, Policy], dict[str, Tensor]], located: Callable[[locate.Wrong], None]
+    ) -> tuple[float, float]:
+        """Compare one optimizer step with what it should be; returns the norm of the gradient (NaN: not proven) and the learning rate.
+
+        `gradient` is that of one micro-batch; `located` raises Diverged at the stage of a wrong one.
+        """
+        s, event = self.s, moment.first()
+        if s.free_split:
+            rows = sum(len(part.rows) for part in self.batch)
+            if rows != s.micro_batch * s.accumulation * s.world:
+                raise self.diverged("data", "rows per optimizer step", s.micro_batch * s.accumulation, rows / s.world)
+        elif len(self.batch) != s.accumulation * s.world:
+            raise self.diverged("gradient", "micro-batches that one optimizer step took in", s.accumulation, len(self.batch) / s.world)
+        tensors = event.tensors()
+        for rank, other in enumerate(moment.ranks[1:], 1):
+            self.same(tensors, other.tensors(), rank, "gradients and weights")
+        got, after = _below(tensors, "gradient/"), _below(tensors, "weight/")
+        self.untouched(event.values["before"])
+        if self.proves("update"):
+            self.parameters(event.values["groups"])
+        rate = updates.rate(event.step, s) if self.proves("schedule") else float(event.values["groups"][0]["lr"])
+        norm = math.nan
+        if self.proves("gradient") and self.known:
+            parts = [gradient(part, self.policy) for part in self.batch]
+            expected = {name: sum(part[name] for part in parts) / s.world for name in self.trainable}
+            norm = math.sqrt(sum(float((value**2).sum()) for value in expected.values()))
+            clip = min(1.0, s.max_grad_norm / (norm + 1e-6)) if s.max_grad_norm > 0 else 1.0
+            self.tolerances(expected, norm, gradient)
+            accumulated = event.values.get("accumulated", {})
+            off, unclipped = self.gradient_off(expected, got, clip, norm), self.norms_off(expected, accumulated, norm)
+            tensor = unclipped or off
+            if tensor is not None:
+                located(locate.Wrong(self.batch, expected, got, accumulated, norm, clip, tensor, unclipped is None, s, self.diverged))
+            self.found.count("gradient", sum(value.numel() for value in got.values()))
+        self.schedule(event.values["groups"], rate)
+        if self.proves("update"):
+            self.update(event.values["groups"], got, after, rate)
+        self._take(after, event.values.get("after", {}))
+        self.steps += 1
+        return norm, rate
+
+    def _take(self, after: Mapping[str, Tensor], left: Mapping[str, str]) -> None:
+        """The weights after a step; those that are recorded as samples are no longer known once they have changed."""
+        for name, value in after.items():
+            if value.shape == self.weights[name].shape:
+                self.weights[name] = value
+            elif self.known and left.get(name) != fingerprint.tensor_hash(self.weights[name]):
+                self.known = False
+        self.kept, self.left = {**self.kept, **after}, left
+
+
+def _size(value: Tensor, norm: float) -> float:
+    """What a deviation of a tensor's gradient is measured by: its norm, and a small part of the whole gradient's."""
+    return float(value.norm()) + 1e-4 * norm + 1e-30
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

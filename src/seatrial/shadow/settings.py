@@ -1,0 +1,148 @@
+"""What was configured, in the shadow's own words: every loop translates its command line into these, without the change's code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The adapters that were asked for."""
+
+    rank: int
+    alpha: float
+    rslora: bool = False
+    dora: bool = False
+    dropout: float = 0.0
+    bias: str = "none"
+    targets: str | tuple[str, ...] = "all-linear"
+
+    def scale(self) -> float:
+        """The factor of the adapter's product: alpha over the rank, or over its root."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values of one training run, as configured."""
+
+    max_steps: int
+    seed: int = 42
+    world: int = 1
+    # data
+    shuffle: bool = True
+    group: int = 8
+    """Completions per prompt."""
+    micro_batch: int = 8
+    """Rows of one forward pass of one process."""
+    accumulation: int = 1
+    """Forward passes per optimizer step."""
+    splits: int = 1
+    """Micro-batches that one generation is cut into."""
+    iterations: int = 1
+    """How often each generation is used."""
+    free_split: bool = False
+    """Whether an optimizer step may be cut into micro-batches of any size: `micro_batch * accumulation` rows in all."""
+    arrival: bool = False
+    """Whether the prompts of one generation may come in any order, because several are generated at once."""
+    # sampling
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    max_tokens: int = 512
+    # reward and advantage
+    reward_weights: tuple[float, ...] = (1.0,)
+    aggregation: str = "sum_then_normalize"
+    scale: str = "group"
+    std_floor: float = 1e-4
+    """Added to the standard deviation that advantages are divided by."""
+    estimator: str = "group"
+    """Of advantages: `group` compares the completions of one prompt, `gae` needs a critic."""
+    gamma: float = 1.0
+    lam: float = 1.0
+    reward_beta: float = 0.0
+    """Weight of the KL penalty that is taken from the reward of each token."""
+    reward_kl: str = "k1"
+    # loss
+    loss_type: str = "dapo"
+    """A loss with a reduction of its own, or how a clipped loss is reduced: one of `formulas.REDUCTIONS`."""
+    loss_scale: float | None = None
+    """Divides `seq-mean-token-sum-norm`; None takes the longest completion of the micro-batch."""
+    epsilon_low: float = 0.2
+    epsilon_high: float = 0.2
+    delta: float | None = None
+    dual_clip: float | None = None
+    """With a negative advantage the ratio counts as at most this."""
+    beta: float = 0.0
+    kl_type: str = "k3"
+    """Estimator of the KL term; a `+` at its end takes the gradient of k2."""
+    value_clip: float | None = None
+    """Of a critic: how far a value may move from the old one."""
+    kl_correction: bool = True
+    level: str = "token"
+    """Of the importance ratio: token or sequence."""
+    mask_truncated: bool = False
+    quantile: float = 1.0
+    """Share of tokens with the highest entropy that the loss is made of."""
+    entropy_coef: float = 0.0
+    off_policy_threshold: float | None = None
+    sapo: tuple[float, float] = (1.0, 1.05)
+    """Temperatures for positive and negative advantages."""
+    vespo: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0)
+    """k and lambda for positive, then for negative advantages."""
+    router_coef: float | None = None
+    """Weight of a MoE model's load-balancing loss; None takes the model's own."""
+    sync_steps: int | None = None
+    """The reference takes in the policy every so many steps; None: never."""
+    sync_alpha: float = 0.6
+    # update
+    max_grad_norm: float = 1.0
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    decays: str = "named"
+    """What weight decay leaves out: `named` biases and norms, by their names; `matrices` what has one dimension; `all` nothing."""
+    optimizer_options: Mapping[str, float | str | bool] = field(default_factory=dict)
+    schedule: str = "linear"
+    warmup: int = 0
+    rate_per_round: bool = False
+    """Whether the schedule advances once per generation, and not with every optimizer step."""
+    schedule_options: Mapping[str, float] = field(default_factory=dict)
+    lora: Lora | None = None
+    critic: Settings | None = None
+    """What the critic is trained with, where there is one."""
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    """Stage to the reason why it cannot be recomputed."""
+
+    def is_plain_sampling(self) -> bool:
+        """Whether tokens are drawn from the model's own probabilities at the temperature, without any other processor."""
+        return not self.top_k and self.top_p >= 1.0 and not self.min_p and self.repetition_penalty == 1.0
+
+    def rows(self) -> int:
+        """Completions of one generation, over all processes."""
+        return self.micro_batch * self.splits * self.world
+
+    def prompts(self) -> int:
+        """Distinct prompts of one generation."""
+        return self.rows() // self.group
+
+    def steps_per_round(self) -> int:
+        """Optimizer steps that one generation serves."""
+        return max(1, self.splits * self.iterations // self.accumulation)
+
+    def is_split(self) -> bool:
+        """Whether weights change while one generation is in use, so that its own log-probabilities must be kept."""
+        return self.accumulation % (self.splits * self.iterations) != 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What was given to the loop: prompts in dataset order, and the reward functions by name."""
+
+    prompts: Sequence[str]
+    rewards: Sequence[str]

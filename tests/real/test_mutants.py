@@ -1,0 +1,51 @@
+"""A sample of mutants: one line of a training step is broken at a time, and the proving level sees it. `make mutants` runs hundreds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.mutants.__main__ import Server, choose, run, same_record
+from bench.mutants.mutations import mutated, mutations
+
+from seatrial.launch.environments import Environment
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+COUNT = 10
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+def server(environment: Environment) -> Iterator[Server]:
+    """One process that has imported everything, and forks."""
+    made = Server(environment.python)
+    yield made
+    made.close()
+
+
+def test_a_sample_of_mutants_is_seen_and_the_clean_run_is_not(server: Server, environment: Environment, tmp_path: Path) -> None:
+    clean = {number: tmp_path / "clean" / str(number) for number in (0, 1)}
+    for number, place in clean.items():
+        assert run(server, number, place, environment.python, short=True) is None
+    outcomes: dict[str, Any] = {}
+    for index, mutant in enumerate(choose(server, environment.python, tmp_path, COUNT, SEED, short=True)[:COUNT]):
+        number, place = mutant["level"], tmp_path / str(index) / str(mutant["level"])
+        found = run(server, number, place, environment.python, short=True, mutant=mutant)
+        if found is None and not same_record(place, clean[number]):
+            outcomes[f"{mutant['short']}:{mutant['line']} {mutant['before']} -> {mutant['after']}"] = found
+    assert outcomes == {}, "these change what a step does, and pass"
+
+
+def test_every_kind_of_mutation_is_found_and_applied() -> None:
+    source = "def f(a, b):\n    if a < 1 and b:\n        a += g(a, b)\n    g(a, dim=1)\n    return -a * 2.0\n"
+    found = mutations(source, "f.py", {2, 3, 4, 5})
+    kinds = {"comparison", "and/or", "condition", "operator", "swapped arguments", "dropped statement", "axis", "sign", "constant"}
+    assert {mutation.kind for mutation in found} == kinds
+    import ast
+
+    for mutation in found:
+        _, tree = mutated(source, "f.py", {2, 3, 4, 5}, mutation.number)
+        assert ast.unparse(tree) != ast.unparse(ast.parse(source)), mutation
+        compile(tree, "f.py", "exec")

@@ -1,0 +1,68 @@
+"""Every silent fault of a training step fails its level, and the step proof names its stage.
+
+Drivers and shadows are forked from one process that has imported everything, which the benchmark of mutants does, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bench.mutants.__main__ import Server, judged, run
+
+from seatrial.launch.environments import Environment
+from seatrial.loops.trl.drive.fault_names import AT_LEVEL_1, FAULTS, STEP
+from seatrial.model.verdict import Verdict
+from seatrial.shadow.result import STAGES
+
+pytestmark = pytest.mark.real
+
+NAMED = {name: fault for name, fault in FAULTS.items() if fault.stage}
+STEPS = 4
+"""Warm-up, and an update whose weights the same generation is used with again."""
+LONGER = {"other-sync-alpha": 6, "never-synced": 6}
+"""The reference is synced after step 3, and the generation before step 5 is the first to see it."""
+WITH_TENSOR = ("weights", "clip")
+WITH_ROW = ("length", "reward", "advantage", "reference", "logprob", "ratio", "mask")
+"""Stages whose every message has the row that is wrong."""
+
+
+@pytest.fixture(scope="module")
+def server(environment: Environment) -> Iterator[Server]:
+    """The process that forks drivers."""
+    made = Server(environment.python)
+    yield made
+    made.close()
+
+
+def test_every_stage_has_three_faults() -> None:
+    count = Counter(fault.stage for fault in NAMED.values())
+    stages = set(STAGES) - {"value"}  # of a critic, which GRPO has none of
+    assert {stage: count[stage] for stage in stages if count[stage] < 3} == {}
+    assert set(STEP) == stages
+    assert set(AT_LEVEL_1) <= set(NAMED)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_without_a_fault_the_same_run_passes(level: int, server: Server, environment: Environment, tmp_path: Path) -> None:
+    assert run(server, level, tmp_path / str(level), environment.python, short=True, words=("--max_steps", str(STEPS))) is None
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_fault_is_named_at_its_stage(name: str, server: Server, environment: Environment, tmp_path: Path) -> None:
+    fault, steps = NAMED[name], LONGER.get(name, STEPS)
+    level, words = fault.levels[0], ("--max_steps", str(steps))
+    place = tmp_path / str(level)
+    run(server, level, place, environment.python, short=True, words=words, options=("--fault", name))
+    verdict, missed = judged(level, place, steps)
+    assert verdict.verdict is Verdict.FAIL, verdict.reason
+    found = next(check for check in missed if check.stage)
+    assert found.stage == fault.stage, found.message
+    assert found.step is not None
+    assert found.step >= 1
+    assert re.match(rf"step {found.step}(, \w+ [\w.]+)*: .+: expected .+, found .+", found.message), found.message
+    assert bool(found.tensor) or fault.stage not in WITH_TENSOR, found.message
+    assert ", row " in found.message or fault.stage not in WITH_ROW, found.message
