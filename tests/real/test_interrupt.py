@@ -46,7 +46,7 @@ class Stopped:
 def stop(where: Path, number: signal.Signals, log: str, line: str, *words: str) -> Stopped:
     """Start a trial, wait until a log says a line, send the signal to Seatrial alone, and wait for its end."""
     process, out = start(where, "trl", *words, name="stopped trial")
-    wait_for(f"{log} says {line!r}", lambda: says(out / log, line))
+    wait_for(f"{log} says {line!r}", lambda: says(out / log, line), 300)
     below = tuple(psutil.Process(process.pid).children(recursive=True))
     process.send_signal(number)
     code = process.wait(60)

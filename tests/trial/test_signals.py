@@ -165,7 +165,7 @@ def test_a_directory_that_holds_a_trial_is_refused(tmp_path: Path) -> None:
 
 
 def test_faults_are_listed_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
-    assert call("run", "fake", "--fault", "list").out.split() == ["crash", "levels", "0,1", "raises"]
+    assert call("run", "fake", "--fault", "list").out.split() == ["crash", "levels", "0,1", "stage", "-", "raises"]
     answer = call("run", "fake", "--fault", "nope", "--out", str(tmp_path / "r"))
     assert answer.code == 2
     assert "unknown fault 'nope'; known: crash" in answer.err

@@ -203,6 +203,8 @@ def weights(wrong: Wrong, pieces: Mapping[str, float], gradient: Callable[[Micro
     `pieces` are the parts of a loss with their configured weights; the first is the policy's.
     """
     batch, s, target = wrong.batch, wrong.settings, wrong.flat(wrong.got)
+    if not bool(torch.isfinite(target).all()):
+        return
     first, *more = pieces
     labels = [(index, piece) for index in range(len(batch)) for piece in pieces]
     matrix = torch.stack([wrong.flat(gradient(batch[index], piece)) for index, piece in labels], 1) / s.world
@@ -258,6 +260,8 @@ def tokens(wrong: Wrong, directions: Callable[[MicroBatch, Tensor, Gradient], Te
     """
     some = dict(list(wrong.got.items())[-LAST:])
     deviation = torch.cat([(value - kept(wrong.expected[name], value)).flatten() for name, value in some.items()])
+    if not bool(torch.isfinite(deviation).all()):
+        return
     families = {stage: parts for stage, parts in _families(wrong).items() if wrong.lost or stage not in ("mask", "loss")}
     best: tuple[float, str, Tensor] = (EXPLAINED, "", None)
     for stage, parts in families.items():

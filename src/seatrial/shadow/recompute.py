@@ -7,6 +7,7 @@ where that chain breaks, to name the stage (see `locate`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from seatrial.shadow import formulas, locate, logged
-from seatrial.shadow.draws import LIMIT, Draws
+from seatrial.shadow.draws import LIMIT, Draws, Sum
 from seatrial.shadow.network import FLOOR, SLACK, Network
 from seatrial.shadow.policy import Policy, completion_terms, token_values
 from seatrial.shadow.record import Moment, moments
@@ -26,6 +28,8 @@ from seatrial.shadow.rounds import MicroBatch, Round, ragged, until_end, without
 from seatrial.shadow.settings import Settings
 
 Tensor = Any
+MANY = 6
+"""Rows that hardly come twice in the same order by chance."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,10 @@ class Shadow:
         self.arguments: dict[str, Any] = {}
         """What the trainer's own settings say, read back from it."""
         self.same_version = False
+        self.same_release = False
+        """Whether the run used the shadow's own release of transformers."""
+        self.states: set[bytes] = set()
+        """Random states that generations started from."""
         self.exercised: Counter[str] = Counter()
         """How often something happened that gives a setting an effect."""
 
@@ -99,6 +107,7 @@ class Shadow:
         event = moment.first()
         self.arguments = event.values.get("arguments", {})
         self.same_version = event.values.get("version") == self.world.version
+        self.same_release = event.values.get("release") == transformers.__version__
         self.actor.start(moment)
 
     def _value_started(self, moment: Moment) -> None:
@@ -163,12 +172,34 @@ class Shadow:
             raise Diverged("data", "prompts drawn again within one epoch", "each once", f"dataset row {twice[0]}", row=twice[0])
         own_order = [row % per_epoch for row in range(len(self.seen), len(self.seen) + len(fresh))] if per_epoch else fresh
         order = sorted(fresh) if s.arrival else fresh
-        if s.shuffle and len(fresh) > 3 and order == own_order:
+        if s.shuffle and len(fresh) > MANY and order == own_order:
             raise Diverged("data", "the order of the prompts", "shuffled", "the dataset's own")
         if not s.shuffle and order != own_order:
             raise Diverged("data", "the order of the prompts", own_order, order)
         self.seen += fresh
+        if s.shuffle and per_epoch and not s.arrival:
+            self._shuffled(per_epoch)
         self.found.count("data", len(made.rows))
+
+    def _shuffled(self, per_epoch: int) -> None:
+        """Prompts come in the order of the seed, where the sampler's law is known; else in an order that chance explains."""
+        s, count, seen = self.s, len(self.world.prompts), self.seen
+        if s.seeded_order and self.same_version:
+            chance = torch.Generator().manual_seed(s.seed)
+            epochs = [torch.randperm(count, generator=chance).tolist()[:per_epoch] for _ in range(0, len(seen), per_epoch)]
+            expected = [row for epoch in epochs for row in epoch][: len(seen)]
+            if seen != expected:
+                place = next(index for index, (got, own) in enumerate(zip(seen, expected, strict=True)) if got != own)
+                raise Diverged("data", f"prompt {place + 1} in the order of seed {s.seed}", expected[place], seen[place], row=place)
+        epoch = seen[(len(seen) - 1) // per_epoch * per_epoch :]
+        before = seen[-len(epoch) - per_epoch : -len(epoch)][: len(epoch)]
+        if len(epoch) > MANY and epoch == before:
+            raise Diverged("data", "the order of the prompts", "another in each epoch", "that of the epoch before")
+        neighbours = sum(abs(one - two) == 1 for one, two in itertools.pairwise(epoch))
+        test = Sum()
+        test.add(torch.tensor(neighbours - 2.0 * (len(epoch) - 1) / count), torch.tensor(2.0), 1.0)
+        if test.score() > LIMIT:
+            raise Diverged("data", "the order of the prompts", "shuffled", f"{neighbours} of {len(epoch) - 1} in the dataset's own order")
 
     def _sampling(self, made: Round, rows: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
         """The scores that tokens were drawn from are ours, after every processor; draws are collected for a test over all of them."""
@@ -192,6 +223,9 @@ class Shadow:
             single = self.single.forward(self.actor.arguments(self.single), sequences, mask, positions).logits[:, width - 1 : -1]
         allowed = SLACK * float((logits - single.double()).abs().max()) / self.s.temperature + FLOOR
         open_rows = torch.ones(len(prompts), dtype=torch.bool)
+        if "random_state" in tensors and self.same_release:
+            self._redraw(tensors, sequences[:, width:], rows)
+        self.draws.begin()
         for place in range(length):
             own, near = formulas.processed(logits[:, place], sequences[:, : width + place], self.s, self.exercised)
             if "scores" in tensors:
@@ -200,6 +234,25 @@ class Shadow:
                 self._drawn(own, sequences[:, width + place], tensors["logprobs"][:, place], open_rows, rows, place, allowed)
             self.draws.add(own, sequences[:, width + place], open_rows, self.s.group)
             open_rows = open_rows & ~torch.isin(sequences[:, width + place], torch.tensor(self.world.eos))
+
+    def _redraw(self, tensors: Mapping[str, Tensor], drawn: Tensor, rows: Sequence[int]) -> None:
+        """From the recorded scores and random state the release draws the same tokens; no state is used twice."""
+        state = tensors["random_state"].numpy().tobytes()
+        if state in self.states:
+            raise Diverged("sampling", "the random state that a generation starts from", "a new one", "that of an earlier generation")
+        self.states.add(state)
+        chance = torch.Generator()
+        chance.set_state(tensors["random_state"])
+        ended = torch.zeros(len(drawn), dtype=torch.bool)
+        for place in range(drawn.shape[1]):
+            own = torch.multinomial(torch.softmax(tensors["scores"][:, place], -1), 1, generator=chance).squeeze(1)
+            wrong = (own != drawn[:, place]) & ~ended
+            if bool(wrong.any()):
+                row = int(wrong.nonzero()[0])
+                what = "the token that the recorded scores and random state give"
+                raise Diverged("sampling", what, int(own[row]), int(drawn[row, place]), row=rows[row], position=place)
+            ended = ended | torch.isin(drawn[:, place], torch.tensor(self.world.eos))
+        self.found.count("sampling", int((~ended).sum()) + drawn.numel())
 
     def _drawn(self, own: Tensor, drawn: Tensor, said: Tensor, open_rows: Tensor, rows: Sequence[int], place: int, allowed: float) -> None:
         """A generator of its own says how likely each drawn token was; by our forward pass it was just as likely."""
@@ -487,7 +540,7 @@ class Shadow:
         """The drawn tokens of the whole run are a plausible draw."""
         for name, value in self.draws.results().items() if self._proves("sampling") else ():
             if not abs(value) <= LIMIT:
-                raise Diverged("sampling", f"{name} over {self.draws.tokens} tokens", f"a z value within {LIMIT:g}", value)
+                raise Diverged("sampling", f"{name} over {self.draws.tokens} tokens", f"a score within {LIMIT:g}", value)
             self.found.count("sampling", 1, abs(value) / LIMIT)
 
 

@@ -61,6 +61,15 @@ def events(directory: Path) -> Iterator[Event]:
             try:
                 row = json.loads(line)
                 name = row.get("tensors")
-                yield Event(row["event"], int(row["step"]), row["values"], directory / TENSORS / name if name else None)
+                yield Event(row["event"], int(row["step"]), _numbers(row["values"]), directory / TENSORS / name if name else None)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"{directory / ROWS}, line {number}: not a row of a record: {error}") from error
+
+
+def _numbers(value: Any) -> Any:
+    """Values of a row, with the numbers that JSON has no word for (see `facts.plain`)."""
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value

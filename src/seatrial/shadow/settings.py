@@ -32,6 +32,8 @@ class Settings:
     world: int = 1
     # data
     shuffle: bool = True
+    seeded_order: bool = False
+    """Whether each epoch is `torch.randperm` of a generator with the seed, and what fills no generation is left out."""
     group: int = 8
     """Completions per prompt."""
     micro_batch: int = 8

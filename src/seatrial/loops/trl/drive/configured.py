@@ -162,6 +162,7 @@ def settings(words: Sequence[str], world: int = 1, lora: Lora | None = None, rew
         seed=int(value["seed"]),
         world=world,
         shuffle=bool(value["shuffle_dataset"]),
+        seeded_order=True,
         group=int(value["num_generations"]),
         micro_batch=micro,
         accumulation=accumulation,

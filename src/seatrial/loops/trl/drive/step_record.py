@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 import trl
 from transformers import TrainerCallback
 
@@ -84,13 +85,15 @@ class StepRecorder:
             if not self.record.open():
                 return generate(*args, **kwargs)
             asked = {name: kwargs[name] for name in ("return_dict_in_generate",) if name in kwargs}
+            state = torch.get_rng_state() if self.model.device.type == "cpu" else None
             made = generate(*args, **{**kwargs, "output_scores": True, "return_dict_in_generate": True})
             config = kwargs.get("generation_config")
             values = {name: getattr(config, name, None) for name in SAMPLING}
             given = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
             tensors = {"prompt_ids": given, "prompt_mask": kwargs.get("attention_mask"), "sequences": made.sequences}
             extra = {name: kwargs[name] for name in ("pixel_values",) if name in kwargs}
-            self.record.add("generated", "sampling", values, tensors | extra | {"scores": torch.stack(made.scores, 1).float()})
+            drawn = {"scores": torch.stack(made.scores, 1).float(), "random_state": state}
+            self.record.add("generated", "sampling", values, tensors | extra | drawn)
             return made if asked.get("return_dict_in_generate") else made.sequences
 
         return generated
@@ -174,6 +177,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             "world_size": args.world_size,
             "arguments": settings,
             "version": trl.__version__,
+            "release": transformers.__version__,
         }
         recorder.hooks.start(values)
 
