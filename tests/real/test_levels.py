@@ -176,7 +176,7 @@ PROOFS: dict[int, dict[str, str]] = {
     },
     5: {
         **step(6, " (moe)"),
-        "a gradient at every step (vlm)": "0 without",
+        **step(6, " (vlm)"),
         "MoE router weights changed": r"2 of 2 tensors",
         "MoE expert weights changed": r"4 of 4 tensors",
         **trained("25 of 25", 6, " (moe)"),

@@ -163,6 +163,8 @@ def processed(scores: Tensor, prefix: Tensor, settings: Settings, removed: Count
         penalised = torch.where(scores < 0, scores * settings.repetition_penalty, scores / settings.repetition_penalty)
         scores = torch.where(seen, penalised, scores)
     scores = scores / settings.temperature
+    if settings.suppressed:
+        scores = scores.index_fill(1, torch.tensor(settings.suppressed), -math.inf)
     if settings.top_k and settings.top_k < scores.shape[-1]:
         ordered = torch.topk(scores, settings.top_k + 1).values
         edge, tie = ordered[:, -2:-1], ordered[:, -2:-1] - ordered[:, -1:] < 1e-5

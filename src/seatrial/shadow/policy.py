@@ -22,7 +22,7 @@ class Policy:
     """A model of the pinned release, without weights of its own."""
 
     def __init__(self, path: Path, dtype: Any, lora: Lora | None, critic: bool = False, layout: Layout | None = None) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForTokenClassification
         from transformers.pytorch_utils import Conv1D
 
         config = AutoConfig.from_pretrained(path, **({"num_labels": 1, "classifier_dropout": 0.0} if critic else {}))
@@ -31,7 +31,8 @@ class Policy:
         how = {"attn_implementation": "sdpa"}  # eager attention gives NaN for padding in fp64
         if self.has_router:
             how["experts_implementation"] = "eager"  # the grouped product knows no fp64
-        made = AutoModelForTokenClassification if critic else AutoModelForCausalLM
+        written = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+        made = AutoModelForTokenClassification if critic else written
         self.model = made.from_pretrained(path, dtype=dtype, config=config, **how).eval()
         self.head = tuple(name for name, _ in self.model.named_parameters() if critic and not name.startswith(self.model.base_model_prefix))
         """Parameters that no file holds: a critic's head is new."""

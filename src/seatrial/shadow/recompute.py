@@ -28,6 +28,8 @@ from seatrial.shadow.rounds import MicroBatch, Round, ragged, until_end, without
 from seatrial.shadow.settings import Settings
 
 Tensor = Any
+PIXEL = 1e-5
+"""How far rounding may move a pixel."""
 MANY = 6
 """Rows that hardly come twice in the same order by chance."""
 
@@ -45,6 +47,8 @@ class World:
     pad: int
     version: str = ""
     """Of the loop whose metrics are known: a run of the same version logs each of them."""
+    pictures: Tensor = None
+    """Pixel values of each dataset row, where prompts have a picture."""
     layout: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None] | None = None
     """Makes the release's tensors of recorded ones, where the loop fuses or renames them."""
 
@@ -135,8 +139,10 @@ class Shadow:
                 made.prompts += [without_padding(ids, self.world.pad) for ids in tensors["prompt_ids"].tolist()]
                 made.completions += [until_end(ids, self.world.eos) for ids in tensors["sequences"][:, width:].tolist()]
         self._data(made)
+        count = made.per_rank(self.s.world)
+        for rank, event in enumerate(moment.ranks):
+            self._pictured(made, range(rank * count, (rank + 1) * count), event.tensors(), "generation")
         if self._proves("sampling") and self.actor.known:
-            count = made.per_rank(self.s.world)
             for rank, event in enumerate(moment.ranks):
                 self._sampling(made, range(rank * count, (rank + 1) * count), event.tensors())
         self._lengths(made)
@@ -181,6 +187,26 @@ class Shadow:
             self._shuffled(per_epoch)
         self.found.count("data", len(made.rows))
 
+    def _seen(self, made: Round, rows: Sequence[int], policy: Policy) -> dict[str, Tensor]:
+        """The pictures that a forward pass of these rows needs."""
+        if self.world.pictures is None:
+            return {}
+        return {"pixel_values": self.world.pictures[[made.rows[row] for row in rows]].to(policy.dtype)}
+
+    def _pictured(self, made: Round, rows: Sequence[int], tensors: Mapping[str, Tensor], where: str) -> None:
+        """Each row comes with the picture of its dataset row."""
+        if self.world.pictures is None:
+            return
+        got, own = tensors.get("pixel_values"), self.world.pictures[[made.rows[row] for row in rows]]
+        if got is None or got.shape != own.shape:
+            raise Diverged("data", f"pictures in the {where}", list(own.shape), "none" if got is None else list(got.shape))
+        off = (got.double() - own.double()).abs().flatten(1).max(1).values
+        if not float(off.max()) <= PIXEL:
+            row = int(torch.nan_to_num(off, nan=math.inf).argmax())
+            means = own[row].double().mean(), got[row].double().mean()
+            raise Diverged("data", f"mean of a row's picture in the {where}", *means, row=rows[row])
+        self.found.count("data", len(rows))
+
     def _shuffled(self, per_epoch: int) -> None:
         """Prompts come in the order of the seed, where the sampler's law is known; else in an order that chance explains."""
         s, count, seen = self.s, len(self.world.prompts), self.seen
@@ -219,8 +245,12 @@ class Shadow:
         mask = torch.cat([own_mask, torch.ones(len(prompts), length, dtype=torch.long)], 1)
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         with torch.no_grad():
-            logits = self.policy.forward(self.actor.arguments(self.policy), sequences, mask, positions).logits[:, width - 1 : -1]
-            single = self.single.forward(self.actor.arguments(self.single), sequences, mask, positions).logits[:, width - 1 : -1]
+            logits, single = (
+                policy.forward(self.actor.arguments(policy), sequences, mask, positions, **self._seen(made, rows, policy)).logits[
+                    :, width - 1 : -1
+                ]
+                for policy in (self.policy, self.single)
+            )
         allowed = SLACK * float((logits - single.double()).abs().max()) / self.s.temperature + FLOOR
         open_rows = torch.ones(len(prompts), dtype=torch.bool)
         if "random_state" in tensors and self.same_release:
@@ -326,13 +356,14 @@ class Shadow:
         width = made.mask.shape[1]
         if not self._proves("gradient") or not self.actor.known:
             return
+        seen = self._seen(made, range(len(made.rows)), self.policy)
         with torch.no_grad():
             if self.s.is_split() or self.s.reward_beta:
-                output = self.policy.forward(self.actor.arguments(self.policy), made.ids, made.attention)
+                output = self.policy.forward(self.actor.arguments(self.policy), made.ids, made.attention, **seen)
                 made.old, made.entropies = completion_terms(output, made.ids, width, self.s.temperature)
             if self.s.beta or self.s.reward_beta:
                 base = self.actor.arguments(self.policy, self.actor.reference, adapted=False)
-                output = self.policy.forward(base, made.ids, made.attention)
+                output = self.policy.forward(base, made.ids, made.attention, **seen)
                 made.ref, _ = completion_terms(output, made.ids, width, self.s.temperature)
             if self.critic is not None:
                 output = self.critic.policy.forward(self.critic.arguments(self.critic.policy), made.ids, made.attention)
@@ -357,6 +388,7 @@ class Shadow:
             rows = made.take(tensors["input_ids"], mask, rank, self.world.pad, s, model)
             if len(rows) != s.micro_batch and not s.free_split:
                 raise network.diverged("data", "rows of a micro-batch", s.micro_batch, len(rows))
+            self._pictured(made, rows, tensors, "loss")
             if mask is not None:
                 self._attention(made, rows, tensors["input_ids"], mask.long())
             trainer = {name.removeprefix("trainer/"): value for name, value in tensors.items() if name.startswith("trainer/")}
@@ -424,7 +456,7 @@ class Shadow:
         ids, mask = made.ids[part.rows], made.mask[part.rows].to(dtype)
         coef = policy.router_coef if s.router_coef is None else s.router_coef
         routed = {"output_router_logits": True} if policy.has_router and coef else {}
-        output = policy.forward(weights, ids, made.attention[part.rows], **routed)
+        output = policy.forward(weights, ids, made.attention[part.rows], **routed, **self._seen(made, part.rows, policy))
         logps, entropies = completion_terms(output, ids, mask.shape[1], s.temperature)
         old = made.old[part.rows].to(dtype) if made.old is not None else logps.detach()
         ref = made.ref[part.rows].to(dtype) if made.ref is not None and s.beta else None
@@ -490,7 +522,8 @@ class Shadow:
         named = {name: value.to(self.policy.dtype) for name, value in self.actor.weights.items()}
         leaves = {name: named[name].detach().clone().requires_grad_(True) for name in some}
         ids, width = part.round.ids[part.rows], part.round.mask.shape[1]
-        output = self.policy.forward(self.policy.arguments({**named, **leaves}), ids, part.round.attention[part.rows])
+        seen = self._seen(part.round, part.rows, self.policy)
+        output = self.policy.forward(self.policy.arguments({**named, **leaves}), ids, part.round.attention[part.rows], **seen)
         logps, _ = completion_terms(output, ids, width, self.s.temperature)
         made = []
         for family in families:

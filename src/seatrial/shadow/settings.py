@@ -54,6 +54,8 @@ class Settings:
     top_p: float = 1.0
     min_p: float | None = None
     repetition_penalty: float = 1.0
+    suppressed: tuple[int, ...] = ()
+    """Tokens that are never drawn: a placeholder of a picture is none of the model's words."""
     max_tokens: int = 512
     # reward and advantage
     reward_weights: tuple[float, ...] = (1.0,)

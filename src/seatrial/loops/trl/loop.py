@@ -56,6 +56,7 @@ EACH = ("--num_iterations", "1", "--warmup_steps", "0")
 SYNCED = ("--sync_ref_model", "true", "--ref_model_sync_steps", "3", "--ref_model_mixup_alpha", "0.5")
 RECORDED = ("--record", "--prompts", "30", "--rewards", "even_share,digit_share")
 """Prompts for three generations and a rest that is left out: a fourth generation begins the second epoch."""
+PICTURED = ("--record", "--prompts", "30", "--images")
 SEPARATE = {"generator": "generator", "vllm": "vllm", "synced": "vllm"}
 """Processes that generate for the trainer, by the value of --rollouts."""
 MADE = ("tiny-dense", "tiny-untied", "tiny-moe", "tiny-vlm")
@@ -149,7 +150,7 @@ class Trl(Plain):
             case "architectures":
                 return (
                     *make.proven("moe", RECORDED, (*PROVING, *SYNCED), model="tiny-moe"),
-                    make.train("vlm", ("--images", "--prompts", "16"), (), model="tiny-vlm"),
+                    *make.proven("vlm", PICTURED, (*PROVING, *SYNCED, "--reward_weights", "1.0"), model="tiny-vlm"),
                 )
             case "learning":
                 # The first learning arm is recorded.

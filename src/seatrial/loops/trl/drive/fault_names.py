@@ -35,9 +35,9 @@ OTHER: dict[str, Fault] = {
     "sync-mangles-name": Fault("TRL's own sync to vLLM leaves a wrapper's prefix on one name", (3,)),
     "dead-generator": Fault("the generation process is killed in the middle of the third refit", (2, 3)),
     "no-grad-sync": Fault("ranks do not exchange gradients", (4,)),
-    "blind": Fault("images are blanked before they reach the model", (5,)),
-    "blind-generation": Fault("images are blanked for generation only", (5,)),
-    "swapped-pictures": Fault("each row is generated with the picture of another", (5,)),
+    "blind": Fault("images are blanked before they reach the model", (5,), "data"),
+    "blind-generation": Fault("images are blanked for generation only", (5,), "data"),
+    "swapped-pictures": Fault("each row is generated with the picture of another", (5,), "data"),
     "early-exit": Fault("the process ends with exit code 0 after step 2", EVERY),
     "hang": Fault("the process stops doing anything after step 2", EVERY),
 }

@@ -7,6 +7,7 @@ It gets the same words as the trainer, so that what was configured is known with
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import sys
@@ -25,11 +26,27 @@ def rewards_of(names: Sequence[str], tokenizer: Any) -> dict[str, Callable[[Sequ
     def called(name: str) -> Callable[[Sequence[Sequence[int]], Sequence[int]], Any]:
         def reward(completions: Sequence[Sequence[int]], rows: Sequence[int]) -> Any:
             texts = tokenizer.batch_decode([list(ids) for ids in completions], skip_special_tokens=True)
-            return tasks.REWARDS[name](completion_ids=completions, completions=texts, row=rows)
+            bright = [tasks.is_bright(row) for row in rows]
+            return tasks.REWARDS[name](completion_ids=completions, completions=texts, row=rows, bright=bright)
 
         return reward
 
     return {name: called(name) for name in names}
+
+
+def prompts_of(arguments: Any, seed: int, tokenizer: Any, model: Path) -> tuple[list[list[int]], Any]:
+    """Token ids of each dataset row, and its pixel values where prompts have pictures."""
+    if not arguments.images:
+        return tokenizer(tasks.text_prompts(arguments.prompts, seed))["input_ids"], None
+    import torch
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(model)
+    made = []
+    for text, picture in tasks.image_prompts(arguments.prompts, seed):
+        message = {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": text}]}
+        made.append(processor.apply_chat_template([message], tokenize=True, return_dict=True, return_tensors="pt"))
+    return [each["input_ids"][0].tolist() for each in made], torch.cat([each["pixel_values"] for each in made])
 
 
 def lora_of(arguments: Any) -> Lora | None:
@@ -45,7 +62,7 @@ def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
     """The findings on one record, as JSON."""
     import torch
     import transformers
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     from seatrial.shadow.recompute import Shadow, World
 
@@ -55,9 +72,12 @@ def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(path)
     lora = lora_of(arguments)
     settings = configured.settings(words, arguments.world, lora, len(names))
-    prompts = tasks.text_prompts(arguments.prompts, settings.seed)
+    if arguments.images:
+        settings = dataclasses.replace(settings, suppressed=(AutoConfig.from_pretrained(path).image_token_id,))
+    prompts, pictures = prompts_of(arguments, settings.seed, tokenizer, path)
     world = World(
-        prompts=tokenizer(list(prompts))["input_ids"],
+        prompts=prompts,
+        pictures=pictures,
         rewards=rewards_of(names, tokenizer),
         model=path,
         eos=(tokenizer.eos_token_id,),

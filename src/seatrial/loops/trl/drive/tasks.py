@@ -33,12 +33,12 @@ def digit_share(completions: Sequence[str], **_: Any) -> list[float | None]:
     return [sum(letter.isdigit() for letter in text) / len(text) if text else None for text in completions]
 
 
-REWARDS: dict[str, Callable[..., Any]] = {"even_share": even_share, "digit_share": digit_share}
+REWARDS: dict[str, Callable[..., Any]] = {"even_share": even_share, "digit_share": digit_share, "image_share": image_share}
 
 
 def reward_names(arguments: Any) -> tuple[str, ...]:
-    """The reward functions of a text run, in order."""
-    return tuple(arguments.rewards.split(","))
+    """The reward functions of a run, in order."""
+    return ("image_share",) if arguments.images else tuple(arguments.rewards.split(","))
 
 
 def text_prompts(count: int, seed: int) -> list[str]:
@@ -65,13 +65,23 @@ def image(bright: bool, draw: random.Random) -> Any:
     return Image.frombytes("RGB", (IMAGE_SIDE, IMAGE_SIDE), bytes(draw.randint(low, high) for _ in range(3 * IMAGE_SIDE**2)))
 
 
+def is_bright(row: int) -> bool:
+    """Pictures are dark and bright in turn."""
+    return row % 2 == 1
+
+
+def image_prompts(count: int, seed: int) -> list[tuple[str, Any]]:
+    """Prompts with one picture each."""
+    draw = random.Random(seed)
+    return [(text, image(is_bright(index), draw)) for index, text in enumerate(text_prompts(count, seed))]
+
+
 def image_dataset(count: int, seed: int) -> Any:
-    """Prompts with one real image each, dark and bright in turn."""
+    """Prompts with one real image each; each row knows its number."""
     from datasets import Dataset
 
-    draw = random.Random(seed)
     rows = [
-        {"prompt": [{"role": "user", "content": text}], "image": image(index % 2 == 1, draw), "bright": index % 2 == 1}
-        for index, text in enumerate(prompts(count, seed))
+        {"prompt": [{"role": "user", "content": text}], "image": picture, "bright": is_bright(index), "row": index}
+        for index, (text, picture) in enumerate(image_prompts(count, seed))
     ]
     return Dataset.from_list(rows)

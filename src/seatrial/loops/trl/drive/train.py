@@ -144,8 +144,8 @@ def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: An
             task_type="CAUSAL_LM",
         )
     data = tasks.image_dataset if arguments.images else tasks.text_dataset
-    watch = witness.Witness(arguments.out / "metrics.jsonl", arguments.images)
-    functions = [tasks.image_share] if arguments.images else [tasks.REWARDS[name] for name in tasks.reward_names(arguments)]
+    watch = witness.Witness(arguments.out / "metrics.jsonl")
+    functions = [tasks.REWARDS[name] for name in tasks.reward_names(arguments)]
     functions = [faults.reward(functions[0], arguments.fault), *functions[1:]]
     functions = [recorded.reward(function) if recorded else function for function in functions]
     rewards = [watch.reward(functions[0]), *functions[1:]]

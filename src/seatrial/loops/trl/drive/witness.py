@@ -4,8 +4,7 @@ Training metrics look normal when any of this is wrong, so each is measured wher
 - decoding: log-probabilities of the sampled tokens, as the cached decoding with the trainer's own attention mask gave
   them, against one forward pass without a cache and with a mask of our own;
 - training: the log-probabilities that the loss is made of, against the same pass of our own;
-- advantages: each must have the sign of its reward's distance from the mean of its group;
-- images: the picture that generation and loss get for a row must be that row's picture.
+- advantages: each must have the sign of its reward's distance from the mean of its group.
 """
 
 from __future__ import annotations
@@ -27,21 +26,16 @@ EPSILON = 1e-6
 class Witness:
     """Attached to one trainer; writes one row per step and observation."""
 
-    def __init__(self, metrics: Path, images: bool) -> None:
-        self.metrics, self.images = metrics, images
+    def __init__(self, metrics: Path) -> None:
+        self.metrics = metrics
         self.rewards: list[float] = []
-        self.pictures: list[float] = []
         self.trainer: Any = None
 
     def reward(self, function: Any) -> Any:
-        """The reward function, with its answers remembered and its pictures compared."""
+        """The reward function, with its answers remembered."""
 
         def observed(*args: Any, **kwargs: Any) -> list[float]:
             self.rewards = [float(value) for value in function(*args, **kwargs)]
-            if self.images and self.trainer is not None:
-                flags = kwargs["bright"]
-                wrong = sum((mean > 0) != bool(flag) for mean, flag in zip(self.pictures, flags, strict=False))
-                self._write("wrong_pictures", wrong + abs(len(self.pictures) - len(flags)))
             return self.rewards
 
         observed.__name__ = function.__name__
@@ -65,11 +59,8 @@ class Witness:
 
         if trainer.rollout_func is None:
             model.generate = observed_generate
-        if not self.images:
-            trainer._get_per_token_logps_and_entropies = self._observed_logps(trainer._get_per_token_logps_and_entropies, model)
+        trainer._get_per_token_logps_and_entropies = self._observed_logps(trainer._get_per_token_logps_and_entropies, model)
         trainer._generate_and_score_completions = observed_score
-        if self.images:
-            model.register_forward_pre_hook(self._loss_pictures, with_kwargs=True)
 
     def _write(self, name: str, value: float) -> None:
         rank = self.trainer.accelerator.process_index
@@ -79,15 +70,12 @@ class Witness:
     def _decoding(self, model: Any, given: dict[str, Any], made: Any) -> None:
         tokenizer = self.trainer._tokenizer
         ids, width = given["input_ids"], given["input_ids"].shape[1]
-        if "pixel_values" in given:
-            self.pictures = given["pixel_values"].float().flatten(1).mean(1).tolist()
         chosen = list(range(0, len(ids), max(1, len(ids) // ROWS)))
         prompts = [_unpadded(ids[row].tolist(), tokenizer.pad_token_id) for row in chosen]
         completions = [_until(made.sequences[row, width:].tolist(), tokenizer.eos_token_id) for row in chosen]
-        extra = {key: value[chosen] for key, value in given.items() if key == "pixel_values"}
         training = model.training
         model.eval()
-        own = sampler.logprobs_of(model, prompts, completions, tokenizer.pad_token_id, **extra)
+        own = sampler.logprobs_of(model, prompts, completions, tokenizer.pad_token_id)
         model.train(training)
         table = [torch.log_softmax(step[chosen].float(), -1) for step in made.logits]
         gaps = [
@@ -134,14 +122,6 @@ class Witness:
                 if not math.isfinite(advantage) or (abs(distance) > EPSILON and advantage * distance <= 0):
                     wrong += 1
         self._write("wrong_advantages", wrong)
-
-    def _loss_pictures(self, _: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """Before a forward pass with gradients: the same pictures as in generation, in whatever order."""
-        if torch.is_grad_enabled() and kwargs.get("pixel_values") is not None:
-            got = sorted(kwargs["pixel_values"].float().flatten(1).mean(1).tolist())
-            expected = sorted(self.pictures)
-            apart = sum(abs(one - two) > EPSILON for one, two in zip(got, expected, strict=False))
-            self._write("wrong_loss_pictures", apart + abs(len(got) - len(expected)))
 
 
 def _unpadded(ids: list[int], pad: int) -> list[int]:
