@@ -112,7 +112,7 @@ def logged(*prefixes: str, first: int = 1, last: int = LAST) -> dict[str, Series
 
 
 def arm(name: str, seed: int, changed: int) -> Row:
-    return {"fact": "arm", "arm": name, "seed": seed, "changed": changed, "max_steps": LAST, "updates": [LAST, LAST]}
+    return {"fact": "arm", "arm": name, "seed": seed, "changed": changed, "max_steps": LAST, "updates": [LAST, LAST], "misreported": 0}
 
 
 ARMS = [arm(name, seed, changed) for seed in (1, 2) for name, changed in (("learn", 5), ("control", 0))]
@@ -468,6 +468,7 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     ),
     ("learning", "learning arms changed the weights", change("run", "arm", 2, changed=0)),
     ("learning", "control arms changed nothing", change("run", "arm", 1, changed=1)),
+    ("learning", "rewards were logged as they were given", change("run", "arm", 1, misreported=1)),
     ("learning", "every seed has a learning arm and a control", change("run", "arm", 2, seed=3)),
     ("learning", "every arm made and logged every step", change("run", "arm", 2, updates=[0, 3])),
     ("learning", "every arm made and logged every step", change("run", "arm", 2, max_steps=4)),

@@ -190,6 +190,7 @@ PROOFS: dict[int, dict[str, str]] = {
         "every seed has a learning arm and a control": "5 and 5",
         "learning arms changed the weights": "5 of 5",
         "control arms changed nothing": "0 of 5",
+        "rewards were logged as they were given": "0 others",
         "every arm made and logged every step": "10 of 10",
     },
 }

@@ -13,6 +13,7 @@ write equal rows.
 | loss | one micro-batch: tokens and mask that went into `forward`, and what the trainer made of them |
 | updated | one optimizer step: gradients and param_groups in force, weights after it |
 | logged | what the trainer logged for the step |
+| ended | the weights that training left |
 
 A critic's events are `value_started`, `value_loss` and `value_updated`, with the same contents.
 """
@@ -104,6 +105,11 @@ class UpdateHooks:
         """Record the weights before the first step."""
         facts_of = {"trainable": self.trainable(), "whole": self.whole, **values}
         self.record.add(f"{self.prefix}started", "update", facts_of, self._kept(self.weights()))
+
+    def end(self) -> None:
+        """Record the weights once training has returned."""
+        if self.record.open():
+            self.record.add(f"{self.prefix}ended", "update", {"weights": fingerprint.tensors(self.weights())}, step=self.record.done)
 
     def trainable(self) -> list[str]:
         """Names of the parameters that train."""

@@ -99,7 +99,7 @@ class Network:
             if base[name].shape != value.shape or not torch.equal(base[name].double(), value.to(base[name].dtype).double()):
                 raise self.diverged("weights", "loaded weights", "those of the model's files", "others", tensor=name)
         stray = sorted(set(base) - set(files) - set(self.policy.head))
-        if stray and self.policy.head:
+        if stray:
             raise self.diverged("weights", "a tensor of the model is not in its files", "none", stray[0], tensor=stray[0])
         self.found.count("weights", len(files))
         if self.proves("weights"):
@@ -171,12 +171,11 @@ class Network:
 
     # the step
 
-    def untouched(self, before: Mapping[str, str]) -> None:
+    def untouched(self, before: Mapping[str, str], when: str = "between two optimizer steps") -> None:
         """The weights at the optimizer's step are those that the last one left."""
         for name, value in self.weights.items():
             if before.get(name) != (self.left.get(name) or fingerprint.tensor_hash(value)):
-                what = "weights changed between two optimizer steps"
-                raise self.diverged("update", what, "as the last step left them", "other bits", tensor=name)
+                raise self.diverged("update", f"weights changed {when}", "as the last step left them", "other bits", tensor=name)
         self.found.count("update", len(self.weights))
 
     def leaves(self, policy: Policy) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

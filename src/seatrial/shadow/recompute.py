@@ -439,6 +439,10 @@ class Shadow:
         actor.batch = []
         self.found.steps += 1
 
+    def _ended(self, moment: Moment) -> None:
+        """What training left is what its last step left."""
+        self.actor.untouched(moment.first().values["weights"], "after the last optimizer step")
+
     def _value_updated(self, moment: Moment) -> None:
         critic = self._critic()
         norm, rate = critic.step(moment, self._value_gradient, self._value_locate)

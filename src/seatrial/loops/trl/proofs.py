@@ -203,6 +203,7 @@ def arms(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
     paired = bool(seeds) and {row["seed"] for row in learned} == {row["seed"] for row in control} == seeds
     moved, idle = sum(bool(row["changed"]) for row in learned), sum(bool(row["changed"]) for row in control)
     short = [row for row in (*learned, *control) if not _whole_arm(row, metrics)]
+    wrong = sum(int(row["misreported"]) for row in (*learned, *control))
     count = len(learned) + len(control)
     return [
         proof(
@@ -220,6 +221,7 @@ def arms(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
             "all",
         ),
         proof("control arms changed nothing", bool(control) and not idle, f"{idle} of {len(control)}", Boundary.OPTIMIZER, "0"),
+        proof("rewards were logged as they were given", bool(count) and not wrong, f"{wrong} others", Boundary.METRICS, "0"),
         proof(
             "every arm made and logged every step", bool(count) and not short, f"{count - len(short)} of {count}", Boundary.OPTIMIZER, "all"
         ),

@@ -28,7 +28,7 @@ def gain(rewards: list[float]) -> float:
 
 
 def arm(arguments: Any, words: list[str], name: str, seed: int) -> list[float]:
-    """Train one arm and return its rewards by step."""
+    """Train one arm and return its rewards by step, as our reward function gave them."""
     from seatrial.loops.trl.drive import record
     from seatrial.probes import facts, fingerprint
 
@@ -47,8 +47,11 @@ def arm(arguments: Any, words: list[str], name: str, seed: int) -> list[float]:
     after = fingerprint.model(trainer.model)
     row = {"fact": "arm", "arm": name, "seed": seed, "names": len(before), "changed": len(fingerprint.differing(before, after))}
     row |= {"max_steps": trainer.state.max_steps, "updates": record.updates(trainer.optimizer)}
+    given = list(trainer.reward_funcs[0].means)
+    said = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    row["misreported"] = sum(abs(one - two) > 1e-4 for one, two in zip(given, said, strict=False)) + abs(len(given) - len(said))
     facts.append(out / "facts.jsonl", row)
-    return [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    return given
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,7 @@ def ensure(kind: str, directory: Path) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return directory
+
+
+if __name__ == "__main__":
+    ensure(sys.argv[1], Path(sys.argv[2]))

@@ -76,6 +76,10 @@ class StepRecorder:
                 setattr(trainer, name, wrap(getattr(trainer, name)))
         trainer.add_callback(_Callback(self))
 
+    def end(self) -> None:
+        """Call it once training has returned."""
+        self.hooks.end()
+
     def _recorded(self) -> bool:
         """Whether what happens now belongs to a step of training that is recorded."""
         return self.record.open() and bool(self.model.training)

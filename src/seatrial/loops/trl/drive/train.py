@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,22 @@ def process_name() -> str:
 
 def model_path(arguments: argparse.Namespace) -> str:
     """The model directory, made first if it is one of ours."""
-    from seatrial.loops.trl.drive import models
+    if arguments.model not in MADE:
+        return str(arguments.model)
+    made: Path = arguments.models / arguments.model
+    if not (made / "config.json").is_file():
+        _make(MADE[arguments.model], made, [item.partition("=")[2] for item in arguments.under_test])
+    return str(made)
 
-    if arguments.model in MADE:
-        return str(models.ensure(MADE[arguments.model], arguments.models / arguments.model))
-    return str(arguments.model)
+
+def _make(kind: str, directory: Path, roots: list[str]) -> None:
+    """Make a model in a process without the change: code that is wrong when it saves and when it loads would agree with itself."""
+    path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    kept = [entry for entry in path if not any(Path(entry).resolve() == Path(root).resolve() for root in roots)]
+    words = [sys.executable, "-m", "seatrial.loops.trl.drive.models", kind, str(directory)]
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": os.pathsep.join(kept)}, capture_output=True, text=True, timeout=600)
+    if done.returncode != 0:
+        sys.exit(f"the model {directory.name} could not be made: {done.stderr[-2000:]}")
 
 
 def config(out: Path, extra: list[str]) -> Any:
@@ -124,7 +136,10 @@ def recorder(arguments: argparse.Namespace, place: Path, steps: int | None = Non
 
 
 def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: Any, watched: bool = True, recorded: Any = None) -> Any:
-    """The trainer with its data, rewards and callbacks; `recorded` fills the batch record, otherwise the witness watches."""
+    """The trainer with its data, rewards and callbacks; `recorded` fills the batch record, otherwise the witness watches.
+
+    `trainer.reward_funcs[0].means` collects the mean of every reward that was given.
+    """
     from trl import GRPOTrainer
 
     from seatrial.loops.trl.drive import faults, record, step_faults, tasks, witness
@@ -183,7 +198,8 @@ def main() -> None:
     model = model_path(arguments)
     rollouts = rollout_function(arguments, settings, model)
     try:
-        trainer = build(arguments, settings, model, rollouts, recorded=recorder(arguments, arguments.out))
+        recorded = recorder(arguments, arguments.out)
+        trainer = build(arguments, settings, model, rollouts, recorded=recorded)
         record.say("trainer built")
         facts_path = arguments.out / "facts.jsonl"
         if not arguments.lora:
@@ -191,6 +207,8 @@ def main() -> None:
         if arguments.images:
             images.control(trainer, arguments.out / "facts.jsonl")
         trainer.train(resume_from_checkpoint=str(arguments.resume_from) if arguments.resume_from else None)
+        if recorded:
+            recorded.end()
         if arguments.rollouts in SEPARATE:
             rollouts.finish()
         if arguments.lora and settings.save_strategy == "steps" and not arguments.resume_from:

@@ -34,11 +34,14 @@ class Witness:
     def reward(self, function: Any) -> Any:
         """The reward function, with its answers remembered."""
 
+        means: list[float] = []
+
         def observed(*args: Any, **kwargs: Any) -> list[float]:
             self.rewards = [float(value) for value in function(*args, **kwargs)]
+            means.append(sum(self.rewards) / max(1, len(self.rewards)))
             return self.rewards
 
-        observed.__name__ = function.__name__
+        observed.__name__, observed.means = function.__name__, means  # type: ignore[attr-defined]
         return observed
 
     def attach(self, trainer: Any) -> None:
