@@ -13,14 +13,15 @@ write equal rows.
 | loss | one micro-batch: tokens and mask that went into `forward`, and what the trainer made of them |
 | updated | one optimizer step: gradients and param_groups in force, weights after it |
 | logged | what the trainer logged for the step |
-| ended | the weights that training left |
+| ended | the weights that training left, and its own history of what it logged |
 
 A critic's events are `value_started`, `value_loss` and `value_updated`, with the same contents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,12 @@ class UpdateHooks:
     A loop that shards or fuses its tensors overrides `weights` and `grouped`, which give them whole and by the model's own names.
     """
 
-    def __init__(self, record: BatchRecord, model: Any, prefix: str = "") -> None:
+    def __init__(self, record: BatchRecord, model: Any, prefix: str = "", computed: Callable[[], None] = lambda: None) -> None:
         from torch.optim import optimizer
 
         self.record, self.model, self.prefix = record, model, prefix
+        self.computed = computed
+        """Called when the gradients of a micro-batch arrive, at least once for each."""
         self.names = {id(value): name for name, value in model.named_parameters()}
         self.whole = sum(value.numel() for value in model.parameters()) <= KEEP_NUMEL
         trained = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
@@ -106,10 +109,11 @@ class UpdateHooks:
         facts_of = {"trainable": self.trainable(), "whole": self.whole, **values}
         self.record.add(f"{self.prefix}started", "update", facts_of, self._kept(self.weights()))
 
-    def end(self) -> None:
-        """Record the weights once training has returned."""
+    def end(self, values: Mapping[str, Any]) -> None:
+        """Record the weights once training has returned, and more values."""
         if self.record.open():
-            self.record.add(f"{self.prefix}ended", "update", {"weights": fingerprint.tensors(self.weights())}, step=self.record.done)
+            weights = {"weights": fingerprint.tensors(self.weights())}
+            self.record.add(f"{self.prefix}ended", "update", {**weights, **values}, step=self.record.done)
 
     def trainable(self) -> list[str]:
         """Names of the parameters that train."""
@@ -130,6 +134,7 @@ class UpdateHooks:
 
     def _accumulated(self, parameter: Any) -> None:
         """After each backward: the size of the gradient so far, which clipping will change."""
+        self.computed()
         if self.record.open() and parameter.grad is not None:
             self.norms[self.names[id(parameter)]] = float(parameter.grad.detach().double().norm())
 
@@ -137,6 +142,7 @@ class UpdateHooks:
         parts = self.grouped(optimizer) if self.record.open() else []
         if not parts:
             return
+        self.computed()  # where no gradient arrived at all
         groups: list[dict[str, Any]] = []
         gradients: dict[str, Any] = {}
         for named, group in zip(parts, optimizer.param_groups, strict=True):
@@ -160,6 +166,19 @@ class UpdateHooks:
         self.pending = {}
         self.record.done = self.record.step
         self.record.step += 1
+
+
+def text_digest(given: Any) -> str:
+    """Of the text of a prompt or a completion: plain, or messages with parts."""
+    return hashlib.sha256(_text(given).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _text(given: Any) -> str:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Mapping):
+        return _text(given.get("content", given.get("text", "")))
+    return "".join(map(_text, given)) if isinstance(given, (list, tuple)) else ""
 
 
 def adapters_of(model: Any) -> dict[str, dict[str, Any]]:

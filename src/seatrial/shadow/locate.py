@@ -17,7 +17,7 @@ import torch
 from seatrial.instruments.batch_record import sample
 from seatrial.shadow import formulas
 from seatrial.shadow.result import Diverged
-from seatrial.shadow.rounds import MicroBatch
+from seatrial.shadow.rounds import MicroBatch, Round
 from seatrial.shadow.settings import Settings
 from seatrial.shadow.updates import EPS
 
@@ -78,9 +78,8 @@ def advantages_off(part: MicroBatch, s: Settings) -> tuple[int, int] | None:
 
 
 def inputs(part: MicroBatch, index: int, s: Settings) -> None:
-    """Raise Diverged at the first reward, advantage, log-probability or mask of the trainer that is not ours."""
+    """Raise Diverged at the first advantage, log-probability or mask of the trainer that is not ours."""
     made, rows, trainer = part.round, part.rows, part.trainer
-    _rewards(part)
     mask = made.mask[rows]
     theirs = trainer.get("completion_mask")
     if theirs is not None and trainer.get("tool_mask") is not None:
@@ -113,9 +112,9 @@ def inputs(part: MicroBatch, index: int, s: Settings) -> None:
             raise Diverged(stage, f"{what} (micro-batch {index + 1})", mine[row, position], theirs[row, position], **where)
 
 
-def _rewards(part: MicroBatch) -> None:
+def rewards(made: Round) -> None:
     """Raise Diverged at the first reward that the trainer's table does not have as its function gave it."""
-    made, taken = part.round, part.round.taken
+    taken = made.taken
     if taken is None or taken.shape != made.table.shape:
         return
     same = torch.isclose(taken.double(), made.table, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -169,7 +168,7 @@ class Wrong:
     @cached_property
     def lost(self) -> list[int]:
         """The micro-batches whose loss in the trainer is not ours; without any, it went wrong after the loss."""
-        close = [math.isclose(part.own_loss, part.loss, rel_tol=1e-3, abs_tol=1e-5) for part in self.batch]
+        close = [part.loss is None or math.isclose(part.own_loss, part.loss, rel_tol=1e-3, abs_tol=1e-5) for part in self.batch]
         return [index for index, same in enumerate(close) if not same]
 
     @cached_property

@@ -101,6 +101,36 @@ def of_round(made: Round, names: Sequence[str], ends: Sequence[int], s: Settings
     return expected
 
 
+def history(
+    logs: Sequence[tuple[int, Mapping[str, Any]]], rows: Sequence[Mapping[str, Any]], losses: Sequence[float], steps: int, every: bool
+) -> int:
+    """How many values of a trainer's own history were compared with what it logged; Diverged at the first that is another.
+
+    The row that closes a run says the mean loss of all steps.
+    """
+    compared, kept = 0, {int(row["step"]): row for row in rows if "train_loss" not in row and "step" in row}
+    for step, values in logs:
+        row = kept.get(step)
+        if row is None:
+            raise Diverged("logging", "the trainer's history of a logged step", f"step {step}", "nothing")
+        for name, value in values.items():
+            if value is not None and not same_number(row.get(name), value):
+                raise Diverged("logging", f"{name} of step {step} in the trainer's history", value, row.get(name))
+            compared += 1
+    closing = next((row for row in rows if "train_loss" in row), None)
+    if every and closing is not None and len(losses) == steps and steps:
+        own, got = sum(losses) / steps, float(closing["train_loss"])
+        if not math.isclose(own, got, rel_tol=2e-3, abs_tol=1e-5):
+            raise Diverged("logging", "train_loss at the end", own, got)
+        compared += 1
+    return compared
+
+
+def same_number(one: Any, two: Any) -> bool:
+    """Equal, or both NaN."""
+    return bool(one == two or (isinstance(one, float) and isinstance(two, float) and math.isnan(one) and math.isnan(two)))
+
+
 def compare(expected: Mapping[str, float], got: Mapping[str, Any], tokens: int, every: bool, always: Sequence[str] = ALWAYS) -> int:
     """How many metrics were compared; Diverged at the first that is not ours, or that is missing though `every` one is known.
 

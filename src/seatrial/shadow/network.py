@@ -12,9 +12,10 @@ import torch
 from seatrial.instruments.batch_record import sample
 from seatrial.probes import fingerprint
 from seatrial.shadow import locate, updates
+from seatrial.shadow.draws import LIMIT, Sum
 from seatrial.shadow.policy import Layout, Policy
 from seatrial.shadow.record import Moment
-from seatrial.shadow.result import Diverged, Findings
+from seatrial.shadow.result import Diverged, Findings, shown
 from seatrial.shadow.rounds import MicroBatch
 from seatrial.shadow.settings import Settings
 
@@ -80,7 +81,7 @@ class Network:
 
     # the start
 
-    def start(self, moment: Moment) -> None:
+    def start(self, moment: Moment, known_start: bool = False) -> None:
         """The weights at the start are those of the model's files, and those train that should."""
         event = moment.first()
         self.kept = event.tensors()
@@ -104,6 +105,8 @@ class Network:
         self.found.count("weights", len(files))
         if self.proves("weights"):
             self._trainable(event.values["adapters"])
+            if known_start:
+                self._adapters_start()
         self.reference = {name: value.clone() for name, value in self.weights.items()}
 
     def _filled(self) -> dict[str, Tensor]:
@@ -168,6 +171,24 @@ class Network:
                 wanted_fill, got_fill = ("zero", "not zero") if filled else ("random", "zero")
                 raise self.diverged("weights", "a factor of a new adapter", wanted_fill, got_fill, tensor=name)
         self.found.count("weights", len(self.trainable))
+
+    def _adapters_start(self) -> None:
+        """The first factor of a new adapter is drawn evenly from a range that its width gives (PEFT's default)."""
+        for name, value in self.weights.items():
+            if ".lora_A." not in name:
+                continue
+            bound, flat = 1 / math.sqrt(value.shape[1]), value.double().flatten()
+            mean, square = Sum(), Sum()
+            mean.add(flat, torch.full_like(flat, bound**2 / 3), bound)
+            square.add(flat**2 - bound**2 / 3, torch.full_like(flat, bound**4 * 4 / 45), bound**2)
+            score = max(abs(mean.score()), abs(square.score()))
+            if not (score <= LIMIT and float(flat.abs().max()) <= bound * 1.0001 and len(flat.unique()) > len(flat) // 2):
+                what, found = (
+                    "the first factor of a new adapter",
+                    f"mean {shown(float(flat.mean()))}, largest {shown(float(flat.abs().max()))}",
+                )
+                raise self.diverged("weights", what, f"evenly drawn within {bound:.6g}", found, tensor=name)
+            self.found.count("weights", 1, score / LIMIT)
 
     # the step
 
@@ -304,12 +325,19 @@ class Network:
             if tensor is not None:
                 located(locate.Wrong(self.batch, expected, got, accumulated, norm, clip, tensor, unclipped is None, s, self.diverged))
             self.found.count("gradient", sum(value.numel() for value in got.values()))
+            self._losses()
         self.schedule(event.values["groups"], rate)
         if self.proves("update"):
             self.update(event.values["groups"], got, after, rate)
         self._take(after, event.values.get("after", {}))
         self.steps += 1
         return norm, rate
+
+    def _losses(self) -> None:
+        """The gradient is right; a loss that is not has a part without a gradient."""
+        for index, part in enumerate(self.batch):
+            if part.loss is not None and not math.isclose(part.own_loss, part.loss, rel_tol=2e-3, abs_tol=2e-5):
+                raise self.diverged("loss", f"the loss of micro-batch {index + 1}", part.own_loss, part.loss)
 
     def _take(self, after: Mapping[str, Tensor], left: Mapping[str, str]) -> None:
         """The weights after a step; those that are recorded as samples are no longer known once they have changed."""

@@ -11,13 +11,13 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
+from seatrial.instruments.batch_record import text_digest
 from seatrial.shadow import formulas, locate, logged
 from seatrial.shadow.draws import LIMIT, Draws, Sum
 from seatrial.shadow.network import FLOOR, SLACK, Network
@@ -28,6 +28,8 @@ from seatrial.shadow.rounds import MicroBatch, Round, ragged, until_end, without
 from seatrial.shadow.settings import Settings
 
 Tensor = Any
+SMALLEST = -80.0
+"""The log-probability below which fp32 may have none."""
 PIXEL = 1e-5
 """How far rounding may move a pixel."""
 MANY = 6
@@ -45,8 +47,14 @@ class World:
     model: Path
     eos: tuple[int, ...]
     pad: int
-    version: str = ""
-    """Of the loop whose metrics are known: a run of the same version logs each of them."""
+    loop: str = ""
+    """The package of the loop."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the packages whose laws and metrics are known: a run of the same version follows each of them."""
+    texts: Sequence[str] = ()
+    """The prompt of each dataset row, where reward functions are given it."""
+    decode: Callable[[Sequence[int]], str] = lambda _: ""
+    """The text of a completion, as reward functions are given it."""
     pictures: Tensor = None
     """Pixel values of each dataset row, where prompts have a picture."""
     layout: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None] | None = None
@@ -76,11 +84,15 @@ class Shadow:
         """What is to be logged for the last step."""
         self.arguments: dict[str, Any] = {}
         """What the trainer's own settings say, read back from it."""
-        self.same_version = False
-        self.same_release = False
-        """Whether the run used the shadow's own release of transformers."""
+        self.same: set[str] = set()
+        """Packages of which the run used the shadow's own version."""
+        self.mixing = Sum()
         self.states: set[bytes] = set()
         """Random states that generations started from."""
+        self.logs: list[tuple[int, Mapping[str, Any]]] = []
+        """What was logged, by step."""
+        self.losses: list[float] = []
+        """The loss of each step."""
         self.exercised: Counter[str] = Counter()
         """How often something happened that gives a setting an effect."""
 
@@ -110,9 +122,9 @@ class Shadow:
     def _started(self, moment: Moment) -> None:
         event = moment.first()
         self.arguments = event.values.get("arguments", {})
-        self.same_version = event.values.get("version") == self.world.version
-        self.same_release = event.values.get("release") == transformers.__version__
-        self.actor.start(moment)
+        got = event.values.get("versions", {})
+        self.same = {name for name, version in self.world.versions.items() if got.get(name) == version}
+        self.actor.start(moment, "peft" in self.same)
 
     def _value_started(self, moment: Moment) -> None:
         self._critic().start(moment)
@@ -151,9 +163,21 @@ class Shadow:
     def _close(self, made: Round) -> None:
         """Every row of a round was used as often as configured."""
         made.close(self.s)
+        self._mixed(made)
         if self.s.critic is not None:
             made.close(self.s.critic, "critic")
         self.found.count("data", len(made.prompts))
+
+    def _mixed(self, made: Round) -> None:
+        """Rows of a generation come to the loss in another order than they were drawn, where the loop's law says so."""
+        if not self.s.mixes_rows:
+            return
+        for rank in range(self.s.world):
+            order = made.order(rank, self.s.world)
+            neighbours = sum(two - one == 1 for one, two in itertools.pairwise(order))
+            self.mixing.add(torch.tensor(neighbours - (len(order) - 1) / max(1, len(order))), torch.tensor(1.0), 1.0)
+        if self.mixing.score() > LIMIT:
+            raise Diverged("data", "the order of a generation's rows in the loss", "shuffled", "that in which they were drawn")
 
     def _data(self, made: Round) -> None:
         """Whole groups of dataset prompts, each prompt as often as the sampler's law says."""
@@ -210,7 +234,7 @@ class Shadow:
     def _shuffled(self, per_epoch: int) -> None:
         """Prompts come in the order of the seed, where the sampler's law is known; else in an order that chance explains."""
         s, count, seen = self.s, len(self.world.prompts), self.seen
-        if s.seeded_order and self.same_version:
+        if s.seeded_order and self.world.loop in self.same:
             chance = torch.Generator().manual_seed(s.seed)
             epochs = [torch.randperm(count, generator=chance).tolist()[:per_epoch] for _ in range(0, len(seen), per_epoch)]
             expected = [row for epoch in epochs for row in epoch][: len(seen)]
@@ -253,20 +277,23 @@ class Shadow:
             )
         allowed = SLACK * float((logits - single.double()).abs().max()) / self.s.temperature + FLOOR
         open_rows = torch.ones(len(prompts), dtype=torch.bool)
-        if "random_state" in tensors and self.same_release:
+        if "random_state" in tensors and "transformers" in self.same:
             self._redraw(tensors, sequences[:, width:], rows)
         self.draws.begin()
         for place in range(length):
             own, near = formulas.processed(logits[:, place], sequences[:, : width + place], self.s, self.exercised)
             if "scores" in tensors:
                 self._scores(own, tensors["scores"][:, place].double(), near, open_rows, rows, place, allowed)
+            elif "shares" in tensors:
+                mine, got = torch.log_softmax(own, -1), tensors["shares"][:, place].double().log()
+                self._scores(mine, got, near | (mine < SMALLEST), open_rows, rows, place, 2 * allowed)
             if "logprobs" in tensors and self.s.is_plain_sampling():
                 self._drawn(own, sequences[:, width + place], tensors["logprobs"][:, place], open_rows, rows, place, allowed)
             self.draws.add(own, sequences[:, width + place], open_rows, self.s.group)
             open_rows = open_rows & ~torch.isin(sequences[:, width + place], torch.tensor(self.world.eos))
 
     def _redraw(self, tensors: Mapping[str, Tensor], drawn: Tensor, rows: Sequence[int]) -> None:
-        """From the recorded scores and random state the release draws the same tokens; no state is used twice."""
+        """From the recorded probabilities and random state the release draws the same tokens; no state is used twice."""
         state = tensors["random_state"].numpy().tobytes()
         if state in self.states:
             raise Diverged("sampling", "the random state that a generation starts from", "a new one", "that of an earlier generation")
@@ -275,11 +302,11 @@ class Shadow:
         chance.set_state(tensors["random_state"])
         ended = torch.zeros(len(drawn), dtype=torch.bool)
         for place in range(drawn.shape[1]):
-            own = torch.multinomial(torch.softmax(tensors["scores"][:, place], -1), 1, generator=chance).squeeze(1)
+            own = torch.multinomial(tensors["shares"][:, place], 1, generator=chance).squeeze(1)
             wrong = (own != drawn[:, place]) & ~ended
             if bool(wrong.any()):
                 row = int(wrong.nonzero()[0])
-                what = "the token that the recorded scores and random state give"
+                what = "the token that the recorded probabilities and random state give"
                 raise Diverged("sampling", what, int(own[row]), int(drawn[row, place]), row=rows[row], position=place)
             ended = ended | torch.isin(drawn[:, place], torch.tensor(self.world.eos))
         self.found.count("sampling", int((~ended).sum()) + drawn.numel())
@@ -335,12 +362,25 @@ class Shadow:
         for row, (asked, wanted_row) in enumerate(zip(rows, made.rows, strict=True)):
             if asked != wanted_row:
                 raise Diverged("data", f"the dataset row that {name} was given", wanted_row, asked, row=row)
+        self._texts(name, made, [event.values for event in moment.ranks])
         own = [math.nan if value is None else float(value) for value in self.world.rewards[name](made.completions, made.rows)]
         for row, (mine, theirs) in enumerate(zip(own, rewards, strict=True)):
             if not (mine == theirs or (math.isnan(mine) and math.isnan(theirs))):
                 raise Diverged("reward", f"the reward of {name}", mine, theirs, row=row)
         self.found.count("reward", len(own))
         made.rewards[name] = own
+
+    def _texts(self, name: str, made: Round, values: Sequence[Mapping[str, Any]]) -> None:
+        """A reward function was given the prompt of the dataset row, and the text of the completion."""
+        if not self.world.texts or "prompts" not in values[0]:
+            return
+        own = {"prompts": [self.world.texts[row] for row in made.rows], "texts": list(map(self.world.decode, made.completions))}
+        for key, stage, what in (("prompts", "data", "prompt"), ("texts", "reward", "text of a completion")):
+            got = [digest for part in values for digest in part[key]]
+            for row, text in enumerate(own[key]):
+                if row >= len(got) or got[row] != text_digest(text):
+                    raise Diverged(stage, f"the {what} that {name} was given", repr(text), "another", row=row)
+            self.found.count(stage, len(own[key]))
 
     def _scored(self, moment: Moment) -> None:
         if self.round is not None:
@@ -353,6 +393,7 @@ class Shadow:
         if made.ids is not None:
             return
         made.prepare(list(self.world.rewards), self.world.pad, self.world.eos, self.s)
+        locate.rewards(made)
         width = made.mask.shape[1]
         if not self._proves("gradient") or not self.actor.known:
             return
@@ -392,7 +433,7 @@ class Shadow:
             if mask is not None:
                 self._attention(made, rows, tensors["input_ids"], mask.long())
             trainer = {name.removeprefix("trainer/"): value for name, value in tensors.items() if name.startswith("trainer/")}
-            network.batch.append(MicroBatch(made, rank, rows, float(event.values["loss"]), trainer))
+            network.batch.append(MicroBatch(made, rank, rows, event.values["loss"], trainer))
 
     def _attention(self, made: Round, rows: list[int], ids: Tensor, got: Tensor) -> None:
         """What the loss's forward pass attended to: the tokens of the row and nothing else."""
@@ -440,8 +481,12 @@ class Shadow:
         self.found.steps += 1
 
     def _ended(self, moment: Moment) -> None:
-        """What training left is what its last step left."""
-        self.actor.untouched(moment.first().values["weights"], "after the last optimizer step")
+        """What training left is what its last step left, and its history is what it logged."""
+        values = moment.first().values
+        self.actor.untouched(values["weights"], "after the last optimizer step")
+        if self._proves("logging") and values.get("history") is not None:
+            compared = logged.history(self.logs, values["history"], self.losses, self.actor.steps, self.world.loop in self.same)
+            self.found.count("logging", compared)
 
     def _value_updated(self, moment: Moment) -> None:
         critic = self._critic()
@@ -551,6 +596,7 @@ class Shadow:
         """What the trainer should log for this step."""
         s = self.s
         self.expected = logged.of_step(self.actor.batch, norm, rate, s, self.exercised)
+        self.losses.append(self.expected["loss"])
         generations = len(self.world.prompts) // s.prompts()
         if generations:
             self.expected["epoch"] = step * s.accumulation / (generations * s.iterations * s.splits)
@@ -568,9 +614,10 @@ class Shadow:
         """What the trainer should log for this step of the critic; a loop says which metrics there are."""
 
     def _logged(self, moment: Moment) -> None:
+        self.logs.append((moment.step, moment.first().values))
         if self._proves("logging") and self.expected:
             tokens = int(self.round.mask.sum()) if self.round is not None else 0
-            self.found.count("logging", logged.compare(self.expected, moment.first().values, tokens, self.same_version))
+            self.found.count("logging", logged.compare(self.expected, moment.first().values, tokens, self.world.loop in self.same))
             self.expected = {}
 
     def _plausible(self) -> None:

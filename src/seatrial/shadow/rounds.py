@@ -49,6 +49,9 @@ class Round:
     used: dict[str, list[Counter[int]]] = field(default_factory=dict)
     """By model, for each iteration, how often each row was used."""
 
+    taken_rows: list[int] = field(default_factory=list)
+    """Rows of the policy's loss, in order, in the first iteration."""
+
     def per_rank(self, world: int) -> int:
         """Rows of one rank."""
         return len(self.prompts) // world
@@ -102,7 +105,14 @@ class Round:
                 raise Diverged("data", what, "once", f"row {same[key][0]} again", row=index)
             used[turn][free] += 1
             found.append(free)
+        self.taken_rows += found if model == "policy" and turn == 0 else []
         return found
+
+    def order(self, rank: int, world: int) -> list[int]:
+        """The rows of a rank in the order in which the loss first used them, without those whose tokens do not tell them apart."""
+        count = Counter((*prompt, *completion) for prompt, completion in zip(self.prompts, self.completions, strict=True))
+        alone = [row for row in self.taken_rows if count[(*self.prompts[row], *self.completions[row])] == 1]
+        return [row for row in alone if row // self.per_rank(world) == rank]
 
     def close(self, s: Settings, model: str = "policy") -> None:
         """Every row was used as often as configured."""
@@ -121,7 +131,8 @@ class MicroBatch:
     round: Round
     rank: int
     rows: list[int]
-    loss: float
+    loss: float | None
+    """The trainer's own, where it is known."""
     trainer: dict[str, Tensor]
     """What the trainer calls advantages, masks and log-probabilities."""
     terms: Any = None

@@ -44,6 +44,8 @@ class Settings:
     """Micro-batches that one generation is cut into."""
     iterations: int = 1
     """How often each generation is used."""
+    mixes_rows: bool = False
+    """Whether the rows of a generation are shuffled before they are cut into micro-batches."""
     free_split: bool = False
     """Whether an optimizer step may be cut into micro-batches of any size: `micro_batch * accumulation` rows in all."""
     arrival: bool = False

@@ -163,6 +163,7 @@ def settings(words: Sequence[str], world: int = 1, lora: Lora | None = None, rew
         world=world,
         shuffle=bool(value["shuffle_dataset"]),
         seeded_order=True,
+        mixes_rows=True,
         group=int(value["num_generations"]),
         micro_batch=micro,
         accumulation=accumulation,

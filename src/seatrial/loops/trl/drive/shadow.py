@@ -74,6 +74,7 @@ def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
     settings = configured.settings(words, arguments.world, lora, len(names))
     if arguments.images:
         settings = dataclasses.replace(settings, suppressed=(AutoConfig.from_pretrained(path).image_token_id,))
+    texts = tasks.text_prompts(arguments.prompts, settings.seed)
     prompts, pictures = prompts_of(arguments, settings.seed, tokenizer, path)
     world = World(
         prompts=prompts,
@@ -82,7 +83,10 @@ def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
         model=path,
         eos=(tokenizer.eos_token_id,),
         pad=tokenizer.pad_token_id,
-        version=importlib.metadata.version("trl"),
+        loop="trl",
+        versions={name: importlib.metadata.version(name) for name in ("trl", "transformers", "peft")},
+        texts=texts,
+        decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
     )
     shadow = Shadow(record, settings, world, lambda text: print(f"seatrial: shadow: {text}", flush=True))
     found = shadow.run()

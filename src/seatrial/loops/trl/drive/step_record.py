@@ -11,12 +11,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 import transformers
 import trl
 from transformers import TrainerCallback
 
-from seatrial.instruments.batch_record import BatchRecord, UpdateHooks, adapters_of
+from seatrial.instruments.batch_record import BatchRecord, UpdateHooks, adapters_of, text_digest
 from seatrial.loops.trl.drive.configured import KNOBS
 
 SCORED = (
@@ -32,8 +33,12 @@ class StepRecorder:
     def __init__(self, directory: Path, steps: int | None = None) -> None:
         self.record = BatchRecord(directory, steps)
         self.trainer: Any = None
-        self.forward: dict[str, Any] = {}
-        self.logps: Any = None
+        self.forwards: list[dict[str, Any]] = []
+        """What entered the forward passes of the micro-batch that is being computed."""
+        self.inputs: dict[str, Any] = {}
+        """What the trainer says that its loss is made of."""
+        self.logps: list[Any] = []
+        self.loss: float | None = None
         self.rewards: Any = None
         """The trainer's table of rewards."""
 
@@ -48,9 +53,9 @@ class StepRecorder:
                 ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in completion_ids])
                 rewards = torch.tensor([math.nan if value is None else float(value) for value in answer], dtype=torch.float64)
                 rows = torch.tensor([-1 if value is None else int(value) for value in row or [None] * len(prompts)])
-                values = {"function": function.__name__}
+                texts = {name: [text_digest(text) for text in given] for name, given in (("prompts", prompts), ("texts", completions))}
                 tensors = {"completion_ids": ids, "lengths": lengths, "rewards": rewards, "rows": rows}
-                self.record.add("rewarded", "reward", values, tensors)
+                self.record.add("rewarded", "reward", {"function": function.__name__, **texts}, tensors)
             return answer
 
         recorded.__name__ = function.__name__
@@ -60,7 +65,7 @@ class StepRecorder:
         """Put the hooks on; call it once the trainer is built."""
         self.trainer = trainer
         self.model = trainer.accelerator.unwrap_model(trainer.model)
-        self.hooks = UpdateHooks(self.record, self.model)
+        self.hooks = UpdateHooks(self.record, self.model, computed=self._computed)
         if trainer.rollout_func is None:
             self.model.generate = self._generating(self.model.generate)
         else:
@@ -78,7 +83,7 @@ class StepRecorder:
 
     def end(self) -> None:
         """Call it once training has returned."""
-        self.hooks.end()
+        self.hooks.end({"history": self.trainer.state.log_history if self.trainer.state.is_world_process_zero else None})
 
     def _recorded(self) -> bool:
         """Whether what happens now belongs to a step of training that is recorded."""
@@ -88,17 +93,15 @@ class StepRecorder:
         def generated(*args: Any, **kwargs: Any) -> Any:
             if not self.record.open():
                 return generate(*args, **kwargs)
-            asked = {name: kwargs[name] for name in ("return_dict_in_generate",) if name in kwargs}
-            state = torch.get_rng_state() if self.model.device.type == "cpu" else None
-            made = generate(*args, **{**kwargs, "output_scores": True, "return_dict_in_generate": True})
-            config = kwargs.get("generation_config")
-            values = {name: getattr(config, name, None) for name in SAMPLING}
-            given = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
-            tensors = {"prompt_ids": given, "prompt_mask": kwargs.get("attention_mask"), "sequences": made.sequences}
+            with Drawing() as drawing:
+                made = generate(*args, **kwargs)
+            sequences = made if isinstance(made, torch.Tensor) else made.sequences
+            given: Any = next((kwargs[name] for name in ("input_ids", "inputs") if kwargs.get(name) is not None), args[0] if args else None)
+            values = {name: getattr(kwargs.get("generation_config"), name, None) for name in SAMPLING}
+            tensors = {"prompt_ids": given, "prompt_mask": kwargs.get("attention_mask"), "sequences": sequences}
             extra = {name: kwargs[name] for name in ("pixel_values",) if name in kwargs}
-            drawn = {"scores": torch.stack(made.scores, 1).float(), "random_state": state}
-            self.record.add("generated", "sampling", values, tensors | extra | drawn)
-            return made if asked.get("return_dict_in_generate") else made.sequences
+            self.record.add("generated", "sampling", values, tensors | extra | drawing.tensors(sequences.shape[1] - given.shape[1]))
+            return made
 
         return generated
 
@@ -134,29 +137,75 @@ class StepRecorder:
         if torch.is_grad_enabled() and self._recorded():
             ids = kwargs.get("input_ids", args[0] if args else None)
             extra = {name: kwargs[name] for name in ("pixel_values",) if kwargs.get(name) is not None}
-            self.forward = {"input_ids": ids, "attention_mask": kwargs.get("attention_mask"), **extra}
+            self.forwards.append({"input_ids": ids, "attention_mask": kwargs.get("attention_mask"), **extra})
 
     def _logps(self, inner: Any) -> Any:
         def observed(*args: Any, **kwargs: Any) -> Any:
             answer = inner(*args, **kwargs)
             if torch.is_grad_enabled() and self._recorded() and isinstance(answer, tuple):
-                self.logps = answer[0].detach()
+                self.logps.append(answer[0].detach())
             return answer
 
         return observed
 
     def _losing(self, compute: Any) -> Any:
         def computed(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            self.forward, self.logps = {}, None
+            self.forwards, self.logps = [], []
             loss = compute(model, inputs, *args, **kwargs)
-            if self._recorded() and self.forward:
-                named = {f"trainer/{name}": inputs[name] for name in SCORED if isinstance(inputs.get(name), torch.Tensor)}
-                if self.logps is not None:
-                    named["trainer/logps"] = self.logps
-                self.record.add("loss", "loss", {"loss": float(loss.detach())}, {**self.forward, **named})
+            if self._recorded():
+                self.loss = float(loss.detach())
+                self.inputs = {name: inputs[name] for name in SCORED if isinstance(inputs.get(name), torch.Tensor)}
             return loss
 
         return computed
+
+    def _computed(self) -> None:
+        """The gradient of a micro-batch has arrived: record what its forward passes were made of, whatever computed them."""
+        if not self.forwards:
+            return
+        named = {f"trainer/{name}": value for name, value in self.inputs.items()}
+        if self.logps and len({value.shape[1] for value in self.logps}) == 1:
+            named["trainer/logps"] = torch.cat(self.logps)
+        self.record.add("loss", "loss", {"loss": self.loss}, {**_together(self.forwards, self.trainer._tokenizer.pad_token_id), **named})
+        self.forwards, self.logps, self.inputs, self.loss = [], [], {}, None
+
+
+class Drawing:
+    """Sees the probabilities that `torch.multinomial` is given while it is entered, and the random state before the first."""
+
+    def __enter__(self) -> Drawing:
+        self.state, self.shares, self.inner = torch.get_rng_state(), list[Any](), torch.multinomial
+
+        def multinomial(shares: Any, *args: Any, **kwargs: Any) -> Any:
+            self.shares.append(shares.detach().to("cpu", torch.float32))
+            return self.inner(shares, *args, **kwargs)
+
+        torch.multinomial = multinomial
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.multinomial = self.inner
+
+    def tensors(self, length: int) -> dict[str, Any]:
+        """For the record; nothing if tokens were drawn in another way."""
+        if not length or len(self.shares) != length or any(part.shape != self.shares[0].shape for part in self.shares):
+            return {}
+        return {"shares": torch.stack(self.shares, 1), "random_state": self.state}
+
+
+def _together(forwards: list[dict[str, Any]], pad: int) -> dict[str, Any]:
+    """The forward passes of one micro-batch as one; rows of different widths are padded on the right."""
+    if len(forwards) == 1:
+        return forwards[0]
+    width = max(part["input_ids"].shape[1] for part in forwards)
+    made = {}
+    for name in forwards[0]:
+        parts = [part[name] for part in forwards]
+        if name in ("input_ids", "attention_mask"):
+            filler = pad if name == "input_ids" else 0
+            parts = [torch.nn.functional.pad(part, (0, width - part.shape[1]), value=filler) for part in parts if part is not None]
+        made[name] = torch.cat(parts) if len(parts) == len(forwards) else None
+    return made
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
@@ -180,8 +229,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
             "start_step": state.global_step,
             "world_size": args.world_size,
             "arguments": settings,
-            "version": trl.__version__,
-            "release": transformers.__version__,
+            "versions": {"trl": trl.__version__, "transformers": transformers.__version__, "peft": peft.__version__},
         }
         recorder.hooks.start(values)
 

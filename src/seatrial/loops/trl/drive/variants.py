@@ -59,8 +59,10 @@ def run(arguments: Any, words: list[str], model: str) -> None:
         place = arguments.out / "variants" / name
         place.mkdir(parents=True, exist_ok=True)
         settings = train.config(place, words_of(name, words))
-        trainer = train.build(arguments, settings, model, None, recorded=train.recorder(arguments, place))
+        recorded = train.recorder(arguments, place)
+        trainer = train.build(arguments, settings, model, None, recorded=recorded)
         trainer.pop_callback(PrinterCallback)
         trainer.pop_callback(record.MetricsWriter)
         trainer.pop_callback(record.FactsWriter)
         trainer.train()
+        recorded.end()

@@ -90,7 +90,7 @@ class RoundShadow(Shadow):
         if self.critic is not None:
             expected["critic/lr"] = updates.rate(self.critic.steps + 1, self.critic.s)
         tokens = int(made.mask.sum())
-        self.found.count("logging", logged.compare(expected, moment.first().values, tokens, self.same_version, ALWAYS))
+        self.found.count("logging", logged.compare(expected, moment.first().values, tokens, self.world.loop in self.same, ALWAYS))
 
     def _round(self, made: Round) -> dict[str, float]:
         """The metrics of a generation."""

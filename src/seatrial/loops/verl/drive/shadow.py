@@ -42,7 +42,8 @@ def recompute(arguments: Any, words: list[str]) -> dict[str, Any]:
         model=path,
         eos=(tokenizer.eos_token_id,),
         pad=tokenizer.pad_token_id,
-        version=VERSION,
+        loop="verl",
+        versions={"verl": VERSION},
         layout=_layout(path, words),
     )
     run: Path = arguments.out

@@ -86,7 +86,7 @@ class EngineRecord:
         self.hooks = EngineHooks(self.record, engine, self.prefix)
         self.forward: dict[str, Any] = {}
         engine.network().register_forward_pre_hook(self._entering, with_kwargs=True)
-        self.hooks.start({"adapters": engine.adapters(), "version": verl.__version__})
+        self.hooks.start({"adapters": engine.adapters(), "versions": {"verl": verl.__version__}})
 
     def _entering(self, _: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Before a forward pass with gradients: the tokens and the mask that the loss is made of."""
