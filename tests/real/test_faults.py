@@ -40,7 +40,7 @@ class Caught:
 
 
 TABLE = (
-    Caught("constant-reward", 0, Boundary.REWARD, "the reward of even_share", missed=("step proof: reward",)),
+    Caught("constant-reward", 0, Boundary.REWARD, "the reward of patchy_share", missed=("step proof: reward",)),
     Caught("reward-raises", 0, Boundary.REWARD, "RuntimeError: reward backend unavailable"),
     Caught(
         "no-optimizer-step",

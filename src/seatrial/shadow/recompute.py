@@ -149,7 +149,9 @@ class Shadow:
             else:
                 width = tensors["prompt_ids"].shape[1]
                 made.prompts += [without_padding(ids, self.world.pad) for ids in tensors["prompt_ids"].tolist()]
-                made.completions += [until_end(ids, self.world.eos) for ids in tensors["sequences"][:, width:].tolist()]
+                for ids in tensors["sequences"][:, width:].tolist():
+                    made.completions.append(until_end(ids, self.world.eos))
+                    self._stopped(ids[len(made.completions[-1]) :], len(made.completions) - 1)
         self._data(made)
         count = made.per_rank(self.s.world)
         for rank, event in enumerate(moment.ranks):
@@ -159,6 +161,11 @@ class Shadow:
                 self._sampling(made, range(rank * count, (rank + 1) * count), event.tensors())
         self._lengths(made)
         self.round = made
+
+    def _stopped(self, rest: Sequence[int], row: int) -> None:
+        """After its end token a row is filled up with padding."""
+        if any(token != self.world.pad for token in rest):
+            raise Diverged("length", "what follows the end token of a completion", "padding", list(rest), row=row)
 
     def _close(self, made: Round) -> None:
         """Every row of a round was used as often as configured."""

@@ -54,7 +54,7 @@ PLAIN = ("--temperature", "1.0", "--top_k", "0", "--top_p", "1.0", "--min_p", "0
 EACH = ("--num_iterations", "1", "--warmup_steps", "0")
 """One refit per step, each with new weights: warm-up begins with a learning rate of zero."""
 SYNCED = ("--sync_ref_model", "true", "--ref_model_sync_steps", "3", "--ref_model_mixup_alpha", "0.5")
-RECORDED = ("--record", "--prompts", "30", "--rewards", "even_share,digit_share")
+RECORDED = ("--record", "--prompts", "30", "--rewards", "patchy_share,digit_share")
 """Prompts for three generations and a rest that is left out: a fourth generation begins the second epoch."""
 PICTURED = ("--record", "--prompts", "30", "--images")
 SEPARATE = {"generator": "generator", "vllm": "vllm", "synced": "vllm"}

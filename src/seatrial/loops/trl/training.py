@@ -101,13 +101,19 @@ def on_disk(facts: Facts | None, where: str, made: bool) -> list[CheckResult]:
 
 
 def _equal_files(name: str, row: Row | None, made: bool, where: str) -> CheckResult:
-    """Tensors may be renamed on their way and are then found by content; experts may be fused, and so may be a user's model."""
+    """Tensors may be renamed on their way and are then found by content; experts may be fused, and so may be a user's model.
+
+    Otherwise every tensor of the model has one in the files.
+    """
     if row is None:
         return proof(f"{name}: bit-equal", False, "no facts", Boundary.PROVIDER)
     found = row["compared"] + row["renamed"] - len(row["wrong"])
-    enough = found > 0 and (not made or "moe" in where or found == row["stored"])
+    fused = not made or "moe" in where
+    lost = [] if fused else list(row["lost"])
+    enough = found > 0 and (fused or found == row["stored"]) and not lost
     value = f"{found} of {row['stored']} tensors"
-    return proof(f"{name}: bit-equal", enough and not row["wrong"], value, Boundary.PROVIDER, "all", ", ".join(row["wrong"][:3]))
+    odd = ", ".join([*row["wrong"], *lost][:3])
+    return proof(f"{name}: bit-equal", enough and not row["wrong"], value, Boundary.PROVIDER, "all", odd)
 
 
 def steps(facts: Facts | None, metrics: Metrics, prefix: str, where: str, start: int, last: int) -> list[CheckResult]:

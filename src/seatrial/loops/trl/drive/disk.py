@@ -12,7 +12,17 @@ from typing import Any
 
 from seatrial.probes import facts, fingerprint
 
-ADAPTER = ("r", "lora_alpha", "lora_dropout", "bias", "use_rslora")
+VOLATILE = ("inference_mode", "revision", "base_model_name_or_path", "auto_mapping")
+"""Settings of an adapter that saving may change."""
+KEPT = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "chat_template.jinja",
+)
+"""Files of a model that a trained one needs, too, where the first had them."""
 
 
 def compare(model: Any, directory: Path) -> dict[str, Any]:
@@ -27,7 +37,9 @@ def compare(model: Any, directory: Path) -> dict[str, Any]:
     contents = set(live.values())
     renamed = [name for name in stored if name not in live and stored[name] in contents]
     wrong = [name for name in both if stored[name] != live[name]]
-    return {"stored": len(stored), "compared": len(both), "renamed": len(renamed), "wrong": wrong}
+    kept = set(stored.values())
+    lost = [name for name, value in live.items() if name not in stored and value not in kept]
+    return {"stored": len(stored), "compared": len(both), "renamed": len(renamed), "wrong": wrong, "lost": lost}
 
 
 def loaded(model: Any, directory: Path, path: Path) -> None:
@@ -38,15 +50,25 @@ def loaded(model: Any, directory: Path, path: Path) -> None:
     facts.append(path, {"fact": "loaded", **compare(model, directory), "tied": tied, "tie_wanted": wanted})
 
 
-def saved(trainer: Any, directory: Path, path: Path) -> None:
-    """Save the trained model with the trainer's own code, and read it back."""
+def saved(trainer: Any, source: Path, directory: Path, path: Path) -> None:
+    """Save the trained model with the trainer's own code, and read it back; it needs the files that `source` has."""
     trainer.save_model(str(directory))
-    facts.append(path, {"fact": "saved", **compare(trainer.accelerator.unwrap_model(trainer.model), directory)})
+    row = compare(trainer.accelerator.unwrap_model(trainer.model), directory)
+    row["wrong"] += [name for name in KEPT if (source / name).is_file() and not (directory / name).is_file()]
+    facts.append(path, {"fact": "saved", **row})
 
 
 def adapter(model: Any, directory: Path, path: Path) -> None:
-    """The settings that a checkpoint stores for the adapter are those it was trained with."""
-    live = next(iter(model.peft_config.values())).to_dict()
+    """The settings that a checkpoint stores for the adapter are those it was trained with, and its tokenizer is beside it."""
+    live = {name: _listed(value) for name, value in next(iter(model.peft_config.values())).to_dict().items() if name not in VOLATILE}
     stored = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
-    wrong = [name for name in ADAPTER if live.get(name) != stored.get(name)]
-    facts.append(path, {"fact": "adapter", "compared": len(ADAPTER), "wrong": wrong})
+    wrong = [name for name, value in live.items() if name not in stored or value != _listed(stored[name])]
+    wrong += [name for name in KEPT[1:3] if not (directory / name).is_file()]
+    facts.append(path, {"fact": "adapter", "compared": len(live), "wrong": wrong})
+
+
+def _listed(value: Any) -> Any:
+    """As JSON holds it: sets and tuples are lists, and the order of target modules means nothing."""
+    if isinstance(value, (list, tuple, set)):
+        return sorted(map(str, value))
+    return {str(key): _listed(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -28,12 +28,28 @@ def image_share(completion_ids: Sequence[Sequence[int]], bright: Sequence[bool],
     return [1.0 - share if light and len(ids) else share for share, light, ids in zip(shares, bright, completion_ids, strict=True)]
 
 
-def digit_share(completions: Sequence[str], **_: Any) -> list[float | None]:
-    """Share of digits in the text of a completion; an empty text has no such reward, and says so."""
-    return [sum(letter.isdigit() for letter in text) / len(text) if text else None for text in completions]
+def is_flat(row: int) -> bool:
+    """Every fifth dataset row earns the same whatever is said: its group has no spread."""
+    return row % 5 == 4
 
 
-REWARDS: dict[str, Callable[..., Any]] = {"even_share": even_share, "digit_share": digit_share, "image_share": image_share}
+def patchy_share(completion_ids: Sequence[Sequence[int]], row: Sequence[int], **_: Any) -> list[float]:
+    """The share of even ids, or a half for a flat row."""
+    return [0.5 if is_flat(number) else share for number, share in zip(row, even_share(completion_ids), strict=True)]
+
+
+def digit_share(completions: Sequence[str], row: Sequence[int], **_: Any) -> list[float | None]:
+    """Share of digits in the text of a completion; an empty text, or a flat row, has no such reward, and says so."""
+    texts = zip(row, completions, strict=True)
+    return [sum(letter.isdigit() for letter in text) / len(text) if text and not is_flat(number) else None for number, text in texts]
+
+
+REWARDS: dict[str, Callable[..., Any]] = {
+    "even_share": even_share,
+    "patchy_share": patchy_share,
+    "digit_share": digit_share,
+    "image_share": image_share,
+}
 
 
 def reward_names(arguments: Any) -> tuple[str, ...]:
