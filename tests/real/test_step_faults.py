@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench.mutants.__main__ import Server, judged, run
+from bench.mutants.__main__ import Server, judged, phases_of, run
 
+from seatrial.checks.step import limitations, step_checks
 from seatrial.launch.environments import Environment
 from seatrial.loops.trl.drive.fault_names import AT_LEVEL_1, FAULTS, STEP
 from seatrial.model.verdict import Verdict
@@ -67,3 +68,20 @@ def test_fault_is_named_at_its_stage(name: str, server: Server, environment: Env
     assert re.match(rf"step {found.step}(, \w+ [\w.]+)*: .+: expected .+, found .+", found.message), found.message
     assert bool(found.tensor) or fault.stage not in WITH_TENSOR, found.message
     assert ", row " in found.message or fault.stage not in WITH_ROW, found.message
+
+
+def test_an_architecture_that_the_release_does_not_know_is_a_limitation(server: Server, environment: Environment, tmp_path: Path) -> None:
+    place, words = tmp_path / "0", ("--max_steps", str(STEPS))
+    assert run(server, 0, place, environment.python, short=True, words=words) is None
+    config = tmp_path / "models" / "tiny-dense" / "config.json"
+    config.write_text(config.read_text(encoding="utf-8").replace('"qwen2"', '"novel"'), encoding="utf-8")
+    words_file = config.with_name("tokenizer_config.json")  # without an architecture nothing else tells the tokenizer's class
+    words_file.write_text(words_file.read_text(encoding="utf-8").replace("TokenizersBackend", "Qwen2Tokenizer"), encoding="utf-8")
+    shadow = phases_of(0, place, environment.python, words)[1]
+    argv = [word for word in shadow.argv[3:] if word != "--variants"]
+    assert server.ask(module="shadow", argv=argv, log=str(tmp_path / "log"), timeout=120)["exit"] == 0
+    made = {check.stage: check for check in step_checks(place / "run", "run", STEPS)}
+    assert {"data", "length", "reward", "schedule", "update"} <= set(made)
+    assert not {"gradient", "logprob", "sampling", "logging"} & set(made)
+    assert all(check.passed for check in made.values())
+    assert any("does not know the architecture 'novel'" in text for text in limitations([place / "run"]))

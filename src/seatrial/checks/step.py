@@ -109,7 +109,8 @@ def limitations(directories: Sequence[Path]) -> tuple[str, ...]:
     """What the recorded runs of a level did not exercise, from their tables of knobs: proven in one of them is proven."""
     best: dict[str, str] = {}
     unproven: dict[str, str] = {}
-    order = ("proven", "neutral", "not exercised", "not proven")
+    unproven_knobs: set[str] = set()
+    order = ("proven", "beside the step", "neutral", "not exercised", "not proven")
     for directory in directories:
         found = read_shadow(directory / FILE)
         if isinstance(found, str):
@@ -117,9 +118,13 @@ def limitations(directories: Sequence[Path]) -> tuple[str, ...]:
         for row in found.get("knobs", ()):
             old = best.get(row["knob"], order[-1])
             best[row["knob"]] = min(old, row["status"], key=order.index)
+            unproven_knobs |= {row["knob"]} if not row["stage"] and row["status"] == "not proven" else set()
         unproven |= {stage["stage"]: stage["unproven"] for stage in found["stages"] if stage["unproven"]}
     made = [f"the stage {stage} is not proven: {reason}" for stage, reason in unproven.items()]
     idle = [name for name, status in best.items() if status in ("neutral", "not exercised")]
+    given = sorted(name for name in unproven_knobs if best[name] == "not proven")
+    if given:
+        made.append(f"given settings that no stage proves: {', '.join(given)}")
     if idle:
         made.append(f"settings without an effect in this run, and so not proven: {', '.join(idle)}")
     return tuple(made)

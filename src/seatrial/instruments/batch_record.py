@@ -106,7 +106,7 @@ class UpdateHooks:
 
     def start(self, values: Mapping[str, Any]) -> None:
         """Record the weights before the first step."""
-        facts_of = {"trainable": self.trainable(), "whole": self.whole, **values}
+        facts_of = {"trainable": self.trainable(), "norms": layer_norms(self.model), "whole": self.whole, **values}
         self.record.add(f"{self.prefix}started", "update", facts_of, self._kept(self.weights()))
 
     def end(self, values: Mapping[str, Any]) -> None:
@@ -166,6 +166,14 @@ class UpdateHooks:
         self.pending = {}
         self.record.done = self.record.step
         self.record.step += 1
+
+
+def layer_norms(model: Any) -> list[str]:
+    """Names of the parameters of torch's own layer norms."""
+    import torch
+
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.LayerNorm)]
+    return [f"{name}.{part}" for name, module in layers for part, _ in module.named_parameters()]
 
 
 def text_digest(given: Any) -> str:

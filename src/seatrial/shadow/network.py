@@ -13,7 +13,7 @@ from seatrial.instruments.batch_record import sample
 from seatrial.probes import fingerprint
 from seatrial.shadow import locate, updates
 from seatrial.shadow.draws import LIMIT, Sum
-from seatrial.shadow.policy import Layout, Policy
+from seatrial.shadow.policy import Layout, Policy, UnknownArchitectureError
 from seatrial.shadow.record import Moment
 from seatrial.shadow.result import Diverged, Findings, shown
 from seatrial.shadow.rounds import MicroBatch
@@ -42,9 +42,15 @@ class Network:
         layout: Layout | None = None,
     ) -> None:
         self.s, self.found, self.where = settings, found, dict(where or {})
-        self.policy = Policy(model, torch.float64, settings.lora, critic, layout)
-        self.single = Policy(model, torch.float32, settings.lora, critic, layout)
-        self.moments = updates.Moments(settings, self.policy.norms())
+        self.release = True
+        """Whether the release knows the architecture."""
+        try:
+            self.policy = Policy(model, torch.float64, settings.lora, critic, layout)
+            self.single = Policy(model, torch.float32, settings.lora, critic, layout)
+        except UnknownArchitectureError as error:
+            self.release = False
+            self.unproven(dict.fromkeys(("weights", *FORWARD), f"{error}: no independent forward pass is possible"))
+        self.moments = updates.Moments(settings, self.policy.norms() if self.release else set())
         self.weights: dict[str, Tensor] = {}
         self.kept: dict[str, Tensor] = {}
         """The weights as they are recorded: of a large model, samples."""
@@ -58,7 +64,7 @@ class Network:
         self.gap: dict[str, float] = {}
         """The shadow's own fp32 error of each gradient."""
         self.steps = 0
-        if self.policy.dropout():
+        if self.release and self.policy.dropout():
             self.unproven(dict.fromkeys(FORWARD, f"{self.policy.dropout()} of the model is random"))
 
     def diverged(self, stage: str, what: str, expected: Any, got: Any, **where: Any) -> Diverged:
@@ -85,10 +91,14 @@ class Network:
         """The weights at the start are those of the model's files, and those train that should."""
         event = moment.first()
         self.kept = event.tensors()
-        self.weights = dict(self.kept) if event.values["whole"] else self._filled()
+        self.known = self.release
+        self.weights = dict(self.kept) if event.values["whole"] or not self.release else self._filled()
         self.trainable = list(event.values["trainable"])
         for rank, other in enumerate(moment.ranks[1:], 1):
             self.same(self.kept, other.tensors(), rank, "weights at the start")
+        if not self.release:
+            self.moments.norms = set(event.values["norms"])
+            return
         if any(".experts." in name and ".lora_" in name for name in self.weights):
             self.unproven(dict.fromkeys(("weights", *FORWARD), "adapters on fused experts have no formula here"))
             return

@@ -6,25 +6,41 @@ to the learned magnitude), and gradients flow back to A and B.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from seatrial.instruments.batch_record import layer_norms
 from seatrial.shadow.settings import Lora
 
 Tensor = Any
 Layout = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None]
 
 
+class UnknownArchitectureError(Exception):
+    """The release has no such model: there is nothing to compare a forward pass with."""
+
+
 class Policy:
     """A model of the pinned release, without weights of its own."""
 
     def __init__(self, path: Path, dtype: Any, lora: Lora | None, critic: bool = False, layout: Layout | None = None) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForTokenClassification
+        from transformers import (
+            CONFIG_MAPPING,
+            AutoConfig,
+            AutoModelForCausalLM,
+            AutoModelForImageTextToText,
+            AutoModelForTokenClassification,
+            __version__,
+        )
         from transformers.pytorch_utils import Conv1D
 
+        kind = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type")
+        if kind not in CONFIG_MAPPING:
+            raise UnknownArchitectureError(f"transformers {__version__} does not know the architecture {kind!r}")
         config = AutoConfig.from_pretrained(path, **({"num_labels": 1, "classifier_dropout": 0.0} if critic else {}))
         text = config.get_text_config()
         self.has_router = hasattr(text, "output_router_logits")
@@ -58,8 +74,7 @@ class Policy:
 
     def norms(self) -> set[str]:
         """Parameters of torch's own layer norms."""
-        layers = [(name, module) for name, module in self.model.named_modules() if isinstance(module, torch.nn.LayerNorm)]
-        return {f"{name}.{part}" for name, module in layers for part, _ in module.named_parameters()}
+        return set(layer_norms(self.model))
 
     def dropout(self) -> str:
         """The first setting that makes the model's forward pass random while it trains; none: empty."""

@@ -72,7 +72,8 @@ class Shadow:
         self.actor = Network(world.model, settings, self.found, layout=world.layout)
         where = {"model": "critic"}
         self.critic = Network(world.model, settings.critic, self.found, where, True, world.layout) if settings.critic else None
-        self.policy, self.single = self.actor.policy, self.actor.single
+        if self.actor.release:
+            self.policy, self.single = self.actor.policy, self.actor.single
         self.draws = Draws()
         self.round: Round | None = None
         self.generated_at = 0

@@ -102,6 +102,23 @@ REFUSED: dict[str, tuple[str, ...]] = {
 """Settings without a formula, and what cannot be proven with them when they are on."""
 
 
+BESIDE = (
+    *("logging_steps", "logging_strategy", "logging_nan_inf_filter", "save_strategy", "save_steps", "report_to", "disable_tqdm"),
+    *("dataloader_pin_memory", "gradient_checkpointing", "bf16", "fp16", "use_cpu", "ddp_backend", "output_dir"),
+)
+"""Settings that no step depends on, or that change no value of it (`REFUSED` has those that do when they are on)."""
+
+
+def is_setting(value: Any) -> bool:
+    """Whether a value of the trainer's arguments can be kept: plain, and no path of this run."""
+    return value is None or isinstance(value, (bool, int, float)) or (isinstance(value, str) and "/" not in value)
+
+
+def unknown(words: Sequence[str]) -> list[str]:
+    """Given settings that no stage proves."""
+    return [name for name in given(words) if name not in KNOBS and name not in BESIDE and name not in REFUSED]
+
+
 def given(words: Sequence[str]) -> dict[str, Any]:
     """Names and values of a TRL command line, the last of each; a name alone is true, several values are a list."""
     found: dict[str, list[str]] = {}

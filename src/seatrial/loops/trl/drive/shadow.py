@@ -115,6 +115,17 @@ def knobs(words: list[str], made: dict[str, Any], shadow: Any) -> list[dict[str,
             status = "proven" if stage["compared"] and made["divergence"] is None else "not proven"
         force = shadow.arguments.get(name)
         rows.append({"knob": name, "stage": knob.stage, "configured": value, "in_force": force, "status": status})
+    adapters = {} if shadow.s.lora is None else dataclasses.asdict(shadow.s.lora)
+    status = "proven" if stages["weights"]["compared"] and not stages["weights"]["unproven"] else "not proven"
+    rows += [
+        {"knob": f"lora_{name}", "stage": "weights", "configured": value, "in_force": None, "status": status}
+        for name, value in adapters.items()
+    ]
+    unproven, named = configured.unknown(words), configured.given(words)
+    for name, force in sorted(shadow.arguments.items()):
+        if name not in configured.KNOBS:  # the rest of what the trainer knows
+            status = "not proven" if name in unproven else "beside the step"
+            rows.append({"knob": name, "stage": "", "configured": named.get(name), "in_force": force, "status": status})
     return rows
 
 

@@ -18,7 +18,7 @@ import trl
 from transformers import TrainerCallback
 
 from seatrial.instruments.batch_record import BatchRecord, UpdateHooks, adapters_of, text_digest
-from seatrial.loops.trl.drive.configured import KNOBS
+from seatrial.loops.trl.drive.configured import is_setting
 
 SCORED = (
     *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages"),
@@ -221,9 +221,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         if recorder.record.steps is not None:
             recorder.record.steps += state.global_step
         adapters = adapters_of(recorder.model)
-        settings = {
-            name: value for name, value in vars(args).items() if name in KNOBS and isinstance(value, (int, float, str, list, type(None)))
-        }
+        settings = {name: value for name, value in vars(args).items() if not name.startswith("_") and is_setting(value)}
         values = {
             "adapters": adapters,
             "start_step": state.global_step,
