@@ -130,7 +130,7 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
                 state("checkpoint", 3, HALF),
                 gradients(),
                 state("end", 6, BASE | {"w.lora_A": "1"}),
-                {"fact": "adapter", "compared": 5, "wrong": []},
+                {"fact": "adapter", "compared": 5, "wrong": [], "weights": {"w.lora_A": HALF["w.lora_A"]}},
             ],
             "resumed": [
                 parameters(["w.lora_A"], **ADAPTER | {"start_step": 3}),
@@ -413,6 +413,7 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     ("smoke", "saved weights equal the model: bit-equal", change("run", "saved", lost=["v"])),
     ("smoke", "embeddings are tied as configured", change("run", "loaded", tied=False)),
     ("lora-resume", "the checkpoint stores the adapter's settings", change("full", "adapter", wrong=["lora_alpha"])),
+    ("lora-resume", "adapters in the checkpoint: bit-equal", change("full", "adapter", weights={"w.lora_A": "x"})),
     ("refit", "the generator ties what the trainer ties", change("run", "process", tied=False)),
     ("smoke", "optimizer updates", change("run", "end", updates=[2, 3])),
     ("smoke", "optimizer updates", change("run", "end", updates=[0, 0])),

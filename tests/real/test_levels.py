@@ -131,6 +131,7 @@ PROOFS: dict[int, dict[str, str]] = {
         **trained("28 of 28", 8, " (full)", frozen=None),
         "checkpoint is complete": "checkpoint-4",
         "resumed from the checkpoint": "step 4",
+        "adapters in the checkpoint: bit-equal": r"28 of 28 equal",
         "restored weights: bit-equal": r"57 of 57 equal",
         "restored optimizer: bit-equal": r"138 of 138 equal",
         "restored scheduler: bit-equal": r"(\d+) of \1 equal",

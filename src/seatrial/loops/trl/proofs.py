@@ -144,6 +144,10 @@ def resume(directory: Path, full: Facts | None, resumed: Facts | None, metrics: 
         proof("checkpoint is complete", bool(saved) and not absent, f"checkpoint-{step}", Boundary.CHECKPOINT, "", ", ".join(absent)),
         proof("resumed from the checkpoint", step is not None and begin == step, f"step {begin}", Boundary.CHECKPOINT, f"step {step}"),
     ]
+    stored = full.one("adapter") if full else None
+    kept = saved[0].get("weights", {}) if saved else {}
+    adapters = {name: value for name, value in kept.items() if ".lora_" in name and "magnitude" not in name}
+    made.append(equal("adapters in the checkpoint", adapters, stored.get("weights") if stored else None))
     for part in ("weights", "optimizer", "scheduler"):
         made.append(equal(f"restored {part}", saved[0].get(part) if saved else None, resumed_start.get(part)))
     made.append(same_trajectory(metrics, "full/", "resumed/", step))

@@ -12,8 +12,11 @@ from typing import Any
 
 from seatrial.probes import facts, fingerprint
 
+ADAPTER_FILE = "adapter_model.safetensors"
 VOLATILE = ("inference_mode", "revision", "base_model_name_or_path", "auto_mapping")
 """Settings of an adapter that saving may change."""
+UNSETTLED = ("transformers_version", "use_cache", "_name_or_path", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
+"""Settings of a model that training or saving may change: trainers align the special tokens with the tokenizer's."""
 KEPT = (
     "config.json",
     "tokenizer.json",
@@ -55,16 +58,37 @@ def saved(trainer: Any, source: Path, directory: Path, path: Path) -> None:
     trainer.save_model(str(directory))
     row = compare(trainer.accelerator.unwrap_model(trainer.model), directory)
     row["wrong"] += [name for name in KEPT if (source / name).is_file() and not (directory / name).is_file()]
+    row["wrong"] += [f"config.json: {name}" for name in _changed_settings(source / "config.json", directory / "config.json")]
     facts.append(path, {"fact": "saved", **row})
 
 
+def _changed_settings(source: Path, target: Path) -> list[str]:
+    """Settings of a model that saving changed or lost."""
+    if not source.is_file() or not target.is_file():
+        return []
+    before, after = (_settled(json.loads(path.read_text(encoding="utf-8"))) for path in (source, target))
+    return [name for name, value in before.items() if name not in after or after[name] != value]
+
+
+def _settled(config: dict[str, Any]) -> dict[str, Any]:
+    """Without what may change, in every part of a configuration."""
+    return {name: _settled(value) if isinstance(value, dict) else value for name, value in config.items() if name not in UNSETTLED}
+
+
 def adapter(model: Any, directory: Path, path: Path) -> None:
-    """The settings that a checkpoint stores for the adapter are those it was trained with, and its tokenizer is beside it."""
+    """The settings that a checkpoint stores for the adapter are those it was trained with, and its tokenizer is beside it.
+
+    Its weights are told by the names that they have in the model.
+    """
+    from safetensors.torch import load_file
+
     live = {name: _listed(value) for name, value in next(iter(model.peft_config.values())).to_dict().items() if name not in VOLATILE}
     stored = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
     wrong = [name for name, value in live.items() if name not in stored or value != _listed(stored[name])]
     wrong += [name for name in KEPT[1:3] if not (directory / name).is_file()]
-    facts.append(path, {"fact": "adapter", "compared": len(live), "wrong": wrong})
+    factors = {name: value for name, value in load_file(directory / ADAPTER_FILE).items() if "magnitude" not in name}
+    tensors = {name.replace(".weight", ".default.weight"): value for name, value in factors.items()}
+    facts.append(path, {"fact": "adapter", "compared": len(live), "wrong": wrong, "weights": fingerprint.tensors(tensors.items())})
 
 
 def _listed(value: Any) -> Any:
