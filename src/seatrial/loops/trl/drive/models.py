@@ -37,7 +37,7 @@ def tokenizer() -> Any:
     made.chat_template = (
         "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
         "{% for part in m.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}"
-        "{% endif %}{% endfor %}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
     )
     return made
 

@@ -37,7 +37,10 @@ def rewards_of(names: Sequence[str], tokenizer: Any) -> dict[str, Callable[[Sequ
 def prompts_of(arguments: Any, seed: int, tokenizer: Any, model: Path) -> tuple[list[list[int]], Any]:
     """Token ids of each dataset row, and its pixel values where prompts have pictures."""
     if not arguments.images:
-        return tokenizer(tasks.text_prompts(arguments.prompts, seed))["input_ids"], None
+        texts = tasks.text_prompts(arguments.prompts, seed)
+        if arguments.chat:
+            texts = [tokenizer.apply_chat_template(tasks.message(text), tokenize=False, add_generation_prompt=True) for text in texts]
+        return tokenizer(texts)["input_ids"], None
     import torch
     from transformers import AutoProcessor
 
@@ -45,7 +48,8 @@ def prompts_of(arguments: Any, seed: int, tokenizer: Any, model: Path) -> tuple[
     made = []
     for text, picture in tasks.image_prompts(arguments.prompts, seed):
         message = {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": text}]}
-        made.append(processor.apply_chat_template([message], tokenize=True, return_dict=True, return_tensors="pt"))
+        how = {"tokenize": True, "return_dict": True, "return_tensors": "pt", "add_generation_prompt": True}
+        made.append(processor.apply_chat_template([message], **how))
     return [each["input_ids"][0].tolist() for each in made], torch.cat([each["pixel_values"] for each in made])
 
 
@@ -141,7 +145,8 @@ def main() -> None:
     write(arguments, arguments.record_dir, words[split + 1 :])
     for name in variants.VARIANTS if arguments.variants else ():
         print(f"seatrial: shadow: variant {name}", flush=True)
-        write(arguments, arguments.record_dir / "variants" / name, variants.words_of(name, words[split + 1 :]))
+        place, own = arguments.record_dir / "variants" / name, variants.arguments_of(name, arguments)
+        write(own, place, variants.words_of(name, words[split + 1 :]))
     print("seatrial: shadow complete", flush=True)
 
 

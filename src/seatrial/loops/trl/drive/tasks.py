@@ -38,10 +38,15 @@ def patchy_share(completion_ids: Sequence[Sequence[int]], row: Sequence[int], **
     return [0.5 if is_flat(number) else share for number, share in zip(row, even_share(completion_ids), strict=True)]
 
 
-def digit_share(completions: Sequence[str], row: Sequence[int], **_: Any) -> list[float | None]:
+def digit_share(completions: Sequence[Any], row: Sequence[int], **_: Any) -> list[float | None]:
     """Share of digits in the text of a completion; an empty text, or a flat row, has no such reward, and says so."""
-    texts = zip(row, completions, strict=True)
+    texts = zip(row, map(_said, completions), strict=True)
     return [sum(letter.isdigit() for letter in text) / len(text) if text and not is_flat(number) else None for number, text in texts]
+
+
+def _said(completion: Any) -> str:
+    """The text of a completion: plain, or the assistant's message."""
+    return completion if isinstance(completion, str) else str(completion[0]["content"])
 
 
 REWARDS: dict[str, Callable[..., Any]] = {
@@ -65,12 +70,17 @@ def text_prompts(count: int, seed: int) -> list[str]:
     ]
 
 
-def text_dataset(count: int, seed: int) -> Any:
-    """The prompts as a dataset; each row knows its number."""
+def message(text: str) -> list[dict[str, str]]:
+    """A prompt as a conversation."""
+    return [{"role": "user", "content": text}]
+
+
+def text_dataset(count: int, seed: int, chat: bool = False) -> Any:
+    """The prompts as a dataset, plain or as conversations; each row knows its number."""
     from datasets import Dataset
 
     made = text_prompts(count, seed)
-    return Dataset.from_dict({"prompt": made, "row": list(range(len(made)))})
+    return Dataset.from_dict({"prompt": [message(text) if chat else text for text in made], "row": list(range(len(made)))})
 
 
 def image(bright: bool, draw: random.Random) -> Any:
@@ -97,7 +107,7 @@ def image_dataset(count: int, seed: int) -> Any:
     from datasets import Dataset
 
     rows = [
-        {"prompt": [{"role": "user", "content": text}], "image": picture, "bright": is_bright(index), "row": index}
+        {"prompt": message(text), "image": picture, "bright": is_bright(index), "row": index}
         for index, (text, picture) in enumerate(image_prompts(count, seed))
     ]
     return Dataset.from_list(rows)

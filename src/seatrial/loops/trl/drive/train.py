@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--models", type=Path, required=True, help="where locally made models are kept")
     made.add_argument("--prompts", type=int, default=64)
     made.add_argument("--images", action="store_true", help="the image task")
+    made.add_argument("--chat", action="store_true", help="prompts are conversations")
     made.add_argument("--rewards", default="even_share", help="reward functions, by name, with commas between")
     made.add_argument("--lora", action="store_true")
     made.add_argument("--lora-rank", type=int, default=8)
@@ -158,13 +159,14 @@ def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: An
             use_dora=arguments.dora,
             task_type="CAUSAL_LM",
         )
-    data = tasks.image_dataset if arguments.images else tasks.text_dataset
+    count, seed = arguments.prompts, settings.seed
+    data = tasks.image_dataset(count, seed) if arguments.images else tasks.text_dataset(count, seed, arguments.chat)
     watch = witness.Witness(arguments.out / "metrics.jsonl")
     functions = [tasks.REWARDS[name] for name in tasks.reward_names(arguments)]
     functions = [faults.reward(functions[0], arguments.fault), *functions[1:]]
     functions = [recorded.reward(function) if recorded else function for function in functions]
     rewards = [watch.reward(functions[0]), *functions[1:]]
-    trainer = GRPOTrainer(model=model, reward_funcs=rewards, args=settings, train_dataset=data(arguments.prompts, settings.seed), **kwargs)
+    trainer = GRPOTrainer(model=model, reward_funcs=rewards, args=settings, train_dataset=data, **kwargs)
     step_faults.inject(trainer, arguments.fault)
     if recorded:
         recorded.attach(trainer)

@@ -6,6 +6,7 @@ schedules: four steps each, in the process of the main run.
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 STEPS = 4
@@ -41,6 +42,15 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 
 
+CHAT = ("luspo",)
+"""Variants whose prompts are conversations."""
+
+
+def arguments_of(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
+    """The driver's options of a variant."""
+    return argparse.Namespace(**{**vars(arguments), "chat": name in CHAT})
+
+
 def words_of(name: str, words: list[str]) -> list[str]:
     """The TRL arguments of a variant: those of the main run, then its own."""
     return [*words, *VARIANTS[name], "--max_steps", str(STEPS)]
@@ -60,7 +70,7 @@ def run(arguments: Any, words: list[str], model: str) -> None:
         place.mkdir(parents=True, exist_ok=True)
         settings = train.config(place, words_of(name, words))
         recorded = train.recorder(arguments, place)
-        trainer = train.build(arguments, settings, model, None, recorded=recorded)
+        trainer = train.build(arguments_of(name, arguments), settings, model, None, recorded=recorded)
         trainer.pop_callback(PrinterCallback)
         trainer.pop_callback(record.MetricsWriter)
         trainer.pop_callback(record.FactsWriter)
