@@ -245,8 +245,11 @@ class Terms:
             policy = -torch.min(free * advantage, bounded * advantage)
             if s.dual_clip is not None:
                 policy = torch.where(advantage < 0, torch.min(policy, -s.dual_clip * advantage), policy)
+        self.kept = advantage
+        """Advantages of what was not left out as too far off the policy."""
         if s.off_policy_threshold is not None:
-            policy = policy * off_policy_mask(advantage, logps, old, mask, s.off_policy_threshold)
+            stays = off_policy_mask(advantage, logps, old, mask, s.off_policy_threshold)
+            policy, self.kept = policy * stays, advantage * stays
         self.entropy_mask = entropy_mask(entropies, mask, s.quantile) if s.quantile < 1.0 else None
         if self.entropy_mask is not None:
             policy = policy * self.entropy_mask

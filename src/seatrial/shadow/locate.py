@@ -291,7 +291,8 @@ def _families(wrong: Wrong) -> dict[str, list[Tensor]]:
     masks = [each.mask for each in terms]
     ratios = [each.ratio.detach().expand_as(each.mask) for each in terms]
     if any(bool(((ratio - 1).abs() * mask > 1e-4).any()) for ratio, mask in zip(ratios, masks, strict=True)):
-        known = torch.cat([ratio[mask > 0] for ratio, mask in zip(ratios, masks, strict=True)])
+        counted = [(each.mask > 0) & (each.advantage != 0) for each in terms]
+        known = torch.cat([ratio[part] for ratio, part in zip(ratios, counted, strict=True)])
         edges = torch.quantile(known, torch.linspace(0, 1, BINS + 1, dtype=known.dtype))[1:-1]
         found["ratio"] = []
         for each, ratio in zip(terms, ratios, strict=True):

@@ -43,6 +43,12 @@ def of_step(batch: Sequence[MicroBatch], norm: float, rate: float, s: Settings, 
         expected["aux_loss"] = mean([part.own_router for part in batch])
     with torch.no_grad():
         expected["entropy"] = logged_mean(lambda each: each.entropies)
+        far = [((each.ratio - 1).abs() > 1e-4) & (each.mask > 0) for each in terms]
+        exercised["off_policy_positive"] += sum(bool((off & (each.advantage > 0)).any()) for off, each in zip(far, terms, strict=True))
+        exercised["off_policy_negative"] += sum(bool((off & (each.kept < 0)).any()) for off, each in zip(far, terms, strict=True))
+        exercised["left_out"] += sum(bool((each.kept != each.advantage).any()) for each in terms)
+        if s.delta is not None:
+            exercised["two_sided"] += sum(bool(((each.ratio > s.delta) & (each.advantage < 0) & (each.mask > 0)).any()) for each in terms)
         exercised["off_policy"] += sum(bool(((each.ratio - 1).abs() > 1e-4).any()) for each in terms)
         if s.beta:
             exercised["kl"] += sum(bool((each.kl * each.mask > 1e-9).any()) for each in terms)

@@ -13,7 +13,7 @@ STEPS = 4
 VARIANTS: dict[str, tuple[str, ...]] = {
     "bnpo": (
         *("--loss_type", "bnpo", "--scale_rewards", "none", "--mask_truncated_completions", "true", "--delta", "1.02"),
-        *("--lr_scheduler_type", "linear", "--reward_weights", "0.5", "1.5"),
+        *("--lr_scheduler_type", "linear", "--reward_weights", "0.5", "1.5", "--learning_rate", "1e-2", "--warmup_steps", "0"),
     ),
     "dr_grpo": (
         *("--loss_type", "dr_grpo", "--multi_objective_aggregation", "normalize_then_sum", "--use_bias_correction_kl", "false"),
@@ -33,7 +33,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "vespo": (
         *("--loss_type", "vespo", "--vespo_k_pos", "1.5", "--vespo_lambda_pos", "2.5", "--vespo_k_neg", "2.5", "--vespo_lambda_neg", "1.5"),
-        *("--off_policy_mask_threshold", "0.01", "--optim", "rmsprop"),
+        *("--off_policy_mask_threshold", "0.02", "--optim", "rmsprop"),
+        *("--learning_rate", "3e-4", "--warmup_steps", "0"),
     ),
     "luspo": (
         *("--loss_type", "luspo", "--importance_sampling_level", "sequence", "--max_grad_norm", "0"),

@@ -1,0 +1,31 @@
+"""The shadow itself: what its table calls proven would have been seen, and its tests of drawn tokens are calibrated."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from bench.mutants.__main__ import Server, phases_of, run
+
+from seatrial.launch.environments import Environment
+
+from .inside import run_cases
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+
+def test_every_proven_setting_diverges_as_another(environment: Environment, tmp_path: Path) -> None:
+    level, server = tmp_path / "0", Server(environment.python)
+    try:
+        assert run(server, 0, level, environment.python) is None
+    finally:
+        server.close()
+    (level / "shadow-words").write_text(shlex.join(phases_of(0, level, environment.python)[1].argv[3:]), encoding="utf-8")
+    case = "case_every_proven_setting_diverges_as_another"
+    assert run_cases("tests/real/trl_knob_cases.py", (case,), extra={"SEATRIAL_LEVEL": str(level)}) == {case: None}
+
+
+def test_draws_are_judged_by_calibrated_tests() -> None:
+    cases = ("case_honest_draws_raise_no_alarm", "case_dishonest_draws_are_seen")
+    assert run_cases("tests/real/draws_cases.py", cases) == dict.fromkeys(cases)
