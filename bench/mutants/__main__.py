@@ -152,11 +152,17 @@ class Server:
 
 
 def phases_of(
-    number: int, directory: Path, python: Path, words: Sequence[str] = (), options: Sequence[str] = (), model: str = "tiny-dense"
+    number: int,
+    directory: Path,
+    python: Path,
+    words: Sequence[str] = (),
+    options: Sequence[str] = (),
+    model: str = "tiny-dense",
+    run_dir: Path | None = None,
 ) -> tuple[Phase, ...]:
-    """The phases of a level, with loop arguments and with options of the driver."""
+    """The phases of a level, with loop arguments and with options of the driver; `run_dir` holds the models that are made."""
     level = next(level for level in LOOP.levels() if level.number == number)
-    phases = LOOP.phases(level, Context(run_dir=directory.parent, python=python, model=model, arguments=tuple(words)), directory)
+    phases = LOOP.phases(level, Context(run_dir=run_dir or directory.parent, python=python, model=model, arguments=tuple(words)), directory)
     made = []
     for phase in phases:
         split = phase.argv.index("--")
@@ -167,7 +173,7 @@ def phases_of(
 def run(server: Server, number: int, directory: Path, python: Path, short: bool = False, **more: Any) -> Outcome:
     """Run the recorded part of a level: the first missed check, how it crashed, or None for a Pass; `short` leaves the variants out."""
     directory.mkdir(parents=True, exist_ok=True)
-    how = {name: more.pop(name) for name in ("words", "options", "model") if name in more}
+    how = {name: more.pop(name) for name in ("words", "options", "model", "run_dir") if name in more}
     phases = [phase for phase in phases_of(number, directory, python, **how) if phase.name != "resumed"]
     for phase in phases:
         log = directory / f"{phase.name}.log"
@@ -273,7 +279,9 @@ def main() -> int:
     known = reasons()
     rows: list[dict[str, Any]] = []
     try:
-        clean = run(servers[0], 0, work / "clean" / "0", built.python) or run(servers[0], 1, work / "clean" / "1", built.python)
+        clean = next(
+            filter(None, (run(servers[0], level, work / "clean" / str(level), built.python, run_dir=work) for level in (0, 1))), None
+        )
         if clean is not None:
             sys.exit(f"the clean run does not pass: {clean}")
         mutants = choose(servers[0], built.python, work, arguments.count, arguments.seed)
@@ -288,10 +296,10 @@ def main() -> int:
                         return
                     index, mutant = waiting.pop(0)
                 number, place = mutant["level"], work / f"{index:04d}"
-                found = run(server, number, place / str(number), built.python, short=True, mutant=mutant)
+                found = run(server, number, place / str(number), built.python, short=True, mutant=mutant, run_dir=work)
                 if found is None and number == 0:
                     place = work / f"{index:04d}-whole"
-                    found = run(server, number, place / str(number), built.python, mutant=mutant)
+                    found = run(server, number, place / str(number), built.python, mutant=mutant, run_dir=work)
                 same = found is None and same_record(place / str(number), work / "clean" / str(number))
                 shutil.rmtree(work / f"{index:04d}", ignore_errors=True)
                 shutil.rmtree(work / f"{index:04d}-whole", ignore_errors=True)

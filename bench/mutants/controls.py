@@ -128,9 +128,8 @@ def main() -> int:
                 if not waiting:
                     return
                 index, (name, number, words, options, model) = waiting.pop(0)
-            found = run(
-                server, number, work / f"{index:03d}" / str(number), built.python, short=True, words=words, options=options, model=model
-            )
+            how = {"words": words, "options": options, "model": model, "run_dir": work}
+            found = run(server, number, work / f"{index:03d}" / str(number), built.python, short=True, **how)
             text = "Pass" if found is None else f"ALARM: {getattr(found, 'name', found)} {getattr(found, 'message', '')}"
             with lock:
                 rows.append((index, name, text))

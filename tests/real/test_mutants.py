@@ -28,11 +28,11 @@ def server(environment: Environment) -> Iterator[Server]:
 def test_a_sample_of_mutants_is_seen_and_the_clean_run_is_not(server: Server, environment: Environment, tmp_path: Path) -> None:
     clean = {number: tmp_path / "clean" / str(number) for number in (0, 1)}
     for number, place in clean.items():
-        assert run(server, number, place, environment.python, short=True) is None
+        assert run(server, number, place, environment.python, short=True, run_dir=tmp_path) is None
     outcomes: dict[str, Any] = {}
     for index, mutant in enumerate(choose(server, environment.python, tmp_path, COUNT, SEED, short=True)[:COUNT]):
         number, place = mutant["level"], tmp_path / str(index) / str(mutant["level"])
-        found = run(server, number, place, environment.python, short=True, mutant=mutant)
+        found = run(server, number, place, environment.python, short=True, mutant=mutant, run_dir=tmp_path)
         if found is None and not same_record(place, clean[number]):
             outcomes[f"{mutant['short']}:{mutant['line']} {mutant['before']} -> {mutant['after']}"] = found
     assert outcomes == {}, "these change what a step does, and pass"

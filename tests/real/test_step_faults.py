@@ -40,6 +40,12 @@ def server(environment: Environment) -> Iterator[Server]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the model is made once."""
+    return tmp_path_factory.mktemp("models")
+
+
 def test_every_stage_has_three_faults() -> None:
     count = Counter(fault.stage for fault in NAMED.values())
     stages = set(STAGES) - {"value"}  # of a critic, which GRPO has none of
@@ -54,11 +60,12 @@ def test_without_a_fault_the_same_run_passes(level: int, server: Server, environ
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_fault_is_named_at_its_stage(name: str, server: Server, environment: Environment, tmp_path: Path) -> None:
+def test_fault_is_named_at_its_stage(name: str, server: Server, environment: Environment, tmp_path: Path, models: Path) -> None:
     fault, steps = NAMED[name], LONGER.get(name, STEPS)
     level, words = fault.levels[0], ("--max_steps", str(steps))
     place = tmp_path / str(level)
-    run(server, level, place, environment.python, short=True, words=words, options=("--fault", name))
+    how = {"words": words, "options": ("--fault", name), "run_dir": models}
+    run(server, level, place, environment.python, short=True, **how)
     verdict, missed = judged(level, place, steps)
     assert verdict.verdict is Verdict.FAIL, verdict.reason
     found = next(check for check in missed if check.stage)
