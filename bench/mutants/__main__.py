@@ -224,7 +224,7 @@ def same_record(one: Path, two: Path) -> bool:
 
 
 def _of_resume(check: CheckResult) -> bool:
-    return "resume" in check.name or check.name.startswith(("restored", "final", "checkpoint is"))
+    return "resume" in check.name or check.name.startswith(("restored", "final", "checkpoint is", "new adapters", "random state"))
 
 
 def choose(server: Server, python: Path, work: Path, count: int, seed: int, short: bool = False) -> list[dict[str, Any]]:

@@ -40,8 +40,23 @@ def gradients(never: tuple[str, ...] = ()) -> Row:
     return {"fact": "gradients", "process": "driver", "never": list(never), "idle_at": dict.fromkeys(never, 1), "seen": True}
 
 
+def built() -> Row:
+    return {"fact": "built", "weights": {"w.lora_A": "0"}, "generators": {"torch": "g"}}
+
+
 def on_disk(kind: str) -> Row:
-    return {"fact": kind, "stored": 2, "compared": 1, "renamed": 1, "wrong": [], "lost": [], "tied": True, "tie_wanted": True}
+    return {
+        "fact": kind,
+        "stored": 2,
+        "compared": 1,
+        "renamed": 1,
+        "wrong": [],
+        "lost": [],
+        "files": ["config.json"],
+        "odd": [],
+        "tied": True,
+        "tie_wanted": True,
+    }
 
 
 def run(*names: str, last: int = LAST) -> list[Row]:
@@ -126,6 +141,7 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
         {
             "full": [
                 parameters(["w.lora_A"], **ADAPTER),
+                built(),
                 state("start", 0, BASE | {"w.lora_A": "0"}),
                 state("checkpoint", 3, HALF),
                 gradients(),
@@ -134,6 +150,7 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
             ],
             "resumed": [
                 parameters(["w.lora_A"], **ADAPTER | {"start_step": 3}),
+                built(),
                 state("start", 3, HALF),
                 state("end", 6, BASE | {"w.lora_A": "1"}),
             ],
@@ -411,8 +428,11 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     ("smoke", "loaded weights equal the files: bit-equal", change("run", "loaded", compared=0)),
     ("smoke", "saved weights equal the model: bit-equal", change("run", "saved", wrong=["v"])),
     ("smoke", "saved weights equal the model: bit-equal", change("run", "saved", lost=["v"])),
+    ("smoke", "saved settings and tokenizer are the model's", change("run", "saved", odd=["tokenizer.json"])),
     ("smoke", "embeddings are tied as configured", change("run", "loaded", tied=False)),
     ("lora-resume", "the checkpoint stores the adapter's settings", change("full", "adapter", wrong=["lora_alpha"])),
+    ("lora-resume", "new adapters from the seed: bit-equal", change("resumed", "built", weights={"w.lora_A": "1"})),
+    ("lora-resume", "random state from the seed: bit-equal", change("resumed", "built", generators={"torch": "h"})),
     ("lora-resume", "adapters in the checkpoint: bit-equal", change("full", "adapter", weights={"w.lora_A": "x"})),
     ("refit", "the generator ties what the trainer ties", change("run", "process", tied=False)),
     ("smoke", "optimizer updates", change("run", "end", updates=[2, 3])),

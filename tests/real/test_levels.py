@@ -111,11 +111,12 @@ def trained(tensors: str, steps: int, where: str = "", frozen: str | None = "0")
         f"optimizer updates{where}": rf"\[{steps}, {steps}\]",
     }
     if frozen is None:
-        return made | {"the checkpoint stores the adapter's settings": "5 compared"}
+        return made | {"the checkpoint stores the adapter's settings": r"\d\d compared"}
     return made | {
         f"no parameter is frozen{where}": rf"{frozen} of \d{{6}}",
         f"loaded weights equal the files{where}: bit-equal": r"\d+ of \d+ tensors",
         f"saved weights equal the model{where}: bit-equal": r"\d+ of \d+ tensors",
+        f"saved settings and tokenizer are the model's{where}": r"\d files",
         f"embeddings are tied as configured{where}": "True|False",
     }
 
@@ -131,6 +132,8 @@ PROOFS: dict[int, dict[str, str]] = {
         **trained("28 of 28", 8, " (full)", frozen=None),
         "checkpoint is complete": "checkpoint-4",
         "resumed from the checkpoint": "step 4",
+        "new adapters from the seed: bit-equal": r"57 of 57 equal",
+        "random state from the seed: bit-equal": r"(\d+) of \1 equal",
         "adapters in the checkpoint: bit-equal": r"28 of 28 equal",
         "restored weights: bit-equal": r"57 of 57 equal",
         "restored optimizer: bit-equal": r"138 of 138 equal",

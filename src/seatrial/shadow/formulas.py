@@ -63,13 +63,21 @@ def advantages(rewards: Tensor, settings: Settings) -> Tensor:
 def advantage_noise(rewards: Tensor, settings: Settings, eps: float) -> Tensor:
     """How far rounding in the loop's precision may move each advantage: a small spread enlarges it."""
     error = 16 * eps * max(1.0, float(torch.nan_to_num(rewards).abs().max()))
+    weights, group, floor = torch.tensor(settings.reward_weights, dtype=rewards.dtype), settings.group, settings.std_floor
+    if settings.aggregation == "normalize_then_sum":
+        grouped = rewards.view(-1, group, rewards.shape[1])
+        spreads = torch.nan_to_num(nan_std(grouped, 1), nan=0.0).unsqueeze(1)
+        scaled = (grouped - torch.nanmean(grouped, dim=1, keepdim=True)) / (spreads + floor)
+        whole = torch.nan_to_num(nan_std(total_rewards(scaled.view(-1, rewards.shape[1]), weights)), nan=0.0)
+        noise = (error / (spreads + floor) * weights.abs()).sum(-1).expand(-1, group).reshape(-1)
+        return (noise + float(noise.mean())) / (whole + floor)
     if settings.scale == "none":
         return torch.full((len(rewards),), error, dtype=torch.float64)
-    if settings.scale != "group" or settings.aggregation == "normalize_then_sum":
-        return torch.full((len(rewards),), error / settings.std_floor, dtype=torch.float64)
-    total = total_rewards(rewards, torch.tensor(settings.reward_weights, dtype=rewards.dtype))
-    spread = torch.nan_to_num(nan_std(total.view(-1, settings.group), 1), nan=0.0)
-    return error / (spread.repeat_interleave(settings.group) + settings.std_floor)
+    total = total_rewards(rewards, weights)
+    if settings.scale == "batch":
+        return torch.full((len(rewards),), error, dtype=torch.float64) / (torch.nan_to_num(nan_std(total), nan=0.0) + floor)
+    spread = torch.nan_to_num(nan_std(total.view(-1, group), 1), nan=0.0)
+    return error / (spread.repeat_interleave(group) + floor)
 
 
 def token_rewards(total: Tensor, mask: Tensor, old: Tensor | None, ref: Tensor | None, s: Settings) -> Tensor:
@@ -226,6 +234,7 @@ class Terms:
             weight = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
         ratio = weight.exp()
         self.ratio, self.mask, self.advantage, self.entropies = ratio, mask, advantage, entropies
+        self.clipped: Tensor | None = None
         self.kl: Tensor | None = None
         if ref is not None:
             self.kl = kl_estimate(logps, ref, s.kl_type)
@@ -243,6 +252,7 @@ class Terms:
             bounded = ratio.clamp(1 - s.epsilon_low, 1 + s.epsilon_high)
             free = ratio.clamp(max=s.delta) if s.delta is not None else ratio
             policy = -torch.min(free * advantage, bounded * advantage)
+            self.clipped = bounded * advantage < free * advantage
             if s.dual_clip is not None:
                 policy = torch.where(advantage < 0, torch.min(policy, -s.dual_clip * advantage), policy)
         self.kept = advantage
@@ -254,6 +264,10 @@ class Terms:
         if self.entropy_mask is not None:
             policy = policy * self.entropy_mask
         self.policy = policy.expand(-1, mask.shape[1]) if policy.shape[1] == 1 and s.loss_type != "luspo" else policy
+
+    def is_clipped(self) -> bool:
+        """Whether a token has no gradient because its ratio is clipped."""
+        return self.clipped is not None and bool((self.clipped & (self.mask > 0)).any())
 
     def per_row(self, values: Tensor) -> Tensor:
         """Mean over the tokens of each row; rows without a token are left out."""

@@ -107,6 +107,13 @@ def of_round(made: Round, names: Sequence[str], ends: Sequence[int], s: Settings
     return expected
 
 
+def unexpected(expected: Mapping[str, float], got: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Diverged at a metric of a generation that was logged at a step without one."""
+    stray = next((name for name in got if name in names and name not in expected and got[name] is not None), None)
+    if stray is not None:
+        raise Diverged("logging", f"{stray} was logged at a step that generated nothing", "nothing", got[stray])
+
+
 def history(
     logs: Sequence[tuple[int, Mapping[str, Any]]], rows: Sequence[Mapping[str, Any]], losses: Sequence[float], steps: int, every: bool
 ) -> int:

@@ -344,10 +344,11 @@ class Network:
         return norm, rate
 
     def _losses(self) -> None:
-        """The gradient is right; a loss that is not has a part without a gradient."""
+        """The gradient is right; a loss that is not has a part without a gradient, as clipped tokens are."""
         for index, part in enumerate(self.batch):
             if part.loss is not None and not math.isclose(part.own_loss, part.loss, rel_tol=2e-3, abs_tol=2e-5):
-                raise self.diverged("loss", f"the loss of micro-batch {index + 1}", part.own_loss, part.loss)
+                stage = "ratio" if part.terms is not None and part.terms.is_clipped() else "loss"
+                raise self.diverged(stage, f"the loss of micro-batch {index + 1}", part.own_loss, part.loss, row=part.rows[0])
 
     def _take(self, after: Mapping[str, Tensor], left: Mapping[str, str]) -> None:
         """The weights after a step; those that are recorded as samples are no longer known once they have changed."""

@@ -94,6 +94,8 @@ class Shadow:
         """Random states that generations started from."""
         self.logs: list[tuple[int, Mapping[str, Any]]] = []
         """What was logged, by step."""
+        self.of_rounds: tuple[str, ...] = ()
+        """Metrics that only a step with a generation logs."""
         self.losses: list[float] = []
         """The loss of each step."""
         self.exercised: Counter[str] = Counter()
@@ -383,6 +385,8 @@ class Shadow:
         for row, (mine, theirs) in enumerate(zip(own, rewards, strict=True)):
             if not (mine == theirs or (math.isnan(mine) and math.isnan(theirs))):
                 raise Diverged("reward", f"the reward of {name}", mine, theirs, row=row)
+        if name in made.rewards:
+            raise Diverged("reward", f"calls of {name} for one generation", 1, 2)
         self.found.count("reward", len(own))
         made.rewards[name] = own
 
@@ -440,6 +444,8 @@ class Shadow:
             raise network.diverged("data", "a loss was computed before anything was generated", "a generation", "a loss")
         self._ready(made)
         for rank, event in enumerate(moment.ranks):
+            if event.values.get("training") is False:
+                raise network.diverged("gradient", "the mode of the model in the loss's forward pass", "training", "evaluation")
             tensors = event.tensors()
             mask = tensors.get("attention_mask")
             rows = made.take(tensors["input_ids"], mask, rank, self.world.pad, s, model)
@@ -619,7 +625,8 @@ class Shadow:
         made = self.round
         if self.generated_at == step and made is not None:
             ends = (*self.world.eos, self.world.pad)
-            self.expected |= logged.of_round(made, list(self.world.rewards), ends, self.s) | {"num_tokens": float(self.tokens)}
+            generated = logged.of_round(made, list(self.world.rewards), ends, self.s) | {"num_tokens": float(self.tokens)}
+            self.expected, self.of_rounds = self.expected | generated, tuple(generated)
 
     def _fresh_tokens(self, step: int) -> int:
         """Tokens that were generated for this step."""
@@ -633,6 +640,8 @@ class Shadow:
         self.logs.append((moment.step, moment.first().values))
         if self._proves("logging") and self.expected:
             tokens = int(self.round.mask.sum()) if self.round is not None else 0
+            if self.world.loop in self.same:
+                logged.unexpected(self.expected, moment.first().values, self.of_rounds)
             self.found.count("logging", logged.compare(self.expected, moment.first().values, tokens, self.world.loop in self.same))
             self.expected = {}
 

@@ -144,6 +144,9 @@ def resume(directory: Path, full: Facts | None, resumed: Facts | None, metrics: 
         proof("checkpoint is complete", bool(saved) and not absent, f"checkpoint-{step}", Boundary.CHECKPOINT, "", ", ".join(absent)),
         proof("resumed from the checkpoint", step is not None and begin == step, f"step {begin}", Boundary.CHECKPOINT, f"step {step}"),
     ]
+    one, two = ((each.one("built") if each else None) or {} for each in (full, resumed))
+    made.append(equal("new adapters from the seed", one.get("weights"), two.get("weights"), Boundary.PEFT))
+    made.append(equal("random state from the seed", one.get("generators"), two.get("generators"), Boundary.ENVIRONMENT))
     stored = full.one("adapter") if full else None
     kept = saved[0].get("weights", {}) if saved else {}
     adapters = {name: value for name, value in kept.items() if ".lora_" in name and "magnitude" not in name}

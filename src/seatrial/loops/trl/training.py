@@ -96,8 +96,17 @@ def on_disk(facts: Facts | None, where: str, made: bool) -> list[CheckResult]:
     return [
         _equal_files(f"loaded weights equal the files{where}", found, made, where),
         _equal_files(f"saved weights equal the model{where}", written, made, where),
+        _whole_model(written, where),
         tied,
     ]
+
+
+def _whole_model(row: Row | None, where: str) -> CheckResult:
+    """Configuration and tokenizer are saved with the weights, and say what they said before."""
+    name = f"saved settings and tokenizer are the model's{where}"
+    if row is None:
+        return proof(name, False, "no facts", Boundary.CHECKPOINT)
+    return proof(name, not row["odd"], f"{len(row['files'])} files", Boundary.CHECKPOINT, "all", ", ".join(row["odd"][:3]))
 
 
 def _equal_files(name: str, row: Row | None, made: bool, where: str) -> CheckResult:

@@ -45,6 +45,11 @@ def compare(model: Any, directory: Path) -> dict[str, Any]:
     return {"stored": len(stored), "compared": len(both), "renamed": len(renamed), "wrong": wrong, "lost": lost}
 
 
+def built(model: Any, path: Path) -> None:
+    """Before training, and before a checkpoint is restored: what the seed made of new weights and of the random state."""
+    facts.append(path, {"fact": "built", "weights": fingerprint.model(model), "generators": fingerprint.generators()})
+
+
 def loaded(model: Any, directory: Path, path: Path) -> None:
     """After loading: the model holds what the files say; tied weights are one tensor."""
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
@@ -57,9 +62,10 @@ def saved(trainer: Any, source: Path, directory: Path, path: Path) -> None:
     """Save the trained model with the trainer's own code, and read it back; it needs the files that `source` has."""
     trainer.save_model(str(directory))
     row = compare(trainer.accelerator.unwrap_model(trainer.model), directory)
-    row["wrong"] += [name for name in KEPT if (source / name).is_file() and not (directory / name).is_file()]
-    row["wrong"] += [f"config.json: {name}" for name in _changed_settings(source / "config.json", directory / "config.json")]
-    facts.append(path, {"fact": "saved", **row})
+    files = [name for name in KEPT if (source / name).is_file()]
+    odd = [name for name in files if not (directory / name).is_file()]
+    odd += [f"{name} of config.json" for name in _changed_settings(source / "config.json", directory / "config.json")]
+    facts.append(path, {"fact": "saved", **row, "files": files, "odd": odd})
 
 
 def _changed_settings(source: Path, target: Path) -> list[str]:

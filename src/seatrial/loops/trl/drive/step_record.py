@@ -134,7 +134,7 @@ class StepRecorder:
 
     def _entering(self, _: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Before a forward pass with gradients: the tokens and the mask that the loss is made of."""
-        if torch.is_grad_enabled() and self._recorded():
+        if torch.is_grad_enabled() and self.record.open():
             ids = kwargs.get("input_ids", args[0] if args else None)
             extra = {name: kwargs[name] for name in ("pixel_values",) if kwargs.get(name) is not None}
             self.forwards.append({"input_ids": ids, "attention_mask": kwargs.get("attention_mask"), **extra})
@@ -142,7 +142,7 @@ class StepRecorder:
     def _logps(self, inner: Any) -> Any:
         def observed(*args: Any, **kwargs: Any) -> Any:
             answer = inner(*args, **kwargs)
-            if torch.is_grad_enabled() and self._recorded() and isinstance(answer, tuple):
+            if torch.is_grad_enabled() and self.record.open() and isinstance(answer, tuple):
                 self.logps.append(answer[0].detach())
             return answer
 
@@ -152,7 +152,7 @@ class StepRecorder:
         def computed(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             self.forwards, self.logps = [], []
             loss = compute(model, inputs, *args, **kwargs)
-            if self._recorded():
+            if self.record.open():
                 self.loss = float(loss.detach())
                 self.inputs = {name: inputs[name] for name in SCORED if isinstance(inputs.get(name), torch.Tensor)}
             return loss
@@ -166,7 +166,8 @@ class StepRecorder:
         named = {f"trainer/{name}": value for name, value in self.inputs.items()}
         if self.logps and len({value.shape[1] for value in self.logps}) == 1:
             named["trainer/logps"] = torch.cat(self.logps)
-        self.record.add("loss", "loss", {"loss": self.loss}, {**_together(self.forwards, self.trainer._tokenizer.pad_token_id), **named})
+        values = {"loss": self.loss, "training": bool(self.model.training)}
+        self.record.add("loss", "loss", values, {**_together(self.forwards, self.trainer._tokenizer.pad_token_id), **named})
         self.forwards, self.logps, self.inputs, self.loss = [], [], {}, None
 
 

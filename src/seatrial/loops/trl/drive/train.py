@@ -204,6 +204,7 @@ def main() -> None:
         trainer = build(arguments, settings, model, rollouts, recorded=recorded)
         record.say("trainer built")
         facts_path = arguments.out / "facts.jsonl"
+        disk.built(trainer.model, facts_path)
         if not arguments.lora:
             disk.loaded(trainer.accelerator.unwrap_model(trainer.model), Path(model), facts_path)
         if arguments.images:

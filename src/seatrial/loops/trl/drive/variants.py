@@ -29,7 +29,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "sapo": (
         *("--loss_type", "sapo", "--sapo_temperature_pos", "1.3", "--sapo_temperature_neg", "1.7", "--entropy_coef", "0.02"),
-        *("--lr_scheduler_type", "polynomial"),
+        *("--lr_scheduler_type", "polynomial", "--gradient_checkpointing", "true"),
     ),
     "vespo": (
         *("--loss_type", "vespo", "--vespo_k_pos", "1.5", "--vespo_lambda_pos", "2.5", "--vespo_k_neg", "2.5", "--vespo_lambda_neg", "1.5"),
