@@ -80,6 +80,7 @@ UNSEEN = {
     "max_steps": "of a constant schedule, a run of another length has the same rates",
     "use_bias_correction_kl": "the correction needs a ratio that is not one",
     "gradient_checkpointing": "no formula depends on it",
+    "logging_steps": "the shadow follows the log, whenever that comes",
     "router_aux_loss_coef": "a dense model has no router",
     "generation_batch_size": "the same as steps_per_generation in other words",
 }

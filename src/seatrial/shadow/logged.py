@@ -16,6 +16,8 @@ from seatrial.shadow.settings import Settings
 
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 ALWAYS = ("loss", "grad_norm", "learning_rate", "reward")
+LATEST = ("grad_norm", "learning_rate", "epoch", "num_tokens")
+"""Metrics of which the last value is logged, not the mean since the last log."""
 ROUGH = {"kl": 2e-3, "loss": 2e-3, "grad_norm": 1e-3, **dict.fromkeys(("kl_loss", "ppo_kl", "pg_loss", "vf_loss"), 2e-3)}
 """Relative deviation that rounding may cause, where it is more than usual."""
 
@@ -105,6 +107,16 @@ def of_round(made: Round, names: Sequence[str], ends: Sequence[int], s: Settings
     for name, value in (("mean", whole.mean()), ("min", whole.min()), ("max", whole.max())):
         expected[f"completions/{name}_terminated_length"] = float(value)
     return expected
+
+
+def over(window: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What is logged for several steps at once: the mean of each metric, or its last value."""
+    made = {}
+    for name in dict.fromkeys(name for step in window for name in step):
+        values = [step[name] for step in window if name in step]
+        known = [value for value in values if not math.isnan(value)]
+        made[name] = values[-1] if name in LATEST or not known else sum(known) / len(known)
+    return made
 
 
 def unexpected(expected: Mapping[str, float], got: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -83,6 +83,8 @@ class Shadow:
         """Prompt and completion tokens so far."""
         self.expected: dict[str, float] = {}
         """What is to be logged for the last step."""
+        self.window: list[dict[str, float]] = []
+        """The same of every step since the last log."""
         self.arguments: dict[str, Any] = {}
         """What the trainer's own settings say, read back from it."""
         self.same: set[str] = set()
@@ -627,6 +629,7 @@ class Shadow:
             ends = (*self.world.eos, self.world.pad)
             generated = logged.of_round(made, list(self.world.rewards), ends, self.s) | {"num_tokens": float(self.tokens)}
             self.expected, self.of_rounds = self.expected | generated, tuple(generated)
+        self.window.append(self.expected)
 
     def _fresh_tokens(self, step: int) -> int:
         """Tokens that were generated for this step."""
@@ -638,6 +641,7 @@ class Shadow:
 
     def _logged(self, moment: Moment) -> None:
         self.logs.append((moment.step, moment.first().values))
+        self.expected, self.window = logged.over(self.window), []
         if self._proves("logging") and self.expected:
             tokens = int(self.round.mask.sum()) if self.round is not None else 0
             if self.world.loop in self.same:

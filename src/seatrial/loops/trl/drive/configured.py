@@ -68,6 +68,7 @@ KNOBS: dict[str, Knob] = {
     "entropy_coef": Knob("loss", 0.0, (0.0,)),
     "router_aux_loss_coef": Knob("loss", None),
     "gradient_checkpointing": Knob("gradient", True, (False,)),
+    "logging_steps": Knob("logging", 10, (1,)),
     "max_grad_norm": Knob("clip", 1.0, (0.0,), "clipped_norm"),
     "optim": Knob("update", "adamw_torch_fused"),
     "optim_args": Knob("update", None, (None,)),
@@ -104,7 +105,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
 
 
 BESIDE = (
-    *("logging_steps", "logging_strategy", "logging_nan_inf_filter", "save_strategy", "save_steps", "report_to", "disable_tqdm"),
+    *("logging_strategy", "logging_nan_inf_filter", "save_strategy", "save_steps", "report_to", "disable_tqdm"),
     *("dataloader_pin_memory", "bf16", "fp16", "use_cpu", "ddp_backend", "output_dir"),
 )
 """Settings that no step depends on, or that change no value of it (`REFUSED` has those that do when they are on)."""

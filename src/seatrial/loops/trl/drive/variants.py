@@ -17,7 +17,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "dr_grpo": (
         *("--loss_type", "dr_grpo", "--multi_objective_aggregation", "normalize_then_sum", "--use_bias_correction_kl", "false"),
-        *("--lr_scheduler_type", "constant_with_warmup", "--importance_sampling_level", "sequence"),
+        *("--lr_scheduler_type", "constant_with_warmup", "--importance_sampling_level", "sequence", "--logging_steps", "2"),
     ),
     "grpo": (
         *("--loss_type", "grpo", "--scale_rewards", "batch", "--shuffle_dataset", "false", "--num_iterations", "1"),
