@@ -7,11 +7,9 @@ where that chain breaks, to name the stage (see `locate`).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,46 +17,16 @@ import torch
 
 from seatrial.instruments.batch_record import text_digest
 from seatrial.shadow import formulas, locate, logged
-from seatrial.shadow.draws import LIMIT, Draws, Sum
-from seatrial.shadow.network import FLOOR, SLACK, Network
+from seatrial.shadow.data import Data
+from seatrial.shadow.network import Network
 from seatrial.shadow.policy import Policy, completion_terms, token_values
 from seatrial.shadow.record import Moment, moments
 from seatrial.shadow.result import Diverged, Findings
 from seatrial.shadow.rounds import MicroBatch, Round, ragged, until_end, without_padding
-from seatrial.shadow.settings import Settings
+from seatrial.shadow.sampling import Sampling, pictures
+from seatrial.shadow.settings import Settings, World
 
 Tensor = Any
-SMALLEST = -80.0
-"""The log-probability below which fp32 may have none."""
-PIXEL = 1e-5
-"""How far rounding may move a pixel."""
-MANY = 6
-"""Rows that hardly come twice in the same order by chance."""
-
-
-@dataclass(frozen=True)
-class World:
-    """What the shadow knows beside the settings: the dataset, the tokenizer, the rewards, the model's files."""
-
-    prompts: Sequence[Sequence[int]]
-    """Token ids of each dataset row."""
-    rewards: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], Sequence[float | None]]]
-    """Reward functions, given completions and dataset rows."""
-    model: Path
-    eos: tuple[int, ...]
-    pad: int
-    loop: str = ""
-    """The package of the loop."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Of the packages whose laws and metrics are known: a run of the same version follows each of them."""
-    texts: Sequence[str] = ()
-    """The prompt of each dataset row, where reward functions are given it."""
-    decode: Callable[[Sequence[int]], str] = lambda _: ""
-    """The text of a completion, as reward functions are given it."""
-    pictures: Tensor = None
-    """Pixel values of each dataset row, where prompts have a picture."""
-    layout: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None] | None = None
-    """Makes the release's tensors of recorded ones, where the loop fuses or renames them."""
 
 
 class Shadow:
@@ -74,11 +42,8 @@ class Shadow:
         self.critic = Network(world.model, settings.critic, self.found, where, True, world.layout) if settings.critic else None
         if self.actor.release:
             self.policy, self.single = self.actor.policy, self.actor.single
-        self.draws = Draws()
         self.round: Round | None = None
         self.generated_at = 0
-        self.seen: list[int] = []
-        """Dataset rows in the order in which they were drawn."""
         self.tokens = 0
         """Prompt and completion tokens so far."""
         self.expected: dict[str, float] = {}
@@ -89,11 +54,6 @@ class Shadow:
         """What the trainer's own settings say, read back from it."""
         self.same: set[str] = set()
         """Packages of which the run used the shadow's own version."""
-        self.mixing = Sum()
-        self.ordered = False
-        """Whether prompts come in the order of the seed."""
-        self.states: set[bytes] = set()
-        """Random states that generations started from."""
         self.logs: list[tuple[int, Mapping[str, Any]]] = []
         """What was logged, by step."""
         self.of_rounds: tuple[str, ...] = ()
@@ -102,6 +62,8 @@ class Shadow:
         """The loss of each step."""
         self.exercised: Counter[str] = Counter()
         """How often something happened that gives a setting an effect."""
+        self.data = Data(settings, world, self.found)
+        self.sampling = Sampling(settings, world, self.found, self.actor, self.exercised)
 
     def run(self) -> Findings:
         """Recompute until the record ends or a stage diverges."""
@@ -113,7 +75,8 @@ class Shadow:
             if not self.found.steps:
                 raise Diverged("update", "optimizer steps in the record", self.s.max_steps, 0)
             self._end()
-            self._plausible()
+            if self._proves("sampling"):
+                self.sampling.plausible()
         except Diverged as divergence:
             self.found.diverge(divergence, step)
         return self.found
@@ -131,6 +94,7 @@ class Shadow:
         self.arguments = event.values.get("arguments", {})
         got = event.values.get("versions", {})
         self.same = {name for name, version in self.world.versions.items() if got.get(name) == version}
+        self.data.own_law, self.sampling.own_law = self.world.loop in self.same, "transformers" in self.same
         self.actor.start(moment, "peft" in self.same)
 
     def _value_started(self, moment: Moment) -> None:
@@ -158,209 +122,24 @@ class Shadow:
                 made.prompts += [without_padding(ids, self.world.pad) for ids in tensors["prompt_ids"].tolist()]
                 for ids in tensors["sequences"][:, width:].tolist():
                     made.completions.append(until_end(ids, self.world.eos))
-                    self._stopped(ids[len(made.completions[-1]) :], len(made.completions) - 1)
-        self._data(made)
+                    self.sampling.stopped(ids[len(made.completions[-1]) :], len(made.completions) - 1)
+        self.data.follow(made)
         count = made.per_rank(self.s.world)
         for rank, event in enumerate(moment.ranks):
-            self._pictured(made, range(rank * count, (rank + 1) * count), event.tensors(), "generation")
+            self.data.pictured(made, range(rank * count, (rank + 1) * count), event.tensors(), "generation")
         if self._proves("sampling") and self.actor.known:
             for rank, event in enumerate(moment.ranks):
-                self._sampling(made, range(rank * count, (rank + 1) * count), event.tensors())
-        self._lengths(made)
+                self.sampling.follow(made, range(rank * count, (rank + 1) * count), event.tensors())
+        self.sampling.lengths(made)
         self.round = made
-
-    def _stopped(self, rest: Sequence[int], row: int) -> None:
-        """After its end token a row is filled up with padding."""
-        if any(token != self.world.pad for token in rest):
-            raise Diverged("length", "what follows the end token of a completion", "padding", list(rest), row=row)
 
     def _close(self, made: Round) -> None:
         """Every row of a round was used as often as configured."""
         made.close(self.s)
-        self._mixed(made)
+        self.data.mixed(made)
         if self.s.critic is not None:
             made.close(self.s.critic, "critic")
         self.found.count("data", len(made.prompts))
-
-    def _mixed(self, made: Round) -> None:
-        """Rows of a generation come to the loss in another order than they were drawn, where the loop's law says so."""
-        if not self.s.mixes_rows:
-            return
-        for rank in range(self.s.world):
-            order = made.order(rank, self.s.world)
-            neighbours = sum(two - one == 1 for one, two in itertools.pairwise(order))
-            self.mixing.add(torch.tensor(neighbours - (len(order) - 1) / max(1, len(order))), torch.tensor(1.0), 1.0)
-        if self.mixing.score() > LIMIT:
-            raise Diverged("data", "the order of a generation's rows in the loss", "shuffled", "that in which they were drawn")
-
-    def _data(self, made: Round) -> None:
-        """Whole groups of dataset prompts, each prompt as often as the sampler's law says."""
-        s, world = self.s, self.world
-        known = {tuple(ids): row for row, ids in enumerate(world.prompts)}
-        if len(made.prompts) != s.rows():
-            raise Diverged("data", "completions per generation", s.rows(), len(made.prompts))
-        for place, ids in enumerate(made.prompts):
-            row = known.get(tuple(ids))
-            if row is None:
-                raise Diverged("data", "a prompt that is not in the dataset was generated from", "a row of the dataset", ids, row=place)
-            made.rows.append(row)
-        for start in range(0, len(made.rows), s.group):
-            group = made.rows[start : start + s.group]
-            if len(set(group)) != 1:
-                raise Diverged("data", f"a group of {s.group} completions", "one prompt", group, row=start)
-        fresh = made.rows[:: s.group]
-        per_epoch = len(world.prompts) // s.prompts() * s.prompts()
-        epoch = self.seen[len(self.seen) // per_epoch * per_epoch :] if per_epoch else []
-        twice = [row for row, count in Counter([*epoch, *fresh]).items() if count > 1]
-        if twice and per_epoch:
-            raise Diverged("data", "prompts drawn again within one epoch", "each once", f"dataset row {twice[0]}", row=twice[0])
-        own_order = [row % per_epoch for row in range(len(self.seen), len(self.seen) + len(fresh))] if per_epoch else fresh
-        order = sorted(fresh) if s.arrival else fresh
-        if s.shuffle and len(fresh) > MANY and order == own_order:
-            raise Diverged("data", "the order of the prompts", "shuffled", "the dataset's own")
-        if not s.shuffle and order != own_order:
-            raise Diverged("data", "the order of the prompts", own_order, order)
-        self.seen += fresh
-        if s.shuffle and per_epoch and not s.arrival:
-            self._shuffled(per_epoch)
-        self.found.count("data", len(made.rows))
-
-    def _seen(self, made: Round, rows: Sequence[int], policy: Policy) -> dict[str, Tensor]:
-        """The pictures that a forward pass of these rows needs."""
-        if self.world.pictures is None:
-            return {}
-        return {"pixel_values": self.world.pictures[[made.rows[row] for row in rows]].to(policy.dtype)}
-
-    def _pictured(self, made: Round, rows: Sequence[int], tensors: Mapping[str, Tensor], where: str) -> None:
-        """Each row comes with the picture of its dataset row."""
-        if self.world.pictures is None:
-            return
-        got, own = tensors.get("pixel_values"), self.world.pictures[[made.rows[row] for row in rows]]
-        if got is None or got.shape != own.shape:
-            raise Diverged("data", f"pictures in the {where}", list(own.shape), "none" if got is None else list(got.shape))
-        off = (got.double() - own.double()).abs().flatten(1).max(1).values
-        if not float(off.max()) <= PIXEL:
-            row = int(torch.nan_to_num(off, nan=math.inf).argmax())
-            means = own[row].double().mean(), got[row].double().mean()
-            raise Diverged("data", f"mean of a row's picture in the {where}", *means, row=rows[row])
-        self.found.count("data", len(rows))
-
-    def _shuffled(self, per_epoch: int) -> None:
-        """Prompts come in the order of the seed, where the sampler's law is known; else in an order that chance explains."""
-        s, count, seen = self.s, len(self.world.prompts), self.seen
-        if s.seeded_order:
-            chance = torch.Generator().manual_seed(s.seed)
-            epochs = [torch.randperm(count, generator=chance).tolist()[:per_epoch] for _ in range(0, len(seen), per_epoch)]
-            expected = [row for epoch in epochs for row in epoch][: len(seen)]
-            if len(seen) <= s.prompts():  # the first generation tells whether another version has this law
-                self.ordered = self.world.loop in self.same or (seen == expected and len(seen) > MANY)
-            if seen != expected and self.ordered:
-                place = next(index for index, (got, own) in enumerate(zip(seen, expected, strict=True)) if got != own)
-                raise Diverged("data", f"prompt {place + 1} in the order of seed {s.seed}", expected[place], seen[place], row=place)
-        epoch = seen[(len(seen) - 1) // per_epoch * per_epoch :]
-        before = seen[-len(epoch) - per_epoch : -len(epoch)][: len(epoch)]
-        if len(epoch) > MANY and epoch == before:
-            raise Diverged("data", "the order of the prompts", "another in each epoch", "that of the epoch before")
-        neighbours = sum(abs(one - two) == 1 for one, two in itertools.pairwise(epoch))
-        test = Sum()
-        test.add(torch.tensor(neighbours - 2.0 * (len(epoch) - 1) / count), torch.tensor(2.0), 1.0)
-        if test.score() > LIMIT:
-            raise Diverged("data", "the order of the prompts", "shuffled", f"{neighbours} of {len(epoch) - 1} in the dataset's own order")
-
-    def _sampling(self, made: Round, rows: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
-        """The scores that tokens were drawn from are ours, after every processor; draws are collected for a test over all of them."""
-        prompts, pad = [made.prompts[row] for row in rows], self.world.pad
-        if "sequences" in tensors:
-            sequences, width = tensors["sequences"], tensors["prompt_ids"].shape[1]
-        else:
-            width, long = max(map(len, prompts)), max(len(made.completions[row]) for row in rows)
-            padded = [([pad] * (width - len(made.prompts[row])), made.prompts[row], made.completions[row]) for row in rows]
-            sequences = torch.tensor([[*left, *prompt, *rest, *[pad] * (long - len(rest))] for left, prompt, rest in padded])
-        own_mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])
-        given = tensors.get("prompt_mask")
-        if given is not None and not torch.equal(given.long(), own_mask):
-            row = int((given.long() != own_mask).any(1).nonzero()[0])
-            raise Diverged("sampling", "the attention mask of generation", own_mask[row], given[row], row=row)
-        length = sequences.shape[1] - width
-        mask = torch.cat([own_mask, torch.ones(len(prompts), length, dtype=torch.long)], 1)
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)
-        with torch.no_grad():
-            logits, single = (
-                policy.forward(self.actor.arguments(policy), sequences, mask, positions, **self._seen(made, rows, policy)).logits[
-                    :, width - 1 : -1
-                ]
-                for policy in (self.policy, self.single)
-            )
-        allowed = SLACK * float((logits - single.double()).abs().max()) / self.s.temperature + FLOOR
-        open_rows = torch.ones(len(prompts), dtype=torch.bool)
-        if "random_state" in tensors:
-            self._redraw(tensors, sequences[:, width:], rows)
-        self.draws.begin()
-        for place in range(length):
-            own, near = formulas.processed(logits[:, place], sequences[:, : width + place], self.s, self.exercised)
-            if "scores" in tensors:
-                self._scores(own, tensors["scores"][:, place].double(), near, open_rows, rows, place, allowed)
-            elif "shares" in tensors:
-                mine, got = torch.log_softmax(own, -1), tensors["shares"][:, place].double().log()
-                self._scores(mine, got, near | (mine < SMALLEST), open_rows, rows, place, 2 * allowed)
-            if "logprobs" in tensors and self.s.is_plain_sampling():
-                self._drawn(own, sequences[:, width + place], tensors["logprobs"][:, place], open_rows, rows, place, allowed)
-            self.draws.add(own, sequences[:, width + place], open_rows, self.s.group)
-            open_rows = open_rows & ~torch.isin(sequences[:, width + place], torch.tensor(self.world.eos))
-
-    def _redraw(self, tensors: Mapping[str, Tensor], drawn: Tensor, rows: Sequence[int]) -> None:
-        """From the recorded probabilities and random state the same tokens are drawn again; no state is used twice.
-
-        Another release may draw in another way: it does, if most of its tokens are others.
-        """
-        state = tensors["random_state"].numpy().tobytes()
-        if state in self.states:
-            raise Diverged("sampling", "the random state that a generation starts from", "a new one", "that of an earlier generation")
-        self.states.add(state)
-        chance = torch.Generator()
-        chance.set_state(tensors["random_state"])
-        own = torch.cat([torch.multinomial(part, 1, generator=chance) for part in tensors["shares"].unbind(1)], 1)
-        ends = torch.isin(drawn, torch.tensor(self.world.eos)).int()
-        open_cells = (ends.cumsum(1) - ends) == 0
-        wrong = (own != drawn) & open_cells
-        if int(wrong.sum()) * 2 > int(open_cells.sum()) and "transformers" not in self.same:
-            return
-        if bool(wrong.any()):
-            place, row = (int(value) for value in wrong.T.nonzero()[0])
-            what = "the token that the recorded probabilities and random state give"
-            raise Diverged("sampling", what, int(own[row, place]), int(drawn[row, place]), row=rows[row], position=place)
-        self.found.count("sampling", int(open_cells.sum()))
-
-    def _drawn(self, own: Tensor, drawn: Tensor, said: Tensor, open_rows: Tensor, rows: Sequence[int], place: int, allowed: float) -> None:
-        """A generator of its own says how likely each drawn token was; by our forward pass it was just as likely."""
-        mine = torch.log_softmax(own, -1).gather(1, drawn.unsqueeze(1)).squeeze(1)
-        off = torch.where(open_rows, (mine - said.double()).abs(), torch.zeros_like(mine))
-        if not float(off.max()) <= 2 * allowed:
-            row = int(torch.nan_to_num(off, nan=math.inf).argmax())
-            where = {"row": rows[row], "position": place, "token": int(drawn[row])}
-            raise Diverged("sampling", "log-probability of a drawn token, as its generator said it", mine[row], said[row], **where)
-        self.found.count("sampling", int(open_rows.sum()), float(off.max()) / (2 * allowed))
-
-    def _scores(self, own: Tensor, got: Tensor, near: Tensor, open_rows: Tensor, rows: Sequence[int], place: int, allowed: float) -> None:
-        both = torch.isfinite(own) & torch.isfinite(got)
-        gap = torch.where(both, (own - got).abs(), torch.zeros_like(own))
-        odd = (torch.isfinite(own) != torch.isfinite(got)) & ~near
-        wrong = ((gap > allowed) | odd | torch.isnan(got)) & open_rows.unsqueeze(1)
-        if bool(wrong.any()):
-            row, token = (int(value) for value in wrong.nonzero()[0])
-            count = int(wrong.any(1).sum())
-            what = f"scores that tokens were drawn from ({count} of {len(own)} rows at this position)"
-            raise Diverged("sampling", what, own[row, token], got[row, token], row=rows[row], position=place, token=token)
-        self.found.count("sampling", int(open_rows.sum()), float(gap[open_rows].max()) / allowed if bool(open_rows.any()) else 0.0)
-
-    def _lengths(self, made: Round) -> None:
-        """Every completion ends with its end token, or at the limit."""
-        for row, ids in enumerate(made.completions):
-            ended = bool(ids) and ids[-1] in self.world.eos
-            if len(ids) > self.s.max_tokens or (not ended and len(ids) != self.s.max_tokens):
-                raise Diverged("length", "the length of a completion without an end token", self.s.max_tokens, len(ids), row=row)
-            self.exercised["ended" if ended else "truncated"] += 1
-        self.found.count("length", len(made.completions))
 
     def _rewarded(self, moment: Moment) -> None:
         made, name = self.round, moment.first().values["function"]
@@ -419,14 +198,14 @@ class Shadow:
         width = made.mask.shape[1]
         if not self._proves("gradient") or not self.actor.known:
             return
-        seen = self._seen(made, range(len(made.rows)), self.policy)
+        given = pictures(self.world, made, range(len(made.rows)), self.policy)
         with torch.no_grad():
             if self.s.is_split() or self.s.reward_beta:
-                output = self.policy.forward(self.actor.arguments(self.policy), made.ids, made.attention, **seen)
+                output = self.policy.forward(self.actor.arguments(self.policy), made.ids, made.attention, **given)
                 made.old, made.entropies = completion_terms(output, made.ids, width, self.s.temperature)
             if self.s.beta or self.s.reward_beta:
                 base = self.actor.arguments(self.policy, self.actor.reference, adapted=False)
-                output = self.policy.forward(base, made.ids, made.attention, **seen)
+                output = self.policy.forward(base, made.ids, made.attention, **given)
                 made.ref, _ = completion_terms(output, made.ids, width, self.s.temperature)
             if self.critic is not None:
                 output = self.critic.policy.forward(self.critic.arguments(self.critic.policy), made.ids, made.attention)
@@ -453,7 +232,7 @@ class Shadow:
             rows = made.take(tensors["input_ids"], mask, rank, self.world.pad, s, model)
             if len(rows) != s.micro_batch and not s.free_split:
                 raise network.diverged("data", "rows of a micro-batch", s.micro_batch, len(rows))
-            self._pictured(made, rows, tensors, "loss")
+            self.data.pictured(made, rows, tensors, "loss")
             if mask is not None:
                 self._attention(made, rows, tensors["input_ids"], mask.long())
             trainer = {name.removeprefix("trainer/"): value for name, value in tensors.items() if name.startswith("trainer/")}
@@ -529,7 +308,7 @@ class Shadow:
         ids, mask = made.ids[part.rows], made.mask[part.rows].to(dtype)
         coef = policy.router_coef if s.router_coef is None else s.router_coef
         routed = {"output_router_logits": True} if policy.has_router and coef else {}
-        output = policy.forward(weights, ids, made.attention[part.rows], **routed, **self._seen(made, part.rows, policy))
+        output = policy.forward(weights, ids, made.attention[part.rows], **routed, **pictures(self.world, made, part.rows, policy))
         logps, entropies = completion_terms(output, ids, mask.shape[1], s.temperature)
         old = made.old[part.rows].to(dtype) if made.old is not None else logps.detach()
         ref = made.ref[part.rows].to(dtype) if made.ref is not None and s.beta else None
@@ -595,8 +374,8 @@ class Shadow:
         named = {name: value.to(self.policy.dtype) for name, value in self.actor.weights.items()}
         leaves = {name: named[name].detach().clone().requires_grad_(True) for name in some}
         ids, width = part.round.ids[part.rows], part.round.mask.shape[1]
-        seen = self._seen(part.round, part.rows, self.policy)
-        output = self.policy.forward(self.policy.arguments({**named, **leaves}), ids, part.round.attention[part.rows], **seen)
+        given = pictures(self.world, part.round, part.rows, self.policy)
+        output = self.policy.forward(self.policy.arguments({**named, **leaves}), ids, part.round.attention[part.rows], **given)
         logps, _ = completion_terms(output, ids, width, self.s.temperature)
         made = []
         for family in families:
@@ -648,13 +427,6 @@ class Shadow:
                 logged.unexpected(self.expected, moment.first().values, self.of_rounds)
             self.found.count("logging", logged.compare(self.expected, moment.first().values, tokens, self.world.loop in self.same))
             self.expected = {}
-
-    def _plausible(self) -> None:
-        """The drawn tokens of the whole run are a plausible draw."""
-        for name, value in self.draws.results().items() if self._proves("sampling") else ():
-            if not abs(value) <= LIMIT:
-                raise Diverged("sampling", f"{name} over {self.draws.tokens} tokens", f"a score within {LIMIT:g}", value)
-            self.found.count("sampling", 1, abs(value) / LIMIT)
 
 
 def _tokens(batch: Sequence[MicroBatch]) -> float:

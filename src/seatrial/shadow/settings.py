@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Tensor = Any
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,29 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What was given to the loop: prompts in dataset order, and the reward functions by name."""
+class World:
+    """What the shadow knows beside the settings: the dataset, the tokenizer, the rewards, the model's files."""
 
-    prompts: Sequence[str]
-    rewards: Sequence[str]
+    prompts: Sequence[Sequence[int]]
+    """Token ids of each dataset row."""
+    rewards: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], Sequence[float | None]]]
+    """Reward functions, given completions and dataset rows."""
+    model: Path
+    eos: tuple[int, ...]
+    pad: int
+    loop: str = ""
+    """The package of the loop."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the packages whose laws and metrics are known: a run of the same version follows each of them."""
+    texts: Sequence[str] = ()
+    """The prompt of each dataset row, where reward functions are given it."""
+    decode: Callable[[Sequence[int]], str] = lambda _: ""
+    """The text of a completion, as reward functions are given it."""
+    pictures: Tensor = None
+    """Pixel values of each dataset row, where prompts have a picture."""
+    layout: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor] | None] | None = None
+    """Makes the release's tensors of recorded ones, where the loop fuses or renames them."""
+
+    def pictures_of(self, rows: Sequence[int]) -> Any:
+        """Pixel values of dataset rows; None where prompts have no picture."""
+        return None if self.pictures is None else self.pictures[list(rows)]

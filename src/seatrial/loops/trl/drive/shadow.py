@@ -68,7 +68,8 @@ def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
     import transformers
     from transformers import AutoConfig, AutoTokenizer
 
-    from seatrial.shadow.recompute import Shadow, World
+    from seatrial.shadow.recompute import Shadow
+    from seatrial.shadow.settings import World
 
     torch.set_num_threads(1)
     names = tasks.reward_names(arguments)

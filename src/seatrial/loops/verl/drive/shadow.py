@@ -29,7 +29,7 @@ def recompute(arguments: Any, words: list[str]) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     from seatrial.loops.verl.drive.recompute import RoundShadow
-    from seatrial.shadow.recompute import World
+    from seatrial.shadow.settings import World
 
     torch.set_num_threads(1)
     path = train.model_path(arguments)

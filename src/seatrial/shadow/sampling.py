@@ -1,0 +1,146 @@
+"""The sampling of a run: the probabilities that tokens were drawn from, the draw itself, and where completions end."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from seatrial.shadow import formulas
+from seatrial.shadow.draws import LIMIT, Draws
+from seatrial.shadow.network import FLOOR, SLACK, Network
+from seatrial.shadow.policy import Policy
+from seatrial.shadow.result import Diverged, Findings
+from seatrial.shadow.rounds import Round
+from seatrial.shadow.settings import Settings, World
+
+Tensor = Any
+SMALLEST = -80.0
+"""The log-probability below which fp32 may have none."""
+
+
+class Sampling:
+    """Follows what a generator draws. `own_law`: transformers is of the version that the shadow has."""
+
+    def __init__(self, settings: Settings, world: World, found: Findings, actor: Network, exercised: Counter[str]) -> None:
+        self.s, self.world, self.found, self.actor, self.exercised = settings, world, found, actor, exercised
+        self.own_law = False
+        self.draws = Draws()
+        self.states: set[bytes] = set()
+        """Random states that generations started from."""
+
+    def follow(self, made: Round, rows: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+        """The scores that tokens were drawn from are ours, after every processor; draws are collected for a test over all of them."""
+        prompts, pad = [made.prompts[row] for row in rows], self.world.pad
+        if "sequences" in tensors:
+            sequences, width = tensors["sequences"], tensors["prompt_ids"].shape[1]
+        else:
+            width, long = max(map(len, prompts)), max(len(made.completions[row]) for row in rows)
+            padded = [([pad] * (width - len(made.prompts[row])), made.prompts[row], made.completions[row]) for row in rows]
+            sequences = torch.tensor([[*left, *prompt, *rest, *[pad] * (long - len(rest))] for left, prompt, rest in padded])
+        own_mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])
+        given = tensors.get("prompt_mask")
+        if given is not None and not torch.equal(given.long(), own_mask):
+            row = int((given.long() != own_mask).any(1).nonzero()[0])
+            raise Diverged("sampling", "the attention mask of generation", own_mask[row], given[row], row=row)
+        length = sequences.shape[1] - width
+        mask = torch.cat([own_mask, torch.ones(len(prompts), length, dtype=torch.long)], 1)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        with torch.no_grad():
+            logits, single = (
+                policy.forward(self.actor.arguments(policy), sequences, mask, positions, **pictures(self.world, made, rows, policy)).logits[
+                    :, width - 1 : -1
+                ]
+                for policy in (self.actor.policy, self.actor.single)
+            )
+        allowed = SLACK * float((logits - single.double()).abs().max()) / self.s.temperature + FLOOR
+        open_rows = torch.ones(len(prompts), dtype=torch.bool)
+        if "random_state" in tensors:
+            self._redraw(tensors, sequences[:, width:], rows)
+        self.draws.begin()
+        for place in range(length):
+            own, near = formulas.processed(logits[:, place], sequences[:, : width + place], self.s, self.exercised)
+            if "scores" in tensors:
+                self._scores(own, tensors["scores"][:, place].double(), near, open_rows, rows, place, allowed)
+            elif "shares" in tensors:
+                mine, got = torch.log_softmax(own, -1), tensors["shares"][:, place].double().log()
+                self._scores(mine, got, near | (mine < SMALLEST), open_rows, rows, place, 2 * allowed)
+            if "logprobs" in tensors and self.s.is_plain_sampling():
+                self._drawn(own, sequences[:, width + place], tensors["logprobs"][:, place], open_rows, rows, place, allowed)
+            self.draws.add(own, sequences[:, width + place], open_rows, self.s.group)
+            open_rows = open_rows & ~torch.isin(sequences[:, width + place], torch.tensor(self.world.eos))
+
+    def _redraw(self, tensors: Mapping[str, Tensor], drawn: Tensor, rows: Sequence[int]) -> None:
+        """From the recorded probabilities and random state the same tokens are drawn again; no state is used twice.
+
+        Another release may draw in another way: it does, if most of its tokens are others.
+        """
+        state = tensors["random_state"].numpy().tobytes()
+        if state in self.states:
+            raise Diverged("sampling", "the random state that a generation starts from", "a new one", "that of an earlier generation")
+        self.states.add(state)
+        chance = torch.Generator()
+        chance.set_state(tensors["random_state"])
+        own = torch.cat([torch.multinomial(part, 1, generator=chance) for part in tensors["shares"].unbind(1)], 1)
+        ends = torch.isin(drawn, torch.tensor(self.world.eos)).int()
+        open_cells = (ends.cumsum(1) - ends) == 0
+        wrong = (own != drawn) & open_cells
+        if int(wrong.sum()) * 2 > int(open_cells.sum()) and not self.own_law:
+            return
+        if bool(wrong.any()):
+            place, row = (int(value) for value in wrong.T.nonzero()[0])
+            what = "the token that the recorded probabilities and random state give"
+            raise Diverged("sampling", what, int(own[row, place]), int(drawn[row, place]), row=rows[row], position=place)
+        self.found.count("sampling", int(open_cells.sum()))
+
+    def _drawn(self, own: Tensor, drawn: Tensor, said: Tensor, open_rows: Tensor, rows: Sequence[int], place: int, allowed: float) -> None:
+        """A generator of its own says how likely each drawn token was; by our forward pass it was just as likely."""
+        mine = torch.log_softmax(own, -1).gather(1, drawn.unsqueeze(1)).squeeze(1)
+        off = torch.where(open_rows, (mine - said.double()).abs(), torch.zeros_like(mine))
+        if not float(off.max()) <= 2 * allowed:
+            row = int(torch.nan_to_num(off, nan=math.inf).argmax())
+            where = {"row": rows[row], "position": place, "token": int(drawn[row])}
+            raise Diverged("sampling", "log-probability of a drawn token, as its generator said it", mine[row], said[row], **where)
+        self.found.count("sampling", int(open_rows.sum()), float(off.max()) / (2 * allowed))
+
+    def _scores(self, own: Tensor, got: Tensor, near: Tensor, open_rows: Tensor, rows: Sequence[int], place: int, allowed: float) -> None:
+        both = torch.isfinite(own) & torch.isfinite(got)
+        gap = torch.where(both, (own - got).abs(), torch.zeros_like(own))
+        odd = (torch.isfinite(own) != torch.isfinite(got)) & ~near
+        wrong = ((gap > allowed) | odd | torch.isnan(got)) & open_rows.unsqueeze(1)
+        if bool(wrong.any()):
+            row, token = (int(value) for value in wrong.nonzero()[0])
+            count = int(wrong.any(1).sum())
+            what = f"scores that tokens were drawn from ({count} of {len(own)} rows at this position)"
+            raise Diverged("sampling", what, own[row, token], got[row, token], row=rows[row], position=place, token=token)
+        self.found.count("sampling", int(open_rows.sum()), float(gap[open_rows].max()) / allowed if bool(open_rows.any()) else 0.0)
+
+    def stopped(self, rest: Sequence[int], row: int) -> None:
+        """After its end token a row is filled up with padding."""
+        if any(token != self.world.pad for token in rest):
+            raise Diverged("length", "what follows the end token of a completion", "padding", list(rest), row=row)
+
+    def lengths(self, made: Round) -> None:
+        """Every completion ends with its end token, or at the limit."""
+        for row, ids in enumerate(made.completions):
+            ended = bool(ids) and ids[-1] in self.world.eos
+            if len(ids) > self.s.max_tokens or (not ended and len(ids) != self.s.max_tokens):
+                raise Diverged("length", "the length of a completion without an end token", self.s.max_tokens, len(ids), row=row)
+            self.exercised["ended" if ended else "truncated"] += 1
+        self.found.count("length", len(made.completions))
+
+    def plausible(self) -> None:
+        """The drawn tokens of the whole run are a plausible draw."""
+        for name, value in self.draws.results().items():
+            if not abs(value) <= LIMIT:
+                raise Diverged("sampling", f"{name} over {self.draws.tokens} tokens", f"a score within {LIMIT:g}", value)
+            self.found.count("sampling", 1, abs(value) / LIMIT)
+
+
+def pictures(world: World, made: Round, rows: Sequence[int], policy: Policy) -> dict[str, Tensor]:
+    """The pictures that a forward pass of these rows needs."""
+    made_of = world.pictures_of([made.rows[row] for row in rows])
+    return {} if made_of is None else {"pixel_values": made_of.to(policy.dtype)}
