@@ -105,7 +105,7 @@ class Data:
 
     def mixed(self, made: Round) -> None:
         """Rows of a generation come to the loss in another order than they were drawn, where the loop's law says so."""
-        if not self.s.mixes_rows:
+        if not self.s.mixes_rows or not self.own_law:
             return
         for rank in range(self.s.world):
             order = made.order(rank, self.s.world)

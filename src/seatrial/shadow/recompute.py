@@ -94,7 +94,8 @@ class Shadow:
         self.arguments = event.values.get("arguments", {})
         got = event.values.get("versions", {})
         self.same = {name for name, version in self.world.versions.items() if got.get(name) == version}
-        self.data.own_law, self.sampling.own_law = self.world.loop in self.same, "transformers" in self.same
+        self.data.own_law = self.actor.own_law = self.world.loop in self.same
+        self.sampling.own_law = "transformers" in self.same
         self.actor.start(moment, "peft" in self.same)
 
     def _value_started(self, moment: Moment) -> None:

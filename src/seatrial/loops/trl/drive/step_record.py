@@ -24,6 +24,9 @@ SCORED = (
     *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages"),
     *("old_per_token_logps", "ref_per_token_logps"),
 )
+MOST_BYTES = 2**30
+"""Probabilities of one generation that are kept: of more, none are, and the draw rests on statistics."""
+CLOCKS = ("step_time", "train_runtime", "total_flos")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample", "eos_token_id", "pad_token_id")
 
 
@@ -83,7 +86,8 @@ class StepRecorder:
 
     def end(self) -> None:
         """Call it once training has returned."""
-        self.hooks.end({"history": self.trainer.state.log_history if self.trainer.state.is_world_process_zero else None})
+        state = self.trainer.state
+        self.hooks.end({"history": [_timeless(row) for row in state.log_history] if state.is_world_process_zero else None})
 
     def _recorded(self) -> bool:
         """Whether what happens now belongs to a step of training that is recorded."""
@@ -175,10 +179,12 @@ class Drawing:
     """Sees the probabilities that `torch.multinomial` is given while it is entered, and the random state before the first."""
 
     def __enter__(self) -> Drawing:
-        self.state, self.shares, self.inner = torch.get_rng_state(), list[Any](), torch.multinomial
+        self.state, self.shares, self.inner, self.kept = torch.get_rng_state(), list[Any](), torch.multinomial, 0
 
         def multinomial(shares: Any, *args: Any, **kwargs: Any) -> Any:
-            self.shares.append(shares.detach().to("cpu", torch.float32))
+            self.kept += shares.numel() * 4
+            if self.kept <= MOST_BYTES:
+                self.shares.append(shares.detach().to("cpu", torch.float32))
             return self.inner(shares, *args, **kwargs)
 
         torch.multinomial = multinomial
@@ -192,6 +198,11 @@ class Drawing:
         if not length or len(self.shares) != length or any(part.shape != self.shares[0].shape for part in self.shares):
             return {}
         return {"shares": torch.stack(self.shares, 1), "random_state": self.state}
+
+
+def _timeless(logs: dict[str, Any]) -> dict[str, Any]:
+    """What was logged without what a clock measured: two equal runs have equal records."""
+    return {key: value for key, value in logs.items() if key not in CLOCKS and not key.endswith("_per_second")}
 
 
 def _together(forwards: list[dict[str, Any]], pad: int) -> dict[str, Any]:
@@ -236,8 +247,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         """Record what was logged for the step that has just ended."""
         record = self.recorder.record
         if logs and "train_runtime" not in logs and state.global_step == record.done and state.is_world_process_zero:
-            clocks = ("step_time",)
-            record.add("logged", "logging", {key: value for key, value in logs.items() if key not in clocks}, step=state.global_step)
+            record.add("logged", "logging", _timeless(logs), step=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the hooks off torch's optimizers: another trainer may follow in this process."""
