@@ -194,7 +194,8 @@ class Network:
             mean.add(flat, torch.full_like(flat, bound**2 / 3), bound)
             square.add(flat**2 - bound**2 / 3, torch.full_like(flat, bound**4 * 4 / 45), bound**2)
             score = max(abs(mean.score()), abs(square.score()))
-            if not (score <= LIMIT and float(flat.abs().max()) <= bound * 1.0001 and len(flat.unique()) > len(flat) // 2):
+            varied = value.dtype != torch.float32 or len(flat.unique()) > len(flat) // 2
+            if not (score <= LIMIT and float(flat.abs().max()) <= bound * 1.01 and varied):
                 what, found = (
                     "the first factor of a new adapter",
                     f"mean {shown(float(flat.mean()))}, largest {shown(float(flat.abs().max()))}",

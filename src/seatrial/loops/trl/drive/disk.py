@@ -17,14 +17,7 @@ VOLATILE = ("inference_mode", "revision", "base_model_name_or_path", "auto_mappi
 """Settings of an adapter that saving may change."""
 UNSETTLED = ("transformers_version", "use_cache", "_name_or_path", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
 """Settings of a model that training or saving may change: trainers align the special tokens with the tokenizer's."""
-KEPT = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "chat_template.jinja",
-)
+KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json")
 """Files of a model that a trained one needs, too, where the first had them."""
 
 
@@ -58,13 +51,17 @@ def loaded(model: Any, directory: Path, path: Path) -> None:
     facts.append(path, {"fact": "loaded", **compare(model, directory), "tied": tied, "tie_wanted": wanted})
 
 
-def saved(trainer: Any, source: Path, directory: Path, path: Path) -> None:
-    """Save the trained model with the trainer's own code, and read it back; it needs the files that `source` has."""
+def saved(trainer: Any, source: Path, made: bool, directory: Path, path: Path) -> None:
+    """Save the trained model with the trainer's own code, and read it back; it needs the files that `source` has.
+
+    A model that was `made` here keeps its settings; another's may have been written by another version.
+    """
     trainer.save_model(str(directory))
     row = compare(trainer.accelerator.unwrap_model(trainer.model), directory)
     files = [name for name in KEPT if (source / name).is_file()]
     odd = [name for name in files if not (directory / name).is_file()]
-    odd += [f"{name} of config.json" for name in _changed_settings(source / "config.json", directory / "config.json")]
+    if made:
+        odd += [f"{name} of config.json" for name in _changed_settings(source / "config.json", directory / "config.json")]
     facts.append(path, {"fact": "saved", **row, "files": files, "odd": odd})
 
 

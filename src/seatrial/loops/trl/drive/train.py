@@ -217,7 +217,7 @@ def main() -> None:
         if arguments.lora and settings.save_strategy == "steps" and not arguments.resume_from:
             disk.adapter(trainer.model, arguments.out / f"checkpoint-{settings.save_steps}", facts_path)
         elif not arguments.lora and trainer.accelerator.num_processes == 1:
-            disk.saved(trainer, Path(model), arguments.out / "final", facts_path)
+            disk.saved(trainer, Path(model), arguments.model in MADE, arguments.out / "final", facts_path)
         if arguments.variants:
             variants.run(arguments, words[split + 1 :], model)
     finally:
