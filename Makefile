@@ -76,6 +76,7 @@ bench: $(VENV)/.dev ## Benchmarks: ours and the peer's figure on the same work, 
 
 mutants: $(VENV)/.dev ## Mutate the lines of a training step, one at a time: how many bugs do the proving levels see?
 	$(BIN)/seatrial env build trl
+	$(BIN)/python -m bench.mutants.edits
 	$(BIN)/python -m bench.mutants --table docs/mutants-table.md
 
 controls: $(VENV)/.dev ## Clean runs under many settings: none may be called wrong

@@ -2,9 +2,10 @@
 
     python -m bench.mutants.server < requests > answers      (one JSON object per line each)
 
-A request is {"module", "argv", "log", "timeout"} and, for a mutant, {"mutant": {"file", "number"}}; {"trace": [files]} answers with
-the lines of these files that ran. A mutated function is compiled from its whole file and its code is put into the live function, so
-that every reference to it runs the mutant. The process that answers is never mutated.
+A request is {"module", "argv", "log", "timeout"}, with {"mutant": {"file", "number", "lines"}} for a mutant or {"mutant": {"file",
+"before", "after"}} for a hand-written change; {"trace": [files]} answers with the lines of these files that ran. A changed function is
+compiled from its whole file and its code is put into the live function, so that every reference to it runs the change. The process that
+answers is never changed.
 """
 
 from __future__ import annotations
@@ -59,7 +60,30 @@ def patch(file: str, number: int, lines: set[int]) -> str:
     source = Path(file).read_text(encoding="utf-8")
     mutation, tree = mutated(source, file, lines, number)
     original = functions(ast.parse(source), file)
-    changed = {key: code for key, code in functions(tree, file).items() if key in original and original[key] != code}
+    replace(file, {key: code for key, code in functions(tree, file).items() if key in original and original[key] != code})
+    return mutation.name()
+
+
+def edit(file: str, before: str, after: str) -> None:
+    """Put hand-written functions into every live function object of the file: `before` becomes `after`, wherever it stands."""
+    source = Path(file).read_text(encoding="utf-8")
+    if before not in source:
+        raise RuntimeError(f"{file} does not hold {before!r}")
+    kept = functions(ast.parse(source), file)
+    made: dict[str, list[types.CodeType]] = defaultdict(list)
+    for (name, _), code in functions(ast.parse(source.replace(before, after)), file).items():
+        made[name].append(code)
+    changed = {}
+    for name, codes in made.items():
+        places = [key for key in kept if key[0] == name]
+        for key, code in zip(places, codes, strict=False):  # lines have moved: functions of one name stay in order
+            if kept[key].replace(co_firstlineno=1, co_linetable=b"") != code.replace(co_firstlineno=1, co_linetable=b""):
+                changed[key] = code
+    replace(file, changed)
+
+
+def replace(file: str, changed: dict[tuple[str, int], types.CodeType]) -> None:
+    """Give every live function of the file its changed code."""
     patched = 0
     for item in gc.get_objects():
         if isinstance(item, types.FunctionType) and item.__code__.co_filename == file:
@@ -68,8 +92,7 @@ def patch(file: str, number: int, lines: set[int]) -> str:
                 item.__code__ = code
                 patched += 1
     if not patched:
-        raise RuntimeError(f"no live function for {mutation}")
-    return mutation.name()
+        raise RuntimeError(f"no live function of {file} was changed")
 
 
 def child(request: dict[str, Any]) -> None:
@@ -84,7 +107,10 @@ def child(request: dict[str, Any]) -> None:
         seen: dict[str, set[int]] = defaultdict(set)
         if request.get("mutant"):
             mutant = request["mutant"]
-            patch(mutant["file"], mutant["number"], set(mutant["lines"]))
+            if "before" in mutant and "number" not in mutant:
+                edit(mutant["file"], mutant["before"], mutant["after"])
+            else:
+                patch(mutant["file"], mutant["number"], set(mutant["lines"]))
         if request.get("bare"):  # TRL alone: what watches an unrecorded run stays off, too
             importlib.import_module(f"{DRIVE}.witness").Witness.attach = lambda *_: None
         if request.get("trace"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from bench.mutants.__main__ import Server, choose, run, same_record
+from bench.mutants.edits import EDITS, Edit, outcome, wrong
 from bench.mutants.mutations import mutated, mutations
 
 from seatrial.launch.environments import Environment
@@ -36,6 +37,13 @@ def test_a_sample_of_mutants_is_seen_and_the_clean_run_is_not(server: Server, en
         if found is None and not same_record(place, clean[number]):
             outcomes[f"{mutant['short']}:{mutant['line']} {mutant['before']} -> {mutant['after']}"] = found
     assert outcomes == {}, "these change what a step does, and pass"
+
+
+@pytest.mark.parametrize("edit", [edit for edit in EDITS if edit.sample], ids=lambda edit: edit.name)
+def test_a_hand_written_change_is_named_at_its_stage_or_passes(
+    edit: Edit, server: Server, environment: Environment, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert wrong(edit, outcome(server, edit, environment.python, tmp_path_factory.getbasetemp() / "edits")) == ""
 
 
 def test_every_kind_of_mutation_is_found_and_applied() -> None:

@@ -7,6 +7,8 @@ four experts, `vlm` a LLaVA with a one-layer CLIP tower whose image processor ne
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import os
 import shutil
 import sys
@@ -120,6 +122,29 @@ def _processor(words: Any) -> Any:
         num_additional_image_tokens=1,
         chat_template=words.chat_template,
     )
+
+
+def cache(interpreter: str) -> Path:
+    """Where the models of an interpreter are kept, by what makes them."""
+    own = os.environ.get("SEATRIAL_CACHE")
+    root = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "seatrial"
+    versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")]
+    made_of = "\n".join([interpreter, *versions]).encode() + Path(__file__).read_bytes()
+    return root / "models" / hashlib.sha256(made_of).hexdigest()[:16]
+
+
+def copy(source: Path, directory: Path) -> None:
+    """Copy a model in one move; safe when two processes do it at once."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        shutil.copytree(source, temporary, dirs_exist_ok=True)
+        os.rename(temporary, directory)  # noqa: PTH104 - fails when another process was first, which is fine
+    except OSError:
+        if not (directory / "config.json").is_file():
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def ensure(kind: str, directory: Path) -> Path:

@@ -68,7 +68,23 @@ def model_path(arguments: argparse.Namespace) -> str:
 
 
 def _make(kind: str, directory: Path, roots: list[str]) -> None:
-    """Make a model in a process without the change: code that is wrong when it saves and when it loads would agree with itself."""
+    """Make a model in a process without the change: code that is wrong when it saves and when it loads would agree with itself.
+
+    What was made is kept for later runs of the same interpreter.
+    """
+    from seatrial.loops.trl.drive import models
+
+    kept = models.cache(sys.executable) / kind
+    if not (kept / "config.json").is_file():
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+        except OSError:  # a cache that others maintain may be read-only
+            return _make_there(kind, directory, roots)
+        _make_there(kind, kept, roots)
+    return models.copy(kept, directory)
+
+
+def _make_there(kind: str, directory: Path, roots: list[str]) -> None:
     path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     kept = [entry for entry in path if not any(Path(entry).resolve() == Path(root).resolve() for root in roots)]
     words = [sys.executable, "-m", "seatrial.loops.trl.drive.models", kind, str(directory)]
