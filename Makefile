@@ -81,7 +81,7 @@ mutants: $(VENV)/.dev ## Mutate the lines of a training step, one at a time: how
 
 controls: $(VENV)/.dev ## Clean runs under many settings: none may be called wrong
 	$(BIN)/seatrial env build trl
-	$(BIN)/python -m bench.mutants.controls
+	$(BIN)/python -m bench.mutants.controls --table docs/controls-table.md
 
 clean: ## Remove .venv and caches of this checkout (not the environments)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build

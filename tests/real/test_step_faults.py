@@ -5,10 +5,12 @@ Drivers and shadows are forked from one process that has imported everything, wh
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench.mutants.__main__ import Server, judged, phases_of, run
@@ -59,7 +61,17 @@ def test_without_a_fault_the_same_run_passes(level: int, server: Server, environ
     assert run(server, level, tmp_path / str(level), environment.python, short=True, words=("--max_steps", str(STEPS))) is None
 
 
-@pytest.mark.parametrize("name", NAMED)
+def _rows() -> list[Any]:
+    """All faults; of each stage two are run, unless all are asked for."""
+    rows, seen = [], Counter[str]()
+    for name, fault in NAMED.items():
+        seen[fault.stage] += 1
+        more = seen[fault.stage] > 2 and not os.environ.get("SEATRIAL_ALL_LEVELS")
+        rows.append(pytest.param(name, marks=pytest.mark.skipif(more, reason="two of each stage are run: SEATRIAL_ALL_LEVELS=1 runs it")))
+    return rows
+
+
+@pytest.mark.parametrize("name", _rows())
 def test_fault_is_named_at_its_stage(name: str, server: Server, environment: Environment, tmp_path: Path, models: Path) -> None:
     fault, steps = NAMED[name], LONGER.get(name, STEPS)
     level, words = fault.levels[0], ("--max_steps", str(steps))
