@@ -25,7 +25,7 @@ from pathlib import Path
 
 MARK = "seatrial-cases: "
 ROOT = Path(__file__).parents[2]
-SECONDS = 500
+SECONDS = 900
 
 
 def run_cases(

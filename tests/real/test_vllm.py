@@ -6,7 +6,7 @@ import pytest
 
 from .inside import run_cases
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
 CASES = (
     "case_a_tied_head_that_stays_stale_is_found_and_named",

@@ -68,13 +68,13 @@ class Desk:
         """Submitted, and in the middle of its level."""
         done = self.submit("--detach", "--", "--max_steps", str(steps), profile=profile)
         assert done.code == 0, done.output
-        wait_for("the second step", lambda: says(self.run / LOG, f"seatrial: step 2 of {steps}"), 90)
+        wait_for("the second step", lambda: says(self.run / LOG, f"seatrial: step 2 of {steps}"), 240)
 
     def attach(self) -> subprocess.Popen[str]:
         words = [str(SEATRIAL), "attach", str(self.run)]
         return subprocess.Popen(words, cwd=self.where, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def attached(self, process: subprocess.Popen[str], seconds: float = 120) -> Ran:
+    def attached(self, process: subprocess.Popen[str], seconds: float = 300) -> Ran:
         output, _ = process.communicate(timeout=seconds)
         return Ran(process.returncode, output, self.run)
 

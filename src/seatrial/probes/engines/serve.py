@@ -7,7 +7,9 @@ may be taken when the server binds it: an answer counts only while nobody but ou
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -34,7 +36,12 @@ _ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 
 
 def free_port() -> int:
-    """A port that nothing listens on right now."""
+    """A port that nothing listens on right now; below those that the kernel gives away, which are soon taken by others."""
+    for _ in range(64):
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
