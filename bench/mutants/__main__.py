@@ -32,7 +32,7 @@ from seatrial.loops.trl.loop import LOOP
 from seatrial.loops.trl.proofs import prove
 from seatrial.metrics.checks import evaluate
 from seatrial.model.loop import Context, Phase
-from seatrial.model.record import CheckResult
+from seatrial.model.record import CheckResult, PhaseOutcome
 from seatrial.model.verdict import Verdict
 from seatrial.trial.judge import Evidence, Judgement, judge
 from seatrial.trial.level_files import read_level_metrics
@@ -205,7 +205,8 @@ def judged(number: int, directory: Path, steps: int | None) -> tuple[Judgement, 
     kept = [check for check in prove(level, directory, metrics) if number == 0 or not _of_resume(check)]
     kept += [evaluate(spec.expr, metrics, spec.boundary) for spec in level.checks if "resumed/" not in spec.expr]
     missed = [check for check in kept if not check.passed]
-    evidence = Evidence(metrics=metrics, checks=tuple(kept), steps_expected=steps, steps_reached=LOOP.steps_reached(metrics))
+    ended = (PhaseOutcome(name="run", exit_code=0, ended="exited", seconds=0.0),)
+    evidence = Evidence(metrics=metrics, checks=tuple(kept), phases=ended, steps_expected=steps, steps_reached=LOOP.steps_reached(metrics))
     return judge(evidence, LOOP.milestones()), missed
 
 
