@@ -63,14 +63,18 @@ class Sampling:
         self.draws.begin()
         for place in range(length):
             own, near = formulas.processed(logits[:, place], sequences[:, : width + place], self.s, self.exercised)
+            seen = own
             if "scores" in tensors:
-                self._scores(own, tensors["scores"][:, place].double(), near, open_rows, rows, place, allowed)
+                seen = tensors["scores"][:, place].double()
+                self._scores(own, seen, near, open_rows, rows, place, allowed)
             elif "shares" in tensors:
-                mine, got = torch.log_softmax(own, -1), tensors["shares"][:, place].double().log()
+                # Against the likeliest token: one at an edge, which rounding lets in or out, would move the sum of all.
+                seen, top = tensors["shares"][:, place].double().log(), own.argmax(-1, keepdim=True)
+                mine, got = own - own.gather(1, top), seen - seen.gather(1, top)
                 self._scores(mine, got, near | (mine < SMALLEST), open_rows, rows, place, 2 * allowed)
             if "logprobs" in tensors and self.s.is_plain_sampling():
                 self._drawn(own, sequences[:, width + place], tensors["logprobs"][:, place], open_rows, rows, place, allowed)
-            self.draws.add(own, sequences[:, width + place], open_rows, self.s.group)
+            self.draws.add(seen, sequences[:, width + place], open_rows, self.s.group)
             open_rows = open_rows & ~torch.isin(sequences[:, width + place], torch.tensor(self.world.eos))
 
     def _redraw(self, tensors: Mapping[str, Tensor], drawn: Tensor, rows: Sequence[int]) -> None:
