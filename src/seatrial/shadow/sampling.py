@@ -71,7 +71,8 @@ class Sampling:
                 # Against the likeliest token: one at an edge, which rounding lets in or out, would move the sum of all.
                 seen, top = tensors["shares"][:, place].double().log(), own.argmax(-1, keepdim=True)
                 mine, got = own - own.gather(1, top), seen - seen.gather(1, top)
-                self._scores(mine, got, near | (mine < SMALLEST), open_rows, rows, place, 2 * allowed)
+                tiny = torch.isfinite(mine) & (mine < SMALLEST)
+                self._scores(mine, got, near | tiny, open_rows, rows, place, 2 * allowed)
             if "logprobs" in tensors and self.s.is_plain_sampling():
                 self._drawn(own, sequences[:, width + place], tensors["logprobs"][:, place], open_rows, rows, place, allowed)
             self.draws.add(seen, sequences[:, width + place], open_rows, self.s.group)
