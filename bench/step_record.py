@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench.mutants.__main__ import Server, phases_of
+from bench.mutants.harness import Server, phases_of
 
 from seatrial.launch.environments import Environments
 from seatrial.loops.trl.loop import LOOP

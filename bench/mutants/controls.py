@@ -12,14 +12,10 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.mutants.__main__ import Server, run
-
-from seatrial.launch.environments import Environments
-from seatrial.loops.trl.loop import LOOP
+from bench.mutants.harness import Server, run, spread, trl_python
 
 FAMILIES = ("llama", "qwen3", "mistral", "gemma2", "phi3", "gpt2", "olmo2", "qwen3-moe", "gemma3")
 MAKE = """
@@ -76,6 +72,8 @@ WORDS: tuple[tuple[int, str], ...] = (
     (0, "--gradient_checkpointing true"),
     *((1, f"--seed {seed}") for seed in (3, 4, 5)),
     (1, "--loss_type dapo --scale_rewards group"),
+    (2, "--temperature 0.7 --top_k 10"),
+    (2, "--seed 5 --loss_type grpo"),
 )
 LORA = (
     "--lora-rank 2 --lora-alpha 7",
@@ -88,9 +86,13 @@ LORA = (
 RANKS = ("--seed 1", "--seed 2", "--loss_type grpo", "--loss_type dr_grpo --scale_rewards batch")
 
 
-def controls(python: Path, work: Path) -> list[tuple[str, int, tuple[str, ...], tuple[str, ...], str]]:
-    """Name, level, loop arguments, options of the driver and model of each control."""
-    made = [(f"level {number}: {words}", number, tuple(words.split()), (), "tiny-dense") for number, words in WORDS]
+Control = tuple[str, int, tuple[str, ...], tuple[str, ...], str]
+"""Name, level, loop arguments, options of the driver, and model."""
+
+
+def controls(python: Path, work: Path) -> list[Control]:
+    """All of them; models of other families are made below `work`."""
+    made: list[Control] = [(f"level {number}: {words}", number, tuple(words.split()), (), "tiny-dense") for number, words in WORDS]
     made += [(f"level 1: {options}", 1, (), tuple(options.split()), "tiny-dense") for options in LORA]
     made += [(f"level 4: {words}", 4, tuple(words.split()), (), "tiny-dense") for words in RANKS]
     for family in FAMILIES:
@@ -114,48 +116,35 @@ def main() -> int:
     parser.add_argument("--table", type=Path)
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    built = Environments().find("trl", LOOP.environments()["trl"])
-    if built is None:
-        sys.exit("the environment trl is not built; run: seatrial env build trl")
-    work = arguments.out or Path(tempfile.mkdtemp(prefix="controls-"))
-    waiting = [item for item in enumerate(controls(built.python, work)) if arguments.only in item[1][0]]
-    total, rows, lock = len(waiting), [], threading.Lock()
-    servers = [Server(built.python) for _ in range(arguments.jobs)]
+    python, work = trl_python(), arguments.out or Path(tempfile.mkdtemp(prefix="controls-"))
+    chosen = [control for control in controls(python, work) if arguments.only in control[0]]
+    servers = [Server(python) for _ in range(arguments.jobs)]
 
-    def worker(server: Server) -> None:
-        while True:
-            with lock:
-                if not waiting:
-                    return
-                index, (name, number, words, options, model) = waiting.pop(0)
-            how = {"words": words, "options": options, "model": model, "run_dir": work}
-            found = run(server, number, work / f"{index:03d}" / str(number), built.python, short=True, **how)
-            text = "Pass" if found is None else f"ALARM: {getattr(found, 'name', found)} {getattr(found, 'message', '')}"
-            with lock:
-                rows.append((index, name, text))
-                print(f"[{len(rows)}/{total}] {name}: {text}", flush=True)
+    def told(server: Server, item: tuple[int, Control]) -> tuple[str, str]:
+        index, (name, number, words, options, model) = item
+        how = {"words": words, "options": options, "model": model, "run_dir": work}
+        found = run(server, number, work / f"{index:03d}" / str(number), python, short=True, **how)
+        text = "Pass" if found is None else f"ALARM: {getattr(found, 'name', found)} {getattr(found, 'message', '')}"
+        print(f"[{index + 1} of {len(chosen)}] {name}: {text}", flush=True)
+        return name, text
 
     try:
-        threads = [threading.Thread(target=worker, args=(server,)) for server in servers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        rows = spread(servers, list(enumerate(chosen)), told)
     finally:
         for server in servers:
             server.close()
-    text = table(sorted(rows))
+    text = table(rows)
     print(text.splitlines()[0])
     if arguments.table:
         arguments.table.write_text(text, encoding="utf-8")
-    return int(any(outcome != "Pass" for _, _, outcome in rows))
+    return int(any(outcome != "Pass" for _, outcome in rows))
 
 
-def table(rows: Sequence[tuple[int, str, str]]) -> str:
+def table(rows: Sequence[tuple[str, str]]) -> str:
     """As Markdown."""
-    alarms = sum(outcome != "Pass" for _, _, outcome in rows)
+    alarms = sum(outcome != "Pass" for _, outcome in rows)
     lines = [f"{len(rows)} clean controls: {alarms} alarms", "", "| control | outcome |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {name} | {outcome} |" for _, name, outcome in rows)]) + "\n"
+    return "\n".join([*lines, *(f"| {name} | {outcome} |" for name, outcome in rows)]) + "\n"
 
 
 if __name__ == "__main__":

@@ -11,19 +11,17 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.mutants.__main__ import Outcome, Server, run
+from bench.mutants.harness import Outcome, Server, run, spread, trl_python
 
-from seatrial.launch.environments import Environments
-from seatrial.loops.trl.loop import LOOP
 from seatrial.model.record import CheckResult
 
 TRAINER, UTILS = "trl/trainer/grpo_trainer.py", "trl/trainer/utils.py"
 BASE, DECODING, PROCESSORS = "transformers/trainer.py", "transformers/generation/utils.py", "transformers/generation/logits_process.py"
+TILES = "trl/kernels/chunked_logprob.py"
 LORA = "peft/tuners/lora/layer.py"
 DRAW = "next_tokens = torch.multinomial(probs, num_samples=1).squeeze(1)"
 ORDER = "indexes = torch.randperm(self.num_samples, generator=self.generator).tolist()"
@@ -63,6 +61,7 @@ EDITS = (
         DRAW,
         "next_tokens = (probs.cumsum(-1) < torch.rand(len(probs), 1) * probs.sum(-1, keepdim=True)).sum(-1).clamp(max=probs.shape[1] - 1)",
     ),
+    Edit("tiles are not rescaled", TILES, "sum_exp.mul_(rescale).add_(", "sum_exp.add_(", "logprob", variants=True),
     Edit("same order in each epoch", UTILS, ORDER, f"self.generator.manual_seed(self.seed); {ORDER}", "data", steps=8),
     Edit("reversed order", UTILS, ORDER, "indexes = list(range(self.num_samples))[::-1]", "data"),
     Edit("rows are not mixed", TRAINER, "generation_batch = shuffle_sequence_dict(generation_batch)", "pass", "data", sample=True),
@@ -159,35 +158,21 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    built = Environments().find("trl", LOOP.environments()["trl"])
-    if built is None:
-        sys.exit("the environment trl is not built; run: seatrial env build trl")
-    work, lock = Path(tempfile.mkdtemp(prefix="edits-")), threading.Lock()
-    waiting, bad = [edit for edit in EDITS if arguments.only in edit.name], list[str]()
-    servers = [Server(built.python) for _ in range(arguments.jobs)]
+    python, work = trl_python(), Path(tempfile.mkdtemp(prefix="edits-"))
+    chosen = [edit for edit in EDITS if arguments.only in edit.name]
+    servers = [Server(python) for _ in range(arguments.jobs)]
 
-    def worker(server: Server) -> None:
-        while True:
-            with lock:
-                if not waiting:
-                    return
-                edit = waiting.pop(0)
-            found = outcome(server, edit, built.python, work)
-            problem = wrong(edit, found)
-            with lock:
-                bad.extend([edit.name] if problem else [])
-                print(f"{edit.name}: {problem or (edit.stage and 'named at ' + edit.stage) or 'passes'}", flush=True)
+    def told(server: Server, edit: Edit) -> str:
+        problem = wrong(edit, outcome(server, edit, python, work))
+        print(f"{edit.name}: {problem or (edit.stage and 'named at ' + edit.stage) or 'passes'}", flush=True)
+        return problem
 
     try:
-        threads = [threading.Thread(target=worker, args=(server,)) for server in servers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        bad = [problem for problem in spread(servers, chosen, told) if problem]
     finally:
         for server in servers:
             server.close()
-    print(f"{len(EDITS)} hand-written changes, {len(bad)} not as they should be")
+    print(f"{len(chosen)} hand-written changes, {len(bad)} not as they should be")
     return int(bool(bad))
 
 

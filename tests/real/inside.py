@@ -17,15 +17,24 @@ import importlib.util
 import inspect
 import json
 import os
+import shlex
 import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 MARK = "seatrial-cases: "
 ROOT = Path(__file__).parents[2]
 SECONDS = 900
+
+
+def write_shadows(path: Path, phases: Sequence[Any]) -> dict[str, str]:
+    """Writes the commands of the shadows among these phases, a line each; the variable that names the file to cases."""
+    shadows = [shlex.join(phase.argv[3:]) for phase in phases if phase.name.startswith("shadow")]
+    path.write_text("\n".join(shadows), encoding="utf-8")
+    return {"SEATRIAL_SHADOWS": str(path)}
 
 
 def run_cases(

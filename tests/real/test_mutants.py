@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.mutants.__main__ import Server, choose, run, same_record
+from bench.mutants.__main__ import choose
 from bench.mutants.edits import EDITS, Edit, outcome, wrong
+from bench.mutants.harness import Server, run, same_record
 from bench.mutants.mutations import mutated, mutations
 
 from seatrial.launch.environments import Environment

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.mutants.__main__ import Server, judged, phases_of, run
+from bench.mutants.harness import Server, judged, phases_of, run
 
 from seatrial.checks.step import limitations, step_checks
 from seatrial.launch.environments import Environment

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
-from bench.mutants.__main__ import Server, phases_of, run
+from bench.mutants.harness import Server, phases_of, run
 
 from seatrial.launch.environments import Environment
 
-from .inside import run_cases
+from .inside import run_cases, write_shadows
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -21,9 +20,9 @@ def test_every_proven_setting_diverges_as_another(environment: Environment, tmp_
         assert run(server, 0, level, environment.python) is None
     finally:
         server.close()
-    (level / "shadow-words").write_text(shlex.join(phases_of(0, level, environment.python)[1].argv[3:]), encoding="utf-8")
+    shadows = write_shadows(tmp_path / "shadows", phases_of(0, level, environment.python))
     case = "case_every_proven_setting_diverges_as_another"
-    assert run_cases("tests/real/trl_knob_cases.py", (case,), extra={"SEATRIAL_LEVEL": str(level)}) == {case: None}
+    assert run_cases("tests/real/trl_knob_cases.py", (case,), extra=shadows) == {case: None}
 
 
 def test_draws_are_judged_by_calibrated_tests() -> None:

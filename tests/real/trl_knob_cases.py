@@ -1,4 +1,4 @@
-"""A recorded run of level 0 (SEATRIAL_LEVEL) against other settings than it was given: what the table calls proven must diverge.
+"""Recorded runs (SEATRIAL_SHADOWS) against other settings than they were given: what their tables call proven must diverge.
 
 A run with A, recomputed as if B had been configured, is what a bug looks like that takes A for B.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from seatrial.loops.trl.drive import configured, shadow, train, variants
 
@@ -26,6 +28,11 @@ OTHER = {
     "top_p": "0.9",
     "min_p": "0.02",
     "repetition_penalty": "1.05",
+    "use_vllm": "true",
+    "vllm_importance_sampling_correction": "false",
+    "vllm_importance_sampling_mode": "token_mask",
+    "vllm_importance_sampling_clip_max": "1.2",
+    "vllm_importance_sampling_clip_min": "0.85",
     "max_completion_length": "7",
     "mask_truncated_completions": "false",
     "reward_weights": "1.0 0.6",
@@ -74,6 +81,8 @@ SAME = {
     ("grpo", "steps_per_generation"): "3",
     ("grpo", "optim"): "rmsprop",
     ("luspo", "importance_sampling_level"): "token",
+    ("sync", "use_vllm"): "false",
+    ("lora", "use_vllm"): "false",
 }
 """Where the other value is the variant's own."""
 UNSEEN = {
@@ -87,40 +96,49 @@ UNSEEN = {
 """Settings that are left out here."""
 
 
-def words_of(level: Path) -> tuple[list[str], list[str]]:
-    """Options of the driver, and TRL's words, from the level's command."""
-    argv = shlex.split((level / "shadow-words").read_text(encoding="utf-8"))
-    split = argv.index("--")
-    return argv[:split], argv[split + 1 :]
-
-
-def case_every_proven_setting_diverges_as_another() -> None:
-    """Of the main run and every variant."""
-    level = Path(os.environ["SEATRIAL_LEVEL"])
-    options, words = words_of(level)
+def recorded() -> Iterator[tuple[Any, list[str]]]:
+    """Arguments and TRL's words of each shadow: one command a line."""
     parser = train.parser()
     parser.add_argument("--record-dir", type=Path, required=True)
     parser.add_argument("--world", type=int, default=1)
-    arguments = parser.parse_args(options)
-    done: set[str] = set()
+    for line in Path(os.environ["SEATRIAL_SHADOWS"]).read_text(encoding="utf-8").splitlines():
+        argv = shlex.split(line)
+        split = argv.index("--")
+        yield parser.parse_args(argv[:split]), argv[split + 1 :]
+
+
+def knobs(place: Path) -> list[dict[str, Any]]:
+    """The table of a recomputed run."""
+    return list(json.loads((place / "shadow.json").read_text(encoding="utf-8"))["knobs"])
+
+
+def unseen(run: str, arguments: Any, place: Path, words: list[str], done: set[str]) -> list[str]:
+    """Proven settings of a run that may be taken for another value without a divergence; those that were tried are `done`."""
     wrong = []
-    for run in ("", *variants.VARIANTS):
-        place = level / "run" / ("variants/" + run if run else "")
-        own = variants.words_of(run, words) if run else words
-        given = variants.arguments_of(run, arguments) if run else arguments
-        table = json.loads((place / "shadow.json").read_text(encoding="utf-8"))["knobs"]
-        for row in table:
-            name = row["knob"]
-            if row["status"] != "proven" or name in done or name not in OTHER or (name in UNSEEN and run):
-                continue
-            value = SAME.get((run, name), OTHER[name])
-            if configured.given(["--" + name, *shlex.split(value)])[name] == row["configured"]:
-                continue
-            found = shadow.recompute(given, place, [*own, f"--{name}", *shlex.split(value)])
-            done.add(name)
-            if found["divergence"] is None:
-                wrong.append(f"{run or 'main'}: {name} {row['configured']} taken for {value}")
+    for row in knobs(place):
+        name = row["knob"]
+        if row["status"] != "proven" or name in done or name not in OTHER or (name in UNSEEN and run):
+            continue
+        value = SAME.get((run, name), OTHER[name])
+        if configured.given(["--" + name, *shlex.split(value)])[name] == row["configured"]:
+            continue
+        found = shadow.recompute(arguments, place, [*words, f"--{name}", *shlex.split(value)])
+        done.add(name)
+        if found["divergence"] is None:
+            wrong.append(f"{run or 'main'}: {name} {row['configured']} taken for {value}")
+    return wrong
+
+
+def case_every_proven_setting_diverges_as_another() -> None:
+    """Of the main run of level 0 and every variant."""
+    ((arguments, words),) = recorded()
+    done: set[str] = set()
+    place: Path = arguments.record_dir
+    wrong = unseen("", arguments, place, words, done)
+    for run in variants.VARIANTS:
+        own = variants.words_of(run, words)
+        wrong += unseen(run, variants.arguments_of(run, arguments), place / "variants" / run, own, done)
     assert wrong == [], wrong
-    proven = {row["knob"] for row in json.loads((level / "run" / "shadow.json").read_text())["knobs"] if row["status"] == "proven"}
+    proven = {row["knob"] for row in knobs(place) if row["status"] == "proven"}
     assert proven & set(OTHER) <= done | set(UNSEEN), sorted(proven & set(OTHER) - done)
     assert set(configured.KNOBS) <= set(OTHER) | set(UNSEEN), "a knob without another value"

@@ -21,6 +21,7 @@ KL_TYPES = ("k1", "abs", "k2", "k3", "k3-bounded")
 KL_BOUND, KL_LIMIT = 20.0, 10.0
 """k3-bounded is made of differences up to the first, and counts up to the second."""
 WHITEN_FLOOR = 1e-8
+CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
 def nan_std(values: Tensor, dim: int | None = None) -> Tensor:
@@ -158,21 +159,26 @@ def zero_std(rewards: Tensor, settings: Settings) -> Tensor:
     return spread < 1e-6
 
 
-def processed(scores: Tensor, prefix: Tensor, settings: Settings, removed: Counter[str]) -> tuple[Tensor, Tensor]:
+def processed(scores: Tensor, prefix: Tensor, mask: Tensor, settings: Settings, removed: Counter[str]) -> tuple[Tensor, Tensor]:
     """Scores after every processor, for one position [B, V]; and where rounding alone may decide whether a token stays.
 
-    `prefix` holds the tokens so far, with the padding on the left: transformers penalises that as repeated, too. What each
-    processor removed is counted.
+    `prefix` holds the tokens so far, with the padding on the left, and `mask` says what is none: transformers penalises padding as
+    repeated, too, vLLM does not, and has min-p before the others. What each processor removed is counted.
     """
     near = torch.zeros_like(scores, dtype=torch.bool)
+    vllm = settings.processors == "vllm"
+    if settings.processors in ("none", "temperature"):
+        return scores / (settings.temperature if settings.processors == "temperature" else 1.0), near
     if settings.repetition_penalty != 1.0:
-        seen = torch.zeros_like(scores, dtype=torch.bool)
-        seen.scatter_(1, prefix, torch.ones_like(prefix, dtype=torch.bool))
+        counted = mask if vllm else torch.ones_like(prefix)
+        seen = torch.zeros_like(scores, dtype=torch.long).scatter_add_(1, prefix, counted.long()) > 0
         penalised = torch.where(scores < 0, scores * settings.repetition_penalty, scores / settings.repetition_penalty)
         scores = torch.where(seen, penalised, scores)
     scores = scores / settings.temperature
     if settings.suppressed:
         scores = scores.index_fill(1, torch.tensor(settings.suppressed), -math.inf)
+    if settings.min_p and vllm:
+        scores = _unlikely(scores, settings.min_p, near, removed)
     if settings.top_k and settings.top_k < scores.shape[-1]:
         ordered = torch.topk(scores, settings.top_k + 1).values
         edge, tie = ordered[:, -2:-1], ordered[:, -2:-1] - ordered[:, -1:] < 1e-5
@@ -191,18 +197,35 @@ def processed(scores: Tensor, prefix: Tensor, settings: Settings, removed: Count
         near |= (first - last < 1e-5) & ((scores - first).abs() < 1e-5)
         removed["top_p"] += int((out & torch.isfinite(ordered)).sum())
         scores = scores.masked_fill(torch.zeros_like(near).scatter(1, order, out), -math.inf)
-    if settings.min_p:
-        shares = scores.softmax(-1)
-        edge = settings.min_p * shares.max(-1, keepdim=True).values
-        near |= (shares - edge).abs() < 1e-6
-        removed["min_p"] += int(((shares < edge) & torch.isfinite(scores)).sum())
-        scores = scores.masked_fill(shares < edge, -math.inf)
+    if settings.min_p and not vllm:
+        scores = _unlikely(scores, settings.min_p, near, removed)
     return scores, near
+
+
+def _unlikely(scores: Tensor, share: float, near: Tensor, removed: Counter[str]) -> Tensor:
+    """Scores without tokens below `share` of the likeliest one; adds to `near` and `removed`."""
+    shares = scores.softmax(-1)
+    edge = share * shares.max(-1, keepdim=True).values
+    near |= (shares - edge).abs() < 1e-6
+    removed["min_p"] += int(((shares < edge) & torch.isfinite(scores)).sum())
+    return scores.masked_fill(shares < edge, -math.inf)
+
+
+def correction(old: Tensor, said: Tensor, mask: Tensor, settings: Settings) -> Tensor:
+    """What a loss is multiplied by because its generator said `said` where the policy says `old`: [B, T], or [B, 1] by sequence.
+
+    A token that the generator said nothing of (NaN) counts as alike.
+    """
+    gap = torch.nan_to_num((old - said) * mask, nan=0.0)
+    kind, _, bound = str(settings.correction).partition("_")
+    ratio = (gap.sum(-1, keepdim=True) if kind == "sequence" else gap).exp()
+    low, high = settings.correction_bounds
+    return ratio.clamp(low, high) if bound == "truncate" else ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
 
 
 def off_policy_mask(advantage: Tensor, logps: Tensor, old: Tensor, mask: Tensor, threshold: float) -> Tensor:
     """Rows that stay: a positive advantage, or a small mean divergence from what was sampled."""
-    drift = ((old - logps.detach()) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1.0)
+    drift = (torch.nan_to_num(old - logps.detach(), nan=0.0) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1.0)
     return ((advantage >= 0) | (drift <= threshold)).to(mask.dtype)
 
 
@@ -213,10 +236,13 @@ def entropy_mask(entropies: Tensor, mask: Tensor, quantile: float) -> Tensor:
     return ((entropies * mask).float() >= edge) & mask.bool()
 
 
-def vespo_weights(advantage: Tensor, log_ratio: Tensor, mask: Tensor, settings: Settings) -> Tensor:
-    """Gamma weights of a whole sequence."""
+def vespo_weights(advantage: Tensor, log_ratio: Tensor, mask: Tensor, settings: Settings, correction: Tensor | None = None) -> Tensor:
+    """Gamma weights of a whole sequence; the correction for another generator's probabilities is part of its ratio."""
     k_pos, l_pos, k_neg, l_neg = settings.vespo
-    log_w = (log_ratio.clamp(-20, 20) * mask).sum(-1, keepdim=True).clamp(math.log(1e-8), 20)
+    log_w = (log_ratio.clamp(-20, 20) * mask).sum(-1, keepdim=True)
+    if correction is not None:
+        log_w = log_w + correction.log().clamp(math.log(1e-8), 20).sum(-1, keepdim=True)
+    log_w = log_w.clamp(math.log(1e-8), 20)
     positive = advantage >= 0
     k = torch.where(positive, k_pos, k_neg)
     rate = torch.where(positive, l_pos, l_neg).clamp(min=1e-4)
@@ -224,9 +250,23 @@ def vespo_weights(advantage: Tensor, log_ratio: Tensor, mask: Tensor, settings: 
 
 
 class Terms:
-    """What one micro-batch contributes: the policy's part and the KL part, each before it is summed."""
+    """What one micro-batch contributes: the policy's part and the KL part, each before it is summed.
 
-    def __init__(self, logps: Tensor, old: Tensor, ref: Tensor | None, entropies: Tensor, mask: Tensor, advantage: Tensor, s: Settings):
+    `said` is what another generator said of its tokens, and `correction` what the loss makes of that.
+    """
+
+    def __init__(
+        self,
+        logps: Tensor,
+        old: Tensor,
+        ref: Tensor | None,
+        entropies: Tensor,
+        mask: Tensor,
+        advantage: Tensor,
+        s: Settings,
+        said: Tensor | None = None,
+        correction: Tensor | None = None,
+    ) -> None:
         advantage = advantage.unsqueeze(1) if advantage.dim() == 1 else advantage
         log_ratio = logps - old
         weight = log_ratio
@@ -246,7 +286,7 @@ class Terms:
             heat = torch.where(advantage > 0, s.sapo[0], s.sapo[1])
             policy = -torch.sigmoid(heat * (ratio - 1)) * 4 / heat * advantage
         elif s.loss_type == "vespo":
-            self.phi = vespo_weights(advantage, log_ratio, mask, s)
+            self.phi = vespo_weights(advantage, log_ratio, mask, s, correction)
             policy = -self.phi * advantage * logps
         else:
             bounded = ratio.clamp(1 - s.epsilon_low, 1 + s.epsilon_high)
@@ -258,11 +298,13 @@ class Terms:
         self.kept = advantage
         """Advantages of what was not left out as too far off the policy."""
         if s.off_policy_threshold is not None:
-            stays = off_policy_mask(advantage, logps, old, mask, s.off_policy_threshold)
+            stays = off_policy_mask(advantage, logps, old if said is None else said, mask, s.off_policy_threshold)
             policy, self.kept = policy * stays, advantage * stays
         self.entropy_mask = entropy_mask(entropies, mask, s.quantile) if s.quantile < 1.0 else None
         if self.entropy_mask is not None:
             policy = policy * self.entropy_mask
+        if correction is not None and s.loss_type != "vespo":
+            policy = policy * correction
         self.policy = policy.expand(-1, mask.shape[1]) if policy.shape[1] == 1 and s.loss_type != "luspo" else policy
 
     def is_clipped(self) -> bool:

@@ -26,6 +26,8 @@ Gradient = dict[str, Tensor]
 LOGPS = (
     ("old_per_token_logps", "logprob", "old log-probability"),
     ("logps", "logprob", "log-probability in the loss"),
+    ("sampling_per_token_logps", "sampling", "log-probability that the generator said"),
+    ("importance_sampling_ratio", "ratio", "correction for the generator's log-probabilities"),
     ("ref_per_token_logps", "reference", "reference log-probability"),
 )
 """The reference last: where the policy's are wrong, too, both come from the same wrong forward pass."""
@@ -98,7 +100,8 @@ def inputs(part: MicroBatch, index: int, s: Settings) -> None:
         if got_value.dim():
             got_value = got_value[position]
         raise Diverged("advantage", "an advantage", own_value, got_value, row=rows[row])
-    own = {"ref_per_token_logps": made.ref, "old_per_token_logps": made.old}
+    own = {"ref_per_token_logps": made.ref, "old_per_token_logps": made.old, "sampling_per_token_logps": made.said}
+    own["importance_sampling_ratio"] = made.correction
     for name, stage, what in LOGPS:
         mine = part.own_logps if name == "logps" else own[name][rows] if own[name] is not None else None
         theirs = trainer.get(name)
@@ -334,7 +337,8 @@ def _token_weights(part: MicroBatch, wrong: Wrong) -> Tensor:
     logps = part.own_logps.clone().requires_grad_(True)
     old = made.old[part.rows] if made.old is not None else part.own_logps
     ref = made.ref[part.rows] if made.ref is not None and s.beta else None
-    own = formulas.Terms(logps, old, ref, terms.entropies.detach(), terms.mask, terms.advantage, s)
+    told = made.told(part.rows, logps.dtype)
+    own = formulas.Terms(logps, old, ref, terms.entropies.detach(), terms.mask, terms.advantage, s, *told)
     values = own.policy if own.kl is None else own.policy + s.beta * own.kl
     (weight,) = torch.autograd.grad(formulas.reduced(values, terms.mask, float(made.mask.sum()), s, together), logps)
     return weight

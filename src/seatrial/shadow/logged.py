@@ -106,7 +106,23 @@ def of_round(made: Round, names: Sequence[str], ends: Sequence[int], s: Settings
     whole = lengths[ended] if bool(ended.any()) else torch.zeros(1)
     for name, value in (("mean", whole.mean()), ("min", whole.min()), ("max", whole.max())):
         expected[f"completions/{name}_terminated_length"] = float(value)
+    if made.correction is not None:
+        expected |= _corrected(made, s)
     return expected
+
+
+def _corrected(made: Round, s: Settings) -> dict[str, float]:
+    """How far another generator's log-probabilities are from the policy's, and the correction for it: of each rank, then of all."""
+    gaps, ratios = [], []
+    for rows in torch.arange(len(made.prompts)).chunk(s.world):
+        mask = made.mask[rows].bool()
+        ratio, gap = made.correction[rows], (made.old - made.said).abs()[rows][mask]
+        gaps.append(gap[~gap.isnan()])
+        ratios.append(ratio.flatten() if ratio.shape[1] == 1 else ratio[mask])
+    named = {"sampling_logp_difference/mean": [part.mean() for part in gaps], "sampling_logp_difference/max": [torch.cat(gaps).max()]}
+    named |= {f"importance_sampling_ratio/{name}": [getattr(torch.cat(ratios), name)()] for name in ("min", "max")}
+    named["importance_sampling_ratio/mean"] = [part.mean() for part in ratios]
+    return {f"sampling/{name}": float(torch.stack(values).mean()) for name, values in named.items()}
 
 
 def over(window: Sequence[Mapping[str, float]]) -> dict[str, float]:

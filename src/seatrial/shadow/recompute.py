@@ -7,6 +7,7 @@ where that chain breaks, to name the stage (see `locate`).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -112,12 +113,13 @@ class Shadow:
         if self.round is not None:
             self._close(self.round)
         self.generated_at = moment.step
-        made = Round([], [])
+        made, said = Round([], []), list[list[float]]()
         for event in moment.ranks:
             tensors = event.tensors()
             if "completion_ids" in tensors:
                 made.prompts += ragged(tensors["prompt_ids"], tensors["prompt_ids/lengths"])
                 made.completions += ragged(tensors["completion_ids"], tensors["completion_ids/lengths"])
+                said += ragged(tensors["told"], tensors["told/lengths"]) if "told" in tensors else []
             else:
                 width = tensors["prompt_ids"].shape[1]
                 made.prompts += [without_padding(ids, self.world.pad) for ids in tensors["prompt_ids"].tolist()]
@@ -132,6 +134,11 @@ class Shadow:
             for rank, event in enumerate(moment.ranks):
                 self.sampling.follow(made, range(rank * count, (rank + 1) * count), event.tensors())
         self.sampling.lengths(made)
+        if said:
+            long = max(map(len, made.completions))
+            made.said = torch.tensor([[*row, *[0.0] * (long - len(row))] for row in said], dtype=torch.float64)
+        elif self.s.correction:
+            raise Diverged("sampling", "log-probabilities that the generator said", "one for each token", "none")
         self.round = made
 
     def _close(self, made: Round) -> None:
@@ -201,7 +208,7 @@ class Shadow:
             return
         given = pictures(self.world, made, range(len(made.rows)), self.policy)
         with torch.no_grad():
-            if self.s.is_split() or self.s.reward_beta:
+            if self.s.is_split() or self.s.reward_beta or self.s.correction:
                 output = self.policy.forward(self.actor.arguments(self.policy), made.ids, made.attention, **given)
                 made.old, made.entropies = completion_terms(output, made.ids, width, self.s.temperature)
             if self.s.beta or self.s.reward_beta:
@@ -211,7 +218,17 @@ class Shadow:
             if self.critic is not None:
                 output = self.critic.policy.forward(self.critic.arguments(self.critic.policy), made.ids, made.attention)
                 made.values = token_values(output, width)
+        if self.s.correction and made.said is not None:
+            made.correction = formulas.correction(made.old, made.said, made.mask, self.s)
+            self._corrected(made)
         made.estimate(self.s)
+
+    def _corrected(self, made: Round) -> None:
+        """What gives the settings of the correction an effect."""
+        free = formulas.correction(made.old, made.said, made.mask, dataclasses.replace(self.s, correction_bounds=(-math.inf, math.inf)))
+        self.exercised["corrected"] += int(((free - 1).abs() > 1e-3).sum())
+        self.exercised["corrected_low"] += int((free < self.s.correction_bounds[0]).sum())
+        self.exercised["corrected_high"] += int((free > self.s.correction_bounds[1]).sum())
 
     def _loss(self, moment: Moment) -> None:
         self._taken(moment, self.actor, "policy")
@@ -313,7 +330,7 @@ class Shadow:
         logps, entropies = completion_terms(output, ids, mask.shape[1], s.temperature)
         old = made.old[part.rows].to(dtype) if made.old is not None else logps.detach()
         ref = made.ref[part.rows].to(dtype) if made.ref is not None and s.beta else None
-        terms = formulas.Terms(logps, old, ref, entropies, mask, self._advantages(part).to(dtype), s)
+        terms = formulas.Terms(logps, old, ref, entropies, mask, self._advantages(part).to(dtype), s, *made.told(part.rows, dtype))
         tokens, together = float(made.mask.sum()), _tokens(self.actor.batch)
         loss = torch.zeros((), dtype=dtype)
         if pieces in ("all", "policy"):

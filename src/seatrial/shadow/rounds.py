@@ -46,6 +46,10 @@ class Round:
     entropies: Tensor = None
     """Of the weights that drew the round."""
     ref: Tensor = None
+    said: Tensor = None
+    """What another generator said of its tokens [B, T], as the trainer was told."""
+    correction: Tensor = None
+    """What the loss is multiplied by for that."""
     used: dict[str, list[Counter[int]]] = field(default_factory=dict)
     """By model, for each iteration, how often each row was used."""
 
@@ -114,6 +118,11 @@ class Round:
         alone = [row for row in self.taken_rows if count[(*self.prompts[row], *self.completions[row])] == 1]
         return [row for row in alone if row // self.per_rank(world) == rank]
 
+    def told(self, rows: Sequence[int], dtype: Any) -> tuple[Tensor, Tensor]:
+        """What another generator said of the tokens of these rows, and the correction for it; None, None without one."""
+        said = None if self.said is None else self.said[rows].to(dtype)
+        return said, None if self.correction is None else self.correction[rows].to(dtype)
+
     def close(self, s: Settings, model: str = "policy") -> None:
         """Every row was used as often as configured."""
         whole, turns = Counter(range(len(self.prompts))), self.used.get(model, [])
@@ -160,7 +169,7 @@ def _key(row: list[int], same: Mapping[tuple[int, ...], Any], pad: int, tokens: 
     return next(iter(exact or matches), None)
 
 
-def ragged(ids: Tensor, lengths: Tensor) -> list[list[int]]:
+def ragged(ids: Tensor, lengths: Tensor) -> list[list[Any]]:
     """Rows of a padded tensor, cut to their lengths."""
     return [row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
 

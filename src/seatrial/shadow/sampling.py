@@ -56,13 +56,17 @@ class Sampling:
                 ]
                 for policy in (self.actor.policy, self.actor.single)
             )
+        words = next((tensors[name].shape[-1] for name in ("scores", "shares") if name in tensors), logits.shape[-1])
+        if words != logits.shape[-1]:
+            raise Diverged("sampling", "words that tokens were drawn from", logits.shape[-1], words)
         allowed = SLACK * float((logits - single.double()).abs().max()) / self.s.temperature + FLOOR
         open_rows = torch.ones(len(prompts), dtype=torch.bool)
         if "random_state" in tensors:
             self._redraw(tensors, sequences[:, width:], rows)
         self.draws.begin()
         for place in range(length):
-            own, near = formulas.processed(logits[:, place], sequences[:, : width + place], self.s, self.exercised)
+            end = width + place
+            own, near = formulas.processed(logits[:, place], sequences[:, :end], mask[:, :end], self.s, self.exercised)
             seen = own
             if "scores" in tensors:
                 seen = tensors["scores"][:, place].double()
@@ -73,8 +77,9 @@ class Sampling:
                 mine, got = own - own.gather(1, top), seen - seen.gather(1, top)
                 tiny = torch.isfinite(mine) & (mine < SMALLEST)
                 self._scores(mine, got, near | tiny, open_rows, rows, place, 2 * allowed)
-            if "logprobs" in tensors and self.s.is_plain_sampling():
-                self._drawn(own, sequences[:, width + place], tensors["logprobs"][:, place], open_rows, rows, place, allowed)
+            if "logprobs" in tensors:
+                sure = open_rows & ~near.any(1)  # a token at an edge, which rounding lets in or out, moves the sum of all
+                self._drawn(own, sequences[:, end], tensors["logprobs"][:, place], sure, rows, place, allowed)
             self.draws.add(seen, sequences[:, width + place], open_rows, self.s.group)
             open_rows = open_rows & ~torch.isin(sequences[:, width + place], torch.tensor(self.world.eos))
 

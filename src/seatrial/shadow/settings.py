@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,8 @@ class Settings:
     top_p: float = 1.0
     min_p: float | None = None
     repetition_penalty: float = 1.0
+    processors: str = "transformers"
+    """Whose law scores are processed by: that of `transformers` or `vllm`, the `temperature` only, or `none` of them."""
     suppressed: tuple[int, ...] = ()
     """Tokens that are never drawn: a placeholder of a picture is none of the model's words."""
     max_tokens: int = 512
@@ -99,6 +102,9 @@ class Settings:
     """Share of tokens with the highest entropy that the loss is made of."""
     entropy_coef: float = 0.0
     off_policy_threshold: float | None = None
+    correction: str | None = None
+    """How the loss makes up for a generator whose probabilities are not quite the policy's: one of `formulas.CORRECTIONS`."""
+    correction_bounds: tuple[float, float] = (-math.inf, math.inf)
     sapo: tuple[float, float] = (1.0, 1.05)
     """Temperatures for positive and negative advantages."""
     vespo: tuple[float, float, float, float] = (2.0, 3.0, 3.0, 2.0)
@@ -124,14 +130,12 @@ class Settings:
     """Whether the schedule advances once per generation, and not with every optimizer step."""
     schedule_options: Mapping[str, float] = field(default_factory=dict)
     lora: Lora | None = None
+    merges: bool = False
+    """Whether adapters are merged for another generator and taken out again, which rounds the frozen weights."""
     critic: Settings | None = None
     """What the critic is trained with, where there is one."""
     unsupported: Mapping[str, str] = field(default_factory=dict)
     """Stage to the reason why it cannot be recomputed."""
-
-    def is_plain_sampling(self) -> bool:
-        """Whether tokens are drawn from the model's own probabilities at the temperature, without any other processor."""
-        return not self.top_k and self.top_p >= 1.0 and not self.min_p and self.repetition_penalty == 1.0
 
     def rows(self) -> int:
         """Completions of one generation, over all processes."""

@@ -53,6 +53,11 @@ PLAIN = ("--temperature", "1.0", "--top_k", "0", "--top_p", "1.0", "--min_p", "0
 """For samplers of ours, which draw from the model's own probabilities."""
 EACH = ("--num_iterations", "1", "--warmup_steps", "0")
 """One refit per step, each with new weights: warm-up begins with a learning rate of zero."""
+CORRECTED = ("--use_vllm", "true", "--vllm_importance_sampling_clip_max", "1.25", "--vllm_importance_sampling_clip_min", "0.8")
+"""TRL's own generation: the correction for the server's log-probabilities bites on either side."""
+COLDER = ("--temperature", "0.8")
+"""With top-k and its like, the generator's probabilities are so much larger than the policy's that whole sequences are left out."""
+BY_TOKEN = ("--vllm_importance_sampling_mode", "token_truncate")
 SYNCED = ("--sync_ref_model", "true", "--ref_model_sync_steps", "3", "--ref_model_mixup_alpha", "0.5")
 RECORDED = ("--record", "--prompts", "30", "--rewards", "patchy_share,digit_share")
 """Prompts for three generations and a rest that is left out: a fourth generation begins the second epoch."""
@@ -134,12 +139,10 @@ class Trl(Plain):
                 server = ("--vllm-python", str(vllm_python.interpreter(context) or "PYTHON-WITH-VLLM"))
                 untied = UNTIED if context.model == self.default_model else None
                 run, shadow = make.proven("run", (*RECORDED, "--rollouts", "vllm", *server), (*PROVING, *PLAIN, *EACH), model=untied)
-                return (
-                    run,
-                    make.train("sync", ("--rollouts", "synced", *server), (), model=untied),
-                    make.train("lora", ("--rollouts", "synced", "--lora", *server), (), model=untied),
-                    shadow,
-                )
+                own, corrected = (*RECORDED, "--rollouts", "synced", *server), (*PROVING, *EACH, *CORRECTED)
+                sync, shadow_sync = make.proven("sync", own, (*corrected, *BY_TOKEN), model=untied)
+                lora, shadow_lora = make.proven("lora", (*own, "--lora"), (*corrected, *PLAIN, *COLDER), model=untied)
+                return run, sync, lora, shadow, shadow_sync, shadow_lora
             case "ranks":
                 # Without --use_cpu, accelerate starts two independent runs on a machine without GPUs.
                 cpu = ("--use_cpu", "true")

@@ -16,7 +16,7 @@ from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.proof import differing, equal, proof
 from seatrial.loops.trl.drive.variants import STEPS, VARIANTS
 from seatrial.loops.trl.refits import refits, served, synced
-from seatrial.loops.trl.training import changed, gradients_at, states, steps, trained
+from seatrial.loops.trl.training import changed, states, steps, trained
 from seatrial.loops.trl.trajectory import RELATIVE, same_trajectory, within_tolerance
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
@@ -54,8 +54,10 @@ def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult,
             *served(run),
             *step_checks(directory / "run", "run", planned(run)),
             *trained(run, metrics, ""),
-            *trained(facts.get("sync"), metrics, "sync/", recorded=False),
+            *step_checks(directory / "sync", "sync", planned(facts.get("sync"))),
+            *trained(facts.get("sync"), metrics, "sync/"),
             *synced(facts.get("sync"), "sync"),
+            *step_checks(directory / "lora", "lora", planned(facts.get("lora")), lora=True),
             *synced_adapters(facts.get("lora"), metrics),
         ],
         "ranks": lambda: [
@@ -94,10 +96,7 @@ def synced_adapters(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
     row = facts.one("parameters", process="driver") if facts else None
     logged = []
     if row:
-        logged = [
-            *steps(facts, metrics, "lora/", " (lora)", row["start_step"], row["max_steps"]),
-            gradients_at(metrics, "lora/", " (lora)"),
-        ]
+        logged = steps(facts, metrics, "lora/", " (lora)", row["start_step"], row["max_steps"])
     return [
         proof("training facts (lora)", row is not None, "no facts" if row is None else "there", Boundary.METRICS),
         *logged,

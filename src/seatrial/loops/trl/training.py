@@ -42,10 +42,10 @@ def changed(facts: Facts | None, words: tuple[str, ...], what: str, boundary: Bo
     return proof(f"{what} changed", bool(count) and not stuck, f"{count} of {len(names)} tensors", boundary, "all", ", ".join(stuck[:3]))
 
 
-def trained(facts: Facts | None, metrics: Metrics, prefix: str, lora: bool = False, recorded: bool = True) -> list[CheckResult]:
+def trained(facts: Facts | None, metrics: Metrics, prefix: str, lora: bool = False) -> list[CheckResult]:
     """One training run did all it was to do: every parameter, every step, every update.
 
-    The gradients of a recorded run are proven by its shadow, which knows when there is nothing to learn.
+    Its gradients are proven by its shadow, which knows when there is nothing to learn.
     """
     run, gradients = (facts.one("parameters", process="driver"), facts.one("gradients", process="driver")) if facts else (None, None)
     where = f" ({prefix.rstrip('/')})" if prefix else ""
@@ -66,7 +66,6 @@ def trained(facts: Facts | None, metrics: Metrics, prefix: str, lora: bool = Fal
         ),
         *steps(facts, metrics, prefix, where, run["start_step"], run["max_steps"]),
     ]
-    made += [] if recorded else [gradients_at(metrics, prefix, where)]
     if lora:
         made.append(adapter_settings(facts))
     else:
@@ -145,12 +144,3 @@ def steps(facts: Facts | None, metrics: Metrics, prefix: str, where: str, start:
         # An optimizer that keeps no count (plain SGD) cannot be asked.
         proof(f"optimizer updates{where}", updates in (None, [last, last]), f"{updates or 'not counted'}", Boundary.OPTIMIZER, f"{last}"),
     ]
-
-
-def gradients_at(metrics: Metrics, prefix: str, where: str) -> CheckResult:
-    """Every step had a gradient wherever there was something to learn."""
-    norm, flat = metrics.series.get(f"{prefix}train/grad_norm"), metrics.series.get(f"{prefix}train/frac_reward_zero_std")
-    level = dict(zip(flat.steps, flat.values, strict=True)) if flat else {}
-    zero = [s for s, v in zip(norm.steps, norm.values, strict=True) if v == 0 and level.get(s, 0) < 1] if norm else []
-    what = f"{len(zero)} without"
-    return proof(f"a gradient at every step{where}", norm is not None and not zero, what, Boundary.OPTIMIZER, "0", f"{zero[:3] or ''}")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seatrial.shadow import updates
+from seatrial.shadow import formulas, updates
 from seatrial.shadow.settings import Lora, Settings
 
 
@@ -42,6 +42,7 @@ KNOBS: dict[str, Knob] = {
     "top_p": Knob("sampling", 1.0, (1.0,), "top_p"),
     "min_p": Knob("sampling", None, (None, 0.0), "min_p"),
     "repetition_penalty": Knob("sampling", 1.0, (1.0,)),
+    "use_vllm": Knob("sampling", False, (False,)),
     "max_completion_length": Knob("length", 512, (), "truncated"),
     "mask_truncated_completions": Knob("mask", False, (False,), "truncated"),
     "reward_weights": Knob("advantage", None, (None,)),
@@ -57,6 +58,10 @@ KNOBS: dict[str, Knob] = {
     "epsilon": Knob("ratio", 0.2, (), "clipped_low"),
     "epsilon_high": Knob("ratio", None, (), "clipped_high"),
     "delta": Knob("ratio", None, (None,), "two_sided"),
+    "vllm_importance_sampling_correction": Knob("ratio", True, (), "corrected"),
+    "vllm_importance_sampling_mode": Knob("ratio", "sequence_mask", (), "corrected"),
+    "vllm_importance_sampling_clip_max": Knob("ratio", 3.0, (None,), "corrected_high"),
+    "vllm_importance_sampling_clip_min": Knob("ratio", None, (None,), "corrected_low"),
     "off_policy_mask_threshold": Knob("ratio", None, (None,), "left_out"),
     "sapo_temperature_pos": Knob("loss", 1.0, (), "off_policy_positive"),
     "sapo_temperature_neg": Knob("loss", 1.05, (), "off_policy_negative"),
@@ -92,7 +97,6 @@ STEP = ("ratio", "kl", "mask", "loss", "gradient", "clip", "advantage", "referen
 REFUSED: dict[str, tuple[str, ...]] = {
     "use_adaptive_entropy": ("loss", *STEP, "logging"),
     "generation_kwargs": ("sampling",),
-    "use_vllm": (),
     "cast_lm_head_to_fp32": (),
     "bf16": ("sampling", *STEP, "logging"),
     "fp16": ("sampling", *STEP, "logging"),
@@ -160,8 +164,8 @@ def knob_values(words: Sequence[str]) -> dict[str, Any]:
     return {name: got.get(name, knob.default) for name, knob in KNOBS.items()}
 
 
-def settings(words: Sequence[str], world: int = 1, lora: Lora | None = None, rewards: int = 1) -> Settings:
-    """The configured values of a run."""
+def settings(words: Sequence[str], world: int = 1, lora: Lora | None = None, rewards: int = 1, processors: str = "") -> Settings:
+    """The configured values of a run; `processors` are those of a sampler of ours."""
     got, value = given(words), knob_values(words)
     unsupported = _unsupported(got, value, lora)
     accumulation, micro = int(value["gradient_accumulation_steps"]), int(value["per_device_train_batch_size"])
@@ -175,7 +179,8 @@ def settings(words: Sequence[str], world: int = 1, lora: Lora | None = None, rew
     weights = value["reward_weights"]
     if weights is not None and not isinstance(weights, list):
         weights = [weights]
-    options = _pairs(value["optim_args"])
+    options, vllm = _pairs(value["optim_args"]), bool(value["use_vllm"])
+    low, high = (value[f"vllm_importance_sampling_clip_{end}"] for end in ("min", "max"))
     return Settings(
         max_steps=steps,
         seed=int(value["seed"]),
@@ -193,6 +198,7 @@ def settings(words: Sequence[str], world: int = 1, lora: Lora | None = None, rew
         top_p=float(value["top_p"]),
         min_p=None if value["min_p"] is None else float(value["min_p"]),
         repetition_penalty=float(value["repetition_penalty"]),
+        processors=processors or ("vllm" if vllm else "transformers"),
         max_tokens=int(value["max_completion_length"]),
         reward_weights=tuple(float(weight) for weight in weights) if weights else (1.0,) * rewards,
         aggregation=str(value["multi_objective_aggregation"]),
@@ -208,6 +214,8 @@ def settings(words: Sequence[str], world: int = 1, lora: Lora | None = None, rew
         quantile=float(value["top_entropy_quantile"]),
         entropy_coef=float(value["entropy_coef"]),
         off_policy_threshold=None if value["off_policy_mask_threshold"] is None else float(value["off_policy_mask_threshold"]),
+        correction=str(value["vllm_importance_sampling_mode"]) if vllm and value["vllm_importance_sampling_correction"] else None,
+        correction_bounds=(-math.inf if low is None else float(low), math.inf if high is None else float(high)),
         sapo=(float(value["sapo_temperature_pos"]), float(value["sapo_temperature_neg"])),
         vespo=tuple(float(value[f"vespo_{name}"]) for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")),  # type: ignore[arg-type]
         router_coef=None if value["router_aux_loss_coef"] is None else float(value["router_aux_loss_coef"]),
@@ -224,6 +232,7 @@ def settings(words: Sequence[str], world: int = 1, lora: Lora | None = None, rew
         warmup=int(warmup) if warmup >= 1 else math.ceil(steps * warmup),
         schedule_options=_json(value["lr_scheduler_kwargs"]),
         lora=lora,
+        merges=vllm and lora is not None,
         unsupported=unsupported,
     )
 
@@ -234,6 +243,9 @@ def _unsupported(got: dict[str, Any], value: dict[str, Any], lora: Lora | None) 
     for name, stages in REFUSED.items():
         if got.get(name) not in (None, False, 0, 0.0):
             found |= dict.fromkeys(stages, f"--{name} {got[name]} has no formula here")
+    if value["use_vllm"] and value["vllm_importance_sampling_mode"] not in formulas.CORRECTIONS:
+        reason = f"--vllm_importance_sampling_mode {value['vllm_importance_sampling_mode']} has no formula here"
+        found |= dict.fromkeys((*STEP, "logging"), reason)
     if value["loss_type"] not in LOSSES:
         found |= dict.fromkeys((*STEP, "logging"), f"--loss_type {value['loss_type']} has no formula here")
     if value["optim"] not in (*TORCH_ADAMW, *updates.OPTIMIZERS):

@@ -27,6 +27,20 @@ def gain(rewards: list[float]) -> float:
     return sum(rewards[-WINDOW:]) / WINDOW - sum(rewards[:WINDOW]) / WINDOW
 
 
+def averages(trainer: Any) -> list[float]:
+    """The mean of every answer that the first reward function gives from now on."""
+    function, given = trainer.reward_funcs[0], list[float]()
+
+    def averaged(*args: Any, **kwargs: Any) -> list[float]:
+        rewards = [float(value) for value in function(*args, **kwargs)]
+        given.append(sum(rewards) / max(1, len(rewards)))
+        return rewards
+
+    averaged.__name__ = function.__name__
+    trainer.reward_funcs[0] = averaged
+    return given
+
+
 def arm(arguments: Any, words: list[str], name: str, seed: int) -> list[float]:
     """Train one arm and return its rewards by step, as our reward function gave them."""
     from seatrial.loops.trl.drive import record
@@ -37,7 +51,8 @@ def arm(arguments: Any, words: list[str], name: str, seed: int) -> list[float]:
     settings = train.config(out / name / str(seed), [*words, "--seed", str(seed), *rate])
     first = name == "learn" and seed == 1
     recorded = train.recorder(arguments, out / name / str(seed), RECORDED_STEPS) if first else None
-    trainer = train.build(arguments, settings, train.model_path(arguments), None, watched=False, recorded=recorded)
+    trainer = train.build(arguments, settings, train.model_path(arguments), None, recorded=recorded)
+    given = averages(trainer)
     trainer.pop_callback(record.MetricsWriter)
     trainer.pop_callback(record.FactsWriter)
     trainer.add_callback(record.MetricsWriter(out / "metrics.jsonl", f"{name}/{seed}"))
@@ -47,7 +62,6 @@ def arm(arguments: Any, words: list[str], name: str, seed: int) -> list[float]:
     after = fingerprint.model(trainer.model)
     row = {"fact": "arm", "arm": name, "seed": seed, "names": len(before), "changed": len(fingerprint.differing(before, after))}
     row |= {"max_steps": trainer.state.max_steps, "updates": record.updates(trainer.optimizer)}
-    given = list(trainer.reward_funcs[0].means)
     said = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     row["misreported"] = sum(abs(one - two) > 1e-4 for one, two in zip(given, said, strict=False)) + abs(len(given) - len(said))
     facts.append(out / "facts.jsonl", row)

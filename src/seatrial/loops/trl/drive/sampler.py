@@ -25,7 +25,7 @@ def seeds(prompts: Sequence[str], step: int, seed: int) -> list[int]:
     return made
 
 
-def _forward(model: Any, rows: Sequence[Sequence[int]], pad: int, **extra: Any) -> Any:
+def forward(model: Any, rows: Sequence[Sequence[int]], pad: int, **extra: Any) -> Any:
     """Logits of left-padded rows, with positions counted from each row's first token, without a cache."""
     width = max(len(row) for row in rows)
     ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=model.device)
@@ -46,7 +46,7 @@ def sample(
         open_rows = [i for i, ids in enumerate(completions) if not ids or ids[-1] != eos]
         if not open_rows:
             break
-        logits = _forward(model, [[*prompt_ids[i], *completions[i]] for i in open_rows], pad)[:, -1]
+        logits = forward(model, [[*prompt_ids[i], *completions[i]] for i in open_rows], pad)[:, -1]
         table = torch.log_softmax(logits.float(), -1).cpu()
         for row, i in enumerate(open_rows):
             token = int(torch.multinomial(table[row].exp(), 1, generator=draws[i]))
@@ -61,7 +61,7 @@ def logprobs_of(
 ) -> list[list[float]]:
     """Log-probabilities of given completions under `model`, at temperature `heat`."""
     rows = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completions, strict=True)]
-    table = torch.log_softmax(_forward(model, rows, pad, **extra).float() / heat, -1)
+    table = torch.log_softmax(forward(model, rows, pad, **extra).float() / heat, -1)
     result = []
     for row, completion in enumerate(completions):
         length = len(completion)

@@ -19,6 +19,9 @@ from typing import Any
 from seatrial.loops.trl.drive import configured, tasks, train, variants
 from seatrial.shadow.settings import Lora
 
+OWN = ("seeded", "generator", "vllm")
+"""Rollouts that a sampler of ours draws: from the model's own probabilities, whatever is configured."""
+
 
 def rewards_of(names: Sequence[str], tokenizer: Any) -> dict[str, Callable[[Sequence[Sequence[int]], Sequence[int]], Any]]:
     """Our reward functions, called with completions and dataset rows."""
@@ -76,7 +79,8 @@ def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
     path = Path(train.model_path(arguments))
     tokenizer = AutoTokenizer.from_pretrained(path)
     lora = lora_of(arguments)
-    settings = configured.settings(words, arguments.world, lora, len(names))
+    own = "none" if arguments.rollouts in OWN else ""
+    settings = configured.settings(words, arguments.world, lora, len(names), own)
     if arguments.images:
         settings = dataclasses.replace(settings, suppressed=(AutoConfig.from_pretrained(path).image_token_id,))
     texts = tasks.text_prompts(arguments.prompts, settings.seed)
@@ -108,9 +112,12 @@ def knobs(words: list[str], made: dict[str, Any], shadow: Any) -> list[dict[str,
     rows = []
     for name, knob in configured.KNOBS.items():
         value, stage = values[name], stages[knob.stage]
+        idle = name in configured.ONLY_WITH and values["loss_type"] != configured.ONLY_WITH[name]
         if stage["unproven"]:
             status = "not proven"
-        elif name in configured.ONLY_WITH and values["loss_type"] != configured.ONLY_WITH[name]:
+        elif name.startswith("vllm_") and not values["use_vllm"]:
+            status = "beside the step"
+        elif idle or (knob.stage == "sampling" and shadow.s.processors == "none"):
             status = "not exercised"
         elif any(value == item and type(value) is type(item) for item in knob.neutral):
             status = "neutral"

@@ -22,7 +22,7 @@ from seatrial.loops.trl.drive.configured import is_setting
 
 SCORED = (
     *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages"),
-    *("old_per_token_logps", "ref_per_token_logps"),
+    *("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps", "importance_sampling_ratio"),
 )
 MOST_BYTES = 2**30
 """Probabilities of one generation that are kept: of more, none are, and the draw rests on statistics."""
@@ -73,7 +73,8 @@ class StepRecorder:
             self.model.generate = self._generating(self.model.generate)
         else:
             trainer.rollout_func = self._rolling(trainer.rollout_func)
-        self.model.register_forward_pre_hook(self._entering, with_kwargs=True)
+        # A function, since a copy of the model takes it along; a method would be copied with all that the recorder holds.
+        self.model.register_forward_pre_hook(lambda *given: self._entering(*given), with_kwargs=True)
         for name, wrap in (
             ("_calculate_rewards", self._rewarding),
             ("_generate_and_score_completions", self._scoring),
@@ -112,11 +113,18 @@ class StepRecorder:
     def _rolling(self, rollout: Any) -> Any:
         def rolled(prompts: Any, trainer: Any) -> Any:
             made = rollout(prompts, trainer)
-            if self.record.open():
-                self.record.add("generated", "sampling", {"source": "rollout_func"}, _ragged(made))
+            self.rolled("rollout_func", made)
             return made
 
         return rolled
+
+    def rolled(self, source: str, made: dict[str, Any]) -> None:
+        """What another generator than the model's own made: tokens, and how likely it says they were.
+
+        `told` is what the trainer was told of that, where it was told something else.
+        """
+        if self.record.open():
+            self.record.add("generated", "sampling", {"source": source}, _ragged(made))
 
     def _rewarding(self, calculate: Any) -> Any:
         def calculated(*args: Any, **kwargs: Any) -> Any:
@@ -233,7 +241,8 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         if recorder.record.steps is not None:
             recorder.record.steps += state.global_step
         adapters = adapters_of(recorder.model)
-        settings = {name: value for name, value in vars(args).items() if not name.startswith("_") and is_setting(value)}
+        named = {name: value for name, value in vars(args).items() if not name.startswith("_") and not name.endswith("_port")}
+        settings = {name: value for name, value in named.items() if is_setting(value)}
         values = {
             "adapters": adapters,
             "start_step": state.global_step,
@@ -257,7 +266,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
 def _ragged(made: dict[str, Any]) -> dict[str, Any]:
     """Prompts and completions of a rollout function as padded tensors with their lengths."""
     tensors = {}
-    for name in ("prompt_ids", "completion_ids", "logprobs"):
+    for name in ("prompt_ids", "completion_ids", "logprobs", *(["told"] if "told" in made else [])):
         rows = made[name]
         width = max([1, *map(len, rows)])
         tensors[name] = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in rows])

@@ -10,12 +10,16 @@ What arrived is read back from the live weights, as for our own transfer: TRL's 
 from __future__ import annotations
 
 import copy
+import random
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from seatrial.loops.trl.drive import sampler
 from seatrial.loops.trl.drive.served import Engine, ServedRollouts
@@ -24,10 +28,15 @@ from seatrial.probes.engines.serve import free_port
 from seatrial.probes.engines.stream import Sender
 from seatrial.probes.refit.driver import REPLICA, RefitDriver
 from seatrial.probes.refit.errors import RefitRefused
+from seatrial.shadow import formulas
+from seatrial.shadow.settings import Settings
 
 OPTIONS = ("--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1")
 """What TRL's guide starts the server with."""
 TRANSPORT = "trl"
+MISMATCH = 0.3
+"""How far the log-probabilities that TRL is told are moved at most. On one CPU in fp32 the server's are the policy's, and TRL's
+correction for the difference would have no effect: neither would its bugs."""
 SKIPPED, SWAPPED, MANGLED = "sync-skips-tensor", "sync-swaps-names", "sync-mangles-name"
 FAULTS = (SKIPPED, SWAPPED, MANGLED)
 """Of this sync."""
@@ -171,12 +180,11 @@ class SyncedGeneration(ServedRollouts):
         self.transport.install()
         settings.use_vllm, settings.vllm_mode = True, "server"
         settings.vllm_server_base_url, settings.vllm_group_port = engine.server.url, free_port()
-        self.seeded = "seed" not in (settings.generation_kwargs or {})
         engine.server.__enter__()  # TRL would wait for a server that is dead
 
-    def attach(self, trainer: Any) -> None:
-        """Around TRL's two calls."""
-        self.trainer = trainer
+    def attach(self, trainer: Any, recorded: Any = None) -> None:
+        """Around TRL's two calls; `recorded` is given what was generated."""
+        self.trainer, self.recorded = trainer, recorded
         generation = trainer.vllm_generation
         if self.fault in FAULTS:
             generation._iter_named_params = broken(generation._iter_named_params, self.fault)
@@ -198,22 +206,46 @@ class SyncedGeneration(ServedRollouts):
 
     def observed_generate(self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None) -> Any:
         """One generation of TRL's, with the version that the server held all the while."""
-        if self.seeded:  # TRL draws from the server's own generator, which no seed of the trainer reaches
-            self.trainer.vllm_generation.generation_kwargs["seed"] = self.seed + self.trainer.state.global_step
         (held,) = self.engine.client.versions()
         drawn = self.draw(prompts, images, num_generations, profiler)
         if self.engine.client.versions() != [held]:
             raise RuntimeError(f"the server changed from version {held['version']} while it was sampling")
-        given, completions, logprobs, _ = drawn
+        given, completions, logprobs, names = drawn
         first = [[entry[0] for entry in sequence] for sequence in logprobs]
         made = {"tokens": completions, "logprobs": first, "version": held["version"], "incarnation": held["incarnation"]}
         if self.driver is None:
             raise RuntimeError("TRL generates before its first sync")
         with self._evaluated() as model:
-            self.sampled(
-                self.driver, made, given, sampler.logprobs_of(model, given, completions, self.trainer.processing_class.pad_token_id)
-            )
-        return drawn
+            self.sampled(self.driver, made, given, self._scores(model, given, completions, first))
+        told = [self._moved([*prompt, *made], said) for prompt, made, said in zip(given, completions, logprobs, strict=True)]
+        if self.recorded is not None:
+            rows = {"prompt_ids": given, "completion_ids": completions, "logprobs": first}
+            self.recorded.rolled("vllm", rows | {"told": [[entry[0] for entry in sequence] for sequence in told]})
+        return given, completions, told, names
+
+    def _scores(self, model: Any, prompts: list[list[int]], completions: list[list[int]], said: list[list[float]]) -> list[list[float]]:
+        """Log-probabilities of drawn tokens under the policy, after every processor; what rounding alone decides is taken as `said`."""
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        asked = Settings(max_steps=0, processors="vllm", **{name: getattr(self.trainer.args, name) for name in names})
+        rows = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
+        with torch.no_grad():
+            logits = sampler.forward(model, rows, self.trainer.processing_class.pad_token_id).double().cpu()
+        made = [list(row) for row in said]
+        for row, completion in enumerate(completions):
+            for place, token in enumerate(completion):
+                before = torch.tensor([rows[row][: len(prompts[row]) + place]])
+                left = len(completion) - place + 1
+                scores, near = formulas.processed(logits[row, -left].unsqueeze(0), before, torch.ones_like(before), asked, Counter())
+                made[row][place] = said[row][place] if bool(near.any()) else float(torch.log_softmax(scores, -1)[0, token])
+        return made
+
+    def _moved(self, tokens: list[int], said: list[list[float]]) -> list[list[float]]:
+        """What the trainer is told of a completion's log-probabilities, moved as other kernels would (see `MISMATCH`).
+
+        Rows of the same tokens are moved alike: nothing else tells them apart.
+        """
+        chance = random.Random(f"{self.seed} {self.trainer.state.global_step} {tokens}")
+        return [[value + chance.uniform(-MISMATCH, MISMATCH) for value in entry] for entry in said]
 
     @contextmanager
     def _evaluated(self) -> Iterator[Any]:
@@ -238,8 +270,6 @@ def merge(model: Any) -> Any:
     """
     if not hasattr(model, "peft_config"):
         return model
-    import torch
-
     made = copy.deepcopy(model).base_model.model
     for name, layer in list(made.named_modules()):
         if hasattr(layer, "lora_A") and hasattr(layer, "base_layer"):

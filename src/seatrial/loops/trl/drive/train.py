@@ -152,14 +152,11 @@ def recorder(arguments: argparse.Namespace, place: Path, steps: int | None = Non
     return StepRecorder(place if name == "driver" else place / name, steps) if arguments.record else None
 
 
-def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: Any, watched: bool = True, recorded: Any = None) -> Any:
-    """The trainer with its data, rewards and callbacks; `recorded` fills the batch record, otherwise the witness watches.
-
-    `trainer.reward_funcs[0].means` collects the mean of every reward that was given.
-    """
+def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: Any, recorded: Any = None) -> Any:
+    """The trainer with its data, rewards and callbacks; `recorded` fills the batch record."""
     from trl import GRPOTrainer
 
-    from seatrial.loops.trl.drive import faults, record, step_faults, tasks, witness
+    from seatrial.loops.trl.drive import faults, record, step_faults, tasks
 
     kwargs: dict[str, Any] = {"rollout_func": rollouts} if rollouts and arguments.rollouts != "synced" else {}
     if arguments.lora:
@@ -177,20 +174,16 @@ def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: An
         )
     count, seed = arguments.prompts, settings.seed
     data = tasks.image_dataset(count, seed) if arguments.images else tasks.text_dataset(count, seed, arguments.chat)
-    watch = witness.Witness(arguments.out / "metrics.jsonl")
     functions = [tasks.REWARDS[name] for name in tasks.reward_names(arguments)]
     functions = [faults.reward(functions[0], arguments.fault), *functions[1:]]
-    functions = [recorded.reward(function) if recorded else function for function in functions]
-    rewards = [watch.reward(functions[0]), *functions[1:]]
+    rewards = [recorded.reward(function) if recorded else function for function in functions]
     trainer = GRPOTrainer(model=model, reward_funcs=rewards, args=settings, train_dataset=data, **kwargs)
     step_faults.inject(trainer, arguments.fault)
     if recorded:
         recorded.attach(trainer)
     faults.trainer(trainer, arguments.fault)
     if arguments.rollouts == "synced":
-        rollouts.attach(trainer)
-    if watched and not recorded:  # the record holds all that the witness sees, and more
-        watch.attach(trainer)
+        rollouts.attach(trainer, recorded)
     saves = int(settings.save_steps) if settings.save_strategy == "steps" else None
     trainer.add_callback(record.MetricsWriter(arguments.out / "metrics.jsonl"))
     trainer.add_callback(record.FactsWriter(arguments.out / "facts.jsonl", process_name(), saves, arguments.model in MADE))

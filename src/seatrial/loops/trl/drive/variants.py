@@ -7,6 +7,9 @@ schedules: four steps each, in the process of the main run.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 STEPS = 4
@@ -45,6 +48,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 CHAT = ("luspo",)
 """Variants whose prompts are conversations."""
+TILES = {"trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE": 16, "trl.kernels.chunked_logprob.TOKEN_CHUNK_SIZE": 100}
+"""TRL computes log-probabilities in tiles of words and of tokens, which every real model fills and a tiny one does not: variants are
+computed in smaller ones. A release without these names goes without."""
 
 
 def arguments_of(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
@@ -57,14 +63,37 @@ def words_of(name: str, words: list[str]) -> list[str]:
     return [*words, *VARIANTS[name], "--max_steps", str(STEPS)]
 
 
+@contextmanager
+def small_tiles() -> Iterator[None]:
+    """Computes log-probabilities in `TILES`."""
+    held = []
+    for path, size in TILES.items():
+        module, _, name = path.rpartition(".")
+        found = importlib.import_module(module) if importlib.util.find_spec(module) else None
+        if isinstance(getattr(found, name, None), int):
+            held.append((found, name, getattr(found, name)))
+            setattr(found, name, size)
+    try:
+        yield
+    finally:
+        for found, name, size in held:
+            setattr(found, name, size)
+
+
 def run(arguments: Any, words: list[str], model: str) -> None:
     """Train every variant and leave its record in `variants/<name>`."""
-    from transformers import PrinterCallback
     from transformers.utils import logging
+
+    logging.disable_progress_bar()  # the log of a level tells of one training
+    with small_tiles():
+        _train(arguments, words, model)
+
+
+def _train(arguments: Any, words: list[str], model: str) -> None:
+    from transformers import PrinterCallback
 
     from seatrial.loops.trl.drive import record, train
 
-    logging.disable_progress_bar()  # the log of a level tells of one training
     for name in VARIANTS:
         record.say(f"variant {name}")
         place = arguments.out / "variants" / name

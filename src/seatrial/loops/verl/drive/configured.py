@@ -204,6 +204,7 @@ def settings(words: Sequence[str]) -> Settings:
         temperature=float(value[f"{ROLLOUT}.temperature"]),
         top_k=max(0, int(value[f"{ROLLOUT}.top_k"])),
         top_p=float(value[f"{ROLLOUT}.top_p"]),
+        processors="temperature",
         max_tokens=int(value["data.max_response_length"]),
         scale="group" if value[f"{ALGORITHM}.norm_adv_by_std_in_grpo"] else "none",
         std_floor=GRPO_FLOOR,
