@@ -40,15 +40,20 @@ def total_rewards(rewards: Tensor, weights: Tensor) -> Tensor:
     return torch.where(torch.isnan(rewards).all(1), torch.nan, total)
 
 
+def normalised_total(rewards: Tensor, settings: Settings) -> Tensor:
+    """Weighted sum of the rewards of each function, each first normalised within its group."""
+    grouped = rewards.view(-1, settings.group, rewards.shape[1])
+    mean = torch.nanmean(grouped, dim=1, keepdim=True)
+    scaled = (grouped - mean) / (nan_std(grouped, 1).unsqueeze(1) + settings.std_floor)
+    return total_rewards(scaled.view(-1, rewards.shape[1]), torch.tensor(settings.reward_weights, dtype=rewards.dtype))
+
+
 def advantages(rewards: Tensor, settings: Settings) -> Tensor:
     """Advantages of whole groups, rows in the order of their groups."""
     weights = torch.tensor(settings.reward_weights, dtype=rewards.dtype)
     group = settings.group
     if settings.aggregation == "normalize_then_sum":
-        grouped = rewards.view(-1, group, rewards.shape[1])
-        mean = torch.nanmean(grouped, dim=1, keepdim=True)
-        scaled = (grouped - mean) / (nan_std(grouped, 1).unsqueeze(1) + settings.std_floor)
-        total = total_rewards(scaled.view(-1, rewards.shape[1]), weights)
+        total = normalised_total(rewards, settings)
         made = (total - torch.nanmean(total)) / (nan_std(total) + settings.std_floor)
         return torch.nan_to_num(made, nan=0.0)
     total = total_rewards(rewards, weights)
@@ -66,10 +71,8 @@ def advantage_noise(rewards: Tensor, settings: Settings, eps: float) -> Tensor:
     error = 16 * eps * max(1.0, float(torch.nan_to_num(rewards).abs().max()))
     weights, group, floor = torch.tensor(settings.reward_weights, dtype=rewards.dtype), settings.group, settings.std_floor
     if settings.aggregation == "normalize_then_sum":
-        grouped = rewards.view(-1, group, rewards.shape[1])
-        spreads = torch.nan_to_num(nan_std(grouped, 1), nan=0.0).unsqueeze(1)
-        scaled = (grouped - torch.nanmean(grouped, dim=1, keepdim=True)) / (spreads + floor)
-        whole = torch.nan_to_num(nan_std(total_rewards(scaled.view(-1, rewards.shape[1]), weights)), nan=0.0)
+        spreads = torch.nan_to_num(nan_std(rewards.view(-1, group, rewards.shape[1]), 1), nan=0.0).unsqueeze(1)
+        whole = torch.nan_to_num(nan_std(normalised_total(rewards, settings)), nan=0.0)
         noise = (error / (spreads + floor) * weights.abs()).sum(-1).expand(-1, group).reshape(-1)
         return (noise + float(noise.mean())) / (whole + floor)
     if settings.scale == "none":
@@ -148,10 +151,7 @@ def zero_std(rewards: Tensor, settings: Settings) -> Tensor:
     weights = torch.tensor(settings.reward_weights, dtype=rewards.dtype)
     group = settings.group
     if settings.aggregation == "normalize_then_sum":
-        grouped = rewards.view(-1, group, rewards.shape[1])
-        mean = torch.nanmean(grouped, dim=1, keepdim=True)
-        scaled = (grouped - mean) / (nan_std(grouped, 1).unsqueeze(1) + settings.std_floor)
-        spread = nan_std(total_rewards(scaled.view(-1, rewards.shape[1]), weights)).expand(len(rewards))
+        spread = nan_std(normalised_total(rewards, settings)).expand(len(rewards))
     else:
         total = total_rewards(rewards, weights)
         batch = settings.scale == "batch"

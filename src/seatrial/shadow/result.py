@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 STAGES = (
@@ -79,3 +83,15 @@ class Findings:
             "divergence": self.divergence,
             "knobs": self.knobs,
         }
+
+
+def write_findings(target: Path, recompute: Callable[[], dict[str, Any]]) -> None:
+    """Write what a recomputation finds; whatever goes wrong in it is written, too: then the run was not recomputed."""
+    try:
+        made = recompute()
+    except Exception as error:  # noqa: BLE001 - a defect of ours is never the change's
+        made = {"schema_version": 1, "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_suffix(".tmp")
+    temporary.write_text(json.dumps(made, indent=1, allow_nan=False, default=str), encoding="utf-8")
+    temporary.replace(target)

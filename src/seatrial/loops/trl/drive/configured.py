@@ -9,23 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from seatrial.shadow import formulas, updates
+from seatrial.shadow.knobs import STEP, Knob
 from seatrial.shadow.settings import Lora, Settings
-
-
-@dataclass(frozen=True)
-class Knob:
-    """One setting of GRPOConfig."""
-
-    stage: str
-    default: Any
-    neutral: tuple[Any, ...] = ()
-    exercised_by: str = ""
-    """The shadow's counter that must not be zero for the setting to have had an effect."""
-
 
 KNOBS: dict[str, Knob] = {
     "seed": Knob("data", 42),
@@ -63,12 +51,12 @@ KNOBS: dict[str, Knob] = {
     "vllm_importance_sampling_clip_max": Knob("ratio", 3.0, (None,), "corrected_high"),
     "vllm_importance_sampling_clip_min": Knob("ratio", None, (None,), "corrected_low"),
     "off_policy_mask_threshold": Knob("ratio", None, (None,), "left_out"),
-    "sapo_temperature_pos": Knob("loss", 1.0, (), "off_policy_positive"),
-    "sapo_temperature_neg": Knob("loss", 1.05, (), "off_policy_negative"),
-    "vespo_k_pos": Knob("loss", 2.0, (), "off_policy_positive"),
-    "vespo_lambda_pos": Knob("loss", 3.0, (), "off_policy_positive"),
-    "vespo_k_neg": Knob("loss", 3.0, (), "off_policy_negative"),
-    "vespo_lambda_neg": Knob("loss", 2.0, (), "off_policy_negative"),
+    "sapo_temperature_pos": Knob("loss", 1.0, (), "off_policy_positive", "sapo"),
+    "sapo_temperature_neg": Knob("loss", 1.05, (), "off_policy_negative", "sapo"),
+    "vespo_k_pos": Knob("loss", 2.0, (), "off_policy_positive", "vespo"),
+    "vespo_lambda_pos": Knob("loss", 3.0, (), "off_policy_positive", "vespo"),
+    "vespo_k_neg": Knob("loss", 3.0, (), "off_policy_negative", "vespo"),
+    "vespo_lambda_neg": Knob("loss", 2.0, (), "off_policy_negative", "vespo"),
     "top_entropy_quantile": Knob("loss", 1.0, (1.0,)),
     "entropy_coef": Knob("loss", 0.0, (0.0,)),
     "router_aux_loss_coef": Knob("loss", None),
@@ -86,14 +74,8 @@ KNOBS: dict[str, Knob] = {
     "adam_beta2": Knob("update", 0.999),
     "adam_epsilon": Knob("update", 1e-8),
 }
-ONLY_WITH: dict[str, str] = {
-    **{name: "sapo" for name in KNOBS if name.startswith("sapo")},
-    **{name: "vespo" for name in KNOBS if name.startswith("vespo")},
-}
 TORCH_ADAMW = ("adamw_torch", "adamw_torch_fused")
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
-STEP = ("ratio", "kl", "mask", "loss", "gradient", "clip", "advantage", "reference", "logprob")
-"""The stages that are proven by the gradient."""
 REFUSED: dict[str, tuple[str, ...]] = {
     "use_adaptive_entropy": ("loss", *STEP, "logging"),
     "generation_kwargs": ("sampling",),

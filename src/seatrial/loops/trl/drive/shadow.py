@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from seatrial.loops.trl.drive import configured, tasks, train, variants
+from seatrial.shadow.result import write_findings
 from seatrial.shadow.settings import Lora
 
 OWN = ("seeded", "generator", "vllm")
@@ -108,25 +107,15 @@ def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
 def knobs(words: list[str], made: dict[str, Any], shadow: Any) -> list[dict[str, Any]]:
     """Each knob: configured, in force, and whether this run proved it."""
     values = configured.knob_values(words)
-    stages = {entry["stage"]: entry for entry in made["stages"]}
     rows = []
     for name, knob in configured.KNOBS.items():
-        value, stage = values[name], stages[knob.stage]
-        idle = name in configured.ONLY_WITH and values["loss_type"] != configured.ONLY_WITH[name]
-        if stage["unproven"]:
-            status = "not proven"
-        elif name.startswith("vllm_") and not values["use_vllm"]:
+        read = knob.only in ("", values["loss_type"]) and not (knob.stage == "sampling" and shadow.s.processors == "none")
+        status = knob.status(values[name], made, shadow.exercised, read)
+        if name.startswith("vllm_") and not values["use_vllm"]:
             status = "beside the step"
-        elif idle or (knob.stage == "sampling" and shadow.s.processors == "none"):
-            status = "not exercised"
-        elif any(value == item and type(value) is type(item) for item in knob.neutral):
-            status = "neutral"
-        elif knob.exercised_by and not shadow.exercised[knob.exercised_by]:
-            status = "not exercised"
-        else:
-            status = "proven" if stage["compared"] and made["divergence"] is None else "not proven"
         force = shadow.arguments.get(name)
-        rows.append({"knob": name, "stage": knob.stage, "configured": value, "in_force": force, "status": status})
+        rows.append({"knob": name, "stage": knob.stage, "configured": values[name], "in_force": force, "status": status})
+    stages = {entry["stage"]: entry for entry in made["stages"]}
     adapters = {} if shadow.s.lora is None else dataclasses.asdict(shadow.s.lora)
     status = "proven" if stages["weights"]["compared"] and not stages["weights"]["unproven"] else "not proven"
     rows += [
@@ -160,15 +149,7 @@ def main() -> None:
 
 def write(arguments: Any, record: Path, words: list[str]) -> None:
     """Recompute one record and leave shadow.json beside it."""
-    try:
-        made = recompute(arguments, record, words)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run was not recomputed
-        made = {"schema_version": 1, "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-    target = record / "shadow.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text(json.dumps(made, indent=1, allow_nan=False, default=str), encoding="utf-8")
-    temporary.replace(target)
+    write_findings(record / "shadow.json", lambda: recompute(arguments, record, words))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from seatrial.shadow import formulas
+from seatrial.shadow.knobs import STEP, Knob
 from seatrial.shadow.settings import Lora, Settings
 
 ALGORITHM, ROLLOUT, MODEL, ACTOR, CRITIC = (
@@ -22,25 +23,10 @@ ALGORITHM, ROLLOUT, MODEL, ACTOR, CRITIC = (
     "actor_rollout_ref.actor",
     "critic",
 )
-STEP = ("ratio", "kl", "mask", "loss", "gradient", "clip", "advantage", "reference", "logprob")
-"""The stages that are proven by the gradient."""
 GRPO_FLOOR = 1e-6
 """What verl adds to the standard deviation of a group."""
 KL_NAMES = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3-bounded", "k3": "k3-bounded"}
 MEGATRON = "megatron"
-
-
-@dataclass(frozen=True)
-class Knob:
-    """One setting of verl."""
-
-    stage: str
-    default: Any
-    neutral: tuple[Any, ...] = ()
-    exercised_by: str = ""
-    """The shadow's counter that must not be zero for the setting to have had an effect."""
-    only: str = ""
-    """The advantage estimator that reads it; nothing: each."""
 
 
 def _optim(part: str, clipped: str, only: str = "") -> dict[str, Knob]:

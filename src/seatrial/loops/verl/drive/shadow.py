@@ -7,15 +7,14 @@ It gets the same words as the trainer, so that what was configured is known with
 
 from __future__ import annotations
 
-import json
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seatrial.loops.verl.drive import assemble, configured, layout, reward, train
 from seatrial.probes.prompts import prompts
+from seatrial.shadow.result import write_findings
 from seatrial.shadow.settings import Settings
 
 VERSION = "0.9.1"
@@ -86,22 +85,11 @@ def _layout(path: Path, words: Sequence[str]) -> Any:
 def knobs(words: list[str], made: dict[str, Any], shadow: Any, settings: Settings) -> list[dict[str, Any]]:
     """Each knob: configured, and whether this run proved it."""
     values = configured.knob_values(words)
-    stages = {entry["stage"]: entry for entry in made["stages"]}
     estimator = "gae" if settings.estimator == "gae" else "grpo"
     rows = []
     for name, knob in configured.knobs(words).items():
-        value, stage = values[name], stages[knob.stage]
-        if knob.only and knob.only != estimator:
-            status = "not exercised"
-        elif stage["unproven"]:
-            status = "not proven"
-        elif any(value == item and type(value) is type(item) for item in knob.neutral):
-            status = "neutral"
-        elif knob.exercised_by and not shadow.exercised[knob.exercised_by]:
-            status = "not exercised"
-        else:
-            status = "proven" if stage["compared"] and made["divergence"] is None else "not proven"
-        rows.append({"knob": name, "stage": knob.stage, "configured": value, "in_force": None, "status": status})
+        status = knob.status(values[name], made, shadow.exercised, knob.only in ("", estimator))
+        rows.append({"knob": name, "stage": knob.stage, "configured": values[name], "in_force": None, "status": status})
     return rows
 
 
@@ -112,14 +100,7 @@ def main() -> None:
     parser = train.parser()
     parser.add_argument("--shadow-out", type=Path, required=True)
     arguments = parser.parse_args(words[:split])
-    try:
-        made = recompute(arguments, words[split + 1 :])
-    except Exception as error:  # noqa: BLE001 - whatever it is, the run was not recomputed
-        made = {"schema_version": 1, "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-    target = arguments.shadow_out
-    temporary = target.with_suffix(".tmp")
-    temporary.write_text(json.dumps(made, indent=1, allow_nan=False, default=str), encoding="utf-8")
-    temporary.replace(target)
+    write_findings(arguments.shadow_out, lambda: recompute(arguments, words[split + 1 :]))
     print("seatrial: shadow complete", flush=True)
 
 
