@@ -30,7 +30,7 @@ def cpu_seconds(server: Server, place: Path, python: Path, recorded: bool) -> fl
     left_out = ("--variants",) if recorded else ("--variants", "--record")
     words = [word for word in phase.argv[3:] if word not in left_out]
     place.mkdir(parents=True)
-    answer = server.ask(module="train", argv=words, log=str(place / "log"), timeout=300, bare=not recorded)
+    answer = server.ask(module="train", argv=words, log=str(place / "log"), timeout=300)
     if answer["exit"] != 0:
         raise RuntimeError(f"the run failed: {place / 'log'}")
     return float(answer["cpu"])

@@ -143,7 +143,9 @@ def same_record(one: Path, two: Path) -> bool:
 
 
 def _of_resume(check: CheckResult) -> bool:
-    return "resume" in check.name or check.name.startswith(("restored", "final", "checkpoint is", "new adapters", "random state"))
+    return "resume" in check.name or check.name.startswith(
+        ("restored", "final", "history", "checkpoint is", "new adapters", "random state")
+    )
 
 
 def trl_python() -> Path:

@@ -34,7 +34,7 @@ def warm() -> None:
     """Import all that drivers use."""
     for name in (*IMPORTS, "trl.trainer.grpo_trainer", "peft.tuners.lora.layer", "transformers.models.qwen2.modeling_qwen2"):
         importlib.import_module(name)
-    for name in ("train", "shadow", "step_record", "tasks", "faults", "record", "witness", "disk", "images", "models"):
+    for name in ("train", "shadow", "step_record", "tasks", "faults", "record", "disk", "images", "models"):
         importlib.import_module(f"{DRIVE}.{name}")
     importlib.import_module("seatrial.shadow.recompute")
     import torch
@@ -111,8 +111,6 @@ def child(request: dict[str, Any]) -> None:
                 edit(mutant["file"], mutant["before"], mutant["after"])
             else:
                 patch(mutant["file"], mutant["number"], set(mutant["lines"]))
-        if request.get("bare"):  # TRL alone: what watches an unrecorded run stays off, too
-            importlib.import_module(f"{DRIVE}.witness").Witness.attach = lambda *_: None
         if request.get("trace"):
             files = set(request["trace"])
 

@@ -31,6 +31,8 @@ class Data:
         self.seen: list[int] = []
         """Dataset rows in the order in which they were drawn."""
         self.mixing = Sum()
+        self.orders: set[tuple[int, ...]] = set()
+        """In which rows of a generation came to the loss."""
         self.ordered = False
         """Whether prompts come in the order of the seed."""
 
@@ -107,9 +109,19 @@ class Data:
         """Rows of a generation come to the loss in another order than they were drawn, where the loop's law says so."""
         if not self.s.mixes_rows or not self.own_law:
             return
+        what = "the order of a generation's rows in the loss"
         for rank in range(self.s.world):
             order = made.order(rank, self.s.world)
+            if len(order) <= MANY:
+                continue
+            if tuple(order) in self.orders:
+                raise Diverged("data", what, "another each time", "that of an earlier generation")
+            self.orders.add(tuple(order))
+            strides = Counter((two - one) % len(made.prompts) for one, two in itertools.pairwise(order))
+            stride, often = strides.most_common(1)[0]
+            if often * 2 > len(order):
+                raise Diverged("data", what, "shuffled", f"{often} of {len(order) - 1} rows lie {stride} after the one before")
             neighbours = sum(two - one == 1 for one, two in itertools.pairwise(order))
             self.mixing.add(torch.tensor(neighbours - (len(order) - 1) / max(1, len(order))), torch.tensor(1.0), 1.0)
         if self.mixing.score() > LIMIT:
-            raise Diverged("data", "the order of a generation's rows in the loss", "shuffled", "that in which they were drawn")
+            raise Diverged("data", what, "shuffled", "that in which they were drawn")

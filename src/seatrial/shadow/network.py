@@ -188,9 +188,13 @@ class Network:
 
     def _adapters_start(self) -> None:
         """The first factor of a new adapter is drawn evenly from a range that its width gives (PEFT's default)."""
+        drawn: dict[str, str] = {}
         for name, value in self.weights.items():
             if ".lora_A." not in name:
                 continue
+            twin = drawn.setdefault(fingerprint.tensor_hash(value), name)
+            if twin != name:
+                raise self.diverged("weights", "the first factor of a new adapter", "a draw of its own", f"that of {twin}", tensor=name)
             bound, flat = 1 / math.sqrt(value.shape[1]), value.double().flatten()
             mean, square = Sum(), Sum()
             mean.add(flat, torch.full_like(flat, bound**2 / 3), bound)

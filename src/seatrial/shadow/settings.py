@@ -45,6 +45,8 @@ class Settings:
     """Rows of one forward pass of one process."""
     accumulation: int = 1
     """Forward passes per optimizer step."""
+    partial: bool = False
+    """Whether the last optimizer step of an epoch takes what forward passes are left."""
     splits: int = 1
     """Micro-batches that one generation is cut into."""
     iterations: int = 1
@@ -148,6 +150,10 @@ class Settings:
     def steps_per_round(self) -> int:
         """Optimizer steps that one generation serves."""
         return max(1, self.splits * self.iterations // self.accumulation)
+
+    def passes(self, prompts: int) -> int:
+        """Forward passes of one epoch of so many prompts."""
+        return prompts // self.prompts() * self.splits * self.iterations
 
     def is_split(self) -> bool:
         """Whether weights change while one generation is in use, so that its own log-probabilities must be kept."""

@@ -6,15 +6,16 @@ a missed proof, never an absent one.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from seatrial.checks.step import step_checks
+from seatrial.checks.step import RECORD, step_checks
 from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.proof import differing, equal, proof
-from seatrial.loops.trl.drive.variants import STEPS, VARIANTS
+from seatrial.loops.trl.drive.variants import RESEEDED, STEPS, VARIANTS
 from seatrial.loops.trl.refits import refits, served, synced
 from seatrial.loops.trl.training import changed, states, steps, trained
 from seatrial.loops.trl.trajectory import RELATIVE, same_trajectory, within_tolerance
@@ -23,7 +24,10 @@ from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary
 
-CHECKPOINT_FILES = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+CHECKPOINT_FILES = (
+    *("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"),
+    "training_args.bin",
+)
 IMAGE_EFFECT = 1e-6
 RECORDED_STEPS = 4
 """Steps of the first learning arm that are recorded."""
@@ -42,6 +46,7 @@ def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult,
                 for check in step_checks(directory / "run" / "variants" / name, f"variant {name}", STEPS, brief=True)
             ),
             *trained(run, metrics, ""),
+            *(seeded(directory / "run") if varied(directory) else ()),
         ],
         "lora-resume": lambda: [
             *step_checks(directory / "full", "full", planned(facts.get("full")), lora=True),
@@ -78,6 +83,28 @@ def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult,
     }
     whole = [proof("facts are whole", False, str(item), Boundary.METRICS) for each in facts.values() for item in each.damage]
     return (*whole, *made[level.name]())
+
+
+def seeded(directory: Path) -> list[CheckResult]:
+    """Random numbers come from the seed: variants with the same seed draw their first tokens from the same state, others do not."""
+    places = {"": directory} | {name: directory / "variants" / name for name in VARIANTS}
+    states = {name: first_random_state(place) for name, place in places.items()}
+    own = states.pop("")
+    wrong = [name for name, state in states.items() if state is None or (state == own) == (name in RESEEDED)]
+    value = f"{len(states) - len(wrong)} of {len(states)} variants"
+    return [proof("random numbers come from the seed", own is not None and not wrong, value, Boundary.ROLLOUT, "all", ", ".join(wrong))]
+
+
+def first_random_state(directory: Path) -> str | None:
+    """The digest of the random state that a recorded run drew its first tokens from."""
+    try:
+        for line in (directory / RECORD).read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if row["event"] == "generated":
+                return str(row["values"]["random_state"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
 
 
 def varied(directory: Path) -> tuple[str, ...]:
@@ -155,7 +182,15 @@ def resume(directory: Path, full: Facts | None, resumed: Facts | None, metrics: 
     made.append(same_trajectory(metrics, "full/", "resumed/", step))
     for part in ("weights", "optimizer", "scheduler", "generators"):
         made.append(equal(f"final {part} of both runs", full_end.get(part), resumed_end.get(part)))
+    first, second = ((each.one("history") if each else None) or {} for each in (full, resumed))
+    made.append(equal("history of both runs", _every_step(first), _every_step(second)))
     return made
+
+
+def _every_step(history: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a trainer's history says of its steps; the row that closes a run knows only what that run computed."""
+    rows = history.get("rows")
+    return None if rows is None else {key: row for key, row in rows.items() if '"train_loss"' not in row}
 
 
 def ranks(one: Facts | None, two: Facts | None, metrics: Metrics) -> list[CheckResult]:

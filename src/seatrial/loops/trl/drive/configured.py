@@ -83,8 +83,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "bf16": ("sampling", *STEP, "logging"),
     "fp16": ("sampling", *STEP, "logging"),
     "use_transformers_continuous_batching": ("sampling",),
-    "label_smoothing_factor": ("loss", *STEP),
-    "neftune_noise_alpha": ("logprob", *STEP),
+    "label_smoothing_factor": (*STEP, "logging"),
+    "neftune_noise_alpha": ("sampling", *STEP, "logging"),
     "torch_compile": (),
 }
 """Settings without a formula, and what cannot be proven with them when they are on."""
@@ -170,6 +170,7 @@ def settings(words: Sequence[str], world: int = 1, lora: Lora | None = None, rew
         shuffle=bool(value["shuffle_dataset"]),
         seeded_order=True,
         mixes_rows=True,
+        partial=True,
         group=int(value["num_generations"]),
         micro_batch=micro,
         accumulation=accumulation,

@@ -7,6 +7,7 @@ reference and generator wrong in the same way; no training metric shows it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,14 @@ VOLATILE = ("inference_mode", "revision", "base_model_name_or_path", "auto_mappi
 """Settings of an adapter that saving may change."""
 UNSETTLED = ("transformers_version", "use_cache", "_name_or_path", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
 """Settings of a model that training or saving may change: trainers align the special tokens with the tokenizer's."""
-KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json")
+KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 """Files of a model that a trained one needs, too, where the first had them."""
 
 
-def compare(model: Any, directory: Path) -> dict[str, Any]:
-    """Tensors of the files in `directory` against the parameters, bit for bit: by name, or by content where names differ."""
+def compare(live: Mapping[str, str], directory: Path) -> dict[str, Any]:
+    """Tensors of the files in `directory` against the fingerprints of parameters: by name, or by content where names differ."""
     from safetensors.torch import load_file
 
-    live = fingerprint.tensors(model.named_parameters(remove_duplicate=False))
     stored: dict[str, str] = {}
     for file in sorted(directory.glob("*.safetensors")):
         stored |= fingerprint.tensors(load_file(file).items())
@@ -48,7 +48,8 @@ def loaded(model: Any, directory: Path, path: Path) -> None:
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     wanted = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     tied = head is not None and head.weight.data_ptr() == table.weight.data_ptr()
-    facts.append(path, {"fact": "loaded", **compare(model, directory), "tied": tied, "tie_wanted": wanted})
+    live = fingerprint.tensors(model.named_parameters(remove_duplicate=False))
+    facts.append(path, {"fact": "loaded", **compare(live, directory), "tied": tied, "tie_wanted": wanted})
 
 
 def saved(trainer: Any, source: Path, made: bool, directory: Path, path: Path) -> None:
@@ -56,13 +57,48 @@ def saved(trainer: Any, source: Path, made: bool, directory: Path, path: Path) -
 
     A model that was `made` here keeps its settings; another's may have been written by another version.
     """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    live = fingerprint.tensors(model.named_parameters(remove_duplicate=False))
+    words = _words(trainer.processing_class)
     trainer.save_model(str(directory))
-    row = compare(trainer.accelerator.unwrap_model(trainer.model), directory)
+    row = compare(live, directory)
     files = [name for name in KEPT if (source / name).is_file()]
     odd = [name for name in files if not (directory / name).is_file()]
+    odd += [f"{name} of the tokenizer" for name in _lost_words(words, directory)]
     if made:
         odd += [f"{name} of config.json" for name in _changed_settings(source / "config.json", directory / "config.json")]
+    if fingerprint.tensors(model.named_parameters(remove_duplicate=False)) != live:
+        odd.append("the model in memory, which saving changed")
     facts.append(path, {"fact": "saved", **row, "files": files, "odd": odd})
+
+
+def _words(processor: Any) -> dict[str, Any]:
+    """What a tokenizer does, as its library tells it: it may be part of a processor."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    made = {name: getattr(tokenizer, name, None) for name in ("eos_token", "pad_token", "padding_side", "chat_template")}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return made | ({"vocabulary": _lasting(backend.to_str())} if backend is not None else {})
+
+
+def _lasting(text: str) -> dict[str, Any]:
+    """A tokenizer without what each call sets anew."""
+    return {name: value for name, value in json.loads(text).items() if name not in ("padding", "truncation")}
+
+
+def _lost_words(words: Mapping[str, Any], directory: Path) -> list[str]:
+    """What saved files say otherwise than the tokenizer did before; a file that is missing is told elsewhere."""
+    settings, whole, template = (directory / name for name in ("tokenizer_config.json", "tokenizer.json", "chat_template.jinja"))
+    stored = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    if template.is_file():
+        stored["chat_template"] = template.read_text(encoding="utf-8")
+    if whole.is_file():
+        stored["vocabulary"] = _lasting(whole.read_text(encoding="utf-8"))
+    return [name for name, value in words.items() if value is not None and stored and _named(stored.get(name)) != value]
+
+
+def _named(token: Any) -> Any:
+    """A token as its text: it may be stored with its properties."""
+    return token["content"] if isinstance(token, dict) and "content" in token else token
 
 
 def _changed_settings(source: Path, target: Path) -> list[str]:
@@ -78,17 +114,16 @@ def _settled(config: dict[str, Any]) -> dict[str, Any]:
     return {name: _settled(value) if isinstance(value, dict) else value for name, value in config.items() if name not in UNSETTLED}
 
 
-def adapter(model: Any, directory: Path, path: Path) -> None:
-    """The settings that a checkpoint stores for the adapter are those it was trained with, and its tokenizer is beside it.
-
-    Its weights are told by the names that they have in the model.
+def adapter(model: Any, asked: Mapping[str, Any], directory: Path, path: Path) -> None:
+    """The settings that a checkpoint stores for the adapter are those it was trained with, and that were `asked` for; its tokenizer is
+    beside it. Its weights are told by the names that they have in the model.
     """
     from safetensors.torch import load_file
 
     live = {name: _listed(value) for name, value in next(iter(model.peft_config.values())).to_dict().items() if name not in VOLATILE}
     stored = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
-    wrong = [name for name, value in live.items() if name not in stored or value != _listed(stored[name])]
-    wrong += [name for name in KEPT[1:3] if not (directory / name).is_file()]
+    wrong = [name for name, value in {**live, **asked}.items() if name not in stored or _listed(value) != _listed(stored[name])]
+    wrong += [name for name in KEPT[1:4] if not (directory / name).is_file()]
     factors = {name: value for name, value in load_file(directory / ADAPTER_FILE).items() if "magnitude" not in name}
     tensors = {name.replace(".weight", ".default.weight"): value for name, value in factors.items()}
     facts.append(path, {"fact": "adapter", "compared": len(live), "wrong": wrong, "weights": fingerprint.tensors(tensors.items())})

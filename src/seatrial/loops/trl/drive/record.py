@@ -7,12 +7,22 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy
 from transformers import TrainerCallback
 
 from seatrial.probes import facts, fingerprint
+
+CLOCKS = ("step_time", "train_runtime", "total_flos")
+
+
+def timeless(logs: dict[str, Any]) -> dict[str, Any]:
+    """What was logged without what a clock measured: two equal runs log the same."""
+    return {key: value for key, value in logs.items() if key not in CLOCKS and not key.endswith("_per_second")}
 
 
 def say(text: str) -> None:
@@ -101,13 +111,19 @@ class FactsWriter(TrainerCallback):  # type: ignore[misc]
             self.idle_at |= {name: state.global_step + 1 for name in idle if name not in self.idle_at}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Record the state that the checkpoint of this step must restore."""
+        """Record the state that the checkpoint of this step must restore.
+
+        Every generator has moved by then: one that a resume leaves where the seed put it is seen.
+        """
+        random.random(), numpy.random.random()
         if self.save_steps and state.global_step % self.save_steps == 0 and state.global_step < state.max_steps:
             self._write("checkpoint", state.global_step, kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record where the run ended, and what never had a gradient."""
         self._write("end", state.global_step, kwargs)
+        rows = [json.dumps(timeless(row), sort_keys=True, default=str) for row in state.log_history]
+        facts.append(self.path, {"fact": "history", "process": self.process, "rows": {str(place): row for place, row in enumerate(rows)}})
         row = {"fact": "gradients", "process": self.process, "never": sorted(self.without_gradient or ()), "idle_at": self.idle_at}
         facts.append(self.path, row | {"seen": self.without_gradient is not None})
         if state.is_world_process_zero:

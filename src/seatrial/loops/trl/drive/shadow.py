@@ -100,6 +100,10 @@ def recompute(arguments: Any, record: Path, words: list[str]) -> dict[str, Any]:
     found = shadow.run()
     made = found.to_json()
     made["knobs"] = knobs(words, made, shadow)
+    unknown = configured.unknown(words)
+    if made["divergence"] is not None and unknown:
+        found_at = "step {step}, {stage}: {what}: expected {expected}, found {found}".format(**made["divergence"])
+        raise RuntimeError(f"--{', --'.join(unknown)}: no formula here, and the run is not the one without: {found_at}")
     made["imports"] = {module.__name__: str(module.__file__) for module in (torch, transformers)}
     return made
 

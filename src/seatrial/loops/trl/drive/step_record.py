@@ -7,6 +7,7 @@ have their names; the shadow reads it only to say where a step went wrong.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from transformers import TrainerCallback
 
 from seatrial.instruments.batch_record import BatchRecord, UpdateHooks, adapters_of, text_digest
 from seatrial.loops.trl.drive.configured import is_setting
+from seatrial.loops.trl.drive.record import timeless
 
 SCORED = (
     *("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages"),
@@ -26,7 +28,6 @@ SCORED = (
 )
 MOST_BYTES = 2**30
 """Probabilities of one generation that are kept: of more, none are, and the draw rests on statistics."""
-CLOCKS = ("step_time", "train_runtime", "total_flos")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample", "eos_token_id", "pad_token_id")
 
 
@@ -88,7 +89,7 @@ class StepRecorder:
     def end(self) -> None:
         """Call it once training has returned."""
         state = self.trainer.state
-        self.hooks.end({"history": [_timeless(row) for row in state.log_history] if state.is_world_process_zero else None})
+        self.hooks.end({"history": [timeless(row) for row in state.log_history] if state.is_world_process_zero else None})
 
     def _recorded(self) -> bool:
         """Whether what happens now belongs to a step of training that is recorded."""
@@ -104,6 +105,7 @@ class StepRecorder:
             given: Any = next((kwargs[name] for name in ("input_ids", "inputs") if kwargs.get(name) is not None), args[0] if args else None)
             values = {name: getattr(kwargs.get("generation_config"), name, None) for name in SAMPLING}
             tensors = {"prompt_ids": given, "prompt_mask": kwargs.get("attention_mask"), "sequences": sequences}
+            values["random_state"] = hashlib.sha256(drawing.state.numpy().tobytes()).hexdigest()[:16]
             extra = {name: kwargs[name] for name in ("pixel_values",) if name in kwargs}
             self.record.add("generated", "sampling", values, tensors | extra | drawing.tensors(sequences.shape[1] - given.shape[1]))
             return made
@@ -208,11 +210,6 @@ class Drawing:
         return {"shares": torch.stack(self.shares, 1), "random_state": self.state}
 
 
-def _timeless(logs: dict[str, Any]) -> dict[str, Any]:
-    """What was logged without what a clock measured: two equal runs have equal records."""
-    return {key: value for key, value in logs.items() if key not in CLOCKS and not key.endswith("_per_second")}
-
-
 def _together(forwards: list[dict[str, Any]], pad: int) -> dict[str, Any]:
     """The forward passes of one micro-batch as one; rows of different widths are padded on the right."""
     if len(forwards) == 1:
@@ -256,7 +253,7 @@ class _Callback(TrainerCallback):  # type: ignore[misc]
         """Record what was logged for the step that has just ended."""
         record = self.recorder.record
         if logs and "train_runtime" not in logs and state.global_step == record.done and state.is_world_process_zero:
-            record.add("logged", "logging", _timeless(logs), step=state.global_step)
+            record.add("logged", "logging", timeless(logs), step=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the hooks off torch's optimizers: another trainer may follow in this process."""

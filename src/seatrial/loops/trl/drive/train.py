@@ -152,6 +152,12 @@ def recorder(arguments: argparse.Namespace, place: Path, steps: int | None = Non
     return StepRecorder(place if name == "driver" else place / name, steps) if arguments.record else None
 
 
+def adapter_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the driver's options ask of adapters, in PEFT's words, but for the layers that get one."""
+    made = {"r": arguments.lora_rank, "lora_alpha": arguments.lora_alpha, "lora_dropout": arguments.lora_dropout}
+    return {**made, "use_rslora": arguments.rslora, "use_dora": arguments.dora, "task_type": "CAUSAL_LM"}
+
+
 def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: Any, recorded: Any = None) -> Any:
     """The trainer with its data, rewards and callbacks; `recorded` fills the batch record."""
     from trl import GRPOTrainer
@@ -163,15 +169,8 @@ def build(arguments: argparse.Namespace, settings: Any, model: str, rollouts: An
         from peft import LoraConfig
 
         targets = arguments.lora_targets
-        kwargs["peft_config"] = LoraConfig(
-            r=arguments.lora_rank,
-            lora_alpha=arguments.lora_alpha,
-            target_modules=targets if targets == "all-linear" else targets.split(","),
-            lora_dropout=arguments.lora_dropout,
-            use_rslora=arguments.rslora,
-            use_dora=arguments.dora,
-            task_type="CAUSAL_LM",
-        )
+        layers = targets if targets == "all-linear" else targets.split(",")
+        kwargs["peft_config"] = LoraConfig(target_modules=layers, **adapter_settings(arguments))
     count, seed = arguments.prompts, settings.seed
     data = tasks.image_dataset(count, seed) if arguments.images else tasks.text_dataset(count, seed, arguments.chat)
     functions = [tasks.REWARDS[name] for name in tasks.reward_names(arguments)]
@@ -224,7 +223,12 @@ def main() -> None:
         if arguments.rollouts in SEPARATE:
             rollouts.finish()
         if arguments.lora and settings.save_strategy == "steps" and not arguments.resume_from:
-            disk.adapter(trainer.model, arguments.out / f"checkpoint-{settings.save_steps}", facts_path)
+            disk.adapter(
+                trainer.model,
+                {**adapter_settings(arguments), "base_model_name_or_path": model},
+                arguments.out / f"checkpoint-{settings.save_steps}",
+                facts_path,
+            )
         elif not arguments.lora and trainer.accelerator.num_processes == 1:
             disk.saved(trainer, Path(model), arguments.model in MADE, arguments.out / "final", facts_path)
         if arguments.variants:

@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 STEPS = 4
+OTHER_SEED = "7"
+RESEEDED = ("grpo",)
+"""Variants with that seed: their random numbers are others."""
 VARIANTS: dict[str, tuple[str, ...]] = {
     "bnpo": (
         *("--loss_type", "bnpo", "--scale_rewards", "none", "--mask_truncated_completions", "true", "--delta", "1.02"),
@@ -24,7 +27,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "grpo": (
         *("--loss_type", "grpo", "--scale_rewards", "batch", "--shuffle_dataset", "false", "--num_iterations", "1"),
-        *("--steps_per_generation", "6", "--sync_ref_model", "false", "--optim", "adagrad"),
+        *("--steps_per_generation", "6", "--sync_ref_model", "false", "--optim", "adagrad", "--seed", OTHER_SEED),
     ),
     "cispo": (
         *("--loss_type", "cispo", "--top_entropy_quantile", "0.6", "--epsilon_high", "1.02", "--optim", "sgd"),

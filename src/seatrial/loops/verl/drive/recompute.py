@@ -45,7 +45,7 @@ class RoundShadow(Shadow):
         for name, value in values.items():
             self.steps.setdefault(name, []).append(value)
 
-    def _expect(self, step: int, norm: float, rate: float) -> None:
+    def _expect(self, norm: float, rate: float) -> None:
         s, batch = self.s, self.actor.batch
         terms = [part.terms for part in batch if part.terms is not None]
         together = float(sum(int(each.mask.sum()) for each in terms))
