@@ -22,11 +22,45 @@ from seatrial.model.record import CheckResult
 TRAINER, UTILS = "trl/trainer/grpo_trainer.py", "trl/trainer/utils.py"
 BASE, DECODING, PROCESSORS = "transformers/trainer.py", "transformers/generation/utils.py", "transformers/generation/logits_process.py"
 TILES = "trl/kernels/chunked_logprob.py"
+ADAPTERS, MODELS, LOADING = "peft/peft_model.py", "transformers/modeling_utils.py", "transformers/core_model_loading.py"
 LORA = "peft/tuners/lora/layer.py"
 DRAW = "next_tokens = torch.multinomial(probs, num_samples=1).squeeze(1)"
 ORDER = "indexes = torch.randperm(self.num_samples, generator=self.generator).tolist()"
 SEEDED = "generator=torch.Generator().manual_seed(input_ids.shape[1])"
 GENERATE = "**generate_inputs, generation_config=self.generation_config"
+SEEDS, CHECKPOINT = "random numbers come", "the checkpoint stores"
+PERMUTED = "permutation = torch.randperm(batch_size)"
+NEVER = "is_std_zero = (std_rewards < 0)"
+SAVE = "            self.model.save_pretrained(output_dir, state_dict=state_dict)\n\n        # A non-writer"
+RESTORED = "            compare_trainer_and_checkpoint_args(self.args, self.state)"
+START = "nn.init.kaiming_uniform_(self.lora_A[adapter_name].weight, a=math.sqrt(5))"
+ALIKE = (
+    "self.lora_A[adapter_name].weight.data.uniform_(-1, 1, generator=torch.Generator().manual_seed(0))"
+    ".div_(math.sqrt(self.lora_A[adapter_name].weight.shape[1]))"
+)
+CALL = """                    output_reward_func = reward_func(
+                        prompts=prompts, completions=completions, completion_ids=completion_ids_list, **reward_kwargs
+                    )"""
+HALVES = """                    output_reward_func, half = [], len(prompts) // 2
+                    for part in (slice(0, half), slice(half, None)):
+                        more = {name: value[part] if isinstance(value, list) else value for name, value in reward_kwargs.items()}
+                        output_reward_func += reward_func(
+                            prompts=prompts[part], completions=completions[part], completion_ids=completion_ids_list[part], **more
+                        )"""
+TWICE = """                half = len(generate_inputs["input_ids"]) // 2
+                parts = [
+                    unwrapped_model.generate(
+                        **{name: value[part] for name, value in generate_inputs.items()}, generation_config=self.generation_config
+                    )
+                    for part in (slice(0, half), slice(half, None))
+                ]
+                wide, filler = max(part.shape[1] for part in parts), self._tokenizer.pad_token_id
+                parts = [torch.nn.functional.pad(part, (0, wide - part.shape[1]), value=filler) for part in parts]
+                prompt_completion_ids = torch.cat(parts)"""
+WHOLE = """                prompt_completion_ids = unwrapped_model.generate(
+                    **generate_inputs, generation_config=self.generation_config
+                )"""
+STORED = "            inference_mode = peft_config.inference_mode"
 CHECKPOINTED = "return self._gradient_checkpointing_func(partial(super().__call__, **kwargs), *args)"
 
 
@@ -42,6 +76,8 @@ class Edit:
     level: int = 0
     steps: int = 4
     variants: bool = False
+    resumed: bool = False
+    """Whether level 1's resume is run, too."""
     sample: bool = False
     """Whether the test suite runs it."""
 
@@ -62,6 +98,64 @@ EDITS = (
         "next_tokens = (probs.cumsum(-1) < torch.rand(len(probs), 1) * probs.sum(-1, keepdim=True)).sum(-1).clamp(max=probs.shape[1] - 1)",
     ),
     Edit("tiles are not rescaled", TILES, "sum_exp.mul_(rescale).add_(", "sum_exp.add_(", "logprob", variants=True),
+    Edit("rewards in halves", TRAINER, CALL, HALVES, sample=True),
+    Edit("generated in halves", TRAINER, WHOLE, TWICE, sample=True),
+    Edit("rows are reversed", UTILS, PERMUTED, "permutation = torch.arange(batch_size).flip(0)", "data", steps=6),
+    Edit("rows are mixed alike", UTILS, PERMUTED, f"{PERMUTED[:-1]}, generator=torch.Generator().manual_seed(0))", "data", steps=6),
+    Edit(
+        "zero spread is not counted", TRAINER, "is_std_zero = torch.isclose(std_rewards, torch.zeros_like(std_rewards))", NEVER, "logging"
+    ),
+    Edit("another seed", TRAINER, "set_seed(args.seed, device_specific=True)", "set_seed(42, device_specific=True)", SEEDS, variants=True),
+    Edit(
+        "saving casts the model", BASE, SAVE, SAVE.replace("self.model.save", "self.model.to(torch.bfloat16); self.model.save"), "weights"
+    ),
+    Edit(
+        "the saved tokenizer pads elsewhere",
+        BASE,
+        "            self.processing_class.save_pretrained(output_dir)\n        elif",
+        "            self.processing_class.padding_side = 'right'; self.processing_class.save_pretrained(output_dir)\n        elif",
+        "saved settings",
+        sample=True,
+    ),
+    Edit(
+        "no generation settings are saved",
+        MODELS,
+        "model_to_save.generation_config.save_pretrained(save_directory)",
+        "pass",
+        "saved settings",
+    ),
+    Edit("history is lost", BASE, RESTORED, f"{RESTORED}; self.state.log_history = []", "history", 1, resumed=True),
+    Edit(
+        "two generators are not restored",
+        BASE,
+        '        random.setstate(checkpoint_rng_state["python"])\n        np.random.set_state(checkpoint_rng_state["numpy"])',
+        "        pass",
+        "final generators",
+        1,
+        resumed=True,
+        sample=True,
+    ),
+    Edit("all adapters start alike", LORA, START, ALIKE, "weights", 1),
+    Edit("another alpha is stored", ADAPTERS, STORED, f"{STORED}; peft_config.lora_alpha = peft_config.r", CHECKPOINT, 1),
+    Edit("no base is stored", ADAPTERS, STORED, f"{STORED}; peft_config.base_model_name_or_path = None", CHECKPOINT, 1),
+    Edit(
+        "the last adapters are saved as zeros",
+        ADAPTERS,
+        "                    output_state_dict,\n                    os.path.join(output_dir, SAFETENSORS_WEIGHTS_NAME)",
+        "                    {name: value * ('-8' not in output_dir) for name, value in output_state_dict.items()},\n"
+        "                    os.path.join(output_dir, SAFETENSORS_WEIGHTS_NAME)",
+        "adapters as",
+        1,
+        resumed=True,
+    ),
+    Edit(
+        "experts are swapped as they are saved",
+        LOADING,
+        "return dict(zip(targets, chunks))",
+        "return dict(zip(targets, chunks[::-1]))",
+        "weights",
+        5,
+    ),
     Edit("same order in each epoch", UTILS, ORDER, f"self.generator.manual_seed(self.seed); {ORDER}", "data", steps=8),
     Edit("reversed order", UTILS, ORDER, "indexes = list(range(self.num_samples))[::-1]", "data"),
     Edit("rows are not mixed", TRAINER, "generation_batch = shuffle_sequence_dict(generation_batch)", "pass", "data", sample=True),
@@ -136,9 +230,10 @@ def outcome(server: Server, edit: Edit, python: Path, work: Path) -> Outcome:
     """What the level says of an edit."""
     site = python.parent.parent / "lib" / "python3.11" / "site-packages"
     mutant: dict[str, Any] = {"file": str(site / edit.file), "before": edit.before, "after": edit.after}
-    how = {"words": () if edit.variants else ("--max_steps", str(edit.steps)), "run_dir": work}
+    whole = edit.variants or edit.resumed
+    how = {"words": () if whole else ("--max_steps", str(edit.steps)), "run_dir": work}
     place = work / edit.name.replace(" ", "-") / str(edit.level)
-    return run(server, edit.level, place, python, short=not edit.variants, mutant=mutant, **how)
+    return run(server, edit.level, place, python, short=not edit.variants, resumed=edit.resumed, mutant=mutant, **how)
 
 
 def wrong(edit: Edit, found: Outcome) -> str:

@@ -88,11 +88,14 @@ def phases_of(
     return tuple(made)
 
 
-def run(server: Server, number: int, directory: Path, python: Path, short: bool = False, **more: Any) -> Outcome:
-    """Run the recorded part of a level: the first missed check, how it crashed, or None for a Pass; `short` leaves the variants out."""
+def run(server: Server, number: int, directory: Path, python: Path, short: bool = False, resumed: bool = False, **more: Any) -> Outcome:
+    """Run the recorded part of a level: the first missed check, how it crashed, or None for a Pass.
+
+    `short` leaves the variants out; `resumed` takes in the run of level 1 that resumes.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     how = {name: more.pop(name) for name in ("words", "options", "model", "run_dir") if name in more}
-    phases = [phase for phase in phases_of(number, directory, python, **how) if phase.name != "resumed"]
+    phases = [phase for phase in phases_of(number, directory, python, **how) if resumed or phase.name != "resumed"]
     for phase in phases:
         log = directory / f"{phase.name}.log"
         if phase.argv[2] == "torch.distributed.run":  # several ranks are processes of their own
@@ -108,7 +111,7 @@ def run(server: Server, number: int, directory: Path, python: Path, short: bool 
             return "hang"
         if answer["exit"] != 0:
             return "shadow crashed" if phase.beside else "crash"
-    verdict, missed = judged(number, directory, phases[0].steps)
+    verdict, missed = judged(number, directory, phases[0].steps, resumed)
     if verdict.verdict is Verdict.BLOCKED:
         return f"{BLOCKED}: {verdict.reason}"
     if missed:
@@ -116,12 +119,12 @@ def run(server: Server, number: int, directory: Path, python: Path, short: bool 
     return None if verdict.verdict is Verdict.PASS else verdict.reason
 
 
-def judged(number: int, directory: Path, steps: int | None) -> tuple[Judgement, list[CheckResult]]:
-    """The verdict on what a level left, without its resume, and the checks that it missed."""
+def judged(number: int, directory: Path, steps: int | None, resumed: bool = False) -> tuple[Judgement, list[CheckResult]]:
+    """The verdict on what a level left, with or without its resume, and the checks that it missed."""
     level = next(level for level in LOOP.levels() if level.number == number)
     metrics = read_level_metrics(LOOP, directory)
-    kept = [check for check in prove(level, directory, metrics) if number == 0 or not _of_resume(check)]
-    kept += [evaluate(spec.expr, metrics, spec.boundary) for spec in level.checks if "resumed/" not in spec.expr]
+    kept = [check for check in prove(level, directory, metrics) if number == 0 or resumed or not _of_resume(check)]
+    kept += [evaluate(spec.expr, metrics, spec.boundary) for spec in level.checks if resumed or "resumed/" not in spec.expr]
     missed = [check for check in kept if not check.passed]
     ended = (PhaseOutcome(name="run", exit_code=0, ended="exited", seconds=0.0),)
     evidence = Evidence(metrics=metrics, checks=tuple(kept), phases=ended, steps_expected=steps, steps_reached=LOOP.steps_reached(metrics))

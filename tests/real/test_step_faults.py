@@ -76,7 +76,7 @@ def test_fault_is_named_at_its_stage(name: str, server: Server, environment: Env
     fault, steps = NAMED[name], LONGER.get(name, STEPS)
     level, words = fault.levels[0], ("--max_steps", str(steps))
     place = tmp_path / str(level)
-    how = {"words": words, "options": ("--fault", name), "run_dir": models}
+    how: dict[str, Any] = {"words": words, "options": ("--fault", name), "run_dir": models}
     run(server, level, place, environment.python, short=True, **how)
     verdict, missed = judged(level, place, steps)
     assert verdict.verdict is Verdict.FAIL, verdict.reason

@@ -31,7 +31,7 @@ class Data:
         self.seen: list[int] = []
         """Dataset rows in the order in which they were drawn."""
         self.mixing = Sum()
-        self.orders: set[tuple[int, ...]] = set()
+        self.orders: list[list[int]] = []
         """In which rows of a generation came to the loss."""
         self.ordered = False
         """Whether prompts come in the order of the seed."""
@@ -114,9 +114,11 @@ class Data:
             order = made.order(rank, self.s.world)
             if len(order) <= MANY:
                 continue
-            if tuple(order) in self.orders:
-                raise Diverged("data", what, "another each time", "that of an earlier generation")
-            self.orders.add(tuple(order))
+            for other in self.orders:
+                both = set(order) & set(other)
+                if len(both) > MANY and [row for row in order if row in both] == [row for row in other if row in both]:
+                    raise Diverged("data", what, "another each time", "that of an earlier generation")
+            self.orders.append(order)
             strides = Counter((two - one) % len(made.prompts) for one, two in itertools.pairwise(order))
             stride, often = strides.most_common(1)[0]
             if often * 2 > len(order):

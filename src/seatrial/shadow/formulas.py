@@ -313,8 +313,8 @@ class Terms:
 
     def per_row(self, values: Tensor) -> Tensor:
         """Mean over the tokens of each row; rows without a token are left out."""
-        if values.shape[1] == 1 and self.mask.shape[1] != 1:
-            return values.squeeze(1)
+        if values.shape[1] == 1:
+            return values.squeeze(1) if self.mask.shape[1] != 1 else (values * self.mask).squeeze(1)
         count = self.mask.sum(-1)
         return ((values * self.mask).sum(-1) / count)[count > 0]
 
@@ -323,9 +323,8 @@ def masked_mean(parts: Sequence[tuple[Tensor, Tensor]]) -> float:
     """Mean over the masked tokens of several micro-batches together, or over rows where there is one value per row."""
     total = count = 0.0
     for values, mask in parts:
-        by_row = values.shape[1] == 1 and mask.shape[1] != 1
-        total += float(values.sum() if by_row else (values * mask).sum())
-        count += float(len(values) if by_row else mask.sum())
+        total += float((values * mask).sum() if values.shape[1] == mask.shape[1] else values.sum())
+        count += float(len(values) if values.shape[1] == 1 else mask.sum())
     return total / max(count, 1.0)
 
 

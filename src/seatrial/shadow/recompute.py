@@ -21,7 +21,7 @@ from seatrial.shadow import formulas, locate, logged
 from seatrial.shadow.data import Data
 from seatrial.shadow.network import Network
 from seatrial.shadow.policy import Policy, completion_terms, token_values
-from seatrial.shadow.record import Moment, moments
+from seatrial.shadow.record import Event, Moment, moments
 from seatrial.shadow.result import Diverged, Findings
 from seatrial.shadow.rounds import MicroBatch, Round, ragged, until_end, without_padding
 from seatrial.shadow.sampling import Sampling, pictures
@@ -44,8 +44,12 @@ class Shadow:
         if self.actor.release:
             self.policy, self.single = self.actor.policy, self.actor.single
         self.round: Round | None = None
+        self.parts: list[Moment] = []
+        """Of a generation that is not whole yet."""
         self.fresh: list[Round] = []
         """Generated for the step that is being recorded."""
+        self.calls: dict[str, list[Moment]] = {}
+        """Of reward functions that were not asked for every row yet."""
         self.passes = 0
         """Forward passes of one process so far."""
         self.tokens = 0
@@ -54,6 +58,8 @@ class Shadow:
         """What is to be logged for the last step."""
         self.blurred = 0.0
         """The largest share of a generation's rows whose rewards rounding alone may tell apart."""
+        self.unsure = False
+        """Whether fp32 rounded too much at a step since the last log."""
         self.window: list[dict[str, float]] = []
         """The same of every step since the last log."""
         self.arguments: dict[str, Any] = {}
@@ -81,6 +87,7 @@ class Shadow:
             if not self.found.steps:
                 raise Diverged("update", "optimizer steps in the record", self.s.max_steps, 0)
             self._end()
+            self.actor.saved(self.record / "final")
             if self._proves("sampling"):
                 self.sampling.plausible()
         except Diverged as divergence:
@@ -115,10 +122,20 @@ class Shadow:
     # data, sampling, length, reward
 
     def _generated(self, moment: Moment) -> None:
+        """A generation may come in parts."""
+        self.parts.append(moment)
+        rows = sum(len(_generated_ids(event)) for part in self.parts for event in part.ranks)
+        if rows < self.s.rows():
+            return
+        parts, self.parts = self.parts, []
+        self._whole(parts)
+
+    def _whole(self, parts: Sequence[Moment]) -> None:
         if self.round is not None:
             self._close(self.round)
         made, said = Round([], []), list[list[float]]()
-        for event in moment.ranks:
+        events = [part.ranks[rank] for rank in range(self.s.world) for part in parts]
+        for event in events:
             tensors = event.tensors()
             if "completion_ids" in tensors:
                 made.prompts += ragged(tensors["prompt_ids"], tensors["prompt_ids/lengths"])
@@ -131,12 +148,13 @@ class Shadow:
                     made.completions.append(until_end(ids, self.world.eos))
                     self.sampling.stopped(ids[len(made.completions[-1]) :], len(made.completions) - 1)
         self.data.follow(made)
-        count = made.per_rank(self.s.world)
-        for rank, event in enumerate(moment.ranks):
-            self.data.pictured(made, range(rank * count, (rank + 1) * count), event.tensors(), "generation")
-        if self._proves("sampling") and self.actor.known:
-            for rank, event in enumerate(moment.ranks):
-                self.sampling.follow(made, range(rank * count, (rank + 1) * count), event.tensors())
+        start = 0
+        for event in events:
+            tensors, count = event.tensors(), len(_generated_ids(event))
+            rows, start = range(start, start + count), start + count
+            self.data.pictured(made, rows, tensors, "generation")
+            if self._proves("sampling") and self.actor.known:
+                self.sampling.follow(made, rows, tensors)
         self.sampling.lengths(made)
         if said:
             long = max(map(len, made.completions))
@@ -154,14 +172,28 @@ class Shadow:
             made.close(self.s.critic, "critic")
         self.found.count("data", len(made.prompts))
 
+    def _current(self, stage: str, what: str) -> Round:
+        """The generation that something is made of; Diverged where there is none, or only a part of one."""
+        if self.parts:
+            got = sum(len(_generated_ids(event)) for part in self.parts for event in part.ranks)
+            raise Diverged("data", "completions per generation", self.s.rows(), got)
+        if self.round is None:
+            raise Diverged(stage, f"{what} before anything was generated", "a generation", "none")
+        return self.round
+
     def _rewarded(self, moment: Moment) -> None:
-        made, name = self.round, moment.first().values["function"]
-        if made is None:
-            raise Diverged("reward", "rewards were asked for before anything was generated", "a generation", name)
+        name = moment.first().values["function"]
+        made = self._current("reward", f"rewards of {name} were asked for")
+        self.calls.setdefault(name, []).append(moment)
+        count = sum(len(event.tensors()["rows"]) for call in self.calls[name] for event in call.ranks)
+        if count < len(made.completions):  # a function may be asked in parts
+            return
+        calls = self.calls.pop(name)
         got: list[list[int]] = []
         rows: list[int] = []
         rewards: list[float] = []
-        for event in moment.ranks:
+        events = [call.ranks[rank] for rank in range(self.s.world) for call in calls]
+        for event in events:
             tensors = event.tensors()
             got += ragged(tensors["completion_ids"], tensors["lengths"])
             rows += tensors["rows"].tolist()
@@ -174,7 +206,7 @@ class Shadow:
         for row, (asked, wanted_row) in enumerate(zip(rows, made.rows, strict=True)):
             if asked != wanted_row:
                 raise Diverged("data", f"the dataset row that {name} was given", wanted_row, asked, row=row)
-        self._texts(name, made, [event.values for event in moment.ranks])
+        self._texts(name, made, [event.values for event in events])
         own = [math.nan if value is None else float(value) for value in self.world.rewards[name](made.completions, made.rows)]
         for row, (mine, theirs) in enumerate(zip(own, rewards, strict=True)):
             if not (mine == theirs or (math.isnan(mine) and math.isnan(theirs))):
@@ -243,9 +275,7 @@ class Shadow:
 
     def _taken(self, moment: Moment, network: Network, model: str) -> None:
         """Which rows a forward pass with gradients was made of."""
-        made, s = self.round, network.s
-        if made is None:
-            raise network.diverged("data", "a loss was computed before anything was generated", "a generation", "a loss")
+        made, s = self._current("data", "a loss was computed"), network.s
         self._ready(made)
         for rank, event in enumerate(moment.ranks):
             if event.values.get("training") is False:
@@ -440,6 +470,7 @@ class Shadow:
             self.expected, self.of_rounds = self.expected | generated, tuple(generated)
             self.blurred = max(self.blurred, *(logged.blurred(made.table, s) for made in self.fresh))
         self.window.append(self.expected)
+        self.unsure = self.unsure or self.actor.noisy
 
     def _expect_values(self, norm: float, rate: float) -> None:
         """What the trainer should log for this step of the critic; a loop says which metrics there are."""
@@ -447,7 +478,8 @@ class Shadow:
     def _logged(self, moment: Moment) -> None:
         self.logs.append((moment.step, moment.first().values))
         self.expected, self.window = logged.over(self.window), []
-        if self._proves("logging") and self.expected:
+        sure, self.unsure = not self.unsure, False
+        if self._proves("logging") and self.expected and sure:
             tokens = int(self.round.mask.sum()) if self.round is not None else 0
             if self.world.loop in self.same:
                 logged.unexpected(self.expected, moment.first().values, self.of_rounds)
@@ -455,6 +487,12 @@ class Shadow:
             compared = logged.compare(self.expected, moment.first().values, tokens, self.world.loop in self.same, slacks=slacks)
             self.found.count("logging", compared)
             self.expected = {}
+
+
+def _generated_ids(event: Event) -> Tensor:
+    """The rows that one call of a generator made."""
+    tensors = event.tensors()
+    return tensors["completion_ids"] if "completion_ids" in tensors else tensors["sequences"]
 
 
 def _tokens(batch: Sequence[MicroBatch]) -> float:

@@ -12,6 +12,7 @@ from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
 EVERY = "every level"
+REUSE = "refits and rewards are counted per step, and a resume begins with a generation"
 OWNED: dict[str, tuple[str, str]] = {
     "output_dir": (EVERY, "the run directory is where the evidence is"),
     "logging_steps": (EVERY, "every step must be logged"),
@@ -23,8 +24,10 @@ OWNED: dict[str, tuple[str, str]] = {
     "ignore_data_skip": ("lora-resume", "the resumed run must go on with the data where the first stopped"),
     "save_steps": ("lora-resume", "the checkpoint in the middle is what is resumed from"),
     "beta": ("smoke lora-resume", "the reference model is part of the claim"),
-    "num_iterations": ("refit vllm", "there is one refit per step"),
-    "steps_per_generation": ("refit vllm", "there is one refit per step"),
+    "num_iterations": ("lora-resume refit vllm learning", REUSE),
+    "steps_per_generation": ("lora-resume refit vllm learning", REUSE),
+    "per_device_train_batch_size": ("ranks", "two ranks must take the rows of one"),
+    "neftune_noise_alpha": (EVERY, "noise in the policy's embeddings hides whether its reference starts as the policy"),
 }
 LEAST_STEPS = {"smoke": 2, "lora-resume": 3, "refit": 3, "vllm": 3, "ranks": 2, "architectures": 2, "learning": 8}
 
@@ -45,6 +48,14 @@ def max_steps(arguments: Sequence[str]) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
+def float_of(text: str) -> float:
+    """A number; what is none is TRL's to refuse, and counts as one that is not zero."""
+    try:
+        return float(text)
+    except ValueError:
+        return 1.0
+
+
 def findings(levels: Sequence[str], arguments: Sequence[str]) -> tuple[Finding, ...]:
     """Arguments that a level owns, and too few steps for a proof."""
     made = []
@@ -54,6 +65,8 @@ def findings(levels: Sequence[str], arguments: Sequence[str]) -> tuple[Finding, 
             made.append(_bad(f"--{name} is set by the level: {why}", f"leave --{name} out"))
     if given(arguments).get("loss_type") == "bnpo" and "ranks" in levels:
         made.append(_bad("--loss_type bnpo averages over each rank's own tokens: two ranks do not follow one", "leave level 4 out"))
+    if "ranks" in levels and float_of(given(arguments).get("entropy_coef", "0")) != 0:
+        made.append(_bad("--entropy_coef averages over each rank's own tokens: two ranks do not follow one", "leave level 4 out"))
     steps = max_steps(arguments)
     least = max((LEAST_STEPS.get(level, 1) for level in levels), default=1)
     if "max_steps" in given(arguments) and (steps is None or steps < least):

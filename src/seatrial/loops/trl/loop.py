@@ -130,7 +130,8 @@ class Trl(Plain):
                 middle = str(max(REUSED, (make.steps() or 2 * REUSED) // 2 // REUSED * REUSED))
                 saving = (*PROVING, *schedule, "--save_strategy", "steps", "--save_steps", middle)
                 checkpoint = directory / "full" / f"checkpoint-{middle}"
-                options = (*RECORDED, "--lora")
+                # At the end of an epoch TRL resumes with other random numbers: an epoch of the user's own batches must not end there.
+                options = (*RECORDED, "--lora", *(("--prompts", "300") if context.arguments else ()))
                 full, shadow = make.proven("full", options, saving)
                 return (full, make.train("resumed", (*options, "--resume-from", str(checkpoint)), saving), shadow)
             case "refit":

@@ -177,6 +177,9 @@ def resume(directory: Path, full: Facts | None, resumed: Facts | None, metrics: 
     kept = saved[0].get("weights", {}) if saved else {}
     adapters = {name: value for name, value in kept.items() if ".lora_" in name and "magnitude" not in name}
     made.append(equal("adapters in the checkpoint", adapters, stored.get("weights") if stored else None))
+    last = full.one("saved_adapter") if full else None
+    live = {name: value for name, value in full_end.get("weights", {}).items() if ".lora_" in name and "magnitude" not in name}
+    made.append(equal("adapters as they are saved at the end", live, last.get("weights") if last else None))
     for part in ("weights", "optimizer", "scheduler"):
         made.append(equal(f"restored {part}", saved[0].get(part) if saved else None, resumed_start.get(part)))
     made.append(same_trajectory(metrics, "full/", "resumed/", step))

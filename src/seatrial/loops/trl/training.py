@@ -77,11 +77,13 @@ def trained(facts: Facts | None, metrics: Metrics, prefix: str, lora: bool = Fal
 
 def adapter_settings(facts: Facts | None) -> CheckResult:
     """What a checkpoint says about the adapter is how it was trained."""
-    row = facts.one("adapter") if facts else None
+    rows = [facts.one(fact) if facts else None for fact in ("adapter", "saved_adapter")]
     name = "the checkpoint stores the adapter's settings"
-    if row is None:
+    known = [row for row in rows if row is not None]
+    if len(known) < len(rows):
         return proof(name, False, "no facts", Boundary.CHECKPOINT)
-    return proof(name, not row["wrong"], f"{row['compared']} compared", Boundary.CHECKPOINT, "all", ", ".join(row["wrong"]))
+    wrong = sorted({setting for row in known for setting in row["wrong"]})
+    return proof(name, not wrong, f"{known[0]['compared']} compared", Boundary.CHECKPOINT, "all", ", ".join(wrong))
 
 
 def on_disk(facts: Facts | None, where: str, made: bool) -> list[CheckResult]:

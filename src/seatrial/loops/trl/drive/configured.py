@@ -149,7 +149,7 @@ def knob_values(words: Sequence[str]) -> dict[str, Any]:
 def settings(words: Sequence[str], world: int = 1, lora: Lora | None = None, rewards: int = 1, processors: str = "") -> Settings:
     """The configured values of a run; `processors` are those of a sampler of ours."""
     got, value = given(words), knob_values(words)
-    unsupported = _unsupported(got, value, lora)
+    unsupported = _unsupported(got, value, lora, world)
     accumulation, micro = int(value["gradient_accumulation_steps"]), int(value["per_device_train_batch_size"])
     splits = value["steps_per_generation"]
     if splits is None:
@@ -220,7 +220,7 @@ def settings(words: Sequence[str], world: int = 1, lora: Lora | None = None, rew
     )
 
 
-def _unsupported(got: dict[str, Any], value: dict[str, Any], lora: Lora | None) -> dict[str, str]:
+def _unsupported(got: dict[str, Any], value: dict[str, Any], lora: Lora | None, world: int) -> dict[str, str]:
     """Stages that cannot be proven with these settings, each with the setting."""
     found: dict[str, str] = {}
     for name, stages in REFUSED.items():
@@ -229,6 +229,8 @@ def _unsupported(got: dict[str, Any], value: dict[str, Any], lora: Lora | None) 
     if value["use_vllm"] and value["vllm_importance_sampling_mode"] not in formulas.CORRECTIONS:
         reason = f"--vllm_importance_sampling_mode {value['vllm_importance_sampling_mode']} has no formula here"
         found |= dict.fromkeys((*STEP, "logging"), reason)
+    if world > 1 and float(value["top_entropy_quantile"]) < 1:
+        found |= dict.fromkeys((*STEP, "logging"), "--top_entropy_quantile over several processes has no formula here")
     if value["loss_type"] not in LOSSES:
         found |= dict.fromkeys((*STEP, "logging"), f"--loss_type {value['loss_type']} has no formula here")
     if value["optim"] not in (*TORCH_ADAMW, *updates.OPTIMIZERS):

@@ -18,7 +18,8 @@ VOLATILE = ("inference_mode", "revision", "base_model_name_or_path", "auto_mappi
 """Settings of an adapter that saving may change."""
 UNSETTLED = ("transformers_version", "use_cache", "_name_or_path", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
 """Settings of a model that training or saving may change: trainers align the special tokens with the tokenizer's."""
-KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+PICTURES = ("preprocessor_config.json", "processor_config.json")
+KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", *PICTURES)
 """Files of a model that a trained one needs, too, where the first had them."""
 
 
@@ -114,7 +115,7 @@ def _settled(config: dict[str, Any]) -> dict[str, Any]:
     return {name: _settled(value) if isinstance(value, dict) else value for name, value in config.items() if name not in UNSETTLED}
 
 
-def adapter(model: Any, asked: Mapping[str, Any], directory: Path, path: Path) -> None:
+def adapter(model: Any, asked: Mapping[str, Any], directory: Path, path: Path, fact: str = "adapter") -> None:
     """The settings that a checkpoint stores for the adapter are those it was trained with, and that were `asked` for; its tokenizer is
     beside it. Its weights are told by the names that they have in the model.
     """
@@ -126,7 +127,7 @@ def adapter(model: Any, asked: Mapping[str, Any], directory: Path, path: Path) -
     wrong += [name for name in KEPT[1:4] if not (directory / name).is_file()]
     factors = {name: value for name, value in load_file(directory / ADAPTER_FILE).items() if "magnitude" not in name}
     tensors = {name.replace(".weight", ".default.weight"): value for name, value in factors.items()}
-    facts.append(path, {"fact": "adapter", "compared": len(live), "wrong": wrong, "weights": fingerprint.tensors(tensors.items())})
+    facts.append(path, {"fact": fact, "compared": len(live), "wrong": wrong, "weights": fingerprint.tensors(tensors.items())})
 
 
 def _listed(value: Any) -> Any:

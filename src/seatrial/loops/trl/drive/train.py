@@ -223,12 +223,13 @@ def main() -> None:
         if arguments.rollouts in SEPARATE:
             rollouts.finish()
         if arguments.lora and settings.save_strategy == "steps" and not arguments.resume_from:
-            disk.adapter(
-                trainer.model,
-                {**adapter_settings(arguments), "base_model_name_or_path": model},
-                arguments.out / f"checkpoint-{settings.save_steps}",
-                facts_path,
-            )
+            asked = {**adapter_settings(arguments), "base_model_name_or_path": model}
+            disk.adapter(trainer.model, asked, arguments.out / f"checkpoint-{settings.save_steps}", facts_path)
+            last = arguments.out / f"checkpoint-{trainer.state.global_step}"
+            if not last.is_dir():
+                last = arguments.out / "final"
+                trainer.save_model(str(last))
+            disk.adapter(trainer.model, asked, last, facts_path, "saved_adapter")
         elif not arguments.lora and trainer.accelerator.num_processes == 1:
             disk.saved(trainer, Path(model), arguments.model in MADE, arguments.out / "final", facts_path)
         if arguments.variants:
