@@ -135,6 +135,7 @@ ARM_LOSSES = {f"{row['arm']}/{row['seed']}/loss": Series("", (1, 2, 3), (0.1, 0.
 BASE, HALF = {"base": "b"}, {"base": "b", "w.lora_A": "h"}
 ADAPTER: Row = {"trainable": 1, "max_steps": 6}
 SERVER: Row = {"fact": "process", "process": "generator", "engine": "vLLM 0.32.0", "python": "/v/python", "pid": 7, "parent": 6}
+HISTORY: Row = {"fact": "history", "process": "driver", "rows": {"0": '{"loss": 0.5}', "1": '{"train_loss": 0.5}'}}
 WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
     "smoke": ({"run": run("w", "v")}, logged("")),
     "lora-resume": (
@@ -147,12 +148,15 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
                 gradients(),
                 state("end", 6, BASE | {"w.lora_A": "1"}),
                 {"fact": "adapter", "compared": 5, "wrong": [], "weights": {"w.lora_A": HALF["w.lora_A"]}},
+                {"fact": "saved_adapter", "compared": 5, "wrong": [], "weights": {"w.lora_A": "1"}},
+                {**HISTORY},
             ],
             "resumed": [
                 parameters(["w.lora_A"], **ADAPTER | {"start_step": 3}),
                 built(),
                 state("start", 3, HALF),
                 state("end", 6, BASE | {"w.lora_A": "1"}),
+                {**HISTORY},
             ],
         },
         logged("full/", last=6) | logged("resumed/", first=4, last=6),
@@ -234,7 +238,7 @@ def shadow(steps: int, **changes: Any) -> Row:
     return {"schema_version": 1, "steps": steps, "stages": stages, "divergence": None, "knobs": []} | changes
 
 
-CHECKPOINT = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+CHECKPOINT = proofs.CHECKPOINT_FILES
 
 
 def prove(directory: Path, name: str, world: World, series: dict[str, Series]) -> tuple[CheckResult, ...]:
@@ -434,6 +438,9 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     ("lora-resume", "new adapters from the seed: bit-equal", change("resumed", "built", weights={"w.lora_A": "1"})),
     ("lora-resume", "random state from the seed: bit-equal", change("resumed", "built", generators={"torch": "h"})),
     ("lora-resume", "adapters in the checkpoint: bit-equal", change("full", "adapter", weights={"w.lora_A": "x"})),
+    ("lora-resume", "the checkpoint stores the adapter's settings", change("full", "saved_adapter", wrong=["r"])),
+    ("lora-resume", "adapters as they are saved at the end: bit-equal", change("full", "saved_adapter", weights={"w.lora_A": "0"})),
+    ("lora-resume", "history of both runs: bit-equal", change("resumed", "history", rows={"0": '{"loss": 1}'})),
     ("refit", "the generator ties what the trainer ties", change("run", "process", tied=False)),
     ("smoke", "optimizer updates", change("run", "end", updates=[2, 3])),
     ("smoke", "optimizer updates", change("run", "end", updates=[0, 0])),
