@@ -127,7 +127,9 @@ def logged(*prefixes: str, first: int = 1, last: int = LAST) -> dict[str, Series
 
 
 def arm(name: str, seed: int, changed: int) -> Row:
-    return {"fact": "arm", "arm": name, "seed": seed, "changed": changed, "max_steps": LAST, "updates": [LAST, LAST], "misreported": 0}
+    generators = {kind: f"{kind} {seed}" for kind in ("python", "numpy", "torch")}
+    row = {"fact": "arm", "arm": name, "seed": seed, "changed": changed, "max_steps": LAST, "updates": [LAST, LAST], "misreported": 0}
+    return row | {"generators": generators}
 
 
 ARMS = [arm(name, seed, changed) for seed in (1, 2) for name, changed in (("learn", 5), ("control", 0))]
@@ -498,6 +500,7 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     ("learning", "learning arms changed the weights", change("run", "arm", 2, changed=0)),
     ("learning", "control arms changed nothing", change("run", "arm", 1, changed=1)),
     ("learning", "rewards were logged as they were given", change("run", "arm", 1, misreported=1)),
+    ("learning", "each seed has random numbers of its own", change("run", "arm", 2, generators={"torch": "torch 1"})),
     ("learning", "every seed has a learning arm and a control", change("run", "arm", 2, seed=3)),
     ("learning", "every arm made and logged every step", change("run", "arm", 2, updates=[0, 3])),
     ("learning", "every arm made and logged every step", change("run", "arm", 2, max_steps=4)),

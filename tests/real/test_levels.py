@@ -199,6 +199,7 @@ PROOFS: dict[int, dict[str, str]] = {
         "learning arms changed the weights": "5 of 5",
         "control arms changed nothing": "0 of 5",
         "rewards were logged as they were given": "0 others",
+        "each seed has random numbers of its own": "5 kinds",
         "every arm made and logged every step": "10 of 10",
     },
 }

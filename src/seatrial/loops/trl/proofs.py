@@ -249,6 +249,8 @@ def arms(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
     short = [row for row in (*learned, *control) if not _whole_arm(row, metrics)]
     wrong = sum(int(row["misreported"]) for row in (*learned, *control))
     count = len(learned) + len(control)
+    drawn = {kind: {row["generators"].get(kind) for row in learned} for kind in ("python", "numpy", "torch")}
+    least = min(map(len, drawn.values()))
     return [
         proof(
             "every seed has a learning arm and a control",
@@ -265,6 +267,13 @@ def arms(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
             "all",
         ),
         proof("control arms changed nothing", bool(control) and not idle, f"{idle} of {len(control)}", Boundary.OPTIMIZER, "0"),
+        proof(
+            "each seed has random numbers of its own",
+            paired and least == len(seeds),
+            f"{least} kinds",
+            Boundary.ENVIRONMENT,
+            f"{len(seeds)}",
+        ),
         proof("rewards were logged as they were given", bool(count) and not wrong, f"{wrong} others", Boundary.METRICS, "0"),
         proof(
             "every arm made and logged every step", bool(count) and not short, f"{count - len(short)} of {count}", Boundary.OPTIMIZER, "all"

@@ -56,12 +56,12 @@ def arm(arguments: Any, words: list[str], name: str, seed: int) -> list[float]:
     trainer.pop_callback(record.MetricsWriter)
     trainer.pop_callback(record.FactsWriter)
     trainer.add_callback(record.MetricsWriter(out / "metrics.jsonl", f"{name}/{seed}"))
-    before = fingerprint.model(trainer.model)
+    before, chance = fingerprint.model(trainer.model), fingerprint.generators()
     record.say(f"arm {name} seed {seed}")
     trainer.train()
     after = fingerprint.model(trainer.model)
     row = {"fact": "arm", "arm": name, "seed": seed, "names": len(before), "changed": len(fingerprint.differing(before, after))}
-    row |= {"max_steps": trainer.state.max_steps, "updates": record.updates(trainer.optimizer)}
+    row |= {"generators": chance} | {"max_steps": trainer.state.max_steps, "updates": record.updates(trainer.optimizer)}
     said = [row["reward"] for row in trainer.state.log_history if "reward" in row]
     row["misreported"] = sum(abs(one - two) > 1e-4 for one, two in zip(given, said, strict=False)) + abs(len(given) - len(said))
     facts.append(out / "facts.jsonl", row)
