@@ -60,6 +60,10 @@ TWICE = """                half = len(generate_inputs["input_ids"]) // 2
 WHOLE = """                prompt_completion_ids = unwrapped_model.generate(
                     **generate_inputs, generation_config=self.generation_config
                 )"""
+UNIQUE = """                once = {name: value[:: self.num_generations] for name, value in generate_inputs.items()}
+                prompt_completion_ids = unwrapped_model.generate(
+                    **once, generation_config=self.generation_config, num_return_sequences=self.num_generations
+                )"""
 STORED = "            inference_mode = peft_config.inference_mode"
 CHECKPOINTED = "return self._gradient_checkpointing_func(partial(super().__call__, **kwargs), *args)"
 
@@ -100,6 +104,14 @@ EDITS = (
     Edit("tiles are not rescaled", TILES, "sum_exp.mul_(rescale).add_(", "sum_exp.add_(", "logprob", variants=True),
     Edit("rewards in halves", TRAINER, CALL, HALVES, sample=True),
     Edit("generated in halves", TRAINER, WHOLE, TWICE, sample=True),
+    Edit("each prompt once, several answers", TRAINER, WHOLE, UNIQUE),
+    Edit(
+        "flat groups are pushed",
+        TRAINER,
+        "            advantages = rewards - mean_grouped_rewards",
+        "            advantages = rewards - mean_grouped_rewards + 1.8e-6",
+        "advantage",
+    ),
     Edit("rows are reversed", UTILS, PERMUTED, "permutation = torch.arange(batch_size).flip(0)", "data", steps=6),
     Edit("rows are mixed alike", UTILS, PERMUTED, f"{PERMUTED[:-1]}, generator=torch.Generator().manual_seed(0))", "data", steps=6),
     Edit(

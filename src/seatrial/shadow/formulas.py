@@ -66,6 +66,11 @@ def advantages(rewards: Tensor, settings: Settings) -> Tensor:
     return torch.nan_to_num(made, nan=0.0)
 
 
+def exact(rewards: Tensor) -> Tensor:
+    """Rows whose rewards are short binary fractions: equal ones have no spread in any precision."""
+    return (torch.nan_to_num(rewards) * 4096 % 1 == 0).all(1)
+
+
 def advantage_noise(rewards: Tensor, settings: Settings, eps: float) -> Tensor:
     """How far rounding in the loop's precision may move each advantage: a small spread enlarges it."""
     error = 16 * eps * max(1.0, float(torch.nan_to_num(rewards).abs().max()))
@@ -81,7 +86,8 @@ def advantage_noise(rewards: Tensor, settings: Settings, eps: float) -> Tensor:
     if settings.scale == "batch":
         return torch.full((len(rewards),), error, dtype=torch.float64) / (torch.nan_to_num(nan_std(total), nan=0.0) + floor)
     spread = torch.nan_to_num(nan_std(total.view(-1, group), 1), nan=0.0)
-    return error / (spread.repeat_interleave(group) + floor)
+    noise = error / (spread.repeat_interleave(group) + floor)
+    return torch.where(zero_std(rewards, settings) & exact(rewards), torch.zeros_like(noise), noise)
 
 
 def token_rewards(total: Tensor, mask: Tensor, old: Tensor | None, ref: Tensor | None, s: Settings) -> Tensor:

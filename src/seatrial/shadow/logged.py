@@ -175,7 +175,7 @@ def same_number(one: Any, two: Any) -> bool:
 def blurred(table: Any, s: Settings) -> float:
     """The share of rows whose group has no spread, while rounding in fp32 may see one: equal rewards that are no short binary fractions."""
     flat = formulas.zero_std(table, s)
-    exact = (torch.nan_to_num(table) * 4096 % 1 == 0).all(1) if s.aggregation == "sum_then_normalize" else torch.zeros_like(flat)
+    exact = formulas.exact(table) if s.aggregation == "sum_then_normalize" else torch.zeros_like(flat)
     return float((flat & ~exact).double().mean())
 
 

@@ -143,7 +143,7 @@ class Shadow:
                 said += ragged(tensors["told"], tensors["told/lengths"]) if "told" in tensors else []
             else:
                 width = tensors["prompt_ids"].shape[1]
-                made.prompts += [without_padding(ids, self.world.pad) for ids in tensors["prompt_ids"].tolist()]
+                made.prompts += [without_padding(ids, self.world.pad) for ids in tensors["sequences"][:, :width].tolist()]
                 for ids in tensors["sequences"][:, width:].tolist():
                     made.completions.append(until_end(ids, self.world.eos))
                     self.sampling.stopped(ids[len(made.completions[-1]) :], len(made.completions) - 1)

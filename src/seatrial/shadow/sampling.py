@@ -43,6 +43,8 @@ class Sampling:
             sequences = torch.tensor([[*left, *prompt, *rest, *[pad] * (long - len(rest))] for left, prompt, rest in padded])
         own_mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])
         given = tensors.get("prompt_mask")
+        if given is not None and len(given) < len(own_mask):  # several completions of each prompt were asked for
+            given = given.repeat_interleave(len(own_mask) // len(given), 0)
         if given is not None and not torch.equal(given.long(), own_mask):
             row = int((given.long() != own_mask).any(1).nonzero()[0])
             raise Diverged("sampling", "the attention mask of generation", own_mask[row], given[row], row=row)

@@ -269,7 +269,7 @@ def arms(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
         proof("control arms changed nothing", bool(control) and not idle, f"{idle} of {len(control)}", Boundary.OPTIMIZER, "0"),
         proof(
             "each seed has random numbers of its own",
-            paired and least == len(seeds),
+            bool(learned) and least == len(learned),
             f"{least} kinds",
             Boundary.ENVIRONMENT,
             f"{len(seeds)}",
