@@ -202,6 +202,8 @@ WORLDS: dict[str, tuple[World, dict[str, Series]]] = {
             "two": [
                 parameters(["w"], world_size=2),
                 parameters(["w"], "rank1", world_size=2),
+                state("start", 0, {"w": "0"}) | {"generators": {"torch": "a"}},
+                state("start", 0, {"w": "0"}, "rank1") | {"generators": {"torch": "b"}},
                 state("end", LAST, {"w": "1"}),
                 state("end", LAST, {"w": "1"}, "rank1"),
             ],
@@ -498,6 +500,7 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
         change("vlm", "start", weights={"vision_tower.w": "1", "multi_modal_projector.w": "0"}),
     ),
     ("learning", "learning arms changed the weights", change("run", "arm", 2, changed=0)),
+    ("ranks", "ranks draw random numbers of their own", change("two", "start", 1, generators={"torch": "a"})),
     ("learning", "control arms changed nothing", change("run", "arm", 1, changed=1)),
     ("learning", "rewards were logged as they were given", change("run", "arm", 1, misreported=1)),
     ("learning", "each seed has random numbers of its own", change("run", "arm", 2, generators={"torch": "torch 1"})),

@@ -177,6 +177,7 @@ PROOFS: dict[int, dict[str, str]] = {
         **step(6, " (two)"),
         **trained("26 of 26", 6, " (one)"),
         "two processes form one group": r"world sizes \[2, 2\]",
+        "ranks draw random numbers of their own": "others",
         "optimizer updates (two)": r"\[\[6, 6\], \[6, 6\]\]",
         "final weights of two ranks against one": rf"norms {NUMBER}, {NUMBER}",
         "ranks end with the same weights: bit-equal": r"29 of 29 equal",

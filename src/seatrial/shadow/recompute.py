@@ -230,7 +230,7 @@ class Shadow:
 
     def _scored(self, moment: Moment) -> None:
         if self.round is not None:
-            self.round.taken = moment.first().tensors().get("rewards")
+            self.round.taken = moment.first().tensors().get("trainer/rewards")
 
     # what the loss is made of
 
@@ -289,7 +289,7 @@ class Shadow:
             if mask is not None:
                 self._attention(made, rows, tensors["input_ids"], mask.long())
             trainer = {name.removeprefix("trainer/"): value for name, value in tensors.items() if name.startswith("trainer/")}
-            network.batch.append(MicroBatch(made, rank, rows, event.values["loss"], trainer))
+            network.batch.append(MicroBatch(made, rank, rows, event.values.get("trainer/loss"), trainer))
 
     def _attention(self, made: Round, rows: list[int], ids: Tensor, got: Tensor) -> None:
         """What the loss's forward pass attended to: the tokens of the row and nothing else."""

@@ -24,8 +24,11 @@ from seatrial.model.verdict import Boundary
 Source = Literal["record", "metrics"]
 RECORD, METRICS, PHASES, ATTEMPTS = "record.jsonl", "metrics.jsonl", "phases.json", "attempts"
 ABSENT, END = "absent", "the end"
-UNCOMPARED = ("seconds", "pid")
-"""Keys of a row that differ between equal runs; so do those that start with `path`."""
+UNCOMPARED = ("seconds", "pid", "tensors")
+"""Keys of a row that differ between equal runs, or name files whose digests are compared; so do those that start with `path`."""
+SAID = "trainer/"
+"""Begins the names of what the trainer says of itself, where its methods have the names that we know: one that a side lacks, because it
+renamed them, is no difference."""
 GROUPS = ("digests", "values")
 WRITERS = ("process", "rank")
 """Keys of a row that tell which process wrote it."""
@@ -166,7 +169,7 @@ def _first(phase: str, source: Source, before: Iterable[_Row], after: Iterable[_
             ), equal
         for key in (*old.fields, *(key for key in new.fields if key not in old.fields)):
             one, two = old.fields.get(key, ABSENT), new.fields.get(key, ABSENT)
-            if one != two:
+            if one != two and not (key[1].startswith(SAID) and {one, two} & {ABSENT, "null"}):
                 return BitDifference(
                     phase=phase, source=source, step=old.step, stage=old.stage, name=key[1], expected=one, found=two
                 ), equal
@@ -184,7 +187,18 @@ def _pairs(before: Path, after: Path) -> list[tuple[Iterable[_Row], Iterable[_Ro
             made = _Row(step if isinstance(step, int) else None, str(row.get("stage", "")), _recorded(row))
             rows.setdefault(json.dumps([row.get(key) for key in WRITERS]), []).append(made)
         sides.append(rows)
-    return [(sides[0].get(writer, ()), sides[1].get(writer, ())) for writer in sorted({**sides[0], **sides[1]})]
+    pairs = [(sides[0].get(writer, []), sides[1].get(writer, [])) for writer in sorted({**sides[0], **sides[1]})]
+    return [(_heard(old, new), _heard(new, old)) for old, new in pairs]
+
+
+def _heard(rows: list[_Row], others: list[_Row]) -> list[_Row]:
+    """The rows without those of which only the trainer tells, if the other side has none of their kind."""
+    kinds = {row.fields.get(("", "event")) for row in others}
+    return [row for row in rows if row.fields.get(("", "event")) in kinds or not all(key[1].startswith(SAID) for key in _held(row))]
+
+
+def _held(row: _Row) -> list[tuple[str, str]]:
+    return [key for key in row.fields if key not in PLACES]
 
 
 def _steps(before: Path, after: Path, is_clock: Callable[[str], bool]) -> tuple[Iterable[_Row], Iterable[_Row]]:

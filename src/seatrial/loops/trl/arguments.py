@@ -26,6 +26,7 @@ OWNED: dict[str, tuple[str, str]] = {
     "beta": ("smoke lora-resume", "the reference model is part of the claim"),
     "num_iterations": ("lora-resume refit vllm learning", REUSE),
     "steps_per_generation": ("lora-resume refit vllm learning", REUSE),
+    "reward_weights": ("architectures learning", "pictures and learning have one reward"),
     "per_device_train_batch_size": ("ranks", "two ranks must take the rows of one"),
     "neftune_noise_alpha": (EVERY, "noise in the policy's embeddings hides whether its reference starts as the policy"),
 }

@@ -206,11 +206,14 @@ def ranks(one: Facts | None, two: Facts | None, metrics: Metrics) -> list[CheckR
     last = run["max_steps"] if run else None
     counts = [states(two, process)[1].get("updates") for process in ("driver", "rank1")]
     whole = last is not None and all(count in (None, [last, last]) for count in counts)
+    drawn = [states(two, process)[0].get("generators", {}).get("torch") for process in ("driver", "rank1")]
+    own = None not in drawn and drawn[0] != drawn[1]
     alone, together = (float(states(each)[1].get("norm", math.nan)) for each in (one, two))
     near = abs(alone - together) <= RELATIVE * abs(alone)
     value = f"{len(first) - len(wrong)} of {len(first)} equal" if both else "no facts of both ranks"
     return [
         proof("two processes form one group", sizes == [2, 2], f"world sizes {sizes}", Boundary.DDP, "[2, 2]"),
+        proof("ranks draw random numbers of their own", own, "others" if own else "the same", Boundary.DDP, "others"),
         proof("optimizer updates (two)", whole, f"{counts}", Boundary.DDP, f"{last}"),
         proof("final weights of two ranks against one", near, f"norms {alone:.8g}, {together:.8g}", Boundary.DDP, f"within {RELATIVE}"),
         proof("ranks end with the same weights: bit-equal", both and not wrong, value, Boundary.DDP, "all", ", ".join(wrong[:3])),

@@ -141,7 +141,7 @@ class StepRecorder:
             if self._recorded() and isinstance(output, dict):
                 tensors = {name: output[name] for name in SCORED if isinstance(output.get(name), torch.Tensor)}
                 tensors |= {"rewards": self.rewards} if isinstance(self.rewards, torch.Tensor) else {}
-                self.record.add("scored", "advantage", {}, tensors)
+                self.record.add("scored", "advantage", {}, {f"trainer/{name}": value for name, value in tensors.items()})
             return output
 
         return scored
@@ -180,7 +180,7 @@ class StepRecorder:
         named = {f"trainer/{name}": value for name, value in self.inputs.items()}
         if self.logps and len({value.shape[1] for value in self.logps}) == 1:
             named["trainer/logps"] = torch.cat(self.logps)
-        values = {"loss": self.loss, "training": bool(self.model.training)}
+        values = {"trainer/loss": self.loss, "training": bool(self.model.training)}
         self.record.add("loss", "loss", values, {**_together(self.forwards, self.trainer._tokenizer.pad_token_id), **named})
         self.forwards, self.logps, self.inputs, self.loss = [], [], {}, None
 

@@ -102,7 +102,7 @@ class EngineRecord:
             made = loss_function(*args, **kwargs)
             if self.forward:
                 named = self._trainer(kwargs.get("model_output", {}), kwargs.get("data"))
-                values = {"loss": float(made[0].detach()), "round": version}
+                values = {"trainer/loss": float(made[0].detach()), "round": version}
                 self.record.add(f"{self.prefix}loss", "loss", values, {**self.forward, **named})
                 self.forward = {}
             return made
