@@ -53,6 +53,17 @@ def test_equal_rows_are_identical_whatever_clocks_processes_and_paths_say(tmp_pa
     assert (found.level, found.outcome, found.sources, found.compared) == (3, "identical", ("record", "metrics"), 10)
 
 
+def test_what_only_the_trainer_says_is_no_difference_where_a_side_lacks_it(tmp_path: Path) -> None:
+    told = {"event": "scored", "step": 1, "stage": "advantage", "digests": {"trainer/advantages": "dd"}, "tensors": "00002.safetensors"}
+    loss = row(1, "loss") | {"digests": {"weights": "aa", "trainer/mask": "ee"}, "values": {"trainer/loss": 0.5}}
+    silent = row(1, "loss") | {"values": {"trainer/loss": None}, "tensors": "00002.safetensors"}
+    base = level(tmp_path / "base", [RECORD[0], told, loss | {"tensors": "00003.safetensors"}])
+    assert compare_levels(0, base, level(tmp_path / "renamed", [RECORD[0], silent]), is_clock).outcome == "identical"
+    other = level(tmp_path / "other", [RECORD[0], told | {"digests": {"trainer/advantages": "ff"}}, loss])
+    assert first(base, other).name == "trainer/advantages"
+    assert first(base, level(tmp_path / "moved", [RECORD[0], silent | {"digests": {"weights": "bb"}}])).name == "weights"
+
+
 def test_the_first_difference_is_named(tmp_path: Path) -> None:
     now = [*RECORD[:2], row(2, "reward", "bb"), row(2, "loss", "cc")]
     found = first(level(tmp_path / "base"), level(tmp_path / "now", now))
