@@ -23,6 +23,11 @@ KEPT = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template
 """Files of a model that a trained one needs, too, where the first had them."""
 
 
+def named(model: Any) -> dict[str, str]:
+    """Fingerprints of all parameters, tied ones under each of their names."""
+    return fingerprint.tensors(model.named_parameters(remove_duplicate=False))
+
+
 def compare(live: Mapping[str, str], directory: Path) -> dict[str, Any]:
     """Tensors of the files in `directory` against the fingerprints of parameters: by name, or by content where names differ."""
     from safetensors.torch import load_file
@@ -49,7 +54,7 @@ def loaded(model: Any, directory: Path, path: Path) -> None:
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     wanted = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     tied = head is not None and head.weight.data_ptr() == table.weight.data_ptr()
-    live = fingerprint.tensors(model.named_parameters(remove_duplicate=False))
+    live = named(model)
     facts.append(path, {"fact": "loaded", **compare(live, directory), "tied": tied, "tie_wanted": wanted})
 
 
@@ -59,7 +64,7 @@ def saved(trainer: Any, source: Path, made: bool, directory: Path, path: Path) -
     A model that was `made` here keeps its settings; another's may have been written by another version.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
-    live = fingerprint.tensors(model.named_parameters(remove_duplicate=False))
+    live = named(model)
     words = _words(trainer.processing_class)
     trainer.save_model(str(directory))
     row = compare(live, directory)
@@ -68,7 +73,7 @@ def saved(trainer: Any, source: Path, made: bool, directory: Path, path: Path) -
     odd += [f"{name} of the tokenizer" for name in _lost_words(words, directory)]
     if made:
         odd += [f"{name} of config.json" for name in _changed_settings(source / "config.json", directory / "config.json")]
-    if fingerprint.tensors(model.named_parameters(remove_duplicate=False)) != live:
+    if named(model) != live:
         odd.append("the model in memory, which saving changed")
     facts.append(path, {"fact": "saved", **row, "files": files, "odd": odd})
 

@@ -162,7 +162,7 @@ def ensure(kind: str, directory: Path) -> Path:
     temporary = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         model.save_pretrained(temporary)
-        written = disk.compare(model, temporary)
+        written = disk.compare(disk.named(model), temporary)
         if written["wrong"] or not written["compared"] + written["renamed"]:
             raise RuntimeError(f"the made model was not saved as it is: {written['wrong'][:3]}")
         (_processor(words) if kind == "vlm" else words).save_pretrained(temporary)

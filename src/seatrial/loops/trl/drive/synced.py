@@ -49,6 +49,10 @@ def server_paths(python: str) -> tuple[str, ...]:
     return (str(Path(__file__).parent / "standin_server"),) if lacks else ()
 
 
+MOST = 20.0
+"""The largest difference of two log-probabilities that is told: more is no number once it is an error."""
+
+
 class _Device:
     """What TRL's check of the device sees in place of a CPU."""
 
@@ -236,7 +240,8 @@ class SyncedGeneration(ServedRollouts):
                 before = torch.tensor([rows[row][: len(prompts[row]) + place]])
                 left = len(completion) - place + 1
                 scores, near = formulas.processed(logits[row, -left].unsqueeze(0), before, torch.ones_like(before), asked, Counter())
-                made[row][place] = said[row][place] if bool(near.any()) else float(torch.log_softmax(scores, -1)[0, token])
+                own, told = float(torch.log_softmax(scores, -1)[0, token]), said[row][place]
+                made[row][place] = told if bool(near.any()) else max(own, told - MOST)  # one that no policy draws has minus infinity
         return made
 
     def _moved(self, tokens: list[int], said: list[list[float]]) -> list[list[float]]:
