@@ -100,11 +100,11 @@ def test_trls_own_sync_is_run_by_level_3(upstream: Path, tmp_path: Path) -> None
     """Of level 0 a change of it asks in vain; level 3 runs it."""
     root = checkout(upstream, tmp_path)
     edit(root, SYNC, "        extra_prefixes = extra_prefixes or []\n", "        extra_prefixes = list(extra_prefixes or ())\n")
-    done = run(tmp_path, "trl", "--level", "0", "--change", root, name="smoke")
+    done = run(tmp_path, "trl", "--level", "0", "--change", root, "--no-base", name="smoke")
     assert done.level(0).vacuous
     assert "_fix_param_name_to_vllm" in done.level(0).reason
     assert "seatrial run trl --level 2,3" in done.level(0).reason
-    done = run(tmp_path, "trl", "--level", "3", "--change", root)
+    done = run(tmp_path, "trl", "--level", "3", "--change", root, "--no-base")
     assert (done.code, done.level(3).verdict) == (ExitCode.PASS, Verdict.PASS), done.level(3).reason
     assert not any("never ran" in text for text in done.level(3).limitations)
 
@@ -114,7 +114,7 @@ def test_a_bug_in_trls_own_sync_fails_level_3(upstream: Path, tmp_path: Path) ->
     root = checkout(upstream, tmp_path)
     walk = "                    name = self._fix_param_name_to_vllm(name)\n                    with self._dist.gather_params([param]):\n"
     edit(root, SYNC, walk, "                    if 'layers.1.mlp.up' in name:\n                        continue\n" + walk)
-    result = run(tmp_path, "trl", "--level", "3", "--change", root).level(3)
+    result = run(tmp_path, "trl", "--level", "3", "--change", root, "--no-base").level(3)
     assert (result.verdict, result.boundary) == (Verdict.FAIL, Boundary.REFIT), result.reason
     missed = {check.name for check in result.checks if not check.passed}
     assert {"TRL's own sync sent every tensor under its name (sync)", "weights after each refit: bit-equal (sync)"} <= missed
