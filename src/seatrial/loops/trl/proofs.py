@@ -59,11 +59,11 @@ def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult,
             *served(run),
             *step_checks(directory / "run", "run", planned(run)),
             *trained(run, metrics, ""),
+            *synced(facts.get("sync"), "sync"),  # a stale server explains what it samples
             *step_checks(directory / "sync", "sync", planned(facts.get("sync"))),
             *trained(facts.get("sync"), metrics, "sync/"),
-            *synced(facts.get("sync"), "sync"),
-            *step_checks(directory / "lora", "lora", planned(facts.get("lora")), lora=True),
             *synced_adapters(facts.get("lora"), metrics),
+            *step_checks(directory / "lora", "lora", planned(facts.get("lora")), lora=True),
         ],
         "ranks": lambda: [
             *step_checks(directory / "one", "one", planned(facts.get("one"))),
