@@ -18,6 +18,8 @@ from seatrial.shadow.settings import Settings, World
 Tensor = Any
 PIXEL = 1e-5
 """How far rounding may move a pixel."""
+SURE = 16
+"""Rows of a generation from which on chance does not explain an order that repeats itself, or has one stride."""
 MANY = 6
 """Rows that hardly come twice in the same order by chance."""
 
@@ -112,16 +114,16 @@ class Data:
         what = "the order of a generation's rows in the loss"
         for rank in range(self.s.world):
             order = made.order(rank, self.s.world)
-            if len(order) <= MANY:
+            if len(order) <= SURE:
                 continue
             for other in self.orders:
                 both = set(order) & set(other)
-                if len(both) > MANY and [row for row in order if row in both] == [row for row in other if row in both]:
+                if len(both) > SURE and [row for row in order if row in both] == [row for row in other if row in both]:
                     raise Diverged("data", what, "another each time", "that of an earlier generation")
             self.orders.append(order)
             strides = Counter((two - one) % len(made.prompts) for one, two in itertools.pairwise(order))
             stride, often = strides.most_common(1)[0]
-            if often * 2 > len(order):
+            if often * 4 > 3 * len(order):
                 raise Diverged("data", what, "shuffled", f"{often} of {len(order) - 1} rows lie {stride} after the one before")
             neighbours = sum(two - one == 1 for one, two in itertools.pairwise(order))
             self.mixing.add(torch.tensor(neighbours - (len(order) - 1) / max(1, len(order))), torch.tensor(1.0), 1.0)
