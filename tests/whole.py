@@ -1,7 +1,8 @@
-"""`python -m tests.whole`: every test; what real loops, servers and clusters failed on a crowded machine is run once more, alone.
+"""`python -m tests.whole`: every test, the quick ones first; what failed on a crowded machine is run once more, alone.
 
-Only tests marked `real` or `slow` get the second run, at most a handful of them, and its outcome is printed by name: a test that
-passed only when alone is a race, of ours or of upstream, and wants mending. A quick test that fails has failed.
+- A quick test that fails ends it there, after minutes: it has failed, and nobody waits an hour to hear so.
+- Tests marked `real` or `slow` get the second run, at most a handful of them, and its outcome is printed by name: a test that
+  passed only when alone is a race, of ours or of upstream, and wants mending.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import sys
 from seatrial.launch.environments import Environments
 from seatrial.loops.trl.loop import LOOP
 
-FIRST = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "-q", "--durations=40", "-o", "tmp_path_retention_policy=failed")
-AGAIN = ("--last-failed", "--last-failed-no-failures", "none", "-q")
-MOST = 6
+KEPT = ("-q", "-o", "tmp_path_retention_policy=failed")
+QUICK = ("-m", "not real and not slow", "-n", "3", "--dist", "loadfile", *KEPT)
+OTHERS = ("-m", "real or slow", "-n", "4", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=40", *KEPT)
+AGAIN = ("--last-failed", "--last-failed-no-failures", "none")
+MOST = 10
 """More than that at once is no race."""
 
 FAILED = 1
@@ -28,9 +31,9 @@ def pytest(*words: str, quiet: bool = False) -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, "-m", "pytest", *words], check=False, text=True, stdout=subprocess.PIPE if quiet else None)
 
 
-def failed(marked: str) -> list[str]:
-    """The tests that the last run failed and that carry these markers."""
-    listed = pytest(*AGAIN, "--collect-only", "-m", marked, quiet=True)
+def failed() -> list[str]:
+    """The tests that the last run failed."""
+    listed = pytest(*AGAIN, "--collect-only", "-q", quiet=True)
     return [line for line in listed.stdout.splitlines() if "::" in line]
 
 
@@ -42,23 +45,28 @@ def limit_instructions() -> None:
     product = "import torch; a = torch.ones(64, 64).bfloat16(); a @ a"
     if subprocess.run([str(built.python), "-c", product], check=False, capture_output=True).returncode == -signal.SIGILL:
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
-        sys.stdout.write("this machine refuses AMX instructions that it offers: ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 for the tests\n")
+        _say("this machine refuses AMX instructions that it offers: ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 for the tests")
 
 
 def main() -> int:
     """The exit code of the suite."""
     limit_instructions()
-    code = pytest(*FIRST).returncode
-    if code != FAILED:
+    if code := pytest(*QUICK).returncode:
         return code
-    quick, crowded = failed("not real and not slow"), failed("real or slow")
-    if quick or not crowded or len(crowded) > MOST:
+    code = pytest(*OTHERS).returncode
+    if code != FAILED or not (crowded := failed()) or len(crowded) > MOST:
         return code
-    sys.stdout.write(f"\nrun once more, alone, since they drive real loops beside other tests: {', '.join(crowded)}\n")
-    code = pytest(*AGAIN, "-o", "tmp_path_retention_policy=failed").returncode
+    _say(f"\nrun once more, alone, since they drive real loops beside other tests: {', '.join(crowded)}")
+    code = pytest(*AGAIN, *KEPT).returncode
     if code == 0:
-        sys.stdout.write(f"PASSED ONLY ALONE, a race to mend: {', '.join(crowded)}\n")
+        _say(f"PASSED ONLY ALONE, a race to mend: {', '.join(crowded)}")
     return code
+
+
+def _say(line: str) -> None:
+    """At once: what pytest prints next comes after it."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def run(server: Server, number: int, directory: Path, python: Path, short: bool 
     for phase in phases:
         log = directory / f"{phase.name}.log"
         if phase.argv[2] == "torch.distributed.run":  # several ranks are processes of their own
-            code = _start(phase, log)
+            code = start(phase, log)
             if code != 0:
                 return "crash"
             continue
@@ -131,10 +131,11 @@ def judged(number: int, directory: Path, steps: int | None, resumed: bool = Fals
     return judge(evidence, LOOP.milestones()), missed
 
 
-def _start(phase: Phase, log: Path) -> int:
+def start(phase: Phase, log: Path, seconds: float = TIMEOUT) -> int:
+    """Run a phase in a process of its own; its exit code."""
     env = {"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **phase.env}
     with log.open("wb") as stream:
-        return subprocess.run(list(phase.argv), env=env, stdout=stream, stderr=subprocess.STDOUT, timeout=TIMEOUT, check=False).returncode
+        return subprocess.run(list(phase.argv), env=env, stdout=stream, stderr=subprocess.STDOUT, timeout=seconds, check=False).returncode
 
 
 def same_record(one: Path, two: Path) -> bool:

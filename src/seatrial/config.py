@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, parse_toml
 from seatrial.model.profile import Profile
 
 FILE = "seatrial.toml"
@@ -191,8 +191,8 @@ def _where(loc: Sequence[str], origins: Mapping[str, str]) -> tuple[str, str]:
 def _from_file(file: Path, values: dict[str, Any]) -> Iterator[tuple[Key, Any]]:
     """Keys and values of a file; profiles are entered into `values` even when they are empty."""
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        data = parse_toml(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, BadValue) as error:
         raise UserError(f"{file}: {error}", "correct the file") from error
     for section, content in data.items():
         if not isinstance(content, dict):
@@ -278,8 +278,8 @@ def _parse(key: Key, raw: str) -> Any:
     if not raw.lstrip().startswith("["):
         return [raw] if in_profile else raw.split()
     try:
-        return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(f"value = {raw}")["value"]
+    except BadValue as error:
         raise UserError(f"--set {name}: {error}", f'write --set {name}=["one", "two"]') from error
 
 

@@ -125,6 +125,25 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, words: list[str], messag
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("sampling.api_key={}", "campaign.toml: sampling: api_key holds a secret"),
+        ("sampling.extra_headers={{Authorization = 'Bearer {}'}}", "campaign.toml: sampling: extra_headers.Authorization holds a secret"),
+        ("policy.key_env=sk-{}", "campaign.toml: policy.key_env: the name of a variable is meant, not a key"),
+        ("policy.key_env=['{}']", "campaign.toml: policy.key_env: "),
+        ("policy.key_env=lower{}", "key_env names a variable that is not set here"),
+    ],
+)
+def test_a_secret_in_a_campaign_is_refused_and_not_repeated(tmp_path: Path, setting: str, message: str) -> None:
+    campaign_file(tmp_path, "http://h/v1")
+    answer = inside("rollouts", "start", "campaign.toml", "--set", setting.format("secretsecretword"), cwd=tmp_path)
+    assert answer.code == 2
+    assert message in answer.err
+    assert "  fix: " in answer.err
+    assert "secretsecretword" not in answer.err + answer.out
+
+
 def test_bad_rows_are_listed_with_their_lines_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "C"}\n{"prompt": 3}\nno\n')
     answer = inside("rollouts", "start", "--input", "rows.jsonl", "--url", "http://h/v1", "--verifier", "exact", "--out", "c", cwd=tmp_path)

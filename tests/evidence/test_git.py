@@ -112,10 +112,10 @@ def test_commits_are_found_by_name(make_repo: MakeRepo) -> None:
     assert commit_of(root, "HEAD:a.txt") is None
 
 
-def test_the_environment_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_safe(make_repo: MakeRepo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_EXTERNAL_DIFF", "rm")
     monkeypatch.setenv("GIT_CONFIG_COUNT", "0")
-    environment = module.environment(Path("/i"))
+    environment = module.environment(make_repo(), Path("/i"))
     assert "GIT_EXTERNAL_DIFF" not in environment
     assert environment["GIT_CONFIG_COUNT"] == "0"
     assert (environment["GIT_OPTIONAL_LOCKS"], environment["LC_ALL"], environment["GIT_INDEX_FILE"]) == ("0", "C", "/i")

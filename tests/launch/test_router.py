@@ -26,7 +26,7 @@ from seatrial.launch.ports import free_port
 from seatrial.launch.staged import router
 
 PROGRAM = Path(router.__file__)
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -193,7 +193,7 @@ def test_it_serves_on_python_38() -> None:
         assert b"data: 4" in ask(port, "/stream")[1]
         assert ask(port, "/health")[0] == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=45) == 0
 
 
 def test_equal_servers_share_equally_and_a_slow_one_gets_less() -> None:
@@ -319,7 +319,7 @@ def test_a_client_that_leaves_takes_its_request_with_it() -> None:
             connection.sendall(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
             assert connection.recv(10)
             assert status(port)[0]["active"] == 1
-        assert server.left.wait(10)
+        assert server.left.wait(45)
         assert status(port)[0]["active"] == 0
 
 
@@ -342,7 +342,7 @@ def test_what_is_not_http_is_refused(data: bytes) -> None:
 
 def test_a_broken_chunk_ends_the_request() -> None:
     with backends(0) as [server], running(server.url) as (port, _):
-        assert raw(port, b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n").startswith(b"HTTP/1.1 502 ")
+        assert raw(port, b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n").startswith(b"HTTP/1.1 400 ")
         assert server.seen == 0
 
 
@@ -371,7 +371,7 @@ def test_it_ends_cleanly_with_a_request_under_way() -> None:
             connection.sendall(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
             assert connection.recv(10)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=10) == 0
+            assert process.wait(timeout=45) == 0
         assert process.stderr is not None
         rest = process.stderr.read()
         assert "told to stop, after 1 requests" in rest

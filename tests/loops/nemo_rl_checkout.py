@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from loops.tiny_model import make_model
 from seatrial.loops.nemo_rl.runs import checkout
 from seatrial.loops.nemo_rl.runs.source import read_source
 from seatrial.model.loop import Context
@@ -94,9 +95,7 @@ def make_bench(root: Path) -> Bench:
     for name, text in {"__init__.py": OMEGACONF, "errors.py": "class OmegaConfBaseException(Exception): ...\n"}.items():
         (bench.site / "omegaconf" / name).parent.mkdir(parents=True, exist_ok=True)
         (bench.site / "omegaconf" / name).write_text(text)
-    (root / "model").mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (root / "model" / name).write_text("{}")
+    make_model(root / "model")
     (root / "run").mkdir()
     read_source.cache_clear()
     return bench

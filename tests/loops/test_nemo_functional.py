@@ -84,10 +84,8 @@ def test_a_signal_ends_the_script_and_loses_nothing(tmp_path: Path, number: sign
     process = stage.start()
     assert process.stdout is not None
     assert process.stdout.readline() == "in the script\n"
-    began = time.monotonic()
     process.send_signal(number)
-    assert process.wait(10) == 128 + number
-    assert time.monotonic() - began < 5
+    assert process.wait(45) == 128 + number, "the script itself would wait for a minute"
     assert (stage.out / "results" / "run.log").read_text() == "waiting\ntold\n"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from seatrial.loops.nemo_rl.ahead.record import Training
 from seatrial.loops.nemo_rl.runs import checkout
 from seatrial.loops.nemo_rl.runs.variant import MASKING, Call
 from seatrial.loops.nemo_rl.runs.variants import variants
+from seatrial.model.finding_codes import FindingCode
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
@@ -58,9 +58,11 @@ def test_every_architecture_and_a_recipe_compose(bench: Bench) -> None:
     assert found[-1].message.startswith("8 runs composed, ")
 
 
-def test_what_is_no_checkout_is_the_only_finding(bench: Bench) -> None:
-    (found,) = preflight.findings(replace(bench.context(), options={"nemo_rl": str(bench.root)}))
-    assert (found.name, found.ok, found.fix) == ("NeMo-RL", False, checkout.CLONE)
+def test_what_is_no_checkout_hides_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "gpus_here", lambda *_: Finding(name="GPUs", ok=False, message="none"))
+    (found, gpus) = bad(replace(bench.context(), options={"nemo_rl": str(bench.root)}))
+    assert (found.name, found.code, found.fix) == ("NeMo-RL", FindingCode.CHECKOUT, checkout.CLONE)
+    assert gpus.name == "GPUs"
 
 
 def test_the_machine_is_said_to_be_incomplete_and_the_configuration_is_composed_all_the_same(
@@ -204,30 +206,31 @@ def test_a_local_model_must_be_whole(bench: Bench) -> None:
     place = bench.root / "model"
     assert bad(bench.context(model=str(place))) == []
     (place / "tokenizer.json").unlink()
-    (found,) = models.model_findings(asked(f"policy.model_name={place}"))
+    (found, _) = models.model_findings(asked(f"policy.model_name={place}"), bench.context())
     assert (found.ok, found.message) == (False, f"{place}: no tokenizer files")
-    assert models.model_findings(asked(f"policy.model_name={place}", "policy.tokenizer.name=other"))[0].ok, "it comes from elsewhere"
+    elsewhere = asked(f"policy.model_name={place}", "policy.tokenizer.name=other")
+    assert models.model_findings(elsewhere, bench.context())[0].ok
     (place / "config.json").unlink()
-    (found,) = models.model_findings(asked("policy.model_name=first", f"policy.model_name='{place}'"))
-    assert (found.ok, found.message) == (False, f"{place}: no config.json")
-    (found,) = models.model_findings(asked("policy.model_name=/none/such"))
-    assert found.message == "/none/such: no such directory"
+    found = models.model_findings(asked("policy.model_name=first", f"policy.model_name='{place}'"), bench.context())[0]
+    assert (found.ok, found.message) == (False, f"{place}: config.json is missing")
+    (found,) = models.model_findings(asked("policy.model_name=/none/such"), bench.context())
+    assert found.message == "/none/such: no such model directory"
 
 
 def test_a_model_of_the_hub(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = asked(f"policy.model_name={HUB}", "policy.draft.model_name=null")
-    (found,) = models.model_findings(wanted)
+    (found,) = models.model_findings(wanted, bench.context())
     assert found.ok
     assert found.message.endswith("NeMo-RL will download it")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (found,) = models.model_findings(wanted)
+    (found,) = models.model_findings(wanted, bench.context())
     assert not found.ok
     assert found.message == f"{HUB}: offline, and no snapshot of it below {bench.root / 'hf' / 'hub'}"
     stored = bench.root / "hf" / "hub" / "models--Qwen--Qwen2.5-0.5B"
     for name, text in {"refs/main": "abc", "snapshots/abc/config.json": "{}"}.items():
         (stored / name).parent.mkdir(parents=True, exist_ok=True)
         (stored / name).write_text(text)
-    (found,) = models.model_findings(wanted)
+    (found,) = models.model_findings(wanted, bench.context())
     assert found.ok
     assert f"policy.model_name={stored}/snapshots/abc policy.tokenizer.name={stored}/snapshots/abc" in found.message
 
@@ -245,20 +248,3 @@ def test_old_environments_of_workers_are_mentioned(bench: Bench, monkeypatch: py
     monkeypatch.setenv("NRL_FORCE_REBUILD_VENVS", "true")
     (found,) = machine.worker_environments(bench.nemo_rl)
     assert "are made anew" in found.message
-
-
-def test_a_ray_that_runs_already_is_mentioned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(bench.root))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert list(machine.running_ray()) == []
-    place = bench.root / "ray" / "ray_current_cluster"
-    place.parent.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        place.write_text(address)
-        (found,) = machine.running_ray()
-        assert found.ok
-        assert found.message.startswith(f"one runs at {address} already: NeMo-RL attaches to it")
-    assert list(machine.running_ray()) == [], "it has ended"
-    place.write_text("no address")
-    assert list(machine.running_ray()) == []

@@ -83,7 +83,7 @@ def test_a_failing_script_and_a_signal_restore_too(tmp_path: Path) -> None:
         assert process.poll() is None
     assert (target / "new.py").exists()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 143
+    assert process.wait(45) == 143
     assert tree(target) == before
 
 

@@ -67,6 +67,15 @@ def test_nothing_to_learn_from(change: Points, words: str, boundary: Boundary) -
     assert found.boundary is boundary
 
 
+def test_a_console_that_shows_neither_reward_nor_loss_is_vacuous() -> None:
+    nothing: Points = {"train/loss": (0.0, 0.0), "train/reward": (0.0, 0.0)}
+    found = vacuous(metrics_of(nothing))
+    assert found is not None
+    assert found.boundary is Boundary.REWARD
+    assert vacuous(metrics_of(nothing, {"train/loss": (0.0, 0.1)})) is None
+    assert vacuous(metrics_of(GRPO, nothing)) is None, "advantages say more"
+
+
 def test_tokens_that_counted_and_were_masked_as_impossible_are_left_to_the_proofs() -> None:
     masked: Points = {"train/token_mult_prob_error": (0.0, 0.0)}
     assert vacuous(metrics_of(GRPO, masked)) is None

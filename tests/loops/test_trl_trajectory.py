@@ -107,8 +107,8 @@ def test_a_missing_metric_is_no_agreement() -> None:
 def test_a_run_that_could_not_have_shown_anything(values: dict[str, dict[int, float]], why: str) -> None:
     found = vacuous(metrics(values))
     assert found is not None
-    assert found.startswith("vacuous: ")
-    assert why in found
+    assert found.reason.startswith("vacuous: ")
+    assert why in found.reason
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from loops.tiny_model import make_model
 from seatrial.loops import get_loop
 from seatrial.loops.verl.cpu import imports
 from seatrial.loops.verl.cpu.claims import claims
@@ -18,6 +19,7 @@ from seatrial.loops.verl.cpu.side import DRIVE
 from seatrial.loops.verl.drive import gains, reward, train
 from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.model.errors import UserError
+from seatrial.model.finding_codes import FindingCode
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
 from seatrial.model.record import Finding, RepoState
@@ -272,8 +274,8 @@ def test_what_the_engine_hides_is_not_imported(tmp_path: Path) -> None:
 def test_a_given_model_must_be_there(tmp_path: Path) -> None:
     context = Context(run_dir=RUN, python=Path("/p"), model=str(tmp_path))
     assert not VERL.findings(context)[-1].ok
-    for name in ("config.json", "tokenizer_config.json", "model.safetensors"):
-        (tmp_path / name).touch()
+    make_model(tmp_path)
+    assert VERL.findings(context)[-1].code is FindingCode.MODEL_NOT_LOADED
     assert VERL.findings(context)[-1].ok
     counts = {strategy: len(side.limitations(level_of(strategy, "smoke"), context)) for strategy, side in SIDES.items()}
     assert counts == {"megatron": 5, "fsdp2": 4}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from loops.tiny_model import make_model
 from loops.verl_checkout import LADDER, PYTHON, Bench, level, on_gpus, repo
 from seatrial.loops.verl.gpu import checkout
 from seatrial.loops.verl.gpu import side as wrapper
@@ -266,8 +267,7 @@ def test_the_model_is_found_in_the_offline_cache(bench: Bench) -> None:
     (stored / "snapshots" / "abc").mkdir(parents=True)
     (stored / "refs").mkdir()
     (stored / "refs" / "main").write_text("abc")
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (stored / "snapshots" / "abc" / name).write_text("{}")
+    make_model(stored / "snapshots" / "abc")
     context = bench.context()
     named = Context(**{**{name: getattr(context, name) for name in context.__slots__}, "model": "org/small"})
     (phase,) = training(bench, "smoke", named)

@@ -60,7 +60,7 @@ GPU: list[tuple[str, Verdict, str | None, str]] = [
     ("loader_killed", PASS, None, "Training Progress: 100%"),
     ("no_transformer_engine", BLOCKED, "environment", "No module named 'transformer_engine'"),
     ("packed_sequence", FAIL, "provider", "Packed sequence is not supported by DotProductAttention"),
-    ("rule_vacuous", BLOCKED, "reward", ""),
+    ("rule_vacuous", PASS, None, "Training Progress: 100%"),  # a constant reward, and a critic to learn from
 ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import seatrial
+from loops.tiny_model import make_model
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.verl.gpu import checkout, compose
 from seatrial.loops.verl.gpu import side as wrapper
@@ -81,9 +82,7 @@ def make_bench(root: Path) -> Bench:
         (place / "__init__.py").write_text("")
     for name in ("train.parquet", "test.parquet"):
         (root / name).write_bytes(b"PAR1 rows PAR1")
-    (root / "model").mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (root / "model" / name).write_text("{}")
+    make_model(root / "model")
     (root / "run").mkdir()
     return bench
 

@@ -74,7 +74,7 @@ def test_an_integer_beyond_a_double(tmp_path: Path) -> None:
         ('{"step": 2, "loss": [1]}', "the value of 'loss' is not a number"),
         ('{"step": 2, "loss": 1, "loss": 2}', "the key 'loss' occurs twice"),
         ("\x00\x00\x00", "not valid JSON"),
-        ("[" * 100_000, "not valid JSON"),
+        ("[" * 100_000, "not valid JSON: nested deeper than 100"),
     ],
 )
 def test_a_bad_line_is_damage_with_its_number(tmp_path: Path, line: str, what: str) -> None:

@@ -7,14 +7,25 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bench.mutants.harness import Server
 
 from seatrial.launch.environments import Environment, Environments
 from seatrial.loops import environments
 
 LOOP = "trl"
+SECONDS = 1500
+"""For a test that names no limit of its own: trials wait for each other on two cores, and the limit of all tests is for one process."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives tests of this folder their limit."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,6 +36,14 @@ def environment() -> Environment:
     if found is None:
         pytest.fail(f"the environment of {LOOP} is not built in {cache.root}: run `seatrial env build {LOOP}` first", pytrace=False)
     return found
+
+
+@pytest.fixture(scope="session")
+def server(environment: Environment) -> Iterator[Server]:
+    """One process that has imported everything of the loop, and forks drivers and shadows."""
+    made = Server(environment.python)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

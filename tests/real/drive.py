@@ -23,8 +23,10 @@ from seatrial.launch.processes import MARKER
 from seatrial.model.record import LevelResult, Trial
 
 SEATRIAL = Path(sys.executable).with_name("seatrial")
-MINUTES = 15
-"""After which a call of the command is taken for hung."""
+PLAIN = ("--", "--max_steps", "8")
+"""Level 0 as it is, but without its variants, which go without a user's own arguments: half of a trial's cost."""
+MINUTES = 40
+"""After which a call of the command is taken for hung: every level takes eight on two idle cores, and tests share them."""
 
 
 def environ() -> dict[str, str]:
@@ -88,7 +90,7 @@ def start(where: Path, *words: str | Path, name: str = "run") -> tuple[subproces
     return process, out
 
 
-def wait_for(what: str, happened: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(what: str, happened: Callable[[], bool], seconds: float = 300) -> None:
     """Poll until something is so; fail with its name when it is not in time."""
     stops = time.monotonic() + seconds
     while not happened():

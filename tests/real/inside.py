@@ -27,7 +27,7 @@ from typing import Any
 
 MARK = "seatrial-cases: "
 ROOT = Path(__file__).parents[2]
-SECONDS = 900
+SECONDS = 1800
 
 
 def write_shadows(path: Path, phases: Sequence[Any]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from seatrial.files import read_text
 from seatrial.model.verdict import ExitCode, Verdict
 
 from .conftest import git
-from .drive import run
+from .drive import PLAIN, run
 from .test_change import BASELINE, INIT, TRAINER, UTILS, checkout, edit, prepend
 
 pytestmark = pytest.mark.real
@@ -21,7 +21,7 @@ def test_the_base_runs_once_and_shows_what_a_change_does(upstream: Path, tmp_pat
     monkeypatch.setenv("SEATRIAL_BASE_CACHE", str(tmp_path / "cache"))
     root = checkout(upstream, tmp_path)
     prepend(root, UTILS, "# A harmless edit.")
-    same = run(tmp_path, "trl", "--level", "0", "--change", root, "--expect", "identical", name="same")
+    same = run(tmp_path, "trl", "--level", "0", "--change", root, "--expect", "identical", *PLAIN, name="same")
     assert same.code == ExitCode.PASS, same.output
     beside = same.trial.baseline
     assert beside is not None
@@ -29,7 +29,7 @@ def test_the_base_runs_once_and_shows_what_a_change_does(upstream: Path, tmp_pat
     assert beside.bits[0].compared > 100
     assert "base: level 0: identical to the base" in same.output
     edit(root, TRAINER, BASELINE, "            advantages = (rewards - mean_grouped_rewards) * 1.001\n")
-    other = run(tmp_path, "trl", "--level", "0", "--change", root, "--expect", "identical", name="other")
+    other = run(tmp_path, "trl", "--level", "0", "--change", root, "--expect", "identical", *PLAIN, name="other")
     assert other.code == ExitCode.FAIL, other.output
     found, result = other.trial.baseline, other.level(0)
     assert found is not None

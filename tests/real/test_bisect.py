@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import git
-from .drive import call, hashes
+from .drive import PLAIN, call, hashes
 from .test_change import TRAINER, UTILS, checkout, prepend
 
 pytestmark = pytest.mark.real
@@ -34,7 +34,7 @@ def test_commit_that_breaks_the_loop_is_found_by_trials(upstream: Path, tmp_path
     before = hashes(root)
 
     out = tmp_path / "bisect"
-    done = call(root, "bisect", "--good", made[0], "--out", out, "--trial", "--", "trl", "--level", "0")
+    done = call(root, "bisect", "--good", made[0], "--out", out, "--trial", "--", "trl", "--level", "0", *PLAIN)
 
     assert done.returncode == 0, done.stdout
     rows = [json.loads(line) for line in (out / "runs.jsonl").read_text(encoding="utf-8").splitlines()]

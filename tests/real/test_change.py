@@ -16,7 +16,7 @@ from seatrial.model.record import Plan
 from seatrial.model.verdict import Boundary, ExitCode, Verdict
 
 from .conftest import git
-from .drive import Ran, call, hashes, run, says, start, wait_for
+from .drive import PLAIN, Ran, call, hashes, run, says, start, wait_for
 
 pytestmark = pytest.mark.real
 
@@ -26,9 +26,7 @@ UTILS = "src/trl/models/utils.py"
 TRANSFER = "src/trl/experimental/async_grpo/weight_transfer.py"
 ADVANTAGES = "        advantages = torch.nan_to_num(advantages, nan=0.0)\n"
 RATIO = "old_per_token_logps = per_token_logps.detach() if old_per_token_logps is None else"
-again = pytest.mark.skipif(
-    not os.environ.get("SEATRIAL_ALL_LEVELS"), reason="the same checks as of zeroed advantages: SEATRIAL_ALL_LEVELS=1 runs it"
-)
+again = pytest.mark.skipif(not os.environ.get("SEATRIAL_ALL_LEVELS"), reason="shown by others: SEATRIAL_ALL_LEVELS=1 runs it")
 BASELINE = "            advantages = rewards - mean_grouped_rewards\n"
 
 
@@ -103,7 +101,7 @@ def test_file_that_nothing_loads_is_a_limitation(harmless: Ran) -> None:
 def test_change_that_nothing_loads_is_never_a_pass(upstream: Path, tmp_path: Path) -> None:
     root = checkout(upstream, tmp_path)
     prepend(root, TRANSFER, "# Of a trainer that this loop does not use.")
-    done = run(tmp_path, "trl", "--level", "0", "--change", root)
+    done = run(tmp_path, "trl", "--level", "0", "--change", root, *PLAIN)
     result = done.level(0)
     assert (done.code, result.verdict, result.vacuous) == (ExitCode.BLOCKED, Verdict.BLOCKED, True), result.reason
 
@@ -148,7 +146,7 @@ def test_silent_loss_of_the_gradient_is_a_fail(upstream: Path, tmp_path: Path, o
     """Rewards vary, losses are finite, the process exits with 0; nothing is learned."""
     root = checkout(upstream, tmp_path)
     edit(root, TRAINER, old, new)
-    done = run(tmp_path, "trl", "--level", "0", "--change", root)
+    done = run(tmp_path, "trl", "--level", "0", "--change", root, "--no-base", *PLAIN)
     result = done.level(0)
     assert [(phase.ended, phase.exit_code) for phase in result.phases] == [("exited", 0)] * 2
     assert result.steps_reached == result.steps_expected
@@ -165,7 +163,7 @@ def test_inverted_advantage_fails_the_learning_signal(upstream: Path, tmp_path: 
     edit(root, TRAINER, BASELINE, "            advantages = mean_grouped_rewards - rewards\n")
     plan = Plan.model_validate_json(call(tmp_path, "plan", "--auto", "--change", root, "--json").stdout)
     assert 6 in [level.number for level in plan.levels]
-    done = run(tmp_path, "trl", "--level", "0,6", "--change", root, "--", "--max_steps", "10")
+    done = run(tmp_path, "trl", "--level", "0,6", "--change", root, "--no-base", "--", "--max_steps", "10")
     result = done.level(6)
     assert (done.code, result.verdict) == (ExitCode.FAIL, Verdict.FAIL), result.reason
     assert done.level(0).verdict is Verdict.FAIL, done.level(0).reason
@@ -176,10 +174,10 @@ def test_inverted_advantage_fails_the_learning_signal(upstream: Path, tmp_path: 
 def test_checkout_edited_while_the_trial_runs_is_never_a_pass(upstream: Path, tmp_path: Path) -> None:
     root = checkout(upstream, tmp_path)
     prepend(root, UTILS, "# As recorded.")
-    process, out = start(tmp_path, "trl", "--level", "0", "--change", root)
+    process, out = start(tmp_path, "trl", "--level", "0", "--change", root, *PLAIN)
     wait_for("the run trains", lambda: says(out / "levels/0-smoke/run.log", "seatrial: imports proven in driver"))
     prepend(root, UTILS, "# Edited meanwhile.")
-    assert process.wait(120) == ExitCode.BLOCKED
+    assert process.wait(400) == ExitCode.BLOCKED
     result = Ran(process.returncode, "", out).level(0)
     assert (result.verdict, result.boundary) == (Verdict.BLOCKED, Boundary.ENVIRONMENT)
     assert "was changed while the trial ran" in result.reason

@@ -17,10 +17,10 @@ from seatrial.evidence.use import read_executed
 from seatrial.launch.environments import Environment
 from seatrial.model.verdict import Boundary, ExitCode, Verdict
 
-from .drive import run
+from .drive import PLAIN, run
 from .test_change import TRAINER, again, checkout, edit
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]  # level 3 starts three servers, one after another
+pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]
 
 SUFFIX = "    def _get_tool_suffix_ids(self, tool_messages):\n"
 SYNC = "src/trl/generation/vllm_generation.py"
@@ -71,7 +71,7 @@ def test_a_function_that_is_imported_and_never_called_blocks_the_pass(upstream: 
     root = checkout(upstream, tmp_path)
     edit(root, TRAINER, SUFFIX, SUFFIX.replace("tool_messages", "tool_messages=None"))
     (root / "src" / "sitecustomize.py").write_text("import warnings\nwarnings.simplefilter('default')\n", encoding="utf-8")
-    done = run(tmp_path, "trl", "--level", "0", "--change", root)
+    done = run(tmp_path, "trl", "--level", "0", "--change", root, *PLAIN)
     result = done.level(0)
     assert (done.code, result.verdict, result.boundary, result.vacuous) == (ExitCode.BLOCKED, Verdict.BLOCKED, Boundary.CONFIG, True)
     assert f"vacuous: none of the changed functions of {done.trial.plan.changes[0].name} ran ({IDLE} ({TRAINER}:" in result.reason
@@ -87,7 +87,7 @@ def test_a_function_that_ran_passes_and_its_idle_neighbour_is_a_limitation(upstr
         "    def training_step(self, model, inputs, num_items_in_batch):\n",
         "    def training_step(self, model, inputs, num_items_in_batch=None):\n",
     )
-    done = run(tmp_path, "trl", "--level", "0", "--change", root)
+    done = run(tmp_path, "trl", "--level", "0", "--change", root, *PLAIN)
     result = done.level(0)
     assert (done.code, result.verdict) == (ExitCode.PASS, Verdict.PASS), result.reason
     never = [text for text in result.limitations if "never ran" in text]
@@ -96,15 +96,25 @@ def test_a_function_that_ran_passes_and_its_idle_neighbour_is_a_limitation(upstr
     assert "training_step" not in never[0]
 
 
-def test_trls_own_sync_is_run_by_level_3(upstream: Path, tmp_path: Path) -> None:
-    """Of level 0 a change of it asks in vain; level 3 runs it."""
-    root = checkout(upstream, tmp_path)
+@pytest.fixture(scope="module")
+def renamer(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with a harmless edit of TRL's own sync."""
+    root = checkout(upstream, tmp_path_factory.mktemp("renamer"))
     edit(root, SYNC, "        extra_prefixes = extra_prefixes or []\n", "        extra_prefixes = list(extra_prefixes or ())\n")
-    done = run(tmp_path, "trl", "--level", "0", "--change", root, "--no-base", name="smoke")
-    assert done.level(0).vacuous
-    assert "_fix_param_name_to_vllm" in done.level(0).reason
-    assert "seatrial run trl --level 2,3" in done.level(0).reason
-    done = run(tmp_path, "trl", "--level", "3", "--change", root, "--no-base")
+    return root
+
+
+def test_level_0_is_asked_for_trls_own_sync_in_vain(renamer: Path, tmp_path: Path) -> None:
+    result = run(tmp_path, "trl", "--level", "0", "--change", renamer, "--no-base", *PLAIN).level(0)
+    assert result.vacuous
+    assert "_fix_param_name_to_vllm" in result.reason
+    assert "seatrial run trl --level 2,3" in result.reason
+
+
+@again
+def test_level_3_runs_it(renamer: Path, tmp_path: Path) -> None:
+    """By default test_levels.py shows it: level 3 counts TRL's own syncs, and every name that they sent."""
+    done = run(tmp_path, "trl", "--level", "3", "--change", renamer, "--no-base")
     assert (done.code, done.level(3).verdict) == (ExitCode.PASS, Verdict.PASS), done.level(3).reason
     assert not any("never ran" in text for text in done.level(3).limitations)
 

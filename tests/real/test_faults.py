@@ -1,7 +1,8 @@
 """Every fault that can be injected is caught at the level that claims to catch it, at the right boundary.
 
-A trial that passes with a fault in it is broken; so is one that blames something else. What another row, or a cheaper test, shows of
-the same check runs with SEATRIAL_ALL_LEVELS=1 only: `AGAIN` says which shows it.
+A trial that passes with a fault in it is broken; so is one that blames something else. Faults that end neither the loop nor its log
+run in forks of a process that has imported everything, and their files are judged as a trial judges them: a tenth of a trial's cost.
+What another row, or a cheaper test, shows of the same check runs with SEATRIAL_ALL_LEVELS=1 only: `AGAIN` says which shows it.
 """
 
 from __future__ import annotations
@@ -9,17 +10,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from bench.mutants.harness import Server, judged, phases_of
+from bench.mutants.harness import run as run_forked
+from bench.mutants.harness import start as start_phase
 
+from seatrial.launch.environments import Environment, Environments
+from seatrial.loops import environments
+from seatrial.loops.engines import VLLM_CPU
 from seatrial.loops.trl.drive.fault_names import FAULTS, OTHER
+from seatrial.loops.trl.loop import LOOP
+from seatrial.loops.trl.proofs import prove
+from seatrial.model.record import CheckResult, PhaseOutcome
 from seatrial.model.verdict import Boundary, Verdict, exit_code
+from seatrial.trial.judge import Evidence, Judgement, judge
+from seatrial.trial.level_files import read_level_metrics
 
-from .drive import Ran, call, processes_of, run
+from .drive import PLAIN, Ran, call, processes_of, run
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]  # level 3 starts three servers, one after another
+pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]  # level 3 starts three servers, one after another
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +49,12 @@ class Caught:
     words: tuple[str, ...] = ()
     waits: bool = False
     """Whether most of its trial is waiting: it then runs beside the others from the beginning, and costs no time."""
+    forked: bool = False
+    """Whether it runs in a fork, without the trial around it: what the command makes of a Fail is shown by the other rows."""
 
 
 TABLE = (
-    Caught("constant-reward", 0, Boundary.REWARD, "the reward of patchy_share", missed=("step proof: reward",)),
+    Caught("constant-reward", 0, Boundary.REWARD, "the reward of patchy_share", missed=("step proof: reward",), forked=True),
     Caught("reward-raises", 0, Boundary.REWARD, "RuntimeError: reward backend unavailable"),
     Caught(
         "no-optimizer-step",
@@ -48,20 +62,34 @@ TABLE = (
         Boundary.OPTIMIZER,
         "optimizer steps in the record: expected 8, found 0",
         missed=("trained weights changed",),
+        words=PLAIN,
     ),
     Caught("nan-weight", 0, Boundary.OPTIMIZER, "probability tensor contains either `inf`, `nan`"),
-    Caught("nan-loss", 0, Boundary.METRICS, "train/loss is not finite at step 3", missed=("every metric is finite",)),
-    Caught("skip-update", 0, Boundary.OPTIMIZER, "one optimizer step took in: expected 3, found 6", missed=("optimizer updates",)),
-    Caught("frozen-layer", 0, Boundary.PROVIDER, "frozen parameters, though all should train", missed=("no parameter is frozen",)),
-    Caught("wrong-reference", 0, Boundary.PROVIDER, "missed: step proof: reference", missed=('abs(data["train/kl"]["1"]) < 0.000001',)),
-    Caught("wrong-mask", 0, Boundary.ROLLOUT, "the attention mask of generation", missed=("step proof: sampling",)),
-    Caught("half-advantages", 0, Boundary.REWARD, "an advantage: expected", missed=("step proof: advantage",)),
+    Caught("nan-loss", 0, Boundary.METRICS, "train/loss is not finite at step 3", missed=("every metric is finite",), words=PLAIN),
+    Caught(
+        "skip-update", 0, Boundary.OPTIMIZER, "one optimizer step took in: expected 3, found 6", missed=("optimizer updates",), forked=True
+    ),
+    Caught(
+        "frozen-layer", 0, Boundary.PROVIDER, "frozen parameters, though all should train", missed=("no parameter is frozen",), forked=True
+    ),
+    Caught(
+        "wrong-reference",
+        0,
+        Boundary.PROVIDER,
+        "missed: step proof: reference",
+        missed=('abs(data["train/kl"]["1"]) < 0.000001',),
+        forked=True,
+    ),
+    Caught("wrong-mask", 0, Boundary.ROLLOUT, "the attention mask of generation", missed=("step proof: sampling",), forked=True),
+    Caught("half-advantages", 0, Boundary.REWARD, "an advantage: expected", missed=("step proof: advantage",), forked=True),
     Caught("early-exit", 0, Boundary.METRICS, "reached step 1 of 8"),
     # Far longer than the silence while the largest package is imported, which a crowded machine makes ten times as long.
     Caught("hang", 0, Boundary.OPTIMIZER, "stalled: no log line and no metric", words=("--set", "limits.stall_minutes=1.5"), waits=True),
-    Caught("train-base", 1, Boundary.PEFT, "weights changed between two optimizer steps", missed=("base frozen",)),
-    Caught("frozen-adapter", 1, Boundary.PEFT, "missed: step proof: sampling (full)", missed=("adapter weights changed",)),
-    Caught("forget-optimizer", 1, Boundary.CHECKPOINT, "missed: restored optimizer", missed=("restored optimizer: bit-equal",)),
+    Caught("train-base", 1, Boundary.PEFT, "weights changed between two optimizer steps", missed=("base frozen",), forked=True),
+    Caught("frozen-adapter", 1, Boundary.PEFT, "missed: step proof: sampling (full)", missed=("adapter weights changed",), forked=True),
+    Caught(
+        "forget-optimizer", 1, Boundary.CHECKPOINT, "missed: restored optimizer", missed=("restored optimizer: bit-equal",), forked=True
+    ),
     Caught(
         "forget-rng",
         1,
@@ -95,6 +123,7 @@ TABLE = (
         Boundary.REFIT,
         "model.layers.0.input_layernorm.weight",
         missed=("TRL's own sync sent every tensor under its name (sync)", "weights after each refit: bit-equal (sync)"),
+        forked=True,
     ),
     Caught("sync-swaps-names", 3, Boundary.REFIT, "layernorm.weight", missed=("weights after each refit: bit-equal (sync)",)),
     Caught("sync-mangles-name", 3, Boundary.REFIT, "the generation process failed at TRL's own sync"),
@@ -121,7 +150,9 @@ ROWS = [
         id=f"{row.fault}-{row.level}",
     )
     for row in TABLE
+    if not row.forked
 ]
+SERVED = next(level for level in LOOP.levels() if level.name == "vllm")
 AT_ONCE = 2
 """Trials that run side by side: most of a trial is one thread on one core."""
 
@@ -130,7 +161,7 @@ AT_ONCE = 2
 def trials(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, int], Future[Ran]]]:
     """The trial of every fault that was selected; each test waits for its own."""
     chosen = [item.callspec.params["expected"] for item in request.session.items if "trials" in getattr(item, "fixturenames", ())]  # type: ignore[attr-defined]
-    chosen = [row for row in chosen if ALL or (row.fault, row.level) not in AGAIN]
+    chosen = [row for row in chosen if not row.forked and (ALL or (row.fault, row.level) not in AGAIN)]
     where = tmp_path_factory.mktemp("faults")
     with ThreadPoolExecutor(AT_ONCE) as pool, ThreadPoolExecutor() as beside:
         yield {(row.fault, row.level): (beside if row.waits else pool).submit(_trial, where, row) for row in chosen}
@@ -152,6 +183,41 @@ def test_what_runs_by_default_misses_every_check_and_blames_every_boundary_of_th
     assert len(default) == len(TABLE) - len(AGAIN)
     assert {(row.verdict, row.boundary) for row in default} == {(row.verdict, row.boundary) for row in TABLE}
     assert {name for row in default for name in row.missed} == {name for row in TABLE for name in row.missed}
+
+
+def _judged_sync(fault: str, python: Path, place: Path) -> tuple[Judgement, list[CheckResult]]:
+    """The run of level 3 with TRL's own sync, without the other two, which start a vLLM each: its verdict and what it missed."""
+    place.mkdir()
+    found = Environments().find(VLLM_CPU, environments()[VLLM_CPU])
+    assert found is not None, f"run `seatrial env build {VLLM_CPU}` first"
+    for phase in phases_of(SERVED.number, place, python, options=("--fault", fault)):
+        if phase.name in ("sync", "shadow-sync"):
+            argv = tuple(str(found.python) if word == "PYTHON-WITH-VLLM" else word for word in phase.argv)
+            log = place / f"{phase.name}.log"
+            assert start_phase(replace(phase, argv=argv), log, 600) == 0, log.read_text(encoding="utf-8")[-3000:]
+    metrics = read_level_metrics(LOOP, place)
+    checks = tuple(check for check in prove(SERVED, place, metrics) if check.name.endswith("(sync)"))
+    ended = (PhaseOutcome(name="sync", exit_code=0, ended="exited", seconds=0.0),)
+    steps = SERVED.steps  # that each was logged is one of the checks
+    evidence = Evidence(metrics=metrics, checks=checks, phases=ended, steps_expected=steps, steps_reached=steps)
+    result = judge(evidence, LOOP.milestones())
+    return result, [check for check in checks if not check.passed]
+
+
+@pytest.mark.parametrize("expected", [pytest.param(row, id=f"{row.fault}-{row.level}") for row in TABLE if row.forked])
+def test_fault_in_a_fork_is_caught(expected: Caught, server: Server, environment: Environment, tmp_path: Path) -> None:
+    place = tmp_path / str(expected.level)
+    if expected.level == SERVED.number:
+        result, missed = _judged_sync(expected.fault, environment.python, place)
+    else:
+        run_forked(server, expected.level, place, environment.python, short=True, resumed=True, options=("--fault", expected.fault))
+        level = next(level for level in LOOP.levels() if level.number == expected.level)
+        result, missed = judged(expected.level, place, level.steps, resumed=True)
+    assert (result.verdict, result.boundary) == (expected.verdict, expected.boundary), result.reason
+    assert expected.reason in result.reason
+    assert set(expected.missed) <= {check.name for check in missed}
+    stage = FAULTS[expected.fault].stage
+    assert not stage or stage in {check.stage for check in missed}
 
 
 @pytest.mark.parametrize("expected", ROWS)

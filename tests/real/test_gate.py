@@ -21,7 +21,7 @@ from seatrial.model.verdict import Boundary, ExitCode, Verdict
 from .conftest import git
 from .drive import processes_of, run
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
 BRIDGE = "src/megatron/bridge"
 GATE, UP = "model.layers.*.mlp.gate_proj.weight", "model.layers.*.mlp.up_proj.weight"

@@ -13,7 +13,7 @@ import pytest
 from seatrial.files import read_json, read_text, write_json
 from seatrial.model.verdict import Boundary, ExitCode, Verdict
 
-from .drive import Ran, call, processes_of, says, start, wait_for
+from .drive import PLAIN, Ran, call, processes_of, says, start, wait_for
 
 pytestmark = pytest.mark.real
 
@@ -49,7 +49,7 @@ def stop(where: Path, number: signal.Signals, log: str, line: str, *words: str) 
     wait_for(f"{log} says {line!r}", lambda: says(out / log, line), 300)
     below = tuple(psutil.Process(process.pid).children(recursive=True))
     process.send_signal(number)
-    code = process.wait(60)
+    code = process.wait(180)
     return Stopped(out, code, read_text(where / "stopped trial.out"), below)
 
 
@@ -65,7 +65,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     """SIGKILL while level 1 trains, after level 0 has passed."""
     log = "levels/1-lora-resume/full/run.log"
-    return stop(tmp_path_factory.mktemp("killed"), signal.SIGKILL, log, "seatrial: step 1 of 8", "--level", "0,1")
+    return stop(tmp_path_factory.mktemp("killed"), signal.SIGKILL, log, "seatrial: step 1 of 8", "--level", "0,1", *PLAIN)
 
 
 class TestInterrupted:
@@ -78,7 +78,7 @@ class TestInterrupted:
     def test_no_descendant_is_alive(self, interrupted: Stopped) -> None:
         assert interrupted.processes, "the loop was running"
         assert processes_of(interrupted.directory) == []
-        wait_for("the kernel let go of the ended processes", lambda: not any(p.is_running() for p in interrupted.processes), 5)
+        wait_for("the kernel let go of the ended processes", lambda: not any(p.is_running() for p in interrupted.processes), 60)
         assert not list(interrupted.directory.rglob("*.pids"))
 
     def test_directory_is_judged(self, interrupted: Stopped) -> None:
@@ -111,7 +111,7 @@ class TestKilled:
     def test_processes_end_with_seatrial(self, killed: Stopped) -> None:
         assert killed.code == -signal.SIGKILL
         assert killed.processes, "the loop was running"
-        wait_for("the loop's processes ended", lambda: not processes_of(killed.directory), 20)
+        wait_for("the loop's processes ended", lambda: not processes_of(killed.directory), 120)
 
     def test_directory_is_no_pass(self, killed: Stopped) -> None:
         """The record is whole; level 0 has passed, level 1 has no result, and no report may say more."""

@@ -26,7 +26,7 @@ from seatrial.report import schema
 from .drive import Ran, call, environ, hashes, processes_of, run
 from .inside import run_cases, write_shadows
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]  # level 3 starts three servers, one after another
+pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]  # level 3 starts three servers, one after another
 
 LEVELS = {level.number: level for level in LOOP.levels()}
 RUN = list(LEVELS)

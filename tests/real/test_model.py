@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 import seatrial
 from seatrial.files import read_text
 from seatrial.launch.environments import Environment
+from seatrial.loops.model_files import Use, model_findings
+from seatrial.model.finding_codes import FindingCode
+from seatrial.model.loop import Context
 from seatrial.model.verdict import Boundary, ExitCode, Verdict
 
 from .drive import environ, run
@@ -73,7 +77,35 @@ def test_tokenizer_that_does_not_load_is_blocked(model: Path, tmp_path: Path) ->
     (place / "tokenizer.json").write_text((place / "tokenizer.json").read_text(encoding="utf-8")[:100], encoding="utf-8")
     done = run(tmp_path, "trl", "--level", "0", "--model", place)
     assert (done.code, done.level(0).boundary) == (ExitCode.BLOCKED, Boundary.DATA)
-    assert "does not load offline" in done.level(0).reason
+    assert "the file is torn" in done.level(0).reason
+
+
+def spoil(place: Path, name: str, **values: object) -> None:
+    stored = json.loads((place / name).read_text(encoding="utf-8"))
+    (place / name).write_text(json.dumps({**stored, **values}), encoding="utf-8")
+
+
+def test_configuration_and_tokenizer_are_loaded_for_real(environment: Environment, model: Path, tmp_path: Path) -> None:
+    """Every answer comes from the transformers of the loop's own environment."""
+
+    def look(name: str, *files: str, use: Use = Use(build="x", own=True), **values: object) -> list[FindingCode]:  # noqa: B008 - frozen
+        place = tmp_path / name
+        shutil.copytree(model, place)
+        for file in files:
+            spoil(place, file, **values)
+        found = model_findings(place, Context(run_dir=tmp_path, python=environment.python, model=str(place)), use)
+        return [item.code for item in found]
+
+    assert look("whole") == [FindingCode.MODEL]
+    assert look("unknown", "config.json", model_type="no-such-model") == [FindingCode.MODEL_TYPE_UNKNOWN]
+    assert look("small", "config.json", vocab_size=7) == [FindingCode.VOCABULARY]
+    assert look("lost words", "tokenizer.json", model={"type": "BPE"}) == [FindingCode.TOKENIZER_EMPTY]
+    whole = (model / "chat_template.jinja").read_text(encoding="utf-8")
+    (model / "chat_template.jinja").unlink()
+    try:
+        assert look("no template", use=Use(build="x", template=True)) == [FindingCode.CHAT_TEMPLATE]
+    finally:
+        (model / "chat_template.jinja").write_text(whole, encoding="utf-8")
 
 
 def test_torn_weights_are_never_a_pass(model: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,6 @@ from seatrial.launch.environments import Environment
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 COUNT = 10
 SEED = 7
-
-
-@pytest.fixture(scope="module")
-def server(environment: Environment) -> Iterator[Server]:
-    """One process that has imported everything, and forks."""
-    made = Server(environment.python)
-    yield made
-    made.close()
 
 
 def test_a_sample_of_mutants_is_seen_and_the_clean_run_is_not(server: Server, environment: Environment, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from seatrial.launch.ready import Target, wait_ready
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.demo.data import write_demo
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 SUM, LARGEST = "What is 34+58?", "Which is largest? A) 12 B) 47 C) 41 D) 20"
@@ -73,7 +73,7 @@ def served(demo: Path) -> Iterator[Served]:
     yield found
     found.process.send_signal(signal.SIGTERM)
     try:
-        assert found.process.wait(10) == 0
+        assert found.process.wait(60) == 0
     finally:
         found.process.kill()
 

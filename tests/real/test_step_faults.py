@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,6 @@ LONGER = {"other-sync-alpha": 6, "never-synced": 6}
 WITH_TENSOR = ("weights", "clip")
 WITH_ROW = ("length", "reward", "advantage", "reference", "logprob", "ratio", "mask")
 """Stages whose every message has the row that is wrong."""
-
-
-@pytest.fixture(scope="module")
-def server(environment: Environment) -> Iterator[Server]:
-    """The process that forks drivers."""
-    made = Server(environment.python)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,12 @@ from seatrial.launch.environments import Environment
 
 from .inside import run_cases, write_shadows
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
 
-def test_every_proven_setting_diverges_as_another(environment: Environment, tmp_path: Path) -> None:
-    level, server = tmp_path / "0", Server(environment.python)
-    try:
-        assert run(server, 0, level, environment.python) is None
-    finally:
-        server.close()
+def test_every_proven_setting_diverges_as_another(server: Server, environment: Environment, tmp_path: Path) -> None:
+    level = tmp_path / "0"
+    assert run(server, 0, level, environment.python) is None
     shadows = write_shadows(tmp_path / "shadows", phases_of(0, level, environment.python))
     case = "case_every_proven_setting_diverges_as_another"
     assert run_cases("tests/real/trl_knob_cases.py", (case,), extra=shadows) == {case: None}

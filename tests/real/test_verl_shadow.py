@@ -21,7 +21,7 @@ from .conftest import git
 from .drive import Ran, start
 from .inside import run_cases
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]
 
 NAME = "verl-cpu"
 WORDS = ("verl", "--device", "cpu", "--set", "options.strategy=fsdp2", "--level", "0")
@@ -89,7 +89,7 @@ def test_formula(name: str, outcomes: dict[str, str | None]) -> None:
 def trial(where: Path, *words: str) -> Ran:
     """`seatrial run`; eight processes import torch one after another."""
     process, out = start(where, *WORDS, *words)
-    return Ran(process.wait(1200), read_text(where / f"{out.name}.out"), out)
+    return Ran(process.wait(2400), read_text(where / f"{out.name}.out"), out)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ import pytest
 from seatrial.evidence.redact import Redactor
 from seatrial.regress.bisect.record import Answer, Edit, EnvironmentPlan, Failure, Mark, Patch, SkipKind, Standing
 from seatrial.regress.bisect.reports.page import page
-from seatrial.regress.bisect.reports.report import BisectReport, prose, summary, write_reports
-from seatrial.regress.bisect.reports.view import View, code, percent, pieces
+from seatrial.regress.bisect.reports.report import BisectReport, summary, write_reports
+from seatrial.regress.bisect.reports.view import View, percent
+from seatrial.report.markdown import code, pieces, prose
 
 from .bisects import PLAN, TWO, answer, history, run, runs, view
 
@@ -230,7 +231,7 @@ def test_code_is_code_again_when_it_is_read(text: str) -> None:
 
 
 def test_recorded_text_is_no_markdown() -> None:
-    assert prose("by @octocat, [x](http://y) *z* <b>") == "by `@octocat`, \\[x\\](http://y) \\*z\\* \\<b\\>"
+    assert prose("by @octocat, [x](http://y) *z* <b>") == "by `@octocat`, \\[x\\](http://y) \\*z\\* &lt;b>"
     assert prose("mail a@b.c") == "mail a@b.c"
     text = summary(hostile())
     assert not re.search(r"[\x00\x1b]", text)

@@ -86,7 +86,7 @@ def test_a_partial_clone_gets_the_rest_into_the_store(tmp_path: Path) -> None:
     run_git(tmp_path, "clone", "--quiet", "--filter=blob:none", f"file://{tmp_path}/first", str(user))
     with untouched(user):
         git_dir = Stores(tmp_path / "stores", [repo_of(user, ids)], quiet).git_dir("user")
-        assert git(git_dir, "show", f"{ids[0]}:number.txt") == b"0\n"
+        assert git(git_dir, "show", f"{ids[0]}:number.txt", own=True) == b"0\n"
 
 
 def test_credentials_are_not_stored(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from seatrial.evidence.git import commit_of, git
-from seatrial.evidence.lfs import POINTER
+from seatrial.files import LFS_POINTER as POINTER
 from seatrial.model.errors import UserError
 from seatrial.regress.bisect.record import Pin, SkipKind
 from seatrial.regress.bisect.trees.making import make_tree, moved_submodules, remove_tree

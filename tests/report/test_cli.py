@@ -13,8 +13,9 @@ from typer.testing import CliRunner, Result
 from seatrial.cli.report import report
 from seatrial.files import write_json
 from seatrial.model.errors import UserError
+from seatrial.model.verdict import Verdict
 
-from .trials import LADDER, TITLE, TRIALS, failed, write_run
+from .trials import LADDER, SIDE, TITLE, TRIALS, failed, passed, store_run
 
 APP = typer.Typer()
 APP.command()(report)
@@ -32,9 +33,7 @@ def run(directory: Path, *options: str) -> Result:
 
 
 def store(directory: Path, name: str) -> None:
-    made = TRIALS[name]()
-    write_run(directory, made)
-    write_json(directory / "trial.json", made)
+    store_run(directory, TRIALS[name]())
 
 
 @pytest.mark.parametrize(
@@ -72,6 +71,16 @@ def test_lost_log_turns_a_stored_pass_into_fail(tmp_path: Path) -> None:
     store(tmp_path, "passed")
     (tmp_path / "levels/0-smoke/run.log").unlink()
     assert run(tmp_path).exit_code == 1
+
+
+def test_altered_tests_of_the_change_are_no_pass(tmp_path: Path) -> None:
+    side = SIDE.model_copy(update={"verdict": Verdict.PASS, "failed": 0, "reason": "11 tests passed"})
+    store_run(tmp_path, passed().model_copy(update={"sides": (side,)}))
+    assert run(tmp_path).exit_code == 0
+    (tmp_path / side.directory / "junit.xml").write_text("13 tests\n")
+    result = run(tmp_path)
+    assert result.exit_code == 99
+    assert "sides/bridge/junit.xml changed" in result.stdout
 
 
 def test_directory_without_trial_is_a_user_error(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from seatrial.files import write_json
 from seatrial.model.knowledge import CheckSpec, Level
 from seatrial.model.record import (
     Baseline,
@@ -27,6 +28,7 @@ from seatrial.model.record import (
 )
 from seatrial.model.series import Metrics, Series
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.trial import digests, rundir
 
 TITLE = "Toy RL"
 LOSS = 'mean(data["train/loss"]) < 1.05'
@@ -267,6 +269,21 @@ def write_run(run_dir: Path, made: Trial) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "run.log").write_text("STEP 20 reward 0.777\n")
         (directory / "metrics.jsonl").write_text('{"step": 20, "train/reward": 0.777}\n')
+
+
+def store_run(run_dir: Path, made: Trial) -> Trial:
+    """The same as a trial leaves it: with the records of its levels, its evidence, and digests of all files."""
+    write_run(run_dir, made)
+    for result in made.levels:
+        write_json(run_dir / result.directory / "result.json", result)
+    write_json(run_dir / "evidence" / "config.json", {})
+    write_json(run_dir / "evidence" / "imports.json", [item.model_dump(mode="json") for item in made.imports])
+    files = digests.of_evidence(run_dir)
+    for directory in (*(one.directory for one in made.levels), *(one.directory for one in made.sides)):
+        files |= digests.of_level(run_dir, directory)
+    made = made.model_copy(update={"files": files})
+    rundir.save(run_dir, made)
+    return made
 
 
 def metrics(broken: bool = False) -> Metrics:

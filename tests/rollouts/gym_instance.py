@@ -35,7 +35,7 @@ class Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def __call__(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 60) -> T:
+    def __call__(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 400) -> T:
         """Run it there and wait."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
 
@@ -61,7 +61,7 @@ def hurry() -> Iterator[None]:
 
 def campaign(url: str, *, gym: dict[str, Any] | None = None, **more: Any) -> Campaign:
     """A campaign whose only dataset is `d`."""
-    given = {"resources": ["mcqa"], "shared_environments": True, "deadline_s": 60, **(gym or {})}
+    given = {"resources": ["mcqa"], "shared_environments": True, "deadline_s": 300, **(gym or {})}
     requests = {"timeout_s": 20, "concurrency": 16, **more.pop("requests", {})}
     datasets = [{"name": "d", "path": "d.jsonl"}]
     return Campaign.model_validate({"name": "c", "datasets": datasets, "policy": {"url": url}, "gym": given, "requests": requests, **more})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import time
 from collections.abc import Mapping
 
 import psutil
@@ -15,6 +16,9 @@ from seatrial.rollouts.sandbox import bubblewrap
 from seatrial.rollouts.sandbox.sandbox import Ran, Sandbox, why_not
 
 LIMITS = SandboxLimits(memory_mb=200, cpu_s=1, wall_s=1.2, processes=12, output_kb=64, disk_mb=8, at_once=2)
+
+STAYS_S = 45
+"""Programs of the tests that would outlive their sandbox do so for longer."""
 
 refusal = functools.cache(why_not)
 
@@ -32,7 +36,15 @@ def ran(program: str, stdin: str = "", limits: SandboxLimits = LIMITS, files: Ma
 
 
 def left_over() -> list[str]:
-    """Processes that run under one of our sandboxes' user ids, or as bubblewrap below us."""
+    """Processes that stay, under one of our sandboxes' user ids or as bubblewrap below us: those of tests beside this one come and go."""
+    stops = time.monotonic() + STAYS_S
+    while (found := _seen()) and time.monotonic() < stops:
+        time.sleep(0.05)
+    return found
+
+
+def _seen() -> list[str]:
+    """Those that are there now."""
     ids = {bubblewrap.uid_of(slot) for slot in range(bubblewrap.SLOTS)}
     found = []
     for process in psutil.process_iter(["pid", "uids", "name", "ppid"]):

@@ -123,3 +123,43 @@ def test_a_self_hosted_policy_is_known_by_its_model() -> None:
     hosted = made(policy={"server": SERVER})
     assert hosted.identity()["policy"]["model"] == "/models/m"
     assert hosted.identity() == made(policy={"url": "http://h/v1", "model": "/models/m"}).identity()
+
+
+KEY = "sk-" + "proj-aB3dE5gH7jK9mN1pQ3sT5"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"sampling": {"api_key": "hunter2-hunter9"}}, "api_key"),
+        ({"sampling": {"extra_headers": {"Authorization": f"Bearer {KEY}"}}}, "extra_headers.Authorization"),
+        ({"sampling": {"extra_body": {"auth": [{"x-api-key": "hunter2-hunter9"}]}}}, "extra_body.auth.x-api-key"),
+        ({"sampling": {"user": KEY}}, "user"),
+        ({"sampling": {"max_tokens": KEY}}, "max_tokens"),
+        ({"gym": {"resources": ["mcqa"], "run_arguments": ["--api-key", "hunter2-hunter9"]}, "verifier": None}, "secret"),
+        ({"policy": {"url": "http://h/v1", "model": KEY}}, "policy.model"),
+        ({"policy": {"url": "http://h/v1", "key_env": KEY}}, "the name of a variable"),
+        ({"policy": {"url": "http://h/v1", "key_env": "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vW7yZ2bC4dF6"}}, "the name of a variable"),
+        ({"policy": {"url": "http://h/v1", "key_env": "a1b2c3d4e5f6a7b8"}}, "the name of a variable"),
+        ({"verifiers": {"j": {"kind": "judge", "key_env": KEY}}}, "the name of a variable"),
+    ],
+)
+def test_a_secret_in_a_campaign_is_refused_by_its_key(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        made(**changes)
+    message = str(refused.value.errors()[0]["msg"])
+    assert key in message
+    assert not any(secret in message for secret in ("hunter2", KEY[8:], "aB3dE5gH", "a1b2c3d4"))
+
+
+def test_parameters_that_only_sound_like_secrets_are_taken() -> None:
+    schema = {"type": "object", "properties": {"password": {"type": "string"}, "token": {"type": "integer"}}}
+    sampling = {
+        "max_tokens": 512,
+        "stop_token_ids": [1, 2],
+        "stop": ["</s>"],
+        "min_tokens": 1,
+        "cache_salt": "x",
+        "extra_body": {"schema": schema},
+    }
+    assert made(sampling=sampling, policy={"url": "http://h/v1", "key_env": "OPENAI_API_KEY_2"}).sampling == sampling

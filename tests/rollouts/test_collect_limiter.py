@@ -9,7 +9,7 @@ from seatrial.rollouts.collect.limiter import Limiter
 
 async def take(limiter: Limiter, count: int) -> list[int]:
     """So many slots, which must be free."""
-    slots = [await asyncio.wait_for(limiter.acquire(), 1) for _ in range(count)]
+    slots = [await asyncio.wait_for(limiter.acquire(), 30) for _ in range(count)]
     return [slot for slot in slots if slot is not None]
 
 
@@ -108,7 +108,7 @@ def test_a_turn_that_was_given_to_somebody_who_left_goes_to_the_next() -> None:
         await asyncio.sleep(0)
         limiter.release(slot)
         first.cancel()
-        assert await asyncio.wait_for(second, 1) == 0
+        assert await asyncio.wait_for(second, 30) == 0
 
     asyncio.run(main())
 

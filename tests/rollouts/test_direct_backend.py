@@ -46,7 +46,7 @@ def with_backend(
             backend = DirectBackend(campaign(**tables), [server.url], {"rows": Boxed()}, key)
             try:
                 await backend.open()
-                return await asyncio.wait_for(act(backend, server), 10)
+                return await asyncio.wait_for(act(backend, server), 60)
             finally:
                 await backend.close()
 

@@ -116,7 +116,7 @@ def test_requests_without_sense_are_refused_by_name() -> None:
         assert "X-Session-ID" in (await ask("1", session=None))["error"]
         assert "generated_code" in (await ask("1", "python", None, generated_code=3))["error"]
         for body in ("[]", "{"):
-            async with client.post(f"{url}/execute", data=body) as answer:
+            async with client.post(f"{url}/execute", data=body, headers={"Content-Type": "application/json"}) as answer:
                 assert answer.status == 400
 
     served(talk)
@@ -125,17 +125,20 @@ def test_requests_without_sense_are_refused_by_name() -> None:
 @pytest.mark.slow
 def test_sessions_make_room_for_new_ones() -> None:
     async def crowd() -> None:
-        sessions = Sessions(LIMITS, most=2, idle_s=0.2)
+        sessions = Sessions(LIMITS.model_copy(update={"wall_s": 60.0, "cpu_s": 30.0}), most=2)
         try:
             for name in ("a", "b", "c"):
-                assert (await sessions.run(name, "1", 1.0)).new
+                assert (await sessions.run(name, "1", 60.0)).new
             assert set(sessions.open) == {"b", "c"}
-            busy = [asyncio.create_task(sessions.run(name, "import time\ntime.sleep(0.2)", 1.0)) for name in ("b", "c")]
+            busy = [asyncio.create_task(sessions.run(name, "import time\ntime.sleep(1)", 60.0)) for name in ("b", "c")]
             await asyncio.sleep(0.05)
             with pytest.raises(SandboxError, match="2 sessions are busy"):
-                await sessions.run("d", "1", 1.0)
+                await sessions.run("d", "1", 60.0)
             assert not any(cell.new for cell in await asyncio.gather(*busy))
-            await asyncio.sleep(0.25)
+            await sessions.end_idle()
+            assert set(sessions.open) == {"b", "c"}, "used just now"
+            sessions._idle_s = 0.0
+            await asyncio.sleep(0.05)
             await sessions.end_idle()
             assert sessions.open == {}
         finally:

@@ -72,7 +72,7 @@ def asked(answer: bytes, *, ask: str = "post") -> Any:
         client = Client([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"], "chat/completions", KEY, Requests())
         await client.open()
         try:
-            return await asyncio.wait_for(client.post(b"") if ask == "post" else client.alive(), 10)
+            return await asyncio.wait_for(client.post(b"") if ask == "post" else client.alive(), 60)
         finally:
             await client.close()
             server.close()

@@ -74,12 +74,12 @@ def test_a_function_may_hang_crash_and_lie(tmp_path: Path) -> None:
         assert (await verifier.score(row(), "stop", ())).reward == -15.0
         assert (await verifier.score(row(answer="x"), "x", ())).fields["pid"] == right.fields["pid"]
         began = time.monotonic()
-        assert str(await failure(verifier, row(), "hang")) == "mine.py:reward: no answer within 1 s"
-        assert time.monotonic() - began < 30  # it would be 60
+        assert str(await failure(verifier, row(), "hang")) == "mine.py:reward: no answer within 5 s"
+        assert time.monotonic() - began < 45  # it would be 60
         assert (await verifier.score(row(answer="x"), "x", ())).fields["pid"] != right.fields["pid"]
         assert len(workers()) == 1
 
-    talk(lambda: made(base=tmp_path, kind="function", function="mine.py:reward", timeout_s=1), use)
+    talk(lambda: made(base=tmp_path, kind="function", function="mine.py:reward", timeout_s=5), use)
     assert workers() == []
 
 
@@ -128,12 +128,12 @@ def test_mathematics_in_workers_that_may_hang() -> None:
         assert {result.reward for result in results} == {1.0}
         assert 1 <= len(workers()) <= 4
         error = await failure(verifier, row(answer="9"), r"\boxed{9^{9^{9^{9}}}}")
-        assert (error.kind, str(error)) == ("reward", "math-verify: no answer within 1 s")
+        assert (error.kind, str(error)) == ("reward", "math-verify: no answer within 5 s")
         assert (await verifier.score(row(answer="9"), r"\boxed{9}", ())).reward == 1.0
         error = await failure(verifier, row(answer="$ $"), "1")
         assert "d.jsonl:1: the expected answer cannot be read as mathematics" in str(error)
 
-    talk(lambda: made(kind="math", timeout_s=1), use)
+    talk(lambda: made(kind="math", timeout_s=5), use)
     assert workers() == []
 
 

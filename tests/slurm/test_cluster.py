@@ -290,7 +290,7 @@ def test_nodes_of_their_own_network_have_names_addresses_and_ports(make_cluster:
     for cluster in (one, two):
         serve = "python3 -m http.server 8000 --bind $(hostname) --directory /etc >/dev/null 2>&1 & sleep 1; wait"
         job = submit(cluster, f"srun bash -c '{serve}'", "--nodes=2", "--output=/dev/null")
-        fetch = "import urllib.request as u; print([u.urlopen(f'http://{n}:8000/hostname', timeout=5).status for n in ('n1','n2')])"
+        fetch = "import urllib.request as u; print([u.urlopen(f'http://{n}:8000/hostname', timeout=60).status for n in ('n1','n2')])"
         await_running(cluster, job)
         look = ("srun", "--overlap", f"--jobid={job}", "--nodes=2", "bash", "-c")
         said = cluster.run(*look, "echo $(hostname) $SLURMD_NODENAME $(getent hosts $(hostname) | cut -d' ' -f2-)").stdout

@@ -152,7 +152,7 @@ def test_waiting_says_when_the_controller_is_silent_and_jobs_go_on_after_ctrl_c(
         assert line.endswith("jobs are not lost\n")
         process.send_signal(signal.SIGINT)
         assert "the jobs go on" in process.stderr.read()
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
     answer = jobs("wait", directory, "--deadline", "0.02", cwd=place)
     assert answer.code == 99
     assert "not ended after 0.02 minutes" in answer.err

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from real.drive import Ran, call
+from real.drive import Ran, call, wait_for
 from real.test_nemo_outcomes import Machine, _machine, machine
 from seatrial.launch.jobdir import job_dir
 from seatrial.model.verdict import Boundary, ExitCode, Verdict
@@ -18,7 +18,8 @@ from seatrial.model.verdict import Boundary, ExitCode, Verdict
 from .cluster import PrivateSlurm
 
 __all__ = ["_machine", "machine"]
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(2700)]
+MEMORY = 17e9
 RAY_SUB = Path(__file__).parents[1] / "data" / "ray" / "ray.sub"
 TOML = """
 [slurm.box]
@@ -36,6 +37,12 @@ ray = "ray.sub"
 """
 
 
+def machine_memory() -> float:
+    """Bytes that are free, as a process of its own sees them: in this one there is always enough (tests/conftest.py)."""
+    rows = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    return 1024 * float(rows["MemAvailable"].split()[0])
+
+
 class Desk:
     """Where somebody sits who has access to the cluster and to the checkouts."""
 
@@ -44,6 +51,8 @@ class Desk:
         (where / "seatrial.toml").write_text(TOML)
 
     def run(self, profile: str, *words: str, nemo_rl: Path | None = None) -> Ran:
+        # The trial runs in a job, out of reach, and asks for the memory of a real loop: tests beside this one may hold it for a while.
+        wait_for("16 GB of memory are free", lambda: machine_memory() > MEMORY, 1500)
         bench = self.machine.bench
         checkouts = ("--nemo-rl", nemo_rl or bench.nemo_rl, "--change", f"bridge={bench.bridge}", "--python", self.machine.python)
         common = ("--level", "0", "--set", "options.tests=off", "--out", self.where / "run", "--on", f"slurm:{profile}")

@@ -16,7 +16,7 @@ from seatrial.model.job import Ending, Job
 from .conftest import MakeCluster
 from .harness import Submitted, client, submit
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 OPTIONS = ("--num-cpus=1", "--object-store-memory=80000000")
 

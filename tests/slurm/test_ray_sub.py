@@ -28,7 +28,7 @@ from .harness import client, until
 RAY_SUB = os.environ.get("SEATRIAL_RAY_SUB", "")
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not RAY_SUB, reason="SEATRIAL_RAY_SUB=/path/of/RL/ray.sub names no launcher"),
 ]
 PROFILE = Profile(account="acc", partition="main", time="0:10:00", containers={"loop": "image.sqsh"}, gpus_per_node=4)

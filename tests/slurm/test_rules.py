@@ -101,7 +101,7 @@ def test_ports_are_chosen_on_the_node_and_reach_the_client(cluster: Slurm, tmp_p
     ask = (
         "import os, urllib.request as r\n"
         "urls = os.environ['SEATRIAL_URLS_SERVER'].split(',')\n"
-        "print(len(set(urls)), [r.urlopen(url, timeout=5).status for url in urls], flush=True)\n"
+        "print(len(set(urls)), [r.urlopen(url, timeout=60).status for url in urls], flush=True)\n"
     )
     job = submit(cluster, Job(name="job", components=(server(replicas=4), client(*script(ask)))), tmp_path)
     assert job.result().ending is Ending.DONE, job.log()
@@ -142,7 +142,7 @@ def test_a_server_that_answers_500_is_not_ready(cluster: Slurm, tmp_path: Path) 
 def test_a_heterogeneous_job_finds_its_servers_by_what_they_published(cluster: Slurm, tmp_path: Path) -> None:
     ask = (
         "import os, urllib.request as r\n"
-        "print(r.urlopen(os.environ['SEATRIAL_URL_SERVER'], timeout=5).status, os.environ['SLURMD_NODENAME'])\n"
+        "print(r.urlopen(os.environ['SEATRIAL_URL_SERVER'], timeout=60).status, os.environ['SLURMD_NODENAME'])\n"
     )
     parts = (server(group="gpu", gpus=2), client(*script(ask), group="cpu"))
     job = submit(cluster, Job(name="job", components=parts), tmp_path)
@@ -155,7 +155,7 @@ def test_on_real_addresses_the_client_of_another_node_reaches_the_server_by_its_
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
     cluster = make_cluster(nodes=2, gpus=0, pyxis=False, network="namespaces")
-    ask = "import os, urllib.request as r; u = os.environ['SEATRIAL_URL_SERVER']; print(r.urlopen(u, timeout=5).status, u)"
+    ask = "import os, urllib.request as r; u = os.environ['SEATRIAL_URL_SERVER']; print(r.urlopen(u, timeout=60).status, u)"
     job = submit(cluster, Job(name="job", components=(server(group="a"), client(*script(ask), group="b"))), tmp_path)
     assert job.result().ending is Ending.DONE, job.log() + job.log("client")
     (host,) = re.findall(r"200 http://(n\d):", job.log("client"))

@@ -132,7 +132,7 @@ def test_engine_log_records(tmp_path: Path) -> None:
     text = "".join(f"(EngineCore_0 pid=5) ERROR 11-15 01:02:03 [core.py:1] {part}\n" for part in f"{FRAMES}ValueError: x".split("\n"))
     chain = only(tmp_path, text)
     assert (chain.how, chain.first.line, chain.process) == (How.LOGGED, 5, "(EngineCore_0 pid=5)")
-    assert only(tmp_path, text.replace("ERROR", "WARNING")).how is How.NOTED
+    assert only(tmp_path, text.replace("ERROR", "WARNING")).how is How.WARNED
 
 
 @pytest.mark.parametrize(

@@ -121,9 +121,9 @@ def test_hang_without_signature_sits_at_the_last_milestone() -> None:
     assert "from outside" in found.advice
 
 
-def test_swallowed_errors_are_noise_without_their_signature() -> None:
+def test_swallowed_errors_are_inconclusive_without_their_signature() -> None:
     found = diagnose(DATA / "swallowed_reward_errors.log", RAY, ())
-    assert found.verdict is None
+    assert (found.verdict, found.boundary, found.survived, found.times) == (BLOCKED, Boundary.REWARD, True, 6)
     assert found.noise == ("line 1083: survived RuntimeError: reward backend unavailable",)
 
 

@@ -16,6 +16,7 @@ from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
 from seatrial.model.loop import Context, Phase, SideTests, Vacuity
 from seatrial.model.record import CheckResult, Cost, Finding
 from seatrial.model.series import Metrics
+from seatrial.model.signals import Signals
 from seatrial.model.verdict import Boundary, Verdict
 
 from .fake_process import STEPS
@@ -106,6 +107,9 @@ class FakeLoop(Plain):
 
     def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
         return None
+
+    def signals(self) -> Signals:
+        return Signals(loss=("train/loss",), grad_norm=("train/grad_norm",), rate=("train/lr",), reward=("train/reward",))
 
     def vacuous(self, metrics: Metrics) -> Vacuity | None:
         rewards = metrics.series.get("train/reward")

@@ -79,7 +79,9 @@ def main() -> None:
     say("fake: model")
     if word == "secret":
         say(f"the token is {os.environ['HF_TOKEN']} and https://user:{os.environ['PLANTED_PASSWORD']}@example.org")
-        append(out / "facts.jsonl", json.dumps({"fact": "state", "moved": True}) + "\n")
+        say(os.environ.get("PLANTED_LOG", ""))
+        append(out / "metrics.jsonl", json.dumps({"step": 1, "train/loss": 1.0, f"train/{os.environ['HF_TOKEN']}": 1.0}) + "\n")
+        append(out / "facts.jsonl", json.dumps({"fact": "state", "moved": True, "note": os.environ["PLANTED_PASSWORD"]}) + "\n")
     if word in ("crash", "secret"):
         raise RuntimeError(f"the model is broken {os.environ.get('HF_TOKEN', '')}")
     if word.startswith("call-"):

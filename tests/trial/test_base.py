@@ -361,12 +361,12 @@ def test_a_kill_while_a_trial_is_settled_loses_nothing(bench: Bench, repo: Path,
     write_json(bench.out / "trial.json", trial.model_copy(update={"levels": (better,)}))
     with pytest.raises(UserError, match="was edited"):
         rundir.load(bench.out)
-    write_json(bench.out / "trial.json", trial)
+    rundir.save(bench.out, trial)
     shutil.rmtree(bench.out / "baseline" / "trial")
     (bench.out / "baseline" / "trial" / "levels").mkdir(parents=True)  # killed while a level was copied from the cache
     assert trial.baseline is not None
     begun = trial.model_copy(update={"baseline": trial.baseline.model_copy(update={"comparisons": (), "bits": ()})})
-    write_json(bench.out / "trial.json", begun)
+    rundir.save(bench.out, begun)
     assert words(again(bench)) == [("level 0 (Fake smoke)", "fail (pre-existing)")]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from seatrial.evidence.lfs import POINTER
 from seatrial.evidence.repos import repo_state
-from seatrial.files import read_json, read_model, write_json
+from seatrial.files import LFS_POINTER as POINTER
+from seatrial.files import read_json, read_model
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.record import Baseline, Comparison, Report, Trial
 from seatrial.model.verdict import Verdict
@@ -162,17 +163,34 @@ def test_a_submodule_that_cannot_be_had_blocks_the_baseline_with_the_command(rep
 
 
 def test_pointers_of_git_lfs_are_no_contents(repo: Path, tmp_path: Path) -> None:
-    git(repo, "config", "filter.lfs.clean", f"cat > /dev/null; echo {POINTER}")
-    git(repo, "config", "filter.lfs.smudge", "cat")  # as `git lfs install --skip-smudge` does
+    name = hashlib.sha256(b"weights\n").hexdigest()
+    git(repo, "config", "filter.lfs.clean", f"cat > /dev/null; printf '{POINTER}\\noid sha256:{name}\\nsize 8\\n'")
+    git(repo, "config", "filter.lfs.smudge", f"touch {tmp_path}/smudged")
     old = commit(repo, {".gitattributes": "*.bin filter=lfs\n", "model.bin": "weights\n"})
     commit(repo, {"pkg/smoke.py": "a = 2\n"})
     words = r"1 files of Git LFS are pointers in a worktree of .*, such as model\.bin"
     with pytest.raises(BlockedError, match=words), unchanged([(repo_state(repo), old)], tmp_path / "src"):
         raise AssertionError("nothing can be made of it")
-    git(repo, "config", "filter.lfs.smudge", "echo weights")
+    held = repo / ".git/lfs/objects" / name[:2] / name[2:4] / name  # as `git lfs fetch` leaves it
+    held.parent.mkdir(parents=True)
+    held.write_text("weights\n")
     with unchanged([(repo_state(repo), old)], tmp_path / "src") as (made,):
         assert (Path(made.path, "model.bin").read_text(), made.dirty) == ("weights\n", ())
-    assert worktrees(repo) == 1
+    assert (worktrees(repo), (tmp_path / "smudged").exists()) == (1, False)
+
+
+def test_a_tree_behind_another_filter_is_refused(repo: Path, tmp_path: Path) -> None:
+    old = commit(repo, {".gitattributes": "*.key filter=crypt\n*.ipynb filter=strip\n", "a.key": "k\n", "a.ipynb": "{}\n"})
+    git(repo, "config", "filter.strip.smudge", "cat")  # changes nothing on its way out
+    with unchanged([(repo_state(repo), old)], tmp_path / "src") as (made,):
+        assert made.dirty == ()
+    git(repo, "config", "filter.crypt.smudge", f"touch {tmp_path}/smudged; cat")
+    with (
+        pytest.raises(BlockedError, match=r"1 files of .* need the filter crypt, such as a\.key"),
+        unchanged([(repo_state(repo), old)], tmp_path / "src"),
+    ):
+        raise AssertionError("nothing can be made of it")
+    assert (worktrees(repo), (tmp_path / "smudged").exists()) == (1, False)
 
 
 def test_what_a_killed_seatrial_left_is_taken_over(repo: Path, tmp_path: Path) -> None:
@@ -206,7 +224,7 @@ def test_a_recorded_trial_is_read_and_what_differs_is_noted(bench: Bench, repo: 
     trial["plan"]["model"] = "another"
     trial["environment"]["fingerprint"] = "0" * 64
     trial["seatrial"] = "0.0.0"
-    write_json(recorded / "trial.json", trial)
+    rundir.save(recorded, Trial.model_validate(trial))
     before = {path: path.stat().st_mtime_ns for path in recorded.rglob("*")}
     bench.out = recorded.with_name("second")
     bench.out.mkdir()

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from evidence.shapes import OPENSSH, ROWS
 from seatrial.files import read_json, read_model
 from seatrial.model.errors import UserError
 from seatrial.model.loop import Phase
 from seatrial.model.record import Finding, LevelResult, Report, Trial
 from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial import rundir
+from seatrial.trial import conduct, rundir
 from seatrial.trial.level import Limits
 from seatrial.trial.progress import Ended, Event, Found, Judged, Planned, Running, Stage
 
@@ -302,6 +303,10 @@ def test_no_secret_reaches_any_file_of_the_run_directory(bench: Bench, repo: Pat
     monkeypatch.setenv("PLANTED_PASSWORD", password)
     git(repo, "remote", "add", "origin", f"https://me:{password}@example.org/x.git")
     (repo / "pkg" / "smoke.py").write_text(f"TOKEN = '{token}'\n")
+    (repo / "id_ed25519").write_text(OPENSSH + "\n")
+    (repo / f"notes-{token}.txt").write_text(f"machine x\nlogin y\npassword {password}\n")
+    git(repo, "checkout", "-q", "-b", f"fix-{token}")
+    monkeypatch.setenv("PLANTED_LOG", f"{OPENSSH}\nDB_PASS=planted-in-the-log\nmysql -pplanted-in-a-command db")
     bench.words, bench.changes = {0: "secret"}, (repo,)
     bench.arguments = ("--hub_token", argument, f"--api_key={argument}", "--wandb_password", "correct-horse")
     trial = bench.start(0)
@@ -309,7 +314,7 @@ def test_no_secret_reaches_any_file_of_the_run_directory(bench: Bench, repo: Pat
     log = (bench.level(0) / "run.log").read_text()
     assert "fake: imports, called with" in log
     assert "[redacted" in log
-    assert planted(bench.out, token, password, argument, "correct-horse") == []
+    assert planted(bench.out, token, password, argument, "correct-horse", "planted-in", *ROWS) == []
     stored = read_model(bench.out / "trial.json", Trial).plan.arguments
     assert stored == (
         "--hub_token",
@@ -337,11 +342,8 @@ def test_the_process_gets_the_real_arguments(bench: Bench) -> None:
 
 def test_a_commit_while_the_state_is_recorded_is_refused(bench: Bench, repo: Path) -> None:
     bench.changes = (repo,)
-
-    def meddle(event: Event) -> None:
-        if isinstance(event, Planned):
-            commit(repo, {"new.py": "x\n"})
-
-    bench.meddle = meddle
+    request = bench.request(0)
+    commit(repo, {"new.py": "x\n"})
     with pytest.raises(UserError, match="the repository changed while its state was recorded"):
-        bench.start(0)
+        conduct.start(request, bench.events.append)
+    assert not (bench.out / "trial.json").exists()  # nothing that `resume` could take for a trial

@@ -1,69 +1,26 @@
-"""Findings before anything starts, and the environment of a loop's process."""
+"""All findings before anything starts, and the environment of a loop's process."""
 
 from __future__ import annotations
 
-import shutil
-from collections import namedtuple
+import re
+import subprocess
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NoReturn
 
-import psutil
 import pytest
 
-from seatrial.model.loop import Context
-from seatrial.model.record import Finding
+from seatrial.evidence.repos import repo_state
+from seatrial.loops import get_loop
+from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.finding_codes import FindingCode, Severity, code_of
+from seatrial.model.gather import gather
+from seatrial.model.loop import Context, Footprint
+from seatrial.model.record import Finding, RepoState, SubmoduleState
 from seatrial.model.verdict import Boundary
-from seatrial.trial import preflight
+from seatrial.trial import machine, preflight
 from seatrial.trial.plan import make_plan, requested
 
 from .fake import FakeLoop
-
-Usage = namedtuple("Usage", "total used free")
-
-
-def with_disk(monkeypatch: pytest.MonkeyPatch, free_mb: float) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**12, 0, int(free_mb * 1e6)))
-
-
-@pytest.mark.parametrize(("free", "ok"), [(299, False), (300, True), (0, False)])
-def test_the_disk_needs_room_and_some_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, ok: bool) -> None:
-    with_disk(monkeypatch, free)
-    found = preflight.disk(tmp_path, 100)
-    assert (found.ok, bool(found.fix)) == (ok, not ok)
-    assert f"{free:.0f} MB free at {tmp_path}, 300 MB needed" in found.message
-    assert found.boundary is Boundary.ENVIRONMENT
-
-
-@pytest.mark.parametrize(("free", "ok"), [(899, False), (900, True)])
-def test_the_largest_level_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch, free: float, ok: bool) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free * 1e6))
-    found = preflight.memory(900)
-    assert (found.ok, bool(found.fix)) == (ok, not ok)
-
-
-def test_a_port_that_cannot_be_bound_is_the_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> NoReturn:
-        raise OSError(13, "Permission denied")
-
-    assert preflight.ports().ok
-    monkeypatch.setattr(preflight, "free_port", refuse)
-    found = preflight.ports()
-    assert (found.ok, found.boundary) == (False, Boundary.CLUSTER)
-
-
-@pytest.mark.parametrize("name", ["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
-def test_variables_that_exclude_each_other_block(name: str) -> None:
-    bad, note = preflight.variables({name: "0", "CUDA_VISIBLE_DEVICES": "0"})
-    assert (bad.ok, bad.fix, note.ok) == (False, f"unset {name}", True)
-    assert [found.ok for found in preflight.variables({name: "", "CUDA_VISIBLE_DEVICES": "0"})] == [True]
-    assert [found.ok for found in preflight.variables({name: "0"})] == [True]
-
-
-def test_variables_that_are_not_passed_on_are_mentioned() -> None:
-    (note,) = preflight.variables({"PYTHONPATH": "/x", "RANK": "0", "HOME": "/h"})
-    assert note.message == "not passed on to the loop: PYTHONPATH, RANK"
-    assert preflight.variables({})[0].message == "no conflicting variables"
+from .test_disk import with_room
 
 
 def test_a_process_gets_our_import_path_and_nobody_elses() -> None:
@@ -86,14 +43,88 @@ def test_everything_is_found_and_the_loop_has_its_say(tmp_path: Path, monkeypatc
     own = Finding(name="model", ok=False, boundary=Boundary.DATA, message="none")
     loop = FakeLoop(finding=own)
     plan = make_plan(loop, requested(loop, (0, 1)), None)
-    with_disk(monkeypatch, 201)
+    with_room(monkeypatch, 201)
     context = Context(run_dir=tmp_path, python=Path("python"), model="m")
     found = preflight.preflight(loop, plan, context, {"ROCR_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"})
-    assert [(item.name, item.ok) for item in found] == [
-        ("disk", False),  # two levels of 1 MB each, and 200 to spare
-        ("memory", True),
-        ("ports", True),
-        ("variables", False),
-        ("variables", True),
-        ("model", False),
+    bad = [(item.name, item.code) for item in found if not item.ok]
+    assert bad == [("variables", FindingCode.VARIABLES), ("disk", FindingCode.DISK), ("model", FindingCode.MODEL)]
+    assert {"git", "ports", "memory"} <= {item.name for item in found if item.ok}
+
+
+def test_a_loop_without_ray_is_not_warned_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warning = Finding(name="Ray", ok=True, message="runs", warns=True)
+    monkeypatch.setattr(machine, "running_ray", lambda _: [warning])
+    loop = FakeLoop()
+    plan, context = make_plan(loop, (), None), Context(run_dir=tmp_path, python=Path("python"), model="m")
+    assert warning not in preflight.of_loop(loop, plan, context, {})
+    loop.footprint = Footprint(ray=True)
+    assert warning in preflight.of_loop(loop, plan, context, {})
+
+
+def test_no_check_hides_another() -> None:
+    def blocked() -> Finding:
+        raise BlockedError(Boundary.CLUSTER, "no cluster", "start one")
+
+    def refused() -> list[Finding]:
+        raise UserError("bad file", "repair it")
+
+    def unreadable() -> list[Finding]:
+        raise PermissionError(13, "Permission denied")
+
+    good = Finding(name="ports", ok=True, message="fine")
+    found = gather(blocked, lambda: good, refused, unreadable, lambda: [good])
+    assert [(item.ok, item.message, item.fix) for item in found[:3]] == [
+        (False, "no cluster", "start one"),
+        (True, "fine", ""),
+        (False, "bad file", "repair it"),
     ]
+    assert [item.boundary for item in found] == [Boundary.CLUSTER, Boundary.ENVIRONMENT, Boundary.CONFIG, Boundary.ENVIRONMENT]
+    assert [item.code for item in found if not item.ok] == [FindingCode.CHECK_FAILED] * 3
+    assert len(found) == 4, "what is found twice is said once"
+
+
+def repo(path: Path, *modules: tuple[str, str]) -> RepoState:
+    states = tuple(SubmoduleState.model_validate({"path": name, "commit": "0", "state": state}) for name, state in modules)
+    return RepoState(name="r", path=str(path), commit="0", branch=None, submodules=states)
+
+
+def test_empty_submodules_are_found(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "copied").mkdir()
+    (tmp_path / "copied" / "file").touch()
+    there = repo(tmp_path, ("empty", "uninitialised"), ("absent", "uninitialised"), ("copied", "uninitialised"), ("full", "clean"))
+    (found,) = preflight.submodules([there])
+    assert (found.severity, found.code) == (Severity.WARNS, FindingCode.SUBMODULES)
+    assert found.fix == f"git -C {tmp_path} submodule update --init --recursive"
+    assert "2 of 4 submodules are empty: empty, absent" in found.message
+    assert list(preflight.submodules([repo(tmp_path, ("copied", "uninitialised"), ("full", "clean"), ("x", "other-commit"))])) == []
+
+
+def test_a_submodule_that_was_never_checked_out(tmp_path: Path) -> None:
+    def git(place: Path, *words: str) -> None:
+        who = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "protocol.file.allow=always", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(place), *who, *words], check=True, capture_output=True)
+
+    for name in ("inner", "outer"):
+        (tmp_path / name).mkdir()
+        git(tmp_path / name, "init", "-q", "-b", "main")
+        (tmp_path / name / "file").write_text(name)
+        git(tmp_path / name, "add", "-A")
+        git(tmp_path / name, "commit", "-q", "-m", "all")
+    git(tmp_path / "outer", "submodule", "add", "-q", str(tmp_path / "inner"), "3rdparty/inner")
+    git(tmp_path / "outer", "commit", "-q", "-m", "with it")
+    assert list(preflight.submodules([repo_state(tmp_path / "outer")])) == []
+    git(tmp_path, "clone", "-q", str(tmp_path / "outer"), str(tmp_path / "clone"))
+    (found,) = preflight.submodules([repo_state(tmp_path / "clone")])
+    assert "1 of 1 submodules are empty: 3rdparty/inner" in found.message
+
+
+def test_every_name_of_a_finding_has_a_code() -> None:
+    """Scripts rely on codes: a new name needs one of its own."""
+    source = Path(preflight.__file__).parents[1]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in source.rglob("*.py"))
+    names = set(re.findall(r'Finding\(\s*name="([^"]+)"', text)) - {get_loop(name).title for name in ("verl", "nemo-rl")}
+    assert "GPUs" in names
+    assert [name for name in sorted(names) if code_of(name) is FindingCode.OTHER] == []
+    assert code_of("level 3") is FindingCode.LEVEL
+    assert code_of("ray import megatron.bridge") is FindingCode.RAY_IMPORT

@@ -13,7 +13,8 @@ from seatrial.evidence.redact import Redactor
 from seatrial.model.loop import Context
 from seatrial.model.record import RepoState
 from seatrial.trial.level import Bench, Limits
-from seatrial.trial.ray_check import RAY_NODES, ray_findings
+from seatrial.trial.machine import RAY_NODES
+from seatrial.trial.ray_check import ray_findings
 
 from .fake import FakeLoop
 

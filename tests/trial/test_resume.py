@@ -168,3 +168,21 @@ def test_a_finished_trial_stays_as_it_is(bench: Bench) -> None:
     again = bench.resume()
     assert again.verdict == Verdict.PASS
     assert {path: path.read_bytes() for path in bench.out.rglob("*") if path.is_file()} == before
+
+
+def test_an_altered_level_of_an_unfinished_trial_is_blocked_first_and_run_from_scratch_by_a_second_resume(bench: Bench) -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Judged) and event.result.number == 0:
+            os.kill(os.getpid(), 2)
+
+    bench.meddle = interrupt
+    assert bench.start(0, 1).status == "running"
+    with (bench.level(0) / "run.log").open("a") as log:
+        log.write("altered\n")
+    bench.meddle = None
+    first = bench.resume()
+    assert [level.verdict for level in first.levels] == [Verdict.BLOCKED, Verdict.PASS]
+    second = bench.resume()
+    assert [level.verdict for level in second.levels] == [Verdict.PASS, Verdict.PASS]
+    assert "altered" in (bench.level(0) / "attempts" / "1" / "run.log").read_text()
+    assert "altered" not in (bench.level(0) / "run.log").read_text()

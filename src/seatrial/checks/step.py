@@ -6,12 +6,12 @@ not listed. A shadow that could not recompute the run is a missed check of the b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seatrial.files import read_text
+from seatrial.model.guarded import parse_json
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 
@@ -92,7 +92,7 @@ def read_shadow(path: Path) -> dict[str, Any] | str:
     if not path.is_file():
         return f"{path.name} is missing: the run was not recomputed"
     try:
-        found = json.loads(read_text(path))
+        found = parse_json(read_text(path))
         if "error" in found:
             return f"the shadow could not recompute the run: {found['error']}"
         stages = found["stages"]

@@ -198,10 +198,10 @@ def _refuse_secrets(plan: Plan) -> None:
 
     said = [text for text in (plan.check, plan.failure, plan.metrics) if text]
     words = (*plan.command, *plan.extra, *plan.environment.build, *plan.environment.packages, *(edit.clauses for edit in plan.edits), *said)
-    text, redactor = shlex.join(words), Redactor(os.environ)
-    if (shown := redactor.text(text)) != text:
+    shown = Redactor(os.environ).value(list(words))  # word by word: a shell's quotes between them would blur where a value ends
+    if shown != list(words):
         raise UserError(
-            f"what is to be run holds a secret, which would be stored with the bisect: {shown}",
+            f"what is to be run holds a secret, which would be stored with the bisect: {shlex.join(shown)}",
             "export it, and let a shell put it in: -- sh -c 'exec COMMAND --token \"$TOKEN\"'",
         )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seatrial.cli.tables import fix_of, message_of, place_of, read_toml
+from seatrial.model.guarded import BadValue, parse_toml
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -28,6 +29,7 @@ def read_campaign(
     """
     from pydantic import ValidationError
 
+    from seatrial.evidence.redact import Redactor
     from seatrial.model.errors import UserError
     from seatrial.rollouts.campaign import Campaign
 
@@ -47,7 +49,8 @@ def read_campaign(
         first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
         where = ": ".join(filter(None, (str(file or ""), place_of(data, first["loc"]) if first["loc"] else "")))
         # The policy's server has no name but "server", which the place has said.
-        message = message_of(first).removeprefix("server server: ")
+        shown = {**first, "input": "…"} if "key_env" in first["loc"] else first
+        message = Redactor(os.environ).text(message_of(shown).removeprefix("server server: "))
         raise UserError(": ".join(filter(None, (where, message))), _fix(first, file)) from error
 
 
@@ -59,8 +62,8 @@ def _setting(text: str) -> tuple[str, Any]:
     if not separator or not key.strip():
         raise UserError(f"--set {text}: KEY=VALUE is meant", "write --set sampling.temperature=0.7")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        return key.strip(), parse_toml(f"value = {value}")["value"]
+    except BadValue:
         return key.strip(), value
 
 

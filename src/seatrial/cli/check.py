@@ -16,22 +16,27 @@ if TYPE_CHECKING:
 
 
 def check(
-    metrics: Annotated[Path, typer.Argument(help="A metrics file, or a directory to search for event files, JSONL and metrics.json.")],
+    metrics: Annotated[
+        Path,
+        typer.Argument(help="A metrics file, a directory with event files, JSONL or metrics.json of one run, or a trial's run directory."),
+    ],
     expressions: Annotated[list[str], typer.Argument(help="""Checks, for example 'max(data["train/loss"]) < 1.05'.""")],
+    level: Annotated[int | None, typer.Option("--level", help="The level of a trial whose metrics are meant.")] = None,
+    also: Annotated[list[Path] | None, typer.Option("--also", help="Further files or directories of the same run.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Judge checks over metrics: exit 0 if all pass, 1 if one misses, 2 if one is not a check.
+    """Judge checks over the metrics of one run: exit 0 if all pass, 1 if one misses, 2 if one is not a check, or there are several runs.
 
     Metrics that are damaged cannot pass: torn lines and corrupt records are printed and count as a miss.
     """
     from seatrial.metrics.checks import evaluate, undamaged
     from seatrial.metrics.grammar import parse
-    from seatrial.metrics.read import read_metrics
     from seatrial.model.verdict import ExitCode
+    from seatrial.trial.level_files import metrics_of_run
 
     for expression in expressions:
         parse(expression)  # a wrong expression is told before large files are read
-    found = read_metrics([metrics])
+    found = metrics_of_run(metrics, level, also or ())
     results = [evaluate(expression, found) for expression in expressions]
     if found.damage:
         results.append(undamaged(found))
@@ -59,12 +64,14 @@ def print_table(results: Sequence[CheckResult], title: str = "Checks") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title)
+    from seatrial.report.text import visible
+
+    table = Table(title=Text(visible(title)))
     for column in ("Status", "Check", "Value", "Message"):
         table.add_column(column, overflow="fold")
     for result in results:
         status = Text("Pass", style="green") if result.passed else Text("Fail", style="bold red")
         value = f"{result.value:.6g}" if isinstance(result.value, float) else str(result.value if result.value is not None else "-")
-        table.add_row(status, Text(result.name), Text(value), Text(result.message))
+        table.add_row(status, *(Text(visible(text)) for text in (result.name, value, result.message)))
     # A log file has no width; a narrow default would tear expressions apart.
     Console(width=None if sys.stdout.isatty() else 200).print(table)

@@ -9,10 +9,13 @@ import time
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
+from rich.text import Text as Plain
 
 from seatrial.model.record import Record
 from seatrial.report.bits import bit_words
+from seatrial.report.text import visible
 from seatrial.trial.progress import Compared, Ended, Event, Found, Judged, Planned, Running, SideJudged, SideRunning, Stage
 
 PLAIN_SECONDS = 10.0
@@ -51,38 +54,43 @@ class Text:
             self.status.stop()
         if isinstance(event, Planned):
             levels = ", ".join(f"{level.number} {level.title}" for level in event.plan.levels)
-            self.console.print(f"seatrial: levels {levels}\nseatrial: {event.directory}", markup=False)
+            self._plain(f"seatrial: levels {levels}\nseatrial: {event.directory}")
         elif isinstance(event, Stage):
             self._stage(event)
-        elif isinstance(event, Found) and not event.finding.ok:
-            self.console.print(f"[yellow]blocked[/] {event.finding.name}: ", end="")
-            self.console.print(f"{event.finding.message}\n  fix: {event.finding.fix}", markup=False)
+        elif isinstance(event, Found) and (not event.finding.ok or event.finding.warns):
+            word = "[yellow]blocked[/]" if not event.finding.ok else "[cyan]warning[/]"
+            self.console.print(f"{word} {escape(visible(event.finding.name))}: ", end="")
+            self._plain(f"{event.finding.message}\n  fix: {event.finding.fix}")
         elif isinstance(event, Judged | SideJudged):
             result = event.result
             what = f"level {event.result.number} {event.result.title}" if isinstance(event, Judged) else event.result.name
-            self.console.print(f"[bold {COLOURS[result.verdict]}]{result.verdict}[/] {what}: ", end="")
-            self.console.print(f"{result.reason} ({result.seconds:.0f} s)", markup=False)
+            self.console.print(f"[bold {COLOURS[result.verdict]}]{result.verdict}[/] {escape(visible(what))}: ", end="")
+            self._plain(f"{result.reason} ({result.seconds:.0f} s)")
         elif isinstance(event, Compared):
-            self.console.print(f"base: level {event.level}: {bit_words(event.found)}", markup=False)
+            self._plain(f"base: level {event.level}: {bit_words(event.found)}")
         elif isinstance(event, Ended):
             self.said = 0.0
+
+    def _plain(self, text: str) -> None:
+        """Print recorded text: it neither styles nor steers the terminal."""
+        self.console.print(visible(text), markup=False)
 
     def _stage(self, event: Stage) -> None:
         text = f"{event.name}{': ' + event.detail if event.detail else ''}"
         if self.status is not None:
-            self.status.update(text)
+            self.status.update(Plain(visible(text)))
             self.status.start()
         else:
-            self.console.print(f"seatrial: {text}", markup=False)
+            self._plain(f"seatrial: {text}")
 
     def _running(self, event: Running | SideRunning) -> None:
         text = running_text(event)
         if self.status is not None:
-            self.status.update(text)
+            self.status.update(Plain(visible(text)))
             self.status.start()
         elif time.monotonic() - self.said > PLAIN_SECONDS:
             self.said = time.monotonic()
-            self.console.print(f"seatrial: {text}", markup=False)
+            self._plain(f"seatrial: {text}")
 
 
 class JsonLines:

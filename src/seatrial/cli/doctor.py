@@ -1,9 +1,18 @@
-"""`seatrial doctor`: the preflight alone."""
+"""`seatrial doctor`: the preflight alone, for one loop or for all of them.
+
+- Everything is checked and shown at once: an error of one check, or of one loop, is a finding among the others.
+- Exit codes: 0 ready, 99 something blocks, 2 wrong usage.
+"""
 
 from __future__ import annotations
 
 import os
-import tempfile
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,52 +21,186 @@ import typer
 from seatrial.cli import request
 
 if TYPE_CHECKING:
+    from seatrial.config import Loaded
+    from seatrial.model.loop import Context
     from seatrial.model.record import Finding
+
+EVERY: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("trl", {}),
+    ("verl", {"device": "cpu"}),
+    ("verl", {"device": "gpu"}),
+    ("nemo-rl", {}),
+)
+"""What is gone through when no loop is named."""
+MACHINE = "this machine"
+WIDTHS = (60, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The findings about one thing."""
+
+    title: str
+    """This machine, or a loop as `seatrial run` takes it: `verl --device cpu`."""
+    findings: tuple[Finding, ...]
+
+    @property
+    def ready(self) -> bool:
+        """Nothing blocks."""
+        return all(finding.ok for finding in self.findings)
 
 
 def doctor(
     context: typer.Context,
-    loop: request.LoopName = None,
+    loop: Annotated[str | None, typer.Argument(metavar="LOOP", help="The loop to check; all of them when it is left out.")] = None,
     level: request.Levels = None,
     model: request.Model = None,
     change: request.Change = None,
     device: request.Device = None,
     verl: request.Verl = None,
     nemo_rl: request.NemoRl = None,
+    auto: request.Auto = False,
+    base: request.Base = None,
     python: request.Python = None,
     settings: request.Set = None,
     config: request.ConfigFile = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Is this machine ready for a trial? Each finding that is not ok has the command that fixes it. Runs no training."""
-    from seatrial.launch.environments import Environments
-    from seatrial.model.errors import BlockedError
-    from seatrial.model.loop import Context
-    from seatrial.model.record import Finding
-    from seatrial.model.verdict import ExitCode
-    from seatrial.trial.interpreter import engine_interpreters, find_interpreter
-    from seatrial.trial.preflight import preflight
+    """Is this machine ready for a trial? Each finding that is not ok has the command that fixes it. Runs no training.
 
-    passed = context.obj or ()
+    Takes what `seatrial run` takes. Without LOOP it goes through every loop. Exit codes: 0 ready, 99 something blocks, 2 usage.
+    """
+    from seatrial.model.verdict import ExitCode
+    from seatrial.trial.preflight import of_machine
+
     options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
-    loaded = request.load_config(config, settings, loop, level, model, change, python=python, arguments=passed, options=options)
-    asked = request.ask(loaded, auto=False)
-    own = Path(loaded.config.environment.python) if loaded.config.environment.python else None
-    findings: tuple[Finding, ...]
-    interpreter = None
+    passed = tuple(context.obj or ())
+    groups = [Group(MACHINE, of_machine(os.environ))]
+    loaded = request.load_config(config, settings, loop, level, model, change, base, python, passed, options)
+    _require_usable(loaded, auto)
+    if loop is not None:
+        groups.append(Group(" ".join([loop, *(["--device", device] if device else [])]), _findings(loaded, auto)))
+    else:
+        groups += _every(loaded, auto, device)
+    blocked = not all(group.ready for group in groups)
+    following = _next(groups, loop)
+    _print_json(groups, following) if json else _print_text(groups, following)
+    raise typer.Exit(ExitCode.BLOCKED if blocked else ExitCode.PASS)
+
+
+def _require_usable(loaded: Loaded, auto: bool) -> None:
+    """A path that leads nowhere, and `--auto` without a change, are wrong usage."""
+    from seatrial.model.errors import UserError
+
+    paths = loaded.config.change.paths
+    if auto and not paths:
+        raise UserError("--auto needs a change to read", "name the checkout under test with --change PATH")
+    for word in paths:
+        path = request.named_path(word)[1]
+        if not path.exists():
+            raise UserError(f"{path}: no such directory", "name an existing checkout with --change PATH")
+
+
+def _every(loaded: Loaded, auto: bool, device: str | None) -> list[Group]:
+    """Each loop with the options that it takes; what every one of them refuses is wrong usage."""
+    from seatrial.loops import get_loop
+    from seatrial.loops.options import require_known
+    from seatrial.model.errors import UserError
+    from seatrial.model.gather import as_finding
+
+    chosen = [(name, given) for name, given in EVERY if not device or given.get("device", device) == device]
+    known = {name: get_loop(name).options() for name, _ in chosen}
+    require_known("every loop", {key: text for options in known.values() for key, text in options.items()}, loaded.config.options)
+    made, refused = list[Group](), list[UserError]()
+    for name, given in chosen:
+        try:
+            found = _findings(_narrowed(loaded, name, given, set(known[name])), auto)
+        except UserError as error:
+            refused.append(error)
+            found = (as_finding(error, "request"),)
+        made.append(Group(" ".join([name, *(f"--{key} {value}" for key, value in given.items())]), found))
+    if len(refused) == len(made):
+        raise refused[0]
+    return made
+
+
+def _narrowed(loaded: Loaded, loop: str, options: Mapping[str, str], known: set[str]) -> Loaded:
+    """The configuration for one of several loops, with the options that this one takes."""
+    import dataclasses
+
+    config = loaded.config
+    kept = {key: value for key, value in config.options.items() if key in known}
+    run = config.run.model_copy(update={"loop": loop})
+    return dataclasses.replace(loaded, config=config.model_copy(update={"run": run, "options": {**kept, **options}, "known_issues": {}}))
+
+
+def _findings(loaded: Loaded, auto: bool) -> tuple[Finding, ...]:
+    """Everything about one loop; wrong usage is an error."""
+    from seatrial.model.errors import BlockedError, UserError
+    from seatrial.model.gather import as_finding, gather
+    from seatrial.model.record import Finding
+    from seatrial.trial.preflight import of_loop
+
+    made: list[Finding] = []
     try:
-        interpreter = find_interpreter(asked.loop, own, typer.echo, build=False)
-        name = asked.loop.environment
-        ours = name is not None and not own
-        findings = Environments().check(str(name), asked.loop.environments()[str(name)]) if ours else interpreter.findings
-    except BlockedError as error:
-        findings = (Finding(name="environment", ok=False, boundary=error.boundary, message=error.message, fix=error.fix),)
-    place = Path(loaded.config.run.trials).absolute()
-    while not place.is_dir():
-        place = place.parent
-    trial = Context(
-        run_dir=place,
-        python=interpreter.python if interpreter else Path("python3"),
+        asked = request.ask(loaded, auto)
+    except (UserError, BlockedError) as error:
+        made.append(as_finding(error, "request"))
+        try:  # a checkout that cannot be read must not hide the rest
+            asked = request.ask(_without_checkouts(loaded), auto=False)
+        except (UserError, BlockedError):
+            raise error from None
+    for level in asked.plan.levels:
+        if level.skip:
+            made.append(Finding(name=f"level {level.number}", ok=True, message=f"{level.title}: skipped: {level.skip}"))
+    if auto and not made:
+        numbers = ", ".join(str(level.number) for level in asked.plan.levels)
+        made.append(
+            Finding(name="level", ok=True, message=f"the diff asks for level {numbers}" if numbers else "the diff asks for no level")
+        )
+    python, found = _environment(asked)
+    trial = _context(asked, python)
+    return (*made, *found, *gather(lambda: of_loop(asked.loop, asked.plan, trial, os.environ)))
+
+
+def _without_checkouts(loaded: Loaded) -> Loaded:
+    import dataclasses
+
+    from seatrial.loops import get_loop
+
+    config = loaded.config
+    named = {name.replace("-", "_") for name in get_loop(config.run.loop).configured(config.options).checkouts()}
+    options = {key: value for key, value in config.options.items() if key not in named}
+    change = config.change.model_copy(update={"paths": []})
+    return dataclasses.replace(loaded, config=config.model_copy(update={"change": change, "options": options}))
+
+
+def _environment(asked: request.Asked) -> tuple[Path | None, tuple[Finding, ...]]:
+    """The loop's interpreter, None where there is none, and what there is to say about it."""
+    from seatrial.launch.environments import Environments
+    from seatrial.model.errors import BlockedError, UserError
+    from seatrial.model.gather import as_finding, gather
+    from seatrial.trial.interpreter import find_interpreter
+
+    named = asked.loaded.config.environment.python
+    own, name = Path(named) if named else None, asked.loop.environment
+    checked: tuple[Finding, ...] = ()
+    if name is not None and own is None:
+        checked = gather(lambda: Environments().check(name, asked.loop.environments()[name]))
+    try:
+        found = find_interpreter(asked.loop, own, lambda _: None, build=False)
+    except (BlockedError, UserError) as error:
+        return None, checked or (as_finding(error, "environment"),)
+    return found.python, checked or found.findings
+
+
+def _context(asked: request.Asked, python: Path | None) -> Context:
+    from seatrial.model.loop import Context
+    from seatrial.trial.interpreter import engine_interpreters
+
+    return Context(
+        run_dir=Path(asked.loaded.config.run.trials).absolute(),
+        python=python or Path("no-interpreter"),
         model=asked.plan.model,
         levels=tuple(item.name for item in asked.plan.levels if not item.skip),
         changes=asked.plan.changes,
@@ -65,33 +208,52 @@ def doctor(
         options=asked.plan.options,
         environments=engine_interpreters(),
     )
-    skipped = [Finding(name=f"level {item.number}", ok=True, message=f"Skipped: {item.skip}") for item in asked.plan.levels if item.skip]
-    findings = (*findings, _writable(place), *skipped)
-    if interpreter:
-        findings = (*findings, *preflight(asked.loop, asked.plan, trial, os.environ))
-    _print(findings, json)
-    raise typer.Exit(ExitCode.PASS if all(finding.ok for finding in findings) else ExitCode.BLOCKED)
 
 
-def _print(findings: tuple[Finding, ...], as_json: bool) -> None:
-    """Each finding with its fix."""
+def _next(groups: Sequence[Group], loop: str | None) -> str:
+    """The command to type now: the first fix that is one, or the trial."""
+    words = [word for word in sys.argv[2:] if word != "--json"]
+    ready = [group.title for group in groups[1:] if group.ready] if groups[0].ready else []
+    if loop is not None and ready:
+        return shlex.join(["seatrial", "run", *words])
+    if ready:
+        return f"seatrial run {ready[0]}"
+    return shlex.join(["seatrial", "doctor", *words])
+
+
+def _print_json(groups: Sequence[Group], following: str) -> None:
     import json
 
-    if as_json:
-        typer.echo(json.dumps([finding.model_dump(mode="json") for finding in findings], indent=2))
-        return
-    for finding in findings:
-        fix = f"\n        fix: {finding.fix}" if finding.fix else ""
-        typer.echo(f"{'ok     ' if finding.ok else 'BLOCKED'} {finding.name}: {finding.message}{fix}")
+    rows = [
+        {"about": group.title, "severity": finding.severity, **finding.model_dump(mode="json")}
+        for group in groups
+        for finding in group.findings
+    ]
+    ready = {group.title: group.ready for group in groups}
+    typer.echo(json.dumps({"ready": all(ready.values()), "about": ready, "findings": rows, "next": following}, indent=2))
 
 
-def _writable(place: Path) -> Finding:
-    """Run directories can be made there."""
-    from seatrial.model.record import Finding
+def _print_text(groups: Sequence[Group], following: str) -> None:
+    """Group by group, what blocks first; commands stay on one line, so that they can be copied."""
+    width = min(max(shutil.get_terminal_size((80, 24)).columns, WIDTHS[0]), WIDTHS[1])
+    for group in groups:
+        typer.echo(f"{group.title}: {'ready' if group.ready else 'blocked'}" if group.title != MACHINE else group.title)
+        for finding in sorted(group.findings, key=lambda found: ("blocks", "warns", "ok").index(found.severity)):
+            for line in _lines(finding, width):
+                typer.echo(line)
+    blocks = [finding for group in groups for finding in group.findings if not finding.ok]
+    warns = sum(finding.severity == "warns" for group in groups for finding in group.findings)
+    ready = ", ".join(group.title for group in groups[1:] if group.ready) if groups[0].ready else ""
+    typer.echo(f"\n{len(blocks)} block, {warns} warn. " + (f"Ready: {ready}." if ready else "Do what each fix says, then look again."))
+    typer.echo(f"next: {following}")
 
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        return Finding(name="run directory", ok=False, message=f"{place}: {error.strerror}", fix="set run.trials to a writable directory")
-    return Finding(name="run directory", ok=True, message=f"{place} is writable")
+
+def _lines(finding: Finding, width: int) -> Iterator[str]:
+    word = {"blocks": "BLOCKS", "warns": "warns"}.get(finding.severity, "ok")
+    first = f"  {word:<6}  "
+    text = f"{finding.name}: {finding.message}"
+    yield from textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False, break_on_hyphens=False
+    )
+    if finding.fix and finding.severity != "ok":
+        yield f"{' ' * len(first)}fix: {finding.fix}"

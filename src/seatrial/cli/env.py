@@ -130,9 +130,11 @@ def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from seatrial.report.text import visible
+
     table = Table(box=None, pad_edge=False)
     for title in head:
         table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(visible(cell)) for cell in row))
     Console().print(table)

@@ -178,6 +178,7 @@ def _show_summary(whole: FunctionalRun, directory: Path) -> None:
     from rich.text import Text
 
     from seatrial.regress.functional.report import counted, steps_told
+    from seatrial.report.text import visible
 
     table = Table(title=f"{whole.verdict}: {counted(whole)}")
     for column in ("Script", "Verdict", "Steps", "Time", "GPU hours", "Reason"):
@@ -185,7 +186,7 @@ def _show_summary(whole: FunctionalRun, directory: Path) -> None:
     for result in whole.results:
         hours = "-" if result.gpu_hours is None else f"{result.gpu_hours:.3g}"
         told = (result.name, str(result.verdict), steps_told(result), f"{result.seconds:.1f} s", hours, result.reason)
-        table.add_row(*(Text(cell) for cell in told))
+        table.add_row(*(Text(visible(cell)) for cell in told))
     Console(width=200, soft_wrap=False).print(table)
     for result in whole.results:
         for note in result.notes:

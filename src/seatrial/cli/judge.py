@@ -43,6 +43,10 @@ def judge(
     typer.echo(f"decisive:  {where}\n           {result.text}")
     typer.echo(f"steps:     {result.steps_reached if result.steps_reached is not None else 'none'}{of}")
     typer.echo(f"milestone: {result.milestone or 'none'}")
+    missed = [check for check in result.checks if not check.passed]
+    typer.echo(f"checks:    {len(result.checks)} made, {len(missed)} missed")
+    for check in missed:
+        typer.echo(f"missed:    {check.name}" + (f" (measured {check.value})" if check.value is not None else ""))
     if result.advice:
         typer.echo(f"advice:    {result.advice}")
     for text in result.limitations:

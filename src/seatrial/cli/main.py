@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from seatrial.cli.light import Plain
+from seatrial.report.text import visible
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Run levels of a loop on a change, to a verdict and a report."),
@@ -93,15 +94,27 @@ def seatrial(version: bool = typer.Option(False, "--version", callback=_version,
 
 
 class Output:
-    """Standard output or error whose reader may go away (`| head`): the rest is not printed, and the verdict's exit code stays."""
+    """Standard output or error.
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+    - Its reader may go away (`| head`): the rest is not printed, and the verdict's exit code stays.
+    - Text from a log cannot steer the terminal: control characters are written out. What draws on the terminal itself (rich, a line
+      that is rewritten) uses `rich_proxied_file`, and makes recorded text visible before.
+    """
+
+    def __init__(self, stream: TextIO, plain: bool = True) -> None:
+        self.stream, self.plain = stream, plain
+
+    @property
+    def rich_proxied_file(self) -> Output:
+        """Where rich writes, by the name that rich looks for."""
+        return Output(self.stream, plain=False)
 
     def write(self, text: str) -> int:
-        """Write, or give up writing for good."""
+        """Write, or give up writing for good. What the stream cannot encode (half of a surrogate pair) is shown escaped."""
         try:
-            return self.stream.write(text)
+            return self.stream.write(visible(text) if self.plain else text)
+        except UnicodeEncodeError as error:
+            return self.stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         except BrokenPipeError:
             return self._give_up(len(text))
 
@@ -117,6 +130,8 @@ class Output:
         return count
 
     def __getattr__(self, name: str) -> Any:
+        if name == "buffer":  # would go round `write`
+            raise AttributeError(name)
         return getattr(self.stream, name)
 
 
@@ -140,6 +155,17 @@ def join_pairs(words: list[str]) -> list[str]:
     return joined
 
 
+def require_text(words: list[str]) -> None:
+    """Refuse a word that is not valid UTF-8, such as a file's name in Latin-1: no report could name it."""
+    from seatrial.model.errors import UserError
+
+    for word in words:
+        try:
+            word.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(f"{word!r}: not valid UTF-8", "rename the file or directory, or name it by a link") from error
+
+
 def run() -> None:
     """Entry point."""
     from seatrial.model.errors import BlockedError, UserError
@@ -148,6 +174,7 @@ def run() -> None:
     words, passed_on = split_arguments(sys.argv[1:])
     sys.stdout, sys.stderr = cast(TextIO, Output(sys.stdout)), cast(TextIO, Output(sys.stderr))
     try:
+        require_text(words)
         app(words, obj=passed_on)
     except UserError as error:
         typer.echo(f"seatrial: {error.message}", err=True)

@@ -26,13 +26,15 @@ _BARS = "▁▂▃▄▅▆▇█"
 _NOT_FINITE = "×"
 _WIDTH = 24
 
-Logdir = Annotated[Path, typer.Argument(help="A metrics file, or a directory to search.")]
+Logdir = Annotated[Path, typer.Argument(help="A metrics file, a directory of one run, or a trial's run directory.")]
+LevelOf = Annotated[int | None, typer.Option("--level", help="The level of a trial whose metrics are meant.")]
 
 
 @app.command()
 def dump(
     logdir: Logdir,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file instead of standard output.")] = None,
+    level: LevelOf = None,
 ) -> None:
     """Write all metrics as one metrics.json: {tag: {step: value}}.
 
@@ -40,10 +42,10 @@ def dump(
     """
     from seatrial.files import write_json
     from seatrial.metrics.dump import to_metrics_json
-    from seatrial.metrics.read import read_metrics
     from seatrial.model.errors import UserError
+    from seatrial.trial.level_files import metrics_of_run
 
-    found = read_metrics([logdir])
+    found = metrics_of_run(logdir, level)
     content = to_metrics_json(found)
     if output is None:
         typer.echo(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
@@ -59,16 +61,18 @@ def dump(
 def show(
     logdir: Logdir,
     tag: Annotated[str, typer.Option("--tag", "-t", help="Only tags that match this glob, for example 'train/*'.")] = "*",
+    level: LevelOf = None,
 ) -> None:
     """Show every metric in one line: points, steps, values, non-finite points and its course."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from seatrial.metrics.read import read_metrics
     from seatrial.model.errors import UserError
+    from seatrial.report.text import visible
+    from seatrial.trial.level_files import metrics_of_run
 
-    found = read_metrics([logdir])
+    found = metrics_of_run(logdir, level)
     series = [found.series[name] for name in sorted(found.series) if fnmatchcase(name, tag)]
     scalars = [name for name in sorted(found.scalars) if fnmatchcase(name, tag)]
     if not series and not scalars and not found.damage:
@@ -78,9 +82,9 @@ def show(
     for column in ("Tag", "Points", "Steps", "First", "Last", "Min", "Max", "Not finite", "Course"):
         table.add_column(column, overflow="fold", justify="left" if column in ("Tag", "Course") else "right")
     for one in series:
-        table.add_row(*(Text(cell) for cell in _row(one)))
+        table.add_row(*(Text(visible(cell)) for cell in _row(one)))
     for name in scalars:
-        table.add_row(Text(name), "1", "-", Text(str(found.scalars[name])))
+        table.add_row(Text(visible(name)), "1", "-", Text(visible(str(found.scalars[name]))))
     Console(width=None if sys.stdout.isatty() else 200).print(table)
     for overlap in found.overlaps:
         typer.echo(f"{overlap.tag}: written more than once with different values at {len(overlap.steps)} steps; the last one counts")

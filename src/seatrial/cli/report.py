@@ -31,19 +31,21 @@ def report(
 ) -> None:
     """Write summary.md, report.json, junit.xml and report.html of a trial anew, and print one of them.
 
+    Every file is compared with the digest that trial.json holds of it: a Pass of which something was altered is Blocked, or a Fail where
+    the files show one.
+
     The exit code is the verdict: 0 Pass, 1 Fail, 77 Skipped, 99 Blocked.
     """
-    from seatrial.files import read_model, read_text
+    from seatrial.files import read_text
     from seatrial.loops import loop_of
     from seatrial.model.errors import UserError
-    from seatrial.model.record import Trial
     from seatrial.model.verdict import exit_code
     from seatrial.report import write
+    from seatrial.trial import verify
 
-    record = run / "trial.json"
-    if not record.is_file():
+    if not (run / "trial.json").is_file():
         raise UserError(f"{run}: no trial.json here", "give a run directory, such as trials/<time>-<loop>-<id>")
-    trial = read_model(record, Trial)
+    trial = verify.load(run.absolute())
     loop = loop_of(trial.plan)
     built = write.write_reports(run, trial, loop.title, loop.levels(), metrics_by_level(run, trial))
     files = {Format.SUMMARY: write.SUMMARY, Format.JSON: write.JSON, Format.JUNIT: write.JUNIT, Format.HTML: write.HTML}

@@ -21,7 +21,7 @@ def resume(
     """Finish a trial that was killed, interrupted or blocked, or that was only planned.
 
     Levels that passed or failed are kept. It refuses when the loop's environment or the change is not what it was,
-    and while a Slurm job of the trial waits or runs.
+    and while a Slurm job of the trial waits or runs. A level whose files were altered since it ended is no Pass.
     """
     import os
 
@@ -38,5 +38,6 @@ def resume(
     remote.refuse_while_active(path, os.environ)
     tell = listener(json)
     trial = conduct.resume(path, tell)
-    trial = baseline.finish(conduct.request_of(path, trial), trial, tell)
+    if not trial.alterations:  # what was altered is compared with nothing
+        trial = baseline.finish(conduct.request_of(path, trial), trial, tell)
     close(trial, path, json, in_job=remote.is_own_job(path, os.environ))

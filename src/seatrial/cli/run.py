@@ -51,7 +51,7 @@ def run(
     from seatrial.cli import attach
     from seatrial.model.errors import UserError
     from seatrial.trial import baseline as comparing
-    from seatrial.trial import conduct, rundir
+    from seatrial.trial import conduct, disk, rundir
     from seatrial.trial.level import Limits
 
     options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
@@ -73,6 +73,8 @@ def run(
     )
     if on is not None and asked.plan.levels:  # a trial without a level needs no job
         attach.begin(wanted, *request.profile_named(loaded, on), detach=detach, dry_run=dry_run, json=json)
+    if asked.plan.levels:
+        disk.require_room(asked.loop, asked.plan, wanted.out, wanted.python, os.environ)
     rundir.named_directory(wanted.out)
     tell = listener(json)
     close(comparing.finish(wanted, conduct.start(wanted, tell), tell), wanted.out, json)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from seatrial.model.guarded import BadValue, parse_toml
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -26,8 +27,8 @@ def read_toml(file: Path) -> dict[str, Any]:
     from seatrial.model.errors import UserError
 
     try:
-        return tomllib.loads(read_text(file))
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(read_text(file))
+    except BadValue as error:
         raise UserError(f"{file}: {error}", "correct the file") from error
 
 

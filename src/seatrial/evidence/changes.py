@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from seatrial.evidence.git import DIFF, commit_of, fields, git, line, no_commits, text, top_level
-from seatrial.evidence.worktree import is_checkout, read_status, worktree
+from seatrial.evidence.git import DIFF, MissingObjectsError, commit_of, fields, git, line, no_commits, text, top_level
+from seatrial.evidence.worktree import gitlinks, is_checkout, read_status, worktree
 from seatrial.model.errors import UserError
 
 PathStatus = Literal["A", "M", "D", "R", "T"]
@@ -94,6 +94,7 @@ class _Entry:
 
     change: ChangedPath
     old_mode: str
+    """Empty, as the others, for a file that cannot be compared."""
     old_commit: str
     new_mode: str
 
@@ -143,7 +144,9 @@ def _contents(root: Path, commit: str, prefix: str = "") -> Iterator[tuple[str, 
     entries, left_out = _raw(root, commit)
     for entry in entries:
         name, gone = entry.change.path, entry.change.status == "D"
-        if name.endswith(".py") and not gone and entry.new_mode in _FILES:
+        if name.endswith(".py") and not entry.new_mode:  # behind a filter that is not run
+            yield prefix + name, UNREADABLE
+        elif name.endswith(".py") and not gone and entry.new_mode in _FILES:
             yield prefix + name, _blob(root, entry.old_commit) if entry.old_mode in _FILES else None
     for name in left_out:
         if name.endswith(".py"):
@@ -201,9 +204,22 @@ def _paths(root: Path, commit: str) -> Iterator[ChangedPath]:
 def _raw(root: Path, commit: str) -> tuple[list[_Entry], tuple[str, ...]]:
     """The records of the diff, and untracked paths that were not read."""
     with worktree(root) as tree:
-        options = ("--raw", "-z", "-M", "--no-abbrev", "--ignore-submodules=none")
-        data = fields(git(root, *DIFF, *options, commit, "--", index=tree.index))
-    return list(_records(root, data)), tree.left_out
+        options = (*DIFF, "--raw", "-z", "--no-abbrev", "--ignore-submodules=dirty")
+        try:
+            entries = list(_records(root, fields(git(root, *options, "-M", commit, "--", index=tree.index))))
+        except MissingObjectsError:
+            # A partial clone: what was committed is told by names of contents, and only what is uncommitted by contents.
+            sides = (("--cached", commit), ("HEAD",))
+            rows = [fields(git(root, *options, "--no-renames", *side, "--", index=tree.index)) for side in sides]
+            found = {entry.change.path: entry for row in reversed(rows) for entry in _records(root, row)}
+            entries = list(found.values())
+        links = gitlinks(root, tree.index)
+    known = {entry.change.path for entry in entries}
+    entries += [_Entry(ChangedPath(path, "M"), "", "", "") for path in tree.unfiltered if path not in known]
+    for link in links:  # git does not look for changes inside submodules, where it would run what they configure
+        if link.path not in known and is_checkout(root, link.path) and read_status(root / link.path).dirty:
+            entries.append(_Entry(ChangedPath(link.path, "M"), _GITLINK, link.commit, _GITLINK))
+    return entries, tree.left_out
 
 
 def _records(root: Path, data: list[str]) -> Iterator[_Entry]:
@@ -231,7 +247,9 @@ def _moved_submodules(root: Path, entries: list[_Entry]) -> Iterator[tuple[str, 
     """Path and old commit of changed submodules whose insides can be compared."""
     for entry in entries:
         directory = root / entry.change.path
-        if entry.old_mode == entry.new_mode == _GITLINK and is_checkout(directory) and commit_of(directory, entry.old_commit):
+        if entry.old_mode != _GITLINK or entry.new_mode != _GITLINK or not is_checkout(root, entry.change.path):
+            continue
+        if commit_of(directory, entry.old_commit):
             yield entry.change.path, entry.old_commit
 
 
@@ -239,10 +257,17 @@ def _diffs(root: Path, commit: str, prefix: str = "") -> Iterator[tuple[bytes, b
     """The diff of the checkout and of its changed submodules, up to a little above the limit; and whether all was read."""
     with worktree(root) as tree, tempfile.TemporaryFile() as sink:
         places = (f"--src-prefix=a/{prefix}", f"--dst-prefix=b/{prefix}")
-        options = ("--unified=0", "--no-renames", "--ignore-submodules=none", *places)
-        git(root, *DIFF, *options, commit, "--", index=tree.index, into=sink)
+        options = (*DIFF, "--unified=0", "--no-renames", "--ignore-submodules=dirty", *places)
+        complete = not tree.left_out and not tree.unfiltered
+        try:
+            git(root, *options, commit, "--", index=tree.index, into=sink)
+        except MissingObjectsError:  # a partial clone: at least what is uncommitted
+            complete = False
+            sink.truncate(0)
+            sink.seek(0)
+            git(root, *options, "HEAD", "--", index=tree.index, into=sink)
         sink.seek(0)
-        yield sink.read(LINES_LIMIT + 1), not tree.left_out
+        yield sink.read(LINES_LIMIT + 1), complete
     for submodule, old in _moved_submodules(root, _raw(root, commit)[0]):
         yield from _diffs(root / submodule, old, f"{prefix}{submodule}/")
 

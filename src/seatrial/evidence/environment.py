@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model.errors import BlockedError
+from seatrial.model.guarded import parse_json
 from seatrial.model.record import EnvironmentRecord
 from seatrial.model.verdict import Boundary
 
@@ -98,7 +99,7 @@ def _ask(python: Path) -> dict[str, Any]:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise _blocked(python, f"cannot list its packages (exit code {done.returncode}): {last}")
     try:
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = parse_json(done.stdout.splitlines()[-1])
         strings = [answer["version"], answer["platform"], *answer["packages"], *answer["packages"].values()]
     except (IndexError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _blocked(python, f"is not a Python interpreter: it printed {done.stdout[:80]!r}") from error

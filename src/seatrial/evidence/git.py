@@ -1,7 +1,8 @@
 """Git by its command line.
 
-- Reading only, but for worktrees beside a checkout: no lock is taken, no index of the user is refreshed, no hook,
-  pager, external diff or text conversion runs.
+- Reading only, but for worktrees beside a checkout: no lock is taken, no index of the user is refreshed.
+- Nothing that the checkout configures runs: no filter, hook, pager, diff driver, monitor or helper; and nothing is fetched (see
+  `seatrial.probes.safe_git`). Every command has a deadline.
 - Nothing of the caller's environment can point git at another repository (GIT_DIR, GIT_INDEX_FILE and the like are dropped).
 - Output is bytes, `-z` wherever paths are listed; `text` keeps undecodable bytes (surrogateescape).
 - Every failure is a UserError that names the repository and the command that fixes it.
@@ -9,7 +10,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -19,20 +19,19 @@ from pathlib import Path
 from typing import IO
 
 from seatrial.model.errors import UserError
+from seatrial.probes import safe_git
 
 TIMEOUT_SECONDS = 120.0
 
-_SETTINGS = (
-    *("core.quotePath=false", "core.fsmonitor=false", "core.hooksPath=/dev/null"),
-    *("status.renames=false", "submodule.recurse=false", "diff.noprefix=false"),
-)
-_PREFIX = ("git", "--no-pager", "--literal-pathspecs", *(part for setting in _SETTINGS for part in ("-c", setting)))
-
-# How git is configured and how it reaches other machines.
-_PASSED_ON = ("GIT_CONFIG", "GIT_EXEC_PATH", "GIT_SSH", "GIT_SSL", "GIT_ASKPASS", "GIT_PROXY")
-
 # The user's configuration must not change what a diff says or whether it can be applied.
 DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-relative", "-O/dev/null", "--submodule=short")
+
+_WAITED_FOR = ("config", "config.worktree", "HEAD", "packed-refs", "shallow", "commondir", "objects/info/alternates", "info/grafts")
+"""Files of a git directory that git opens at once; a pipe among them holds it until the deadline."""
+
+
+class MissingObjectsError(UserError):
+    """A partial clone lacks what a command needs, and nothing is fetched."""
 
 
 def git(
@@ -43,10 +42,13 @@ def git(
     ok: Iterable[int] = (0,),
     into: IO[bytes] | None = None,
     seconds: float = TIMEOUT_SECONDS,
+    own: bool = False,
 ) -> bytes:
     """Run git in `repo` and return its standard output (nothing when it goes `into` a file).
 
-    `index` is a scratch index to use instead of the repository's own. Exit codes outside `ok` raise a UserError.
+    - `index` is a scratch index to use instead of the repository's own; a directory `objects` beside it takes new objects.
+    - `own`: a repository that Seatrial made, with a configuration of its own. Filters of the user run, and a partial clone may fetch.
+    - Exit codes outside `ok` raise a UserError.
     """
     try:
         done = subprocess.run(
@@ -54,7 +56,7 @@ def git(
             input=stdin,
             stdout=into or subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment(index),
+            env=environment(repo, index, own=own),
             timeout=seconds,
             check=False,
         )
@@ -99,15 +101,36 @@ def joined(paths: Iterable[str]) -> bytes:
     return b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in paths)
 
 
+def smudge_drivers(repo: Path) -> frozenset[str]:
+    """Those among them that change files on their way into the work tree."""
+    pattern = r"^filter\..*\.(smudge|process)$"
+    rows = [entry.partition("\n") for entry in fields(git(repo, "config", "-z", "--get-regexp", pattern, ok=(0, 1)))]
+    return frozenset(key.split(".", 1)[1].rpartition(".")[0] for key, _, command in rows if command.strip() not in ("", "cat"))
+
+
+def quoted(path: Path) -> bytes:
+    """A line of `objects/info/alternates`; quoted, because a path may hold anything."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return b'"' + escaped.encode("utf-8", "surrogateescape") + b'"\n'
+
+
 def top_level(path: Path) -> Path:
     """The root of the checkout that `path` lies in."""
     if not path.exists():
         raise UserError(f"{path}: no such directory", "give the path of a git checkout")
     if not path.is_dir():
         raise UserError(f"{path}: not a directory", "give the path of a git checkout")
+    for name in _WAITED_FOR:
+        if (place := path / ".git" / name).is_fifo():
+            raise UserError(f"{place}: a named pipe, which git would wait for", f"remove it: rm {shlex.quote(str(place))}")
     if line(git(path, "rev-parse", "--is-inside-work-tree")) != "true":
         raise UserError(f"{path}: a git repository without a work tree", "give a checkout: git worktree add ../checkout")
-    return Path(line(git(path, "rev-parse", "--show-toplevel")))
+    top = Path(line(git(path, "rev-parse", "--show-toplevel")))
+    git_dir = line(git(path, "rev-parse", "--absolute-git-dir"))
+    if not (top / ".git").exists() or line(git(top, "rev-parse", "--absolute-git-dir")) != git_dir:
+        message = f"{path}: its git directory {git_dir} claims {top} as its work tree (core.worktree), which is another place"
+        raise UserError(message, f"give the top of a checkout, or unset it: {_at(path)} config --unset core.worktree")
+    return top
 
 
 def commit_of(repo: Path, revision: str) -> str | None:
@@ -134,17 +157,29 @@ def scratch_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def command_line(repo: Path, *arguments: str) -> list[str]:
-    """The words that run git in `repo` without the settings that would change what it does."""
-    return [*_PREFIX, "-C", os.fspath(repo), *arguments]
+    """The words that run git in `repo`; they go with `environment`."""
+    return safe_git.command_line(repo, *arguments)
 
 
-def environment(index: Path | None = None) -> dict[str, str]:
-    """The caller's environment, without what would point git at another repository."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(_PASSED_ON)}
-    kept.update(GIT_OPTIONAL_LOCKS="0", GIT_TERMINAL_PROMPT="0", LC_ALL="C")
+def environment(repo: Path, index: Path | None = None, *, own: bool = False) -> dict[str, str]:
+    """The environment in which git runs nothing that the checkout configures; a UserError where that cannot be had."""
+    try:
+        env = safe_git.environment(repo, filters=own, network=own)
+    except safe_git.Refused as error:
+        if error.code is not None:
+            raise _explain(repo, "config --list", error.code, error.said) from error
+        raise UserError(f"{repo}: {error.said}", f"update git, and see what holds it: {_at(repo)} config --list") from error
     if index is not None:
-        kept["GIT_INDEX_FILE"] = os.fspath(index)
-    return kept
+        env["GIT_INDEX_FILE"] = str(index)
+        if (objects := index.parent / "objects").is_dir():
+            env["GIT_OBJECT_DIRECTORY"] = str(objects)
+    return env
+
+
+def filter_drivers(repo: Path) -> frozenset[str]:
+    """Names of the filters that are configured for `repo`, and that Seatrial does not run."""
+    environment(repo)
+    return safe_git.read_configuration(repo).drivers
 
 
 def _explain(repo: Path, command: str, code: int, stderr: str) -> UserError:
@@ -154,6 +189,11 @@ def _explain(repo: Path, command: str, code: int, stderr: str) -> UserError:
         return UserError(
             f"{repo}: git refuses a checkout that another user owns",
             fix.group(0) if fix else "git config --global --add safe.directory " + str(repo),
+        )
+    if "promisor remote" in stderr or "lazy fetching disabled" in stderr or ("transport" in stderr and "not allowed" in stderr):
+        return MissingObjectsError(
+            f"{repo}: a partial clone lacks objects that are needed, and Seatrial fetches nothing from a checkout's remotes: {stderr}",
+            f"let git fetch all of them: {_at(repo)} fetch --refetch --no-filter origin",
         )
     if "not a git repository" in stderr:
         return UserError(f"{repo}: not a git repository", f"give the path of a checkout, or make it one: {_at(repo)} init")

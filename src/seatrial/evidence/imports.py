@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 
 from seatrial.files import read_text
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, parse_json
 from seatrial.model.record import ImportProof, RepoState
 
 Roots = dict[str, tuple[str, ...]]
@@ -33,9 +33,9 @@ def read_imports(path: Path) -> tuple[ImportProof, ...]:
     proofs = []
     for number, row in enumerate(rows[:-1], 1):
         try:
-            proofs.append(ImportProof.model_validate(json.loads(row)))
-        except json.JSONDecodeError as error:
-            raise _torn(path, number, f"not valid JSON: {error.msg}") from error
+            proofs.append(ImportProof.model_validate(parse_json(row)))
+        except BadValue as error:
+            raise _torn(path, number, f"not valid JSON: {error.what}") from error
         except ValidationError as error:
             first = error.errors()[0]
             raise _torn(path, number, f"{'.'.join(map(str, first['loc'])) or 'row'}: {first['msg']}") from error

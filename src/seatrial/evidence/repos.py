@@ -2,11 +2,12 @@
 
 - `repo_state` reads; it writes nothing into the repository, not even a refreshed index.
 - `write_repos` leaves `repos.json` and one `<name>.patch` per dirty repository in the evidence directory.
-- Names are unique, because they name files; URLs lose their credentials before anything is stored.
+- Names are unique, because they name files. Names of files and branches, and URLs, are redacted before anything is stored.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from seatrial.model.errors import UserError
 from seatrial.model.record import RepoState, SubmoduleState
 
 REPOS_FILE = "repos.json"
+_SHAPES = Redactor({})
 _LATER = {"patch": None, "changed": (), "base": None, "companion": False, "synced": None}
 """Fields that are not read from the checkout alone, as `repo_state` has them."""
 
@@ -31,15 +33,17 @@ def repo_state(path: Path, name: str | None = None) -> RepoState:
     root = top_level(path)
     if printable(str(root)) != str(root):
         raise UserError(f"{printable(str(root))}: the path is not valid UTF-8", "rename the directory")
-    status = read_status(root)
+    status, clear = read_status(root), Redactor(os.environ).text
+    if _SHAPES.tokens(str(root)) != str(root):
+        raise UserError(f"{clear(str(root))}: the path holds a secret", "rename the directory: its name is stored and shown")
     import_root, packages = provided(root)
     return RepoState(
         name=_file_name(name or root.name),
         path=str(root),
         commit=status.commit,
-        branch=status.branch,
-        dirty=tuple(map(printable, status.dirty)),
-        submodules=tuple(_submodules(root, "")),
+        branch=status.branch and clear(status.branch),
+        dirty=tuple(clear(printable(path)) for path in status.dirty),
+        submodules=tuple(item.model_copy(update={"path": clear(item.path)}) for item in _submodules(root, "")),
         packages=packages,
         import_root=import_root,
         origin=origin_url(root),
@@ -99,7 +103,7 @@ def _submodules(root: Path, prefix: str) -> Iterator[SubmoduleState]:
     """Every submodule with the commit that is checked out (the recorded one when it is not initialised)."""
     for link in gitlinks(root):
         directory = root / link.path
-        head = commit_of(directory, "HEAD") if is_checkout(directory) else None
+        head = commit_of(directory, "HEAD") if is_checkout(root, link.path) else None
         state: Literal["clean", "uninitialised", "other-commit", "conflict"]
         if link.conflict:
             state = "conflict"
@@ -114,7 +118,8 @@ def _submodules(root: Path, prefix: str) -> Iterator[SubmoduleState]:
 
 def origin_url(root: Path) -> str | None:
     """The URL of origin without credentials."""
-    return without_credentials(line(git(root, "config", "--get", "remote.origin.url", ok=(0, 1)))) or None
+    url = without_credentials(line(git(root, "config", "--get", "remote.origin.url", ok=(0, 1))))
+    return Redactor(os.environ).text(url) or None
 
 
 def without_credentials(url: str) -> str:

@@ -7,7 +7,6 @@ files ran (`probes/executed.py`). A change of which nothing ran was not tested, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from seatrial.evidence.functions import LAMBDA, MODULE, ChangedCode, ChangedFile, ChangedFunction
 from seatrial.files import read_text
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_json
 from seatrial.model.record import RepoState
 
 EXECUTED_FILE = "executed.jsonl"
@@ -85,7 +85,7 @@ def _rows(paths: Iterable[Path], what: str) -> Iterator[tuple[str, dict[str, Any
         for number, row in enumerate(read_text(path).split("\n"), 1):
             if row:
                 try:
-                    entry = json.loads(row)
+                    entry = parse_json(row)
                 except ValueError as error:
                     raise _torn(f"{path}:{number}", what, error) from error
                 if not isinstance(entry, dict):

@@ -34,13 +34,13 @@ def exclusive(path: Path, what: str, progress: Callable[[str], None], deadline_s
     with handle:
         began, reminded = time.monotonic(), float("-inf")
         while not _try_lock(handle.fileno(), path):
-            now, holder = time.monotonic(), path.read_text(encoding="utf-8")
+            now, held_by = time.monotonic(), path.read_text(encoding="utf-8")
             if now - began >= deadline_s:
-                message = f"waited {deadline_s:.0f} s for {holder or 'another build'}"
+                message = f"waited {deadline_s:.0f} s for {held_by or 'another build'}"
                 raise BlockedError(Boundary.ENVIRONMENT, message, fix)
             # A holder writes its name right after it got the lock; until then there is nothing worth saying.
-            if holder and now - reminded >= _REMIND_S:
-                progress(f"waiting for {holder}")
+            if held_by and now - reminded >= _REMIND_S:
+                progress(f"waiting for {held_by}")
                 reminded = now
             check_stop()
             time.sleep(_POLL_S)
@@ -48,6 +48,19 @@ def exclusive(path: Path, what: str, progress: Callable[[str], None], deadline_s
         handle.write(f"{what} (process {os.getpid()}, since {stamp().strip()})")
         handle.flush()
         yield
+
+
+def holder(path: Path) -> str | None:
+    """Who holds the lock now, in words; None when nobody does."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as handle:
+            try:
+                fcntl.flock(handle.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return handle.read().strip() or "another build"
+    except OSError:
+        pass  # there is none, or it cannot be told
+    return None
 
 
 def _try_lock(handle: int, path: Path) -> bool:

@@ -22,11 +22,12 @@ from typing import Literal
 import psutil
 
 from seatrial import files
-from seatrial.launch.cachelock import exclusive
+from seatrial.launch.cachelock import exclusive, holder
 from seatrial.launch.locks import LAYERS, Lock, read_lock
 from seatrial.launch.process import end_leftovers, pid_file
 from seatrial.launch.venvs import BUILD_LOG, Build, interpreter, read_installed
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.finding_codes import FindingCode
 from seatrial.model.record import Finding, Record
 from seatrial.model.verdict import Boundary
 
@@ -137,14 +138,15 @@ class Environments:
         wanted = read_lock(lock, self._layers)
         path = self._place("envs", name, wanted)
         rebuild = f"seatrial env build {name} --rebuild"
+        now = holder(self.root / "build.lock")
         if not path.is_dir():
             others = ", ".join(found.name for found in self._directories("envs", name))
             message = f"{path} is not there" + (f"; built from other locks: {others}" if others else "")
-            return (Finding(name="environment exists", ok=False, message=message, fix=f"seatrial env build {name}"),)
+            return (_absent("environment exists", path, message, f"seatrial env build {name}", now),)
         findings = [Finding(name="environment exists", ok=True, message=str(path))]
         if self._find(name, wanted) is None:
             message = f"{path}: the build was not finished, or its interpreter or layer is gone"
-            return (*findings, Finding(name="environment complete", ok=False, message=message, fix=rebuild))
+            return (*findings, _absent("environment complete", path, message, rebuild, now))
         findings.append(Finding(name="environment complete", ok=True, message=f"{path / MARKER} is there"))
         try:
             installed = read_installed(interpreter(path))
@@ -155,6 +157,15 @@ class Environments:
         message = "; ".join(differences) or f"all {len(wanted.all_pins())} pinned packages have the pinned versions"
         findings.append(Finding(name="packages as locked", ok=not differences, message=message, fix=rebuild if differences else ""))
         return tuple(findings)
+
+    def unbuilt_mb(self, name: str, lock: Path) -> int:
+        """What the build of this lock's environment takes, with its layer where that is absent, too; 0 when it is complete."""
+        wanted = read_lock(lock, self._layers)
+        layer = wanted.layer
+        if self._find(name, wanted) is not None:
+            return 0
+        below = layer is not None and not self._complete(self._place("layers", layer.name, layer), layer)
+        return wanted.disk_mb + (layer.disk_mb if layer is not None and below else 0)
 
     def remove(self, name: str) -> tuple[Path, ...]:
         """Remove every environment of this name, and layers that no environment needs any more; returns what went."""
@@ -205,10 +216,9 @@ class Environments:
         files.write_json(path / MARKER, record)
 
     def _require_space(self, needed_mb: int, name: str) -> None:
-        existing = next(path for path in (self.root, *self.root.parents) if path.exists())
-        free_mb = shutil.disk_usage(existing).free // _MB
-        if free_mb < needed_mb:
-            message = f"{name} needs {needed_mb} MB and {existing} has {free_mb} MB free"
+        room = files.room_at(self.root)
+        if room.free_mb < needed_mb:
+            message = f"{name} needs {needed_mb} MB and {room.place} has {room.free_mb:.0f} MB free"
             raise BlockedError(Boundary.ENVIRONMENT, message, "free space, or set SEATRIAL_CACHE to a directory on another disk")
 
     def _place(self, kind: Kind, name: str, lock: Lock) -> Path:
@@ -237,6 +247,15 @@ class Environments:
             return Listed(name, kind, short, path, _size_mb(path), complete=False, used=when)
         whole = record.layer is None or _record(self.root / "layers" / record.layer) is not None
         return Listed(name, kind, short, path, record.size_mb, whole, record.python_version, record.built, when)
+
+
+def _absent(name: str, path: Path, message: str, fix: str, builder: str | None) -> Finding:
+    """An environment that cannot be used; where a build is under way, it may be that of this one."""
+    if builder is None:
+        return Finding(name=name, ok=False, message=message, fix=fix, path=str(path))
+    message = f"{path} is not complete, and this is at work now: {builder}"
+    wait = fix.removesuffix(" --rebuild") + " (it waits until that has ended)"
+    return Finding(name=name, ok=False, message=message, fix=wait, code=FindingCode.ENVIRONMENT_BUILDING, path=str(path))
 
 
 def _record(path: Path) -> BuildRecord | None:

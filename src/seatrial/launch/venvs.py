@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -30,6 +29,7 @@ from seatrial.launch.linelog import STAMP_LENGTH, LineFilter
 from seatrial.launch.locks import Lock, normalise, same_version
 from seatrial.launch.process import ProcessSpec, Tick, run
 from seatrial.model.errors import BlockedError
+from seatrial.model.guarded import BadValue, parse_json
 from seatrial.model.verdict import Boundary
 
 BUILD_LOG = "build.log"
@@ -186,8 +186,8 @@ def read_installed(python: Path) -> Installed:
     """Ask an interpreter what it has installed; a BlockedError when it does not run."""
     text = _output([str(python), "-I", "-c", _INSTALLED])
     try:
-        answer = json.loads(text)
-    except json.JSONDecodeError as error:
+        answer = parse_json(text)
+    except BadValue as error:
         fix = "seatrial env check, or rebuild the environment"
         raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {text.strip()[-300:] or 'no output'}", fix) from error
     packages: dict[str, tuple[str, ...]] = {}

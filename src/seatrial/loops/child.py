@@ -10,9 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seatrial.model.guarded import BadValue, parse_json
+
 
 class NoAnswerError(Exception):
     """A driver did not answer; one line says why."""
+
+    def __init__(self, message: str, *, late: bool = False) -> None:
+        super().__init__(message)
+        self.late = late
+        """It was still at work when its time was up."""
 
 
 def ask(start: Sequence[str], driver: Path, cwd: Path, environment: Mapping[str, str], seconds: float, request: Any) -> Any:
@@ -21,10 +28,13 @@ def ask(start: Sequence[str], driver: Path, cwd: Path, environment: Mapping[str,
     try:
         done = run_child([*start, str(driver)], cwd, quiet, seconds, json.dumps(request))
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoAnswerError(str(error)) from error
+        raise NoAnswerError(str(error), late=isinstance(error, subprocess.TimeoutExpired)) from error
     if done.returncode:
         raise NoAnswerError(f"{start[0]}: {(done.stderr.strip().splitlines() or ['(nothing said)'])[-1]}")
-    return json.loads(done.stdout)
+    try:
+        return parse_json(done.stdout)
+    except BadValue as error:
+        raise NoAnswerError(f"{start[0]}: what it said is no answer: {done.stdout[:200]!r}") from error
 
 
 def run_child(

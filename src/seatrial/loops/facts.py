@@ -5,13 +5,13 @@ A torn or malformed row is not skipped: it is kept as damage, and whoever proves
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from seatrial.files import read_text
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, parse_json_once
 from seatrial.model.series import Damage
 
 PATTERN = "*facts*.jsonl"
@@ -35,14 +35,6 @@ class Facts:
         return found[0] if len(found) == 1 else None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> Row:
-    """An object; of a key that stands twice, neither value is the fact."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return made
-
-
 def read_facts(path: Path) -> Facts:
     """Read a facts.jsonl; an absent file has no facts."""
     if not path.is_file():
@@ -53,13 +45,11 @@ def read_facts(path: Path) -> Facts:
         if not line:
             continue
         try:
-            row = json.loads(line, object_pairs_hook=_object)
+            row = parse_json_once(line)
             if not isinstance(row, dict) or not isinstance(row.get("fact"), str):
-                raise ValueError("a fact is an object with the key 'fact'")
-            if "\\u" in line:  # half of a surrogate pair is no text: it could not be written down again
-                json.dumps(row, ensure_ascii=False).encode()
+                raise BadValue("a fact is an object with the key 'fact'")
             rows.append(row)
-        except (ValueError, RecursionError) as error:
+        except BadValue as error:
             damage.append(Damage(str(path), f"line {number}", 1, f"not a fact: {error}"))
     return Facts(tuple(rows), tuple(damage))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
+from seatrial.files import room_at
 from seatrial.model.record import Finding
 
 SPARE_CACHE_MB = 1000
@@ -27,8 +27,8 @@ def snapshot(model: str) -> Path:
 def cache_room() -> Finding:
     """The cache has room for a small model."""
     cache = hub_cache()
-    near = next(place for place in (cache, *cache.parents) if place.exists())
-    free = shutil.disk_usage(near).free / 1e6
-    room = free >= SPARE_CACHE_MB
-    fix = "" if room else "set HF_HOME to a larger disk"
-    return Finding(name="disk of the model cache", ok=room, message=f"{free:.0f} MB free at {near}", fix=fix)
+    found = room_at(cache)
+    enough = found.free_mb >= SPARE_CACHE_MB
+    fix = "" if enough else "set HF_HOME to a larger disk"
+    message = f"{found.free_mb:.0f} MB free at {found.place}"
+    return Finding(name="disk of the model cache", ok=enough, message=message, fix=fix, path=str(found.place))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import ValidationError
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, parse_toml
 from seatrial.model.record import Record
 
 R = TypeVar("R", bound=Record)
@@ -17,8 +17,8 @@ R = TypeVar("R", bound=Record)
 def read_tables(path: Path, table: str, kind: type[R], beside: tuple[str, ...] = ()) -> tuple[R, ...]:
     """All `[[table]]` entries of a file; an error names the file, the entry and the key. Tables `beside` it are for other readers."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        data = parse_toml(path.read_text(encoding="utf-8"))
+    except (OSError, BadValue) as error:
         raise UserError(f"{path}: {error}", "correct the file") from error
     unknown = sorted(set(data) - {table, *beside})
     found = data.get(table, [])

@@ -1,28 +1,54 @@
 """The lines of a console log as a loop's readers need them: without colours and time stamps, with the writing process apart.
 
-- Our own time stamp, and the label that a script's `sed 's/^/[mcore 1step] /'` puts before every line, are removed.
-- The prefix of Ray names the process; the parts of a progress bar (`\\r`) are yielded one by one.
+- What a launcher puts before a line is removed (`log_text.without_head`).
+- The prefix of Ray, torchrun or srun names the process; the parts of a progress bar (`\\r`) are yielded one by one.
+- Numbers count line feeds only.
+- A line that is too long comes in pieces (`files.read_pieces`), so a log of any size costs one piece of memory.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from seatrial.files import read_text
+from seatrial.files import read_pieces
+from seatrial.model.log_text import ANSI, split_process, without_head
 
-ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-HEAD = re.compile(r"^(?:\d{4}-\d\d-\d\dT[\d:.]+Z )?(?:\[\w+ \d+step\] )?")
-PREFIX = re.compile(r"(?:\((?:[\w.:\[\]=-]+ )?pid=\d+(?:, ip=[^)\s]+)?\) )*")
-"""Ray's: the processes that a line came through, as `(MegatronPolicyWorker[rank=0] pid=7, ip=192.0.2.1) `."""
+Row = tuple[int, str, str]
+LONGEST = 5000
+"""Lines that a block of a log may have."""
+LARGEST = 4_000_000
+"""Characters that it may have."""
+MOST = 100
+"""Blocks that are looked at: a log with more beginnings repeats itself."""
 
 
 def lines(log: Path) -> Iterator[tuple[int, str, str]]:
     """Number, process prefix and text of each line."""
-    for number, raw in enumerate(read_text(log).split("\n"), 1):
-        text = HEAD.sub("", ANSI.sub("", raw), count=1)
-        match = PREFIX.match(text)
-        prefix = match[0] if match else ""
-        for part in text[len(prefix) :].split("\r"):
+    prefix = ""
+    for number, start, piece in read_pieces(log):
+        text = ANSI.sub("", piece) if "\x1b" in piece else piece
+        if start:
+            prefix, text = split_process(without_head(text))
+        if "\r" not in text:
+            yield number, prefix, text
+            continue
+        for part in text.split("\r"):
             yield number, prefix, part
+
+
+def blocks(log: Path, opening: re.Pattern[str]) -> Iterator[tuple[int, list[Row]]]:
+    """For each line that `opening` matches, its index among all lines, and the lines from it on that its block may have."""
+    rest, ahead = lines(log), deque[Row]()
+    size = index = count = 0
+    while count < MOST and (row := ahead.popleft() if ahead else next(rest, None)) is not None:
+        size = size - len(row[2]) if ahead else 0
+        if opening.match(row[2]):
+            while len(ahead) < LONGEST and size < LARGEST and (more := next(rest, None)) is not None:
+                ahead.append(more)
+                size += len(more[2])
+            count += 1
+            yield index, [row, *ahead]
+        index += 1

@@ -9,7 +9,7 @@ from typing import Self
 
 from seatrial.loops.options import require_known
 from seatrial.model.knowledge import CheckSpec, Concern, Level, Surface
-from seatrial.model.loop import Context, Isolation, SideTests
+from seatrial.model.loop import Context, Footprint, Isolation, SideTests
 from seatrial.model.record import LevelResult, RepoState
 from seatrial.model.tokens import TokenRow
 
@@ -19,6 +19,8 @@ CLOCKS = ("time", "timing", "second", "_per_s", "perf/", "throughput", "memory",
 
 class Basic:
     """A loop without a table of concerns, assertions, tests, isolations and token logs of its own."""
+
+    footprint: Footprint = Footprint()
 
     def concerns(self) -> tuple[Concern, ...]:
         """None."""
@@ -63,6 +65,14 @@ class Basic:
     def is_clock(self, metric: str) -> bool:
         """By its name."""
         return any(word in metric for word in CLOCKS)
+
+    def log_interval(self, paths: tuple[Path, ...]) -> int | None:  # noqa: ARG002 - the contract
+        """Every step is logged."""
+        return None
+
+    def not_exercised(self, log: Path) -> tuple[str, ...]:  # noqa: ARG002 - the contract
+        """Nothing that a log could show."""
+        return ()
 
     def tokens(self, directory: Path) -> Iterator[TokenRow]:  # noqa: ARG002 - the contract
         """None."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from seatrial.files import read_text
 from seatrial.loops.proof import proof
+from seatrial.model.guarded import BadValue, parse_json
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 
@@ -28,8 +28,8 @@ def _imports(path: Path) -> Iterator[dict[str, Any]]:
     """The import proofs; a torn row proves nothing, and the judge names it."""
     for row in read_text(path).split("\n") if path.is_file() else ():
         try:
-            entry = json.loads(row)
-        except ValueError:
+            entry = parse_json(row)
+        except BadValue:
             continue
         if isinstance(entry, dict) and {"process", "package", "method", "file"} <= set(entry):
             yield entry

@@ -10,14 +10,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from seatrial.files import read_text
+from seatrial.files import read_rows, read_text
 from seatrial.metrics.points import Reading, number, step_number
+from seatrial.model.guarded import BadValue, as_float, parse_json
 from seatrial.model.series import Damage
 
 _STEP_KEY = re.compile(r"-?[0-9]{1,18}")
@@ -26,16 +26,14 @@ _STEP_KEY = re.compile(r"-?[0-9]{1,18}")
 def read_jsonl(path: Path) -> Reading | None:
     """Rows per step, one on each line. A file called metrics.jsonl holds metrics even if none can be read."""
     rows = _Rows(str(path))
-    text = read_text(path)
-    lines = text.split("\n")
-    for index, line in enumerate(lines, start=1):
+    for index, line, whole in read_rows(path):
         if not line.strip():
             continue
         try:
             rows.add(f"line {index}", _load(line))
-        except (ValueError, RecursionError):
-            torn = index == len(lines)  # what is written completely ends with a newline
-            rows.damaged(f"line {index}", "the last line is torn" if torn else "not valid JSON")
+        except BadValue as error:
+            # What is written completely ends with a newline.
+            rows.damaged(f"line {index}", _not_json(error) if whole else "the last line is torn")
     return rows.reading() if rows.metrics_seen or path.name == "metrics.jsonl" else None
 
 
@@ -43,16 +41,21 @@ def read_json_metrics(path: Path) -> Reading | None:
     """The metrics.json schema, a list of rows, or a trainer's state, told apart by content."""
     try:
         content = _load(read_text(path))
-    except (ValueError, RecursionError) as error:
+    except BadValue as error:
         if path.name not in ("metrics.json", "trainer_state.json"):
             return None
-        where = f"line {error.lineno} column {error.colno}" if isinstance(error, json.JSONDecodeError) else "the whole file"
-        return Reading(damage=[Damage(str(path), where, 0, "not valid JSON: torn, or still being written")])
+        what = f"{_not_json(error)}: torn, or still being written" if error.where else _not_json(error)
+        return Reading(damage=[Damage(str(path), error.where or "the whole file", 0, what)])
     duplicates = [Damage(str(path), f"key {key!r}", 1, "the key occurs twice") for key in content.duplicates]
     reading = _reading(str(path), content.value)
     if reading is not None:
         reading.damage.extend(duplicates)
     return reading
+
+
+def _not_json(error: BadValue) -> str:
+    """What is wrong with a text; of bad syntax the place says enough."""
+    return "not valid JSON" if error.where else f"not valid JSON: {error.what}"
 
 
 def _reading(path: str, data: Any) -> Reading | None:
@@ -83,15 +86,7 @@ class _Content:
 def _load(text: str) -> _Content:
     """Parse JSON. Python's parser would keep the last of two equal keys without a word."""
     duplicates: list[str] = []
-
-    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        built = dict(pairs)
-        if len(built) < len(pairs):
-            keys = [key for key, _ in pairs]
-            duplicates.extend(sorted({key for key in keys if keys.count(key) > 1}))
-        return built
-
-    return _Content(json.loads(text, object_pairs_hook=build), duplicates)
+    return _Content(parse_json(text, twice=duplicates.append), duplicates)
 
 
 class _Rows:
@@ -116,7 +111,7 @@ class _Rows:
             self.damaged(where, f"the key {key!r} occurs twice")
         step = step_number(row.get("step"))
         if step is None:
-            self.damaged(where, "no step" if "step" not in row else f"the step {row['step']!r} is not a whole number")
+            self.damaged(where, "no step" if "step" not in row else f"the step {repr(row['step'])[:80]} is not a whole number")
             return
         values = {key: value for key, value in row.items() if key != "step"}
         data = values.get("data")
@@ -179,7 +174,7 @@ def _session(path: str, data: dict[str, Any]) -> Reading:
     rest = {key: value for key, value in data.items() if key != "metrics" and (key != "coverage" or coverage is None)}
     reading = _tables(path, {key: value for key, value in rest.items() if not isinstance(value, dict)}) or Reading()
     if coverage is not None:
-        reading.add("coverage", 0, float(coverage))
+        reading.add("coverage", 0, as_float(coverage))
     tests = data["metrics"] if isinstance(data["metrics"], dict) else {"": data["metrics"]}
     for test, table in tests.items():
         if not isinstance(table, dict):
@@ -214,6 +209,6 @@ def _table(path: str, tag: str, table: dict[str, Any], reading: Reading) -> None
         if not _STEP_KEY.fullmatch(step):
             reading.damage.append(Damage(path, f"{tag}[{step!r}]", 1, "the step is not a whole number"))
         elif converted is None:
-            reading.damage.append(Damage(path, f"{tag}[{step!r}]", 1, f"the value {value!r} is not a number"))
+            reading.damage.append(Damage(path, f"{tag}[{step!r}]", 1, f"the value {repr(value)[:80]} is not a number"))
         else:
             reading.add(tag, int(step), converted)

@@ -3,6 +3,7 @@
 - Files are added in the order in which they were written: the last writer of a step wins.
 - A step that was written twice with different values is an `Overlap`. The same number as float and as double (event
   files hold floats) is no difference; the more precise one is kept.
+- A file that writes a step again, or goes back, restarted; so did one event file that holds a step of another.
 - A value that is not finite and is written over by another stays visible as damage.
 - A tag is a series or a scalar: series and scalars share the name space of the check language.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 import struct
+from itertools import pairwise
 
 from seatrial.metrics.points import Points, Reading
 from seatrial.model.series import Damage, Metrics, Overlap, Scalar, Series
@@ -26,13 +28,23 @@ class Merger:
         self._overlaps: dict[str, set[int]] = {}
         self._damage: list[Damage] = []
         self._sources: list[str] = []
+        self._restarts: dict[str, set[int]] = {}
+        self._original: dict[str, set[int]] = {}
 
-    def add(self, reading: Reading, source: str) -> None:
-        """Add one file behind those added before."""
+    def add(self, reading: Reading, source: str, original: bool = False) -> None:
+        """Add one file behind those added before; an `original` is no copy of another, so no two of them hold one step of a run."""
         self._sources.append(source)
         self._damage.extend(reading.damage)
         for name, points in reading.points.items():
-            self._add_points(self._prefix + name, points)
+            tag = self._prefix + name
+            again = set(_again(points.steps))
+            if original:
+                known = self._original.setdefault(tag, set())
+                again |= known.intersection(points.steps)
+                known.update(points.steps)
+            if again:
+                self._restarts.setdefault(tag, set()).update(again)
+            self._add_points(tag, points)
         for name, value in reading.scalars.items():
             tag = self._prefix + name
             if tag in self._scalars and not _same_scalar(self._scalars[tag], value):
@@ -71,7 +83,14 @@ class Merger:
             damage=tuple(self._damage),
             overlaps=tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(self._overlaps.items())),
             sources=tuple(self._sources),
+            restarts=tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(self._restarts.items())),
         )
+
+
+def _again(steps: list[int]) -> list[int]:
+    """Steps that do not go on from the one before. A table that is sorted by the text of its steps is sorted."""
+    back = [after for before, after in pairwise(steps) if after <= before]
+    return [] if back and len(set(steps)) == len(steps) and steps == sorted(steps, key=str) else back
 
 
 def _series(tag: str, table: dict[int, float]) -> Series:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from seatrial.model.guarded import STEP_DIGITS, as_float
 from seatrial.model.series import Damage, Scalar
 
 _MARKED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -47,18 +48,11 @@ def number(value: object) -> float | None:
         return math.nan
     if isinstance(value, str):
         return _MARKED.get(value)
-    if isinstance(value, int | float):
-        try:
-            return float(value)
-        except OverflowError:  # an integer beyond the range of a double
-            return math.inf if value > 0 else -math.inf
-    return None
+    return as_float(value) if isinstance(value, int | float) else None
 
 
 def step_number(value: object) -> int | None:
-    """A JSON value as step: whole numbers only."""
-    if isinstance(value, bool):
-        return None
+    """A JSON value as step: whole numbers that a run can reach, in either direction, only."""
     if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, int) else None
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**STEP_DIGITS else None

@@ -145,5 +145,9 @@ class Signature(Record):
     """The pattern is searched in the frames of the first cause, and only where no other signature explains it."""
     silent: bool = False
     """Counts even when the process exited with 0 and reached every step (swallowed errors)."""
+    tolerated: int = Field(default=0, ge=0)
+    """Of a silent one: how many such lines a healthy run may print. Only more of them count."""
+    share: float = Field(default=0.0, ge=0, lt=1)
+    """The same as a share of the run's steps; the larger of both is the limit."""
     seen_in: str = Field(default="")
     """System and version where it was observed."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from seatrial.model.knowledge import CheckSpec, Concern, Level, Milestone, Signature, Surface
 from seatrial.model.record import CheckResult, Finding, LevelResult, RepoState
 from seatrial.model.series import Metrics
+from seatrial.model.signals import Signals
 from seatrial.model.tokens import TokenRow
 from seatrial.model.verdict import Boundary
 
@@ -125,6 +126,18 @@ class Isolation:
     """Options of the loop on top of the trial's own."""
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a trial of a loop takes beside its run directory, as measured or as the loop's own documentation says."""
+
+    tmp_mb: int = 100
+    tmp_inodes: int = 1_000
+    shm_mb: int = 0
+    """Wanted in /dev/shm."""
+    ray: bool = False
+    """It starts a Ray of its own."""
+
+
 class Loop(Protocol):
     """An RL training framework that Seatrial drives from outside, with its options in force."""
 
@@ -133,6 +146,7 @@ class Loop(Protocol):
     default_model: str
     chosen: Mapping[str, str]
     """The options in force, as they are stored: paths are absolute."""
+    footprint: Footprint
     environment: str | None
     """Which of its environments it runs in; None when it runs in the user's own."""
 
@@ -225,6 +239,15 @@ class Loop(Protocol):
 
     def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
         """How many steps the run was to take, if its own files say so."""
+
+    def signals(self) -> Signals:
+        """Which metrics mean what: the data that the checks of any training run need."""
+
+    def log_interval(self, paths: tuple[Path, ...]) -> int | None:
+        """Steps between two logged rows, if the run's own files say so."""
+
+    def not_exercised(self, log: Path) -> tuple[str, ...]:
+        """What the run of this log never used: limitations of a verdict on files."""
 
     def vacuous(self, metrics: Metrics) -> Vacuity | None:
         """Why this run could not have shown anything, or None."""

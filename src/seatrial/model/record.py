@@ -10,9 +10,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from seatrial.model.finding_codes import FindingCode, Severity, code_of
 from seatrial.model.verdict import Boundary, Verdict
 
 SCHEMA_VERSION = 1
+TRIAL_VERSION = 2
+"""Schema of trial.json and report.json. Since 2 a trial holds the digests of its files."""
 
 
 class Record(BaseModel):
@@ -47,6 +50,10 @@ class CheckResult(Record):
     """The optimizer step at which a stage diverged."""
     tensor: str = ""
     """The tensor in which it diverged."""
+    tag: str = ""
+    """The metric that it measured, where it measured one."""
+    line: int | None = None
+    """The line of the log that shows it, where the check was read there."""
 
 
 class Finding(Record):
@@ -54,10 +61,21 @@ class Finding(Record):
 
     name: str
     ok: bool
+    """False blocks the trial."""
     boundary: Boundary = Boundary.ENVIRONMENT
     message: str
     fix: str = ""
     """The command or edit that fixes it."""
+    code: FindingCode = Field(default_factory=lambda data: code_of(data.get("name", "")))
+    warns: bool = False
+    """Worth a look, although it blocks nothing."""
+    path: str = ""
+    """The file or directory that it is about."""
+
+    @property
+    def severity(self) -> Severity:
+        """What it means for the trial."""
+        return Severity.BLOCKS if not self.ok else Severity.WARNS if self.warns else Severity.OK
 
 
 class SubmoduleState(Record):
@@ -170,6 +188,10 @@ class Diagnosis(Record):
     advice: str = ""
     exception: str | None = None
     """Class of the exception that ended the run; None when nothing was raised."""
+    survived: bool = False
+    """The run went on after it: what it measured afterwards is inconclusive, and a missed check outranks it."""
+    times: int = 1
+    """How often it happened."""
     milestone: str | None = None
     """The last milestone reached."""
     noise: tuple[str, ...] = ()
@@ -347,10 +369,28 @@ class EnvironmentRecord(Record):
     gpus: tuple[str, ...] = ()
 
 
+class FileDigest(Record):
+    """A file of a run directory as it was when it was recorded."""
+
+    size: int
+    sha256: str
+
+
+class Alteration(Record):
+    """A file of a run directory that is not as it was recorded."""
+
+    path: str
+    """Relative to the run directory."""
+    code: Literal["changed", "removed", "added", "linked", "edited", "unrecorded"]
+    """`linked`: a link took the place of the file; `edited`: the record itself; `unrecorded`: no digest was ever kept."""
+    owner: str = ""
+    """The directory of the level or tests that it belongs to; empty for the evidence of the whole trial."""
+
+
 class Trial(Record):
     """trial.json: the plan, where it stands and what it concluded."""
 
-    schema_version: int = Field(default=SCHEMA_VERSION)
+    schema_version: int = Field(default=TRIAL_VERSION)
     id: str
     seatrial: str
     created: str
@@ -368,12 +408,26 @@ class Trial(Record):
     sides: tuple[SideResult, ...] = ()
     levels: tuple[LevelResult, ...] = ()
     baseline: Baseline | None = None
+    files: dict[str, FileDigest] = Field(default_factory=dict)
+    """Digests of the evidence and of every level and test that came to a verdict, by path relative to the run directory."""
+    alterations: tuple[Alteration, ...] = ()
+    """What was found altered when the run directory was read again."""
+    seal: str = ""
+    """SHA-256 of everything else in trial.json; a record that was edited by hand does not fit it."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether two trials say the same; the seal is made when one is stored."""
+        if not isinstance(other, Trial):
+            return NotImplemented
+        return self.model_dump(exclude={"seal"}) == other.model_dump(exclude={"seal"})
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Report(Record):
     """report.json: the trial with its deliverables, for machines."""
 
-    schema_version: int = Field(default=SCHEMA_VERSION)
+    schema_version: int = Field(default=TRIAL_VERSION)
     result: Verdict
     answer: str
     """Did the requested deliverables pass? One sentence."""

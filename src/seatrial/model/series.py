@@ -3,6 +3,7 @@
 - `Series` holds the points of one metric, one value per step, sorted by step. NaN and infinities are kept.
 - `Damage` is something that a reader could not read. It is part of the result: a reader never drops bytes silently.
 - `Overlap` says that a step was written more than once (a resumed run); the last writer wins and the count is kept.
+- A restart is a step that one file wrote again, or after a later one: the file holds more than one run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Steps of one tag that were written more than once with different values."""
+    """Steps of one tag that were written more than once."""
 
     tag: str
     steps: tuple[int, ...]
@@ -70,6 +71,12 @@ class Metrics:
     overlaps: tuple[Overlap, ...] = ()
     sources: tuple[str, ...] = ()
     """Files that were read."""
+    restarts: tuple[Overlap, ...] = ()
+    """Steps at which one file did not go on: it had written them, or later ones, before; whatever the values."""
+    estimated: bool = False
+    """The steps were not written but worked out from the number of rows."""
+    steps_taken: int | None = None
+    """How many steps the run itself says it took; fewer than its last step where it was resumed."""
 
     def last_step(self) -> int | None:
         """The highest step of any series."""

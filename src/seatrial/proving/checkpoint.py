@@ -5,11 +5,11 @@ Looks at the headers alone, so that a torn copy is told by its name before an en
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_json
 
 _LONGEST_HEADER = 100_000_000
 
@@ -34,7 +34,7 @@ def _trouble(file: Path) -> str:
             (length,) = struct.unpack("<Q", stream.read(8))
             if not 0 < length <= min(_LONGEST_HEADER, size - 8):
                 return f"torn: a header of {length} bytes in a file of {size}"
-            header = json.loads(stream.read(length))
+            header = parse_json(stream.read(length))
         end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
     except (OSError, struct.error, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         return f"not a safetensors file: {type(error).__name__}: {error}"

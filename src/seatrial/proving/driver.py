@@ -18,6 +18,7 @@ from seatrial.files import read_text, write_text
 from seatrial.launch.process import Outcome, ProcessSpec, Tick, run
 from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.lines import lines
+from seatrial.model.guarded import parse_json
 from seatrial.trial.preflight import child_environment
 
 FACTS, LOG = "facts.jsonl", "run.log"
@@ -49,7 +50,7 @@ class Driver:
             deadline_s=deadline_s,
             stall_s=STALL_S,
             watch=(self.out / FACTS,),
-            line_filter=self.redactor.lines(program=True).line,
+            line_filter=self.redactor.lines().line,
         )
         return run(spec, tick)
 
@@ -60,7 +61,9 @@ class Driver:
             return Facts(())
         text = read_text(path)
         marks = tuple(f'{{"fact": "{name}"' for name in texts)
-        cleared = "\n".join(_cleared(line, self.redactor) if line.startswith(marks) else line for line in text.split("\n"))
+        cleared = "\n".join(
+            _cleared(line, self.redactor) if line.startswith(marks) else self.redactor.tokens(line) for line in text.split("\n")
+        )
         if cleared != text:
             write_text(path, cleared)
         return read_facts(path)
@@ -80,7 +83,7 @@ def trouble(outcome: Outcome, log: Path, deadline_s: float) -> str:
 
 def _cleared(line: str, redactor: Redactor) -> str:
     try:
-        return json.dumps(redactor.value(json.loads(line)), ensure_ascii=False)
+        return json.dumps(redactor.value(parse_json(line)), ensure_ascii=False)
     except ValueError:  # torn: it stays damage
         return redactor.text(line)
 

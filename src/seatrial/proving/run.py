@@ -6,7 +6,6 @@ The driver owns policy and generator, each a process of its own.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from seatrial.evidence.redact import Redactor
 from seatrial.launch.interrupt import check_stop
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.guarded import parse_json
 from seatrial.model.verdict import Boundary
 from seatrial.probes.engines.tiny_models import KINDS
 from seatrial.probes.refit.export_faults import NO_SUCH_FAULT
@@ -104,7 +104,7 @@ def _model(setup: Setup, driver: Driver, tell: Tell) -> Path:
 
 def _said(line: bytes) -> str:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
         size = f"{row['bytes'] / 1e6:.2f} MB"
         state = f"refused: {row['refused']}" if row["refused"] else f"{len(row['wrong_names'])} of {row['names']} tensors wrong"
         return f"refit {row['index']} (step {row['step']}, {row['transport']}, {size}): {row['stale_names']} stale before, {state}"

@@ -9,13 +9,14 @@ from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Verdict
 from seatrial.proving.judge import describe
 from seatrial.proving.record import Judged, Probe, RefitLine
+from seatrial.report.markdown import prose
 from seatrial.report.text import number, one_line
 
 SHOWN = 10
 
 
 def summary(probe: Probe, out: Path | None) -> str:
-    """The summary; recorded texts are kept to one line each, so that none can imitate a heading."""
+    """The summary; recorded texts are no markup, and stay on one line each, so that none can imitate a heading."""
     judged, wanted = probe.judged, probe.wanted
     what = {
         "driver": f"policy -> {wanted.engine}, {wanted.steps} steps",
@@ -28,9 +29,9 @@ def summary(probe: Probe, out: Path | None) -> str:
         f"fault {wanted.fault}" if wanted.fault else "",
     ]
     head = [
-        f"Result: {judged.verdict} - {one_line(judged.reason)}",
-        f"Requested coverage: refit proof; {one_line('; '.join(filter(None, asked)))}",
-        f"Model: {one_line(wanted.model or 'as in the facts')}",
+        f"Result: {judged.verdict} - {prose(judged.reason)}",
+        f"Requested coverage: refit proof; {prose('; '.join(filter(None, asked)))}",
+        f"Model: {prose(wanted.model or 'as in the facts')}",
     ]
     evidence = [f"Command: {' '.join(probe.command)}"]
     evidence += [f"Interpreter: {probe.python}"] if probe.python else []
@@ -49,7 +50,7 @@ def summary(probe: Probe, out: Path | None) -> str:
 
 def section(title: str, bullets: Iterable[str]) -> str:
     """A heading with its bullets, or with none."""
-    return "\n".join([f"{title}:", *([f"- {one_line(bullet)}" for bullet in bullets] or ["- none"])])
+    return "\n".join([f"{title}:", *([f"- {prose(bullet)}" for bullet in bullets] or ["- none"])])
 
 
 def check_line(check: CheckResult) -> str:

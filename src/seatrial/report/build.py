@@ -33,7 +33,7 @@ def build_report(trial: Trial, loop_title: str, run_dir: Path, ladder: Sequence[
         evidence=evidence(trial, levels),
         limitations=limitations(trial, levels),
         follow_ups=follow_ups(trial, levels),
-        trial=trial,
+        trial=trial.model_copy(update={"seal": ""}),  # it seals trial.json alone
     )
 
 

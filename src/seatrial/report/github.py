@@ -7,30 +7,28 @@
 """
 
 # No `from __future__ import annotations`: a function of this module has that name.
-import html
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from seatrial.model.record import Report
 from seatrial.model.verdict import Verdict
 from seatrial.report.deliverables import check_words
+from seatrial.report.markdown import cell, prose
 from seatrial.report.outcome import outcomes
 from seatrial.report.text import one_line
 
 SUMMARY_LIMIT = 1024 * 1024
 ANNOTATION_LIMIT = 10
 _MARKS = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.BLOCKED: "⛔", Verdict.SKIPPED: "⏭️"}
-_MARKUP = re.compile(r"([\\`*_\[\]|#~$])")
 
 
 def step_summary(report: Report, limit: int = SUMMARY_LIMIT) -> str:
     """The report as GitHub Markdown, shorter than `limit` bytes."""
-    lines = [f"## {_MARKS[report.result]} Seatrial: {report.result} - {_markdown(report.answer)}", ""]
-    lines += [f"**Requested coverage:** {_markdown(report.requested_coverage)}  ", f"**Model:** {_markdown(report.model)}", ""]
+    lines = [f"## {_MARKS[report.result]} Seatrial: {report.result} - {prose(report.answer)}", ""]
+    lines += [f"**Requested coverage:** {prose(report.requested_coverage)}  ", f"**Model:** {prose(report.model)}", ""]
     lines += ["| Deliverable | Verdict | Proof |", "|---|---|---|"]
-    lines += [f"| {_markdown(line.name)} | {line.verdict} | {_markdown(line.proof)} |" for line in report.deliverables]
+    lines += [f"| {cell(line.name)} | {line.verdict} | {cell(line.proof)} |" for line in report.deliverables]
     missed = [
         f"level {o.number}: {check_words(check)}"
         for o in outcomes(report.trial)
@@ -45,7 +43,7 @@ def step_summary(report: Report, limit: int = SUMMARY_LIMIT) -> str:
         ("Follow-ups", report.follow_ups or ("none",)),
     )
     for title, bullets in sections:
-        lines += ["", f"### {title}", *(f"- {_markdown(bullet)}" for bullet in bullets)]
+        lines += ["", f"### {title}", *(f"- {prose(bullet)}" for bullet in bullets)]
     return _cut(lines, limit)
 
 
@@ -86,10 +84,6 @@ def publish(report: Report, environ: Mapping[str, str]) -> list[str]:
         # The verdict stands whether or not GitHub can show it, but nobody should look for a summary that is not there.
         lines.append(_command(False, "Seatrial", f"{target}: cannot write the step summary: {error.strerror or error}"))
     return lines
-
-
-def _markdown(text: str) -> str:
-    return _MARKUP.sub(r"\\\1", html.escape(one_line(text), quote=False))
 
 
 def _cut(lines: list[str], limit: int) -> str:

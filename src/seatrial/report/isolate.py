@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from seatrial.model.isolation import Matrix, Measured, Rerun, settings
-from seatrial.report.text import number, one_line
+from seatrial.report.markdown import cell, prose
+from seatrial.report.text import number
 
 
 def matrix_md(matrix: Matrix) -> str:
-    """The matrix; recorded texts are kept to one line each, and cannot end a cell."""
+    """The matrix; recorded texts are no markup, and cannot end a line or a cell."""
     head = [
-        f"Isolation of level {matrix.level}, {one_line(matrix.title)}, of {one_line(matrix.trial)}",
+        f"Isolation of level {matrix.level}, {prose(matrix.title)}, of {prose(matrix.trial)}",
         "",
-        *(f"- {one_line(text)}" for text in matrix.conclusion),
+        *(f"- {prose(text)}" for text in matrix.conclusion),
         "",
         "| run | settings | verdict | original failure | missed check | reason | log |",
         "|---|---|---|---|---|---|---|",
@@ -30,5 +31,4 @@ def _rerun(item: Rerun) -> str:
 
 def _row(name: str, changed: str, verdict: str, failure: str, measured: Measured | None, reason: str, log: str) -> str:
     missed = f"{measured.name}: {number(measured.value)}" if measured else ""
-    cells = [one_line(cell).replace("|", r"\|") for cell in (name, changed, verdict, failure, missed, reason, log)]
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(map(cell, (name, changed, verdict, failure, missed, reason, log)))} |"

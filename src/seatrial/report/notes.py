@@ -10,11 +10,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
+from seatrial.model.advice import Situation, advise
 from seatrial.model.record import Baseline, EnvironmentRecord, LevelResult, RepoState, Trial
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.report.bits import bit_words
-from seatrial.report.deliverables import LOG, level_directory
-from seatrial.report.outcome import Outcome, compared, known_issues, side_name, stoppers
+from seatrial.report.outcome import Outcome, altered_words, compared, known_issues, side_name, stoppers
 from seatrial.report.text import unique
 
 _KEY_PACKAGES = (
@@ -79,6 +79,7 @@ def limitations(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
         lines += [f"{'base' if trial.baseline.origin == 'base' else 'baseline'}: {note}" for note in trial.baseline.notes]
         lines += _bit_limits(trial)
     lines += _environment_limits(trial.environment)
+    lines += [altered_words(trial.alterations, _SHOWN_PATHS)] if trial.alterations else []
     return unique(lines)
 
 
@@ -113,7 +114,7 @@ def follow_ups(trial: Trial, levels: Sequence[Outcome]) -> tuple[str, ...]:
         if outcome.verdict is Verdict.SKIPPED and trial.status == "done":
             lines.append(f"run level {outcome.number} ({outcome.title}): {outcome.reason}")
         elif outcome.verdict in (Verdict.FAIL, Verdict.BLOCKED) and not told and not waiting:
-            lines += _next_step(outcome, trial.status != "done")
+            lines += _next_step(outcome, trial)
     if waiting:
         lines.append("run the trial again once the preflight passes")
     elif trial.status != "done":
@@ -140,18 +141,27 @@ def _pre_existing(trial: Trial, levels: Sequence[Outcome]) -> list[str]:
     return [f"{one.deliverable}: pre-existing{': not evidence against the change' if one.excuses else ''} ({one.note})" for one in found]
 
 
-def _next_step(outcome: Outcome, interrupted: bool) -> list[str]:
-    """Where to look for what a level says no more about."""
-    result, where = outcome.result, level_directory(outcome)
+def _next_step(outcome: Outcome, trial: Trial) -> list[str]:
+    """What to do about a level that says no more than its verdict."""
+    result, interrupted = outcome.result, trial.status != "done"
     if interrupted and outcome.verdict is Verdict.BLOCKED:
         return []  # resuming is what there is to do, and is said once
-    if result is None or not result.phases:
-        return [f"level {outcome.number}: remove what blocks it, then run it again"]
-    if result.vacuous:
-        return [f"level {outcome.number}: change what made the run vacuous, then run it again"]
-    if any(not check.passed for check in result.checks):
-        return [f"level {outcome.number}: see the missed checks in {where}/checks.json or report.html"]
-    return [f"level {outcome.number}: find the cause in {where}/{LOG}, then run the level again"]
+    boundary = (result.boundary if result else None) or Boundary.ENVIRONMENT
+    fault = trial.baseline is not None and trial.baseline.absent == "fault"
+    situation = Situation(
+        boundary=boundary,
+        verdict=outcome.verdict,
+        loop=trial.plan.loop,
+        level=outcome.number,
+        run=f"trials/{trial.id}",
+        changes=tuple(f"{repo.name}={repo.path}" for repo in trial.plan.changes if not repo.companion),
+        options=trial.plan.options,
+        model=trial.plan.model,
+        arguments=trial.plan.arguments,
+        compared=trial.baseline is not None and trial.baseline.absent is None,
+        fault="of --fault" if fault else None,
+    )
+    return [f"level {outcome.number}: {text}" for text in advise(situation)]
 
 
 def _repository(repo: RepoState) -> str:

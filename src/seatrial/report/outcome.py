@@ -7,14 +7,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seatrial.model.record import Baseline, Comparison, Finding, LevelResult, PlannedLevel, Trial
+from seatrial.model.record import Alteration, Baseline, Comparison, Finding, LevelResult, PlannedLevel, Trial
 from seatrial.model.verdict import Boundary, Verdict
 
 NOT_EVIDENCE = "this is not evidence against the change"
 DOUBT = "compare them before you excuse it"
 """Ends the note on a failure that was there before, but was not quite the same."""
+
+RECORD = "trial.json"
+ALTERED = {
+    "changed": "changed",
+    "removed": "is gone",
+    "added": "was added",
+    "linked": "is a link now",
+    "edited": "was edited",
+    "unrecorded": "has no digests",
+}
+OLDER = "an older Seatrial recorded this trial without digests, so nobody can tell whether its files are as they were"
+_SHOWN_ALTERED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,15 @@ def outcomes(trial: Trial) -> tuple[Outcome, ...]:
             found.append(_without_result(trial, level))
     found.extend(_judged(result) for result in trial.levels if (result.number, result.name) not in planned)
     return tuple(found)
+
+
+def altered_words(found: Sequence[Alteration], shown: int = _SHOWN_ALTERED) -> str:
+    """What of a run directory was altered, in a few words."""
+    if any(one.path == RECORD and one.code == "unrecorded" for one in found):
+        return OLDER
+    words = [f"{one.path} {ALTERED[one.code]}" for one in found]
+    more = f", and {len(words) - shown} more" if len(words) > shown else ""
+    return f"altered after it was recorded: {', '.join(words[:shown])}{more}"
 
 
 def ran(result: LevelResult) -> bool:

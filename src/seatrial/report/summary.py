@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from seatrial.model.record import Report
-from seatrial.report.text import one_line
+from seatrial.report.markdown import prose
 
 
 def summary_md(report: Report) -> str:
-    """The summary; recorded texts are kept to one line each, so that none can imitate a heading."""
+    """The summary; recorded texts are no markup, and stay on one line each, so that none can imitate a heading."""
     head = [
-        f"Result: {report.result} - {one_line(report.answer)}",
-        f"Requested coverage: {one_line(report.requested_coverage)}",
-        f"Model: {one_line(report.model)}",
+        f"Result: {report.result} - {prose(report.answer)}",
+        f"Requested coverage: {prose(report.requested_coverage)}",
+        f"Model: {prose(report.model)}",
     ]
     sections = (
         ("Deliverables", (f"{line.name}: {line.verdict} - {line.proof}" for line in report.deliverables)),
@@ -25,5 +25,5 @@ def summary_md(report: Report) -> str:
 
 
 def _section(title: str, bullets: Iterable[str]) -> str:
-    lines = [f"- {one_line(bullet)}" for bullet in bullets] or ["- none"]
+    lines = [f"- {prose(bullet)}" for bullet in bullets] or ["- none"]
     return "\n".join([f"{title}:", *lines])

@@ -17,7 +17,22 @@ from pydantic import Field, model_validator
 from seatrial.launch.servers import Server
 from seatrial.model.job import Mount, Name, Variables
 from seatrial.model.record import Record
-from seatrial.rollouts.values import Count, Label, Number, Repeats, Sampling, Seconds, Share, Url, Variable, Whole, parse_numbers
+from seatrial.rollouts.values import (
+    Arguments,
+    Count,
+    Label,
+    Number,
+    Repeats,
+    Sampling,
+    Seconds,
+    Share,
+    Url,
+    Variable,
+    Whole,
+    parse_numbers,
+    secret_message,
+    tokens_in,
+)
 
 
 class Dataset(Record):
@@ -157,9 +172,9 @@ class Gym(Record):
     """Interpreter of your own Gym environment or checkout."""
     directory: str | None = None
     """Where Gym's relative paths start: the root of your Gym checkout."""
-    run_arguments: tuple[str, ...] = ()
+    run_arguments: Arguments = ()
     """More arguments of `gym env start`."""
-    collect_arguments: tuple[str, ...] = ()
+    collect_arguments: Arguments = ()
     """More arguments of `gym eval run`; needs driver = "collector"."""
     servers: Count | None = None
     """How many servers must be healthy; None takes what Gym's configuration starts."""
@@ -271,6 +286,8 @@ class Campaign(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if (key := tokens_in(self.model_dump(mode="json"))) is not None:
+            raise ValueError(secret_message(key))
         names = [dataset.name for dataset in self.datasets]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two datasets are called {twice[0]}")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, Strict, StringConstraints
 
+from seatrial.evidence.redact import Redactor
+from seatrial.model.secret_names import looks_random
 from seatrial.rollouts.inputs.reading import unstorable
 
 MOST_REPEATS = 100_000
 """Of a row. They are listed one by one; more are a slip of the keyboard."""
+_SHAPES = Redactor({})
 _LARGEST_LABEL = (1 << 63) - 1
 NUMBERS = frozenset(
     {
@@ -32,11 +35,56 @@ def _without_secrets(url: str) -> str:
     return url
 
 
+def secret_in(value: Any, where: str = "", clear: Callable[[Any], Any] = _SHAPES.value) -> str | None:
+    """The key below `where` whose value is a secret, "" for the value itself; None where there is none. `clear` takes secrets out."""
+    entries = list(value.items()) if isinstance(value, Mapping) else []
+    for key, entry in entries:
+        inner = f"{where}.{key}" if where else str(key)
+        found = secret_in(entry, inner, clear)
+        if found is not None or (not isinstance(entry, Mapping) and clear({key: entry}) != {key: entry}):
+            return found or inner
+    for entry in value if isinstance(value, list | tuple) else ():
+        if (found := secret_in(entry, where, clear)) is not None:
+            return found
+    return where if clear(value) != value else None
+
+
+def _refuse_secrets(value: Any) -> Any:
+    """What stands in a campaign is stored, shown and sent to every shard."""
+    if (key := secret_in(value)) is not None:
+        raise ValueError(secret_message(key))
+    return value
+
+
+def tokens_in(value: Any) -> str | None:
+    """The key whose value holds a token; a prompt may speak of passwords."""
+    return secret_in(value, clear=_SHAPES.names)
+
+
+def secret_message(key: str) -> str:
+    """Why a secret is refused; it is not repeated."""
+    what = f"{key} holds a secret" if key else "a secret stands here"
+    return f"{what}; campaign.toml is stored and shown: export it, and name its variable with policy.key_env"
+
+
+def _variable(name: str) -> str:
+    """A name is stored and shown; a key that was typed in its place is neither."""
+    if (
+        not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", name)
+        or _SHAPES.tokens(name) != name
+        or (looks_random(name) and not name.isupper())
+    ):
+        raise ValueError("the name of a variable is meant, not a key: export the key, and write the name of its variable here")
+    return name
+
+
 def _sayable(sampling: Mapping[str, Any]) -> Mapping[str, Any]:
     """A date of TOML would become a text on its way, and NaN nothing at all; a text for a number fails each request."""
     for key, value in sampling.items():
         if what := unstorable(value):
             raise ValueError(f"{key} holds {what}, which no request can say")
+    _refuse_secrets(sampling)
+    for key, value in sampling.items():
         if key in NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float | None)):
             raise ValueError(f"{key} = {value!r}: a number is meant")
     return sampling
@@ -44,7 +92,9 @@ def _sayable(sampling: Mapping[str, Any]) -> Mapping[str, Any]:
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")]
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$"), AfterValidator(_without_secrets)]
-Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Variable = Annotated[str, AfterValidator(_variable)]
+Arguments = Annotated[tuple[str, ...], AfterValidator(_refuse_secrets)]
+"""Words of a command line."""
 Whole = Annotated[int, Strict()]
 """A text is no number: `repeats = "4"` is a slip, and would be another key's value as easily."""
 Number = Annotated[float, Strict()]

@@ -21,6 +21,9 @@ _KEEP = 2000  # chains remembered; a log with more repeats itself, and the last 
 _DETAIL = 12  # lines kept of a message
 _GAP = 40  # lines after which a connector no longer belongs to the chain above
 _FOREIGN = 60  # lines of other writers tolerated inside a traceback
+CRASH = "crash"
+"""The name of what a crash raised."""
+_FRAMES = 60  # frames kept of one traceback, the innermost ones
 
 
 class How(Enum):
@@ -31,6 +34,8 @@ class How(Enum):
     """Printed by a handler: counts only if its process did nothing afterwards."""
     NOTED = "noted"
     """Printed for information: never a cause."""
+    WARNED = "warned"
+    """Printed by a handler as a warning: never a cause, but counted (see `survived`)."""
     BARE = "bare"
     REPORT = "report"
     TEST = "test"
@@ -48,6 +53,8 @@ class Raised:
     """The exception's own lines: numbers and texts, the first being `line`."""
     tail: tuple[str, ...] = ()
     """The last frames before it."""
+    frames: tuple[str, ...] = ()
+    """The `File "…", line n, in …` lines of its traceback."""
 
     @property
     def carrier(self) -> bool:
@@ -76,6 +83,16 @@ class Chain:
             return next((r for r in self.raised if shapes.short(r.name) in shapes.INTERRUPTS), self.raised[0])
         said = [r for r in self.raised if shapes.short(r.name) != shapes.WRAPPER] or self.raised
         return next((r for r in said if not r.carrier), said[0])
+
+    @property
+    def crash(self) -> bool:
+        """Whether it is a crash in native code."""
+        return self.raised[0].name == CRASH
+
+    @property
+    def forced(self) -> bool:
+        """Whether it is a kill that nobody sends to a process that is done: the machine ran out of memory."""
+        return self.how is How.KILLED and any(shapes.FORCED.search(text) for raised in self.raised for _, text in raised.lines)
 
     @property
     def primary(self) -> bool:
@@ -127,6 +144,7 @@ class _Process:
         self._indent = 0
         self._gap = 0
         self._tail: deque[str] = deque(maxlen=6)
+        self._frames: deque[str] = deque(maxlen=_FRAMES)
         self._lead = ""
 
     def feed(self, line: Line) -> None:
@@ -174,6 +192,7 @@ class _Process:
         self._indent = 0 if self._group else len(before) - len(before.lstrip(" ")) if not word else 0
         self._framing, self._linked, self._gap = True, False, 0
         self._tail.clear()
+        self._frames.clear()
 
     def _how(self, word: str, level: str) -> How:
         """Who handles the traceback that starts here."""
@@ -181,7 +200,7 @@ class _Process:
             found = shapes.LEVEL.match(word)
             level = level or (found[1] or found[2] if found else "ERROR")
         if level:
-            return How.LOGGED if level in shapes.SEVERE else How.NOTED
+            return How.LOGGED if level in shapes.SEVERE else How.WARNED if level in shapes.WARNINGS else How.NOTED
         if shapes.NOTED.search(self._lead):
             return How.NOTED
         found = shapes.LEVEL.match(self._lead)
@@ -193,7 +212,7 @@ class _Process:
         if self._indent and not text[: self._indent].strip():
             text = text[self._indent :]
         if not text or text[0] in " \t^":
-            self._tail.append(text)
+            self._keep(text)
             return True
         named = shapes.RAISED.match(text)
         if named and named[1] not in shapes.NOT_NAMES:
@@ -208,7 +227,7 @@ class _Process:
         """After an exception's line: the rest of its message, or the link to the next."""
         if text.startswith('  File "') or (self._linked and text.startswith("ray::")):
             self._framing, self._linked, self._gap = True, False, 0
-            self._tail.append(text)
+            self._keep(text)
             return True
         if shapes.CONNECTOR.match(text):
             self._linked = True
@@ -225,7 +244,7 @@ class _Process:
                 last.lines.append((line.number, text))
                 chain.end = line.number
             return True
-        if text[0] in " \t" and self._gap == 0:
+        if text[0] in " \t" and self._gap == 0 and not shapes.NATIVE.match(text):
             if len(last.lines) < _DETAIL:
                 last.lines.append((line.number, text))
             chain.end = line.number
@@ -236,18 +255,30 @@ class _Process:
         return False
 
     def _add(self, chain: Chain, line: Line, text: str, name: str, message: str) -> None:
-        raised = Raised(name, message, line.number, [(line.number, text)], tuple(t for t in self._tail if t.strip(" ^~")))
+        tail = tuple(t for t in self._tail if t.strip(" ^~"))
+        raised = Raised(name, message, line.number, [(line.number, text)], tail, tuple(self._frames))
         chain.raised.append(raised)
         chain.end = line.number
         chain.after = self.ordinary
         self._framing, self._linked, self._gap = False, False, 0
         self._tail.clear()
+        self._frames.clear()
+
+    def _keep(self, text: str) -> None:
+        """A line inside a traceback."""
+        self._tail.append(text)
+        if text.lstrip().startswith('File "'):
+            self._frames.append(text.strip())
 
     def _outside(self, line: Line, text: str) -> None:
         """A line outside of any traceback: an event of its own, or ordinary output."""
         event = _event(line, text)
         if event is None:
             self.ordinary += bool(text.strip())
+            if text.lstrip().startswith('File "'):
+                self._keep(text)  # a progress bar may hide whose traceback it is
+            elif text.strip() and text[0] not in " \t":
+                self._frames.clear()
             return
         self.close()
         how, name, message = event
@@ -261,11 +292,11 @@ def _event(line: Line, text: str) -> tuple[How, str, str] | None:
         return None
     if "FAIL" in text and (report := shapes.REPORT.match(text)):
         inner = shapes.REPORTED.search(report[1] or report[2])
-        return (How.REPORT, inner[1], inner[2]) if inner else (How.REPORT, "FAIL", report[1])
+        return (How.REPORT, inner[1], inner[2]) if inner else (How.REPORT, "FAIL", report[1] or report[2])
     if text[0] == "E" and (test := shapes.TEST.match(text)):
         return How.TEST, test[1] or "AssertionError", test[2] or test[3] or ""
     if shapes.CRASHED.match(text):
-        return How.UNCAUGHT, "crash", text
+        return How.UNCAUGHT, CRASH, text
     if not line.process and shapes.KILLED.match(text):
         return How.KILLED, "killed", text
     if bare := shapes.BARE.match(text):

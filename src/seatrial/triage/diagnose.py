@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.model.knowledge import Milestone, Signature
+from seatrial.model.log_text import Samples
 from seatrial.model.record import Diagnosis
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage import shapes
 from seatrial.triage.cause import Cause, Progress, find_cause, in_order, independent, survived
-from seatrial.triage.chain import Chain, ChainReader, How
+from seatrial.triage.chain import CRASH, Chain, ChainReader, How
 from seatrial.triage.log import Line, Log, read_log
 from seatrial.triage.signatures import GENERAL, Hit, Scan, first_match, load_signatures
+from seatrial.triage.survived import Survivors
 
 _TAIL = 8  # last lines searched for a known failure when nothing was raised; further up it may be a mere mention
 _WINDOW = 200  # lines before a report of another process's death that may hold its cause
@@ -55,28 +57,39 @@ _UNKNOWN_ADVICE = "No known failure matches. Read the excerpt; if the cause is u
 
 def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[Signature]) -> Diagnosis:
     """Triage one log. `signatures` are the loop's own; the general ones are always added after them."""
-    known = (*signatures, *load_signatures(GENERAL))
+    general = load_signatures(GENERAL)
+    plain, framed = tuple(s for s in signatures if not s.frame), tuple(s for s in signatures if s.frame)
+    known = (*plain, *general)
     log = read_log(path)
-    scan, reader, tail = Scan(milestones, known), ChainReader(), deque[Line](maxlen=_TAIL)
+    scan, reader, tail = Scan(milestones, (*known, *framed)), ChainReader(), deque[Line](maxlen=_TAIL)
+    survivors, samples = Survivors(), Samples()
     for line in log:
+        if milestones and samples.holds(line.process, line.body):
+            continue  # what a model wrote is no word of the run
         scan.feed(line)
         reader.feed(line)
         if line.body.strip():
             tail.append(line)
+        if milestones:
+            survivors.feed(line)
     scan.finish()
     harmless = [s for s in known if s.harmless and scan.counts(s)]
     chains = reader.finish()
     counting = [s for s in known if not s.harmless and scan.counts(s)]
-    triage = _Triage(log, milestones, scan, Progress(in_order(scan.reached, milestones)), counting, harmless)
+    loops = [s for s in signatures if not s.harmless and not s.silent and scan.counts(s)]
+    progress = Progress(in_order(scan.reached, milestones), milestones)
+    triage = _Triage(log, milestones, scan, progress, counting, harmless, loops)
     for chain in chains:
         # Servers are stopped by a signal when the work is done; a forced kill (no memory while saving) is no such thing.
-        stopped = chain.how is How.KILLED and triage.finished() and not any(shapes.FORCED.search(hit.text) for hit in _lines(chain))
+        stopped = chain.how is How.KILLED and triage.finished() and not chain.forced
         if stopped or any(first_match(s, _lines(chain)) for s in harmless):
             chain.how = How.NOTED
     found = [*triage.silent(), *(triage.failure(chains, tail) or triage.ending(tail, chains))]
+    found = found or list(survivors.beyond(chains, progress, harmless, [s for s in framed if scan.counts(s)]))
     decisive = min(found, key=lambda d: (d.verdict is not Verdict.FAIL, d.line or 0), default=Diagnosis())
     last = triage.progress.last()
-    noise = _noise(scan, harmless, [chain for chain in chains if survived(chain, triage.progress)])
+    mentioned = [hit for hit in survivors.lines() if hit.line != decisive.line]
+    noise = _noise(scan, harmless, [chain for chain in chains if survived(chain, triage.progress)], mentioned)
     return decisive.model_copy(update={"file": str(path), "milestone": last.id if last else None, "noise": noise})
 
 
@@ -91,6 +104,8 @@ class _Triage:
     known: Sequence[Signature]
     """Signatures that count for this log, without the harmless ones."""
     harmless: Sequence[Signature]
+    loops: Sequence[Signature]
+    """The loop's own, by which an unknown failure may be known from the calls that raised it."""
 
     def finished(self) -> bool:
         """Whether the last milestone of the loop is the last one reached."""
@@ -101,7 +116,12 @@ class _Triage:
         """Known failures that count wherever they occur."""
         for signature in self.known:
             if signature.silent and signature.pattern in self.scan.hits:
-                yield _known(signature, self.scan.hits[signature.pattern], ())
+                count = self.scan.times.get(signature.pattern, 1)
+                if count <= max(signature.tolerated, int(signature.share * self.progress.rounds())):
+                    continue
+                found = _known(signature, self.scan.hits[signature.pattern], ())
+                often = f"{count} such lines. {found.advice}" if count > 1 else found.advice
+                yield found.model_copy(update={"times": count, "advice": often})
 
     def failure(self, chains: Sequence[Chain], tail: Sequence[Line]) -> list[Diagnosis]:
         """The failure that ended the run, if there is one. Of a test runner's many unknown ones its last line tells most."""
@@ -134,11 +154,14 @@ class _Triage:
         chain, raised = cause
         own = [Hit(raised.line, f"{raised.name}: {raised.message}"), *(Hit(*line) for line in raised.lines)]
         excerpt = (*raised.tail, *(text for _, text in raised.lines[:6]))
-        found = self._match([*self._around(chain), *own] if raised.carrier or raised.name == "crash" else own)
-        name = shapes.short(raised.name) if raised.name != "crash" and chain.how is not How.KILLED else None
+        found = self._match([*self._around(chain), *own] if raised.carrier or raised.name == CRASH else own)
+        name = shapes.short(raised.name) if raised.name != CRASH and chain.how is not How.KILLED else None
         if found is not None:
             return _known(*found, excerpt).model_copy(update={"exception": name})
         line, text = _decisive(cause)
+        called = self._by_call(raised.frames) if name is not None else None
+        if called is not None:
+            return _known(called, Hit(line, text), excerpt).model_copy(update={"exception": name})
         boundary, verdict = self._place(cause)
         advice = _KILL_ADVICE if chain.how is How.KILLED else _UNKNOWN_ADVICE
         return Diagnosis(
@@ -151,13 +174,16 @@ class _Triage:
             advice=advice,
         )
 
+    def _by_call(self, frames: Sequence[str]) -> Signature | None:
+        """The loop's signature that knows the failure by a call that raised it: a reward function may raise anything."""
+        return next((s for s in self.loops if any(re.search(s.pattern, frame) for frame in frames)), None)
+
     def _around(self, chain: Chain) -> list[Hit]:
         """What stands around a report that something died, and may say why. A process that crashed said it itself."""
         reached = self.progress.before(chain.start)
         first = max(reached.line if reached else 0, chain.start - _WINDOW)
         lines = self.log.between(first, chain.end + _DETAIL)
-        crash = chain.first.name == "crash"
-        return self._telling(line for line in lines if not crash or line.process.startswith(chain.process))
+        return self._telling(line for line in lines if not chain.crash or line.process.startswith(chain.process))
 
     def _telling(self, lines: Iterable[Line]) -> list[Hit]:
         """Lines that may say what happened: harmless ones do not."""
@@ -206,23 +232,25 @@ def _decisive(cause: Cause) -> tuple[int, str]:
         detail = next(((number, text.strip()) for number, text in raised.lines if "[type=" in text), None)
         if detail:
             return detail[0], f"{raised.name}: {detail[1]}"
-    if chain.how in (How.REPORT, How.KILLED) or raised.name == "crash":
+    if chain.how in (How.REPORT, How.KILLED) or raised.name == CRASH:
         return raised.line, raised.lines[0][1]
     return raised.line, f"{raised.name}: {raised.message}" if raised.message else raised.name
 
 
 def _lines(chain: Chain) -> list[Hit]:
-    """The lines of a chain that a harmless signature may match: the one that opens the traceback, and its exceptions. The
-    line before may be noise of its own, and acquits nothing."""
+    """The lines of a chain that a harmless signature may match: the one that opens the traceback, and its exceptions' own. The
+    line before may be noise of its own, and what follows an exception may be that of a shutdown: neither acquits anything."""
     opening = chain.lead.rpartition("\n")[2] if shapes.HEADER in chain.lead else ""
-    return [Hit(chain.start, opening), *(Hit(*line) for raised in chain.raised for line in raised.lines)]
+    return [Hit(chain.start, opening), *(Hit(*raised.lines[0]) for raised in chain.raised)]
 
 
-def _noise(scan: Scan, harmless: Sequence[Signature], survivors: Sequence[Chain]) -> tuple[str, ...]:
+def _noise(scan: Scan, harmless: Sequence[Signature], survivors: Sequence[Chain], mentioned: Sequence[Hit]) -> tuple[str, ...]:
     """Harmless lines and survived exceptions, each once, in the order of the log."""
     seen = {_clip(hit.text): hit.line for s in harmless if (hit := scan.hits.get(s.pattern))}
     for chain in survivors:
         seen.setdefault(_clip(f"survived {chain.first.name}: {chain.first.message}"), chain.first.line)
+    for hit in mentioned:
+        seen.setdefault(_clip(hit.text), hit.line)
     ordered = sorted(seen.items(), key=lambda item: item[1])
     return tuple(f"line {line}: {text}" for text, line in ordered[:_NOISE])
 

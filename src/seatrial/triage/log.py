@@ -2,10 +2,11 @@
 
 - Line numbers count newline characters only, as `sed -n Np` does; the segments of a progress bar (`\\r`) share the
   number of their line and are yielded one by one.
-- Colour codes, leading time stamps (ours, and epoch seconds) and the label of a run are removed; undecodable bytes stay visible.
+- Colour codes and what a launcher puts before a line (`log_text.without_head`) are removed; undecodable bytes stay visible.
 - The prefix that names the writing process, as `(Worker pid=7) ` or `[rank1]: `, is split off into `process`, and from
   the body also the mark of a repeated line.
-- Nothing is held: each iteration reads the file again, so a log of any size costs one line of memory.
+- Nothing is held: each iteration reads the file again, and a line that is too long comes in pieces (`files.read_pieces`), so a log
+  of any size costs one piece of memory.
 """
 
 from __future__ import annotations
@@ -16,17 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from seatrial.files import read_pieces
 from seatrial.model.errors import UserError
-
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-_STAMP = re.compile(r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z|\d{10}(?:\.\d+)?) ")
-_LABEL = re.compile(r"\[\w+ \d+step\] ")
-"""What a script puts before every line of one of its runs (`sed 's/^/[mcore 1step] /'`)."""
-_PROCESS = re.compile(
-    r"(?:\((?:[A-Za-z_][\w.:-]*|(?:[A-Za-z_][\w.:\[\]=-]* )?pid=\d+(?:, ip=[^)\s]+)?)\)(?: |$)"  # (name[rank=0] pid=7, ip=…), (name)
-    r"|\[(?:rank|default|trainer|worker)?\d+\]: ?"  # [rank1]:
-    r"|\d{1,5}: )+"  # srun --label
-)
+from seatrial.model.log_text import ANSI, split_process, without_head
 
 _REPEATED = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 """What Ray puts behind a line that it shows once for several processes; a frame or a message ends before it."""
@@ -51,12 +44,23 @@ class Log:
     path: Path
 
     def __iter__(self) -> Iterator[Line]:
-        try:
-            with self.path.open("rb") as stream:
-                for number, raw in enumerate(stream, 1):
-                    yield from _split(number, raw)
-        except OSError as error:
-            raise _unreadable(self.path, error) from error
+        process, blank = "", 0
+        for number, start, piece in read_pieces(self.path):
+            if blank:
+                yield Line(blank, "", "", "")
+            blank = 0 if piece else number  # what follows the last line feed is no line
+            if blank:
+                continue
+            if start:
+                process, body, text = _head(piece.rstrip("\r"))
+            else:
+                body = text = ANSI.sub("", piece) if "\x1b" in piece else piece
+            if "\r" not in text and start:
+                yield Line(number, process, body, text)
+                continue
+            for segment in body.split("\r"):
+                if segment.strip():
+                    yield Line(number, process, segment, f"{process} {segment}" if process else segment)
 
     def between(self, first: int, last: int) -> Iterator[Line]:
         """The lines whose numbers are within `first` and `last`, both included."""
@@ -72,30 +76,19 @@ def read_log(path: Path) -> Log:
     try:
         with path.open("rb"):
             return Log(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
 
 
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot read the log: {error.strerror or error}", "give the path of a log file that you may read")
+def _unreadable(path: Path, error: OSError | ValueError) -> UserError:
+    what = error.strerror if isinstance(error, OSError) else None
+    return UserError(f"{path}: cannot read the log: {what or error}".replace("\0", "\\0"), "give the path of a log file that you may read")
 
 
-def _split(number: int, raw: bytes) -> Iterator[Line]:
-    """Decode one line and cut it at carriage returns; later segments belong to the process of the first."""
-    text = raw.decode("utf-8", "backslashreplace").rstrip("\r\n")
+def _head(text: str) -> tuple[str, str, str]:
+    """The process, the body and the text of the beginning of a line; later parts of it belong to the same process."""
     if "\x1b" in text:
-        text = _ANSI.sub("", text)
-    if text[:1].isdigit() and (stamp := _STAMP.match(text)):
-        text = text[stamp.end() :]
-    if text[:1] == "[" and (label := _LABEL.match(text)):
-        text = text[label.end() :]
-    prefix = _PROCESS.match(text)
-    process, body = (prefix.group().strip(), text[prefix.end() :]) if prefix else ("", text)
-    if " across cluster]" in body:
-        body = _REPEATED.sub("", body)
-    if "\r" not in text:
-        yield Line(number, process, body, text)
-        return
-    for segment in body.split("\r"):
-        if segment.strip():
-            yield Line(number, process, segment, f"{process} {segment}" if process else segment)
+        text = ANSI.sub("", text)
+    text = without_head(text)
+    process, body = split_process(text)
+    return process.strip(), _REPEATED.sub("", body) if " across cluster]" in body else body, text

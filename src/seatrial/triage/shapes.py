@@ -36,6 +36,9 @@ LEVEL = re.compile(
     r"[\s\d\-:.,/+TZ|\[\]()]*(?:\[[\w.]+\])?[\s\-|\[]*\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b|\[?([DIWEF])\d{4} \d\d:\d\d"
 )
 SEVERE = frozenset({"ERROR", "CRITICAL", "FATAL", "E", "F"})
+WARNINGS = frozenset({"WARNING", "WARN", "W"})
+NATIVE = re.compile(r"\s*(?:@ +(?:0x|\()|PC: @|#\d+ +0x|/\S+\.so\S*\(|\*\*\* StackTrace Information)")
+"""A frame of a C++ stack: it belongs to a crash, never to the exception above it."""
 
 NOTED = re.compile(r"Exception ignored in|--- Logging error ---|exception was never retrieved")
 """Lines before a traceback that is printed and dropped by the interpreter."""

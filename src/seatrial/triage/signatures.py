@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 
 from seatrial.files import read_text
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, parse_toml
 from seatrial.model.knowledge import Milestone, Signature
 from seatrial.model.verdict import Verdict
 from seatrial.triage.cause import Reached
@@ -26,6 +26,8 @@ from seatrial.triage.log import Line
 GENERAL = Path(__file__).with_name("signatures.toml")
 """Failures that any loop may meet; always part of a diagnosis."""
 _BLOCK = 2000
+_REPEATED = re.compile(r"\[repeated ([0-9]{1,9})x across cluster\]")
+"""Ray prints a line of several processes once, with their number."""
 
 
 class Hit(NamedTuple):
@@ -38,8 +40,8 @@ class Hit(NamedTuple):
 def load_signatures(path: Path) -> tuple[Signature, ...]:
     """Read a signatures.toml."""
     try:
-        data = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
+        data = parse_toml(read_text(path))
+    except BadValue as error:
         raise UserError(f"{path}: not valid TOML: {error}", "correct the file at that place") from error
     unknown = sorted(set(data) - {"signature"})
     if unknown or not isinstance(data.get("signature", []), list):
@@ -72,6 +74,8 @@ def _signature(where: str, entry: Any) -> Signature:
     if signature.verdict not in accepted:
         fix = "use Fail or Blocked; Skipped (nothing was run) only with silent = true"
         raise UserError(f"{where}: verdict: {signature.verdict} is not supported by a failure", fix)
+    if (signature.tolerated or signature.share) and not signature.silent:
+        raise UserError(f"{where}: tolerated and share are limits of silent signatures", "add silent = true, or remove them")
     if signature.frame and (signature.silent or signature.harmless):
         raise UserError(f"{where}: frame excludes silent and harmless", "remove one of them")
     return signature
@@ -94,12 +98,15 @@ class Scan:
         self.reached: list[Reached] = []
         self.hits: dict[str, Hit] = {}
         """First match by pattern."""
+        self.times: dict[str, int] = {}
+        """How often the pattern of a silent signature matched."""
         self._milestones = [(m.id, compile_pattern(f"milestone {m.id}", m.pattern)) for m in milestones]
         self._wanted = {
             pattern: compile_pattern(f"signature {s.id}", pattern)
             for s in signatures
             for pattern in ((s.pattern,) if s.silent or s.harmless else ()) + s.also + s.unless
         }
+        self._counted = {s.pattern for s in signatures if s.silent}
         self._lines: list[Line] = []
 
     def feed(self, line: Line) -> None:
@@ -117,8 +124,13 @@ class Scan:
         found = [(line.number, order, line.process, name) for order, (name, p) in enumerate(self._milestones) for line in block.matches(p)]
         self.reached.extend(Reached(number, process, name) for number, _, process, name in sorted(set(found)))
         for pattern, compiled in list(self._wanted.items()):
-            if (line := next(block.matches(compiled), None)) is not None:
-                self.hits[pattern] = Hit(line.number, line.text)
+            counted = pattern in self._counted
+            for line in block.matches(compiled):
+                self.hits.setdefault(pattern, Hit(line.number, line.text))
+                if not counted:
+                    break
+                self.times[pattern] = self.times.get(pattern, 0) + times(line.text)
+            if pattern in self.hits and not counted:
                 del self._wanted[pattern]
 
     def counts(self, signature: Signature) -> bool:
@@ -144,17 +156,25 @@ class _Block:
         self._joined = "\n".join(texts)
 
     def matches(self, pattern: re.Pattern[str]) -> Iterator[Line]:
-        """Lines that the pattern matches, in order. A match across lines is none."""
+        """Lines that the pattern matches, in order and once each. A match across lines is none."""
         position = 0
         index = 0
+        last: Line | None = None
         while (match := pattern.search(self._joined, position)) is not None:
             while self._ends[index] <= match.start():
                 index += 1
-            if pattern.search(self._texts[index]):
-                yield self._lines[index]
+            if self._lines[index] is not last and pattern.search(self._texts[index]):
+                last = self._lines[index]
+                yield last
             position = self._ends[index]
             if position > len(self._joined):
                 return
+
+
+def times(text: str) -> int:
+    """For how many lines this one stands."""
+    found = _REPEATED.search(text)
+    return int(found[1]) if found else 1
 
 
 def first_match(signature: Signature, texts: Iterable[Hit]) -> Hit | None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.files import write_json
+from seatrial.loops.facts import PATTERN as FACTS
 from seatrial.metrics.checks import evaluate, undamaged
 from seatrial.metrics.grammar import CheckSyntaxError, one_step
+from seatrial.model.advice import Situation, advise
 from seatrial.model.errors import UserError
 from seatrial.model.knowledge import CheckSpec, Level
 from seatrial.model.loop import Phase
 from seatrial.model.record import CheckResult, Diagnosis, LevelResult, PhaseOutcome
 from seatrial.model.series import Metrics
-from seatrial.model.verdict import Verdict
+from seatrial.model.verdict import Boundary, Verdict
 from seatrial.trial.diagnosis import read_diagnosis
 from seatrial.trial.judge import Evidence, judge
 from seatrial.trial.level import Bench, phase_log
@@ -46,6 +47,15 @@ def _diagnose(bench: Bench, directory: Path, phases: Sequence[Phase], outcomes: 
 
 def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[PhaseOutcome]) -> LevelResult:
     """Read what the level left, judge it, and store checks.json, metrics.jsonl and result.json."""
+    result, metrics = assess(bench, level, directory, outcomes)
+    write_level_metrics(metrics, directory / "metrics.jsonl")
+    write_json(directory / "checks.json", [check.model_dump(mode="json") for check in result.checks])
+    write_json(directory / "result.json", result)
+    return result
+
+
+def assess(bench: Bench, level: Level, directory: Path, outcomes: Sequence[PhaseOutcome]) -> tuple[LevelResult, Metrics]:
+    """The verdict on what the level left; nothing is written."""
     loop = bench.loop
     phases = loop.phases(level, bench.context, directory)
     metrics = read_level_metrics(loop, directory)
@@ -93,24 +103,33 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
         seconds=round(sum(o.seconds for o in outcomes), 2),
         cpu_seconds=round(sum(o.cpu_seconds for o in outcomes), 2),
     )
-    result = result.model_copy(update={"follow_ups": (*result.follow_ups, *_next_steps(bench, result))})
-    write_level_metrics(metrics, directory / "metrics.jsonl")
-    write_json(directory / "checks.json", [check.model_dump(mode="json") for check in checks])
-    write_json(directory / "result.json", result)
-    return result
+    return bench.redactor.record(result.model_copy(update={"follow_ups": (*result.follow_ups, *_next_steps(bench, result))})), metrics
 
 
 def _next_steps(bench: Bench, result: LevelResult) -> tuple[str, ...]:
     """What to do about a level that is no Pass."""
     if result.verdict is Verdict.PASS:
         return ()
-    made = list(bench.loop.next_steps(result, bench.context))
-    if result.verdict is Verdict.FAIL and bench.loop.isolations(result):
-        run = shlex.quote(str(bench.context.run_dir))
-        made.append(f"separate the suspects: seatrial isolate {run} --level {result.number}")
-        if _has_tokens(bench, result):
-            made.append(f"see which sequences and positions diverge: seatrial localize {run} --level {result.number}")
-    return tuple(made)
+    context, loop = bench.context, bench.loop
+    directory = context.run_dir / result.directory
+    situation = Situation(
+        boundary=result.boundary or Boundary.ENVIRONMENT,
+        verdict=result.verdict,
+        loop=loop.name,
+        levels=loop.levels(),
+        level=result.number,
+        run=str(context.run_dir),
+        changes=tuple(f"{repo.name}={repo.path}" for repo in context.changes if not repo.companion),
+        options={name: value for name, value in context.options.items() if name in loop.options()},
+        model=context.model if context.model != loop.default_model else None,
+        arguments=tuple(bench.redactor.value(context.arguments)),
+        compared=any(repo.base for repo in context.changes if not repo.companion),
+        fault=context.options.get("fault") or None,
+        isolable=bool(loop.isolations(result)),
+        tokens=_has_tokens(bench, result),
+        facts=str(directory) if any(directory.rglob(FACTS)) else None,
+    )
+    return (*loop.next_steps(result, context), *advise(situation))
 
 
 def _has_tokens(bench: Bench, result: LevelResult) -> bool:

@@ -29,6 +29,7 @@ from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.record import LevelResult, Plan, PlannedLevel, Record, RepoState, Trial
 from seatrial.model.verdict import Verdict
 from seatrial.trial.differences import under_test
+from seatrial.trial.digests import WEIGHTS, sha256
 from seatrial.trial.interpreter import engine_interpreters
 
 VARIABLE = "SEATRIAL_BASE_CACHE"
@@ -39,8 +40,6 @@ KEPT = 300
 """Entries that stay; the oldest go first."""
 WHOLE = 128 * 1024 * 1024
 """Bytes of a level beyond which it is not kept."""
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".npz")
-"""Files that are left out: nothing is compared in them."""
 READ = (
     *("ACCELERATE", "ATEN", "CUBLAS", "CUDA", "DNNL", "GLOO", "HF_", "KMP_", "LANG", "LC_", "LD_", "MALLOC_", "MKL", "NCCL", "NRL_"),
     *(
@@ -172,15 +171,10 @@ def _digests(places: Iterable[Path]) -> list[str]:
         try:
             for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
                 if file.is_file():
-                    made.append(f"{file.relative_to(place) if place.is_dir() else file.name} {_sha256(file)}")
+                    made.append(f"{file.relative_to(place) if place.is_dir() else file.name} {sha256(file)}")
         except OSError as error:
             raise _NoKeyError(f"{place}: cannot be read: {error.strerror or error}") from error
     return made
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @cache
@@ -190,7 +184,7 @@ def _own_code() -> str:
     files = [file for file in sorted(home.rglob("*")) if file.is_file() and "__pycache__" not in file.parts]
     whole = hashlib.sha256()
     for file in files:
-        whole.update(f"{file.relative_to(home)} {_sha256(file)}\n".encode())
+        whole.update(f"{file.relative_to(home)} {sha256(file)}\n".encode())
     return whole.hexdigest()
 
 
@@ -251,7 +245,7 @@ def _quoted(text: str, plain: bool) -> str:
 def _whole(entry: Entry, files: Path) -> bool:
     """Whether every file is there, and as it was."""
     there = {str(file.relative_to(files)) for file in files.rglob("*") if file.is_file()}
-    return there == set(entry.files) and all(_sha256(files / name) == digest for name, digest in entry.files.items())
+    return there == set(entry.files) and all(sha256(files / name) == digest for name, digest in entry.files.items())
 
 
 def _keepable(result: LevelResult) -> bool:
@@ -275,7 +269,7 @@ def store(key: Key, result: LevelResult, source: Path, changes: Sequence[RepoSta
                 goal = made / FILES / file.relative_to(source)
                 goal.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, goal)
-            digests = {str(file.relative_to(made / FILES)): _sha256(file) for file in (made / FILES).rglob("*") if file.is_file()}
+            digests = {str(file.relative_to(made / FILES)): sha256(file) for file in (made / FILES).rglob("*") if file.is_file()}
             roots = {repo.name: repo.path for repo in changes if not repo.companion}
             entry = Entry(seatrial=seatrial.__version__, level=result.number, name=result.name, roots=roots, files=digests)
             write_json(made / MARKER, entry)

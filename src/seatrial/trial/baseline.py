@@ -29,8 +29,9 @@ from seatrial.loops import loop_of
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.record import Baseline, BitComparison, Comparison, Plan, PlannedLevel, RepoState, Trial
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.report.outcome import altered_words
 from seatrial.report.text import unique
-from seatrial.trial import conduct, rundir
+from seatrial.trial import conduct, rundir, verify
 from seatrial.trial import settle as settling
 from seatrial.trial.base import unbased
 from seatrial.trial.base_cache import Key, level_key, load
@@ -105,7 +106,7 @@ def finish(request: conduct.Request, trial: Trial, listener: Listener) -> Trial:
     """The trial with its comparison, stored; as it is when none was asked for, when it has no verdict yet, or when every
     verdict has been compared already. The directory is held meanwhile: a second Seatrial would take the worktrees away."""
     wanted = trial.baseline
-    if wanted is None or trial.status != "done":
+    if wanted is None or trial.status != "done" or trial.alterations:
         return trial
     alone = settling.own(trial)
     with rundir.locked(request.out):
@@ -175,11 +176,13 @@ def _is_recorded(baseline: Baseline) -> bool:
 def _recorded(trial: Trial, wanted: Baseline, request: conduct.Request) -> Baseline:
     """The comparison with a trial that is only read. Under other conditions nothing is new, and nothing is excused."""
     place = Path(wanted.source)
-    before = rundir.load(place)
+    before = verify.verified(place, rundir.load(place))
     unequal = [*other_settings(before, trial), *other_surroundings(before, trial)]
     notes = [*unequal, *other_changes(under_test(before.plan), under_test(trial.plan))]
     if before.status != "done":
         notes.append(f"the recorded trial is not finished (status: {before.status})")
+    if before.alterations:
+        notes.append(f"the recorded trial: {altered_words(before.alterations)}")
     done = _compared(wanted, before, place, trial, request)
     if unequal:
         update = {"comparisons": tuple(_unequal(one) for one in done.comparisons), "bits": _not_bits(done.bits, unequal[0])}
@@ -220,7 +223,7 @@ def _run(request: conduct.Request, trial: Trial, wanted: Baseline, listener: Lis
     levels, sides = _with_verdict(trial), _sides_to_run(trial, wanted)
     if not levels and not sides:
         raise BlockedError(Boundary.CONFIG, "nothing of the trial itself came to a verdict, so there is nothing to compare", "")
-    before = rundir.load(place) if (place / "trial.json").is_file() else None
+    before = verify.verified(place, rundir.load(place)) if (place / "trial.json").is_file() else None
     if before is None or not _covers(before, sides, levels):
         listener(Stage(_word(wanted), f"{wanted.source}: levels {', '.join(str(level.number) for level in levels) or 'none'}"))
         before = _trial_of(request, trial, wanted, levels, sides, place, listener, stop)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from seatrial.files import read_text
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_json
 from seatrial.model.record import BitComparison, BitDifference
 from seatrial.model.verdict import Boundary
 
@@ -122,7 +123,7 @@ def _files(side: Path) -> Iterator[Path]:
 def _ended(side: Path) -> list[str]:
     """The phases that ran; one that Seatrial cut ended at a moment that no two runs share."""
     try:
-        rows = json.loads(read_text(side / PHASES))
+        rows = parse_json(read_text(side / PHASES))
         cut = next((row for row in rows if row["ended"] != "exited"), None)
         names = [str(row["name"]) for row in rows]
     except (UserError, ValueError, KeyError, TypeError) as error:
@@ -226,7 +227,7 @@ def _objects(file: Path) -> Iterator[dict[str, Any]]:
     *lines, rest = read_text(file).split("\n")
     for number, line in enumerate([*lines, rest] if rest else lines, 1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             raise _NotComparableError(f"{file}:{number} is damaged: {error}") from error
         if not isinstance(row, dict):

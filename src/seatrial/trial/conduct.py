@@ -7,6 +7,9 @@
 - A plan without a level runs nothing, and is Skipped.
 - A level is stored as soon as it is judged; a killed trial loses at most the level that was running.
 - `resume` refuses another environment or another state of the change: the levels of one trial share both.
+- Everything that `resume` needs is written before trial.json, which says that there is a trial: Seatrial may be killed at any moment.
+- A level is stored with the digests of its files (see `digests`). What was altered since then is no Pass, and the `resume`
+  that finds it does not run it.
 """
 
 from __future__ import annotations
@@ -29,17 +32,19 @@ from seatrial.loops import loop_of
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Loop
-from seatrial.model.record import Baseline, Finding, ImportProof, LevelResult, Plan, PlannedLevel, SideResult, Trial
+from seatrial.model.record import Alteration, Baseline, Finding, ImportProof, LevelResult, Plan, PlannedLevel, SideResult, Trial
 from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial import gate, hidden, hindsight, rundir, sides
+from seatrial.report.outcome import RECORD, altered_words
+from seatrial.trial import digests, disk, gate, hidden, hindsight, rundir, sides, verify
 from seatrial.trial.assess import judge_level
 from seatrial.trial.command import command_script
-from seatrial.trial.finish import conclude, is_final, not_run, store
+from seatrial.trial.finish import conclude, is_final, not_run, report, store
 from seatrial.trial.inject import stage
 from seatrial.trial.interpreter import Interpreter, engine_interpreters, find_interpreter
 from seatrial.trial.level import Bench, Limits, run_level
 from seatrial.trial.level_files import level_imports
-from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment, preflight
+from seatrial.trial.machine import IGNORED, LAUNCHER
+from seatrial.trial.preflight import child_environment, preflight
 from seatrial.trial.progress import Ended, Found, Judged, Listener, Planned, SideJudged, Stage
 from seatrial.trial.ray_check import ray_findings
 from seatrial.trial.refuse import refuse_other_change, refuse_other_environment
@@ -68,9 +73,12 @@ class Request:
 
 def start(request: Request, listener: Listener, known: tuple[LevelResult, ...] = ()) -> Trial:
     """Run a new trial to its verdict. `known` are results of levels whose files are there already: these do not run."""
+    _require_room(request)
     redactor = hidden.redactor(request.plan.arguments)
     with rundir.locked(request.out):
-        trial = _store(request, redactor).model_copy(update={"levels": known})
+        trial = _store(request, redactor)
+        found = {path: one for result in known for path, one in digests.of_level(request.out, result.directory).items()}
+        trial = trial.model_copy(update={"levels": known, "files": {**trial.files, **found}})
         listener(Planned(str(request.out), trial.plan))
         return _Conductor(request, listener, redactor).conduct(trial)
 
@@ -81,54 +89,96 @@ def prepare(request: Request, listener: Listener) -> Trial:
     An environment that is not ours is where the job runs, and is recorded there.
     """
     hidden.refuse(request.plan.arguments)
+    _require_room(request)
     redactor = hidden.redactor(request.plan.arguments)
     with rundir.locked(request.out):
         trial = _store(request, redactor)
         listener(Planned(str(request.out), trial.plan))
         conductor = _Conductor(request, listener, redactor)
-        trial = conductor.repositories(trial)
         if conductor.has_environment_here():
             trial, _ = conductor.environment(trial)
         rundir.save(request.out, trial)
         return trial
 
 
+def _require_room(request: Request) -> None:
+    """BlockedError before anything is written, when a disk is too full for what was asked for."""
+    if request.plan.levels:
+        disk.require_room(loop_of(request.plan), request.plan, request.out, request.python, os.environ)
+
+
 def _store(request: Request, redactor: Redactor) -> Trial:
-    """The planned trial. The caller holds the directory."""
+    """The planned trial, with what `resume` needs to run it; trial.json comes last. The caller holds the directory."""
     rundir.require_new(request.out)
+    evidence = request.out / digests.EVIDENCE
+    write_json(evidence / "config.json", redactor.value(dict(request.config)))
+    _store_request(request, redactor)
+    changes = write_repos(request.plan.changes, evidence, redactor)
+    write_json(evidence / CHANGED_FILE, redactor.record(changed_code(changes)))
     trial = Trial(
         id=request.out.name,
         seatrial=seatrial.__version__,
         created=rundir.now(),
-        plan=request.plan.model_copy(update={"arguments": redactor.value(request.plan.arguments)}),
+        plan=request.plan.model_copy(update={"arguments": redactor.value(request.plan.arguments), "changes": changes}),
         command=tuple(redactor.value(sys.argv)),
         status="planned",
         baseline=request.baseline,
+        files=digests.of_evidence(request.out),
     )
-    write_json(request.out / "evidence" / "config.json", redactor.value(dict(request.config)))
     rundir.save(request.out, trial)
     return trial
+
+
+def _store_request(request: Request, redactor: Redactor) -> None:
+    """What `resume` needs and no other file holds."""
+    limits = {"deadline_minutes": request.limits.deadline_minutes, "stall_minutes": request.limits.stall_minutes}
+    python = str(request.python.absolute()) if request.python else None
+    stored = {"python": python, "limits": limits, "options": dict(request.options)}
+    sides = None if request.sides is None else list(request.sides)
+    write_json(request.out / digests.EVIDENCE / "request.json", redactor.names(stored | {"sides": sides, "base": request.base}))
 
 
 def resume(path: Path, listener: Listener) -> Trial:
     """Finish a trial that was killed, interrupted or blocked."""
     path = path.absolute()
-    trial = rundir.load(path)
+    trial = rundir.read(path)
     secret = next((word for word in trial.plan.arguments if "[redacted:" in word), None)
     if secret:
         raise UserError(f"{path}: a loop argument is a secret that was not stored: {secret}", "start a new trial with `seatrial run`")
-    request = request_of(path, trial)
     with rundir.locked(path):
         for place in ("levels", "sides"):
             for pids in path.glob(f"{place}/**/*.pids"):
                 end_leftovers(pids)
-        results: tuple[SideResult | LevelResult, ...] = (*trial.sides, *trial.levels)
-        if trial.status == "done" and all(is_final(result) or result.verdict is Verdict.SKIPPED for result in results):
+        recorded = rundir.read(path)
+        trial = _verified(path, recorded)
+        if trial.alterations:
+            listener(Stage("resume", altered_words(trial.alterations)))
+        if _is_over(recorded, trial.alterations):
             listener(Stage("resume", "nothing to do: every level of this trial has its verdict"))
+            report(path, loop_of(trial.plan), trial)
             return trial
+        if any(one.path == RECORD for one in trial.alterations):  # what it says of levels is not believed: all of them run
+            trial = trial.model_copy(update={"levels": (), "sides": (), "alterations": ()})
+        request = request_of(path, trial)
         refuse_other_change(trial.plan.changes, path, Redactor(os.environ))
         listener(Planned(str(path), trial.plan))
         return _Conductor(request, listener, Redactor(os.environ)).conduct(trial)
+
+
+def _verified(path: Path, recorded: Trial) -> Trial:
+    """The stored trial, as its files support it. Without its evidence an unfinished one is refused."""
+    trial = verify.verified(path, recorded if recorded.status == "done" else rundir.load(path))
+    lost = [one for one in trial.alterations if not one.owner and one.path != RECORD]
+    if lost and trial.status != "done":
+        raise UserError(f"{path}: {altered_words(lost)}", "restore these files, or start a new trial")
+    return trial
+
+
+def _is_over(trial: Trial, altered: Sequence[Alteration]) -> bool:
+    """Whether nothing is left to run: every result is final, or files were altered, which no rerun of the rest makes good."""
+    results: tuple[SideResult | LevelResult, ...] = (*trial.sides, *trial.levels)
+    final = all(is_final(result) or result.verdict is Verdict.SKIPPED for result in results)
+    return trial.status == "done" and (final or any(one.path != RECORD for one in altered))
 
 
 def request_of(path: Path, trial: Trial) -> Request:
@@ -138,6 +188,11 @@ def request_of(path: Path, trial: Trial) -> Request:
     sides = stored.get("sides")
     chosen = None if sides is None or sides is True else tuple(sides or ())  # earlier versions stored whether all of them run
     return Request(trial.plan, path, python, Limits(**stored["limits"]), stored["options"], sides=chosen, base=stored.get("base", False))
+
+
+def _stays(trial: Trial, result: LevelResult | SideResult) -> bool:
+    """Whether a result is kept: it came to a verdict, or its files were altered since."""
+    return is_final(result) or any(one.owner and one.owner == result.directory for one in trial.alterations)
 
 
 class _Conductor:
@@ -153,7 +208,7 @@ class _Conductor:
         path = self.request.out
         with Interruptible() as stop:
             if not trial.plan.levels:
-                return self._finish(self.repositories(trial), ())
+                return self._finish(trial, ())
             try:
                 trial, bench = self._prepare(trial)
             except BlockedError as error:
@@ -163,19 +218,22 @@ class _Conductor:
                 return self._finish(trial, self._blocked(trial, finding), interrupted=stop.signal is not None)
             bad = next((finding for finding in trial.findings if not finding.ok), None)
             if bad:
-                return self._finish(self._sides(trial, bench, bad), self._blocked(trial, bad))
-            trial = self._sides(trial.model_copy(update={"status": "running"}), bench)
+                return self._finish(self._sides(self._begun(trial), bench, bad), self._blocked(trial, bad))
+            trial = self._sides(self._begun(trial), bench)
             shut = gate.shut(trial.sides)
             if shut:
                 return self._finish(trial, self._behind(trial, shut), interrupted=stop.signal is not None)
-            kept = {result.number: result for result in trial.levels if is_final(result)}
+            kept = {result.number: result for result in trial.levels if _stays(trial, result)}
             results: list[LevelResult] = []
             for planned in trial.plan.levels:
                 if stop.signal is not None:
                     cut = self._not_run(planned, Verdict.BLOCKED, "interrupted before this level ran", Boundary.ENVIRONMENT)
                     results.append(kept.get(planned.number, cut))
                     continue
-                result = kept.pop(planned.number, None) or self._level(bench, planned, results)
+                result = kept.pop(planned.number, None)
+                if result is None:
+                    result = self._level(bench, planned, results)
+                    trial = self._with_digests(trial, result)
                 results.append(result)
                 trial = trial.model_copy(update={"levels": (*results, *kept.values()), "imports": self._imports(trial.plan)})
                 rundir.save(path, trial)
@@ -192,15 +250,6 @@ class _Conductor:
                     self.listener(Judged(result))
             return self._finish(trial, tuple(results), interrupted=stop.signal is not None)
 
-    def repositories(self, trial: Trial) -> Trial:
-        """What the trial is of, stored."""
-        path, plan = self.request.out, trial.plan
-        self._store_request()
-        self.listener(Stage("evidence", "repositories, environment, commands"))
-        changes = write_repos(plan.changes, path / "evidence", self.redactor)
-        write_json(path / "evidence" / CHANGED_FILE, changed_code(changes))
-        return trial.model_copy(update={"plan": plan.model_copy(update={"changes": changes})})
-
     def has_environment_here(self) -> bool:
         """Whether the environment is ours or on this machine, and not only where a job will run."""
         own = self.request.python
@@ -210,31 +259,30 @@ class _Conductor:
         """Where the loop runs, stored; built where there is none and it is ours."""
         path = self.request.out
         interpreter = find_interpreter(self.loop, self.request.python, lambda text: self.listener(Stage("environment", text)))
-        environment = environment_record(interpreter.python, interpreter.lock)
+        environment = self.redactor.record(environment_record(interpreter.python, interpreter.lock))
         refuse_other_environment(trial.environment, environment)
-        write_json(path / "evidence" / "environment.json", environment)
-        return trial.model_copy(update={"environment": environment}), interpreter
+        place = path / digests.EVIDENCE / "environment.json"
+        if trial.environment != environment or not place.is_file():
+            files = {name: found for name, found in trial.files.items() if name != str(place.relative_to(path))}
+            if files != trial.files:  # before the file changes, so that a kill in between looks like no edit
+                rundir.save(path, trial.model_copy(update={"files": files}))
+            write_json(place, environment)
+        files = {**trial.files, **digests.of_evidence(path)}
+        return trial.model_copy(update={"environment": environment, "files": files}), interpreter
 
     def _prepare(self, trial: Trial) -> tuple[Trial, Bench]:
         """Evidence and preflight: everything that is known before the first process of the loop starts."""
-        trial, interpreter = self.environment(self.repositories(trial))
+        self.listener(Stage("evidence", "repositories, environment, commands"))
+        trial, interpreter = self.environment(trial)
         plan = trial.plan
         bench = self._bench(plan, interpreter)
-        self._write_commands(bench, plan)
+        self._write_commands(bench, trial)
         self.listener(Stage("preflight"))
         findings = (*interpreter.findings, *preflight(self.loop, plan, bench.context, os.environ), *ray_findings(bench, os.environ))
+        findings = tuple(map(self.redactor.record, findings))
         for finding in findings:
             self.listener(Found(finding))
         return trial.model_copy(update={"findings": findings}), bench
-
-    def _store_request(self) -> None:
-        """What `resume` needs and no other file holds."""
-        request = self.request
-        limits = {"deadline_minutes": request.limits.deadline_minutes, "stall_minutes": request.limits.stall_minutes}
-        python = str(request.python.absolute()) if request.python else None
-        stored = {"python": python, "limits": limits, "options": dict(request.options)}
-        sides = None if request.sides is None else list(request.sides)
-        write_json(request.out / "evidence" / "request.json", stored | {"sides": sides, "base": request.base})
 
     def _bench(self, plan: Plan, interpreter: Interpreter) -> Bench:
         context = Context(
@@ -250,10 +298,25 @@ class _Conductor:
         instruments = stage(self.loop, self.request.out)
         return Bench(self.loop, context, instruments, dict(os.environ), self.redactor, self.request.limits, self.listener)
 
-    def _write_commands(self, bench: Bench, plan: Plan) -> None:
-        """command.sh of every level, before anything runs."""
-        for planned in plan.levels:
-            if planned.skip:
+    def _begun(self, trial: Trial) -> Trial:
+        """The trial while it runs, stored. What runs again has no digests meanwhile."""
+        results: tuple[LevelResult | SideResult, ...] = (*trial.levels, *trial.sides)
+        kept = [result for result in results if _stays(trial, result)]
+        trial = trial.model_copy(update={"status": "running", "files": digests.kept_only(trial.files, kept)})
+        rundir.save(self.request.out, trial)
+        return trial
+
+    def _with_digests(self, trial: Trial, result: LevelResult | SideResult) -> Trial:
+        """The trial with the digests of a run that just came to a verdict; any other runs again."""
+        if not is_final(result) or not result.directory:
+            return trial
+        return trial.model_copy(update={"files": {**trial.files, **digests.of_level(self.request.out, result.directory)}})
+
+    def _write_commands(self, bench: Bench, trial: Trial) -> None:
+        """command.sh of every level that is to run, before anything does."""
+        kept = {result.number for result in trial.levels if _stays(trial, result)}
+        for planned in trial.plan.levels:
+            if planned.skip or planned.number in kept:
                 continue
             level, directory = self.levels[planned.number], rundir.level_directory(self.request.out, planned)
             phases = self.loop.phases(level, bench.context, directory)
@@ -263,7 +326,7 @@ class _Conductor:
 
     def _sides(self, trial: Trial, bench: Bench, bad: Finding | None = None) -> Trial:
         """The tests that go before the levels, each stored as soon as it is judged; a finding blocks them, too."""
-        kept = {side.key: side for side in trial.sides if is_final(side)}
+        kept = {side.key: side for side in trial.sides if _stays(trial, side)}
         results: list[SideResult] = []
         wanted = self.request.sides
         for tests in self.loop.side_tests(bench.context) if wanted != () else ():
@@ -277,6 +340,7 @@ class _Conductor:
                 result = sides.not_run(tests, Verdict.SKIPPED, gate.behind(shut))
             if result is None:
                 result = gate.run_probe(bench, tests) if tests.kind == "probe" else sides.run_side(bench, tests)
+                trial = self._with_digests(trial, result)
             results.append(result)
             trial = trial.model_copy(update={"sides": (*results, *kept.values())})
             rundir.save(self.request.out, trial)
@@ -303,7 +367,7 @@ class _Conductor:
 
     def _blocked(self, trial: Trial, finding: Finding) -> tuple[LevelResult, ...]:
         """Every level that has no final result yet, blocked by what the preflight found."""
-        kept = {result.number: result for result in trial.levels if is_final(result)}
+        kept = {result.number: result for result in trial.levels if _stays(trial, result)}
         reason = f"preflight: {finding.name}: {finding.message}"
         follow = (finding.fix,) if finding.fix else ()
         results = []
@@ -317,7 +381,7 @@ class _Conductor:
 
     def _behind(self, trial: Trial, shut: SideResult) -> tuple[LevelResult, ...]:
         """Every level that has no final result yet, not run because a gate failed."""
-        kept = {result.number: result for result in trial.levels if is_final(result)}
+        kept = {result.number: result for result in trial.levels if _stays(trial, result)}
         why = gate.behind(shut)
         made = {planned.number: self._not_run(planned, Verdict.SKIPPED, planned.skip or why) for planned in trial.plan.levels}
         return tuple(kept.get(number, result) for number, result in made.items())

@@ -12,11 +12,11 @@
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from seatrial.model.guarded import BadValue
 from seatrial.model.record import CheckResult, Comparison, LevelResult, SideResult, Trial
 from seatrial.model.verdict import Verdict
 from seatrial.report.outcome import DOUBT
@@ -90,7 +90,7 @@ def _failing(directory: Path) -> dict[str, str]:
     """The tests that did not pass, with what ended each; those that were run several times by all of it."""
     try:
         cases = [case for case in read_cases(directory / JUNIT) if case.outcome in ("failed", "error")]
-    except (OSError, ET.ParseError):
+    except (OSError, BadValue):
         return {}
     return {case.name: "; ".join(sorted(ADDRESS.sub("0x", one.message) for one in cases if one.name == case.name)) for case in cases}
 

@@ -6,44 +6,30 @@ therefore never Pass here; without a level, Pass means what the reason says: the
 
 from __future__ import annotations
 
-import math
 import re
-from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from seatrial.files import number_to_json
+from seatrial.checks.log_lines import LogFacts, exited, finite, one_run, read_facts
+from seatrial.checks.training_run import Findings, examine, matches
+from seatrial.files import LINE, LeftOut, left_out_of
 from seatrial.metrics.checks import evaluate
-from seatrial.metrics.read import read_metrics
+from seatrial.metrics.read import read_run
 from seatrial.model.knowledge import CheckSpec, Level, Milestone
 from seatrial.model.loop import Loop
 from seatrial.model.record import CheckResult, Diagnosis, Record
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage.log import read_log
+from seatrial.trial.decisive import Case, advice, decisive
 from seatrial.trial.diagnosis import read_diagnosis
 from seatrial.trial.judge import Evidence, Judgement, judge
 from seatrial.trial.stages import Stages, read_stages
 
-NOT_FINITE = re.compile(
-    r"""\{(?=['"](?:loss|reward|num_tokens|train_runtime|eval_\w+)['"]: )[^{}]*['"]: ['"]?(?:-?(?:nan|inf(?:inity)?)|none|null)['"]?[,}]"""
-    r"|\bstep:\d+ - .*:(?:np\.\w+\()?-?(?:nan|inf)\)?(?: - |$)",
-    re.IGNORECASE,
-)
-"""A value in a printed row of metrics: a dict, or `step:3 - key:nan - key:1.0`."""
-EVALUATION = ("eval", "val", "test")
-EXIT_CODE = re.compile(r"\b(?:rc|exit code|exit status)[ =:]+(\d+)\b")
-"""What the shell that launched a run may write as its last line."""
-EXITED = re.compile(
-    r"(?:rc|exit[ _]?code|exit status)[ =:]+(\d+)\b|srun: error: .*exit code (\d+)$|make.*: \*\*\* .* Error (\d+)$", re.IGNORECASE
-)
-"""The same at the start of one of the last lines: the time that was used, or a scheduler's words, may follow."""
-LAST = 8
-FOREIGN = 0.05
-"""Share of values that may differ between a log and its metrics."""
-TIMED_OUT = 124
-"""The exit code of `timeout`: it ended the program after its work, or before; the log says which."""
+STEPS = ("first step", "step begun")
+"""The milestones that only training reaches."""
 
 
 class FileVerdict(Record):
@@ -68,30 +54,76 @@ class FileVerdict(Record):
 def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Level | None, expected: int | None) -> FileVerdict:
     """The verdict on a log and its metrics."""
     diagnosis = read_diagnosis(loop, log)
-    metrics = read_metrics(metric_paths) if metric_paths else loop.read_console(log)
+    printed = loop.read_console(log)
+    metrics = read_run(metric_paths) if metric_paths else printed
     planned = expected if expected is not None else loop.steps_planned((*metric_paths, log))
     done = loop.milestones()[-1]
     completed = diagnosis.milestone == done.id
     # A console that prints too little for a verdict is no failure of the run: what it lacks makes it inconclusive, never a Pass.
     scarce = not metric_paths and loop.unseen(metrics) is not None
+    facts = read_facts(read_log(log), re.compile(done.pattern), re.compile(_step(loop).pattern))
+    reached = loop.steps_reached(metrics)
+    interval = loop.log_interval(tuple(metric_paths))
+    found = examine(metrics, printed if metric_paths else None, loop.signals(), _last(reached, planned), interval)
+    left_out = left_out_of(log)
+    found.doubts += [*_begun_late(loop, metrics, printed, facts), *one_run(facts), *_unread(left_out)]
     evidence = Evidence(
         metrics=metrics,
-        checks=(_completed(done, completed), *_exited(log), *_checks(level, metrics, scarce)),
+        checks=(_completed(done, completed), *exited(facts), *finite(facts), *found.checks, *_checks(level, metrics, scarce)),
         diagnosis=diagnosis,
         steps_expected=planned,
-        steps_reached=loop.steps_reached(metrics),
+        steps_reached=reached,
         vacuous=loop.vacuous(metrics),
     )
     if evidence.steps_reached is None and planned is None and diagnosis.verdict is None and (stages := read_stages(log)):
         return _staged(stages, diagnosis, log)
     judgement = judge(evidence, loop.milestones())
+    checks = (*evidence.checks, *found.doubts)
     if judgement.verdict is Verdict.PASS:
-        foreign = _foreign(loop, log, metrics) if metric_paths else None
-        other = loop.other_run(level, log) if level else None
-        missing = other or _unseen(loop, level, metrics) or _several(evidence) or _restarted(loop, log) or foreign
-        if missing:
-            judgement = Judgement(Verdict.BLOCKED, f"inconclusive: {missing}", Boundary.METRICS, vacuous=True)
-    return _result(judgement, evidence, diagnosis, log, done, _limitations(level, metrics, not metric_paths, planned, scarce))
+        judgement = _inconclusive(loop, log, level, evidence, found) or judge(replace(evidence, checks=checks), loop.milestones())
+    limitations = (*_limitations(loop, level, metrics, not metric_paths, planned, scarce), *loop.not_exercised(log), *_skimmed(left_out))
+    return _result(Case(judgement, evidence, checks, log, loop, level, measured=bool(metric_paths)), limitations)
+
+
+def _inconclusive(loop: Loop, log: Path, level: Level | None, evidence: Evidence, found: Findings) -> Judgement | None:
+    """What a Pass would claim and these files do not show."""
+    other = loop.other_run(level, log) if level else None
+    missing = other or _unseen(loop, level, evidence.metrics) or _several(evidence) or _restarted(loop, log)
+    doubt = found.missed_doubt()
+    if missing is None and doubt is not None:
+        return Judgement(Verdict.BLOCKED, f"inconclusive: {doubt.message or doubt.name}", doubt.boundary, vacuous=True)
+    return Judgement(Verdict.BLOCKED, f"inconclusive: {missing}", Boundary.METRICS, vacuous=True) if missing else None
+
+
+def _step(loop: Loop) -> Milestone:
+    """The milestone of a training step; that of the end where a loop has none."""
+    return next((milestone for milestone in loop.milestones() if milestone.id in STEPS), loop.milestones()[-1])
+
+
+def _last(reached: int | None, planned: int | None) -> int | None:
+    """The last step of the run; a plan that was not reached is another finding."""
+    return reached if reached is None or planned is None else min(reached, planned)
+
+
+def _begun_late(loop: Loop, metrics: Metrics, printed: Metrics, facts: LogFacts) -> list[CheckResult]:
+    """A run whose first rows are late was resumed, and says so. Made only where they are late."""
+    made = []
+    for where, source in (("metrics", metrics), ("log", printed)):
+        losses = [series for tag, series in source.series.items() if series.steps and matches(tag, loop.signals().loss)]
+        if not losses or max(map(len, losses)) < 2 or (source is printed and (source is metrics or source.estimated or source.damage)):
+            continue
+        first, last = min(series.steps[0] for series in losses), max(series.steps[-1] for series in losses)
+        distance = min(after - before for series in losses for before, after in pairwise(series.steps))
+        taken = printed.steps_taken
+        told = taken is not None and taken < last
+        resumed = last - (taken or 0) >= first - distance if told else facts.resumed
+        if first > distance and not resumed:
+            message = (
+                f"the first loss is that of step {first}, and nothing shows that the run was resumed: the steps before it were not seen"
+            )
+            name = f"the first steps are in the {where}"
+            made.append(CheckResult(name=name, kind="proof", passed=False, value=first, message=message, step=first))
+    return made
 
 
 def _completed(done: Milestone, reached: bool) -> CheckResult:
@@ -100,41 +132,10 @@ def _completed(done: Milestone, reached: bool) -> CheckResult:
     return CheckResult(name=f"milestone {done.id!r} reached", kind="proof", passed=reached, message=message, boundary=Boundary.METRICS)
 
 
-def _exited(log: Path) -> list[CheckResult]:
-    """The exit code, where the last lines of the log say one."""
-    last = deque((line.body for line in read_log(log) if line.body.strip() and not line.process), maxlen=LAST)
-    said = [match for line in last if (match := EXITED.match(line))] + ([match] if last and (match := EXIT_CODE.search(last[-1])) else [])
-    if not said:
-        return []
-    code = int(next(group for group in said[-1].groups() if group))
-    return [CheckResult(name="exit code", kind="proof", passed=code in (0, TIMED_OUT), value=code, boundary=Boundary.ENVIRONMENT)]
-
-
 def _checks(level: Level | None, metrics: Metrics, scarce: bool) -> tuple[CheckResult, ...]:
-    """A gradient that is not zero for each model that was trained, and the checks of the level whose metrics are there."""
-    made = []
-    norms = [series for tag, series in metrics.series.items() if tag.rpartition("/")[2] == "grad_norm"]
-    if norms:
-        least = min(max(series.values, default=0.0) for series in norms)
-        text = number_to_json(least)
-        made.append(CheckResult(name="some gradient is not zero", kind="proof", passed=least > 0, value=text, boundary=Boundary.OPTIMIZER))
-    made += _gaps(metrics)
+    """The checks of the level whose metrics are there."""
     specs = [spec for spec in (level.checks if level else ()) if not _excused(spec, level, metrics, scarce)]
-    made += [evaluate(spec.expr, metrics, spec.boundary) for spec in specs]
-    return tuple(made)
-
-
-def _gaps(metrics: Metrics) -> list[CheckResult]:
-    """Losses are logged at even distances; a hole much wider than the others is steps that nobody saw."""
-    made = []
-    for tag, series in metrics.series.items():
-        if tag.rpartition("/")[2] == "loss" and not tag.startswith(EVALUATION) and len(series) > 2:
-            distances = [after - before for before, after in pairwise(series.steps)]
-            widest, usual = max(distances), sorted(distances)[(len(distances) - 1) // 2]
-            holes = tuple(before + usual for before, after in pairwise(series.steps) if after - before > usual)
-            value = f"at most {widest} steps apart, usually {usual}"
-            made.append(CheckResult(name=f"{tag} is logged without holes", kind="proof", passed=not holes, value=value, missing=holes))
-    return made
+    return tuple(evaluate(spec.expr, metrics, spec.boundary) for spec in specs)
 
 
 def _excused(spec: CheckSpec, level: Level | None, metrics: Metrics, scarce: bool) -> str | None:
@@ -167,35 +168,22 @@ def _several(evidence: Evidence) -> str | None:
 def _restarted(loop: Loop, log: Path) -> str | None:
     """The log of more than one run: one may have failed where another wrote what is missing."""
     first = loop.milestones()[0]
-    begun = [line.number for line in read_log(log) if re.search(first.pattern, line.text)]
+    begun = [line.number for line in read_log(log) if re.search(first.pattern, line.body)]
     if len(begun) < 2:
         return None
     return f"the log holds several runs: {first.id!r} is reached in lines {begun[0]} and {begun[1]}; judge one at a time"
 
 
-def _foreign(loop: Loop, log: Path, metrics: Metrics) -> str | None:
-    """Metrics of another run. Both come from the same numbers: what the log prints of them may be rounded, not different."""
-    points = apart = 0
-    for tag, printed in loop.read_console(log).series.items():
-        written = metrics.series.get(tag)
-        values = dict(zip(written.steps, written.values, strict=True)) if written else {}
-        for step, value in zip(printed.steps, printed.values, strict=True):
-            if step in values:
-                points += 1
-                apart += not math.isclose(value, values[step], rel_tol=0.01, abs_tol=0.001)
-    if apart <= points * FOREIGN:
-        return None
-    return f"{apart} of {points} values are not those that the log prints: the metrics are of another run"
-
-
-def _limitations(level: Level | None, metrics: Metrics, from_console: bool, planned: int | None, scarce: bool) -> tuple[str, ...]:
+def _limitations(
+    loop: Loop, level: Level | None, metrics: Metrics, from_console: bool, planned: int | None, scarce: bool
+) -> tuple[str, ...]:
     made = ["judged from files alone: imports, weights and exit codes were not seen"]
     if from_console:
         made.append("metrics were read from the console, rounded as printed there")
     if planned is None:
         made.append("the number of steps the run was to take is not known; give --expect-steps")
     for tag, series in metrics.series.items():
-        if tag.endswith("loss") and series.steps and series.steps[0] > 1:
+        if matches(tag, loop.signals().loss) and series.steps and series.steps[0] > 1:
             made.append(
                 f"{tag} begins at step {series.steps[0]}: the steps before it were not seen (a resumed run, or rows that are sparse)"
             )
@@ -206,19 +194,21 @@ def _limitations(level: Level | None, metrics: Metrics, from_console: bool, plan
     return tuple(made)
 
 
-def _decisive(diagnosis: Diagnosis, log: Path, done: Milestone, passed: bool) -> tuple[str | None, int | None, str]:
-    """The line that decided: the first cause; for a Pass, the line that shows completion; else the first row with a
-    value that is not finite; else the last line of all."""
-    if diagnosis.line is not None and diagnosis.verdict is not None:
-        return diagnosis.file, diagnosis.line, diagnosis.cause
-    last: tuple[int, str] | None = None
-    pattern = re.compile(done.pattern)
-    for line in read_log(log):
-        if not passed and NOT_FINITE.search(line.text):
-            return str(log), line.number, line.text.strip()[:300]
-        if line.text.strip() and (not passed or pattern.search(line.text)):
-            last = (line.number, line.text.strip())
-    return (str(log), last[0], last[1][:300]) if last else (str(log), None, "")
+def _unread(left_out: LeftOut) -> list[CheckResult]:
+    """An endless line was read wherever it may say that something went wrong. Made only where it was not."""
+    if left_out.telling is None:
+        return []
+    message = (
+        f"line {left_out.telling} is longer than {LINE >> 20} MB, and holds too many words of errors and metrics: its middle was not read"
+    )
+    name = "every line of the log was read"
+    return [CheckResult(name=name, kind="proof", passed=False, message=message, boundary=Boundary.METRICS, line=left_out.telling)]
+
+
+def _skimmed(left_out: LeftOut) -> tuple[str, ...]:
+    """What was left out of a log with an endless line."""
+    line = left_out.first
+    return () if line is None else (f"line {line} is longer than {LINE >> 20} MB: its middle was read only where it holds telling words",)
 
 
 def _staged(stages: Stages, diagnosis: Diagnosis, log: Path) -> FileVerdict:
@@ -242,22 +232,20 @@ def _staged(stages: Stages, diagnosis: Diagnosis, log: Path) -> FileVerdict:
     )
 
 
-def _result(
-    judgement: Judgement, evidence: Evidence, diagnosis: Diagnosis, log: Path, done: Milestone, limitations: tuple[str, ...]
-) -> FileVerdict:
-    file, line, text = _decisive(diagnosis, log, done, judgement.verdict is Verdict.PASS)
+def _result(case: Case, limitations: tuple[str, ...]) -> FileVerdict:
+    place, evidence, judgement = decisive(case), case.evidence, case.judgement
     return FileVerdict(
         verdict=judgement.verdict,
         boundary=judgement.boundary,
-        file=file,
-        line=line,
-        text=text,
+        file=place.file,
+        line=place.line,
+        text=place.text,
         steps_reached=evidence.steps_reached,
         steps_expected=evidence.steps_expected,
         reason=judgement.reason,
-        milestone=diagnosis.milestone,
-        signature=diagnosis.signature,
-        advice=diagnosis.advice,
-        checks=evidence.checks,
+        milestone=case.diagnosis.milestone,
+        signature=case.diagnosis.signature,
+        advice=advice(case),
+        checks=tuple(case.checks),
         limitations=limitations,
     )

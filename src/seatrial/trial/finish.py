@@ -14,7 +14,7 @@ from seatrial.model.record import LevelResult, PlannedLevel, SideResult, Trial
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary, Verdict, worst
 from seatrial.report.write import write_reports
-from seatrial.trial import rundir
+from seatrial.trial import digests, rundir
 from seatrial.trial.level_files import read_level_metrics
 
 FINAL = (Verdict.PASS, Verdict.FAIL)
@@ -55,8 +55,13 @@ def conclude(trial: Trial, results: tuple[LevelResult, ...], finished: bool) -> 
 
 def store(path: Path, loop: Loop, trial: Trial) -> None:
     """Write the trial and its reports. The caller holds the directory."""
-    write_json(path / "evidence" / "imports.json", [item.model_dump(mode="json") for item in trial.imports])
+    write_json(path / digests.EVIDENCE / digests.IMPORTS, [item.model_dump(mode="json") for item in trial.imports])
     rundir.save(path, trial)
+    report(path, loop, trial)
+
+
+def report(path: Path, loop: Loop, trial: Trial) -> None:
+    """Write the reports of a trial."""
     write_reports(path, trial, loop.title, loop.levels(), _metrics(path, loop, trial))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from seatrial.model.guarded import parse_json
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Phase
 from seatrial.trial.progress import Listener, Running
@@ -22,7 +22,7 @@ def newest(path: Path) -> tuple[int | None, float | None]:
         return None, None
     for row in reversed(rows):
         try:
-            values = json.loads(row)
+            values = parse_json(row)
         except ValueError:
             break  # the first row may be cut: nothing newer was found
         if not isinstance(values, dict):

@@ -28,8 +28,9 @@ from seatrial.trial import conduct, rundir
 from seatrial.trial.command import command_script
 from seatrial.trial.finish import FINAL
 from seatrial.trial.interpreter import engine_interpreters
+from seatrial.trial.machine import IGNORED, LAUNCHER
 from seatrial.trial.matrix import compared, conclude, first_missed
-from seatrial.trial.preflight import IGNORED, LAUNCHER, child_environment
+from seatrial.trial.preflight import child_environment
 from seatrial.trial.progress import Listener
 
 REPEAT = Isolation("repeat", (), "nothing: the failure does not repeat")

@@ -48,7 +48,7 @@ class Evidence:
 
 def judge(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement:
     """The verdict, by the first rule that applies."""
-    for rule in (_imports, _ended, _crashed, _silent, _steps, _damage, _non_finite, _elsewhere, _vacuous, _checks):
+    for rule in (_imports, _ended, _crashed, _silent, _steps, _damage, _non_finite, _elsewhere, _survived, _vacuous, _checks):
         found = rule(evidence, milestones)
         if found:
             return found
@@ -104,11 +104,11 @@ def _crashed(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement |
     """A process exited with another code than 0, or the log shows an exception that ended it."""
     failed = next((phase for phase in evidence.phases if phase.exit_code != 0), None)
     found = evidence.diagnosis
-    caused = found is not None and found.verdict is not None
+    caused = found is not None and found.verdict is not None and not found.survived
     if failed is None and not (caused and not evidence.phases):
         return None
     how = f"{failed.name}: exit code {failed.exit_code}" if failed else "the log shows a failure"
-    if found is not None and found.verdict is not None:
+    if found is not None and found.verdict is not None and not found.survived:
         verdict, boundary = found.verdict, found.boundary or Boundary.ENVIRONMENT
         if verdict is Verdict.SKIPPED:
             return Judgement(verdict if failed is None else Verdict.BLOCKED, f"nothing was run: {found.cause}", boundary)
@@ -136,7 +136,7 @@ def _in_change(found: Diagnosis, roots: Sequence[str]) -> bool:
 def _silent(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
     """A failure that leaves the exit code at 0."""
     found = evidence.diagnosis
-    if found is None or found.verdict is None:
+    if found is None or found.verdict is None or found.survived:
         return None
     verdict = Verdict.BLOCKED if found.verdict is Verdict.SKIPPED else found.verdict  # its process ran, whatever it did
     return Judgement(verdict, f"exit code 0, yet: {found.cause}", found.boundary)
@@ -191,6 +191,16 @@ def _run_of(check: CheckResult, names: set[str]) -> str:
     pattern = r"\(([\w-]+)[^()]*\)$" if check.kind == "proof" else r"""data\[["']([\w-]+)/"""
     found = re.search(pattern, check.name)
     return found[1] if found and found[1] in names else ""
+
+
+def _survived(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
+    """Errors that the run got over more often than it may: what it measured is inconclusive. A missed check says more."""
+    found = evidence.diagnosis
+    missed = any(not check.passed and check.boundary is not Boundary.CONFIG for check in evidence.checks)
+    if found is None or not found.survived or missed:
+        return None
+    often = f" ({found.times} times)" if found.times > 1 else ""
+    return Judgement(Verdict.BLOCKED, f"inconclusive: the run went on after an error{often}: {found.cause}", found.boundary)
 
 
 def _vacuous(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:

@@ -78,6 +78,7 @@ def run_level(bench: Bench, level: Level, directory: Path) -> tuple[PhaseOutcome
         write_json(directory / "phases.json", [item.model_dump(mode="json") for item in outcomes])
         if outcome.ended != "exited" or outcome.exit_code != 0:
             break
+    bench.redactor.sweep(directory)
     _join_logs(directory, phases)
     return tuple(outcomes)
 
@@ -86,7 +87,7 @@ def set_aside(directory: Path) -> None:
     """Move an earlier attempt into `attempts/`, so that no metric of it is read as one of this attempt."""
     kept = [path for path in directory.glob("*") if path.name not in ("attempts", "command.sh")]
     if kept:
-        number = len(list(directory.glob("attempts/*"))) + 1
+        number = max((int(path.name) for path in directory.glob("attempts/*") if path.name.isdecimal()), default=0) + 1
         target = directory / "attempts" / str(number)
         target.mkdir(parents=True)
         for path in kept:
@@ -105,7 +106,7 @@ def _run_phase(bench: Bench, level: Level, directory: Path, phases: Sequence[Pha
         deadline_s=60 * (limits.deadline_minutes or level.deadline_minutes),
         stall_s=60 * (limits.stall_minutes or level.stall_minutes),
         watch=(directory / phase.name,),
-        line_filter=bench.redactor.lines(program=True).line,
+        line_filter=bench.redactor.lines().line,
     )
     follower = Follower(bench.listener, level, phase, directory / phase.name / "metrics.jsonl")
 

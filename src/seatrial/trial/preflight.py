@@ -1,74 +1,73 @@
 """What is checked before anything starts. Each finding names its boundary and the command that fixes it.
 
-A finding that is not ok blocks the trial: nothing is run, and nothing is held against the change.
+A finding that is not ok blocks the trial: nothing is run, and nothing is held against the change. No finding hides another.
+`seatrial doctor` shows the same findings without a trial.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from seatrial.evidence.use import loads_itself
-from seatrial.launch.ports import free_port
+from seatrial.model.gather import gather
 from seatrial.model.loop import Context, Loop
 from seatrial.model.record import Finding, Plan, RepoState
 from seatrial.model.verdict import Boundary
+from seatrial.trial import disk, machine
+from seatrial.trial.machine import IGNORED, LAUNCHER
 from seatrial.trial.plan import totals
-
-SPARE_DISK_MB = 200
-IGNORED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
-"""Variables that are not passed on: they would decide what the loop imports."""
-LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "LOCAL_WORLD_SIZE")
-"""Left behind by another launcher, they make one process wait for ranks that never come."""
-CONFLICTS = (("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
 
 
 def preflight(loop: Loop, plan: Plan, context: Context, environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """All findings, good and bad."""
-    return (
-        disk(context.run_dir, totals(plan)["disk_mb"]),
-        memory(totals(plan)["memory_mb"]),
-        ports(),
-        *variables(environ),
-        *changes(context.changes),
-        *loop.findings(context),
+    return (*of_machine(environ), *of_loop(loop, plan, context, environ))
+
+
+def of_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    """What holds for every trial on this machine."""
+    return gather(machine.git_here, machine.encoding, machine.ports, lambda: machine.variables(environ))
+
+
+def of_loop(loop: Loop, plan: Plan, context: Context, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    """What this trial needs."""
+    python = context.python if context.python.is_file() else None
+    return gather(
+        lambda: disk.room_findings(disk.needs(loop, plan, context.run_dir, python, environ)),
+        lambda: disk.shared_memory(loop),
+        lambda: disk.nearly_full(loop, environ),
+        lambda: machine.memory(totals(plan)["memory_mb"]),
+        lambda: machine.open_files(loop),
+        lambda: machine.running_ray(environ) if loop.footprint.ray else (),
+        lambda: submodules(context.changes),
+        lambda: changes(context.changes),
+        lambda: loop.findings(context),
     )
 
 
-def disk(path: Path, needed_mb: float) -> Finding:
-    """Room for the run directory."""
-    free = shutil.disk_usage(path).free / 1e6
-    wanted = needed_mb + SPARE_DISK_MB
-    ok = free >= wanted
-    fix = "" if ok else f"free space below {path}, or choose another place with --out"
-    return Finding(name="disk", ok=ok, message=f"{free:.0f} MB free at {path}, {wanted:.0f} MB needed", fix=fix)
+def submodules(repos: Sequence[RepoState]) -> Iterator[Finding]:
+    """Submodules that were never checked out: what they hold is then missing, or comes from elsewhere."""
+    for repo in repos:
+        empty = [item.path for item in repo.submodules if item.state == "uninitialised" and _is_empty(Path(repo.path, item.path))]
+        if empty:
+            shown = f"{', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}"
+            message = f"{repo.path}: {len(empty)} of {len(repo.submodules)} submodules are empty: {shown}"
+            fix = f"git -C {shlex.quote(repo.path)} submodule update --init --recursive"
+            yield Finding(
+                name="submodules",
+                ok=True,
+                boundary=Boundary.CONFIG,
+                message=message,
+                fix=fix,
+                warns=True,
+                path=str(Path(repo.path, empty[0])),
+            )
 
 
-def memory(needed_mb: float) -> Finding:
-    """Room in memory for the largest level."""
-    free = psutil.virtual_memory().available / 1e6
-    ok = free >= needed_mb
-    fix = "" if ok else "end other programs, or run fewer levels with --level"
-    return Finding(name="memory", ok=ok, message=f"{free:.0f} MB available, {needed_mb:.0f} MB needed", fix=fix)
-
-
-def ports() -> Finding:
-    """A local port can be bound, as distributed training needs."""
-    try:
-        port = free_port()
-    except OSError as error:
-        return Finding(
-            name="ports",
-            ok=False,
-            boundary=Boundary.CLUSTER,
-            message=f"no local port can be bound: {error}",
-            fix="allow binds on 127.0.0.1",
-        )
-    return Finding(name="ports", ok=True, boundary=Boundary.CLUSTER, message=f"port {port} on 127.0.0.1 can be bound")
+def _is_empty(directory: Path) -> bool:
+    return not directory.is_dir() or not any(directory.iterdir())
 
 
 def changes(repos: Sequence[RepoState]) -> tuple[Finding, ...]:
@@ -82,20 +81,8 @@ def changes(repos: Sequence[RepoState]) -> tuple[Finding, ...]:
         for place in loads_itself(repo):
             message = f"every Python of the loop runs {place} as it starts; what that loads or runs does not count as used by the loop"
             fix = "move it out of the import root, unless the loop is to run with it"
-            made.append(Finding(name="loads itself", ok=True, boundary=Boundary.CONFIG, message=message, fix=fix))
+            made.append(Finding(name="loads itself", ok=True, boundary=Boundary.CONFIG, message=message, fix=fix, warns=True))
     return tuple(made)
-
-
-def variables(environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Variables that contradict each other, and those that are not passed on."""
-    made = []
-    for one, two in CONFLICTS:
-        if environ.get(one) and environ.get(two):
-            message = f"{one} and {two} are both set; workers refuse to start with both"
-            made.append(Finding(name="variables", ok=False, message=message, fix=f"unset {one}"))
-    dropped = [name for name in (*IGNORED, *LAUNCHER) if environ.get(name)]
-    note = f"not passed on to the loop: {', '.join(dropped)}" if dropped else "no conflicting variables"
-    return (*made, Finding(name="variables", ok=True, message=note))
 
 
 def child_environment(environ: Mapping[str, str], import_path: Sequence[str], extra: Mapping[str, str]) -> dict[str, str]:

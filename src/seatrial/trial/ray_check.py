@@ -14,10 +14,9 @@ from seatrial.launch.process import ProcessSpec, run
 from seatrial.launch.ray import check_nodes
 from seatrial.model.record import Finding
 from seatrial.trial.level import Bench
+from seatrial.trial.machine import RAY_NODES
 from seatrial.trial.preflight import child_environment
 
-RAY_NODES = "SEATRIAL_RAY_NODES"
-"""Set by the job of a trial that runs inside Ray."""
 DEADLINE_S = 300
 
 
@@ -41,7 +40,7 @@ def ray_findings(bench: Bench, environ: Mapping[str, str]) -> tuple[Finding, ...
         run_id=f"{bench.context.run_dir.name}-ray-nodes-{time.time_ns()}",
         deadline_s=DEADLINE_S + 60,
         stall_s=DEADLINE_S + 60,
-        line_filter=bench.redactor.lines(program=True).line,
+        line_filter=bench.redactor.lines().line,
     )
     run(spec)
     return check_nodes(read_json(facts) if facts.is_file() else {}, int(nodes), roots)

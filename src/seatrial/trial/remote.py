@@ -32,11 +32,11 @@ from seatrial.model.job import PLACEHOLDER, Batch, Component, Job, Submission, U
 from seatrial.model.profile import Profile
 from seatrial.model.record import LevelResult, Plan, Trial
 from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial import rundir
-from seatrial.trial.finish import FINAL, conclude, not_run, store
+from seatrial.trial import rundir, verify
+from seatrial.trial.finish import FINAL, conclude, not_run, report, store
+from seatrial.trial.machine import RAY_NODES
 from seatrial.trial.mounts import mounts
 from seatrial.trial.plan import totals
-from seatrial.trial.ray_check import RAY_NODES
 
 JOBS = "jobs"
 JOB = "trial"
@@ -154,8 +154,9 @@ def settle(path: Path, unit: UnitStatus) -> tuple[Trial, str]:
     """The trial after its job has ended, and, when it has no verdict, why; what is missing is blocked and reported."""
     job = job_dir(submissions(path)[-1], JOB)
     with _locked(path):
-        trial = rundir.load(path)
+        trial = verify.load(path)
         if trial.status == "done":
+            report(path, loop_of(trial.plan), trial)
             return trial, ""
         reason = why(unit, job)
         loop = loop_of(trial.plan)

@@ -21,6 +21,7 @@ from seatrial.evidence.redact import Redactor
 from seatrial.files import read_text, write_bytes, write_text
 from seatrial.launch.process import Outcome, ProcessSpec, Tick, run
 from seatrial.model.errors import BlockedError
+from seatrial.model.guarded import BadValue, parse_xml
 from seatrial.model.knowledge import Signature
 from seatrial.model.loop import Context, SideTests
 from seatrial.model.record import SideResult
@@ -134,7 +135,7 @@ def run_process(
         run_id=f"{bench.context.run_dir.name}-{tests.key}-{time.time_ns()}",
         deadline_s=deadline_s,
         stall_s=deadline_s,
-        line_filter=bench.redactor.lines(program=True).line,
+        line_filter=bench.redactor.lines().line,
     )
 
     def tick(beat: Tick) -> None:
@@ -233,20 +234,20 @@ def cleaned_cases(path: Path, redactor: Redactor) -> tuple[Case, ...] | None:
     if not path.is_file():
         return None
     try:
-        tree = ET.parse(path)
-    except ET.ParseError:
+        root = parse_xml(path)
+    except BadValue:
         write_text(path, redactor.text(read_text(path)))
         return None
-    for element in tree.iter():
+    for element in root.iter():
         element.text = element.text and redactor.text(element.text)
         element.attrib.update({name: redactor.text(value) for name, value in element.attrib.items()})
-    write_bytes(path, ET.tostring(tree.getroot(), encoding="utf-8", xml_declaration=True))
+    write_bytes(path, ET.tostring(root, encoding="utf-8", xml_declaration=True))
     return read_cases(path)
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:
     """Every test of a junit.xml that can be parsed; pytest leaves one without a name where it was ended within a test."""
-    return tuple(_case(element) for element in ET.parse(path).iter("testcase") if element.get("name") or len(element))
+    return tuple(_case(element) for element in parse_xml(path).iter("testcase") if element.get("name") or len(element))
 
 
 def _case(element: ET.Element) -> Case:

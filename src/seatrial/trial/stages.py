@@ -11,10 +11,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from seatrial.model.guarded import BadValue, parse_float
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage.diagnose import stage_boundary
@@ -112,7 +114,10 @@ def read_stages(log: Path) -> Stages | None:
 
 
 def _add_refit(found: Stages, number: int, row: re.Match[str]) -> None:
-    error = float(row["error"])
+    try:
+        error = parse_float(row["error"])
+    except BadValue:
+        error = math.nan  # a measurement that cannot be read shows no agreement
     tag = row.groupdict().get("tag", "after")
     if tag == "stale":
         found.controls += error > TOLERANCE

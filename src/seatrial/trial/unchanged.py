@@ -1,7 +1,9 @@
 """The repositories of a change as they were at another revision: detached worktrees, for as long as they are needed.
 
-- Nothing is fetched, no hook runs, and the checkouts under test are not touched. Submodules that are populated there are
+- Nothing is fetched, no hook and no filter runs, and the checkouts under test are not touched. Submodules that are populated there are
   worktrees of the submodule's own repository: `git submodule update` would clone, and write into the shared configuration.
+- Contents of Git LFS come from where the checkout keeps them. A tree with files behind another filter is refused: without it they
+  would not be what the checkout has.
 - What is made is removed, whatever happens; what a Seatrial that was killed left behind is taken over, or discarded.
 - Nothing is pruned: that could cost a worktree of the user's own, on a disk that is not mounted.
 """
@@ -14,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from seatrial.evidence.git import commit_of, fields, git
-from seatrial.evidence.lfs import is_pointer, pointers
+from seatrial.evidence.git import commit_of, fields, git, joined, smudge_drivers
+from seatrial.evidence.lfs import DRIVER, pointers, smudge
 from seatrial.evidence.repos import repo_state
 from seatrial.evidence.worktree import gitlinks, is_checkout
+from seatrial.files import is_lfs_pointer
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.record import RepoState
 from seatrial.model.verdict import Boundary
@@ -50,13 +53,15 @@ def _populate(source: Path, commit: str, place: Path, made: list[tuple[Path, Pat
         git(source, "worktree", "add", "--force", "--force", "--detach", str(place), commit)
     except UserError as error:
         raise BlockedError(Boundary.ENVIRONMENT, error.message, error.fix) from error
+    smudge(source, place)
     _refuse_pointers(source, place, commit)
+    _refuse_filtered(source, place, commit)
     here = {link.path for link in gitlinks(source)}
     for link in gitlinks(place):
         inner = source / link.path
-        if is_checkout(inner) and commit_of(inner, link.commit):
+        if is_checkout(source, link.path) and commit_of(inner, link.commit):
             _populate(inner, link.commit, place / link.path, made)
-        elif is_checkout(inner):
+        elif is_checkout(source, link.path):
             message = f"{inner}: this submodule does not hold {link.commit}, at which it stood in {commit[:12]}"
             raise BlockedError(Boundary.ENVIRONMENT, message, f"git -C {shlex.quote(str(inner))} fetch origin {link.commit}")
         elif link.path not in here:
@@ -67,10 +72,23 @@ def _populate(source: Path, commit: str, place: Path, made: list[tuple[Path, Pat
 
 def _refuse_pointers(source: Path, place: Path, commit: str) -> None:
     """Git LFS that skips its downloads leaves pointers, which are no contents: what then fails would look like the revision's."""
-    lost = [path for path in pointers(place) if (source / path).is_file() and not is_pointer(source / path)]
+    lost = [path for path in pointers(place) if (source / path).is_file() and not is_lfs_pointer(source / path)]
     if lost:
         message = f"{source}: {len(lost)} files of Git LFS are pointers in a worktree of {commit[:12]}, such as {lost[0]}"
-        fix = f"git -C {shlex.quote(str(source))} lfs fetch origin {commit}, and let Git LFS smudge (git lfs install --force)"
+        fix = f"git -C {shlex.quote(str(source))} lfs fetch origin {commit}"
+        raise BlockedError(Boundary.ENVIRONMENT, message, fix)
+
+
+def _refuse_filtered(source: Path, place: Path, commit: str) -> None:
+    """Files that a filter of the checkout would have changed on their way out of git."""
+    drivers = smudge_drivers(source) - {DRIVER}
+    if not drivers:
+        return
+    columns = fields(git(place, "check-attr", "-z", "--stdin", "filter", stdin=joined(fields(git(place, "ls-files", "-z")))))
+    held = [(path, name) for path, name in zip(columns[::3], columns[2::3], strict=True) if name in drivers]
+    if held:
+        message = f"{source}: {len(held)} files of {commit[:12]} need the filter {held[0][1]}, such as {held[0][0]}; no filter is run"
+        fix = "make a checkout of that revision yourself, run it as a trial of its own, and give its run directory"
         raise BlockedError(Boundary.ENVIRONMENT, message, fix)
 
 
@@ -88,7 +106,7 @@ def discard(changes: Sequence[RepoState], root: Path) -> None:
 
 
 def _discard(source: Path, place: Path) -> None:
-    if is_checkout(place):
+    if (place / ".git").exists():
         for link in gitlinks(place):
             _discard(source / link.path, place / link.path)
         _remove(source, place)

@@ -65,8 +65,8 @@ def test_the_beginning_of_a_commit_must_be_of_one_commit(store: Store) -> None:
 def test_revisions_are_resolved_by_git(tmp_path: Path) -> None:
     from seatrial.evidence.git import git, line
 
+    git(tmp_path, "init", "-q", "-b", "main")
     for word in ("one", "two"):
-        git(tmp_path, "init", "-q", "-b", "main")
         git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", word)
     commits = [line(git(tmp_path, "rev-parse", revision)) for revision in ("HEAD~1", "HEAD")]
     with Store(tmp_path / "h.sqlite", write=True) as kept:

@@ -70,14 +70,14 @@ def test_wrong_arguments_are_an_error_that_names_the_test(tmp_path: Path, marker
 
 def test_modules_are_looked_up_without_importing_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     effect = f"open({str(tmp_path / 'imported')!r}, 'w')"
-    for name, text in {"broken": "raise OSError('libx.so')", "effect": effect, "whole": ""}.items():
+    for name, text in {"broken": "raise OSError('libx.so')", "effect": effect, "entire": ""}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(text)
         (tmp_path / name / "core.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    wanted = parse({"modules": ["broken.core", "effect.core", "whole.core", "whole.gone", "gone.core", "whole.core.deep"]})
-    assert wanted.absent(tmp_path) == ["module whole.gone", "module gone.core", "module whole.core.deep (whole.core is no package)"]
-    assert not {"broken", "effect", "whole", "whole.core"} & sys.modules.keys()
+    wanted = parse({"modules": ["broken.core", "effect.core", "entire.core", "entire.gone", "gone.core", "entire.core.deep"]})
+    assert wanted.absent(tmp_path) == ["module entire.gone", "module gone.core", "module entire.core.deep (entire.core is no package)"]
+    assert not {"broken", "effect", "entire", "entire.core"} & sys.modules.keys()
     assert not (tmp_path / "imported").exists()
 
 

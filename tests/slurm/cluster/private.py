@@ -216,7 +216,7 @@ class PrivateSlurm:
         # --force: an unusual owner or mode of a directory above the root is a warning, not the end.
         self._processes.start("munged", [tools.tool("munged"), "--foreground", "--force", "--num-threads=2", *places], self._environ())
         socket_file = root / "munge.socket"
-        self.wait(lambda: socket_file.exists() or not self._processes.alive("munged"), "munged", 10)
+        self.wait(lambda: socket_file.exists() or not self._processes.alive("munged"), "munged", 60)
         return self._processes.alive("munged")
 
     def _start_slurmd(self, name: str) -> None:

@@ -92,6 +92,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
 
 
+def _clear() -> None:
+    """Take the line away that is rewritten: the one thing here that steers the terminal."""
+    getattr(sys.stderr, "rich_proxied_file", sys.stderr).write(_CLEAR)
+
+
 class Progress:
     """A line that is rewritten on a terminal, below what else is said; elsewhere a new one when something changed, now and then.
 
@@ -109,7 +114,8 @@ class Progress:
         with self._lock:
             if self._rewrite:
                 self._last = f"seatrial: {text}"[: shutil.get_terminal_size().columns - 1]  # a longer one would not be rewritten
-                typer.echo(f"{_CLEAR}{self._last}", nl=False, err=True)
+                _clear()
+                typer.echo(self._last, nl=False, err=True)
             elif text != self._last and (now - self._spoke >= _SPEAK_S or not status.owed):
                 self._last, self._spoke = text, now
                 say(text)
@@ -118,7 +124,8 @@ class Progress:
         """A line that stays."""
         with self._lock:
             if self._rewrite and self._last:
-                typer.echo(f"{_CLEAR}seatrial: {text}\n{self._last}", nl=False, err=True)
+                _clear()
+                typer.echo(f"seatrial: {text}\n{self._last}", nl=False, err=True)
             else:
                 say(text)
 

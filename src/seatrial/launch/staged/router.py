@@ -7,6 +7,10 @@
   for the client, too, never completed.
 - Bodies pass through piece by piece, in both directions, and are neither held nor logged. A client that leaves takes its
   request to the backend with it.
+- A request whose end two readers could see at different places is refused: several lengths, a length beside chunks, sizes that are
+  not plain numbers, bare line feeds. Chunks are sent on in one spelling, without extensions and trailers.
+- A client may be neither silent nor slow for ever: there is a time for a head, for each piece of a body, and for reading an answer,
+  and a body has a least pace.
 - `/health` is 200 only when every backend answers; `/router/status` counts. It ends with 0 when it is told to (SIGTERM).
 """
 
@@ -15,8 +19,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import signal
 import sys
+import time
+from collections.abc import Awaitable
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +33,23 @@ _CONNECT_S = 10.0
 _HEALTH_S = 5.0
 _IDLE_S = 75.0
 """A connection without a request is closed after this time."""
-_HOP_BY_HOP = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"upgrade", b"expect"}
+_BODY_IDLE_S = 30.0
+"""The next piece of a request's body must come within this time."""
+_PACE_AFTER_S = 60.0
+_PACE = 1024
+"""Bytes per second that a request's body must have made on average, once it has taken `_PACE_AFTER_S`."""
+_UNREAD_S = 300.0
+"""A client that takes nothing of an answer for so long is left."""
+_HEADERS = 200
+_CHUNK_LINE = 1024
+"""Most headers of a message, and most bytes of a line between chunks."""
+_HOP_BY_HOP = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect"}
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_REQUEST = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e\x80-\xff]+) (HTTP/1\.[01])")
+_ANSWER = re.compile(rb"HTTP/1\.[01] [1-5][0-9]{2}(?: .*)?")
+_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+_LENGTH = re.compile(rb"[0-9]{1,18}")
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 
 
 class Refused(Exception):
@@ -39,6 +62,33 @@ class BadRequest(Exception):
 
 class Broken(Exception):
     """A body ended before its end."""
+
+
+class BadBody(Broken):
+    """The body of a request is malformed, or came too slowly."""
+
+    def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Pace:
+    """Watches over the body of a request."""
+
+    def __init__(self) -> None:
+        self.began, self.bytes = time.monotonic(), 0
+
+    async def next(self, piece: Awaitable[bytes]) -> bytes:
+        """The piece, if it comes in time."""
+        try:
+            found = await asyncio.wait_for(piece, _BODY_IDLE_S)
+        except asyncio.TimeoutError:  # noqa: UP041
+            raise BadBody(f"nothing of the body came within {_BODY_IDLE_S:g} s", HTTPStatus.REQUEST_TIMEOUT) from None
+        self.bytes += len(found)
+        taken = time.monotonic() - self.began
+        if taken > _PACE_AFTER_S and self.bytes < taken * _PACE:
+            raise BadBody(f"the body came at less than {_PACE} bytes per second", HTTPStatus.REQUEST_TIMEOUT)
+        return found
 
 
 class Backend:
@@ -88,15 +138,18 @@ class Head:
         return b",".join(value for key, value in self.headers if key.lower() == name).strip().lower()
 
     def framing(self, until_end: bool) -> Framing:
-        """How long the body is; `until_end` when a body without length lasts until the connection ends."""
-        length, encoding = self.value(b"content-length"), self.value(b"transfer-encoding")
-        if encoding and (length or not encoding.endswith(b"chunked")):
+        """How long the body is; `until_end` (an answer) when a body without length lasts until the connection ends."""
+        lengths = [value for key, value in self.headers if key.lower() == b"content-length"]
+        encodings = [value.lower() for key, value in self.headers if key.lower() == b"transfer-encoding"]
+        if len(lengths) + len(encodings) > 1:
             raise BadRequest("a body with an unclear length")
-        if length and not length.isdigit():
+        if lengths and not _LENGTH.fullmatch(lengths[0]):
             raise BadRequest("Content-Length is no number")
-        if encoding:
+        if encodings and (encodings != [b"chunked"] or self.first.endswith(b" HTTP/1.0")):
+            raise BadRequest("a body with an unclear length: Transfer-Encoding is not `chunked`")
+        if encodings:
             return Framing(chunked=True)
-        return Framing(length=int(length)) if length else Framing(length=None if until_end else 0)
+        return Framing(length=int(lengths[0])) if lengths else Framing(length=None if until_end else 0)
 
     @property
     def status(self) -> bytes:
@@ -115,56 +168,92 @@ class Framing:
     def __init__(self, chunked: bool = False, length: int | None = None) -> None:
         self.chunked, self.length = chunked, length
 
-    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass the body on as it comes. Raises Broken when it ends too early."""
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pace: Pace | None = None) -> None:
+        """Pass the body on as it comes. Raises Broken when it ends too early, or is malformed. With a `pace` it is a request's."""
         if not self.chunked:
-            await _copy(reader, writer, self.length)
+            await _copy(reader, writer, self.length, pace)
             return
         while True:
-            line = await _line(reader)
-            try:
-                size = int(line.split(b";")[0], 16)
-            except ValueError:
-                raise Broken("a chunk without a size") from None
-            writer.write(line)
+            size = await _chunk_size(reader, pace)
             if size == 0:
                 break
-            await _copy(reader, writer, size + 2)
-        while line.strip():
-            line = await _line(reader)
-            writer.write(line)
-        await writer.drain()
+            writer.write(b"%x\r\n" % size)
+            await _copy(reader, writer, size, pace)
+            if await _line(reader, pace) != b"\r\n":
+                raise BadBody("a chunk is longer than its size says")
+            writer.write(b"\r\n")
+        for _ in range(_HEADERS):
+            if await _line(reader, pace) == b"\r\n":
+                break
+        else:
+            raise BadBody("too many lines behind the last chunk")
+        writer.write(b"0\r\n\r\n")
+        await _drain(writer, pace)
 
 
-async def _line(reader: asyncio.StreamReader) -> bytes:
+async def _chunk_size(reader: asyncio.StreamReader, pace: Pace | None) -> int:
+    found = _SIZE.fullmatch(await _line(reader, pace))
+    if found is None:
+        raise BadBody("a chunk without a proper size")
+    return int(found[1], 16)
+
+
+async def _line(reader: asyncio.StreamReader, pace: Pace | None) -> bytes:
+    """A line between chunks."""
     try:
-        line = await reader.readline()
+        line = await (reader.readline() if pace is None else pace.next(reader.readline()))
     except ValueError as error:
-        raise Broken("a line is too long") from error
+        raise BadBody("a line is too long") from error
     if not line.endswith(b"\n"):
         raise Broken("the connection ended within a body")
+    if len(line) > _CHUNK_LINE or not line.endswith(b"\r\n"):
+        raise BadBody("a line between chunks is too long, or does not end properly")
     return line
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: int | None) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: int | None, pace: Pace | None) -> None:
     while left is None or left > 0:
-        piece = await reader.read(_PIECE if left is None else min(left, _PIECE))
+        reading = reader.read(_PIECE if left is None else min(left, _PIECE))
+        piece = await (reading if pace is None else pace.next(reading))
         if not piece:
             if left is None:
                 return
             raise Broken(f"the connection ended {left} bytes before the end of a body")
         writer.write(piece)
-        await writer.drain()
+        await _drain(writer, pace)
         left = None if left is None else left - len(piece)
+
+
+async def _drain(writer: asyncio.StreamWriter, pace: Pace | None) -> None:
+    """Wait until what was written is under way; a client that reads nothing is not waited for without end."""
+    if pace is not None:
+        await writer.drain()
+        return
+    try:
+        await asyncio.wait_for(writer.drain(), _UNREAD_S)
+    except asyncio.TimeoutError:  # noqa: UP041
+        raise Broken(f"the client read nothing for {_UNREAD_S:g} s") from None
 
 
 async def _send(framing: Framing, client: asyncio.StreamReader, to_backend: asyncio.StreamWriter) -> None:
     """Pass the body of a request on; the backend is not left waiting for the rest of a broken one."""
     try:
-        await framing.relay(client, to_backend)
+        await framing.relay(client, to_backend, Pace())
     except Broken:
         to_backend.transport.abort()
         raise
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> Head:
+    """The head of the backend's answer, behind those that only say that it goes on."""
+    answer = await read_head(reader)
+    while answer is not None and answer.status.startswith(b"1"):
+        answer = await read_head(reader)
+    if answer is None:
+        raise Broken("the connection ended")
+    if not _ANSWER.fullmatch(answer.first):
+        raise Broken("the answer is not HTTP/1")
+    return answer
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head | None:
@@ -178,12 +267,16 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
     except asyncio.LimitOverrunError as error:
         raise BadRequest(f"a head is longer than {_PIECE} bytes") from error
     first, *lines = text[:-4].lstrip(b"\r\n").split(b"\r\n")
+    if len(lines) > _HEADERS:
+        raise BadRequest(f"more than {_HEADERS} headers")
     headers = []
     for line in lines:
         key, colon, value = line.partition(b":")
-        if not colon or not key or key != key.strip():
-            raise BadRequest("a header without a name")
-        headers.append((key, value.strip()))
+        if not colon or not _TOKEN.fullmatch(key):
+            raise BadRequest("a header without a proper name")
+        if not _VALUE.fullmatch(value):
+            raise BadRequest("a header with control characters")
+        headers.append((key, value.strip(b" \t")))
     return Head(first, headers)
 
 
@@ -233,17 +326,17 @@ class Router:
         head = await asyncio.wait_for(read_head(client), _IDLE_S)
         if head is None:
             return False
-        parts = head.first.split(b" ")
-        if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
+        parts = _REQUEST.fullmatch(head.first)
+        if parts is None:
             raise BadRequest("the first line is no HTTP/1 request")
-        stays = parts[2] != b"HTTP/1.0" and head.value(b"connection") != b"close"
-        path = parts[1].split(b"?")[0]
+        stays = parts[3] != b"HTTP/1.0" and b"close" not in [word.strip() for word in head.value(b"connection").split(b",")]
+        path = parts[2].split(b"?")[0]
         if path in (b"/health", b"/router/status"):
             stays = stays and head.framing(until_end=False).length == 0
             _answer(writer, *(await self._health() if path == b"/health" else self._status()), close=not stays)
             await writer.drain()
             return stays
-        request = asyncio.ensure_future(self._forward(head, parts[0] == b"HEAD", client, writer))
+        request = asyncio.ensure_future(self._forward(head, parts[1] == b"HEAD", client, writer))
         left = asyncio.ensure_future(client.gone.wait())
         try:
             await asyncio.wait({request, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -264,6 +357,13 @@ class Router:
         began: list[bool] = []
         try:
             return await self._exchange(head, framing, bodiless, client, writer, streams, began)
+        except BadBody as error:
+            if began:  # it was the answer's
+                backend.broken += 1
+                writer.transport.abort()
+            else:
+                _answer(writer, error.status, {"error": {"message": f"router: {error}", "type": "bad_request"}})
+            return False
         except (Broken, BadRequest, OSError) as error:
             backend.broken += 1
             if began:
@@ -311,23 +411,24 @@ class Router:
         if head.value(b"expect"):
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         sending = asyncio.ensure_future(_send(framing, client, to_backend))
+        answering = asyncio.ensure_future(_read_answer(reader))
         try:
-            answer = await read_head(reader)
-            while answer is not None and answer.status.startswith(b"1"):
-                answer = await read_head(reader)
-            if answer is None:
-                raise Broken("the connection ended")
-            began.append(True)
+            await asyncio.wait({sending, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and isinstance(sending.exception(), BadBody):
+                await sending  # the client's fault, not the backend's
+            answer = await answering
             empty = bodiless or answer.status in (b"204", b"304")
             body = Framing(length=0) if empty else answer.framing(until_end=True)
+            began.append(True)
             stays = sending.done() and (body.chunked or body.length is not None)
             writer.write(answer.encoded() if stays else answer.encoded(b"Connection: close"))
             await body.relay(reader, writer)
-            await writer.drain()
+            await _drain(writer, None)
             return stays
         finally:
             sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            answering.cancel()
+            await asyncio.gather(sending, answering, return_exceptions=True)
 
     async def _health(self) -> tuple[HTTPStatus, dict[str, Any]]:
         answers = await asyncio.gather(*(backend.healthy(self.health_path) for backend in self.backends))

@@ -14,6 +14,7 @@ from typing import Self
 from seatrial.loops.change_names import wrong_names
 from seatrial.loops.knowledge import read_tables
 from seatrial.loops.nemo_rl.after import claims, console, next_steps, proofs, results, tokens, vacuity
+from seatrial.loops.nemo_rl.after.signals import SIGNALS
 from seatrial.loops.nemo_rl.ahead import preflight, shown
 from seatrial.loops.nemo_rl.runs import architecture, assertions, calls, checkout, isolations, ladder, limits, side_tests, variants
 from seatrial.loops.nemo_rl.runs.variant import DEFAULT_MODEL, GPUS
@@ -21,9 +22,10 @@ from seatrial.loops.options import choice, number, require_known
 from seatrial.loops.plain import Basic
 from seatrial.model.errors import UserError
 from seatrial.model.knowledge import CheckSpec, Concern, Level, Milestone, Signature, Surface
-from seatrial.model.loop import Context, Fault, Isolation, Phase, SideTests, Vacuity
+from seatrial.model.loop import Context, Fault, Footprint, Isolation, Phase, SideTests, Vacuity
 from seatrial.model.record import CheckResult, Finding, LevelResult, RepoState
 from seatrial.model.series import Metrics
+from seatrial.model.signals import Signals
 from seatrial.model.tokens import TokenRow
 
 HERE = Path(__file__).parent
@@ -89,6 +91,7 @@ class NemoRl(Basic):
     title = "NeMo-RL"
     default_model = DEFAULT_MODEL
     environment: str | None = None
+    footprint = Footprint(tmp_mb=1_000, tmp_inodes=5_000, shm_mb=8_000, ray=True)
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         given = options or {}
@@ -228,6 +231,10 @@ class NemoRl(Basic):
     def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
         """What the log says."""
         return console.steps_planned(paths)
+
+    def signals(self) -> Signals:
+        """Of NeMo-RL."""
+        return SIGNALS
 
     def vacuous(self, metrics: Metrics) -> Vacuity | None:
         """Nothing to learn from, or a transfer that was not made."""

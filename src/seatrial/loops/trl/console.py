@@ -9,26 +9,32 @@
 
 from __future__ import annotations
 
-import ast
-import json
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from seatrial.files import read_text
-from seatrial.model.series import Damage, Metrics, Series
+from seatrial.files import read_json
+from seatrial.loops.lines import lines
+from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, as_float, parse_float, parse_literal, parse_whole
+from seatrial.model.series import Damage, Metrics, Overlap, Series
 
 ROW = re.compile(r"""\{['"](loss|reward|num_tokens|train_runtime|eval_\w+)['"]: [^{}]*\}?""")
 """A row, or the beginning of a torn one."""
-STEP = re.compile(r"(?:\bSTEP|seatrial: step) (\d+)\b(?: of (\d+))?")
-BAR = re.compile(r"\s*\d+%\|[^|]*\|\s*(\d+)/(\d+) \[")
+STEP = re.compile(r"(?:\bSTEP|seatrial: step) ([0-9]{1,18})\b(?: of ([0-9]{1,18})\b)?")
+BAR = re.compile(r"\s*\d+%\|[^|]*\|\s*([0-9]{1,18})/([0-9]{1,18}) \[")
 """Trainer's progress bar has no title; those of loading, saving and mapping have one."""
 BARE = re.compile(r"(?<=: )(?:-?(?:nan|inf|NaN|Infinity)|null)(?=[,}])")
 NUMPY = re.compile(r"np\.float\d+\(([^()]*)\)")
 ROUNDED = 0.0005
 """Half of the last digit of Trainer's steps per second."""
+COUNTED = ("epoch", "num_tokens")
+"""Of one run they only grow."""
+MOST_BY_EPOCHS = 500
 Values = dict[str, float]
 
 
@@ -57,8 +63,10 @@ class _Console:
 def read_console(log: Path) -> Metrics:
     """Collect the rows; one that cannot be read is damage, not silence."""
     found = _read(log)
-    if found.announced is None:
-        _spread(found)
+    if len(found.rows) > 3 and found.rows[::2] == found.rows[1::2]:  # two callbacks print every row
+        found.rows = found.rows[::2]
+    again = _again(found.rows)
+    estimated = found.announced is None and not _spread(found)
     points: dict[str, dict[int, float]] = {}
     step = 0
     for row in found.rows:
@@ -67,24 +75,48 @@ def read_console(log: Path) -> Metrics:
             tag = f"eval/{key.removeprefix('eval_')}" if row.kind == "eval" else f"train/{key}"
             points.setdefault(tag, {})[step] = value
     series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in points.items()}
-    return Metrics(series=series, damage=tuple(found.damage), sources=(str(log),) if series else ())
+    closing = next((row.values for row in reversed(found.rows) if row.kind == "end"), {})
+    return Metrics(
+        series=series,
+        damage=tuple(found.damage),
+        sources=(str(log),) if series else (),
+        restarts=(Overlap("train/loss", again),) if again else (),
+        estimated=estimated,
+        steps_taken=_taken(closing, sum(row.kind == "train" for row in found.rows)),
+    )
+
+
+def _again(rows: Sequence[_Row]) -> tuple[int, ...]:
+    """Places, by the number of the row or by its step, at which another run begins: a second closing row, or a row of training after one;
+    a step that was announced before; epochs or tokens that fall. A log has them in the order in which they were made."""
+    found: list[int] = []
+    before: Values = {}
+    latest, ended = 0, False
+    for number, row in enumerate(rows, 1):
+        back = ended and row.kind in ("train", "end")
+        if row.kind == "train":
+            back = back or row.values == before or (row.step is not None and row.step <= latest)
+            back = back or any(row.values[key] < before[key] * 0.999 for key in COUNTED if key in row.values and key in before)
+            latest, before = row.step or latest, row.values
+        ended = row.kind == "end" or (ended and row.kind == "eval")
+        found += [row.step or number] if back else []
+    return tuple(sorted(set(found)))
 
 
 def _read(log: Path) -> _Console:
     found = _Console()
     fresh = False
     bar = None
-    for number, line in enumerate(read_text(log).split("\n"), 1):
-        for segment in line.split("\r"):
-            if said := STEP.search(segment):
-                found.announced, fresh = int(said[1]), True
-                found.planned = int(said[2]) if said[2] else found.planned
-            bar = BAR.match(segment) or bar
-            if shown := ROW.search(segment):
-                found.rows.append(_row(log, number, shown, found, fresh))
-                fresh = False
-            if bar and found.rows and found.planned in (None, int(bar[2])):
-                found.bar, found.planned = int(bar[1]), int(bar[2])
+    for number, _, text in lines(log):
+        if said := STEP.search(text):
+            found.announced, fresh = parse_whole(said[1]), True
+            found.planned = parse_whole(said[2]) if said[2] else found.planned
+        bar = BAR.match(text) or bar
+        if shown := ROW.search(text):
+            found.rows.append(_row(log, number, shown, found, fresh))
+            fresh = False
+        if bar and found.rows and found.planned in (None, parse_whole(bar[2])):
+            found.bar, found.planned = parse_whole(bar[1]), parse_whole(bar[2])
     return found
 
 
@@ -94,48 +126,63 @@ def _row(log: Path, number: int, shown: re.Match[str], found: _Console, fresh: b
     values: Values = {}
     try:
         values = _values(shown[0])
-    except (ValueError, SyntaxError) as error:
+    except BadValue as error:
         found.damage.append(Damage(str(log), f"line {number}", 1, f"not a row of metrics: {error}"))
     return _Row(kind, values, found.announced if fresh or kind == "end" else None)
 
 
 def _values(text: str) -> Values:
-    """The numbers of a row; raises ValueError or SyntaxError where something else stands."""
+    """The numbers of a row; raises BadValue where something else stands."""
     plain = BARE.sub(lambda word: repr(word[0].replace("null", "nan")), NUMPY.sub(r"\1", text))
-    row: Any = ast.literal_eval(plain)
+    row: Any = parse_literal(plain)
     if not isinstance(row, dict):
-        raise ValueError("not a dict")
+        raise BadValue("not a dict")
     return {str(key): _number(value) for key, value in row.items()}
 
 
 def _number(value: object) -> float:
-    if value is None:
+    if value is None or value in ("None", "null"):
         return float("nan")
-    if isinstance(value, (int, float, str)):
-        return float(value)
-    raise ValueError(f"not a number: {value!r}")
+    return parse_float(value) if isinstance(value, str) else as_float(value)
 
 
-def _spread(found: _Console) -> None:
-    """Find the steps of rows that nothing announced."""
+def _spread(found: _Console) -> bool:
+    """Find the steps of rows that nothing announced; whether they are sure."""
     logged = [row for row in found.rows if row.kind == "train"]
     closing = next((row for row in reversed(found.rows) if row.kind == "end"), None)
     taken = _taken(closing.values, len(logged)) if closing else None
     end = found.bar or _end_by_epochs([*logged, *([closing] if closing else [])], taken) or taken
     if end is None:
-        return
+        return False
+    if closing is not None:
+        closing.step = end
+    if closing is not None and (steps := _by_epochs([row.values.get("epoch") for row in logged], closing.values.get("epoch"), end)):
+        for row, step in zip(logged, steps, strict=True):
+            row.step = step
+        return True
     before = max(0, end - taken) if taken else 0
     distance = max(1, (end - before) // max(1, len(logged)))
     for index, row in enumerate(logged, 1):
         row.step = min(end, before + index * distance)
-    if closing is not None:
-        closing.step = end
+    return False
+
+
+def _by_epochs(epochs: Sequence[float | None], last: float | None, end: int) -> list[int]:
+    """The steps of rows by how far each had come; none where the four digits of an epoch do not tell."""
+    if not last or end > MOST_BY_EPOCHS:
+        return []
+    shares = [epoch / last * end for epoch in epochs if epoch]
+    if not all(map(math.isfinite, shares)):
+        return []
+    steps = [round(share) for share in shares]
+    sure = len(steps) == len(epochs) and all(abs(share - step) < 0.25 for share, step in zip(shares, steps, strict=True))
+    return steps if sure and steps and steps[-1] <= end and all(b > a for a, b in pairwise(steps)) else []
 
 
 def _taken(closing: Values, rows: int) -> int | None:
     """How many steps the run took, from its time and speed; None where the rounded speed does not tell."""
     seconds, speed = closing.get("train_runtime", 0.0), closing.get("train_steps_per_second", 0.0)
-    if not (seconds > 0 and speed > 0):
+    if not (0 < seconds < 1e12 and 0 < speed < 1e6):  # 1e999 is infinite
         return None
     if seconds * ROUNDED < 0.5:
         return round(seconds * speed)
@@ -158,12 +205,26 @@ def _end_by_epochs(rows: Iterable[_Row], taken: int | None) -> int | None:
 def steps_planned(paths: tuple[Path, ...]) -> int | None:
     """The largest max_steps of the trainer_state.json files among or below `paths`; else what a log among them says."""
     files = [file for path in paths for file in (path.rglob("trainer_state.json") if path.is_dir() else [path])]
-    planned = []
+    planned = _stated(files, "max_steps")
+    logs = [file for file in files if not planned and file.suffix in (".log", ".txt", ".out", "")]
+    return max([*planned, *(said for log in logs if (said := _read(log).planned) is not None)], default=None)
+
+
+def log_interval(paths: tuple[Path, ...]) -> int | None:
+    """logging_steps of the trainer_state.json files among or below `paths`."""
+    files = [file for path in paths for file in (path.rglob("trainer_state.json") if path.is_dir() else [path])]
+    return max((steps for steps in _stated(files, "logging_steps") if steps > 0), default=None)
+
+
+def _stated(files: Iterable[Path], key: str) -> list[int]:
+    """What trainer_state.json files say of their run."""
+    found = []
     for file in files:
         if file.name == "trainer_state.json":
             try:
-                planned.append(int(json.loads(read_text(file))["max_steps"]))
-            except (ValueError, KeyError, TypeError):
+                state = read_json(file)
+            except UserError:
                 continue  # the metrics reader reports a torn file; here it only says nothing about the plan
-    logs = [file for file in files if not planned and file.suffix in (".log", ".txt", ".out", "")]
-    return max([*planned, *(said for log in logs if (said := _read(log).planned) is not None)], default=None)
+            if isinstance(state, dict) and type(state.get(key)) is int:
+                found.append(state[key])
+    return found

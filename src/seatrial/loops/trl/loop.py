@@ -10,14 +10,18 @@ from typing import Any, Self
 
 from seatrial.checks.step import FILE, limitations
 from seatrial.loops.knowledge import read_tables
+from seatrial.loops.model_files import Use, model_findings
 from seatrial.loops.plain import Plain
-from seatrial.loops.trl import arguments, console, model_check, proofs, trajectory, vacuity, vllm_python
+from seatrial.loops.trl import arguments, console, proofs, trajectory, vacuity, vllm_python
 from seatrial.loops.trl.arguments import max_steps
 from seatrial.loops.trl.drive.fault_names import FAULTS
+from seatrial.loops.trl.signals import SIGNALS
+from seatrial.model.gather import gather
 from seatrial.model.knowledge import Level, Milestone, Signature
 from seatrial.model.loop import Context, Fault, Phase, Vacuity
 from seatrial.model.record import CheckResult, Finding
 from seatrial.model.series import Metrics
+from seatrial.model.signals import Signals
 from seatrial.model.verdict import Boundary
 
 HERE = Path(__file__).parent
@@ -164,15 +168,18 @@ class Trl(Plain):
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """A given model must be a local directory with weights and a tokenizer, and its tokenizer must load offline; level 3 needs vLLM."""
-        wrong = arguments.findings(context.levels, context.arguments)
-        if wrong:
-            return wrong
-        server = vllm_python.findings(context)
-        if context.model.startswith("tiny-"):
-            ok = context.model in MADE
-            message = f"{context.model} is made locally" if ok else f"no such model: {context.model}; known: {', '.join(MADE)}"
-            return (Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix="" if ok else f"--model {MADE[0]}"), *server)
-        return (*model_check.model_findings(Path(context.model), context.python), *server)
+        return gather(
+            lambda: arguments.findings(context.levels, context.arguments),
+            lambda: self._model(context),
+            lambda: vllm_python.findings(context),
+        )
+
+    def _model(self, context: Context) -> tuple[Finding, ...]:
+        if not context.model.startswith("tiny-"):
+            return model_findings(Path(context.model), context, Use(build=f"seatrial env build {self.environment}", own=True))
+        ok = context.model in MADE
+        message = f"{context.model} is made locally" if ok else f"no such model: {context.model}; known: {', '.join(MADE)}"
+        return (Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix="" if ok else f"--model {MADE[0]}"),)
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """A model that was made here has no pretrained weights, and level 3's is another than that of the other levels."""
@@ -215,10 +222,17 @@ class Trl(Plain):
         """max_steps of the trainer_state.json files, or what the log says."""
         return console.steps_planned(paths)
 
+    def signals(self) -> Signals:
+        """Of Trainer."""
+        return SIGNALS
+
+    def log_interval(self, paths: tuple[Path, ...]) -> int | None:
+        """logging_steps of the trainer_state.json files."""
+        return console.log_interval(paths)
+
     def vacuous(self, metrics: Metrics) -> Vacuity | None:
         """No reward variance, or a learning rate of zero."""
-        reason = vacuity.vacuous(metrics)
-        return Vacuity(reason) if reason else None
+        return vacuity.vacuous(metrics)
 
     def is_clock(self, metric: str) -> bool:
         """Times and rates."""

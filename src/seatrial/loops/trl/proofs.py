@@ -6,7 +6,6 @@ a missed proof, never an absent one.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from seatrial.loops.trl.drive.variants import RESEEDED, STEPS, VARIANTS
 from seatrial.loops.trl.refits import refits, served, synced
 from seatrial.loops.trl.training import changed, states, steps, trained
 from seatrial.loops.trl.trajectory import RELATIVE, same_trajectory, within_tolerance
+from seatrial.model.guarded import parse_json
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
@@ -99,7 +99,7 @@ def first_random_state(directory: Path) -> str | None:
     """The digest of the random state that a recorded run drew its first tokens from."""
     try:
         for line in (directory / RECORD).read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
+            row = parse_json(line)
             if row["event"] == "generated":
                 return str(row["values"]["random_state"])
     except (OSError, ValueError, KeyError, TypeError):

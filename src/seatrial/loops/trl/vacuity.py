@@ -6,7 +6,12 @@ not move although there were advantages and a learning rate are a failure, not a
 
 from __future__ import annotations
 
+from seatrial.model.loop import Vacuity
 from seatrial.model.series import Metrics
+from seatrial.model.verdict import Boundary
+
+SUPERVISED = frozenset({"mean_token_accuracy", "margins", "margin"})
+"""What trainers log that learn from given text or pairs (SFT, DPO, reward models): there are no groups of completions to differ."""
 
 
 def is_evaluation(run: str) -> bool:
@@ -14,7 +19,7 @@ def is_evaluation(run: str) -> bool:
     return run.rpartition("/")[2] in ("eval", "test")
 
 
-def vacuous(metrics: Metrics) -> str | None:
+def vacuous(metrics: Metrics) -> Vacuity | None:
     """Why this run could not have shown anything, or None."""
     for tag, series in sorted(metrics.series.items()):
         run, _, name = tag.rpartition("/")
@@ -22,11 +27,12 @@ def vacuous(metrics: Metrics) -> str | None:
         if not series.values or is_evaluation(run):
             continue
         if name == "frac_reward_zero_std" and min(series.values) >= 1:
-            return f"vacuous: every group of completions earned the same reward at every step{where}, so all advantages are zero"
+            return Vacuity(f"vacuous: every group of completions earned the same reward at every step{where}, so all advantages are zero")
         if name == "reward_std" and max(series.values) == 0:
-            return f"vacuous: the reward never varied{where}, so all advantages are zero"
+            return Vacuity(f"vacuous: the reward never varied{where}, so all advantages are zero")
         if name == "learning_rate" and "control" not in run and max(series.values) == 0:
-            return f"vacuous: the learning rate was 0 at every step{where}, so no weight could change"
+            reason = f"vacuous: the learning rate was 0 at every step{where}, so no weight could change"
+            return Vacuity(reason, Boundary.OPTIMIZER)
     return None
 
 
@@ -35,6 +41,7 @@ def unseen(metrics: Metrics) -> str | None:
     names = {tag.rpartition("/")[2] for tag in metrics.series}
     if "grad_norm" not in names:
         return "no gradient norm was logged, so nothing shows that anything was trained"
-    if not names & {"reward_std", "frac_reward_zero_std"}:
+    supervised = names & SUPERVISED and "reward" not in names and not any("completions/" in tag for tag in metrics.series)
+    if not supervised and not names & {"reward_std", "frac_reward_zero_std"}:
         return "no spread of rewards was logged, so nothing shows that there was something to learn"
     return None

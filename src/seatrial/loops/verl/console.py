@@ -12,20 +12,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from seatrial.loops.lines import lines
+from seatrial.model.guarded import parse_float, parse_step, parse_whole
 from seatrial.model.series import Damage, Metrics, Overlap, Series
 
 REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
-RECORD = re.compile(r"\bstep:(\d+) - (?=\S)")
-_NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+|nan|inf)|True|False"
+RECORD = re.compile(r"\bstep:(-?\d+) - (?=\S)")
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*(?:e[-+]?[0-9]+)?|\.[0-9]+|nan|NaN|inf|Infinity)|True|False|None|null"
+WORDS = {"True": "1", "False": "0", "None": "nan", "null": "nan"}
 ITEM = re.compile(rf"(?P<key>\S.*):(?:np\.\w+\((?P<wrapped>{_NUMBER})\)|(?P<plain>{_NUMBER}))")
 """A key may hold colons, so the value stands after the last one."""
 PLANS = {
-    "trainer": re.compile(r"\bTotal training steps: (\d+)"),
-    "bar": re.compile(r"\bTraining Progress: +\d+%\|[^|]*\| \d+/(\d+) \["),
-    "schedule": re.compile(r"\bTotal steps: (\d+), num_warmup_steps"),
+    "trainer": re.compile(r"\bTotal training steps: ([0-9]{1,18})\b"),
+    "bar": re.compile(r"\bTraining Progress: +\d+%\|[^|]*\| \d+/([0-9]{1,18}) \["),
+    "schedule": re.compile(r"\bTotal steps: ([0-9]{1,18}), num_warmup_steps"),
 }
 """How many steps were planned. The schedules of learning rates are the only word of supervised runs on their length."""
 TRAINED = re.compile(r"(?:^|.*/)(?:training/global_step|actor/(?:pg_)?loss|critic/vf_loss|train/loss)$")
@@ -36,16 +39,24 @@ def read_console(log: Path) -> Metrics:
     """Collect the records."""
     points: dict[str, dict[int, float]] = {}
     twice: dict[str, set[int]] = {}
+    again: dict[str, set[int]] = {}
+    latest: dict[str, int] = {}
     damage: list[Damage] = []
     end = last = 0
     for number, _, text in lines(log):
         end = number
         for step, body in _records(text):
             last = number
+            if step is None:
+                damage.append(Damage(str(log), f"line {number}", 1, "a record of metrics whose step is no step"))
+                continue
             values, torn = _values(body)
             if torn is not None:
                 damage.append(Damage(str(log), f"line {number}", 1, f"not a record of metrics: {torn[:80]!r}"))
             for tag, value in values.items():
+                if step <= latest.get(tag, step - 1):
+                    again.setdefault(tag, set()).add(step)
+                latest[tag] = step
                 if points.setdefault(tag, {}).get(step, value) != value:
                     twice.setdefault(tag, set()).add(step)
                 points[tag][step] = value
@@ -53,17 +64,19 @@ def read_console(log: Path) -> Metrics:
         damage.append(Damage(str(log), f"line {end}", 1, "the log ends inside a record of metrics"))
     series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in points.items()}
     overlaps = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(twice.items()))
-    return Metrics(series=series, damage=tuple(damage), overlaps=overlaps, sources=(str(log),) if series else ())
+    restarts = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(again.items()))
+    return Metrics(series=series, damage=tuple(damage), overlaps=overlaps, sources=(str(log),) if series else (), restarts=restarts)
 
 
-def _records(text: str) -> Iterator[tuple[int, str]]:
-    """Step and items of the records in a line. What a model wrote about some `step:1 - ` is prose, not a record."""
+def _records(text: str) -> Iterator[tuple[int | None, str]]:
+    """Step and items of the records in a line, None for a step that is none. What a model wrote about some `step:1 - ` is
+    prose, not a record."""
     found = list(RECORD.finditer(text))
     for index, match in enumerate(found):
         body = text[match.end() : found[index + 1].start() if index + 1 < len(found) else None]
         first = body.split(" - ")[0].rstrip()
         if ":" in first[1:-1] or " " not in first:
-            yield int(match[1]), REPEATED.sub("", body).strip()
+            yield parse_step(match[1]), REPEATED.sub("", body).strip()
 
 
 def _values(body: str) -> tuple[dict[str, float], str | None]:
@@ -76,7 +89,7 @@ def _values(body: str) -> tuple[dict[str, float], str | None]:
         key, text = match["key"], match["wrapped"] or match["plain"]
         if key.endswith("/lr") and text == "0.000":
             continue  # older versions print three digits, and learning rates are smaller than that
-        values[key] = float({"True": "1", "False": "0"}.get(text, text))
+        values[key] = parse_float(WORDS.get(text, text))
     return values, None
 
 
@@ -94,9 +107,9 @@ def skipped_steps(metrics: Metrics) -> str | None:
     """Training steps that nothing shows between the first and the last one: verl logs every step."""
     for tag, series in metrics.series.items():
         if TRAINED.match(tag) and series.steps:
-            missing = sorted(set(range(series.steps[0], series.steps[-1])) - set(series.steps))
-            if missing:
-                return f"{tag} was not logged at step {missing[0]}, so nothing shows that this step was trained"
+            missing = next((before + 1 for before, after in pairwise(series.steps) if after - before > 1), None)
+            if missing is not None:
+                return f"{tag} was not logged at step {missing}, so nothing shows that this step was trained"
     return None
 
 
@@ -109,5 +122,5 @@ def steps_planned(paths: tuple[Path, ...]) -> int | None:
         for _, _, text in lines(path):
             for name, pattern in PLANS.items():
                 for match in pattern.finditer(text):
-                    said[name] = max(said.get(name, 0), int(match[1]))
+                    said[name] = max(said.get(name, 0), parse_whole(match[1]))
     return next((said[name] for name in PLANS if name in said), None)

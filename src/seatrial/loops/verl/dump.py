@@ -8,16 +8,15 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.lines import lines
+from seatrial.loops.lines import Row, blocks
+from seatrial.model.guarded import BadValue, parse_literal
 
 OPENING = re.compile(r"\{'(?:actor_rollout_ref|model)': ?")
 """The first key of a task runner's dump, and of a supervised run's."""
-LONGEST = 5000
 WARNING = re.compile(r"/.+\.py:\d+: \w*Warning: ")
 QUOTED = re.compile(r" {2}\S")
 """The line of source that Python writes below a warning; the dump is indented by one blank or by more."""
@@ -31,25 +30,23 @@ def read_config(log: Path) -> dict[str, Any] | None:
 
 def read_configs(log: Path) -> list[dict[str, Any] | None]:
     """Every configuration that was printed, in order; None stands for one that is torn."""
-    rows = list(lines(log))
     made: list[dict[str, Any] | None] = []
-    start = 0
-    while start < len(rows):
-        if OPENING.match(rows[start][2]):
-            found, last = _literal(rows, start)
+    end = -1
+    for index, rows in blocks(log, OPENING):
+        if index > end:  # else it begins inside of the last one
+            found, length = _literal(rows)
             if found is None or "trainer" in found:  # else another dictionary that begins alike
                 made.append(found)
-                start = last if found else start  # what begins alike inside of it is a part of it
-        start += 1
+                end = index + length if found else end
     return made
 
 
-def _literal(rows: list[tuple[int, str, str]], start: int) -> tuple[dict[str, Any] | None, int]:
-    """The literal that begins at row `start`, as written by one process, and the row where it ends."""
-    process = rows[start][1]
+def _literal(rows: list[Row]) -> tuple[dict[str, Any] | None, int]:
+    """The literal that begins at the first row, as written by one process, and the row where it ends."""
+    process = rows[0][1]
     parts: list[str] = []
     depth, warned = 0, False
-    for index, (_, prefix, text) in enumerate(rows[start : start + LONGEST], start):
+    for index, (_, prefix, text) in enumerate(rows):
         if prefix != process:
             continue
         # What the process imports meanwhile may warn, on its other stream.
@@ -60,7 +57,7 @@ def _literal(rows: list[tuple[int, str, str]], start: int) -> tuple[dict[str, An
         depth += _depth(text)
         if depth <= 0:
             return _parse("\n".join(parts)), index
-    return None, start
+    return None, 0
 
 
 def _depth(text: str) -> int:
@@ -71,7 +68,7 @@ def _depth(text: str) -> int:
 
 def _parse(text: str) -> dict[str, Any] | None:
     try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        found = parse_literal(text)
+    except BadValue:
         return None
     return found if isinstance(found, dict) else None

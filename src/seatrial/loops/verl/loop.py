@@ -23,10 +23,12 @@ from seatrial.loops.verl.cpu.settings import STRATEGIES
 from seatrial.loops.verl.cpu.side import Cpu
 from seatrial.loops.verl.drive.fault_names import FAULTS
 from seatrial.loops.verl.gpu import side as wrapper
+from seatrial.loops.verl.signals import SIGNALS
 from seatrial.model.knowledge import Concern, Level, Milestone, Signature, Surface
-from seatrial.model.loop import Context, Fault, Phase, SideTests, Vacuity
+from seatrial.model.loop import Context, Fault, Footprint, Phase, SideTests, Vacuity
 from seatrial.model.record import CheckResult, Finding
 from seatrial.model.series import Metrics
+from seatrial.model.signals import Signals
 
 HERE = Path(__file__).parent
 ENVIRONMENT = "verl-cpu"
@@ -54,6 +56,9 @@ OPTIONS = {
 
 PACKAGES = {"bridge": "megatron.bridge", "megatron": "megatron.core", "verl": "verl"}
 """What a change of this name must provide."""
+FOOTPRINTS = {"cpu": Footprint(tmp_mb=100, tmp_inodes=1_000, shm_mb=100, ray=True), "gpu": Footprint(1_000, 5_000, 8_000, ray=True)}
+"""Ray's logs and object store. Measured on a CPU: 2 MB and 110 files below /tmp, 2 MB in /dev/shm. On GPUs an estimate: weights and
+batches of the small models of the levels pass through the store."""
 PATHS = ("verl", "train_files", "val_files", "reward_model", "model_config")
 
 
@@ -116,6 +121,7 @@ class Verl(Basic):
         self.ladder = f"levels_{strategy}.toml" if self.device == "cpu" else "levels.toml"
         self.megatron = self.device == "gpu" or strategy == "megatron"
         self.default_model = self.side.DEFAULT_MODEL
+        self.footprint = FOOTPRINTS[self.device]
         self.environment = ENVIRONMENT if self.device == "cpu" else None
 
     def options(self) -> Mapping[str, str]:
@@ -214,6 +220,14 @@ class Verl(Basic):
     def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
         """What the configuration dump or the progress bar says."""
         return console.steps_planned(paths)
+
+    def signals(self) -> Signals:
+        """Of verl."""
+        return SIGNALS
+
+    def not_exercised(self, log: Path) -> tuple[str, ...]:
+        """Megatron and Megatron-Bridge, where another engine trained."""
+        return claims.not_exercised(log)
 
     def vacuous(self, metrics: Metrics) -> Vacuity | None:
         """No spread of rewards, or no learning rate."""

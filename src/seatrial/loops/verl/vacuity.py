@@ -15,7 +15,9 @@ ACTOR = "actor"
 SUPERVISED = "train"
 CONTROL = "control/"
 """The run that is to learn nothing: level 5 on a CPU compares with it."""
-SPREADS = (("critic/score", "the reward never varied"), ("critic/advantages", "all advantages were equal"))
+SPREADS = (("critic/advantages", "all advantages were equal"), ("critic/score", "the reward never varied"))
+CRITIC = "critic/vf_loss"
+"""With a critic a reward that never varies leaves advantages to learn from; without one they would have to be equal, too."""
 
 
 def vacuous(metrics: Metrics) -> str | None:
@@ -24,8 +26,12 @@ def vacuous(metrics: Metrics) -> str | None:
         where = f" in {run.rstrip('/')}" if run else ""
         for name, what in SPREADS:
             highest, lowest = metrics.series.get(f"{run}{name}/max"), metrics.series.get(f"{run}{name}/min")
-            if highest and lowest and _trained(highest) and _trained(highest) == _trained(lowest):
+            if not (highest and lowest and _trained(highest) and _trained(lowest)):
+                continue
+            if _trained(highest) == _trained(lowest):
                 return f"vacuous: {what} within any step{where}, so there was nothing to learn from"
+            if f"{run}{CRITIC}" in metrics.series:
+                break
         for part in (ACTOR, SUPERVISED):
             rate = metrics.series.get(f"{run}{part}/lr")
             if rate and rate.values and max(rate.values) == 0 and run != CONTROL:

@@ -55,7 +55,7 @@ def run(python: Path, checkout: Path, files: Sequence[str], instruments: Path, o
         run_id=f"{out.name}-own-tests-{time.time_ns()}",
         deadline_s=deadline_s,
         stall_s=deadline_s,
-        line_filter=redactor.lines(program=True).line,
+        line_filter=redactor.lines().line,
     )
     outcome = run_process(spec)
     check_stop()

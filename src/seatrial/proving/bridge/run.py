@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from seatrial.evidence.redact import Redactor
 from seatrial.files import read_json, write_json
 from seatrial.launch.interrupt import check_stop
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_json
 from seatrial.model.record import RepoState
 from seatrial.probes.bridge.families import FAMILIES
 from seatrial.probes.bridge.faults import FAULTS
@@ -156,7 +156,7 @@ def _pin(changes: Sequence[RepoState]) -> list[str]:
 
 def _said(line: bytes) -> str:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
         how = "" if row["state"] == "ran" else f": {row['state']}: {last_line(row['error'])[:160]}"
         return f"{row['model']}: {row['rung']}: {row['seconds']:.1f} s{how}"
     except (ValueError, KeyError, TypeError):

@@ -9,6 +9,7 @@ from seatrial.model.verdict import Verdict
 from seatrial.proving.bridge.judge import INAPPLICABLE
 from seatrial.proving.bridge.record import FamilyResult, Probe, RungResult
 from seatrial.proving.text import check_line, columns, section
+from seatrial.report.markdown import prose
 from seatrial.report.text import one_line
 
 WORDS = {Verdict.PASS: "ok", Verdict.FAIL: "FAIL", Verdict.SKIPPED: "skip", Verdict.BLOCKED: "BLOCKED"}
@@ -33,13 +34,13 @@ def _cell(rung: RungResult | None) -> str:
 
 
 def summary(probe: Probe, out: Path | None) -> str:
-    """The summary in the fixed order; recorded texts are kept to one line each, so that none can imitate a heading."""
+    """The summary in the fixed order; recorded texts are no markup, and stay on one line each, so that none can imitate a heading."""
     judged, asked = probe.judged, probe.asked
     state = [f"{repo.name} at {repo.commit[:12]}, {len(repo.dirty)} dirty files: {repo.path}" for repo in probe.changes]
     head = [
-        f"Result: {judged.verdict} - {one_line(judged.reason)}",
-        f"Requested coverage: Bridge conformance on {asked.device}; {one_line(', '.join(asked.rungs))}",
-        f"Model: {one_line(', '.join(asked.models))}",
+        f"Result: {judged.verdict} - {prose(judged.reason)}",
+        f"Requested coverage: Bridge conformance on {asked.device}; {prose(', '.join(asked.rungs))}",
+        f"Model: {prose(', '.join(asked.models))}",
     ]
     evidence = [f"Command: {' '.join(probe.command)}", *([f"Interpreter: {probe.python}"] if probe.python else [])]
     evidence += [f"Change: {text}" for text in state or ["none: the installed packages"]]

@@ -27,7 +27,7 @@ from seatrial.regress.bisect.logs import journal
 from seatrial.regress.bisect.place import JOURNAL, PATCHES, STORES, load
 from seatrial.regress.bisect.record import Answer, History, Mark, Plan, Run
 from seatrial.regress.bisect.reports.report import write_reports
-from seatrial.regress.bisect.reports.view import code, listed
+from seatrial.regress.bisect.reports.view import listed
 from seatrial.regress.bisect.rounds import search
 from seatrial.regress.bisect.running import cluster
 from seatrial.regress.bisect.running.local import LocalRunner, clean_up
@@ -35,6 +35,7 @@ from seatrial.regress.bisect.running.prepare import Kitchen
 from seatrial.regress.bisect.running.session import Owed, Session, Tell
 from seatrial.regress.bisect.search.choose import Settings, answer, assess, rounds_needed
 from seatrial.regress.bisect.trees.stores import Stores
+from seatrial.report.markdown import code
 from seatrial.trial.rundir import locked
 
 UNVERIFIED = "the ends were not verified"

@@ -19,6 +19,7 @@ from pathlib import Path
 from seatrial.evidence.redact import Redactor
 from seatrial.files import write_bytes
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_json
 
 KEPT = ("*.log", "*.log.*", "*.json", "*.jsonl", "*.yaml", "*.txt", "*tfevents*", "*.csv")
 TEXTS = (".log", ".json", ".jsonl", ".yaml", ".txt", ".csv")
@@ -93,7 +94,7 @@ def clear_metrics(directory: Path, redactor: Redactor) -> None:
 
 def _cleared(found: re.Match[str], redactor: Redactor) -> str:
     try:
-        name, value = str(json.loads(found[1])), None if found[3] is None else json.loads(found[3])
+        name, value = str(parse_json(found[1])), None if found[3] is None else parse_json(found[3])
     except ValueError:
         return redactor.text(found[0])  # no JSON
     if value is None:

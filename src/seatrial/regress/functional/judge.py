@@ -2,6 +2,7 @@
 
 - An exit code of 0 is not enough: the metrics were written by this run and are whole, every assertion of the script and of the user holds
   by the strict check language, and the last step was reached. The script's own table of checks must be in its log, where it makes one.
+- Errors that the script got over count as in `seatrial judge`: more than their limit leave it inconclusive.
 - Nothing to check is a Fail, unless the user accepts the exit code alone; then a note says that nothing else was looked at.
 - A script that says that it skips itself, and left no metrics of this run, is Skipped. Where the exit code is all there is, more words
   count in its last line, which else would be a false Pass; where there are checks they would excuse a Fail.
@@ -15,11 +16,13 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from seatrial.checks.log_lines import finite, read_facts
+from seatrial.checks.training_run import COMMON, Findings, examine
 from seatrial.loops import get_loop
 from seatrial.loops.nightly import Asserted
 from seatrial.metrics.checks import evaluate, undamaged
 from seatrial.metrics.grammar import CheckSyntaxError
-from seatrial.metrics.read import read_metrics
+from seatrial.metrics.read import read_run
 from seatrial.model.errors import UserError
 from seatrial.model.record import CheckResult, Diagnosis
 from seatrial.model.series import Metrics
@@ -62,6 +65,8 @@ class Ran:
 @dataclass(frozen=True, slots=True)
 class _Measured:
     checks: tuple[CheckResult, ...]
+    doubts: tuple[CheckResult, ...]
+    """A miss of these leaves the script inconclusive."""
     reached: int | None
     wrote: bool
     """Whether a metrics file of this run is there."""
@@ -80,7 +85,8 @@ def judge(planned: Planned, ran: Ran) -> ScriptResult:
         diagnosis = _diagnose(planned, ran)
         verdict, boundary, reason = _failed(planned, ran, diagnosis)
     else:
-        verdict, boundary, reason = _done(planned, ran, measured)
+        diagnosis = _said(planned, ran)
+        verdict, boundary, reason = _done(planned, ran, measured, diagnosis)
         if verdict is Verdict.PASS and not planned.something_to_check:
             notes = (EXIT_CODE_ONLY,)
     return ScriptResult(
@@ -94,7 +100,7 @@ def judge(planned: Planned, ran: Ran) -> ScriptResult:
         seconds=round(ran.seconds, 3),
         steps=planned.steps,
         reached=measured.reached,
-        checks=measured.checks,
+        checks=(*measured.checks, *measured.doubts),
         gpus=planned.gpus,
         gpu_hours=None if planned.gpus is None else round(planned.gpus * ran.seconds / 3600, 6),
         notes=notes,
@@ -102,7 +108,14 @@ def judge(planned: Planned, ran: Ran) -> ScriptResult:
     )
 
 
-def _done(planned: Planned, ran: Ran, measured: _Measured) -> tuple[Verdict, Boundary | None, str]:
+def _said(planned: Planned, ran: Ran) -> Diagnosis | None:
+    """What the log says of a run that exited with 0, by the rule of `seatrial judge`: errors that it got over have a limit, and a known
+    failure counts. Only of a loop whose milestones tell a survived error from the last one."""
+    found = _diagnose(planned, ran) if planned.known and planned.something_to_check else None
+    return found if found is not None and found.verdict is not None else None
+
+
+def _done(planned: Planned, ran: Ran, measured: _Measured, found: Diagnosis | None) -> tuple[Verdict, Boundary | None, str]:
     """It exited with 0."""
     said = _skip_line(planned, ran.log)
     if said and not measured.wrote:
@@ -112,8 +125,17 @@ def _done(planned: Planned, ran: Ran, measured: _Measured) -> tuple[Verdict, Bou
         more = f" (and {len(missed) - 1} more)" if len(missed) > 1 else ""
         message = missed[0].message or f"wanted {missed[0].threshold}"
         return Verdict.FAIL, missed[0].boundary, f"exit 0, but {missed[0].name}: {one_line(message)}{more}"
+    if found is not None:
+        often = f" ({found.times} times)" if found.times > 1 else ""
+        if found.survived:
+            return Verdict.BLOCKED, found.boundary, f"exit 0, but inconclusive: it went on after an error{often}: {one_line(found.cause)}"
+        verdict = Verdict.FAIL if found.verdict is Verdict.FAIL else Verdict.BLOCKED
+        return verdict, found.boundary, f"exit 0, but the log shows a failure: {one_line(found.cause)}"
+    doubt = next((check for check in measured.doubts if not check.passed), None)
+    if doubt is not None:
+        return Verdict.BLOCKED, doubt.boundary, f"exit 0, but inconclusive: {one_line(doubt.message or doubt.name)}"
     if planned.something_to_check:
-        return Verdict.PASS, None, f"exit 0, {counted(len(measured.checks), 'check')} met"
+        return Verdict.PASS, None, f"exit 0, {counted(len(measured.checks) + len(measured.doubts), 'check')} met"
     if planned.exit_code_only:
         return Verdict.PASS, None, "exit 0; nothing else was looked at"
     fix = "give --check and --metrics, or --steps; or accept its exit code with --exit-code-only"
@@ -154,14 +176,17 @@ def _skip_line(planned: Planned, log: Path) -> str:
 def _measure(planned: Planned, ran: Ran) -> _Measured:
     """All checks; they are made also of a script that failed, as far as there are metrics, for they may say why."""
     checks: list[CheckResult] = []
+    doubts: list[CheckResult] = []
     reached: int | None = None
     wrote = False
+    printed = _printed(planned, ran.log)
     several = len(planned.asserted) > 1
     for number, one in enumerate(planned.asserted, 1):
         target = ran.directory / (f"metrics-{number}" if several else "metrics")
         label = f"{one.metrics.name if one.metrics else one.written}: " if several else ""
-        made, steps, written = _of_file(planned, one, target, ran)
-        checks += [check.model_copy(update={"name": f"{label}{check.name}"}) for check in made]
+        made, steps, written = _of_file(planned, one, target, ran, printed)
+        checks += [check.model_copy(update={"name": f"{label}{check.name}"}) for check in made.checks]
+        doubts += [check.model_copy(update={"name": f"{label}{check.name}"}) for check in made.doubts]
         wrote = wrote or written
         if steps is not None:
             reached = max(steps, reached or 0)
@@ -170,27 +195,61 @@ def _measure(planned: Planned, ran: Ran) -> _Measured:
         checks.append(_own_table(planned.known.table, ran.log))
     if planned.known and planned.asserted:
         checks += _fresh_logs(planned.known.logs, ran.started)
-    return _Measured(tuple(checks), reached, wrote)
+    if planned.something_to_check:
+        checks += _said_finite(ran.log)
+    return _Measured(tuple(checks), tuple(doubts), reached, wrote)
 
 
-def _of_file(planned: Planned, one: Asserted, target: Path, ran: Ran) -> tuple[list[CheckResult], int | None, bool]:
+def _printed(planned: Planned, log: Path) -> Metrics | None:
+    """What the loop of a script printed of its one run; None where it is not known, or where the script ran several."""
+    if planned.known is None or not log.is_file():
+        return None
+    printed = get_loop(planned.known.loop).read_console(log)
+    return printed if printed.series and not printed.restarts and len(planned.asserted) == 1 else None
+
+
+def _said_finite(log: Path) -> list[CheckResult]:
+    """No line of the log gives a metric a value that is no number."""
+    try:
+        return finite(read_facts(read_log(log)))
+    except UserError:
+        return []
+
+
+def _of_file(planned: Planned, one: Asserted, target: Path, ran: Ran, printed: Metrics | None) -> tuple[Findings, int | None, bool]:
     """The checks of one metrics file, the step that it reaches, and whether this run wrote it."""
     name = "metrics of this run"
     if one.metrics is None:
-        return [_miss(name, f"where {one.written} is cannot be told; give --metrics FILE")], None, False
+        return Findings([_miss(name, f"where {one.written} is cannot be told; give --metrics FILE")]), None, False
     try:
-        metrics = read_metrics([copy_metrics(one.metrics, target, ran.started)])
+        metrics = read_run([copy_metrics(one.metrics, target, ran.started)])
     except UserError as error:
         made = [_miss(name, error.message)]
         made += [_miss(expr, "not evaluated: there are no metrics") for expr in one.checks]
-        return made, None, fresh(one.metrics, ran.started)
+        return Findings(made), None, fresh(one.metrics, ran.started)
     checks = [CheckResult(name=name, kind="proof", passed=True, value=str(one.metrics)), undamaged(metrics)]
     checks += [_evaluated(expr, metrics) for expr in one.checks]
     reached = None
     if one.steps:
         step, reached = _last_step(one.steps, planned.step_tags, metrics)
         checks.append(step)
-    return checks, reached, True
+    found = examine(metrics, printed, get_loop(planned.known.loop).signals() if planned.known else COMMON)
+    # A bound of the script's own is the one that counts.
+    own = [check for check in found.doubts if not (check.tag and _asserts(one, check.tag))]
+    return Findings([*checks, *found.checks, *_all_finite(metrics, found)], own), reached, True
+
+
+def _asserts(one: Asserted, tag: str) -> bool:
+    """Whether a script bounds a metric itself."""
+    return any(f"[{quote}{tag}{quote}]" in expr for expr in one.checks for quote in ("'", '"'))
+
+
+def _all_finite(metrics: Metrics, found: Findings) -> list[CheckResult]:
+    """Of a training run every value is a number, whether or not the script asserts something of it. Made only where one is not."""
+    bad = next(((tag, series.non_finite()) for tag, series in sorted(metrics.series.items()) if series.non_finite()), None)
+    if bad is None or not (found.checks or found.doubts):
+        return []
+    return [_miss("metrics are finite", f"{bad[0]} is not finite at step {bad[1][0]}").model_copy(update={"missing": bad[1]})]
 
 
 def _evaluated(expr: str, metrics: Metrics) -> CheckResult:

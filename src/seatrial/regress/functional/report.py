@@ -9,7 +9,8 @@ from seatrial.model.words import counted as numbered
 from seatrial.regress.functional.record import FunctionalRun, ScriptResult
 from seatrial.report.deliverables import check_words
 from seatrial.report.junit_parts import add_case, add_checks, add_properties, document, new_suite, put_output, put_verdict
-from seatrial.report.text import one_line, visible
+from seatrial.report.markdown import cell, code, prose
+from seatrial.report.text import visible
 
 PREFIX = "seatrial.functional"
 
@@ -26,25 +27,21 @@ def summary_md(whole: FunctionalRun) -> str:
     lines += ["| script | verdict | steps | time | GPU hours | reason |", "|---|---|---|---|---|---|"]
     lines += [_row(result) for result in whole.results]
     for result in whole.results:
-        lines += ["", f"## {_cell(result.name)}: {result.verdict}", "", f"`{result.script}`: {_cell(result.reason)}"]
+        lines += ["", f"## {prose(result.name)}: {result.verdict}", "", f"{code(str(result.script))}: {prose(result.reason)}"]
         if result.boundary is not None:
             lines.append(f"- boundary: {result.boundary}")
         lines += [
-            f"- {'met' if check.passed else 'MISSED'}: {_cell(_told(check.name, check_words(check), check.message))}"
+            f"- {'met' if check.passed else 'MISSED'}: {prose(_told(check.name, check_words(check), check.message))}"
             for check in result.checks
         ]
-        lines += [f"- note: {_cell(note)}" for note in result.notes]
+        lines += [f"- note: {prose(note)}" for note in result.notes]
         if result.diagnosis and result.diagnosis.advice:
-            lines.append(f"- advice: {_cell(result.diagnosis.advice)}")
+            lines.append(f"- advice: {prose(result.diagnosis.advice)}")
     return "\n".join(lines) + "\n"
 
 
 def _told(name: str, words: str, message: str) -> str:
     return f"{name}: {message}" if message else words
-
-
-def _cell(text: str) -> str:
-    return one_line(text).replace("|", "\\|")
 
 
 def steps_told(result: ScriptResult) -> str:
@@ -57,7 +54,7 @@ def steps_told(result: ScriptResult) -> str:
 def _row(result: ScriptResult) -> str:
     hours = "-" if result.gpu_hours is None else f"{result.gpu_hours:.3g}"
     cells = (result.name, str(result.verdict), steps_told(result), f"{result.seconds:.1f} s", hours, result.reason)
-    return f"| {' | '.join(_cell(cell) for cell in cells)} |"
+    return f"| {' | '.join(cell(text) for text in cells)} |"
 
 
 def junit_xml(whole: FunctionalRun) -> str:

@@ -120,7 +120,7 @@ def _follow(
         stall_s=60 * planned.stall,
         watch=(planned.known.output,) if planned.known else (),
         grace_s=GRACE_S,
-        line_filter=redactor.lines(program=True).line,
+        line_filter=redactor.lines().line,
     )
     outcome = Outcome(None, None, "interrupted", 0.0)
     try:

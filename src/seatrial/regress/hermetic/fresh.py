@@ -14,13 +14,13 @@ import os
 import shlex
 import shutil
 import tempfile
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 from seatrial.files import read_text, write_text
 from seatrial.launch.environments import delete
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.guarded import BadValue, parse_toml
 from seatrial.model.verdict import Boundary
 from seatrial.regress.bisect.environments.builds import BESIDE
 from seatrial.regress.bisect.environments.cache import FAILED, BisectEnvironments, Ready, log_told
@@ -169,8 +169,8 @@ _XDG = {"CACHE": ".cache", "CONFIG": ".config", "DATA": ".local/share", "STATE":
 
 def _dependencies(file: Path) -> list[str]:
     try:
-        project = tomllib.loads(read_text(file)).get("project", {})
-    except tomllib.TOMLDecodeError as error:
+        project = parse_toml(read_text(file)).get("project", {})
+    except BadValue as error:
         raise UserError(f"{file}: {error}", "correct the file") from error
     found = project.get("dependencies", [])
     if not isinstance(found, list) or not all(isinstance(line, str) for line in found):

@@ -16,7 +16,7 @@ GRACE_S = 10.0
 
 def run_in(place: Place, argv: tuple[str, ...], cwd: Path, log: Path, minutes: float, line: Callable[[str], None]) -> Outcome:
     """Run the command in a place that was entered; nothing of it is left when this returns. A BlockedError when it cannot be started."""
-    clear = Redactor(os.environ).lines(program=True).line
+    clear = Redactor(os.environ).lines().line
 
     def passed_on(text: str) -> str:
         shown = clear(text)

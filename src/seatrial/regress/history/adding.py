@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import writable
 from seatrial.model.words import counted
 from seatrial.regress.history.importers.detect import detect
 from seatrial.regress.history.importers.draft import Draft, Tree
@@ -144,9 +145,9 @@ def run_of(draft: Draft, stated: Stated, trusted: tuple[str, ...]) -> Run:
     why = why_untrusted(draft, trusted)
     first = draft.trees[0] if draft.trees else Tree()
     return Run(
-        project=stated.project or draft.project or _project(stated.repo or draft.source),
+        project=writable(stated.project or draft.project or _project(stated.repo or draft.source)),
         kind=draft.kind,
-        name=stated.name or draft.name,
+        name=writable(stated.name or draft.name),
         commit=first.commit,
         branch=first.branch,
         dirty=any(tree.dirty is not False for tree in draft.trees),
@@ -155,7 +156,7 @@ def run_of(draft: Draft, stated: Stated, trusted: tuple[str, ...]) -> Run:
         passed=draft.passed,
         trusted=not why,
         why_untrusted=why,
-        source=str(draft.source.absolute()),
+        source=writable(str(draft.source.absolute())),
         digest=draft.digest,
     )
 

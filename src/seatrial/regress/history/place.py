@@ -33,10 +33,10 @@ def settings(start: Path) -> Settings:
     file = next((folder / CONFIG for folder in (start.absolute(), *start.absolute().parents) if (folder / CONFIG).is_file()), None)
     if file is None:
         return Settings()
-    import tomllib
+    from seatrial.model.guarded import parse_toml
 
     try:
-        section = tomllib.loads(file.read_text(encoding="utf-8")).get(SECTION, {})
+        section = parse_toml(file.read_text(encoding="utf-8")).get(SECTION, {})
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: {error}", "correct the file") from error
     return _read(file, section)

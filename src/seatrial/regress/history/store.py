@@ -105,34 +105,35 @@ class Store:
             project=project, kind=kind, name=name, machine=machine, branch=branch, commit=commit, baseline=trusted
         )
         text = f"SELECT {tables.RUN} FROM runs WHERE {where} ORDER BY time DESC, id DESC LIMIT ?"
-        return [tables.run_of(row) for row in reversed(self._rows(text, (*values, -1 if limit is None else limit)))]
+        found = self._rows(text, (*values, -1 if limit is None else limit), tables.RUN_CELLS)
+        return [tables.run_of(row) for row in reversed(found)]
 
     def run(self, key: int) -> Run | None:
         """The run of a number."""
-        found = self._rows(f"SELECT {tables.RUN} FROM runs WHERE id = ?", (key,))
+        found = self._rows(f"SELECT {tables.RUN} FROM runs WHERE id = ?", (key,), tables.RUN_CELLS)
         return tables.run_of(found[0]) if found else None
 
     def by_digest(self, digest: str) -> Run | None:
         """The run of a digest."""
-        found = self._rows(f"SELECT {tables.RUN} FROM runs WHERE digest = ?", (digest,))
+        found = self._rows(f"SELECT {tables.RUN} FROM runs WHERE digest = ?", (digest,), tables.RUN_CELLS)
         return tables.run_of(found[0]) if found else None
 
     def distinct(self, column: str, of: Mapping[str, str]) -> list[str]:
         """What runs have in a column (`project`, `name`, `machine`, `kind` or `branch`), sorted; `of` are the words of other columns."""
         where, values = tables.filters(commit=None, baseline=False, **of)
         text = f"SELECT DISTINCT {column} FROM runs WHERE {where} AND {column} IS NOT NULL ORDER BY {column}"
-        return [row[0] for row in self._rows(text, values)]
+        return [row[0] for row in self._rows(text, values, (tables.TEXT,))]
 
     def metrics(self, project: str | None = None, pattern: str | None = None) -> list[str]:
         """Names of metrics, sorted. `*` and `?` stand for anything; `[` for itself, since keys of parametrised tests hold it."""
         if project is None:
-            names = [row[0] for row in self._rows("SELECT name FROM metrics ORDER BY name", ())]
+            names = [row[0] for row in self._rows("SELECT name FROM metrics ORDER BY name", (), (tables.TEXT,))]
         else:
             text = (
                 "SELECT name FROM metrics m WHERE EXISTS (SELECT 1 FROM series s JOIN runs r ON r.id = s.run"
                 " WHERE s.metric = m.id AND r.project = ?) ORDER BY name"
             )
-            names = [row[0] for row in self._rows(text, (project,))]
+            names = [row[0] for row in self._rows(text, (project,), (tables.TEXT,))]
         if pattern is None:
             return names
         if pattern in names:
@@ -159,7 +160,7 @@ class Store:
             f"SELECT s.{tables.TAKEN[take]}, s.mark, s.count, {tables.RUN} FROM series s JOIN runs ON runs.id = s.run"
             f" WHERE s.metric = (SELECT id FROM metrics WHERE name = ?) AND {where} ORDER BY time DESC, runs.id DESC LIMIT ?"
         )
-        rows = self._rows(text, (metric, *found, -1 if limit is None else limit))
+        rows = self._rows(text, (metric, *found, -1 if limit is None else limit), (*tables.VALUE_CELLS, *tables.RUN_CELLS))
         return [RunValue(value=row[0], mark=row[1], count=row[2], run=tables.run_of(row[3:])) for row in reversed(rows)]
 
     def of_run(self, key: int, *, take: Take = "last") -> dict[str, RunValue]:
@@ -168,15 +169,15 @@ class Store:
         if run is None:
             return {}
         text = f"SELECT m.name, s.{tables.TAKEN[take]}, s.mark, s.count FROM series s JOIN metrics m ON m.id = s.metric WHERE s.run = ?"
-        rows = self._rows(text + " ORDER BY m.name", (key,))
+        rows = self._rows(text + " ORDER BY m.name", (key,), (tables.TEXT, *tables.VALUE_CELLS))
         return {name: RunValue(run=run, value=value, mark=mark, count=count) for name, value, mark, count in rows}
 
     def points(self, key: int, metric: str) -> list[Point]:
         """The points of a metric in a run, in the order in which they were written."""
         which = "run = ? AND metric = (SELECT id FROM metrics WHERE name = ?)"
-        found = self._rows(f"SELECT step, value, mark FROM points WHERE {which} ORDER BY place", (key, metric))
+        found = self._rows(f"SELECT step, value, mark FROM points WHERE {which} ORDER BY place", (key, metric), tables.POINT_CELLS)
         if not found:  # a single value without a step stands in series alone
-            found = self._rows(f"SELECT NULL, last, mark FROM series WHERE {which}", (key, metric))
+            found = self._rows(f"SELECT NULL, last, mark FROM series WHERE {which}", (key, metric), tables.POINT_CELLS)
         return [Point(metric=metric, step=step, value=value, mark=mark) for step, value, mark in found]
 
     def count(self, metric: str, *, project: str | None = None, name: str | None = None, machine: str | None = None) -> int:
@@ -184,7 +185,7 @@ class Store:
         where, found = tables.filters(project=project, name=name, machine=machine)
         text = "SELECT count(*) FROM series s JOIN runs ON runs.id = s.run WHERE s.metric = (SELECT id FROM metrics m WHERE m.name = ?)"
         text += f" AND {where}"
-        return int(self._rows(text, (metric, *found))[0][0])
+        return int(self._rows(text, (metric, *found), (tables.WHOLE,))[0][0])
 
     def mark(self, key: int, reason: str) -> bool:
         """Take a run out of the baselines, for a reason; False when there is no such run. Its values stay."""
@@ -205,7 +206,11 @@ class Store:
     def _replaced(self, run: Run) -> Run:
         """Remove earlier imports of the run; the new one keeps a mark on them."""
         same = (run.project, run.kind, run.name, run.source, run.time)
-        found = self._rows("SELECT id, poisoned FROM runs WHERE project = ? AND kind = ? AND name = ? AND source = ? AND time = ?", same)
+        found = self._rows(
+            "SELECT id, poisoned FROM runs WHERE project = ? AND kind = ? AND name = ? AND source = ? AND time = ?",
+            same,
+            (tables.WHOLE, tables.TEXT),
+        )
         for key, poisoned in found:
             for table in ("points", "series"):
                 self._open.execute(f"DELETE FROM {table} WHERE run = ?", (key,))
@@ -226,9 +231,13 @@ class Store:
         for name in new:
             numbers[name] = self._open.execute("SELECT id FROM metrics WHERE name = ?", (name,)).fetchone()[0]
 
-    def _rows(self, text: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+    def _rows(self, text: str, values: Sequence[object], cells: Sequence[tables.Cell]) -> list[tuple[Any, ...]]:
+        """The rows of a query; a cell that is not as we write it is damage, like a page that sqlite cannot read."""
         with self._told():
-            return self._open.execute(text, values).fetchall()
+            found = self._open.execute(text, values).fetchall()
+            for row in found:
+                tables.require_cells(row, cells)
+            return found
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -247,8 +256,12 @@ class Store:
         """Errors of sqlite and of the file system, with the file and what to do."""
         try:
             yield
-        except (sqlite3.Error, OSError, OverflowError) as error:
-            fix = "if it is damaged, set the file aside and import the runs again" if isinstance(error, sqlite3.DatabaseError) else ""
+        except (sqlite3.Error, OSError, OverflowError, UnicodeError) as error:
+            fix = (
+                "if it is damaged, set the file aside and import the runs again"
+                if isinstance(error, sqlite3.DatabaseError | UnicodeError)
+                else ""
+            )
             if "locked" in str(error) or "busy" in str(error):
                 fix = f"another process held it for {WAIT_S:.0f} s; try again"
             raise UserError(f"{self.path}: history: {error}", fix or "name another file with --store") from error

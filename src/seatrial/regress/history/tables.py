@@ -38,6 +38,20 @@ STATED = ("project", "kind", "name", "commit_id", "branch", "dirty", "time", "ma
 INSERT_RUN = f"INSERT INTO runs ({', '.join(STATED)}, digest, poisoned) VALUES ({', '.join('?' * (len(STATED) + 2))})"
 TAKEN: dict[Take, str] = {"last": "last", "mean": "mean", "min": "least", "max": "greatest", "first": "first", "count": "count"}
 
+EARLIEST, LATEST = -62_135_510_400.0, 253_402_214_400.0
+"""The times that a calendar has: the years 1 to 9999."""
+_KINDS = frozenset(str(kind) for kind in Kind)
+Cell = tuple[type, ...]
+WHOLE: Cell = (int,)
+TEXT: Cell = (str,)
+_NUMBER: Cell = (float, int, type(None))
+_OPTIONAL: Cell = (str, type(None))
+RUN_CELLS: tuple[Cell, ...] = (
+    *(WHOLE, TEXT, TEXT, TEXT, _OPTIONAL, _OPTIONAL, WHOLE, (float,), TEXT, (int, type(None)), WHOLE, TEXT, TEXT, TEXT, TEXT),
+)
+"""The types of `RUN`."""
+VALUE_CELLS: tuple[Cell, ...] = (_NUMBER, TEXT, WHOLE)
+POINT_CELLS: tuple[Cell, ...] = ((int, type(None)), _NUMBER, TEXT)
 Row = tuple[str, int, int | None, float | None, str]
 Found = tuple[float | None, float | None, float | None, float | None, float | None, int, str]
 
@@ -84,6 +98,17 @@ def _make(store: sqlite3.Connection, path: Path) -> None:
         store.execute("ROLLBACK")
         raise
     store.execute("COMMIT")
+
+
+def require_cells(row: Sequence[object], cells: Sequence[Cell]) -> None:
+    """Raise sqlite's error for a cell of another type than we write, and for a number that is not finite."""
+    for cell, kinds in zip(row, cells, strict=True):
+        if not isinstance(cell, kinds) or (type(cell) is float and not math.isfinite(cell)):
+            raise sqlite3.DatabaseError(f"a cell holds {repr(cell)[:40]}")
+    if cells[-len(RUN_CELLS) :] == RUN_CELLS:
+        kind, time = row[-len(RUN_CELLS) + 2], row[-len(RUN_CELLS) + 7]
+        if kind not in _KINDS or not isinstance(time, float) or not EARLIEST < time < LATEST:
+            raise sqlite3.DatabaseError(f"a run of the kind {repr(kind)[:40]} at the time {time!r}")
 
 
 def rows_of(points: Iterable[Point]) -> tuple[list[Row], dict[str, Found]]:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.evidence.git import command_line, environment
+from seatrial.model.errors import UserError
 from seatrial.regress.select.files.digests import Version
 from seatrial.regress.select.files.facts import sha
 
@@ -82,10 +84,9 @@ def commit(root: Path) -> str:
     if "GIT_DIR" not in os.environ and not any((above / ".git").exists() for above in (root, *root.parents)):
         return ""  # git would say so too, after a process more
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "--verify", "HEAD"], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        call = command_line(root, "rev-parse", "--verify", "HEAD")
+        done = subprocess.run(call, env=environment(root), capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired, UserError):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
@@ -98,8 +99,9 @@ def top(root: Path) -> Path:
     else:
         return root
     try:
-        ignored = subprocess.run(["git", "-C", str(above), "check-ignore", "-q", str(root)], capture_output=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        call = command_line(above, "check-ignore", "-q", str(root))
+        ignored = subprocess.run(call, env=environment(above), capture_output=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired, UserError):
         return root if above == root else above
     return root if above != root and ignored.returncode == 0 else above
 

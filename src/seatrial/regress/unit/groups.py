@@ -122,9 +122,9 @@ def _load(file: Path, word: str = "") -> dict[str, Any] | None:
         data = file.read_bytes()
         if word.encode() not in data:
             return None
-        import tomllib  # here, because most projects say nothing to us
+        from seatrial.model.guarded import parse_toml  # here, because most projects say nothing to us
 
-        return tomllib.loads(data.decode())
+        return parse_toml(data.decode())
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or no TOML
         raise pytest.UsageError(f"{file}: {error}; correct the file") from error
 

@@ -1,7 +1,8 @@
 """Where results come from: commit, branch, uncommitted changes and the name of the project.
 
-- One `git` process. Files that git does not know count as changes (a conftest.py among them changes what is measured), but for what our
-  own plugins write there.
+- Nothing that the checkout configures runs (see `seatrial.evidence.git`).
+- Files that git does not know count as changes (a conftest.py among them changes what is measured), but for what our own plugins
+  write there.
 - No git, no repository, no commit yet: None, which is no error. A git that fails or hangs is a note.
 """
 
@@ -11,6 +12,11 @@ import re
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
+
+from seatrial.evidence.git import command_line, environment
+from seatrial.evidence.secret_shapes import tokens
+from seatrial.evidence.worktree import gitlinks, is_checkout, read_status
+from seatrial.model.errors import UserError
 
 GIT_S = 20
 OURS = re.compile(r"\? (?:.*/)?(?:unit_results(?:\.json|/)|\.seatrial-select)")
@@ -29,22 +35,34 @@ class Origin(NamedTuple):
 
 def read_origin(root: Path) -> Origin:
     """Of the checkout that holds `root`."""
-    call = ["git", "-C", str(root), "status", "--porcelain=v2", "--branch", "--untracked-files=normal"]
-    name = project(root)
+    options = ("--porcelain=v2", "--branch", "--untracked-files=normal", "--ignore-submodules=dirty")
+    call, name = command_line(root, "status", *options), project(root)
     try:
-        done = subprocess.run(call, capture_output=True, text=True, errors="replace", check=False, timeout=GIT_S, stdin=subprocess.DEVNULL)
+        env = environment(root)
+        done = subprocess.run(
+            call, env=env, capture_output=True, text=True, errors="replace", check=False, timeout=GIT_S, stdin=subprocess.DEVNULL
+        )
+        inside = _dirty_submodules(root)
     except FileNotFoundError:
         return Origin(name)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, subprocess.TimeoutExpired, UserError) as error:
         return Origin(name, notes=(f"the commit is not known: {error}",))
     if done.returncode:
         absent = "not a git repository" in done.stderr
         return Origin(name, notes=() if absent else (f"the commit is not known: {done.stderr.strip()[:300]}",))
     lines = done.stdout.splitlines()
     head = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# "))
-    commit, branch = head.get("branch.oid"), head.get("branch.head")
-    dirty = any(not line.startswith("#") and not OURS.match(line) for line in lines)
+    commit, branch = head.get("branch.oid"), tokens(head.get("branch.head", "")) or None
+    dirty = inside or any(not line.startswith("#") and not OURS.match(line) for line in lines)
     return Origin(name, None if commit == "(initial)" else commit, None if branch == "(detached)" else branch, dirty)
+
+
+def _dirty_submodules(root: Path) -> bool:
+    """Whether something is changed inside a submodule; git is not left to look there by itself."""
+    top = next((above for above in (root, *root.parents) if (above / ".git").exists()), None)
+    if top is None or not (top / ".gitmodules").is_file():
+        return False
+    return any(is_checkout(top, link.path) and read_status(top / link.path).dirty for link in gitlinks(top))
 
 
 def project(root: Path) -> str:
@@ -64,10 +82,10 @@ def _named(file: Path) -> str | None:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
-    import tomllib
+    from seatrial.model.guarded import parse_toml
 
     try:
-        name = tomllib.loads(text).get("project", {}).get("name")
+        name = parse_toml(text).get("project", {}).get("name")
     except (ValueError, AttributeError):
         return None
     return name if isinstance(name, str) else None

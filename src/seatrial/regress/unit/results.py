@@ -19,6 +19,8 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from seatrial.model.guarded import parse_json
+
 LATEST = "unit_results.json"
 DATED = "unit_results"
 SUFFIX = ".partial.jsonl"
@@ -106,7 +108,7 @@ def is_ours(file: Path) -> bool:
     if not file.is_file():
         return False
     try:
-        read = json.loads(file.read_bytes())
+        read = parse_json(file.read_bytes())
     except (OSError, ValueError):
         return False  # nobody can take it for results
     return isinstance(read, dict) and {"metrics", "outcomes", "tests"} <= read.keys()
@@ -267,7 +269,7 @@ def _read(data: bytes) -> tuple[dict[str, Any], list[Tracked], list[str]]:
         try:
             if not line.endswith(b"\n"):
                 raise ValueError("cut off")
-            entry = json.loads(line)
+            entry = parse_json(line)
             if "head" in entry:
                 head = dict(entry["head"])
             else:

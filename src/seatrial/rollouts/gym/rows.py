@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from seatrial.model.guarded import parse_json
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.direct.answer import count_of
 from seatrial.rollouts.direct.request import Sampling
@@ -41,7 +42,7 @@ def body_of(unit: Unit, campaign: Campaign, sampling: Sampling) -> dict[str, Any
     params = {**own, **sampling.known}
     metadata = dict(params.get("metadata") or {})
     try:
-        extra = {**json.loads(metadata.get("extra_body") or "{}"), **sampling.extra}
+        extra = {**parse_json(metadata.get("extra_body") or "{}"), **sampling.extra}
     except (ValueError, TypeError) as error:
         message = f"{unit.row.source}: {PARAMS}.metadata.extra_body is no JSON object in a text: {error}"
         raise RolloutError(FailureKind.PARSE, message) from error

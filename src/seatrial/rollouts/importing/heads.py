@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from seatrial.model.guarded import BadValue, parse_json
 from seatrial.rollouts.inputs.ids import canonical, content_of
 from seatrial.rollouts.inputs.prompts import PARAMS
 from seatrial.rollouts.inputs.reading import BadRowError
@@ -57,8 +58,8 @@ def _without_seed(params: Any) -> Any:
     metadata = said.get("metadata")
     if isinstance(metadata, Mapping) and isinstance(metadata.get("extra_body"), str):
         try:
-            extra = json.loads(metadata["extra_body"])
-        except json.JSONDecodeError:
+            extra = parse_json(metadata["extra_body"])
+        except BadValue:
             return said
         if isinstance(extra, dict) and "seed" in extra:
             del extra["seed"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seatrial.report.text import one_line
+from seatrial.report.markdown import cell, prose
 from seatrial.rollouts.profile.model import Profile
 from seatrial.rollouts.profile.tables import Table, answer, tables
 
@@ -10,7 +10,7 @@ from seatrial.rollouts.profile.tables import Table, answer, tables
 def profile_markdown(profile: Profile) -> str:
     """All of it."""
     summary = profile.summary
-    lines = [f"# Reward profile of {one_line(summary.campaign)}", "", answer(profile), ""]
+    lines = [f"# Reward profile of {prose(summary.campaign)}", "", prose(answer(profile)), ""]
     for table in tables(profile):
         lines += _table(table)
     lines += ["## How to read it", "", *(f"- {rule}" for rule in summary.rules)]
@@ -20,11 +20,11 @@ def profile_markdown(profile: Profile) -> str:
 
 
 def _table(table: Table) -> list[str]:
-    note = [table.note, ""] if table.note else []
+    note = [prose(table.note), ""] if table.note else []
     head = [_line(table.head), "|" + "---|" * len(table.head)]
-    return [f"## {table.title}", "", *note, *head, *(_line(row) for row in table.rows), ""]
+    return [f"## {prose(table.title)}", "", *note, *head, *(_line(row) for row in table.rows), ""]
 
 
 def _line(cells: tuple[str, ...]) -> str:
     """Recorded text can neither end a cell nor a line."""
-    return "| " + " | ".join(one_line(cell).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
+    return "| " + " | ".join(map(cell, cells)) + " |"

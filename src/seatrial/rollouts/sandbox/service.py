@@ -9,6 +9,11 @@
   an `error`. Also as there, output beyond max_output_characters (1000) is cut from its end, so a long traceback loses its last line.
   Unlike there, each program has its own /tmp: nothing is kept from one to the next but in a session.
 - It listens where it is told to, which should be loopback: whoever reaches it may run programs in the sandbox.
+- Web pages may not: a request with an Origin, one that a browser sent for another site, one whose Host is not this service (DNS
+  rebinding) and a body that is not application/json are refused. A service on loopback knows its names; elsewhere a node may have
+  any, and Host is not looked at.
+- Heads, bodies, sessions, requests at a time and connections are limited. A connection that says nothing, or a body that does not
+  come, is ended.
 """
 
 from __future__ import annotations
@@ -17,8 +22,11 @@ import asyncio
 import json
 import math
 import signal
-from collections.abc import Callable
+import time
+import weakref
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from aiohttp import web
@@ -32,7 +40,17 @@ from seatrial.rollouts.sandbox.sandbox import Sandbox
 from seatrial.rollouts.sandbox.sessions import Sessions
 
 _BODY = 32 << 20
-_IDLE_LOOK_S = 30.0
+_BODY_S = 30.0
+"""A body must have come within this time."""
+_HEAD = 8 << 10
+"""Bytes of one line of a head, or of one header."""
+_SESSION_NAME = 200
+_REQUESTS = 1024
+"""Requests at a time; more are told to come again (503)."""
+_CONNECTIONS = 2048
+_QUIET_S = 60.0
+"""A connection without a request is closed after this time; the quietest ones earlier, when there are more than `_CONNECTIONS`."""
+_LOOK_S = 5.0
 _CUT = "<output cut>"
 _WORDS = {
     "memory": "Ended: it used more than {0.memory_mb} MB of memory",
@@ -59,11 +77,15 @@ class _Request:
 class Service:
     """What answers; `app` is what aiohttp serves."""
 
-    def __init__(self, limits: SandboxLimits) -> None:
+    def __init__(self, limits: SandboxLimits, host: str = "127.0.0.1") -> None:
         self._limits = limits
+        self._local = is_loopback(host)
         self._sandbox = Sandbox(limits)
         self._sessions = Sessions(limits)
-        self.app = web.Application(client_max_size=_BODY)
+        self._active: dict[asyncio.BaseTransport, int] = {}
+        self._seen: weakref.WeakKeyDictionary[asyncio.BaseTransport, float] = weakref.WeakKeyDictionary()
+        """When each connection was first seen, or last had a request."""
+        self.app = web.Application(client_max_size=_BODY, middlewares=[self._guard])
         self.app.add_routes(
             [
                 web.post("/execute", self._execute),
@@ -73,11 +95,56 @@ class Service:
             ]
         )
 
-    async def tend(self) -> None:
-        """End idle sessions, for ever."""
+    async def tend(self, runner: web.AppRunner) -> None:
+        """End idle sessions and quiet connections, for ever."""
         while True:
-            await asyncio.sleep(_IDLE_LOOK_S)
+            await asyncio.sleep(_LOOK_S)
             await self._sessions.end_idle()
+            self.end_quiet(runner)
+
+    def end_quiet(self, runner: web.AppRunner) -> None:
+        """Close connections that have no request under way, and had none for long."""
+        now = time.monotonic()
+        found = [handler.transport for handler in (runner.server.connections if runner.server else ())]
+        quiet = [transport for transport in found if transport is not None and transport not in self._active]
+        quiet.sort(key=lambda transport: self._seen.setdefault(transport, now))
+        beyond = max(0, len(found) - _CONNECTIONS)
+        for place, transport in enumerate(quiet):
+            if place < beyond or now - self._seen[transport] >= _QUIET_S:
+                transport.abort()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+        """Refuse what no client of ours sends; count what is under way."""
+        if refusal := self._refusal(request):
+            status, message = refusal
+            return web.json_response({"error": message}, status=status, headers={"Connection": "close"})
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError
+        self._active[transport] = self._active.get(transport, 0) + 1
+        try:
+            return await handler(request)
+        finally:
+            self._active[transport] -= 1
+            if not self._active[transport]:
+                del self._active[transport]
+            self._seen[transport] = time.monotonic()
+
+    def _refusal(self, request: web.Request) -> tuple[int, str] | None:
+        """Status and reason, for a request that is not answered."""
+        if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
+            return 403, "this service does not answer web pages (the request has an Origin)"
+        hosts = request.headers.getall("Host", [])
+        if len(hosts) != 1:
+            return 400, "a request needs one Host header"
+        if self._local and not is_loopback(host_name(hosts[0])):
+            return 403, f"Host {hosts[0][:100]!r} is not this service: ask for 127.0.0.1 or localhost"
+        if request.method == "POST" and request.content_type != "application/json":
+            return 415, "the body must be application/json (the Content-Type header says otherwise)"
+        if len(self._active) >= _REQUESTS:
+            return 503, f"{_REQUESTS} requests are under way already"
+        return None
 
     async def close(self) -> None:
         """End every session."""
@@ -101,9 +168,14 @@ class Service:
 
     async def _execute(self, request: web.Request) -> web.Response:
         try:
-            asked = _asked(await request.text(), request.headers.get("X-Session-ID"))
-        except ValueError as error:
-            return web.json_response({"error": str(error)}, status=400)
+            async with asyncio.timeout(_BODY_S):
+                body = await request.text()
+            asked = _asked(body, request.headers.get("X-Session-ID"))
+        except TimeoutError:
+            error = f"the body did not come within {_BODY_S:g} s"
+            return web.json_response({"error": error}, status=408, headers={"Connection": "close"})
+        except (ValueError, LookupError, OverflowError, RecursionError) as wrong:
+            return web.json_response({"error": str(wrong)}, status=400)
         try:
             answer = await self._run(asked)
         except SandboxError as error:
@@ -146,6 +218,8 @@ def _asked(body: str, session: str | None) -> _Request:
     language = data.get("language", "ipython")
     if language == "ipython" and session is None:
         raise ValueError("X-Session-ID header required for ipython sessions")
+    if session is not None and not (0 < len(session) <= _SESSION_NAME and session.isprintable()):
+        raise ValueError(f"X-Session-ID must have 1 to {_SESSION_NAME} printable characters")
     timeout, most = data.get("timeout"), data.get("max_output_characters", 1000)
     if not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise ValueError("timeout is required: a number of seconds above 0")
@@ -159,13 +233,32 @@ def _asked(body: str, session: str | None) -> _Request:
     return _Request(texts["generated_code"], float(timeout), language, texts["std_input"], most, minimal, session)
 
 
+def host_name(host: str) -> str:
+    """The name in a Host header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def is_loopback(name: str) -> bool:
+    """Whether this is an address or the name of this machine for itself."""
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
 async def serve(host: str, port: int, limits: SandboxLimits, ready: Callable[[int], None]) -> None:
     """Serve until cancelled, or until SIGTERM or SIGINT where `run_service` runs it; `ready` is told the port, which matters for 0."""
     sandboxes.require()
-    service = Service(limits)
-    runner = web.AppRunner(service.app, access_log=None, shutdown_timeout=1.0)
+    service = Service(limits, host)
+    runner = web.AppRunner(
+        service.app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=_QUIET_S, max_line_size=_HEAD, max_field_size=_HEAD
+    )
     await runner.setup()
-    tending = asyncio.create_task(service.tend())
+    tending = asyncio.create_task(service.tend(runner))
     try:
         site = web.TCPSite(runner, host, port)
         try:

@@ -12,12 +12,13 @@ is a ValueError, because a solution would pass it.
 from __future__ import annotations
 
 import ast
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
+
+from seatrial.model.guarded import parse_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def cases_of(tests: Any, entry_point: str | None = None) -> list[Case]:
     """Every test of a row, at least one."""
     if isinstance(tests, str) and tests.lstrip()[:1] in ("[", "{"):
         try:
-            tests = json.loads(tests)
+            tests = parse_json(tests)
         except ValueError:
             pass  # Python may begin with these signs too; it is parsed below.
     if isinstance(tests, str):
@@ -102,7 +103,7 @@ def _lists(tests: Mapping[str, Any]) -> list[Case]:
         return [Program(_text(given), _text(wanted)) for given, wanted in pairs]
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"fn_name = {name!r} is no name")
-    return [Call(name, _arguments(given), json.loads(wanted) if isinstance(wanted, str) else wanted) for given, wanted in pairs]
+    return [Call(name, _arguments(given), parse_json(wanted) if isinstance(wanted, str) else wanted) for given, wanted in pairs]
 
 
 def _pair(entry: Any) -> Case:
@@ -126,7 +127,7 @@ def _arguments(value: Any) -> list[Any]:
         return value
     if not isinstance(value, str):
         raise ValueError(f"arguments are JSON, one per line, or a list, not {value!r:.80}")
-    return [json.loads(line) for line in value.split("\n") if line.strip()]
+    return [parse_json(line) for line in value.split("\n") if line.strip()]
 
 
 def _checked(code: str, entry_point: str | None) -> str:

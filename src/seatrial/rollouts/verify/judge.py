@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import orjson
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_json
 from seatrial.rollouts.campaign import Requests, Verify
 from seatrial.rollouts.keys import key_of
 from seatrial.rollouts.record import FailureKind
@@ -112,7 +112,7 @@ def verdict(said: str) -> float | None:
         return None if len(found) > 1 else float(found == {"="})
     fenced = _FENCE.match(said)
     try:
-        data = json.loads(fenced[1] if fenced else said)
+        data = parse_json(fenced[1] if fenced else said)
     except ValueError:
         return None
     if not isinstance(data, dict) or ("reward" in data) == ("correct" in data):

@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seatrial.model.guarded import parse_json
 from seatrial.rollouts.campaign import SandboxLimits, Verify
 from seatrial.rollouts.record import FailureKind
 from seatrial.rollouts.sandbox import Ran, Sandbox, SandboxError, bubblewrap
@@ -116,7 +117,7 @@ def _compare(ran: Ran, case: Case, token: str) -> str:
             return ""
         return f"wrote {ran.stdout[:_SHOWN]!r}, expected {case.output[:_SHOWN]!r}, for {case.stdin[:_SHOWN]!r}"
     try:
-        value = json.loads(ran.stdout)
+        value = parse_json(ran.stdout)
     except ValueError:
         return "it ended before the function returned"
     return "" if same_value(value, case.output) else f"returned {value!r:.300}, expected {case.output!r:.300}, for {case.arguments!r:.300}"

@@ -16,15 +16,16 @@ from pathlib import Path
 from seatrial.loops.claims import lookup
 from seatrial.loops.lines import lines
 from seatrial.loops.nemo_rl.after.dump import read_configs
+from seatrial.model.guarded import parse_float, parse_whole
 from seatrial.model.series import Damage, Metrics, Overlap, Series
 
-EPOCH = re.compile(r"={25} Epoch (\d+)/\d+ ={25}$")
-STEP = re.compile(r"={25} Step (\d+)/(\d+) ={25}$")
-DATA = re.compile(r"Logged data to \S*train_data_step(\d+)\.jsonl$")
-VALIDATION = re.compile(r"▶ Starting validation at step (\d+)\.\.\.$")
+EPOCH = re.compile(r"={25} Epoch ([0-9]{1,18})/\d+ ={25}$")
+STEP = re.compile(r"={25} Step ([0-9]{1,18})/([0-9]{1,18}) ={25}$")
+DATA = re.compile(r"Logged data to \S*train_data_step([0-9]{1,18})\.jsonl$")
+VALIDATION = re.compile(r"▶ Starting validation at step ([0-9]{1,18})\.\.\.$")
 BLOCK = re.compile(r"(?:📊|⏱️) +(Training|Validation|Timing)\b.*:$")
 ENDED = re.compile(r"  • Total step time: [\d.]+s$")
-_NUMBER = r"(-?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan|inf))"
+_NUMBER = r"(-?(?:[0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?|nan|inf))"
 RESULT = re.compile(rf" {{2,4}}• ([^:]+): {_NUMBER}(?: steps| tokens|s|s \([\d.]+%\))?$")
 ROW = re.compile(r" {2,4}• \S")
 TRAINING = {
@@ -62,23 +63,25 @@ class _Reader:
     process: str = ""
     points: dict[str, dict[int, float]] = field(default_factory=dict)
     twice: dict[str, set[int]] = field(default_factory=dict)
+    again: dict[str, set[int]] = field(default_factory=dict)
+    latest: dict[str, int] = field(default_factory=dict)
 
     def feed(self, process: str, text: str) -> bool:
         """Take the next line; whether it was a row of results."""
         if match := STEP.search(text):
-            self.step, self.process, self.block = self.before + int(match[1]), process, ""
+            self.step, self.process, self.block = self.before + parse_whole(match[1]), process, ""
         elif match := EPOCH.search(text):
-            self.before = self.step if int(match[1]) > 1 else 0
+            self.before = self.step if parse_whole(match[1]) > 1 else 0
         elif process != self.process:
             return False  # other processes write into the block
         elif match := DATA.match(text):
-            self.step = int(match[1])
+            self.step = parse_whole(match[1])
         elif match := VALIDATION.match(text):
-            self.validated = int(match[1])
+            self.validated = parse_whole(match[1])
         elif match := BLOCK.match(text.strip()):
             self.block = match[1] if match[1] != "Timing" else self.block
         elif self.block and (match := RESULT.match(text)):
-            self._add(match[1], float(match[2]))
+            self._add(match[1], parse_float(match[2]))
             return True
         elif text.strip() and not ROW.match(text):
             self.block = ""
@@ -91,6 +94,9 @@ class _Reader:
         if tag is None:
             return
         step = self.validated if self.block == "Validation" else self.step
+        if step <= self.latest.get(tag, step - 1):
+            self.again.setdefault(tag, set()).add(step)
+        self.latest[tag] = step
         table = self.points.setdefault(tag, {})
         if step in table and table[step] != value:
             self.twice.setdefault(tag, set()).add(step)
@@ -112,7 +118,8 @@ def read_console(log: Path) -> Metrics:
     damage = (Damage(str(log), f"line {end}", 1, "the log ends inside the results of a step"),) if last and last == end else ()
     series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in reader.points.items()}
     overlaps = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(reader.twice.items()))
-    return Metrics(series=series, damage=damage, overlaps=overlaps, sources=(str(log),) if series else ())
+    restarts = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(reader.again.items()))
+    return Metrics(series=series, damage=damage, overlaps=overlaps, sources=(str(log),) if series else (), restarts=restarts)
 
 
 def completed_steps(log: Path) -> int:
@@ -148,4 +155,4 @@ def _configured(log: Path) -> Iterator[int]:
 def _counted(log: Path) -> Iterator[int]:
     for _, _, text in lines(log):
         if match := STEP.search(text):
-            yield int(match[2])
+            yield parse_whole(match[2])

@@ -14,33 +14,30 @@ import re
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.lines import lines
+from seatrial.loops.lines import Row, blocks
+from seatrial.model.guarded import BadValue, parse_literal
 
 TITLE = re.compile(r"Final config:\s*$")
 OPENING = re.compile(r"\{['}]|[A-Z]\w*\(")
 SEARCHED = 50
 """Rows below the title in which the block must begin: what was written to the other stream may come before it."""
-LONGEST = 5000
 WARNING = re.compile(r"\S+\.py:\d+: \w*Warning: ")
 QUOTED = re.compile(r" {2}\S")
 """The line of source that Python writes below a warning."""
 TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 NAMES = {"nan": math.nan, "inf": math.inf}
 
-Row = tuple[int, str, str]
-
 
 def read_configs(log: Path) -> list[dict[str, Any] | None]:
     """Every configuration that was printed, in order; None stands for one that is torn."""
-    rows = list(lines(log))
-    return [_block(rows, index + 1, row[1]) for index, row in enumerate(rows) if TITLE.match(row[2])]
+    return [_block(rows[1:], rows[0][1]) for _, rows in blocks(log, TITLE)]
 
 
-def _block(rows: list[Row], first: int, process: str) -> dict[str, Any] | None:
-    """The block that begins in the rows from `first` on, as one process wrote it."""
+def _block(rows: list[Row], process: str) -> dict[str, Any] | None:
+    """The block that begins in the first rows, as one process wrote it."""
     parts: list[str] = []
     depth, warned = 0, False
-    for index, (_, prefix, text) in enumerate(rows[first : first + LONGEST]):
+    for index, (_, prefix, text) in enumerate(rows):
         if prefix != process:
             continue
         before, warned = warned, bool(WARNING.match(text))
@@ -65,8 +62,8 @@ def _depth(text: str) -> int:
 
 def _parse(text: str) -> dict[str, Any] | None:
     try:
-        found = _value(ast.parse(text.strip(), mode="eval").body)
-    except (ValueError, SyntaxError):
+        found = parse_literal(text, _value)
+    except BadValue:
         return None
     return found if isinstance(found, dict) else None
 

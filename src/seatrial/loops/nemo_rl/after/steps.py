@@ -30,6 +30,7 @@ AT_EVERY_STEP = (
 IMPOSSIBLE = re.compile(r"\[WARNING\]: (\d+)/(\d+) valid tokens have -inf in \w+")
 MOST_IMPOSSIBLE = 0.01
 AGREE = 1.1
+FLOOR = 0.999
 """The largest error where neither script nor level has a threshold of its own: that of the maintained recipes."""
 
 Configs = Sequence[Mapping[str, Any] | None]

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from seatrial.loops.claims import ABSENT, lookup
 from seatrial.loops.nemo_rl.after.dump import read_configs
 from seatrial.loops.nemo_rl.after.results import ONLY, token_files
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_json
 from seatrial.model.tokens import TokenRow
 
 STEP = re.compile(r"train_data_step(\d+)\.jsonl")
@@ -56,7 +56,7 @@ def _rows(path: Path, run: str, config: Mapping[str, Any]) -> Iterator[TokenRow]
         if not line:
             continue
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             yield _row(entry, f"{path.name}:{number}", run, _step(path), number - 1, settings, known["max_new_tokens"])
         except (ValueError, KeyError, TypeError, IndexError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)

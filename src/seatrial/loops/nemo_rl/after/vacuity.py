@@ -40,6 +40,8 @@ def _reason(metrics: Metrics, run: str, where: str) -> tuple[str, Boundary] | No
         return f"no token counted in the loss at any step{where}, so there was nothing to learn from", Boundary.DATA
     if not supervised(metrics, run) and not _spread(metrics, run):
         return f"all advantages were zero at every step{where}, so there was nothing to learn from", Boundary.REWARD
+    if _nothing_earned(metrics, run):
+        return f"every reward and every loss was 0{where}, so there was nothing to learn from", Boundary.REWARD
     if run in TRANSPORTS and _nothing_to_carry(metrics, run):
         return f"no transfer{where} carried trained weights: there was nothing to learn from before the last step", Boundary.REWARD
     if run == DELTA and (reason := _no_delta(metrics)):
@@ -94,6 +96,13 @@ def _spread(metrics: Metrics, run: str) -> bool:
         return any(highest) or any(lowest)
     mixed = _values(metrics, f"{run}train/baseline_reward/pct_mixed")
     return not mixed or any(mixed)
+
+
+def _nothing_earned(metrics: Metrics, run: str) -> bool:
+    """All that a console shows of a run without advantages: no reward and no loss at any step."""
+    shown = [_values(metrics, f"{run}train/{name}") for name in ("reward", "loss")]
+    logged = any(_values(metrics, f"{run}{tag}") for tag in (*SPREAD, "train/grad_norm"))
+    return all(shown) and not logged and not any(value for values in shown for value in values)
 
 
 def _nothing_to_carry(metrics: Metrics, run: str) -> bool:

@@ -7,10 +7,8 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,12 +17,12 @@ from seatrial.loops.child import run_child
 from seatrial.loops.nemo_rl.drive import helpers, sync
 from seatrial.loops.nemo_rl.drive.process import Failed
 from seatrial.loops.nemo_rl.runs.checkout import BRIDGE, CORE, VENDORED, bundled_core, submodules_command, sync_command
+from seatrial.model.guarded import BadValue, parse_toml
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
 PYTHON_SECONDS = 30
-RAY_SECONDS = 2
 GUARD = "NRL_IGNORE_TP_ACCURACY_CHECK"
 REBUILD = "NRL_FORCE_REBUILD_VENVS"
 ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
@@ -59,8 +57,8 @@ def _requires(checkout: Path) -> str:
     """What pyproject.toml says; "" when it says nothing."""
     path = checkout / "pyproject.toml"
     try:
-        project = tomllib.loads(read_text(path)).get("project", {}) if path.is_file() else {}
-    except tomllib.TOMLDecodeError:
+        project = parse_toml(read_text(path)).get("project", {}) if path.is_file() else {}
+    except BadValue:
         return ""
     return str(project.get("requires-python", ""))
 
@@ -148,20 +146,6 @@ def worker_environments(checkout: Path) -> Iterator[Finding]:
         yield _workers(
             f"{len(old)} environments of Ray workers below {place} are older than uv.lock ({names}): {REBUILD}=true makes them anew"
         )
-
-
-def running_ray() -> Iterator[Finding]:
-    """NeMo-RL attaches to a Ray that runs on this machine, also to one that another run or another user left."""
-    place = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
-    try:
-        address = os.environ.get("RAY_ADDRESS") or place.read_text(encoding="utf-8").strip()
-        host, _, port = address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=RAY_SECONDS):
-            pass
-    except (OSError, ValueError):
-        return
-    message = f"one runs at {address} already: NeMo-RL attaches to it and takes the GPUs that it has; expected inside ray.sub only"
-    yield Finding(name="Ray", ok=True, message=message)
 
 
 def _workers(message: str) -> Finding:

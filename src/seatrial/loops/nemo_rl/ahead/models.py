@@ -12,8 +12,11 @@ from pathlib import Path
 
 from seatrial.files import read_json
 from seatrial.loops.hub import hub_cache, snapshot
+from seatrial.loops.model_files import Use
+from seatrial.loops.model_files import model_findings as file_findings
 from seatrial.loops.model_kinds import KINDS, is_kind
 from seatrial.loops.nemo_rl.ahead.record import Training
+from seatrial.loops.nemo_rl.runs.checkout import CLONE, sync_command
 from seatrial.loops.nemo_rl.runs.variant import DEFAULT_MODEL
 from seatrial.loops.options import number
 from seatrial.loops.overrides import key_of
@@ -23,15 +26,19 @@ from seatrial.model.verdict import Boundary
 
 MODEL = "policy.model_name"
 TOKENIZER = "policy.tokenizer.name"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _YES = ("1", "true", "yes", "on")
 
 
-def model_findings(trainings: Sequence[Training]) -> tuple[Finding, ...]:
-    """One finding for each model that the trainings name."""
+def model_findings(trainings: Sequence[Training], context: Context) -> tuple[Finding, ...]:
+    """What there is to say of each model that the trainings name."""
     named = dict.fromkeys(item for training in trainings for item in _named(training))
-    return tuple(_model(model, tokenizer) for model, tokenizer in named)
+    return tuple(found for model, tokenizer in named for found in _model(model, tokenizer, context))
+
+
+def given(context: Context) -> tuple[Finding, ...]:
+    """The same of the trial's own model, where no script could be asked for what it trains."""
+    return _model(context.model, True, context)
 
 
 def experts(context: Context) -> Iterator[Finding]:
@@ -57,26 +64,25 @@ def _named(training: Training) -> Iterator[tuple[str, bool]]:
             yield value, key == MODEL and last.get(TOKENIZER, value) == value
 
 
-def _model(model: str, tokenizer: bool) -> Finding:
+def _model(model: str, tokenizer: bool, context: Context) -> tuple[Finding, ...]:
     if model.startswith(("/", ".", "~")):
-        return _directory(Path(model).expanduser(), tokenizer)
+        return _directory(Path(model).expanduser(), tokenizer, context)
     cached = snapshot(model)
     if (cached / "config.json").is_file():
         message = f"{model}: cached; to use no network: HF_HUB_OFFLINE=1, -- {MODEL}={cached} {TOKENIZER}={cached}"
-        return _data(True, message)
+        return (_data(True, message),)
     if any(os.environ.get(name, "").lower() in _YES for name in OFFLINE):
         fix = f"hf download {model} where there is a network, with the same HF_HOME"
-        return _data(False, f"{model}: offline, and no snapshot of it below {hub_cache()}", fix)
-    return _data(True, f"{model}: no snapshot below {hub_cache()}: NeMo-RL will download it")
+        return (_data(False, f"{model}: offline, and no snapshot of it below {hub_cache()}", fix),)
+    return (_data(True, f"{model}: no snapshot below {hub_cache()}: NeMo-RL will download it"),)
 
 
-def _directory(directory: Path, tokenizer: bool) -> Finding:
-    if not (directory / "config.json").is_file():
-        why = "no config.json" if directory.is_dir() else "no such directory"
-        return _data(False, f"{directory}: {why}", "--model with a directory that holds config.json, tokenizer and weights")
-    if tokenizer and not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        return _data(False, f"{directory}: no tokenizer files", f"copy tokenizer.json and tokenizer_config.json into {directory}")
-    return _data(True, str(directory))
+def _directory(directory: Path, tokenizer: bool, context: Context) -> tuple[Finding, ...]:
+    # Weights that were converted before need not be there any more; what is there must be whole.
+    weights = any(directory.glob("*.safetensors")) or any(directory.glob("*.index.json"))
+    named = context.options.get("nemo_rl")
+    build = sync_command(Path(named)) if named else CLONE
+    return file_findings(directory, context, Use(build=build, weights=weights, tokenizer=tokenizer))
 
 
 def _data(ok: bool, message: str, fix: str = "") -> Finding:

@@ -15,6 +15,7 @@ from seatrial.loops.nemo_rl.runs import assertions, calls, checkout
 from seatrial.loops.nemo_rl.runs.variant import Call, gpus
 from seatrial.loops.nemo_rl.runs.variants import available, offered, variants
 from seatrial.loops.overrides import WANTED, is_override
+from seatrial.model.gather import gather
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
@@ -28,28 +29,38 @@ def findings(context: Context) -> tuple[Finding, ...]:
     """What must be right before a GPU is touched; the configuration is composed only when the rest is."""
     place = checkout.checkout_of(context)
     found = checkout.layout(place)
+    of_the_machine = (
+        lambda: models.experts(context),
+        lambda: gpus_here(gpus(context), "run it on a cluster with --on"),
+        cache_room,
+    )
     if not found.ok or place is None:
-        return (found,)
+        return gather(lambda: found, machine.launcher, lambda: models.given(context), *of_the_machine)
     runs = {name: variants(name, context) for name in context.levels}
     made = [
-        *(found, machine.launcher(), machine.python(context, place), machine.vendored(context, place)),
-        *(
-            *machine.submodule_core(context, place),
-            *machine.variables(context, place),
-            *machine.worker_environments(place),
-            *machine.sources(context, place),
-            *models.experts(context),
-            *machine.running_ray(),
-        ),
-        *(gpus_here(gpus(context), "run it on a cluster with --on"), cache_room()),
-        *(*_sizes(runs), *_transports(runs, context), *_words(context, place), *_scripts(runs, place)),
+        *gather(
+            lambda: found,
+            machine.launcher,
+            lambda: machine.python(context, place),
+            lambda: machine.vendored(context, place),
+            lambda: machine.submodule_core(context, place),
+            lambda: machine.variables(context, place),
+            lambda: machine.worker_environments(place),
+            lambda: machine.sources(context, place),
+            *of_the_machine,
+            lambda: _sizes(runs),
+            lambda: _transports(runs, context),
+            lambda: _words(context, place),
+            lambda: _scripts(runs, place),
+        )
     ]
     if all(finding.ok or finding.name in MACHINE for finding in made):
-        made += configuration(runs, context, place)
+        made += gather(lambda: configuration(runs, context, place))
     else:
         first = ", ".join(dict.fromkeys(finding.name for finding in made if not finding.ok and finding.name not in MACHINE))
+        made += gather(lambda: models.given(context))
         made.append(_config(True, f"not composed, because this must be right before: {first}"))
-    return tuple(made)
+    return tuple(dict.fromkeys(made))
 
 
 def _sizes(runs: Calls) -> list[Finding]:
@@ -112,7 +123,7 @@ def configuration(runs: Calls, context: Context, place: Path) -> list[Finding]:
             continue
         made += _unread(title, call, place, found) if call.assertions else []
         wanted += [compose.Wanted(title, training, call.claims, gpus(context), call.overrides) for training in found.trainings]
-    made += models.model_findings([item.training for item in wanted])
+    made += models.model_findings([item.training for item in wanted], context)
     if wanted:
         made += compose.compose(wanted, place, [str(context.python)], environment, context.arguments)
     return made

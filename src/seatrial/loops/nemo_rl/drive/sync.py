@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from seatrial.loops.nemo_rl.drive.process import USAGE, Failed, say
+from seatrial.probes import safe_git
 
 NOT_EQUAL = 91
 """Exit code: the vendored tree could not be made equal to the Bridge under test, or could not be restored."""
@@ -34,12 +35,12 @@ Manifest = dict[str, "tuple[str | None, str | None]"]
 
 
 def git(tree: Path, *words: str) -> str:
-    """What git prints in this tree; a checkout of another user is read like one's own."""
-    command = ["git", "-c", "safe.directory=*", "-C", str(tree), *words]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith("GIT_CONFIG")}
+    """What git prints in this tree; a checkout of another user is read like one's own, and nothing that it configures runs."""
+    command = safe_git.command_line(tree, "-c", "safe.directory=*", *words)
     try:
-        done = subprocess.run(command, env={**kept, "GIT_OPTIONAL_LOCKS": "0"}, capture_output=True, timeout=GIT_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        env = safe_git.environment(tree, trusted=True)
+        done = subprocess.run(command, env=env, capture_output=True, timeout=GIT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired, safe_git.Refused) as error:
         raise Failed(USAGE, f"{tree}: git cannot be asked: {error}") from error
     if done.returncode:
         raise Failed(USAGE, f"{tree}: git {words[0]}: {os.fsdecode(done.stderr).strip() or 'failed'}")

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from seatrial.files import read_text
 from seatrial.loops.nemo_rl.runs.source import read_source
 from seatrial.model.errors import BlockedError
+from seatrial.model.finding_codes import FindingCode
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
@@ -155,4 +156,4 @@ def layout(checkout: Path | None) -> Finding:
 
 
 def _finding(ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name="NeMo-RL", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix)
+    return Finding(name="NeMo-RL", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix, code=FindingCode.CHECKOUT)

@@ -6,7 +6,6 @@ is what it is under test for.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
@@ -16,6 +15,7 @@ from seatrial.loops.child import run_child
 from seatrial.loops.verl.cpu.settings import MEGATRON
 from seatrial.loops.verl.drive.import_check import MARK
 from seatrial.loops.verl.gpu.checkout import import_path
+from seatrial.model.guarded import parse_json
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 
@@ -49,7 +49,7 @@ def import_findings(context: Context, strategy: str, shim: str) -> tuple[Finding
     if done.returncode or not answers:
         last = (done.stderr.strip() or "(nothing said)").rsplit("\n", 1)[-1]
         return (_finding(f"{names}: the import ends with {last[:300]}; the level will judge it"),)
-    answer: dict[str, str] = json.loads(answers[-1])
+    answer: dict[str, str] = parse_json(answers[-1])
     return (_judge(answer, context) if answer else _finding(f"{names}: can be imported"),)
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from seatrial.checks.step import FILE
+from seatrial.loops.model_files import Use, model_findings
 from seatrial.loops.options import number
 from seatrial.loops.overrides import is_override
 from seatrial.loops.verl.cpu.imports import import_findings
@@ -19,6 +20,7 @@ from seatrial.loops.verl.cpu.proofs import CONTROL_STEPS, prove
 from seatrial.loops.verl.cpu.settings import GRPO, GRPO_LOSS, LEARN, MEGATRON, NO_KL, NO_SAVE, NO_TEST, PPO, RECORDED, SETTINGS
 from seatrial.loops.verl.drive.record_parts import PARTS, VARIABLE
 from seatrial.loops.verl.witness import witness_variables
+from seatrial.model.gather import gather
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
 from seatrial.model.record import CheckResult, Finding
@@ -113,14 +115,23 @@ class Cpu:
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """What is given has an effect and does not touch what the proofs rest on; the model is there; the changes can be imported."""
-        made = [_argument(word) for word in context.arguments]
         idle = [
             _finding("options", False, Boundary.CONFIG, f"options.{name} has no effect on a CPU", "leave it out")
             for name in ON_GPUS
             if name in context.options
         ]
-        imported = import_findings(context, self.strategy, self._shim())
-        return (*filter(None, made), *idle, *imported, _model(context.model, self.DEFAULT_MODEL))
+        return gather(
+            lambda: filter(None, map(_argument, context.arguments)),
+            lambda: idle,
+            lambda: import_findings(context, self.strategy, self._shim()),
+            lambda: self._model(context),
+        )
+
+    def _model(self, context: Context) -> tuple[Finding, ...]:
+        if context.model == self.DEFAULT_MODEL:
+            return (_finding("model", True, Boundary.DATA, f"{context.model} is made locally"),)
+        use = Use(build="seatrial env build verl-cpu", template=True, own=True)
+        return model_findings(Path(context.model), context, use)
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """What holds of every level on a CPU."""
@@ -191,15 +202,6 @@ class _Maker:
             # Megatron compiles small functions, which takes longer here than all they do.
             **({"TORCHDYNAMO_DISABLE": "1"} if self.side.strategy == MEGATRON else {}),
         }
-
-
-def _model(name: str, default: str) -> Finding:
-    if name == default:
-        return _finding("model", True, Boundary.DATA, f"{default} is made locally")
-    path = Path(name)
-    ok = (path / "config.json").is_file() and any(path.glob("*.safetensors")) and (path / "tokenizer_config.json").is_file()
-    said = "model, tokenizer and weights are there" if ok else "no directory with config.json, tokenizer and *.safetensors"
-    return _finding("model", ok, Boundary.DATA, f"{path}: {said}", "" if ok else f"--model {default}")
 
 
 def _argument(word: str) -> Finding | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model.errors import BlockedError
+from seatrial.model.finding_codes import FindingCode
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
@@ -190,4 +191,4 @@ def launching(context: Context) -> Finding:
 
 
 def _finding(ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name="verl", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix)
+    return Finding(name="verl", ok=ok, boundary=Boundary.CONFIG, message=message, fix=fix, code=FindingCode.CHECKOUT)

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -23,6 +22,7 @@ from seatrial.files import read_text
 from seatrial.loops.child import NoAnswerError, ask, run_child
 from seatrial.loops.claims import differences
 from seatrial.loops.verl.gpu.checkout import CONFIG
+from seatrial.model.guarded import parse_json
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
@@ -84,7 +84,7 @@ def record(script: Path, checkout: Path, arguments: Sequence[str], environment: 
             done = run_child(["bash", str(script), *arguments], checkout, {**environment, "PATH": path}, SCRIPT_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ScriptError(f"{script}: {error}") from error
-        rows = [json.loads(line) for line in read_text(calls).splitlines()] if calls.exists() else []
+        rows = [parse_json(line) for line in read_text(calls).splitlines()] if calls.exists() else []
     for row in rows:
         if MAIN in row["argv"]:
             return Recording(tuple(row["argv"]), row["environment"])

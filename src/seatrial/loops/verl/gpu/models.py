@@ -7,7 +7,6 @@ so that it is known which revision ran.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -16,7 +15,11 @@ from typing import Any
 from seatrial.loops import model_kinds
 from seatrial.loops.child import run_child
 from seatrial.loops.hub import cache_room, snapshot
+from seatrial.loops.model_files import Use
+from seatrial.loops.model_files import model_findings as file_findings
 from seatrial.loops.verl.gpu.checkout import checkout_of
+from seatrial.model.finding_codes import FindingCode, code_of
+from seatrial.model.guarded import parse_json
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
@@ -27,6 +30,7 @@ BATCH_ROWS = 16
 """Rows of a training batch, in the wrapper and in the scripts of level 4."""
 COUNT_ROWS = "import sys, pyarrow.parquet as p; print(p.read_metadata(sys.argv[1]).num_rows)"
 COUNT_SECONDS = 60
+BUILD = "make the environment of the verl checkout (uv sync), or --python PATH"
 
 
 def _places(model: str) -> list[Path]:
@@ -52,7 +56,7 @@ def model_settings(context: Context) -> dict[str, Any]:
     directory = model_directory(context.model)
     path = Path(named) if named else directory / "config.json" if directory else None
     try:
-        read = json.loads(path.read_text(encoding="utf-8")) if path else {}
+        read = parse_json(path.read_text(encoding="utf-8")) if path else {}
     except (OSError, ValueError):
         return {}
     return read if isinstance(read, dict) else {}
@@ -73,7 +77,7 @@ def data_files(context: Context, dataset: str = "gsm8k") -> tuple[str, str]:
 
 def model_findings(context: Context) -> tuple[Finding, ...]:
     """The model is here, complete, and the cache has room."""
-    made = [_model(context)]
+    made = list(_model(context))
     if context.options.get("model_config"):
         made.append(_dummy(Path(str(context.options["model_config"]))))
     if context.options.get("reward_model"):
@@ -85,25 +89,23 @@ def model_findings(context: Context) -> tuple[Finding, ...]:
     return tuple(made)
 
 
-def _model(context: Context) -> Finding:
+def _model(context: Context) -> tuple[Finding, ...]:
     directory = model_directory(context.model)
     if directory is None:
         given = Path(context.model).expanduser()
         if given.is_absolute() or given.is_dir():
             why = "no config.json" if given.is_dir() else "no such directory"
-            return _data("model", False, f"{given}: {why}", "--model with a directory that holds config.json, tokenizer and weights")
+            fix = "--model with a directory that holds config.json, tokenizer and weights"
+            return (_data("model", False, f"{given}: {why}", fix, FindingCode.MODEL_MISSING),)
         looked = ", ".join(str(place) for place in _places(context.model))
         fix = (
             f"hf download {context.model} --local-dir ~/models/{context.model}" if "/" in context.model.strip("/") else "--model DIRECTORY"
         )
-        return _data("model", False, f"{context.model}: no config.json at {looked}", fix)
-    dummy = bool(context.options.get("model_config"))
-    weights = any(directory.glob("*.safetensors")) or any(directory.glob("pytorch_model*.bin"))
-    if not weights and not dummy:
-        return _data("model", False, f"{directory}: no weights (*.safetensors)", f"copy the model's weights into {directory}")
-    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        return _data("model", False, f"{directory}: no tokenizer files", f"copy tokenizer.json and tokenizer_config.json into {directory}")
-    return _data("model", True, f"{directory}{': tokenizer of the dummy model' if dummy else ''}")
+        return (_data("model", False, f"{context.model}: no config.json at {looked}", fix, FindingCode.MODEL_MISSING),)
+    # A dummy model has the tokenizer of this directory, and nothing else.
+    written = any("custom_chat_template" in word for word in context.arguments)
+    use = Use(build=BUILD, weights="model_config" not in context.options, template=not written)
+    return file_findings(directory, context, use)
 
 
 def _dummy(config: Path) -> Finding:
@@ -123,7 +125,7 @@ def data_findings(context: Context, dataset: str, column: str = "") -> tuple[Fin
         make = (
             "--set options.train_files=FILE with a whole batch"
             if few
-            else f"cd {checkout_of(context)} && python3 {script} --local_save_dir {Path(file).parent}"
+            else f"cd {checkout_of(context) or 'VERL-CHECKOUT'} && python3 {script} --local_save_dir {Path(file).parent}"
         )
         made.append(_data("data", not (wrong or few), f"{file}: {wrong or few or 'parquet'}", make if wrong or few else ""))
     return tuple(made)
@@ -160,5 +162,5 @@ def _too_few(file: str, context: Context) -> str | None:
     return f"has {rows} rows, fewer than one batch of {least}" if rows < least else None
 
 
-def _data(name: str, ok: bool, message: str, fix: str = "") -> Finding:
-    return Finding(name=name, ok=ok, boundary=Boundary.DATA, message=message, fix=fix)
+def _data(name: str, ok: bool, message: str, fix: str = "", code: FindingCode | None = None) -> Finding:
+    return Finding(name=name, ok=ok, boundary=Boundary.DATA, message=message, fix=fix, code=code or code_of(name))

@@ -12,6 +12,7 @@ from seatrial.loops.verl.gpu import architecture, checkout, compose, models
 from seatrial.loops.verl.gpu.calls import training
 from seatrial.loops.verl.gpu.variant import Variant, gpus
 from seatrial.loops.verl.gpu.variants import variants
+from seatrial.model.gather import gather
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
@@ -29,17 +30,27 @@ def findings(context: Context) -> tuple[Finding, ...]:
     """What must be right before a GPU is touched; the configuration is composed only when the rest is."""
     place = checkout.checkout_of(context)
     found = checkout.layout(place)
+    of_the_machine = (
+        lambda: models.model_findings(context),
+        lambda: architecture.findings(context),
+        lambda: gpus_here(gpus(context), "--device cpu, or run it on a cluster with --on"),
+        lambda: _cpus(context),
+        lambda: _words(context),
+    )
     if not found.ok or place is None:
-        return (found,)
+        return gather(lambda: found, *of_the_machine)
     calls = {name: variants(name, context, context.run_dir / "levels" / name) for name in context.levels}
     made = [
-        *(found, checkout.launching(context), *checkout.shadowing(context)),
-        *(*models.model_findings(context), *architecture.findings(context)),
-        gpus_here(gpus(context), "--device cpu, or run it on a cluster with --on"),
-        *(*_cpus(context), *_sizes(calls, gpus(context)), *_words(context)),
+        *gather(
+            lambda: found,
+            lambda: checkout.launching(context),
+            lambda: checkout.shadowing(context),
+            *of_the_machine,
+            lambda: _sizes(calls, gpus(context)),
+        )
     ]
     if all(finding.ok or finding.name in MACHINE for finding in made):
-        made += _configuration(calls, context, place)
+        made += gather(lambda: _configuration(calls, context, place))
     else:
         first = ", ".join(dict.fromkeys(finding.name for finding in made if not finding.ok and finding.name not in MACHINE))
         message = f"not composed, because this must be right before: {first}"

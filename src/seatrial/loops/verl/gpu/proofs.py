@@ -6,7 +6,6 @@ configuration cannot be read back may have fallen back to anything.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -19,6 +18,7 @@ from seatrial.loops.proof import proof
 from seatrial.loops.verl.claims import in_force
 from seatrial.loops.verl.console import skipped_steps
 from seatrial.loops.workers import trained_with
+from seatrial.model.guarded import parse_json
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
@@ -130,7 +130,7 @@ def _scores(path: Path) -> dict[str, float] | None:
         if not row:
             continue
         try:
-            entry = json.loads(row)
+            entry = parse_json(row)
             found.setdefault(str(entry["input"]), []).append(float(entry["score"]))
         except (ValueError, KeyError, TypeError):
             return None

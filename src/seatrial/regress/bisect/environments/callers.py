@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.launch.venvs import clean_env
+from seatrial.model.guarded import parse_json
 from seatrial.regress.bisect.environments.locks import BuildFailed
 
 ASK_S = 60.0
@@ -64,7 +64,7 @@ def find_caller(tree: Path) -> Caller | None:
     try:
         command = [found, "-I", "-c", _ASK]
         done = subprocess.run(command, cwd=tree, env=clean_env(), stdin=subprocess.DEVNULL, capture_output=True, timeout=ASK_S, check=False)
-        told = json.loads(done.stdout)
+        told = parse_json(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         message = f"{found} does not run in this tree, so the build has nothing to install into but your own environment"
         raise BuildFailed(f"{message}; activate a Python, or name a lock: --env pip:LOCKFILE") from error

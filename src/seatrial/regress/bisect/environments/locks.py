@@ -13,7 +13,6 @@ import hashlib
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from seatrial import files
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, parse_toml
 from seatrial.regress.bisect.record import EnvironmentPlan
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
@@ -168,8 +168,8 @@ def _read_uv(tree: Path, lock: Path, wanted: Wanted) -> None:
 
 def _toml(path: Path, tree: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(_text(path, tree))
-    except tomllib.TOMLDecodeError as error:
+        return parse_toml(_text(path, tree))
+    except BadValue as error:
         raise BuildFailed(f"{_shown(path, tree)}: not valid TOML: {error}") from error
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from seatrial.metrics.checks import evaluate, undamaged
 from seatrial.metrics.grammar import literal, parse, reads_data
-from seatrial.metrics.read import read_metrics
+from seatrial.metrics.read import read_run
 from seatrial.model.errors import UserError
 from seatrial.model.record import CheckResult
 from seatrial.regress.bisect.search.noise import Threshold
@@ -40,7 +40,7 @@ def measure(check: str, place: Path, started: float) -> CheckResult:
         links = Path(directory, place.name) if place.is_file() else Path(directory)
         try:
             _link_fresh(place, started, links)
-            metrics = read_metrics([links])
+            metrics = read_run([links])
         except UserError as error:
             return CheckResult(name=check, passed=False, message=error.message.replace(str(links), str(place)))
         whole = undamaged(metrics)

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from seatrial.files import number_to_json, sync_directory, write_error
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, parse_json, parse_json_once
 from seatrial.regress.bisect.record import Mark, Run, SkipKind
 from seatrial.report.text import number
 
@@ -86,15 +87,15 @@ def _end_last_line(handle: int, data: bytes) -> None:
 def _is_whole(line: bytes) -> bool:
     """Whether an object is complete: no beginning of one is an object itself."""
     try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
+        return isinstance(parse_json(line), dict)
+    except BadValue:
         return False
 
 
 def _row(path: Path, count: int, line: bytes, before: int) -> Run:
     where = f"{path}:{count}"
     try:
-        data = json.loads(line.decode("utf-8"), object_pairs_hook=_once, parse_constant=_refuse)
+        data = parse_json_once(line.decode("utf-8"), finite=True)
     except ValueError as error:
         fix = f"undo the edit of line {count}, or delete the line: its run is then done again"
         raise UserError(f"{where}: not a row: {error}", fix) from error
@@ -108,18 +109,6 @@ def _row(path: Path, count: int, line: bytes, before: int) -> Run:
         message = f"{where}: number: {row.number} comes after {before}; numbers increase from row to row"
         raise UserError(message, f"delete line {count} if it is a copy, or bring the lines back into their order")
     return row
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands twice")
-    return made
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f'{name} is no JSON; what is not finite is written as a string: "{name}"')
 
 
 def _settled(row: Run) -> Run:

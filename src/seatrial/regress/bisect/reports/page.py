@@ -17,8 +17,9 @@ from markupsafe import Markup, escape
 
 from seatrial import __version__
 from seatrial.regress.bisect.reports.sections import answer_lines, sections
-from seatrial.regress.bisect.reports.view import View, pieces
+from seatrial.regress.bisect.reports.view import View
 from seatrial.report.html import asset, environment, policy_hash
+from seatrial.report.markdown import pieces
 from seatrial.report.text import one_line, visible
 
 _TONES = {"found": "fail", "range": "blocked", "open": "skipped"}

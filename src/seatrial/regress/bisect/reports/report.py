@@ -19,13 +19,12 @@ from seatrial.regress.bisect.logs import gitlog
 from seatrial.regress.bisect.record import VERSION, Answer, History, Plan, Run
 from seatrial.regress.bisect.reports.page import page
 from seatrial.regress.bisect.reports.sections import answer_lines, sections
-from seatrial.regress.bisect.reports.view import Line, View, code, pieces
+from seatrial.regress.bisect.reports.view import Line, View
+from seatrial.report.markdown import code, prose
 from seatrial.report.text import number, one_line, visible
 
 _SUBJECT, _STATE, _REASON = 36, 64, 48
 """So wide is a column of the table; report.html has the whole text."""
-_MARKUP = re.compile(r"([\\`*\[\]<>~$&])")
-_MENTION = re.compile(r"(?<!\w)@[\w/-]+")
 
 
 class BisectReport(Record):
@@ -72,19 +71,6 @@ def summary(view: View) -> str:
         parts.append(_others(view))
     parts += [_bullets(title, texts) for title, texts in sections(view)]
     return "\n\n".join(parts) + "\n"
-
-
-def prose(sentence: str) -> str:
-    """A sentence as Markdown: code stays code, everything else is plain words."""
-    return "".join(code(text) if is_code else _plain(text) for is_code, text in pieces(one_line(sentence)))
-
-
-def _plain(text: str) -> str:
-    done, made = 0, ""
-    for mention in _MENTION.finditer(text):
-        made += _MARKUP.sub(r"\\\1", text[done : mention.start()]) + code(mention[0])
-        done = mention.end()
-    return made + _MARKUP.sub(r"\\\1", text[done:])
 
 
 def _block(lines: Sequence[str]) -> list[str]:
@@ -150,7 +136,7 @@ def _others(view: View) -> str:
 def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """A table whose columns stand below each other in a terminal, too. Columns that are empty are left out."""
     kept = [place for place, title in enumerate(head) if any(row[place] for row in body)]
-    rows = [[cell.replace("|", "\\|") for cell in row] for row in (head, *body)]
+    rows = [[re.sub(r"(?<!\\)\|", r"\\|", text) for text in row] for row in (head, *body)]
     wide = [max(3, *(len(row[place]) for row in rows)) for place in range(len(head))]
     lines = ["| " + " | ".join(row[place].ljust(wide[place]) for place in kept) + " |" for row in rows]
     lines.insert(1, "|" + "|".join("-" * (wide[place] + 2) for place in kept) + "|")

@@ -9,8 +9,9 @@ import shlex
 from collections.abc import Iterator
 
 from seatrial.regress.bisect.record import Mark, Run, SkipKind
-from seatrial.regress.bisect.reports.view import KINDS, SHOWN, View, code, listed, percent
+from seatrial.regress.bisect.reports.view import KINDS, SHOWN, View, listed, percent
 from seatrial.regress.bisect.trees.edits import unchanged
+from seatrial.report.markdown import code
 from seatrial.report.text import one_line, unique
 
 Section = tuple[str, tuple[str, ...]]

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from seatrial.regress.bisect.record import Answer, History, Mark, Plan, Point, Run, SkipKind, Standing
 from seatrial.regress.bisect.reports.reproduce import commands
+from seatrial.report.markdown import code
 from seatrial.report.text import number, one_line, unique
 
 SHOWN = 12
@@ -33,26 +33,6 @@ KINDS = {
     SkipKind.TRIAL: "the trial was Blocked or Skipped",
     SkipKind.HAND: "a person said so",
 }
-_CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
-
-
-def code(text: str) -> str:
-    """Recorded text as a piece of code in a sentence."""
-    text = one_line(text)
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * (longest + 1)
-    pad = " " if longest else ""
-    return f"{fence}{pad}{text}{pad}{fence}" if text else ""
-
-
-def pieces(sentence: str) -> Iterator[tuple[bool, str]]:
-    """A sentence cut into code (True) and words (False)."""
-    done = 0
-    for found in _CODE.finditer(sentence):
-        yield False, sentence[done : found.start()]
-        yield True, found[2].strip() if len(found[1]) > 1 else found[2]
-        done = found.end()
-    yield False, sentence[done:]
 
 
 def percent(share: float) -> str:

@@ -87,7 +87,7 @@ class LocalRunner:
             deadline_s=60 * self._plan.minutes,
             stall_s=math.inf,  # a command that says nothing is not stuck: only the deadline ends it
             grace_s=GRACE_S,
-            line_filter=self._redactor.lines(program=True).line,
+            line_filter=self._redactor.lines().line,
             control=one.control,
         )
         try:

@@ -22,7 +22,7 @@ from seatrial.files import write_text
 from seatrial.launch.process import Ended
 from seatrial.model.errors import UserError
 from seatrial.regress.bisect.record import PLACEHOLDERS, Plan, Point, Stage
-from seatrial.trial.preflight import IGNORED, LAUNCHER
+from seatrial.trial.machine import IGNORED, LAUNCHER
 
 if TYPE_CHECKING:
     from seatrial.regress.bisect.environments.cache import Ready

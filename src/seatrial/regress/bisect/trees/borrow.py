@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from seatrial.evidence.git import fields, git, line
+from seatrial.evidence.git import fields, git, line, quoted
 from seatrial.evidence.repos import without_credentials
 from seatrial.files import write_bytes, write_text
 
@@ -46,7 +46,7 @@ def open_store(root: Path, name: str, sources: tuple[Path, ...], like: Path | No
     # Nothing names the fetched commits, and a clean-up would drop them.
     git(store.git_dir, "config", "gc.auto", "0")
     objects = (source / line(git(source, "rev-parse", "--git-path", "objects")) for source in sources)
-    write_bytes(store.git_dir / "objects" / "info" / "alternates", b"".join(map(_quoted, objects)))
+    write_bytes(store.git_dir / "objects" / "info" / "alternates", b"".join(map(quoted, objects)))
     _copy_tags(store)
     _copy_shallow(store)
     for source in sources[:1]:
@@ -88,12 +88,6 @@ def _copy_remotes(store: Store, source: Path) -> None:
 def setting(source: Path, key: str) -> str:
     """A value of a repository's configuration, or nothing."""
     return line(git(source, "config", "--get", key, ok=(0, 1)))
-
-
-def _quoted(path: Path) -> bytes:
-    """A line of `alternates`; quoted, because a path may hold anything."""
-    text = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return b'"' + text.encode("utf-8", "surrogateescape") + b'"\n'
 
 
 def file_name(name: str) -> str:

@@ -89,12 +89,12 @@ def _pick(git_dir: Path, tree: Path, patch: str, commit: str) -> str:
         raise UserError(f"--patch {patch}: the clone is shallow, and what the commit changed is not known", "git fetch --unshallow")
     before = _staged(tree)
     try:
-        git(tree, "cherry-pick", "--no-commit", *(("--mainline", "1") if len(parents) > 1 else ()), found)
+        git(tree, "cherry-pick", "--no-commit", *(("--mainline", "1") if len(parents) > 1 else ()), found, own=True)
     except UserError as error:
         told = _refused(patch, commit, error)
         if told.kind is not SkipKind.TREE or not is_ancestor(git_dir, found, commit) or _reverted(git_dir, found, commit):
             raise told from error
-        git(tree, "read-tree", "--reset", "-u", before)
+        git(tree, "read-tree", "--reset", "-u", before, own=True)
         return "is in its history, what it changed was changed again, and it was left out"
     return _IN if _staged(tree) == before else ""
 
@@ -121,7 +121,7 @@ def _apply_file(tree: Path, patch: Path) -> str:
         return _IN
     before = _staged(tree)
     try:
-        git(tree, "apply", "--3way", "--whitespace=nowarn", str(patch))
+        git(tree, "apply", "--3way", "--whitespace=nowarn", str(patch), own=True)
     except UserError as error:
         raise _refused(patch.name, line(git(tree, "rev-parse", "HEAD")), error) from error
     return _IN if _staged(tree) == before else ""
@@ -129,7 +129,7 @@ def _apply_file(tree: Path, patch: Path) -> str:
 
 def _could_be_taken_out(tree: Path, patch: Path) -> bool:
     try:
-        git(tree, "apply", "--check", "--reverse", "--whitespace=nowarn", str(patch))
+        git(tree, "apply", "--check", "--reverse", "--whitespace=nowarn", str(patch), own=True)
     except UserError:
         return False
     return True

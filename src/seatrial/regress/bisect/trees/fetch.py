@@ -51,7 +51,7 @@ def _fetch(git_dir: Path, url: str, wanted: tuple[str, ...], options: tuple[str,
     log.unlink(missing_ok=True)
     # Our own fetch of a local repository is what the user asked for; git forbids it in submodules only.
     words = command_line(git_dir, "-c", "protocol.file.allow=always", "fetch", *_OPTIONS, *options, "--", url, *wanted)
-    env = environment()
+    env = environment(git_dir, own=True)
     spec = ProcessSpec(
         argv=tuple(words),
         env=env,

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from seatrial.evidence.git import fields, git, line
-from seatrial.evidence.lfs import is_pointer, pointers
+from seatrial.evidence.lfs import pointers
 from seatrial.evidence.worktree import gitlinks
+from seatrial.files import is_lfs_pointer
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
 from seatrial.regress.bisect.record import Pin, SkipKind
@@ -140,12 +141,12 @@ def _add(stores: Stores, store: Store, commit: str, place: Path) -> None:
     with stores.lock:
         # Only the entry is made here: several trees are filled at once.
         git(store.git_dir, "worktree", "add", "--force", "--force", "--no-checkout", "--detach", str(place), commit)
-    git(place, "reset", "--quiet", "--hard", seconds=CHECKOUT_S)
+    git(place, "reset", "--quiet", "--hard", seconds=CHECKOUT_S, own=True)
 
 
 def _refuse_pointers(store: Store, place: Path, commit: str) -> None:
     """A pointer is fine where the user's own checkout has one, too."""
-    lost = [path for path in pointers(place) if not any(is_pointer(source / path) for source in store.sources)]
+    lost = [path for path in pointers(place) if not any(is_lfs_pointer(source / path) for source in store.sources)]
     if lost:
         message = f"{len(lost)} files of Git LFS are pointers in a tree of {store.name} at {commit[:12]}, such as {lost[0]}"
         fix = "; ".join(f"git -C {shlex.quote(str(source))} lfs fetch origin {commit}" for source in store.sources[:1]) or "git lfs fetch"

@@ -148,7 +148,7 @@ def machine_or_tree(error: UserError) -> TreeError:
 def _sources(repo: Repo, main: Path) -> tuple[Path, ...]:
     """The repository itself, and the main one's submodule that it stands for: either may have what the other lacks."""
     places = [Path(repo.path)]
-    if repo.place != "." and is_checkout(main / repo.place):
+    if repo.place != "." and is_checkout(main, repo.place):
         places.append(main / repo.place)
     return tuple(places)
 
@@ -157,7 +157,7 @@ def _inner_sources(outer: Iterable[Path], path: str, name: str) -> tuple[Path, .
     """The user's copies of a submodule: populated, or left in the superproject's git directory."""
     found: list[Path] = []
     for source in outer:
-        places = [source / path] if is_checkout(source / path) else []
+        places = [source / path] if is_checkout(source, path) else []
         if ".." not in Path(name).parts and not Path(name).is_absolute():
             kept = (line(git(source, "rev-parse", "--git-path", f"modules/{name}")), f"{_common(source)}/modules/{name}")
             places += [source / place for place in kept if (source / place / "HEAD").is_file()]
@@ -197,7 +197,7 @@ def _lost(parent: Store, path: str, module: Module, commit: str, failures: Seque
     top = next((source for source in parent.sources if source.is_dir()), None)
     where = f"git -C {shlex.quote(str(top / path))}" if top else "git"
     fix = f"{where} fetch origin {commit}"
-    if top is not None and not is_checkout(top / path):
+    if top is not None and not is_checkout(top, path):
         fix = f"git -C {shlex.quote(str(top))} submodule update --init -- {shlex.quote(path)} && {fix}"
     if lost:
         fix += f" (if it was force-pushed away: {where} fetch URL_OF_A_FORK {commit}; until then the commits that need it are skipped)"

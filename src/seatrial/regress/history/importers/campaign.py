@@ -23,13 +23,6 @@ _NUMBERS = ("reward", "input_tokens", "output_tokens", "turns", "latency_s")
 def read(path: Path) -> Draft:
     """What the campaign collected; its files are read as data, since this room knows nothing of campaigns."""
     merge, profile = path / "merged" / "merge.json", path / "profile" / "profile.json"
-    try:
-        return _read(path, merge, profile)
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        raise UserError(f"{path}: not as a campaign writes it: {error!r}", f"seatrial rollouts profile {path}") from error
-
-
-def _read(path: Path, merge: Path, profile: Path) -> Draft:
     content = read_bytes(path / "manifest.json")
     manifest = parse(path / "manifest.json", content)
     parts, points, complete = [content], list[Point](), list[bool]()

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,8 +19,9 @@ from typing import Any
 import orjson
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, parse_json
 from seatrial.regress.history.importers import bench, unit
-from seatrial.regress.history.importers.draft import Draft, read_bytes
+from seatrial.regress.history.importers.draft import Draft, read_bytes, require_sound
 
 LOOKED_FOR = (
     "unit_results.json (and dated copies of it), the run directory of a trial (trial.json), the directory of a campaign (manifest.json), "
@@ -50,7 +50,18 @@ def detect(path: Path) -> list[Item]:
         found = [item] if item else []
     if not found:
         raise UserError(f"{path}: nothing that history can hold", f"looked for: {LOOKED_FOR}")
-    return found
+    return [(place, functools.partial(_guarded, place, read)) for place, read in found]
+
+
+def _guarded(place: Path, read: Callable[[], list[Draft]]) -> list[Draft]:
+    """What an importer read; a file of another shape is a UserError that names it."""
+    try:
+        drafts = read()
+        for draft in drafts:
+            require_sound(draft)
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise UserError(f"{place}: not as results are written: {repr(error)[:200]}", "restore the file, or leave it out") from error
+    return drafts
 
 
 def in_order(paths: Sequence[Path]) -> list[Path]:
@@ -144,7 +155,7 @@ def _loaded(content: bytes) -> Any:
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
-        return json.loads(content)  # NaN, which the fast reader does not know
+        return parse_json(content)  # NaN, which the fast reader does not know
 
 
 def _file(path: Path, *, asked: bool) -> Item | None:
@@ -152,8 +163,8 @@ def _file(path: Path, *, asked: bool) -> Item | None:
     if path.suffix == ".jsonl":
         first = next((line for line in read_bytes(path).split(b"\n") if line.strip()), b"")
         try:
-            ours = bench.looks_line(json.loads(first))
-        except (ValueError, RecursionError):
+            ours = bench.looks_line(parse_json(first))
+        except BadValue:
             ours = False
         if ours:
             return path, lambda: bench.read_lines(path)
@@ -161,7 +172,7 @@ def _file(path: Path, *, asked: bool) -> Item | None:
     content = read_bytes(path) if path.suffix == ".json" else b""
     try:
         data = _loaded(content) if content else None
-    except (ValueError, RecursionError):
+    except BadValue:
         results = asked or _named(path) or bool(_TORN.search(content))
         return (path, lambda: [unit.read(path, content)]) if results else None
     if unit.looks(data):

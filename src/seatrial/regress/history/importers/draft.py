@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,9 @@ from typing import Any
 import orjson
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import DEPTH, BadValue, parse_json_once
 from seatrial.regress.history.record import Kind, Point
+from seatrial.regress.history.tables import EARLIEST, LATEST
 
 _COLON = re.compile(rb'"\s*:')
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
@@ -55,6 +56,16 @@ class Draft:
     """A later import of the same run takes the place of this one."""
 
 
+def require_sound(draft: Draft) -> None:
+    """Raise a ValueError for a time that no calendar has, and for what is no text where text belongs."""
+    if not EARLIEST < draft.time < LATEST:
+        raise ValueError(f"the time {draft.time!r} is in no calendar")
+    texts = {"project": draft.project, "name": draft.name, "machine": draft.machine}
+    for what, value in [*texts.items(), *((what, getattr(tree, what)) for tree in draft.trees for what in ("commit", "branch"))]:
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{what} is no text: {value!r}")
+
+
 def digest_of(kind: Kind, *parts: bytes) -> str:
     """The identity of what was imported."""
     made = hashlib.blake2b(str(kind).encode(), digest_size=20)
@@ -89,27 +100,18 @@ def parse(path: Path, data: bytes) -> Any:
         found = None
     if found is not None and _keys(found) == len(_COLON.findall(data)):
         return found
-
-    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        built = dict(pairs)
-        if len(built) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise UserError(f"{path}: the key {twice!r} stands twice in one object", "restore the file, or rename one of them")
-        return built
-
     try:
-        return json.loads(data, object_pairs_hook=build)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON: {error}", "the file is torn or was edited; restore it") from error
+        return parse_json_once(data)
+    except BadValue as error:
+        raise UserError(f"{path}: not valid JSON: {error.what}", "the file is torn or was edited; restore it") from error
 
 
-def _keys(value: Any) -> int:
-    """Keys in all tables of a value."""
-    total, left = 0, [value] if isinstance(value, dict | list) else []
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            total += len(one)
-        left += [inner for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)]
-    return total
+def _keys(value: Any) -> int | None:
+    """Keys in all tables of a value; None where it is nested too deeply."""
+    total, level = 0, [value] if isinstance(value, dict | list) else []
+    for _ in range(DEPTH):
+        if not level:
+            break
+        total += sum(len(one) for one in level if isinstance(one, dict))
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)]
+    return None if level else total

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seatrial.metrics.read import read_metrics
+from seatrial.metrics.read import read_run
 from seatrial.model.series import Metrics
 from seatrial.regress.history.importers.draft import Draft, digest_of, read_bytes
 from seatrial.regress.history.record import Kind, Point, point
@@ -31,7 +31,7 @@ def points_of(metrics: Metrics, prefix: str = "") -> tuple[list[Point], list[str
 
 def read(path: Path) -> Draft:
     """A metric file, or a directory of one run's metric files."""
-    metrics = read_metrics([path])
+    metrics = read_run([path])
     files = sorted(Path(source) for source in metrics.sources)
     points, flaws = points_of(metrics)
     time = max(file.stat().st_mtime for file in files) if files else path.stat().st_mtime

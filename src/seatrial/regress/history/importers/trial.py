@@ -2,6 +2,7 @@
 
 - A metric is `<level>/<tag>`, `<level>/checks/<check>` or `<level>/seconds`: a trial of level 0 alone shares them with one of all.
 - The name holds what else must be equal for a baseline: loop, model, and a digest of the loop's arguments and options.
+- A trial whose files were altered since is no Pass, and is not trusted.
 - A trial that is finished later (`seatrial resume`) takes the place of its earlier import.
 """
 
@@ -18,7 +19,8 @@ from seatrial.model.verdict import Verdict
 from seatrial.regress.history.importers.draft import Draft, Tree, digest_of, read_bytes
 from seatrial.regress.history.importers.series import points_of
 from seatrial.regress.history.record import Kind, Point, point
-from seatrial.trial import rundir
+from seatrial.report.outcome import altered_words
+from seatrial.trial import rundir, verify
 
 FILE = "trial.json"
 
@@ -26,9 +28,12 @@ FILE = "trial.json"
 def read(path: Path) -> Draft:
     """The trial of a run directory."""
     content = read_bytes(path / FILE)
-    trial = rundir.load(path)
+    trial, altered = rundir.load(path), list[str]()
+    checked = verify.verified(path, trial)
+    if any(one.code != "unrecorded" for one in checked.alterations):  # what an older version recorded has no digests
+        trial, altered = checked, [altered_words(checked.alterations)]
     own = [state for state in trial.plan.changes if not state.companion]
-    points, flaws = list[Point](), list[str]()
+    points, flaws = list[Point](), altered
     for level in trial.levels:
         found, damage = _level(path, level)
         points += found

@@ -1,0 +1,257 @@
+"""The guarded readers of outside data: numbers, JSON, TOML and Python literals.
+
+- Whatever the input is, the answer is a value or a `BadValue`: never another exception, never a hang, never a warning on stderr.
+  A caller turns a `BadValue` into `Damage` with file and line, or into a `UserError` with file and fix.
+- Nesting is bounded (`DEPTH`), so that what was read can be walked, validated and written again.
+- An integer has at most 308 digits, so that it fits into a double; in JSON a longer one is infinite, as 1e999 is. Text has no lone
+  surrogates, so that it can be written as UTF-8.
+- JSON keeps `NaN` and `Infinity`, since trainers write them; the caller decides what they mean.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import xml.etree.ElementTree as ET
+
+DEPTH = 100
+"""Nested lists and tables that a value may have."""
+DIGITS = 308
+"""Digits of an integer that still fits into a double."""
+STEP_DIGITS = 18
+"""Digits of a step, a count or an exit code: what a database and a format string still hold."""
+LITERAL_LENGTH = 1_000_000
+TOML_LENGTH = 4_000_000
+_PARTS = 100
+_DOTTED = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){{{_PARTS}}}""")
+"""A dotted key whose parts alone would cost quadratic time."""
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_MARKED = re.compile(r"\\u[dD][89a-fA-F]")
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_SIGNS = re.compile(r"[-+~(\[{][-+~(\[{\s]{" + str(DEPTH) + "}")
+_FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|inf(?:inity)?)", re.IGNORECASE | re.ASCII)
+_WHOLE = re.compile(rf"[-+]?[0-9]{{1,{STEP_DIGITS}}}", re.ASCII)
+
+
+class BadValue(ValueError):
+    """Outside data that cannot be read: what is wrong, and where in the text, if that is known."""
+
+    def __init__(self, what: str, line: int | None = None, column: int | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.line = line
+        self.column = column
+
+    @property
+    def where(self) -> str:
+        """`line 3 column 7`, or empty."""
+        return "" if self.line is None else f"line {self.line} column {self.column}"
+
+
+def parse_json(text: str | bytes, *, twice: Callable[[str], None] | None = None, finite: bool = False) -> Any:
+    """JSON as data. Of a key that stands twice the last value counts, and `twice` hears its name. With `finite`, NaN is refused."""
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "backslashreplace")
+        text = text.removeprefix("\ufeff")
+        value = (_DECODER if twice is None and not finite else _decoder(twice, finite)).decode(text)
+    except json.JSONDecodeError as error:
+        raise BadValue(error.msg, error.lineno, error.colno) from error
+    except RecursionError as error:
+        raise BadValue(f"nested deeper than {DEPTH}") from error
+    except MemoryError as error:
+        raise BadValue("too large for the memory") from error
+    if text.count("[") + text.count("{") > DEPTH:
+        _require_flat(value)
+    return _writable(value) if _MARKED.search(text) or _SURROGATE.search(text) else value
+
+
+def parse_json_once(text: str | bytes, *, finite: bool = False) -> Any:
+    """JSON as data; a key that stands twice is a `BadValue`, since neither value is the one that was meant."""
+
+    def refuse(key: str) -> None:
+        raise BadValue(f"the key {key!r} stands twice in one object")
+
+    return parse_json(text, twice=refuse, finite=finite)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML as data."""
+    if len(text) > TOML_LENGTH:
+        raise BadValue(f"longer than {TOML_LENGTH} characters")
+    if found := _DOTTED.search(text):
+        raise BadValue(f"a key of {_PARTS} parts or more", text.count("\n", 0, found.start()) + 1, 1)
+    import tomllib  # here: the pytest plugin, which reads JSON, is to start quickly
+
+    try:
+        value = tomllib.loads(text.removeprefix("\ufeff"))
+    except RecursionError as error:
+        raise BadValue(f"nested deeper than {DEPTH}") from error
+    except (ValueError, OverflowError, MemoryError) as error:  # tomllib's own error, a number of 5,000 digits, a date that does not exist
+        raise BadValue(str(error) or type(error).__name__) from error
+    _require_flat(value)
+    _require_small(value)
+    return value
+
+
+def parse_xml(path: Path) -> ET.Element:
+    """The root of an XML file, such as a junit.xml."""
+    import xml.etree.ElementTree as ET
+
+    try:
+        root = ET.parse(path).getroot()
+    except (ET.ParseError, LookupError, ValueError, RecursionError, MemoryError) as error:  # LookupError: an unknown encoding
+        raise BadValue(f"not valid XML: {error}") from error
+    level = [root]
+    for _ in range(DEPTH):
+        level = [inner for outer in level for inner in outer]
+    if level:
+        raise BadValue(f"nested deeper than {DEPTH}")
+    return root
+
+
+def parse_literal(text: str, value: Callable[[ast.expr], Any] = ast.literal_eval) -> Any:
+    """A Python literal as data: never evaluated. `value` turns the syntax tree into data, where more than literals is allowed."""
+    if len(text) > LITERAL_LENGTH:
+        raise BadValue(f"longer than {LITERAL_LENGTH} characters")
+    if "\0" in text:
+        raise BadValue("a null character")
+    if _SIGNS.search(text):
+        raise BadValue(f"nested deeper than {DEPTH}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the parser warns of odd escapes and numbers on stderr
+            found = value(ast.parse(text.strip(), mode="eval").body)
+    except SyntaxError as error:
+        raise BadValue(error.msg or "not a Python literal", error.lineno, error.offset) from error
+    except (ValueError, TypeError, RecursionError, MemoryError, OverflowError) as error:
+        known = isinstance(error, TypeError | OverflowError)  # what the others say holds an address, or nothing
+        raise BadValue(f"not a Python literal: {error}" if known else "not a Python literal") from error
+    _require_flat(found)
+    _require_small(found)
+    return _writable(found) if _SURROGATE.search(text) or "\\u" in text or "\\U" in text else found
+
+
+def parse_float(text: str) -> float:
+    """A decimal number, `nan` or `inf` as text; 1e999 is infinite. Python's `float` would take `1_000` and other scripts' digits."""
+    text = text.strip()
+    if not _FLOAT.fullmatch(text):
+        raise BadValue(f"not a number: {_short(text)!r}")
+    return float(text)
+
+
+def parse_whole(text: str) -> int:
+    """A step, a count or an exit code as text."""
+    if not _WHOLE.fullmatch(text):
+        raise BadValue(f"not a whole number of at most {STEP_DIGITS} digits: {_short(text)!r}")
+    return int(text)
+
+
+def parse_step(text: str) -> int | None:
+    """A step as text; None where it is negative, or has more digits than any run has steps."""
+    return int(text) if _WHOLE.fullmatch(text) and text[0] not in "-+" else None
+
+
+def parse_time(text: str) -> float:
+    """The seconds since the epoch of an ISO time."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise BadValue(f"not a time: {_short(text)!r}") from error
+
+
+def as_float(value: object) -> float:
+    """A number that was read: an int, a float or a bool; beyond a double it is infinite."""
+    if not isinstance(value, int | float):
+        raise BadValue(f"not a number: {_short(repr(value))}")
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+def writable(text: str) -> str:
+    """Text that can be written as UTF-8: half of a surrogate pair becomes the replacement character."""
+    return _SURROGATE.sub(_REPLACEMENT, text)
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) <= DIGITS else float(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole)
+
+
+def _decoder(twice: Callable[[str], None] | None, finite: bool) -> json.JSONDecoder:
+    hook = None if twice is None else _pairs(twice)
+    return json.JSONDecoder(parse_int=_whole, object_pairs_hook=hook, parse_constant=_refuse if finite else None)
+
+
+def _refuse(name: str) -> None:
+    raise BadValue(f'{name} is no JSON; what is not finite is written as a string: "{name}"')
+
+
+def _pairs(twice: Callable[[str], None]) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        built = dict(pairs)
+        if len(built) < len(pairs):
+            for key, count in Counter(key for key, _ in pairs).items():
+                if count > 1:
+                    twice(writable(key))
+        return built
+
+    return build
+
+
+def _inner(value: Any) -> Any:
+    """The items of a list or a table, without keys."""
+    return value.values() if isinstance(value, dict) else value
+
+
+def _require_flat(value: Any) -> None:
+    """Raise where a value is nested too deeply; works level by level, so it needs no depth of its own."""
+    level = [value] if isinstance(value, dict | list | tuple | set) else []
+    for _ in range(DEPTH):
+        if not level:
+            return
+        level = [inner for outer in level for inner in _inner(outer) if isinstance(inner, dict | list | tuple | set)]
+    if level:
+        raise BadValue(f"nested deeper than {DEPTH}")
+
+
+def _require_small(value: Any) -> None:
+    """Raise for an integer beyond a double, at any depth."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict | list | tuple | set):
+            left.extend(_inner(one))
+        elif isinstance(one, int) and one.bit_length() > 1023:
+            raise BadValue(f"an integer of {one.bit_length()} bits")
+
+
+def _writable(value: Any) -> Any:
+    """The value with text that can be written, keys too."""
+    if isinstance(value, str):
+        return writable(value)
+    if isinstance(value, dict):
+        return {_writable(key): _writable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_writable(inner) for inner in value]
+    if isinstance(value, tuple):
+        return tuple(_writable(inner) for inner in value)
+    return value
+
+
+def _short(text: str) -> str:
+    """A text short enough for a message."""
+    return text if len(text) <= 80 else f"{text[:79]}…"

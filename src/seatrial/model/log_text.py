@@ -1,0 +1,85 @@
+"""What stands in the lines of any log beside the words of the run: heads that a launcher puts before them, and samples.
+
+- `without_head`: time stamps, the mark of a container runtime, the label of a script, a logger's `INFO`. `split_process`: the prefix of
+  the writing process, as `(Worker pid=7) ` or `[rank1]: `.
+- `Samples`, `is_sample`: a log of reinforcement learning prints what models wrote, and that may be anything: `Killed`, `loss: nan`. Loops
+  mark such text: by `[prompt]` … `[score]`, by a speaker, tables by their margin.
+"""
+
+from __future__ import annotations
+
+import re
+
+ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_STAMP = (
+    rf"(?:\[?\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?:Z| ?[-+]\d\d:?\d\d)?\]?"  # 2026-11-15T01:02:03.4Z, [2026-11-15 01:02:03]
+    rf"|\[?{_CLOCK}\]?|\d{{10}}(?:\.\d+)?) (?:std(?:out|err) [FP] )?"  # 01:02:03, epoch seconds; a container runtime's `stdout F`
+)
+_LOGGER = r"(?:- )?\[?INFO\]?(?: -|:)? "
+_COMPOSE = r"[\w.-]+[-_]\d+ +\| "
+"""`trainer-0  | `, of docker compose."""
+_LABEL = r"\[\w+ \d+step\] "
+"""What a script puts before every line of one of its runs (`sed 's/^/[mcore 1step] /'`)."""
+_HEAD = re.compile(rf"(?:{_COMPOSE})?(?:{_STAMP}(?:{_LOGGER})?){{0,2}}(?:{_LABEL})?")
+_MAY_HEAD = re.compile(r"[\d\[]|[\w.-]{1,60}[-_]\d+ +\| ")
+_PROCESS = re.compile(
+    r"(?:\((?:[A-Za-z_][\w.:-]*|(?:[A-Za-z_][\w.:\[\]=-]* )?pid=\d+(?:, ip=[^)\s]+)?)\)(?: |$)"  # (name[rank=0] pid=7, ip=…), (name)
+    r"|\[(?:rank|default|trainer|worker)?\d+\]: ?"  # [rank1]:
+    r"|\d{1,5}: )+"  # srun --label
+)
+_SAID = r"prompt|response|question|completion|output|ground_truth|input|answer|sample"
+_BEGIN = re.compile(
+    r"\s*\[(?:prompt|response|question|completion|output)\](?: |$)|(?:Prompt|Response|Completion|Generated text|Sample \d+):\s*$"
+)
+_END = re.compile(
+    r"\s*\[(?:score|ground_truth|reward|acc|extra_info)\w*\]|\s*\{['\"]|.*\bstep:\d+ - |={10,}|-{10,}|(?:Reward|Score|Ground truth): "
+    r"|.*Traceback \(most recent call last\):"
+)
+_LONGEST = 400
+MARGIN = "│┃║╎"
+_SPEAKER = re.compile(
+    rf"\s*+(?:\[(?:{_SAID})\]|>|<\|?\w{{1,80}}\|?>"
+    r"|\W*+(?:samples?|completions?|responses?|answers?|outputs?|prompts?|generat(?:ion|ions|ed)|questions?|solutions?|rollouts?|text|content"
+    r"|assistant|user|human|system|(?:an? |the )?model(?: (?:wrote|said|answered|generated))?)"
+    r"(?: (?:\d+|text|\([^)]{0,20}\)))?[\"']? ?[:=])",
+    re.IGNORECASE,
+)
+
+
+def without_head(text: str) -> str:
+    """A line without what a launcher put before it."""
+    if not _MAY_HEAD.match(text):
+        return text
+    found = _HEAD.match(text)
+    return text[found.end() :] if found else text
+
+
+def split_process(text: str) -> tuple[str, str]:
+    """The prefix of the writing process, empty for the main process, and the rest of the line."""
+    found = _PROCESS.match(text)
+    return (found.group(), text[found.end() :]) if found else ("", text)
+
+
+class Samples:
+    """Tells the blocks that a model wrote from the lines of the run, by process."""
+
+    def __init__(self) -> None:
+        self._inside: dict[str, int] = {}
+
+    def holds(self, process: str, body: str) -> bool:
+        """Whether this line is inside a printed sample of its process."""
+        left = self._inside.get(process, 0)
+        if _BEGIN.match(body):
+            self._inside[process] = _LONGEST
+            return True
+        if not left:
+            return False
+        over = _END.match(body) is not None
+        self._inside[process] = 0 if over else left - 1
+        return not over
+
+
+def is_sample(text: str) -> bool:
+    """Whether one line is a row of a table, or what somebody is quoted with."""
+    return text.lstrip().startswith(tuple(MARGIN)) or _SPEAKER.match(text) is not None

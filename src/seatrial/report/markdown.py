@@ -1,0 +1,102 @@
+"""Recorded text in Markdown: summary.md, step summaries and tables, on GitHub and elsewhere.
+
+- Everything recorded (a line of a log, a name, a reason) goes through `prose`, `cell` or `code`. It stays readable as plain text, and
+  can be no markup: no HTML, link, image, heading, list, table, fence or emphasis of its own.
+- Code in backticks stays code. A mention (`@name`) and a reference (`#12`) become code, so that a comment calls nobody; so do paths
+  that would be emphasis (`a/__init__.py`).
+- Text stays on its line, shows hidden characters (see `text.visible`), and is cut at `LONGEST`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from seatrial.report.text import one_line
+
+LONGEST = 4000
+"""Characters of one recorded text; the run directory has the rest."""
+_CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+_TAKEN = re.compile(
+    r"""
+    (?<![\w@])@\w[\w/-]*                                                # a mention
+    | (?<![\w&/.-])(?:[\w.-]+/[\w.-]+)?\#\d+\b | \bGH-\d+\b            # an issue
+    | (?<![\w./-])[\w./-]*(?:(?<![^\W_])_|_(?![^\W_]))[\w./-]*          # a path such as a/__init__.py, which would be emphasis
+    """,
+    re.VERBOSE,
+)
+"""Words that GitHub, or any Markdown, would take for more than words; they become code."""
+_MARKUP = re.compile(
+    r"""
+    \\(?=[!-/:-@\[-`{-~]|$)          # a backslash that would escape what follows
+    | `
+    | (?<!\ )\*|\*(?!\ )             # emphasis, not a product
+    | (?<![^\W_])_|_(?![^\W_])
+    | \|
+    """,
+    re.VERBOSE,
+)
+_START = re.compile(r"(\d+)([.)])(?=\s|$)|([#>+=\[-])")
+
+
+def prose(sentence: str) -> str:
+    """A sentence: code stays code, everything else is plain words."""
+    return "".join(code(text) if is_code else _plain(text, begins) for is_code, text, begins in _cut_up(_short(sentence)))
+
+
+def cell(sentence: str) -> str:
+    """The same in a table, where a bar ends a cell even in code."""
+    return re.sub(r"(?<!\\)\|", r"\\|", prose(sentence))
+
+
+def code(text: str) -> str:
+    """Recorded text as a piece of code in a sentence."""
+    text = _short(text)
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if longest else ""
+    return f"{fence}{pad}{text}{pad}{fence}" if text else ""
+
+
+def pieces(sentence: str) -> Iterator[tuple[bool, str]]:
+    """A sentence cut into code (True) and words (False)."""
+    return ((is_code, text) for is_code, text, _ in _cut_up(sentence))
+
+
+def _cut_up(sentence: str) -> Iterator[tuple[bool, str, bool]]:
+    """The same, and whether a piece begins the sentence."""
+    done = 0
+    for found in _CODE.finditer(sentence):
+        yield False, sentence[done : found.start()], not done
+        yield True, found[2].strip() if len(found[1]) > 1 else found[2], False
+        done = found.end()
+    yield False, sentence[done:], not done
+
+
+def _short(text: str) -> str:
+    text = one_line(text)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST].rstrip()} … ({len(text) - LONGEST} characters more)"
+
+
+def _plain(text: str, begins: bool) -> str:
+    done, made = 0, ""
+    for called in _TAKEN.finditer(text):
+        made += _escaped(text[done : called.start()]) + code(called[0])
+        done = called.end()
+    made += _escaped(text[done:])
+    return _START.sub(_quiet, made, count=1) if begins and _START.match(made) else made
+
+
+def _quiet(found: re.Match[str]) -> str:
+    """What would begin a block of its own."""
+    return f"{found[1]}\\{found[2]}" if found[1] else f"\\{found[3]}"
+
+
+def _escaped(text: str) -> str:
+    text = _MARKUP.sub(r"\\\g<0>", text)
+    if "](" in text:
+        text = re.sub(r"[\[\]]", r"\\\g<0>", text)
+    for twice in "~$":
+        text = text.replace(twice, f"\\{twice}") if text.count(twice) > 1 else text
+    text = re.sub(r"&(?=#?\w+;)", "&amp;", text)
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)

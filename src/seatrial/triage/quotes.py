@@ -1,0 +1,36 @@
+"""What a log says itself, and what it merely quotes.
+
+A phrase in a sample (`model/log_text.py`) or inside quotation marks is a quotation.
+"""
+
+from __future__ import annotations
+
+import re
+
+from seatrial.model.log_text import is_sample
+
+_RECORD = re.compile(r"""\{.*["'](?:message|msg|event)["']: ?["'][^"']*$""")
+_DENIED = re.compile(r"(?:\b(?:no|not any|zero|without|never|avoids?|prevents?)|(?<![\d.])0)\s+(?:\w+\s+)?$", re.IGNORECASE)
+_NONE_OF = re.compile(
+    r"(?<![\d.])0 (?:nan|inf|failed|row|sample|batch|skipped|dropped|error|worker|prompt|rollout|request|example|record|restart)",
+    re.IGNORECASE,
+)
+"""`no stale weights`, `0 rows skipped`."""
+_WORDS = 14
+"""Words that may stand before a phrase: heads of log records and a short subject. After more it is prose."""
+
+
+def says(text: str, found: re.Match[str]) -> bool:
+    """Whether a phrase is the line's own word: not a quotation, not a part of a sample, and not denied."""
+    before = text[: found.start()]
+    if _DENIED.search(before) or _NONE_OF.search(found[0]):
+        return False
+    if is_sample(text) or (text.lstrip().startswith("|") and (before.strip() or text.rstrip().endswith("|"))):
+        return False
+    if _RECORD.match(before):
+        return True
+    if before.count('"') % 2 or before.count("`") % 2 or before.count("“") > before.count("”") or before.count("«") > before.count("»"):
+        return False
+    if len(re.findall(r"(?<!\w)'|'(?!\w)", before)) % 2:
+        return False
+    return len(before.split()) <= _WORDS

@@ -1,0 +1,320 @@
+"""Errors that a run got over, held against a limit.
+
+A run that goes on after an error has not shown that it did its work: a reward function that raises at every step, an update
+that was skipped, a rank that died while the others went on. Triage counts such errors by class. One may be noise; more than
+the limit make the run inconclusive, with the boundary that they hit.
+
+- Tracebacks count by where they were raised. In the path of rewards, updates, weights and checkpoints the first one counts;
+  elsewhere more than one, and more than a share of the steps.
+- The death of a rank, a crash and a forced kill count at once.
+- Lines without a traceback are signatures of `survived.toml`, each with its own limit.
+- Not counted: optional imports, code that a model wrote, services that only carry metrics, and what a line merely quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seatrial.model.knowledge import Signature
+from seatrial.model.record import Diagnosis
+from seatrial.model.verdict import Boundary, Verdict
+from seatrial.triage import shapes
+from seatrial.triage.cause import Progress, survived
+from seatrial.triage.chain import Chain, How
+from seatrial.triage.log import Line
+from seatrial.triage.quotes import says
+from seatrial.triage.signatures import Hit, compile_pattern, load_signatures, times
+
+LINES = Path(__file__).with_name("survived.toml")
+"""What runs print when they skip, replace or lose something and go on."""
+SHARE = 0.02
+"""Part of the steps that an error outside of the critical path may hit."""
+BARE_SHARE = 0.1
+"""The same for exceptions that were printed without a traceback."""
+CRITICAL = frozenset({Boundary.REWARD, Boundary.OPTIMIZER, Boundary.REFIT, Boundary.CHECKPOINT, Boundary.DDP, Boundary.PEFT})
+"""One error there changes what is learned, sent or kept."""
+MACHINE = frozenset({Boundary.ENVIRONMENT, Boundary.CLUSTER, Boundary.DDP})
+"""Workers and servers end with the run: such a line counts only if the run went on after it."""
+
+STEMS = (
+    *(
+        "skip",
+        "stale",
+        "overflow",
+        "outdated",
+        "out of date",
+        "not updat",
+        "not sync",
+        "not been",
+        "never",
+        "back to",
+        "back on",
+        "restart",
+    ),
+    *(
+        "re-start",
+        "spawn",
+        "relaunch",
+        "re-launch",
+        "recreat",
+        "died",
+        "dead",
+        "crash",
+        "kill",
+        "oom",
+        "memory",
+        "nccl",
+        "fail",
+        "timeout",
+        "timed out",
+    ),
+    *(
+        "time out",
+        "nan",
+        " inf ",
+        " inf,",
+        " inf;",
+        " inf.",
+        "inf/",
+        "/inf",
+        "infs",
+        " inf)",
+        "finite",
+        "padd",
+        "dummy",
+        "placeholder",
+        "segfault",
+        "segmentation",
+        "dumped",
+        "double free",
+        "default",
+    ),
+    *(
+        "watchdog",
+        "previous",
+        "old weights",
+        "last weights",
+        "last known",
+        "last policy",
+        "corrupt",
+        "drop",
+        "discard",
+        "error",
+        "exception",
+        "unreachable",
+        "unavailable",
+    ),
+    *("unhealthy", "lost", "replac", "filling", "filled", "unable", "could not", "cannot", "incompat", "invalid", "abort"),
+)
+"""Every line of `survived.toml` holds one of these words: one search keeps the others from most lines."""
+METRICS_ROW = re.compile(r"\s*\{['\"](?!level|severity|time|ts|msg|message|event|logger|asctime)|.{0,200}?\bstep:\d+ - \S+:")
+
+_LONGEST = 4000
+"""Characters of a line that are searched: what says that something was skipped says it early."""
+_PLACES: tuple[tuple[re.Pattern[str], Boundary], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), boundary)
+    for pattern, boundary in (
+        (r"reward|compute_score|\bscor(?:e|er|ing)|verif(?:y|ier)|grader|\bgrade\b", Boundary.REWARD),
+        (r"refit|(?:update|sync|load|broadcast|receive|send|transfer)_?\w*weights?|weight_(?:sync|transfer|loader|update)", Boundary.REFIT),
+        (r"checkpoint|save_(?:model|pretrained|state)|_save\b|ckpt", Boundary.CHECKPOINT),
+        (
+            r"optimi[sz]er|\boptim\b|clip_grad|lr_scheduler|\bbackward\b|training_step|update_(?:actor|critic|policy)|grad_scaler",
+            Boundary.OPTIMIZER,
+        ),
+        (r"\blora|peft|adapter", Boundary.PEFT),
+        (r"all_?reduce|all_?gather|reduce_scatter|\bbarrier\b|distributed_c10d|nccl|\bfsdp|\bddp", Boundary.DDP),
+        (r"rollout|generat|vllm|sglang|sampling|agent_loop|\btool|environment|env_step", Boundary.ROLLOUT),
+        (r"dataset|data_?loader|collat|tokeni[sz]", Boundary.DATA),
+    )
+)
+"""Words in the file name and function of a frame, and in a message; the first that is met from the inside out decides."""
+_ASIDE = re.compile(
+    r"/(?:wandb|mlflow|swanlab|tensorboard\w*|tensorboardX|opentelemetry|prometheus_client|sentry_sdk|comet_ml|neptune|clearml|trackio|aim)/"
+    r"|/ray/(?:dashboard|util/metrics|_private/(?:metrics_agent|usage|log_monitor|telemetry))|/vllm/usage/|/torch/_(?:dynamo|inductor)/"
+    r"|/huggingface_hub/(?:utils/_telemetry|hf_api)"
+)
+"""Services that carry metrics, telemetry or uploads, and compilers with a fallback: the training does not rest on them."""
+_IMPORTS = re.compile(r"importlib|_bootstrap|import_utils|, in (?:safe_import\w*|try_import\w*|<module>)$")
+_MODEL_CODE = re.compile(r'File "(?:<\w+>|/tmp/\S*(?:sandbox|code|exec|tmp)\S*\.py)"')
+"""Code that a model wrote and a tool ran: it may raise what it likes."""
+_RANK = re.compile(r"\[(?:rank|default|trainer|worker)?\d+\]:$|\d{1,5}:$")
+_FRAME = re.compile(r'File "(?:[^"]*/)?((?:[^"/]*/)?[^"/]*)", line \d+, in (.*)')
+_SCHEDULER = re.compile(r"CANCELLED|TIME LIMIT|PREEMPT")
+_OPTIONAL = frozenset({"ImportError", "ModuleNotFoundError", "PackageNotFoundError"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """Errors of one kind."""
+
+    boundary: Boundary
+    hits: tuple[Hit, ...]
+    name: str
+    limit: int
+    """How many may happen."""
+    excerpt: tuple[str, ...] = ()
+
+
+class Survivors:
+    """Feed the lines of a log in order, then ask for what went beyond its limit."""
+
+    def __init__(self) -> None:
+        self._known = load_signatures(LINES)
+        self._patterns = [(s, compile_pattern(f"signature {s.id}", s.pattern)) for s in self._known]
+        self._hits: dict[str, list[Hit]] = {}
+        self._counts: dict[str, int] = {}
+
+    def feed(self, line: Line) -> None:
+        """Take the next line of the log."""
+        text = line.body[:_LONGEST]
+        lower = text.lower()
+        if not any(stem in lower for stem in STEMS) or METRICS_ROW.match(text):
+            return
+        for signature, pattern in self._patterns:
+            found = pattern.search(text)
+            if found is not None and says(text, found):
+                self._counts[signature.id] = self._counts.get(signature.id, 0) + times(line.text)
+                hits = self._hits.setdefault(signature.id, [])
+                if len(hits) < 2:
+                    hits.append(Hit(line.number, line.text))
+                else:
+                    hits[1] = Hit(line.number, line.text)
+                return  # one line is one error
+
+    def lines(self) -> Iterator[Hit]:
+        """The first line of each kind, for a note."""
+        yield from (hits[0] for hits in self._hits.values())
+
+    def beyond(
+        self, chains: Sequence[Chain], progress: Progress, harmless: Sequence[Signature], framed: Sequence[Signature]
+    ) -> Iterator[Diagnosis]:
+        """What the run got over more often than it may; nothing where the log shows no milestone."""
+        last = progress.last()
+        if last is None:
+            return
+        steps = progress.rounds()
+        acquit = [compile_pattern(f"signature {s.id}", s.pattern) for s in harmless]
+        for signature in self._known:
+            hits = self._hits.get(signature.id, [])
+            limit = max(signature.tolerated, int(signature.share * steps))
+            if not hits or self._counts[signature.id] <= limit or any(pattern.search(hits[0].text) for pattern in acquit):
+                continue
+            if signature.boundary in MACHINE and hits[0].line > last.line:
+                continue
+            yield _diagnosis(signature, hits[0], self._counts[signature.id], steps)
+        for found in _classes(chains, progress, framed, steps):
+            if len(found.hits) > found.limit:
+                yield _raised(found, steps)
+
+
+def _diagnosis(signature: Signature, hit: Hit, count: int, steps: int) -> Diagnosis:
+    return Diagnosis(
+        boundary=signature.boundary,
+        verdict=signature.verdict,
+        cause=hit.text.strip()[:400],
+        line=hit.line,
+        excerpt=(hit.text.strip()[:400],),
+        signature=signature.id,
+        advice=f"{_often(count, steps)} {signature.advice}",
+        survived=True,
+        times=count,
+    )
+
+
+def _raised(found: _Class, steps: int) -> Diagnosis:
+    first = found.hits[0]
+    return Diagnosis(
+        boundary=found.boundary,
+        verdict=Verdict.BLOCKED,
+        cause=first.text[:400],
+        line=first.line,
+        excerpt=tuple(text[:400] for text in (found.excerpt or (first.text,))),
+        signature=f"survived-{found.boundary}",
+        advice=f"{_often(len(found.hits), steps)} The run went on after this error, so its metrics do not show what the failed part would "
+        "have done. Mend the cause, or prove that the error cannot change a result.",
+        exception=found.name or None,
+        survived=True,
+        times=len(found.hits),
+    )
+
+
+def _often(count: int, steps: int) -> str:
+    return f"{count} time{'s' if count > 1 else ''} in {steps} step{'s' if steps != 1 else ''}."
+
+
+def _classes(chains: Sequence[Chain], progress: Progress, framed: Sequence[Signature], steps: int) -> Iterator[_Class]:
+    """The survived errors, by what they raised and where."""
+    found: dict[tuple[str, Boundary, int], list[Chain]] = {}
+    for chain in chains:
+        if not survived(chain, progress) or not progress.after(chain.end, main=False):
+            continue
+        place = _place(chain, progress, framed, steps)
+        if place is not None:
+            boundary, limit = place
+            found.setdefault((shapes.short(chain.first.name), boundary, limit), []).append(chain)
+    for (name, boundary, limit), group in found.items():
+        first = group[0].first
+        excerpt = (*first.tail, *(text for _, text in first.lines[:6]))
+        native = group[0].how is How.KILLED or group[0].crash
+        hits = tuple(Hit(c.first.line, c.first.lines[0][1].strip()) for c in group)
+        yield _Class(boundary, hits, "" if native else name, limit, excerpt)
+
+
+def _place(chain: Chain, progress: Progress, framed: Sequence[Signature], steps: int) -> tuple[Boundary, int] | None:
+    """Where an error hit, and how many of its kind are noise; None where it does not count."""
+    first = chain.first
+    if chain.how in (How.NOTED, How.REPORT, How.TEST):
+        return None
+    if chain.how is How.KILLED:
+        ended = _SCHEDULER.search(first.lines[0][1])
+        return (Boundary.ENVIRONMENT, 0) if chain.forced else (Boundary.CLUSTER, 0) if ended else None
+    if chain.crash:
+        return Boundary.ENVIRONMENT, 0
+    frames = [frame for raised in chain.raised for frame in raised.frames]
+    said = f"{first.name}: {first.message}"
+    if not chain.primary and not frames:
+        return None
+    if any(_ASIDE.search(frame) for frame in frames) or (frames and _MODEL_CODE.match(frames[-1])):
+        return None
+    rank = _RANK.match(chain.process) is not None
+    if shapes.short(first.name) in _OPTIONAL or (first.frames and _IMPORTS.search(first.frames[-1])):
+        dead = rank and chain.how is How.UNCAUGHT and progress.training(chain.start)
+        return (Boundary.DDP, 0) if dead else None
+    boundary = _boundary(first.frames or frames, said, framed)
+    if rank and chain.how is How.UNCAUGHT:
+        return boundary or Boundary.DDP, 0
+    if not progress.building(chain.start):
+        return None
+    if chain.how is How.BARE:
+        return (boundary, max(1, int(BARE_SHARE * steps))) if boundary in CRITICAL and _exception(first.name) else None
+    if boundary in CRITICAL:
+        return boundary, 0
+    if not progress.training(chain.start):
+        return None
+    return boundary or Boundary.ENVIRONMENT, max(1, int(SHARE * steps))
+
+
+def _exception(name: str) -> bool:
+    """Whether a bare line names an exception; `error: …` is a tool's word."""
+    return name[:1].isupper() and name not in ("ERROR",)
+
+
+def _boundary(frames: Sequence[str], said: str, framed: Sequence[Signature]) -> Boundary | None:
+    """By the loop's own knowledge of its calls, else by the words of the frames from the inside out, else by the message."""
+    for signature in framed:
+        if any(re.search(signature.pattern, frame) for frame in frames):
+            return signature.boundary
+    return next((b for text in (*map(_named, reversed(frames)), said) for b in _by_words(text)), None)
+
+
+def _named(frame: str) -> str:
+    """File, its directory and function of a frame; directories above may be called anything."""
+    found = _FRAME.match(frame)
+    return f"{found[1]} {found[2]}" if found else ""
+
+
+def _by_words(text: str) -> Iterable[Boundary]:
+    return (boundary for words, boundary in _PLACES if words.search(text))

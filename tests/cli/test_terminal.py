@@ -1,0 +1,82 @@
+"""Text from a log reaches the terminal as text: no control sequence, no markup of rich, no way round."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import pytest
+import typer
+from rich.console import Console
+
+from seatrial.cli import display, main
+from seatrial.cli.check import print_table
+from seatrial.model.record import CheckResult
+from seatrial.model.verdict import Boundary
+from seatrial.trial.progress import SideRunning, Stage
+
+from .command import inside
+
+EVIL = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e[red]x[/red] [/] [link=http://evil]y"
+CONTROL = ("\x1b", "\x07", "\x9b", "\u202e")
+
+
+def printed(act: Callable[[], object]) -> str:
+    """What comes out where `run` has made standard output."""
+    stream = io.StringIO()
+    with contextlib.redirect_stdout(cast(TextIO, main.Output(stream))):
+        act()
+    return stream.getvalue()
+
+
+def test_text_cannot_steer_the_terminal() -> None:
+    said = printed(lambda: typer.echo(f"a\tb {EVIL}"))
+    assert not any(letter in said for letter in CONTROL)
+    assert said.startswith("a\tb ")
+    assert "\\x1b]0;title\\x07\\u009b31m\\u202e[red]x[/red] [/] " in said
+    assert said.endswith("\n")
+
+
+def test_json_stays_json() -> None:
+    assert json.loads(printed(lambda: typer.echo(json.dumps({"text": EVIL}, ensure_ascii=False)))) == {"text": EVIL}
+
+
+def test_there_is_no_way_round() -> None:
+    assert not hasattr(main.Output(sys.__stdout__ or io.StringIO()), "buffer")
+    said = printed(lambda: Console(force_terminal=True, color_system="standard").print("[red]x"))
+    assert "\x1b[31m" in said  # our own colours stay
+
+
+def test_tables_show_text() -> None:
+    check = CheckResult(name=EVIL, passed=False, message=EVIL, value=EVIL, boundary=Boundary.METRICS)
+    said = printed(lambda: print_table([check], title=EVIL))
+    assert not any(letter in said for letter in CONTROL)
+    assert "[/]" in said
+
+
+@pytest.mark.parametrize("event", [Stage(name=EVIL, detail=EVIL), SideRunning(name=EVIL, line=EVIL, seconds=1.0)])
+@pytest.mark.parametrize("live", [True, False])
+def test_progress_shows_text(monkeypatch: pytest.MonkeyPatch, event: Any, live: bool) -> None:
+    make: Callable[..., Console] = Console
+    monkeypatch.setattr(display, "Console", lambda **words: make(**words, force_terminal=live, no_color=True, width=400))
+
+    def show() -> None:
+        shown = display.Text()
+        shown(event)
+        if shown.status is not None:
+            shown.status.stop()
+
+    said = printed(show)
+    assert not any(letter in said for letter in ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\u202e"))
+    assert "[/]" in said
+
+
+def test_an_error_shows_what_it_names(tmp_path: Path) -> None:
+    answer = inside("plan", "trl", "--auto", "--change", tmp_path / EVIL.replace("/", "_"))
+    assert answer.code == 2
+    assert not any(letter in answer.out + answer.err for letter in CONTROL)

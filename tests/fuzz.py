@@ -1,0 +1,578 @@
+"""A fuzzer over every parser of outside data, in process. A longer run: `python tests/fuzz.py --inputs 20000 --seed 7`.
+
+- Inputs are made from a grammar (rows, logs, tables with odd numbers, depths and text) or by mutating real files of tests/data.
+- Allowed ends: a verdict or an error with its fix (exit codes 0, 1, 2, 77, 99). Anything else is a finding: another exception, exit
+  code 3, or more than 10 s.
+- Input `i` of seed `s` is always the same. A finding is printed with both, and its files are kept for `--only`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cli.command import Answer, inside
+from seatrial.model.errors import BlockedError, UserError
+
+DATA = Path(__file__).parent / "data"
+LIMIT_S = 10
+ALLOWED = (0, 1, 2, 77, 99)
+LOOPS = ("trl", "verl", "nemo-rl")
+
+NUMBERS = (
+    *("0", "-0", "1", "-1", "0.5", "1e999", "-1e999", "1e-999", "NaN", "nan", "inf", "-inf", "Infinity", "null", "None", "true", "True"),
+    *("9" * 19, "9" * 310, "9" * 5000, "-" + "9" * 25, "1" + "0" * 308, "1_000", "0x10", "1e400", "1.2.3", "e", "-", "+1", ".", "١٢"),
+    *("np.float32(nan)", "np.float64(1e999)", "2147483648", "9223372036854775808", "18446744073709551616", "-9223372036854775809"),
+)
+TEXTS = (
+    *("", "a", "\\ud800", "\\ud83d\\ude00", "\\u0000", "\\", '"', "'", "{", "}", "[", "]", ":", "step", "é", "\u2028", "\x1b[31m", "\r"),
+    *("%s", "{}", "$(x)", "../..", "\\x", "😀", "a" * 5000, "nan", "__proto__", "\t", "\x00", "\x7f", "1970-01-01", "9999-99-99"),
+)
+_TEXT_JUNK = (
+    *(
+        "[" * 3000,
+        "]" * 300,
+        '{"a":' * 3000,
+        "-" * 3000,
+        "(" * 300,
+        "{'a': " * 300,
+        "\ufeff",
+        "\r",
+        "\r\n",
+        "\n",
+        "\n\n\n",
+        "\x1b[",
+        "\x1b]0;",
+    ),
+    *(
+        '{"step": 1, "loss": 0.5}',
+        "{'loss': " + "-" * 3000 + "1}",
+        "{[1]: 2}",
+        "{'loss': [1], 'reward': {}}",
+        '"a":1,"a":2',
+        ",,",
+        "=",
+        " = [",
+    ),
+    *("step:1 - actor/loss:nan", "step:99999999999999999999 - a:1", "Traceback (most recent call last):", "ValueError: x", "a.b.c."),
+    *("stage FAIL socketError: bar", "FAILED x", "FAIL: ", "E   assert 1", "PASS x", "rc=99999999999999999999", "exit code 139"),
+    *("(pid=1, ip=x) ", "[rank0]: ", " - ", ": "),
+)
+JUNK = (
+    *(text.encode("utf-8", "surrogatepass") for text in (*NUMBERS, *TEXTS, *_TEXT_JUNK)),
+    *(b"\xff", b"\xc3", b"\xed\xa0\x80", b"\x00" * 8, b"\xfe\xff", b"\x08\x96\x01"),
+)
+CONFIG = b"""[run]
+loop = "trl"
+levels = "0,1"
+minutes = 5.5
+[profiles.a]
+partition = "gpu"
+nodes = 2
+[profiles.a.containers]
+x = "y"
+[history]
+store = "h.db"
+"""
+JOBS = b"""[[jobs]]
+name = "c"
+array = 3
+parallel = 2
+[[jobs.components]]
+name = "client"
+role = "client"
+command = ["a", "{index}"]
+gpus = 4
+ready = { path = "/h", deadline_s = 18 }
+"""
+SCRIPT = b"""set -e
+uv run a.py grpo.max_num_steps=3 logger.log_dir=$LOG_DIR
+uv run tests/json_dump_tb_logs.py $LOG_DIR --output_path $JSON_METRICS
+uv run tests/check_metrics.py $JSON_METRICS 'max(data["train/loss"]) < 1.05'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An input that did not end as it may."""
+
+    index: int
+    target: str
+    what: str
+    files: Path | None = None
+
+
+class HangError(BaseException):
+    """An input took too long; no handler of an Exception may swallow it."""
+
+
+def number(rng: random.Random) -> str:
+    """A number, mostly a usual one."""
+    return f"{rng.uniform(-2, 2):.4f}" if rng.random() < 0.7 else rng.choice(NUMBERS)
+
+
+def text(rng: random.Random) -> str:
+    """A name or a text."""
+    return (
+        rng.choice(("train/loss", "train/reward", "loss", "grad_norm", "step", "data", "name", "fact", "kind"))
+        if rng.random() < 0.6
+        else rng.choice(TEXTS)
+    )
+
+
+def some_json(rng: random.Random, depth: int = 3) -> str:
+    """JSON, or nearly."""
+    kind = rng.random()
+    if depth == 0 or kind < 0.5:
+        return number(rng) if kind < 0.35 else f'"{text(rng)}"'
+    inner = [some_json(rng, depth - 1) for _ in range(rng.randrange(5))]
+    if kind < 0.65:
+        return f"[{', '.join(inner)}]"
+    return "{" + ", ".join(f'"{text(rng)}": {one}' for one in inner) + "}"
+
+
+def rows(rng: random.Random) -> str:
+    """Metrics as JSONL."""
+    made = []
+    for step in range(rng.randrange(1, 12)):
+        at = step if rng.random() < 0.9 else number(rng)
+        made.append(f'{{"step": {at}, "train/loss": {number(rng)}, "train/reward": {number(rng)}, "train/grad_norm": {number(rng)}}}')
+        if rng.random() < 0.1:
+            made.append(some_json(rng))
+    return "\n".join(made) + ("\n" if rng.random() < 0.9 else "")
+
+
+def table(rng: random.Random) -> str:
+    """Metrics as metrics.json, or a trainer's state."""
+    if rng.random() < 0.5:
+        history = ", ".join(f'{{"step": {number(rng)}, "loss": {number(rng)}, "{text(rng)}": {some_json(rng, 1)}}}' for _ in range(5))
+        return f'{{"global_step": {number(rng)}, "max_steps": {number(rng)}, "log_history": [{history}]}}'
+    return "{" + ", ".join(f'"{text(rng)}": {{"1": {number(rng)}, "{number(rng)}": {some_json(rng, 1)}}}' for _ in range(4)) + "}"
+
+
+def log(rng: random.Random) -> str:
+    """A log with lines of all loops."""
+
+    def n() -> str:
+        return number(rng)
+
+    shapes: tuple[Callable[[], str], ...] = (
+        lambda: f"{{'loss': {n()}, 'grad_norm': {n()}, 'learning_rate': {n()}, 'reward': {n()}, 'epoch': {n()}}}",
+        lambda: f"{{'train_runtime': {n()}, 'train_steps_per_second': {n()}, 'train_loss': {n()}, 'epoch': {n()}}}",
+        lambda: f"{{'loss': '{n()}', '{text(rng)}': {some_json(rng, 2)}}}",
+        lambda: f"step:{n()} - actor/pg_loss:{n()} - actor/grad_norm:{n()} - critic/score/mean:{n()} - training/global_step:{n()}",
+        lambda: f"========================= Step {n()}/{n()} =========================",
+        lambda: f"📊 Training Results:\n  • Loss: {n()}\n  • Avg Reward: {n()}\n  • Total step time: {n()}s",
+        lambda: f" {n()}%|███| {n()}/{n()} [00:01<00:01]\r" * rng.randrange(1, 5),
+        lambda: f"Total training steps: {n()}",
+        lambda: (
+            f"{{'actor_rollout_ref': {{'a': {n()}, {text(rng)!r}: {some_json(rng, 2)}}}, 'trainer': {{'total_training_steps': {n()}}}}}"
+        ),
+        lambda: f"Final config:\n{{'grpo': {{'max_num_steps': {n()}}},\n 'policy': {some_json(rng, 2)}}}",
+        lambda: f"{rng.choice(('PASS', 'FAIL', 'stage FAIL', 'x FAIL'))} {text(rng)} {rng.choice(('', 'Error: x', 'ValueError: bar'))}",
+        lambda: f'{{"tag": "{rng.choice(("initial", "stale", "after"))}", "token_mult_prob_error": {n()}}}',
+        lambda: f"token_mult_prob_error x = {n()}",
+        lambda: (
+            f'Traceback (most recent call last):\n  File "a.py", line {n()}, in f\n    x\n{rng.choice(("Error", "a.B", "x"))}: {text(rng)}'
+        ),
+        lambda: f"(Worker{rng.choice(('', '[rank=0]'))} pid={n()}, ip=1.2.3.4) {text(rng)}",
+        lambda: f"rc={n()}",
+        lambda: f"srun: error: x exit code {n()}",
+        lambda: f"STEP {n()} of {n()}",
+        lambda: rng.choice(JUNK).decode("utf-8", "replace"),
+    )
+    return "\n".join(rng.choice(shapes)() for _ in range(rng.randrange(1, 30))) + ("\n" if rng.random() < 0.8 else "")
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    """Real bytes with a few changes."""
+    for _ in range(rng.choice((1, 1, 2, 3, 8))):
+        at, end = sorted(rng.randrange(len(data) + 1) for _ in "ab")
+        end = min(end, at + rng.choice((1, 4, 40, 400, 4000)))
+        match rng.randrange(9):
+            case 0:
+                data = data[:at] + data[end:]
+            case 1:
+                data = data[:at] + data[at:end] * rng.choice((2, 3, 30)) + data[end:]
+            case 2 | 3 | 4:
+                data = data[:at] + rng.choice(JUNK) + data[at:]
+            case 5:
+                data = data[:at]
+            case 6:
+                data = data[:at] + bytes(rng.randrange(256) for _ in range(min(8, end - at))) + data[end:]
+            case 7:
+                data = _number_changed(rng, data, at)
+            case 8:
+                data = data.replace(
+                    rng.choice((b'"', b"'", b"\n", b":", b",", b"]", b"}", b"=")), rng.choice((b"", b"[", b"\r", b"\x00", b'"')), 3
+                )
+    return data
+
+
+def _number_changed(rng: random.Random, data: bytes, at: int) -> bytes:
+    """The next number becomes another one."""
+    first = next((i for i in range(at, min(len(data), at + 2000)) if data[i : i + 1].isdigit()), None)
+    if first is None:
+        return data
+    last = first
+    while last < len(data) and data[last : last + 1] in b"0123456789.e+-" and last - first < 40:
+        last += 1
+    return data[:first] + rng.choice(NUMBERS).encode() + data[last:]
+
+
+class Corpus:
+    """Real files, read once, and what is made once for all inputs."""
+
+    def __init__(self) -> None:
+        self.logs = [
+            self._read(path) for folder in ("trl", "triage", "nemo_rl", "verl") for path in self._below(folder, (".log", ".log.gz"))
+        ]
+        self.events = [path.read_bytes() for path in sorted(DATA.rglob("*tfevents*"))]
+        self.states = [path.read_bytes() for path in sorted(DATA.rglob("trainer_state.json"))]
+        self.rollouts = (DATA / "rollouts" / "gym_rollouts.jsonl").read_bytes()
+        self.campaigns = [path.read_bytes() for path in sorted((DATA / "rollouts").glob("*.toml"))]
+        self.facts = b"\n".join(json.dumps(row).encode() for path in sorted((DATA / "refit").glob("*.json")) for row in _facts(path))
+        self.reports = [path.read_bytes() for path in sorted((DATA / "report").rglob("junit.xml"))]
+        self.store = self._store()
+
+    def _below(self, folder: str, endings: tuple[str, ...]) -> list[Path]:
+        return sorted(path for path in (DATA / folder).rglob("*") if path.name.endswith(endings))
+
+    def _read(self, path: Path) -> bytes:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return data[-20_000:]
+
+    def _store(self) -> bytes:
+        """A history with two runs."""
+        with tempfile.TemporaryDirectory() as folder:
+            for time_of, value in (("2025-03-24 23:34:12", 1.5), ("2025-03-25 23:34:12", 2.5)):
+                (Path(folder) / "unit_results.json").write_text(session(time_of, str(value)), encoding="utf-8")
+                answer = inside("history", "import", Path(folder) / "unit_results.json", "--store", Path(folder) / "h.db")
+                assert answer.code == 0, answer.err
+            with sqlite3.connect(Path(folder) / "h.db") as base:
+                base.execute("PRAGMA journal_mode=DELETE")
+            base.close()
+            return (Path(folder) / "h.db").read_bytes()
+
+
+def _facts(path: Path) -> list[Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found if isinstance(found, list) else list(found.get("facts", [])) if isinstance(found, dict) else []
+
+
+def session(time_of: str, value: str) -> str:
+    """A unit_results.json."""
+    return (
+        f'{{"exit_status": 0, "start_time": "{time_of}", "git_commit": "0123456789abcdef", "git_branch": "main", "git_dirty": false, '
+        f'"gpu_types": ["H"], "coverage": 1, "metrics": {{"tests/a.py::test_a": {{"seconds": {value}}}}}, "outcomes": {{}}, "tests": {{}}}}'
+    )
+
+
+class Fuzzer:
+    """Makes the inputs of one seed and gives them to the parsers."""
+
+    def __init__(self, corpus: Corpus, place: Path) -> None:
+        self.corpus = corpus
+        self.place = place
+        self.targets: tuple[Callable[[random.Random], Answer | None], ...] = (
+            *(self.judge, self.judge, self.judge, self.judge, self.check, self.check, self.show, self.dump, self.events, self.history),
+            *(self.store, self.config, self.jobs, self.campaign, self.replay, self.junit, self.probe, self.rollouts, self.state),
+            *(self.trial, self.tokens, self.functional, self.proofs),
+        )
+
+    def _file(self, name: str, data: str | bytes) -> Path:
+        path = self.place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass"))
+        return path
+
+    def _either(self, rng: random.Random, made: str, real: list[bytes]) -> bytes:
+        """Made by the grammar, a mutation of that, or of something real."""
+        kind = rng.random()
+        if kind < 0.35 or not real:
+            return made.encode("utf-8", "surrogatepass")
+        return mutated(rng, made.encode("utf-8", "surrogatepass") if kind < 0.5 else rng.choice(real))
+
+    def _metrics(self, rng: random.Random) -> Path:
+        name = rng.choice(("metrics.jsonl", "metrics.json", "trainer_state.json", "other.jsonl", "other.json"))
+        made = rows(rng) if name.endswith("l") else table(rng) if rng.random() < 0.7 else some_json(rng)
+        return self._file(
+            name, self._either(rng, made, [rows(rng).encode("utf-8", "surrogatepass")] if name.endswith("l") else self.corpus.states)
+        )
+
+    def judge(self, rng: random.Random) -> Answer:
+        """`judge` of every loop, with and without metrics."""
+        words: list[str | Path] = [
+            "judge",
+            rng.choice(LOOPS),
+            "--log",
+            self._file("run.log", self._either(rng, log(rng), self.corpus.logs)),
+        ]
+        if rng.random() < 0.4:
+            words += ["--metrics", self._metrics(rng)]
+        if rng.random() < 0.3:
+            words += ["--level", "0"]
+        return inside(*words, *(["--json"] if rng.random() < 0.5 else []))
+
+    def check(self, rng: random.Random) -> Answer:
+        """`check` with an expression that may be none."""
+        known = ('max(data["train/loss"]) < 1.05', 'data["train/reward"]["1"] > 0', 'mean(data["loss"], -2) < 1', 'len(data["a"]) == 1')
+        expr = (
+            rng.choice(known)
+            if rng.random() < 0.7
+            else mutated(rng, rng.choice(known).encode()).decode("utf-8", "replace").replace("\0", "")
+        )
+        return inside("check", self._metrics(rng), "--", expr)
+
+    def show(self, rng: random.Random) -> Answer:
+        """`metrics show`."""
+        return inside("metrics", "show", self._metrics(rng))
+
+    def dump(self, rng: random.Random) -> Answer:
+        """`metrics dump`."""
+        return inside("metrics", "dump", self._metrics(rng), "--output", self.place / "out.json")
+
+    def events(self, rng: random.Random) -> Answer:
+        """Event files."""
+        path = self._file("events.out.tfevents.1.host", mutated(rng, rng.choice(self.corpus.events)))
+        return inside("metrics", "show", path)
+
+    def history(self, rng: random.Random) -> Answer:
+        """`history import`."""
+        bench = f'{{"benchmark": "b", "metrics": {some_json(rng, 1)}, "time": {number(rng)}, "branch": {some_json(rng, 1)}}}'
+        stats = f'"benchmarks": [{{"name": "a", "stats": {{"mean": {number(rng)}, "rounds": {number(rng)}}}}}, {some_json(rng, 1)}]'
+        pytest = f'{{"datetime": "2025-01-01T00:00:00", "commit_info": {some_json(rng, 1)}, "machine_info": {some_json(rng, 1)}, {stats}}}'
+        whole = session(rng.choice(("2025-03-24 23:34:12", "9999-12-31 23:59:59", "0001-01-01 00:00:00", number(rng))), some_json(rng, 1))
+        name, made = rng.choice((("bench.jsonl", bench), ("pytest.json", pytest), ("unit_results.json", whole), ("x.json", some_json(rng))))
+        path = self._file(name, self._either(rng, made, [made.encode("utf-8", "surrogatepass")]))
+        return inside("history", "import", path, "--store", self.place / "h.db")
+
+    def store(self, rng: random.Random) -> Answer:
+        """Commands over a damaged store."""
+        data = self.corpus.store
+        for _ in range(rng.choice((1, 3, 30))):
+            at = rng.randrange(len(data))
+            data = data[:at] + bytes([rng.randrange(256)]) * rng.choice((1, 4, 64)) + data[at + rng.choice((1, 4, 64)) :]
+        data = rng.choice((data, data, data, data[: rng.randrange(len(data))], rng.choice(JUNK), b""))
+        path = self._file("h.db", data)
+        shutil.rmtree(self.place / "h.db-wal", ignore_errors=True)
+        if rng.random() < 0.3:
+            self._odd_cells(rng, path)
+        words: tuple[str | Path, ...] = rng.choice(
+            (
+                *(("runs",), ("show", "*"), ("show", "*", "--points"), ("trend", "*"), ("compare", "0123456", "0123457"), ("gate",)),
+                *(("export",), ("export", "--format", "csv"), ("export", "--format", "csv", "--points"), ("mark", "1", "--reason", "x")),
+                *(("calibrate", "*"), ("import", self._file("unit_results.json", session("2025-03-26 23:34:12", "3.5")))),
+            )
+        )
+        return inside("history", *words, "--store", path)
+
+    def _odd_cells(self, rng: random.Random, path: Path) -> None:
+        """A store that sqlite reads, with cells of another type."""
+        path.write_bytes(self.corpus.store)
+        column = rng.choice(
+            ("kind", "time", "name", "commit_id", "branch", "trusted", "passed", "machine", "source", "poisoned", "project")
+        )
+        value = rng.choice(("'x'", "x'ff'", "1e999", "-1", "9223372036854775807", "cast(x'eda080' as text)", "''", "'a' || char(0)"))
+        with sqlite3.connect(path) as base:
+            base.execute(
+                f"update runs set {column} = {value}" if rng.random() < 0.7 else f"update series set last = {value}, mark = {value}"
+            )
+        base.close()
+
+    def config(self, rng: random.Random) -> Answer:
+        """seatrial.toml."""
+        made = f"[run]\nloop = {some_json(rng, 1)}\nlevels = {some_json(rng, 1)}\n[{text(rng)}]\n{text(rng)} = {some_json(rng, 2)}\n"
+        path = self._file("seatrial.toml", self._either(rng, made, [CONFIG]))
+        return inside("config", "show", "--config", path)
+
+    def jobs(self, rng: random.Random) -> None:
+        """jobs.toml."""
+        from seatrial.cli.jobs_file import read_jobs
+
+        read_jobs(
+            self._file("jobs.toml", self._either(rng, f"[[jobs]]\nname = {some_json(rng, 1)}\ncomponents = [{some_json(rng)}]\n", [JOBS])),
+            8,
+            self.place,
+        )
+
+    def campaign(self, rng: random.Random) -> None:
+        """campaign.toml."""
+        from seatrial.cli.campaign_file import read_campaign
+
+        made = (
+            f'name = {some_json(rng, 1)}\n[[datasets]]\npath = "a.jsonl"\n[sampling]\nn = {number(rng)}\n[work]\nrepeats = {number(rng)}\n'
+        )
+        read_campaign(self._file("campaign.toml", self._either(rng, made, self.corpus.campaigns)), {}, [])
+
+    def replay(self, rng: random.Random) -> None:
+        """A bisect's log, git's and ours."""
+        from seatrial.regress.bisect.logs import journal
+
+        row = f'{{"number": {number(rng)}, "commit": "0123", "mark": "bad", "value": {number(rng)}, "{text(rng)}": {some_json(rng, 2)}}}\n'
+        journal.read(self._file("runs.jsonl", self._either(rng, row * 2, [row.encode("utf-8", "surrogatepass")])))
+
+    def junit(self, rng: random.Random) -> None:
+        """junit.xml of a pre-test."""
+        from seatrial.evidence.redact import Redactor
+        from seatrial.trial.sides import cleaned_cases
+
+        cleaned_cases(self._file("junit.xml", mutated(rng, rng.choice(self.corpus.reports))), Redactor({}))
+
+    def probe(self, rng: random.Random) -> Answer:
+        """`probe refit --facts`."""
+        made = "\n".join(
+            f'{{"fact": "{rng.choice(("refit", "sent", "weights", "seen", "step"))}", "{text(rng)}": {some_json(rng)}}}' for _ in range(4)
+        )
+        shutil.rmtree(self.place / "probe", ignore_errors=True)
+        path = self._file("facts.jsonl", self._either(rng, made, [self.corpus.facts]))
+        return inside("probe", "refit", "--facts", path, "--out", self.place / "probe")
+
+    def rollouts(self, rng: random.Random) -> Answer:
+        """`rollouts import`."""
+        shutil.rmtree(self.place / "campaign", ignore_errors=True)
+        made = f'{{"_ng_task_index": {number(rng)}, "_ng_rollout_index": {number(rng)}, "reward": {number(rng)}, "x": {some_json(rng)}}}\n'
+        path = self._file("rollouts.jsonl", self._either(rng, made * 2, [self.corpus.rollouts]))
+        options = ["--partial"] if rng.random() < 0.5 else []
+        return inside("rollouts", "import", rng.choice(("gym", "skills")), path, "--out", self.place / "campaign", *options)
+
+    def state(self, rng: random.Random) -> None:
+        """The state of test selection."""
+        from seatrial.regress.select import state
+
+        state.load(self._file("state.db", rng.choice((mutated(rng, self.corpus.store), rng.choice(JUNK)))), {"python": "3"})
+
+    def trial(self, rng: random.Random) -> Answer:
+        """trial.json and result.json, of `report` and `resume`."""
+        from report.trials import TRIALS, write_run
+        from seatrial.files import write_json
+
+        made = TRIALS[rng.choice(sorted(TRIALS))]()
+        run = self.place / "run"
+        shutil.rmtree(run, ignore_errors=True)
+        write_run(run, made)
+        write_json(run / "trial.json", made)
+        files = sorted(path for path in run.rglob("*") if path.is_file() and path.suffix in (".json", ".jsonl", ".log"))
+        for file in (run / "trial.json", rng.choice(files)) if rng.random() < 0.7 else (rng.choice(files),):
+            data = file.read_bytes()
+            file.write_bytes(data.replace(b'"toy"', b'"trl"') if rng.random() < 0.3 else mutated(rng, data.replace(b'"toy"', b'"trl"')))
+        return inside("report", run)
+
+    def tokens(self, rng: random.Random) -> None:
+        """train_data_step1.jsonl, as `localize` reads it."""
+        from seatrial.loops.nemo_rl.after.tokens import tokens
+
+        lists = ", ".join(
+            f'"{name}": [[{number(rng)}, {number(rng)}]]'
+            for name in ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs")
+        )
+        row = f'{{"input_lengths": [{number(rng)}], {lists}, "sample_loss_mask": [{number(rng)}], "rewards": [{number(rng)}]}}\n'
+        self._file("logs/exp_001/train_data_step1.jsonl", self._either(rng, row, [row.encode()]))
+        self._file("run.log", log(rng))
+        list(tokens(self.place))
+
+    def functional(self, rng: random.Random) -> None:
+        """The text of a functional script."""
+        from seatrial.regress.functional.asserts import read_asserted
+
+        read_asserted(
+            self._file(
+                "script.sh",
+                self._either(rng, f"uv run check_metrics.py {text(rng)} 'min(data[{text(rng)!r}]) > {number(rng)}'\n", [SCRIPT]),
+            ),
+            self.place,
+        )
+
+    def proofs(self, rng: random.Random) -> None:
+        """Import proofs and facts that probes leave."""
+        from seatrial.evidence.imports import read_imports
+        from seatrial.loops.facts import read_facts
+
+        row = f'{{"process": "worker", "package": "{text(rng)}", "method": "imported", "file": {some_json(rng, 1)}}}\n'
+        path = self._file("imports.jsonl", self._either(rng, row, [row.encode("utf-8", "surrogatepass")]))
+        read_facts(path)
+        read_imports(path)
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise HangError after so many seconds."""
+
+    def ring(*_: object) -> None:
+        raise HangError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def one(fuzzer: Fuzzer, seed: int, index: int) -> tuple[str, str | None]:
+    """Run one input: its target, and what is wrong with its end."""
+    rng = random.Random(f"{seed}:{index}")
+    target = rng.choice(fuzzer.targets)
+    try:
+        with limited(LIMIT_S):
+            answer = target(rng)
+    except (UserError, BlockedError):
+        return target.__name__, None
+    except HangError:
+        return target.__name__, f"more than {LIMIT_S} s"
+    except Exception:  # noqa: BLE001 - this is what is looked for
+        return target.__name__, traceback.format_exc()
+    return target.__name__, None if answer is None or answer.code in ALLOWED else f"exit code {answer.code}: {answer.err[-3000:]}"
+
+
+def fuzz(inputs: range, seed: int, place: Path, keep: Path | None = None) -> Iterator[Finding]:
+    """Run inputs; yields what ended otherwise than it may."""
+    fuzzer = Fuzzer(Corpus(), place)
+    for index in inputs:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        target, what = one(fuzzer, seed, index)
+        if what is not None:
+            kept = None if keep is None else Path(shutil.copytree(place, keep / f"{seed}-{index}-{target}", dirs_exist_ok=True))
+            yield Finding(index, target, what, kept)
+
+
+def main() -> int:
+    """The command for longer runs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, help="run this input alone")
+    parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "seatrial-fuzz", help="where offending inputs go")
+    given = parser.parse_args()
+    began, counts = time.monotonic(), Counter[str]()
+    inputs = range(given.inputs) if given.only is None else range(given.only, given.only + 1)
+    with tempfile.TemporaryDirectory(prefix="seatrial-fuzz-") as folder:
+        for found in fuzz(inputs, given.seed, Path(folder) / "in", given.keep):
+            counts[found.target] += 1
+            sys.stdout.write(f"--- seed {given.seed} input {found.index} ({found.target}), kept in {found.files}\n{found.what}\n")
+            sys.stdout.flush()
+    sys.stdout.write(
+        f"{len(inputs)} inputs of seed {given.seed} in {time.monotonic() - began:.0f} s: {sum(counts.values())} findings {dict(counts)}\n"
+    )
+    return 1 if counts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""What a sceptic got past the judge: supervised runs of TRL, wrong blame, and errors that a run survived in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seatrial.model.verdict import Boundary, Verdict
+from triage.runs import LOGS, judged
+from trial.made_runs import Run
+from trial.test_falsified import healthy, put, training
+
+KINDS: dict[str, Any] = {
+    "sft": lambda step: {"loss": 2.5 - step / 10 + step % 3 / 50, "mean_token_accuracy": 0.5 + step / 50, "num_tokens": 700.0 * step},
+    "dpo": lambda step: {"loss": 0.69 - step / 50, "rewards/margins": step / 90, "rewards/chosen": step / 200, "rewards/accuracies": 0.6},
+}
+
+
+def supervised(kind: str) -> Run:
+    run = healthy("trl")
+
+    def made(row: dict[str, Any]) -> dict[str, Any]:
+        if not training(row):
+            return row
+        step = int(row["step"])
+        return {**KINDS[kind](step), "grad_norm": 1 + step / 30, "learning_rate": 1e-5, "epoch": row["epoch"], "step": step}
+
+    return replace(run, rows=[made(row) for row in run.rows], printed=[made(row) for row in run.printed])
+
+
+@pytest.mark.parametrize("files", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_supervised_run_of_trl_needs_no_rewards(kind: str, files: bool, tmp_path: Path) -> None:
+    found = replace(supervised(kind), files=files).judge(tmp_path)
+    assert found.verdict is Verdict.PASS, found.reason
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("tag", "value"), [("loss", 0.0), ("grad_norm", 0.0), ("learning_rate", 0.0), ("loss", 1e8)])
+def test_a_falsified_supervised_run_is_no_pass(kind: str, tag: str, value: float, tmp_path: Path) -> None:
+    assert put(value, tag, when=lambda row: row["step"] >= 2)(supervised(kind)).judge(tmp_path).verdict is not Verdict.PASS
+
+
+def test_a_run_with_completions_still_needs_rewards(tmp_path: Path) -> None:
+    run = healthy("trl")
+    for rows in (run.rows, run.printed):
+        for row in rows:
+            for tag in [tag for tag in row if "reward" in tag]:
+                del row[tag]
+            row.update({"mean_token_accuracy": 0.5} if training(row) else {})
+    assert run.judge(tmp_path).verdict is not Verdict.PASS
+
+
+def test_a_learning_rate_of_zero_is_the_optimizers(tmp_path: Path) -> None:
+    found = put(0.0, "learning_rate")(healthy("trl")).judge(tmp_path)
+    assert (found.verdict, found.boundary) == (Verdict.BLOCKED, Boundary.OPTIMIZER)
+
+
+@pytest.mark.parametrize("loop", LOGS)
+@pytest.mark.parametrize(
+    "line", ["rank 3 died", "WARNING NaN in rewards, replaced by 0", "CUDA error: an illegal memory access was encountered"]
+)
+def test_one_line_of_a_lost_part_is_no_pass(loop: str, line: str, tmp_path: Path) -> None:
+    found = judged(loop, LOGS[loop](at={3: [line]}), tmp_path)
+    assert found.verdict is not Verdict.PASS
+    assert line in found.text
+
+
+@pytest.mark.parametrize("line", ["NaN in rewards will be replaced by 0", "no NaN in rewards, nothing replaced", "rank 3 is ready"])
+def test_what_is_not_lost_alarms_nobody(line: str, tmp_path: Path) -> None:
+    assert judged("trl", LOGS["trl"](at={3: [line]}), tmp_path).verdict is Verdict.PASS
