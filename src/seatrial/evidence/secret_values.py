@@ -74,7 +74,7 @@ _VALUE_KEYS = frozenset(["value", "default", "plaintext", "content", "data", "st
 NAMED = re.compile(
     r"[\s+|│>]*(?P<item>-\s+|\{\s*)?(?:\\*[\"'])?(?:name|key|Name|Key|variable|header)(?:\\*[\"'])?\s*[:=]\s*(?:\\*[\"'])?(?P<name>[\w.-]{2,128})(?:\\*[\"'])?\s*,?\s*$"
 )
-LATE_VALUE = re.compile(
+VALUE_LINE = re.compile(
     r"(?P<before>[\s+|│>-]*(?:\{\s*)?(?:\\*[\"'])?(?:value|Value|content|default|string)(?:\\*[\"'])?\s*[:=]\s*)(?:\"[^\"\n]*\"?|'[^'\n]*'?|\\+\"[^\n]*\\+\"|(?!\[redacted)[^\s,].*?)(?=,?\s*$)"
 )  # fmt: skip
 _NAMED_ANYWHERE = re.compile(
@@ -94,9 +94,6 @@ _NETRC = re.compile(r"^\W*(?:machine\s+\S+|default|login\s+\S+)\s*$")
 _NETRC_SECRET = re.compile(r"^(?P<before>\W*(?:password|passwd|account)\s+)(?!\[redacted)(?P<value>\S+)(?=\s*$)")
 _ONE_WORD = re.compile(r"^(?P<before>[\s+|│>-]*+)(?!\[redacted)\S+(?=\s*$)")
 _PROSE = re.compile(r"[A-Za-z]{1,20}[.:!?]?")
-_SECRET_MANIFEST = re.compile(r"^\W*[\"']?kind[\"']?\s*:\s*[\"']?(?:Sealed|External)?Secret\b")
-_SECRET_DATA = re.compile(r"^(?P<indent>\W*)[\"']?(?:data|stringData|encryptedData)[\"']?\s*:\s*\{?\s*$")
-_ENTRY = re.compile(r"^(?P<before>(?P<indent>\W*?)[\"']?[\w./-]+[\"']?\s*:\s*)(?!\[redacted)(?P<value>\S.*?)(?=,?\s*$)")
 
 
 def is_plain(value: str) -> bool:
@@ -124,6 +121,11 @@ def value_is_secret(value: str, name: str, says: Says) -> bool:
 def _same(value: str, name: str) -> bool:
     one, other = (text.lower().replace("-", "_").strip("_.$") for text in (value.removeprefix("self."), name))
     return one == other or (len(one) >= 3 and other.endswith(f"_{one}"))
+
+
+def is_program_secret(literal: str) -> bool:
+    """Whether a literal of a program, named by a secret, may be one: `changeme` and `your-key` are none."""
+    return _FILLER.fullmatch(literal) is None
 
 
 def mapping_secret(value: str, name: str) -> bool:
@@ -315,14 +317,13 @@ def _span(text: str, begin: int, end: int) -> tuple[int, int, bool] | None:
 
 
 class OpenNames:
-    """Names whose value stands on a later line: `password:` and the value below, `name: X` and `value: y`, .netrc, Secrets."""
+    """Names whose value stands on a later line: `password:` and the value below, `name: X` and `value: y`, .netrc."""
 
     def __init__(self) -> None:
         self._name, self._says, self._indent, self._left, self._block = "", Says.NOTHING, 0, 0, False
         self._quoted = self._config = self._brace = self._alone = False
         self._beside, self._beside_left = "", 0
         self._netrc, self._netrc_below = 0, False
-        self._manifest = self._data = -1
 
     def line(self, line: str, cleared: str, *, program: bool, stem: bool = True) -> str:
         """`cleared`, the line as it is by itself, without the values that earlier lines have named; remembers what it names."""
@@ -332,7 +333,6 @@ class OpenNames:
             and not self._beside_left
             and not self._netrc
             and not self._alone
-            and self._manifest < 0
             and "mach" not in line
             and "ogin" not in line
         ):
@@ -367,8 +367,6 @@ class OpenNames:
             and not is_plain(found["value"])
         ):
             cleared = f"{found['before']}[redacted:netrc-password]{cleared[found.end() :]}"
-        if self._manifest >= 0 or "Secret" in line:
-            cleared = self._manifest_line(line, cleared)
         self._remember(line)
         return cleared
 
@@ -408,21 +406,6 @@ class OpenNames:
             return cleared
         at = line.find(content, payload_at)
         return f"{line[:at]}[redacted:{self._name}]{line[at + len(content) :]}" if at >= 0 else cleared
-
-    def _manifest_line(self, line: str, cleared: str) -> str:
-        """In a Kubernetes Secret every entry of its data is a secret."""
-        if _SECRET_MANIFEST.match(line):
-            self._manifest, self._data = 60, -1
-            return cleared
-        self._manifest -= 1
-        if found := _SECRET_DATA.match(line):
-            self._data = len(found["indent"])
-        elif self._data >= 0 and line.strip() and (entry := _ENTRY.match(cleared)):
-            if len(entry["indent"]) <= self._data:
-                self._data = -1
-            elif not is_plain(entry["value"]):
-                return f"{entry['before']}[redacted:secret-data]{cleared[entry.end() :]}"
-        return cleared
 
     def _remember(self, line: str) -> None:
         if ("machine" in line or "login" in line or "default" in line) and _NETRC.match(line):
