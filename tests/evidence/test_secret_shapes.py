@@ -16,6 +16,7 @@ from seatrial.model.errors import UserError
 
 from .attacks import ATTACKS
 from .conftest import MakeRepo, put, run_git
+from .harmless import RL_LINES
 from .shapes import B62, DUMPS, HARMLESS, OPENSSH, PLAIN_PW, ROWS, SHAPES
 
 PLAIN = Redactor({})
@@ -74,13 +75,14 @@ def test_a_shape_that_was_tried_afterwards_goes(name: str, text: str, secret: st
     assert not leaks(streamed([f"(W pid=1) {row}" for row in text.split("\n")]), (secret,))
 
 
-@pytest.mark.parametrize("text", HARMLESS)
+@pytest.mark.parametrize("text", [*HARMLESS, *RL_LINES])
 def test_harmless_text_stays(text: str) -> None:
     assert PLAIN.text(text) == text
     assert streamed(text.split("\n")) == text
     assert PLAIN.value([text]) == [text]
-    rows = [PREFIXES[1] + row for row in text.split("\n")]
-    assert streamed(rows) == "\n".join(rows)
+    for prefix in (*PREFIXES, "+"):
+        rows = [prefix + row for row in text.split("\n")]
+        assert streamed(rows) == PLAIN.text("\n".join(rows)) == "\n".join(rows)
 
 
 def test_the_evidence_of_a_checkout_holds_no_secret(make_repo: MakeRepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

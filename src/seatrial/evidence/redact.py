@@ -36,6 +36,8 @@ _ASCII_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _SOURCE_FOLLOWS = re.compile(r"^\s*File \"[^\"]+\", line \d+|^\s*File \"[^\"]+\", line \d+, in|\bFile \"[^\"]+\", line \d+, in \S+\s*$")
 
 _COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]")
+_CHANGED = re.compile(r"(\[redacted:[\w.-]+\]\"\s*->\s*\")(?!\[redacted)[^\"\n]+(\")")
+"""What a Terraform plan shows of a secret that changes."""
 _LITERAL = re.compile(r"\"(?:\\.|[^\"\\\n])*(?:\"|$)|'(?:\\.|[^'\\\n])*(?:'|$)|[^\"']+")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
 _ESCAPED = re.compile(r"\\[nrtux\"']")
@@ -180,6 +182,8 @@ class Redactor:
         if stem:
             text = secret_shapes.pairs(text, mapping_secret)
             text = assignments(text, _lowered(text), program)
+            if "->" in text and "[redacted" in text:
+                text = _CHANGED.sub(r"\1[redacted:changed]\2", text)
         return text, stem
 
     def _known(self, text: str) -> str:

@@ -412,12 +412,14 @@ def _indent(line: str) -> int:
 
 
 _FIELD = r"[\"']?[A-Za-z_][\w.-]{0,63}[\"']?"
+_TITLE = r"[\"']?[A-Za-z_][\w.-]{0,30}(?: [\w.()-]{1,30}){0,3}[\"']?"
 _HEADS = (
     (",", re.compile(rf"\s*{_FIELD}(?:\s?,\s?{_FIELD})+\s*$")),
     (";", re.compile(rf"\s*{_FIELD}(?:\s?;\s?{_FIELD})+\s*$")),
     ("|", re.compile(rf"\s*[|│┃]?\s*{_FIELD}(?:\s*[|│┃]\s*{_FIELD})+\s*[|│┃]?\s*$")),
     ("\t", re.compile(rf"\s*{_FIELD}(?:\t\s*{_FIELD})+\s*$")),
     (" ", re.compile(rf"\s*{_FIELD}(?:[ \t]{{2,}}{_FIELD})+\s*$")),
+    (",", re.compile(rf"\s*{_TITLE}(?:,{_TITLE})+\s*$")),
 )
 _CELLS = {
     ",": re.compile(r"\s*(\"(?:[^\"]|\"\")*\"|'[^']*'|[^,]*?)\s*(?:,|$)"),
@@ -439,6 +441,7 @@ class _Tables:
     def __init__(self) -> None:
         self._columns: dict[int, tuple[str, Says]] = {}
         self._separator, self._fields, self._left, self._misses = "", 0, 0, 0
+        self._unruled = False
 
     @property
     def open(self) -> bool:
@@ -463,8 +466,7 @@ class _Tables:
                 continue
             names = [name.strip(_QUOTES) for name, _ in _cells(body, separator)]
             found = _secret_columns(names)
-            if separator == " " and not (all(name.isupper() for name in names) or body[:1] == " "):
-                found = {}
+            self._unruled = separator == " " and not (all(name.isupper() for name in names) or body[:1] == " ")
             if found:
                 self._columns, self._separator, self._fields = found, separator, len(names)
                 self._left, self._misses = _LONGEST_TABLE, 0
@@ -473,7 +475,11 @@ class _Tables:
     def _row(self, body: str, cleared: str, program: bool) -> str | None:
         self._left -= 1
         if _RULE.fullmatch(body):
+            self._unruled = False
             return cleared
+        if self._unruled:  # a line of words; a header has a rule below
+            self._columns = {}
+            return None
         cells = _cells(cleared, self._separator)
         shift = 1 if len(cells) == self._fields + 1 and self._separator == " " else 0
         if len(cells) - shift != self._fields or self._left < 0:

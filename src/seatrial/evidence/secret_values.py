@@ -25,12 +25,13 @@ _BETWEEN = re.compile(
     rf"{_SPACE}{_ANSI_GAP}(?:%22|%27|&quot;|&#3[49];|[&!][A-Za-z][\w!.-]{{0,40}}[ \t]+)?"
 )
 _BETWEEN_FLAG = re.compile(r"(?:\\*[\"'])?\s*[,\s=]\s*")
-_BETWEEN_PAIR = re.compile(r"\\*[\"'][ \t]{0,8},[ \t]{0,8}(?=[bruf]?\\*[\"'])")
+_BETWEEN_PAIR = re.compile(r"\\*[\"'][ \t]{0,8},[ \t]{0,40}(?=[bruf]?\\*[\"'])")
 _BETWEEN_CALL = re.compile(r"\([ \t]*(?=[bru]?\\*[\"'])")
 _BETWEEN_COLUMNS = re.compile(r"[ \t]{0,60}[|│┃][ \t]{0,8}|\t+[ \t]*|[ \t]{2,60}")
 _BETWEEN_LOOSE = re.compile(
-    r"(?:\\*[\"'`])?(?:[ \t]+(?:is|was|for [\w.-]{1,40}(?: [\w.-]{1,40})?|of [\w.-]{1,40})[ \t]{0,4}:?[ \t]{0,4}|[ \t]+(?:-[\w]{1,3}[ \t]+)?|,[ \t]{0,4}|\t+)"
+    r"(?:\\*[\"'`])?(?:[ \t]+(?:is|was|set to|changed to|lautet|ist|for [\w.-]{1,40}(?: [\w.-]{1,40})?|of [\w.-]{1,40})[ \t]{0,4}:?[ \t]{0,4}|[ \t]+(?:-[\w]{1,3}[ \t]+)?|,[ \t]{0,4}|\t+)"
 )
+_BETWEEN_WORDS = re.compile(r"[ \t]+(?:is |was |set to |lautet )?(?=[\"'])")
 _STRING = r"[bruf]{0,2}\"(?:\\.|[^\"\\\n])*\"|[bruf]{0,2}'(?:\\.|[^'\\\n])*'"
 _VALUE = re.compile(
     rf"(?P<string>(?:{_STRING})(?:[ \t]{{0,8}}[+.]?[ \t]{{0,8}}(?:{_STRING}))*)"
@@ -190,13 +191,20 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
     between = _BETWEEN.match(text, end)
     if between is None and flag:
         between = _BETWEEN_FLAG.match(text, end)
+        if between and "," in between[0] and between[0][0] in "\"'" and text[between.end() : between.end() + 1] not in ("\\", '"', "'"):
+            return None  # `add_argument("--token", type=str)`: the next argument is none of the command line
     if between is None:
         pair = True
         between = _BETWEEN_PAIR.match(text, end)
-        if between is None and says is Says.STRONG and not program and name.isupper():
+        if between is None and says is Says.STRONG and not program and (name.isupper() or "." in name.strip(".")):
             between = _BETWEEN_COLUMNS.match(text, end)
     if between is None and (text[start] == "." or name.rpartition(".")[2].lower().startswith(("set", "with"))):
         between = _BETWEEN_CALL.match(text, end)
+    if between is None and not program and says is Says.STRONG:
+        between = _BETWEEN_WORDS.match(text, end)
+        if between and not _near_quoted(text, between.end(), name):
+            between = None
+        pair = pair and between is None
     if between is None and not program and (between := _BETWEEN_LOOSE.match(text, end)) and not _near(text, between.end(), name, says):
         return None
     if not between:
@@ -237,8 +245,29 @@ def _near(text: str, begin: int, name: str, says: Says) -> bool:
     if name.lower().endswith("authorization"):
         return _SCHEME.match(text, begin) is not None and looks_random(text[begin : begin + _LONGEST_PEEK])
     mixed = len(word) >= 8 and any(c.isdigit() for c in word) and any(c.isalpha() for c in word)
-    odd = "/" in word or ":" in word or "=" in word or word.isupper() or word.startswith(("-", "<", "{", "["))
-    return mixed and not odd and " " not in word and (says is Says.STRONG or looks_random(word)) and says_secret(word) is Says.NOTHING
+    odd = (
+        ("/" in word and not (len(word) >= 32 and "." not in word and not _PATH.match(word)))
+        or ":" in word
+        or "=" in word
+        or word.isupper()
+        or word.startswith(("-", "<", "{", "["))
+    )
+    return (
+        mixed
+        and not odd
+        and " " not in word
+        and (says is Says.STRONG or looks_random(word))
+        and (len(word) >= 32 or says_secret(word) is Says.NOTHING)
+    )
+
+
+def _near_quoted(text: str, begin: int, name: str) -> bool:
+    """Whether a quoted string behind a name is its value: any behind `password`, behind others what looks like a credential."""
+    span = _span(text, begin, begin + _LONGEST_PEEK)
+    content = text[slice(*span[:2])] if span and span[2] else ""
+    if len(content) < 6 or _FILLER.fullmatch(content) or says_secret(content) is not Says.NOTHING:
+        return False
+    return looks_random(content) or (says_password(name) and not name[:1].isupper())
 
 
 def _worth(content: str, name: str) -> bool:
@@ -353,7 +382,8 @@ class OpenNames:
                 self._beside_left = 0
         if self._alone and "input_value=" in cleared:  # pydantic: the field, then what it was given
             cleared = _INPUT_VALUE.sub(r"\1[redacted:input]", cleared)
-        self._alone = says_secret(line.strip()) is Says.STRONG if _ALONE.fullmatch(line.strip()) else False
+        alone = line.strip(_MARKS + "\r\n")
+        self._alone = says_secret(alone) is Says.STRONG if _ALONE.fullmatch(alone) else False
         if self._netrc:
             self._netrc -= 1
             if self._netrc_below and (word := _ONE_WORD.match(cleared)):
