@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from seatrial.evidence import secret_shapes
 from seatrial.evidence.key_blocks import MARK, KeyBlocks, spans
 from seatrial.evidence.key_dumps import KeyDumps
+from seatrial.evidence.plain_lines import Needs, PlainLines
 from seatrial.evidence.secret_blocks import Ahead, SecretBlocks, look_ahead, table_columns
 from seatrial.evidence.secret_values import OpenNames, assignments, is_plain, mapping_secret, stamps, value_is_secret
 from seatrial.files import write_bytes
@@ -84,6 +85,7 @@ class Redactor:
                     found.setdefault(spelling, name)
         # Longest first: a secret that contains another one must not leave its other half behind.
         self._values = sorted(found.items(), key=lambda item: -len(item[0]))
+        self._plain = PlainLines(found)
 
     def text(self, text: str) -> str:
         """`text` without secrets; the number of lines stays the same."""
@@ -174,6 +176,14 @@ class Redactor:
         if cleared != text:
             write_bytes(path, cleared.encode("utf-8", "surrogateescape"))
 
+    def has_nothing(self, line: str) -> bool:
+        """Whether a line by itself evidently has no secret and names none."""
+        needs = self._plain.needs(line)
+        if needs is not Needs.TOKENS:
+            return needs is Needs.NOTHING
+        plain = _COLOUR.sub("", line) if "\x1b" in line else line
+        return secret_shapes.tokens(plain) == plain
+
     def piece(self, text: str, *, program: bool) -> tuple[str, bool]:
         """One line without regard to its neighbours, which `lines` follows; and whether it holds a word that says secret."""
         lowered = _lowered(text)
@@ -240,6 +250,7 @@ class RedactingLines:
         self._program = program
         self._depth = depth
         self._source = False
+        self._open = False
         self._keys = KeyBlocks()
         self._dumps = KeyDumps()
         self._names = OpenNames()
@@ -247,8 +258,13 @@ class RedactingLines:
 
     def line(self, line: str) -> str:
         """One line, with or without its newline, without secrets; one that has none keeps its colours."""
+        if not self._open and self._redactor.has_nothing(line):
+            self._source = _begins_source(line)
+            self._blocks.skip(line)
+            return line
         plain = _COLOUR.sub("", line) if "\x1b" in line else line
         cleared = self._line(plain)
+        self._open = self._keys.open or self._dumps.open or self._names.open or self._blocks.open
         return line if cleared == plain else cleared
 
     def _line(self, line: str) -> str:
@@ -259,13 +275,18 @@ class RedactingLines:
         begin = stamps(line.rstrip("\r\n"))
         line = self._keys.row(self._dumps.line(self._redactor.literals(line, self._depth) if "\\" in line else line, begin))
         program = self._program or self._source
-        self._source = "File " in line and _SOURCE_FOLLOWS.search(line) is not None
+        self._source = _begins_source(line)
         cleared, stem = self._redactor.piece(line, program=program)
         cleared = self._names.line(line, cleared, program=program, stem=stem)
         return self._blocks.line(line, cleared, program=program)
 
     def _piece(self, text: str) -> str:
         return self._redactor.piece(text, program=self._program)[0]
+
+
+def _begins_source(line: str) -> bool:
+    """Whether the next line of a traceback is one of a program."""
+    return "File " in line and _SOURCE_FOLLOWS.search(line) is not None
 
 
 def _lowered(text: str) -> str:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from seatrial.evidence.key_blocks import ANSI
 from seatrial.evidence.secret_values import NAMED, VALUE_LINE, is_plain, is_program_secret, stamps, value_is_secret
 from seatrial.model.secret_names import Says, has_stem, looks_random, says_secret
 
@@ -227,13 +228,16 @@ class SecretBlocks:
         return f"{cleared[: found.end('before')]}[redacted:{name}]{cleared[found.end() :]}"
 
     def _item_start(self) -> bool:
-        before = self._before.rstrip()
-        before = before[stamps(before) :]
+        before = self._line_before().rstrip()
         return bool(before) and _ITEM_START.match(before) is not None
 
     def _sibling(self) -> bool:
         """Whether the line before is one of the same mapping, or the one that opened it."""
-        return _YAML_LINE.match(self._before[stamps(self._before) :].lstrip(_MARKS)) is not None
+        return _YAML_LINE.match(self._line_before().lstrip(_MARKS)) is not None
+
+    def _line_before(self) -> str:
+        before = ANSI.sub("", self._before) if "\x1b" in self._before else self._before
+        return before[stamps(before.rstrip("\r\n")) :]
 
     def _manifest(self, body: str, cleared: str) -> str:
         if "Secret" in body and "kind" in body and _SECRET_OBJECT.search(body):

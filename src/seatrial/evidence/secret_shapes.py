@@ -204,7 +204,9 @@ def _stemless(rules: tuple[Compiled, ...]) -> tuple[Compiled, ...]:
 
 _TOKEN_RULES, _COMMAND_RULES, _CONTEXT_RULES = _compiled(_TOKENS), _compiled(_COMMANDS), _compiled(_CONTEXT, small=True)
 _STEMLESS_RULES = _stemless(_CONTEXT_RULES)
-_STEMLESS_LITERALS = tuple(dict.fromkeys(literal for literals, *_ in _STEMLESS_RULES for literal in literals))
+STEMLESS_LITERALS = tuple(dict.fromkeys(literal for literals, *_ in _STEMLESS_RULES for literal in literals))
+_GENERAL = (".", "_", "-")
+"""Literals that say nothing; the patterns of their rules ask for any digits."""
 _RUN = re.compile(r"(?a:\b[\w-]{16,})")
 _NO_TOKEN = re.compile(r"[a-z_-]+|\d+(?:e-?\d+)?|[A-Za-z_-]{16,19}")
 _PREFIXES = ("$", "{S", "{C", "ervices/", "ebhook")
@@ -248,7 +250,7 @@ _VALUE_GROUPS = ("a", "b", "c", "d")
 
 def tokens(text: str) -> str:
     """`text` without tokens of known shapes and credentials in URLs: what is a secret wherever it stands."""
-    if len(text) >= 20 and _may_hold_token(text):
+    if len(text) >= 20 and may_hold_token(text):
         text = _applied(_TOKEN_RULES, text, text)
     if "@" in text and ("://" in text or ":\\/\\/" in text or ":__" in text):
         text = _URL.sub(_without_credentials, text)
@@ -256,12 +258,22 @@ def tokens(text: str) -> str:
     return text
 
 
-def _may_hold_token(text: str) -> bool:
+def may_hold_token(text: str) -> bool:
+    """Whether a text has a run or a prefix that a token needs."""
     for run in _RUN.findall(text):
         if len(run) > 64 or _may_be_token(run):
             return True
     for prefix in _PREFIXES:  # noqa: SIM110 - a generator takes three times as long
         if prefix in text:
+            return True
+    return False
+
+
+def may_be_in_word(word: str, zeros: dict[int, int]) -> bool:
+    """Whether a rule for tokens may match within a word whose digits are zeros; `zeros` makes them so."""
+    for literals, _, pattern in _TOKEN_RULES:
+        general = all(literal in _GENERAL for literal in literals)
+        if pattern.search(word) if general else any(literal.translate(zeros) in word for literal in literals):
             return True
     return False
 
@@ -280,7 +292,7 @@ def contexts(text: str, lowered: str, stem: bool) -> str:
         text = _applied(_COMMAND_RULES, text, text)
     if stem:
         return _applied(_CONTEXT_RULES, text, lowered)
-    for literal in _STEMLESS_LITERALS:
+    for literal in STEMLESS_LITERALS:
         if literal in lowered:
             return _applied(_STEMLESS_RULES, text, lowered)
     return text

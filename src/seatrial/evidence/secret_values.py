@@ -17,7 +17,7 @@ _STEM = re.compile("|".join(re.escape(literal.strip("_:=")) for literal in STEM_
 _NAME_END = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 _NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 _LONGEST_NAME = 128
-_LONGEST_PEEK = 1024
+_LONGEST_PEEK, _LONGEST_WORD = 1024, 200
 _SPACE = r"[ \t]{0,60}"
 _ANSI_GAP = r"(?:\x1b\[[0-9;]*m)*"
 _BETWEEN = re.compile(
@@ -222,7 +222,8 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
     if text[begin : begin + 1] in ("{", "[", "(") and says is Says.STRONG:
         return _bracketed(text, begin) if not program or _LITERAL_FIRST.match(text, begin) else None
     # Its beginning decides, so that a line that is one long value is not read again for every name in it.
-    first = _span(text, begin, begin + _LONGEST_PEEK)
+    quoted = text[begin : begin + 1] in ("\\", '"', "'") or text[begin + 1 : begin + 2] in ('"', "'")
+    first = _span(text, begin, begin + (_LONGEST_PEEK if quoted else _LONGEST_WORD))
     if first is None:
         return None
     content = text[slice(*first[:2])]
@@ -354,17 +355,14 @@ class OpenNames:
         self._beside, self._beside_left = "", 0
         self._netrc, self._netrc_below = 0, False
 
+    @property
+    def open(self) -> bool:
+        """Whether an earlier line decides about the next one."""
+        return bool(self._left or self._beside_left or self._netrc or self._alone)
+
     def line(self, line: str, cleared: str, *, program: bool, stem: bool = True) -> str:
         """`cleared`, the line as it is by itself, without the values that earlier lines have named; remembers what it names."""
-        if (
-            not stem
-            and not self._left
-            and not self._beside_left
-            and not self._netrc
-            and not self._alone
-            and "mach" not in line
-            and "ogin" not in line
-        ):
+        if not stem and not self.open and "mach" not in line and "ogin" not in line:
             return cleared
         at = stamps(line)
         return cleared[:at] + self._line(line[at:], cleared[at:], program)
