@@ -8,6 +8,7 @@ Secrets are put together here so that no scanner takes this file for a leak.
 from __future__ import annotations
 
 import base64
+import json
 
 PW = "Tr0ub4dor" + "&3xyzzy"
 PLAIN_PW = "hunter2" + "hunter9"
@@ -54,6 +55,8 @@ PUTTY = "\n".join(
 )
 ESCAPED = PEM.replace("\n", "\\n") + "\\n"
 WRAPPED = base64.b64encode(PEM.encode()).decode()
+_C = B62[:24]
+_B64 = base64.b64encode(PLAIN_PW.encode()).decode()
 _ROW_PARTS = PEM_ROWS
 _SSH_PARTS = ROWS
 
@@ -215,7 +218,170 @@ SHAPES: list[tuple[str, str, tuple[str, ...]]] = [
     ("json nested", f'{{"db": {{"creds": {{"password": "{WORDS}"}}}}}}', (WORDS,)),
     ("json escaped", f'{{\\"password\\": \\"{WORDS}\\"}}', (WORDS,)),
     ("jwk", f'{{"kty": "RSA", "d": "{B62}"}}', (B62,)),
+    # tried in November 2026, and leaked then
+    ("aws text output",f"ACCESSKEY\tAKIA{'QWERTYUIOPASDFGH'}\t2026-11-18T00:00:00+00:00\t{AWS}\tActive\tbob",(AWS,)),
+    ("aws csv download",f"Access key ID,Secret access key\nAKIA{'QWERTYUIOPASDFGH'},{AWS}",(AWS,)),
+    ("aws csv new user",f"User name,Password,Console login link\nbob,{PW},https://x.signin.aws.amazon.com/console",(PW,)),
+    ("spark s3a conf",f"spark.hadoop.fs.s3a.secret.key    {AWS}",(AWS,)),
+    ("aws env in ecs log",f"environment variable AWS_SECRET_ACCESS_KEY set to {AWS}",(AWS,)),
+    ("minio",f"mc alias set local http://minio:9000 admin {PW}",(PW,)),
+    ("azure sp table",f"AppId                                 DisplayName    Password                                  Tenant\n------------------------------------  -------------  ----------------------------------------  ------------\n00000000-1111-2222-3333-444444444444  x              q8Q~{_C}  t",(_C,)),
+    ("azure keys list",json.dumps([{"keyName":"key1","permissions":"FULL","value":(_C*4)[:86]+"=="}],indent=2),(_C,)),
+    ("hf hub login prompt",f"Enter your token (input will not be visible): {_C}{_C[:8]}",(_C,)),
+    ("wandb prompt",f"wandb: Paste an API key from your profile and hit enter: {HEX40}",(HEX40,)),
+    ("wandb login kw",f"wandb.login(host='https://x', key='{HEX40}', relogin=True)",(HEX40,)),
+    ("cohere",f"co = cohere.Client('{_C}{_C[:16]}')",(_C,)),
+    ("fireworks","fw_"+_C,(_C,)),
+    ("kaggle",json.dumps({"username":"bob","key":HEX32}),(HEX32,)),
+    ("lambda labs",f"curl -u secret_box_{_C}: https://cloud.lambdalabs.com/api",(_C,)),
+    ("pinecone","pcsk_"+_C+"_"+_C,(_C,)),
+    ("supabase","sbp_"+HEX32+"a1b2c3d4",(HEX32,)),
+    ("gha add-mask",f"::add-mask::{PLAIN_PW}",(PLAIN_PW,)),
+    ("gha set-output",f"::set-output name=token::{_C}",(_C,)),
+    ("yarnrc",f"npmRegistries:\n  \"https://r.x\":\n    npmAuthToken: \"{_C}\"\n    npmAuthIdent: \"bob:{PLAIN_PW}\"",(_C,PLAIN_PW)),
+    ("docker imagepull secret",f".dockerconfigjson: {base64.b64encode(json.dumps({'auths':{'x':{'auth':B64PW}}}).encode()).decode()}",(base64.b64encode(json.dumps({'auths':{'x':{'auth':B64PW}}}).encode()).decode()[8:],)),
+    ("dnssec key",f"secret \"{_C}{_C}==\";",(_C,)),
+    ("pgpass many",f"# host:port:db:user:pw\nlocalhost:5432:*:bob:{PLAIN_PW}\ndb.x:6543:prod:amy:{PW}",(PLAIN_PW,PW)),
+    ("netrc quoted",f'machine h login bob password "{WORDS}"',(WORDS,)),
+    ("composer auth",json.dumps({"github-oauth":{"github.com":_C},"http-basic":{"r.x":{"username":"b","password":PLAIN_PW}}},indent=1),(_C,PLAIN_PW)),
+    ("composer oauth line",f"\"github-oauth\": {{\"github.com\": \"{_C}\"}}",(_C,)),
+    ("tf plan sensitive change",f"      ~ secret_string = \"{PLAIN_PW}\" -> \"{PW}\"",(PLAIN_PW,PW)),
+    ("redis acl",f"ACL SETUSER bob on >{PLAIN_PW} ~* +@all",(PLAIN_PW,)),
+    ("ldap conf",f"bindpw {PLAIN_PW}",(PLAIN_PW,)),
+    ("openvpn auth",f"<auth-user-pass>\nbob\n{PLAIN_PW}\n</auth-user-pass>",(PLAIN_PW,)),
+    ("xrdp",f"rdesktop -u bob -p {PLAIN_PW} host",(PLAIN_PW,)),
+    ("curl cert",f"curl --cert client.pem:{PLAIN_PW} https://h",(PLAIN_PW,)),
+    ("curl -E",f"curl -E client.p12:{PLAIN_PW} https://h",(PLAIN_PW,)),
+    ("ncftp",f"ncftpput -u bob -p {PLAIN_PW} h /r f",(PLAIN_PW,)),
+    ("vault write",f"vault write secret/x value={PLAIN_PW}",(PLAIN_PW,)),
+    ("vault unseal",f"Unseal Key 1: {_C}{_C[:20]}=\nInitial Root Token: s.{_C}",(_C,)),
+    ("pass insert",f"echo '{PLAIN_PW}' | pass insert -e x",(PLAIN_PW,)),
+    ("security keychain",f"security add-generic-password -a bob -s x -w {PLAIN_PW}",(PLAIN_PW,)),
+    ("secret-tool",f"printf '{PLAIN_PW}' | secret-tool store --label=x k v",(PLAIN_PW,)),
+    ("keyring set",f"keyring.set_password('x', 'bob', '{PLAIN_PW}')",(PLAIN_PW,)),
+    ("cryptsetup",f"echo -n '{PLAIN_PW}' | cryptsetup luksOpen /dev/sda x -",(PLAIN_PW,)),
+    ("mkpasswd",f"mkpasswd -m sha-512 {PLAIN_PW}",(PLAIN_PW,)),
+    ("chpasswd here",f"chpasswd <<< 'bob:{PLAIN_PW}'",(PLAIN_PW,)),
+    ("telegram url",f"https://api.telegram.org/bot123456789:AA{_C}{_C[:9]}/sendMessage",(_C,)),
+    ("jdbc oracle",f"jdbc:oracle:thin:bob/{PLAIN_PW}@//h:1521/x",(PLAIN_PW,)),
+    ("jdbc sqlserver",f"jdbc:sqlserver://h;databaseName=x;user=sa;password={{{PW}}};",(PW,)),
+    ("sip",f"sip:bob:{PLAIN_PW}@h",(PLAIN_PW,)),
+    ("checkout url dir",f"Cloning into 'https:__bob:{PLAIN_PW}@github.com'",(PLAIN_PW,)),
+    ("sentence de",f"Das Passwort lautet {PLAIN_PW}",(PLAIN_PW,)),
+    ("sentence quoted",f"using password \"{WORDS}\" for bob",(WORDS,)),
+    ("sentence cred pair",f"credentials: bob / {PLAIN_PW}",(PLAIN_PW,)),
+    ("slash pair",f"Default login: admin/{PLAIN_PW}",(PLAIN_PW,)),
+    ("pin","PIN: 839201",("839201",)),
+    ("seed phrase","seed phrase: legal winner thank year wave sausage worth useful",("wave sausage",)),
+    ("wp config",f"define( 'AUTH_KEY',         '{_C}' );\ndefine( 'DB_PASSWORD', '{PLAIN_PW}' );",(_C,PLAIN_PW)),
+    ("ssm put",f"aws ssm put-parameter --name /x/db_password --value {PLAIN_PW} --type SecureString",(PLAIN_PW,)),
+    ("secretsmanager put",f"aws secretsmanager create-secret --name x --secret-string '{{\"p\":\"{PLAIN_PW}\"}}'",(PLAIN_PW,)),
+    ("gcloud secrets",f"printf '{PLAIN_PW}' | gcloud secrets create x --data-file=-",(PLAIN_PW,)),
+    ("az keyvault",f"az keyvault secret set --vault-name v --name x --value '{PLAIN_PW}'",(PLAIN_PW,)),
+    ("wrangler",f"echo {PLAIN_PW} | wrangler secret put KEY",(PLAIN_PW,)),
+    # blocks: the name stands on another line than the value
+    ("xml secret, value below", f"<secret>\n  <value>{PLAIN_PW}</value>\n</secret>", (PLAIN_PW,)),
+    ("xml secret, name and value below", f"<secret>\n  <name>db</name>\n  <value>{PLAIN_PW}</value>\n</secret>", (PLAIN_PW,)),
+    ("xml secret with attributes", f'<secret name="db" type="x">\n  <description>of it</description>\n  <value>{PLAIN_PW}</value>\n</secret>', (PLAIN_PW,)),
+    ("xml secret, value in lines", f"<secret>\n  <value>\n    {PLAIN_PW}\n  </value>\n</secret>", (PLAIN_PW,)),
+    ("xml credentials", f"<credentials>\n  <username>bob</username>\n  <secretText>\n  {PLAIN_PW}\n</secretText></credentials>", (PLAIN_PW,)),
+    ("xml cdata below", f"<password>\n<value><![CDATA[{PLAIN_PW}]]></value>\n</password>", (PLAIN_PW,)),
+    ("xml named property", f'<property name="db.password">\n  <value>{PLAIN_PW}</value>\n</property>', (PLAIN_PW,)),
+    ("xml entry", f'<entry key="db.password">\n  {PLAIN_PW}\n</entry>', (PLAIN_PW,)),
+    ("xml value before name", f"<property>\n  <value>{PLAIN_PW}</value>\n  <name>db.password</name>\n</property>", (PLAIN_PW,)),
+    ("hcl secret on one line", f'secret {{ value = "{PLAIN_PW}" }}', (PLAIN_PW,)),
+    ("hcl secret", f'secret {{\n  value = "{PLAIN_PW}"\n}}', (PLAIN_PW,)),
+    ("hcl label", f'resource "aws_ssm_parameter" "db_password" {{\n  name  = "/prod/db"\n  value = "{PLAIN_PW}"\n}}', (PLAIN_PW,)),
+    ("hcl output", f'output "db_password" {{\n  sensitive = true\n  value     = "{PLAIN_PW}"\n}}', (PLAIN_PW,)),
+    ("hcl heredoc", f"secret {{\n  value = <<EOT\n{PLAIN_PW}\nEOT\n}}", (PLAIN_PW,)),
+    ("hcl default on one line", f'password "main" {{ default = "{PLAIN_PW}" }}', (PLAIN_PW,)),
+    ("kubernetes pair, reversed, apart", f"env:\n- value: {PLAIN_PW}\n  kind: plain\n  name: API_KEY", (PLAIN_PW,)),
+    ("kubernetes pair, reversed, words", f'  - value: "{WORDS}"\n    name: DB_PASSWORD', (WORDS,)),
+    ("kubernetes pair, reversed, bare dash", f"  -\n    value: {PLAIN_PW}\n    name: DB_PASSWORD", (PLAIN_PW,)),
+    ("json pair in lines, reversed", f'[\n  {{\n    "value": "{PLAIN_PW}",\n    "type": "x",\n    "name": "API_KEY"\n  }}\n]', (PLAIN_PW,)),
+    ("toml pair, reversed", f'[[env]]\nvalue = "{PLAIN_PW}"\nname = "API_KEY"', (PLAIN_PW,)),
+    ("kubernetes secret, data first", f"apiVersion: v1\ndata:\n  whatever: {_B64}\n  other: {B64PW}\nkind: Secret", (_B64, B64PW)),
+    ("kubernetes secret, stringData first", f"apiVersion: v1\nstringData:\n  whatever: {PLAIN_PW}\nkind: Secret", (PLAIN_PW,)),
+    ("kubernetes secret in a list", f"items:\n- apiVersion: v1\n  data:\n    whatever: {_B64}\n  kind: Secret", (_B64,)),
+    ("kubernetes secret, json", json.dumps({"apiVersion": "v1", "data": {"whatever": _B64}, "kind": "Secret"}, indent=2), (_B64,)),
+    ("kubernetes secret, json on one line", json.dumps({"apiVersion": "v1", "data": {"whatever": _B64}, "kind": "Secret"}), (_B64,)),
+    ("kubernetes secret, json, kind first", json.dumps({"kind": "Secret", "data": {"whatever": _B64}}), (_B64,)),
+    ("kubernetes secret, block", f"kind: Secret\nstringData:\n  x.ini: |\n    user bob\n    word {PLAIN_PW}\ntype: Opaque", (PLAIN_PW,)),
+    ("kubernetes secret, dict", repr({"apiVersion": "v1", "data": {"whatever": _B64}, "kind": "Secret"}), (_B64,)),
+    ("csv header", f"user,email,api_key\nbob,b@x.org,{PLAIN_PW}\namy,a@x.org,{PW}", (PLAIN_PW, PW)),
+    ("csv header, quoted", f'"user","password"\n"bob","{WORDS}"', (WORDS,)),
+    ("csv header, semicolons", f"user;password;x\nbob;{PLAIN_PW};1", (PLAIN_PW,)),
+    ("csv header, first column", f"password,user\n{PLAIN_PW},bob\n{PW},amy", (PLAIN_PW, PW)),
+    ("tsv header", f"user\tpassword\tx\nbob\t{PLAIN_PW}\t1", (PLAIN_PW,)),
+    ("psql table", f" user | password \n------+----------\n bob  | {PLAIN_PW}\n(1 row)", (PLAIN_PW,)),
+    ("mysql table", f"+------+------+\n| user | password |\n+------+------+\n| bob  | {PLAIN_PW} |\n+------+------+", (PLAIN_PW,)),
+    ("markdown table", f"| user | api_key |\n|------|---------|\n| bob | {PLAIN_PW} |", (PLAIN_PW,)),
+    ("rich table with a header", f"┃ user ┃ password ┃\n┡━━━╇━━━┩\n│ bob │ {PLAIN_PW} │", (PLAIN_PW,)),
+    ("aligned columns", f"NAME      PASSWORD          AGE\nbob       {PLAIN_PW}    5d\namy       {PW}  3d", (PLAIN_PW, PW)),
+    ("data frame", f"  user        password\n0  bob  {PLAIN_PW}\n1  amy  {PW}", (PLAIN_PW, PW)),
+    ("table in json", json.dumps({"columns": ["user", "password"], "data": [["bob", PLAIN_PW], ["amy", PW]]}), (PLAIN_PW, PW)),
+    ("rows in json", json.dumps([["user", "password"], ["bob", PLAIN_PW]]), (PLAIN_PW,)),
+    ("yaml secrets, named", f"secrets:\n  - name: foo\n    value: {PLAIN_PW}", (PLAIN_PW,)),
+    ("yaml secret, deeper", f"secret:\n  foo:\n    value: {PLAIN_PW}", (PLAIN_PW,)),
+    ("yaml password, described", f"password:\n  description: of it\n  type: string\n  default: {PLAIN_PW}", (PLAIN_PW,)),
+    ("yaml credentials", f"credentials:\n  db: {PLAIN_PW}\n  mail: {PW}", (PLAIN_PW, PW)),
+    ("json secret in lines", f'"secret": {{\n  "type": "x",\n  "value": "{PLAIN_PW}"\n}}', (PLAIN_PW,)),
+    ("json secrets in lines", f'"secrets": [\n  {{\n    "name": "a",\n    "value": "{PLAIN_PW}"\n  }}\n]', (PLAIN_PW,)),
+    ("toml secret", f'[secret]\nname = "x"\nvalue = "{PLAIN_PW}"', (PLAIN_PW,)),
+    ("toml dotted secret", f'[db.password]\nvalue = "{PLAIN_PW}"', (PLAIN_PW,)),
+    ("toml secrets", f'[[secrets]]\nname = "a"\nvalue = "{PLAIN_PW}"', (PLAIN_PW,)),
+    ("toml table of secrets", f'[secrets]\nfoo = "{PLAIN_PW}"\nbar = "{PW}"', (PLAIN_PW, PW)),
+    ("ini credentials", f"[credentials]\nfoo = {PLAIN_PW}", (PLAIN_PW,)),
 ]  # fmt: skip
+
+
+def _dump(data: bytes, style: str) -> list[str]:
+    """The rows of a dump as xxd, hexdump and od print them, and as programs hold bytes."""
+    rows = []
+    for at in range(0, len(data), 16):
+        part = data[at : at + 16]
+        shown = "".join(chr(one) if 32 <= one < 127 else "." for one in part)
+        pairs = [f"{one:02x}" for one in part]
+        words = [int.from_bytes(part[low : low + 2], "little") for low in range(0, len(part), 2)]
+        match style:
+            case "xxd" | "xxd -u":
+                groups = " ".join("".join(pairs[low : low + 2]) for low in range(0, 16, 2))
+                rows.append(f"{at:08x}: {groups.upper() if style == 'xxd -u' else groups}  {shown}")
+            case "hexdump -C":
+                rows.append(f"{at:08x}  {' '.join(pairs[:8])}  {' '.join(pairs[8:])}  |{shown}|")
+            case "hexdump":
+                rows.append(f"{at:07x} " + " ".join(f"{word:04x}" for word in words))
+            case "od":
+                rows.append(f"{at:07o} " + " ".join(f"{word:06o}" for word in words))
+            case "od -b":
+                rows.append(f"{at:07o} " + " ".join(f"{one:03o}" for one in part))
+            case "od -c":
+                rows.append(f"{at:07o} " + "".join("  \\n" if one == 10 else f"{chr(one):>4}" for one in part))
+            case "od -t x1z":
+                rows.append(f"{at:06x} {' '.join(pairs)}  >{shown}<")
+            case "xxd -p":
+                rows.append("".join(pairs))
+            case "array of C":
+                rows.append("  " + ", ".join(f"0x{pair}" for pair in pairs) + ",")
+            case _:
+                rows.append(" ".join(f"{one:3d}" for one in part))
+    return rows
+
+
+_DUMPED = (OPENSSH + "\n").encode()
+_STYLES = ("xxd", "xxd -u", "hexdump -C", "hexdump", "od", "od -b", "od -c", "od -t x1z", "xxd -p", "array of C", "od -t u1")
+DUMPS: list[tuple[str, list[str], list[str]]] = [
+    *((style, rows, rows[3:-3]) for style in _STYLES for rows in [_dump(_DUMPED, style)]),
+    *(
+        (f"{style} of DER", rows, rows[1:])
+        for style in ("xxd", "hexdump -C")
+        for rows in [_dump(base64.b64decode("".join(PEM_ROWS[:2])), style)]
+    ),
+    ("hex on one line", [f"key {_DUMPED.hex()} end"], [_DUMPED.hex()[100:300]]),
+    ("bytes of Python", [str(list(_DUMPED))], [str(list(_DUMPED))[300:500]]),
+    ("bytes of Go", [f"[{' '.join(map(str, _DUMPED))}]"], [" ".join(map(str, _DUMPED))[300:500]]),
+]
+"""How a private key looks as a dump of bytes, and the rows that must not survive; the first rows say what it is."""
 
 HARMLESS = [
     "max_tokens=512",

@@ -223,6 +223,14 @@ def test_values_keep_their_shape() -> None:
     }
 
 
+def test_a_column_and_the_data_of_a_secret_go_from_values() -> None:
+    table = {"columns": ["user", "password", "num_tokens"], "data": [["bob", "hunter2", 12], ["amy", None, 13], "odd"]}
+    assert PLAIN.value(table)["data"] == [["bob", "[redacted:password]", 12], ["amy", None, 13], "odd"]
+    secret = {"apiVersion": "v1", "data": {"a": "aHVudGVyMg=="}, "kind": "Secret"}
+    assert PLAIN.value(secret) == secret | {"data": {"a": "[redacted:secret-data]"}}
+    assert PLAIN.value(secret | {"kind": "ConfigMap"}) == secret | {"kind": "ConfigMap"}
+
+
 def test_the_value_behind_a_flag_goes_from_an_argument_list() -> None:
     arguments = ("run", "--api-key", "sesame42", "--max-tokens", "512", "--token", "short1", "--password", "--verbose", 3)
     redacted = (

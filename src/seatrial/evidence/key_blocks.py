@@ -45,6 +45,11 @@ class KeyBlocks:
         self._left = self._foreign = 0
         self._after_row = False
 
+    @property
+    def open(self) -> bool:
+        """Whether an earlier line decides about the next one."""
+        return self._end is not None or self._after_row
+
     def line(self, line: str, clear: Callable[[str], str]) -> str | None:
         """The line, closed where it belongs to a block; `clear` redacts what stands before and after. None where it does not."""
         if self._end is not None:

@@ -23,16 +23,10 @@ from pydantic import BaseModel
 
 from seatrial.evidence import secret_shapes
 from seatrial.evidence.key_blocks import MARK, KeyBlocks, spans
-from seatrial.evidence.secret_values import (
-    LATE_VALUE,
-    NAMED,
-    OpenNames,
-    assignments,
-    is_plain,
-    mapping_secret,
-    stamps,
-    value_is_secret,
-)
+from seatrial.evidence.key_dumps import KeyDumps
+from seatrial.evidence.plain_lines import Needs, PlainLines
+from seatrial.evidence.secret_blocks import Ahead, SecretBlocks, look_ahead, table_columns
+from seatrial.evidence.secret_values import OpenNames, assignments, is_plain, mapping_secret, stamps, value_is_secret
 from seatrial.files import write_bytes
 from seatrial.model.secret_names import Says, has_stem, looks_random, says_password, says_secret
 
@@ -42,6 +36,9 @@ MINIMUM_LENGTH = 6
 _ASCII_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _SOURCE_FOLLOWS = re.compile(r"^\s*File \"[^\"]+\", line \d+|^\s*File \"[^\"]+\", line \d+, in|\bFile \"[^\"]+\", line \d+, in \S+\s*$")
 
+_COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]")
+_CHANGED = re.compile(r"(\[redacted:[\w.-]+\]\"\s*->\s*\")(?!\[redacted)[^\"\n]+(\")")
+"""What a Terraform plan shows of a secret that changes."""
 _LITERAL = re.compile(r"\"(?:\\.|[^\"\\\n])*(?:\"|$)|'(?:\\.|[^'\\\n])*(?:'|$)|[^\"']+")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
 _ESCAPED = re.compile(r"\\[nrtux\"']")
@@ -88,6 +85,7 @@ class Redactor:
                     found.setdefault(spelling, name)
         # Longest first: a secret that contains another one must not leave its other half behind.
         self._values = sorted(found.items(), key=lambda item: -len(item[0]))
+        self._plain = PlainLines(found)
 
     def text(self, text: str) -> str:
         """`text` without secrets; the number of lines stays the same."""
@@ -96,17 +94,11 @@ class Redactor:
     def rows(self, rows: Sequence[str], *, program: bool = False, depth: int = 0) -> list[str]:
         """Lines that belong together, without secrets: a key block is closed from BEGIN to END, whatever stands between."""
         closed = spans(rows) if any("END" in row for row in rows) else []
-        late = _values_before_names(rows)
-        lines = RedactingLines(self, program, depth)
+        lines = RedactingLines(self, program, depth, look_ahead(rows))
         made = []
         for at, row in enumerate(rows):
             cleared = lines.line(row)
-            if closed and closed[at]:
-                cleared = MARK + row[len(row.rstrip("\r\n")) :]
-            elif at in late:
-                value = LATE_VALUE.match(cleared, stamps(cleared))
-                cleared = f"{cleared[: value.end('before')]}[redacted:{late[at]}]{cleared[value.end() :]}" if value else cleared
-            made.append(cleared)
+            made.append(MARK + row[len(row.rstrip("\r\n")) :] if closed and closed[at] else cleared)
         return made
 
     def value(self, value: Any) -> Any:
@@ -184,6 +176,14 @@ class Redactor:
         if cleared != text:
             write_bytes(path, cleared.encode("utf-8", "surrogateescape"))
 
+    def has_nothing(self, line: str) -> bool:
+        """Whether a line by itself evidently has no secret and names none."""
+        needs = self._plain.needs(line)
+        if needs is not Needs.TOKENS:
+            return needs is Needs.NOTHING
+        plain = _COLOUR.sub("", line) if "\x1b" in line else line
+        return secret_shapes.tokens(plain) == plain
+
     def piece(self, text: str, *, program: bool) -> tuple[str, bool]:
         """One line without regard to its neighbours, which `lines` follows; and whether it holds a word that says secret."""
         lowered = _lowered(text)
@@ -192,6 +192,8 @@ class Redactor:
         if stem:
             text = secret_shapes.pairs(text, mapping_secret)
             text = assignments(text, _lowered(text), program)
+            if "->" in text and "[redacted" in text:
+                text = _CHANGED.sub(r"\1[redacted:changed]\2", text)
         return text, stem
 
     def _known(self, text: str) -> str:
@@ -219,38 +221,72 @@ class Redactor:
         """Names are redacted like text. A value may be named by its key, by a field beside it, or by the mapping it lies in."""
         beside = next((value[key] for key in ("name", "key", "Name", "Key") if isinstance(value.get(key), str)), "")
         named = beside if beside and says_secret(beside) is not Says.NOTHING else name
-        made = {}
+        made = dict[Any, Any]()
+        table = table_columns(value)
+        of_secret = value.get("kind") == "Secret"
         for key, entry in value.items():
-            known = key if isinstance(key, str) else ""
-            inner = named if named and known in ("value", "Value", "default", "plaintext", "content") else known
-            made[self.tokens(key) if known else key] = self._value(entry, inner)
+            if table and key == table[1]:
+                made[key] = [self._row(row, table[2]) for row in entry]
+            elif of_secret and key in ("data", "stringData") and isinstance(entry, Mapping):
+                made[key] = {self.tokens(str(name)): "[redacted:secret-data]" for name in entry}
+            else:
+                known = key if isinstance(key, str) else ""
+                inner = named if named and known in ("value", "Value", "default", "plaintext", "content") else known
+                made[self.tokens(key) if known else key] = self._value(entry, inner)
         return made
+
+    def _row(self, row: Any, columns: Sequence[str]) -> Any:
+        """A row of a table in JSON: each cell stands under the name of its column."""
+        if not isinstance(row, list | tuple) or len(row) != len(columns):
+            return self._value(row, "")
+        return [self._value(cell, name) for cell, name in zip(row, columns, strict=True)]
 
 
 class RedactingLines:
     """Redacts a stream line by line; knows what an earlier line opened: a key block, a name whose value follows, a traceback."""
 
-    def __init__(self, redactor: Redactor, program: bool, depth: int = 0) -> None:
+    def __init__(self, redactor: Redactor, program: bool, depth: int = 0, ahead: Ahead | None = None) -> None:
         self._redactor = redactor
         self._program = program
         self._depth = depth
         self._source = False
+        self._open = False
         self._keys = KeyBlocks()
+        self._dumps = KeyDumps()
         self._names = OpenNames()
+        self._blocks = SecretBlocks(ahead)
 
     def line(self, line: str) -> str:
-        """One line, with or without its newline, without secrets."""
+        """One line, with or without its newline, without secrets; one that has none keeps its colours."""
+        if not self._open and self._redactor.has_nothing(line):
+            self._source = _begins_source(line)
+            self._blocks.skip(line)
+            return line
+        plain = _COLOUR.sub("", line) if "\x1b" in line else line
+        cleared = self._line(plain)
+        self._open = self._keys.open or self._dumps.open or self._names.open or self._blocks.open
+        return line if cleared == plain else cleared
+
+    def _line(self, line: str) -> str:
         closed = self._keys.line(line, self._piece)
         if closed is not None:
+            self._blocks.skip(line)
             return closed
-        line = self._keys.row(self._redactor.literals(line, self._depth) if "\\" in line else line)
+        begin = stamps(line.rstrip("\r\n"))
+        line = self._keys.row(self._dumps.line(self._redactor.literals(line, self._depth) if "\\" in line else line, begin))
         program = self._program or self._source
-        self._source = "File " in line and _SOURCE_FOLLOWS.search(line) is not None
+        self._source = _begins_source(line)
         cleared, stem = self._redactor.piece(line, program=program)
-        return self._names.line(line, cleared, program=program, stem=stem)
+        cleared = self._names.line(line, cleared, program=program, stem=stem)
+        return self._blocks.line(line, cleared, program=program)
 
     def _piece(self, text: str) -> str:
         return self._redactor.piece(text, program=self._program)[0]
+
+
+def _begins_source(line: str) -> bool:
+    """Whether the next line of a traceback is one of a program."""
+    return "File " in line and _SOURCE_FOLLOWS.search(line) is not None
 
 
 def _lowered(text: str) -> str:
@@ -287,19 +323,6 @@ def _spellings(value: str) -> list[str]:
         forms += [part, json.dumps(part)[1:-1], quote(part, safe="", errors="surrogateescape"), html.escape(part)]
         forms += [quote_plus(part, errors="surrogateescape"), *([encoded] if len(data) > MINIMUM_LENGTH else []), data.hex()]
     return [form for form in dict.fromkeys(forms) if len(form) >= MINIMUM_LENGTH]
-
-
-def _values_before_names(rows: Sequence[str]) -> dict[int, str]:
-    """Lines with a value whose name stands on the line after: `value: x`, then `name: DB_PASSWORD`."""
-    found = {}
-    for at in range(1, len(rows)):
-        row = rows[at]
-        if "ame" not in row and "ey" not in row:
-            continue
-        named, before = NAMED.match(row, stamps(row)), rows[at - 1]
-        if named and not named["item"] and says_secret(named["name"]) is not Says.NOTHING and LATE_VALUE.match(before, stamps(before)):
-            found[at - 1] = named["name"]
-    return found
 
 
 def _unescaped(match: re.Match[str]) -> str:

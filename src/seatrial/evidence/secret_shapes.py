@@ -30,6 +30,7 @@ _TOKENS: tuple[Rule, ...] = (
     (("github_pat_",), "github-token", _FREE + r"github_pat_[A-Za-z0-9_]{22,}"),
     (("glpat-", "gldt-", "glrt-", "glptt-", "gloas-", "glcbt-", "glsoat-", "glft-", "glimt-", "glagent-"), "gitlab-token",
      _FREE + r"gl(?:pat|dt|rt|ptt|oas|cbt|soat|ft|imt|agent)-[A-Za-z0-9_.-]{18,}"),
+    (("AKIA", "ASIA"), "aws-secret-key", r"(?<![A-Za-z0-9])(A[KS]IA[0-9A-Z]{16}[^\n]{0,200}?[^A-Za-z0-9/+\n])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])"),
     (("AKIA", "ASIA", "ABIA", "ACCA"), "aws-key-id", _FREE + r"A(?:KIA|SIA|BIA|CCA)[0-9A-Z]{16}(?![A-Za-z0-9])"),
     (("xox", "xapp-"), "slack-token", _FREE + r"(?:xox[a-z](?:\.xox[a-z])?|xapp)-[A-Za-z0-9-]{10,}"),
     (("hooks.slack.com",), "slack-webhook", r"(hooks\.slack\.com/(?:services|workflows|triggers)/)[A-Za-z0-9/_-]{20,}"),
@@ -47,7 +48,7 @@ _TOKENS: tuple[Rule, ...] = (
     (("SK",), "twilio-key", _FREE + r"SK[0-9a-f]{32}(?![A-Za-z0-9])"),
     (("key-",), "mailgun-key", _FREE + r"key-[0-9a-f]{32}(?![A-Za-z0-9])"),
     (("-us",), "mailchimp-key", _FREE + r"[0-9a-f]{32}-us\d{1,2}(?![A-Za-z0-9])"),
-    ((":AA",), "telegram-token", _FREE + r"\d{8,10}:AA[A-Za-z0-9_-]{32,}"),
+    ((":AA",), "telegram-token", r"(?<![A-Za-z0-9])((?:bot)?)\d{8,10}:AA[A-Za-z0-9_-]{32,}"),
     ((".",), "discord-token", _BEFORE + r"[MNO][A-Za-z0-9_-]{23,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,}"),
     (("dapi",), "databricks-token", _FREE + r"dapi[0-9a-f]{32}(?:-\d)?"),
     (("hvs.", "hvb.", "hvr."), "vault-token", _FREE + r"hv[sbr]\.[A-Za-z0-9_-]{20,}"),
@@ -58,18 +59,21 @@ _TOKENS: tuple[Rule, ...] = (
     (("sq0",), "square-token", _FREE + r"sq0[a-z]{3}-[A-Za-z0-9_-]{20,}"),
     (("pat",), "airtable-token", _FREE + r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}"),
     (("EAA",), "facebook-token", _FREE + r"EAA[A-Za-z0-9]{60,}"),
-    (("tskey-", "NRAK-", "NRII-", "PMAK-", "HRKU-", "pplx-", "xai-", "sess-", "pul-", "CCIPAT_", "FlyV1", "fm2_", "fo1_", "v1.0-"), "token",
-     _FREE + r"(?:tskey-(?:[a-z]+-)?|NRAK-|NRII-|PMAK-|HRKU-|pplx-|xai-|sess-|pul-|CCIPAT_|FlyV1 |fm2_|fo1_|v1\.0-)[A-Za-z0-9_+/=-]{20,}"),
-    (("do", "shp", "dckr_", "r8_", "tfp_", "gl", "sntry", "figd_", "lin_api_", "ntn_", "rnd_"), "token",
-     _FREE + r"(?:do[opr]_v1_|shp(?:at|ca|pa|ss)_|dckr_(?:pat|oat)_|r8_|tfp_|gl(?:sa|c)_|sntry[su]_|figd_|lin_api_|ntn_|rnd_)[A-Za-z0-9_+/=-]{20,}"),
+    (("tskey-", "NRAK-", "NRII-", "PMAK-", "HRKU-", "pplx-", "xai-", "sess-", "pul-", "CCIPAT_", "FlyV1", "fm2_", "fo1_", "v1.0-", "fw_", "sbp_"), "token",
+     _FREE + r"(?:fw_|sbp_|tskey-(?:[a-z]+-)?|NRAK-|NRII-|PMAK-|HRKU-|pplx-|xai-|sess-|pul-|CCIPAT_|FlyV1 |fm2_|fo1_|v1\.0-)[A-Za-z0-9_+/=-]{20,}"),
+    (("do", "shp", "dckr_", "r8_", "tfp_", "gl", "sntry", "figd_", "lin_api_", "ntn_", "rnd_", "pcsk_", "pscale_"), "token",
+     _FREE + r"(?:do[opr]_v1_|shp(?:at|ca|pa|ss)_|dckr_(?:pat|oat)_|r8_|tfp_|gl(?:sa|c)_|sntry[su]_|figd_|lin_api_|ntn_|rnd_|pcsk_|pscale_(?:tkn|pw|oauth)_)[A-Za-z0-9_+/=-]{20,}"),
     (("LS0tLS1CRUdJTi", "0tLS0tQkVHSU4", "tLS0tLUJFR0lO"), "private-key",
      r"[A-Za-z0-9+/]{0,4}(?:LS0tLS1CRUdJTi|0tLS0tQkVHSU4|tLS0tLUJFR0lO)[A-Za-z0-9+/=_-]*"),
+    (("eyJhdXRocyI6", "ewogICJhdXRocyI6", "ewoJImF1dGhzIjo", "ewogICAgImF1dGhzIjo"), "docker-auth",
+     r"(?:eyJhdXRocyI6|ewogICJhdXRocyI6|ewoJImF1dGhzIjo|ewogICAgImF1dGhzIjo)[A-Za-z0-9+/=]*"),
+    (("==",), "storage-key", r"(?<![A-Za-z0-9+/:-])[A-Za-z0-9+/]{86}==(?![A-Za-z0-9+/=])"),
     (("b3BlbnNzaC1rZXktdjE",), "private-key", r"b3BlbnNzaC1rZXktdjE[A-Za-z0-9+/=]*"),
     (("MII", "MC4C", "MHcC"), "private-key", r"(?<![A-Za-z0-9+/])M(?:II[A-Za-z]|C4CA|HcCA)(?=[A-Za-z0-9+/]*\d)[A-Za-z0-9+/]{60,}={0,2}"),
     (("$",), "password-hash", r"(?<![A-Za-z0-9$])\$(?:1|2[abxy]?|5|6|7|y|gy|md5|sha1|apr1|argon2(?:id|i|d)|scrypt|pbkdf2[\w-]*|bcrypt[\w-]*)\$[^\s:\"',;]{8,}"),
     (("$",), "password-hash", _FREE + r"(?:pbkdf2|bcrypt|argon2|scrypt|sha1|md5)[a-z0-9_]*\$[^\s\"':,;]{16,}"),
     (("{S", "{C"), "password-hash", r"\{(?:S?SHA(?:256|512)?|S?MD5|CRYPT)\}[A-Za-z0-9+/=$.]{8,}"),
-    (("_", "-"), "token", r"(?<![A-Za-z0-9/.+=_])[a-z]{2,10}(?:_[a-z0-9]{1,8}){0,2}[_-]"
+    (("_", "-"), "token", r"(?<![A-Za-z0-9/.=_])[a-z]{2,10}(?:_[a-z0-9]{1,8}){0,2}[_-]"
      r"(?=[a-zA-Z]*\d)(?=[a-z0-9]*[A-Z])(?=[A-Z0-9]*[a-z])(?=(?:[A-Za-z]*\d){3})(?=(?:[a-z0-9]*[A-Z]){3})[A-Za-z0-9]{30,}(?![A-Za-z0-9/.])"),
 )  # fmt: skip
 
@@ -90,6 +94,13 @@ _COMMANDS: tuple[Rule, ...] = (
      r"(\b(?:redis-cli\b[^\n|;]{0,300}?[\s\"',](?:-a|--pass)|ldap\w+\b[^\n|;]{0,300}?[\s\"',]-w|(?:sqlcmd|bcp|ipmitool|mosquitto_\w+)\b[^\n|;]{0,300}?[\s\"',]-P"
      r"|snmp\w+\b[^\n|;]{0,300}?[\s\"',]-[AX]|openssl\b[^\n|;]{0,300}?[\s\"',]-k|ssh-keygen\b[^\n|;]{0,300}?[\s\"',]-[NP]|htpasswd\b[^\n|;]{0,100}?\s-\w*b\w*\s+\S+\s+\S+)" + _GAP_BEFORE + r")" + _QUOTED),
     (("smbclient", "rpcclient", "mount", "net use", "username="), "password", r"(-U" + _GAP + r"[^\s%\"']+%)(?!\[redacted)[^\s\"']+"),
+    (("curl",), "password", r"(\bcurl\b[^\n|;]{0,300}?\s(?:-E|--cert|--proxy-cert)[\s=]+[^\s:]+:)(?!\[redacted)[^\s\"']+"),
+    (("curl", "http"), "token", r"((?:\bcurl\b|\bhttp\b)[^\n|;]{0,300}?\s(?:-u|--user)[\s=]+[\"']?)(?=[A-Za-z_-]*\d)[A-Za-z0-9_.-]{16,}(?=:(?:[\s\"']|$))"),
+    (("-u", "-U"), "password", r"((?:^|\s)-[uU][ =]?(?!\d)[^\s:]+ -[pP] )(?!\[redacted|\d+(?:\s|$|:))(?=\S*\d)[^\s\"'/:]{6,}"),
+    (("--value", "--secret-string", "put", "set"), "secret",
+     r"(\b(?:secrets?|ssm|keyvault|parameter|secretsmanager)\b[^\n|;]{0,300}?\s--(?:value|secret-string|secret|body|plaintext)[\s=]+)(?!\[redacted|[\"']?(?:\$|file:))" + _QUOTED),
+    (("security",), "password", r"(\bsecurity add-(?:generic|internet)-password\b[^\n|;]{0,300}?\s-[wX] )(?!\[redacted)" + _QUOTED),
+    (("passwd ", "mkpasswd"), "password", r"(\b(?:openssl passwd|mkpasswd)(?:\s+-[\w-]+(?:\s+(?:sha-?\d+|md5|des|bcrypt|yescrypt))?)*\s+)(?!\[redacted|-|(?:sha-?\d+|md5|des|bcrypt|yescrypt)\b)" + _QUOTED),
     (("pass:",), "password", r"(-pass(?:in|out)?" + _GAP + r"pass:)(?!\[redacted|\$)[^\s\"']+"),
 )  # fmt: skip
 
@@ -97,7 +108,7 @@ _CONTEXT: tuple[Rule, ...] = (
     (("PASS=",), "password", r"((?<![\w-])PASS=[\"']?)(?!\[redacted|\$)(?=[^\s\"']*\d)(?=[^\s\"']*[A-Za-z])[^\s\"',;]{6,}"),
     (("password", "passphrase", "passcode", "token", "secret", "key"), "prose",
      r"(?i)(\b(?:password|passphrase|passcode|token|secret|api[ _-]key)(?: is| for [^\n]{1,80}?|: !!\w+)(?::| =|:? (?=\S*\d\S*[a-z]|\S*[a-z]\S*\d))\s*[\"']?)(?!\[redacted|\$)(?=[^\s\"']*\d)(?=[^\s\"']*[A-Za-z])[^\s\"',;]{8,}"),
-    (("<<<",), "password", r"(\b(?:sudo|kinit|passwd|su|gpg|cryptsetup|docker|gh)\b[^\n|;]{0,200}?<<<\s*)(?!\[redacted|[\"']?\$)(?:\"[^\"\n]*\"|'[^'\n]*'|\S+)"),
+    (("<<<",), "password", r"(\b(?:sudo|kinit|ch?p?passwd|su|gpg|cryptsetup|docker|gh|secret-tool|wrangler|vault)\b[^\n|;]{0,200}?<<<\s*)(?!\[redacted|[\"']?\$)(?:\"[^\"\n]*\"|'[^'\n]*'|\S+)"),
     (("user",), "credentials", r"(\buser\s*=\s*\"[^\s\":]+:)(?!\[redacted|\d{1,5}\")[^\s\"]{6,}(?=\")"),
     (("sqlplus", "rman ", "expdp", "impdp"), "password", r"(\b(?:sqlplus|rman|expdp|impdp)\b[^\n|;]{0,100}?\s[\w.$]+/)(?!\[redacted)[^\s@/\"']+(?=@)"),
     (("password", "passwort", "token", "secret", "key"), "prose",
@@ -110,7 +121,7 @@ _CONTEXT: tuple[Rule, ...] = (
     (("community",), "password", r"(\bsnmp\w*(?:-server)? community )(?!\[redacted)[^\s\"']{6,}"),
     (("bearer",), "bearer-token", r"(?i)(\bbearer(?:\\*\s|%20|\+|:)\s*)(?=[A-Za-z._~+/=-]*[\dA-Z])[A-Za-z0-9._~+/=-]{8,}"),
     (("password", "passwd"), "netrc-password",
-     r"(\b(?:machine\s+\S+|default|login\s+\S+)(?:\s+(?:login|account|machine)\s+\S+)*\s+(?:password|passwd)\s+)(?!\[redacted)\S+"),
+     r"(\b(?:machine\s+\S+|default|login\s+\S+)(?:\s+(?:login|account|machine)\s+\S+)*\s+(?:password|passwd)\s+)(?![\"']?\[redacted)(?:\"[^\"\n]*\"|'[^'\n]*'|\S+)"),
     (("sig=",), "signature", r"(?i)((?:[?&;\"'\s]|&amp;)sig=)(?!\[redacted)[^&\s\"'<>]{6,}"),
     (("signature", "policy=", "credential=", "token=", "hmac="), "signature",
      r"(?i)([?&;](?:X-(?:Amz|Goog)-(?:Signature|Credential|Security-Token)|Signature|Policy|hmac)=)(?!\[redacted)[^&\s\"'<>]{6,}"),
@@ -120,13 +131,31 @@ _CONTEXT: tuple[Rule, ...] = (
      r"(\b(?:wandb|vault|modal|netlify|railway|huggingface-cli|hf)" + _GAP + r"(?:auth" + _GAP + r")?login" + _GAP + r")(?=[A-Za-z._-]*\d)" + _ARGUMENT),
     (("echo ", "printf "), "password",
      r"(\b(?:echo|printf)\s+(?:-\w+\s+)?)(?!\[redacted|[\"']?\$)(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s|]+)"
-     r"(?=\s*\|[^\n]*?(?:chpasswd|sudo\s+(?:-\w+\s+)*-S|--password-stdin|passwd\b|--with-token|\blogin\b|kinit|su\b|gpg\b|ssh-add))"),
-    (("login",), "token", r"(\blogin\(\s*(?:\w+=\w+,\s*)?(?:key|token)\s*=\s*)(?![\"']\[redacted)(?:\"[^\"\n]+\"|'[^'\n]+')"),
+     r"(?=\s*\|[^\n]*?(?:chpasswd|sudo\s+(?:-\w+\s+)*-S|--password-stdin|passwd\b|--with-token|\blogin\b|kinit|su\b|gpg\b|ssh-add|cryptsetup|\bpass insert|secret|keyring|vault (?:kv|write)|ansible-vault|\bage\b))"),
+    (("login",), "token", r"(\blogin\(\s*(?:\w+\s*=\s*[^,\n]{1,80},\s*){0,4}(?:key|token)\s*=\s*)(?![\"']\[redacted)(?:\"[^\"\n]+\"|'[^'\n]+')"),
     (("insert",), "row", r"(?i)(\binsert\s+into\b[^\n]{0,200}?(?:passw|secret|token|api_?key)[^\n]{0,200}?\bvalues\s*\()(?!\[redacted)[^)\n]+"),
     (("AUTH",), "password", r"((?:^|[\s\"'])AUTH[\"']?\s+[\"']?)(?!\[redacted)(?=[^\s\"']*\d)[^\s\"']{8,}"),
     (("basic ",), "credentials", r"(\b[Bb]asic )(?=[A-Za-z+/]*[0-9=])[A-Za-z0-9+/]{12,}={0,2}"),
     (("http-basic.", "pypi-token."), "password", r"(\bhttp-basic\.\S+\s+\S+\s+|\bpypi-token\.\S+\s+)(?!\[redacted)\S+"),
     (("/t/",), "token", r"(//[\w.:-]+/t/)(?!\[redacted)(?=[A-Za-z-]*\d)[A-Za-z0-9-]{12,}"),
+    (("enter", "paste", "provide"), "prompt",
+     r"(?i)(\b(?:enter|paste|provide)\b[^\n:]{0,60}\b(?:token|key|password|passphrase|secret|pin)\b[^\n:]{0,80}:\s+)(?!\[redacted)(?=\S*\d)(?=\S*[A-Za-z])[^\s/\"',;\\]{8,}(?=\s*(?:$|[\"'\\]))"),
+    (("unseal key", "seed phrase", "recovery phrase", "mnemonic phrase", "recovery key", "recovery code"), "secret",
+     r"(?i)(\b(?:unseal key \d+|(?:seed|recovery|mnemonic) phrase|recovery (?:key|code))(?: is)?\s*[:=]\s*)(?!\[redacted)(?:\S*\d\S*|[a-z]+(?: [a-z]+){5,})"),
+    (("pin:", "pin=", "pin code"), "pin", r"(\bPIN(?: code)?\s*[:=]\s*)\d{4,8}\b"),
+    (("credentials", "login"), "credentials",
+     r"(?i)(\b(?:credentials|logins?|user/pass(?:word)?)\s*:\s*[\w.@-]{2,64}\s*[/:]\s*)(?!\[redacted|//)(?=[^\s/]*\d)(?=[^\s/]*[A-Za-z])[^\s/\"',;]{8,}(?=$|[\s\"',;)\\])"),
+    (("::add-mask::",), "masked", r"(::add-mask::)(?!\[redacted)\S+"),
+    (("::set-output", "::save-state"), "output", r"(?i)(::(?:set-output|save-state) name=[\w-]*(?:token|secret|passw|key|pat)[\w-]*::)(?!\[redacted)\S+"),
+    (("mc alias", "mc config host"), "password", r"(\bmc (?:alias set|config host add) \S+ \S+ \S+ )(?!\[redacted|-|\$)\S+"),
+    (("setuser",), "password", r"(\bSETUSER \S+[^\n]*? [>#])(?!\[redacted)\S+"),
+    (("keyring", "set_password"), "password", r"(\bset_password\(\s*(?:[bru]?[\"'][^\"'\n]*[\"']\s*,\s*){2}[bru]?)(?![\"']\[redacted)(?:\"[^\"\n]*\"|'[^'\n]*')"),
+    (("vault",), "secret", r"(\bvault (?:kv put|kv patch|write) \S+(?: [\w.-]+=\[redacted:\w+\])* [\w.-]+=)(?!\[redacted|@|\$)" + _QUOTED),
+    (("client(",), "api-key", r"(\b\w*Client\(\s*)(?=[\"'][A-Za-z_-]*\d)(?=[\"'][a-z0-9_-]*[A-Z])(?![\"']\[redacted)(?:\"[A-Za-z0-9_-]{20,}\"|'[A-Za-z0-9_-]{20,}')"),
+    (("\"username\"", "'username'"), "api-key", r"([\"']username[\"']\s*:\s*[\"'][^\"'\n]*[\"']\s*,\s*[\"']key[\"']\s*:\s*[\"'])(?=[A-Za-z]*\d)[A-Za-z0-9]{16,}(?=[\"'])"),
+    (("jdbc:oracle",), "password", r"(jdbc:oracle:\w+:[\w.$-]+/)(?!\[redacted)[^\s@\"']+(?=@)"),
+    (("password={", "pwd={"), "password", r"(?i)((?:password|pwd)=\{)(?!\[redacted)[^{}\n]+(?=\}(?:;|$|[\"']))"),
+    (("sip:", "sips:"), "password", r"(\bsips?:[\w.+-]+:)(?!\[redacted|\d{1,5}(?![\w@]))[^\s@:]+(?=@)"),
     (("/p:",), "password", r"(\s/p:)(?!\[redacted)\S+"),
     (("login",), "token", r"(\b(?:cargo|fly|flyctl|heroku|doctl|npm|yarn|oc|wandb|hf)\s+(?:auth\s+)?login\s+)(?!\[redacted|-)(?=[A-Za-z_-]*\d)\S{12,}"),
     (("from-literal",), "secret", r"(--from-literal(?:=|\s+)[\w.-]+=)(?!\[redacted)(?:\"[^\"\n]*\"|'[^'\n]*'|\S+)"),
@@ -144,7 +173,8 @@ _CONTEXT: tuple[Rule, ...] = (
     (("identified",), "password", r"(?i)(\bidentified\s+(?:with\s+\S+\s+)?(?:by|as)\s+(?:password\s+)?)(?!\[redacted|[\"']\[redacted)(?:\"[^\"\n]*\"|'[^'\n]*'|\S+)"),
     (("password",), "password", r"(?i)(\b(?:with|set|encrypted|user\s+\S+)\s+(?:encrypted\s+)?password\s*(?:=|\bto\b|\bfor\b[^=\n]{0,80}=|\s)\s*)(?![\"']\[redacted)(?:\"[^\"\n]+\"|'[^'\n]+')"),
     (("requirepass", "masterauth"), "password", r"(\b(?:requirepass|masterauth)\s+)(?!\[redacted)\S+"),
-    ((":5432:", ":3306:", ":*:", ":6432:", ":5433:"), "password", r"((?:^|\s)[^\s:]+:(?:5432|5433|6432|3306|\*):[^\s:]+:[^\s:]+:)(?!\[redacted)\S+"),
+    ((":5432:", ":3306:", ":*:", ":6432:", ":5433:", ":5434:", ":6543:", ":26257:", ":5439:"), "password",
+     r"((?:^|\s)[^\s:]+:(?:543[2-9]|6432|6543|3306|26257|\*):[^\s:]+:[^\s:]+:)(?!\[redacted)\S+"),
     (("@",), "url-credentials", r"((?<![\w.:/@\[-])[A-Za-z][\w.+-]{0,63}:)(?!\[redacted|//)[^\s:@/\"'(),=]{3,128}(?=@(?!sha\d)(?:tcp\(|unix\()?[A-Za-z\d][\w.-]{0,200}(?::\d{2,5}\b|/|\)))"),
     (("\"d\"", "\"p\"", "\"q\"", "\"k\"", "\"dp\"", "\"qi\""), "private-key", r"(\"(?:d|p|q|dp|dq|qi|k)\"\s*:\s*\")[A-Za-z0-9_-]{20,}(?=\")"),
     (("PRIVATE-TOKEN", "Token ", "ApiKey", "apikey "), "token", r"(\b(?:Token|ApiKey|apikey)\s+(?:token=)?)(?=[A-Za-z]*\d)(?=[\dA-Z_-]*[a-z])[A-Za-z0-9_.=+/-]{20,}"),
@@ -174,14 +204,16 @@ def _stemless(rules: tuple[Compiled, ...]) -> tuple[Compiled, ...]:
 
 _TOKEN_RULES, _COMMAND_RULES, _CONTEXT_RULES = _compiled(_TOKENS), _compiled(_COMMANDS), _compiled(_CONTEXT, small=True)
 _STEMLESS_RULES = _stemless(_CONTEXT_RULES)
-_STEMLESS_LITERALS = tuple(dict.fromkeys(literal for literals, *_ in _STEMLESS_RULES for literal in literals))
+STEMLESS_LITERALS = tuple(dict.fromkeys(literal for literals, *_ in _STEMLESS_RULES for literal in literals))
+_GENERAL = (".", "_", "-")
+"""Literals that say nothing; the patterns of their rules ask for any digits."""
 _RUN = re.compile(r"(?a:\b[\w-]{16,})")
 _NO_TOKEN = re.compile(r"[a-z_-]+|\d+(?:e-?\d+)?|[A-Za-z_-]{16,19}")
 _PREFIXES = ("$", "{S", "{C", "ervices/", "ebhook")
 """Every token has a long run that is no word and no number, or a prefix of its own."""
 _WORD_PREFIX = re.compile(r"(?:hf|gh[pousr]|npm|gsk)_")
 _OPTION = re.compile(r"[\s\"',]-[A-Za-z-]")
-_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}:(?:\\?/){2})([^\s/\"'<>?#]{1,512})@")
+_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}:(?:\\?/|_){2})([^\s/\"'<>?#]{1,512})@")
 _ODD_URL = re.compile(r"(://(?!\[redacted)[^\s/:@\"'<>?#]{0,64}:)(?!\d{1,5}[/?#]|\[redacted)[^\s\"'<>@:]{1,200}(?=@[A-Za-z0-9])")
 """A password with a slash, a question mark or a hash in it; a port is none."""
 
@@ -218,20 +250,30 @@ _VALUE_GROUPS = ("a", "b", "c", "d")
 
 def tokens(text: str) -> str:
     """`text` without tokens of known shapes and credentials in URLs: what is a secret wherever it stands."""
-    if len(text) >= 20 and _may_hold_token(text):
+    if len(text) >= 20 and may_hold_token(text):
         text = _applied(_TOKEN_RULES, text, text)
-    if "@" in text and ("://" in text or ":\\/\\/" in text):
+    if "@" in text and ("://" in text or ":\\/\\/" in text or ":__" in text):
         text = _URL.sub(_without_credentials, text)
         text = _ODD_URL.sub(r"\1[redacted:url-credentials]", text)
     return text
 
 
-def _may_hold_token(text: str) -> bool:
+def may_hold_token(text: str) -> bool:
+    """Whether a text has a run or a prefix that a token needs."""
     for run in _RUN.findall(text):
         if len(run) > 64 or _may_be_token(run):
             return True
     for prefix in _PREFIXES:  # noqa: SIM110 - a generator takes three times as long
         if prefix in text:
+            return True
+    return False
+
+
+def may_be_in_word(word: str, zeros: dict[int, int]) -> bool:
+    """Whether a rule for tokens may match within a word whose digits are zeros; `zeros` makes them so."""
+    for literals, _, pattern in _TOKEN_RULES:
+        general = all(literal in _GENERAL for literal in literals)
+        if pattern.search(word) if general else any(literal.translate(zeros) in word for literal in literals):
             return True
     return False
 
@@ -250,7 +292,7 @@ def contexts(text: str, lowered: str, stem: bool) -> str:
         text = _applied(_COMMAND_RULES, text, text)
     if stem:
         return _applied(_CONTEXT_RULES, text, lowered)
-    for literal in _STEMLESS_LITERALS:
+    for literal in STEMLESS_LITERALS:
         if literal in lowered:
             return _applied(_STEMLESS_RULES, text, lowered)
     return text

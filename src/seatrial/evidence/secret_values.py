@@ -17,7 +17,7 @@ _STEM = re.compile("|".join(re.escape(literal.strip("_:=")) for literal in STEM_
 _NAME_END = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 _NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 _LONGEST_NAME = 128
-_LONGEST_PEEK = 1024
+_LONGEST_PEEK, _LONGEST_WORD = 1024, 200
 _SPACE = r"[ \t]{0,60}"
 _ANSI_GAP = r"(?:\x1b\[[0-9;]*m)*"
 _BETWEEN = re.compile(
@@ -25,12 +25,13 @@ _BETWEEN = re.compile(
     rf"{_SPACE}{_ANSI_GAP}(?:%22|%27|&quot;|&#3[49];|[&!][A-Za-z][\w!.-]{{0,40}}[ \t]+)?"
 )
 _BETWEEN_FLAG = re.compile(r"(?:\\*[\"'])?\s*[,\s=]\s*")
-_BETWEEN_PAIR = re.compile(r"\\*[\"'][ \t]{0,8},[ \t]{0,8}(?=[bruf]?\\*[\"'])")
+_BETWEEN_PAIR = re.compile(r"\\*[\"'][ \t]{0,8},[ \t]{0,40}(?=[bruf]?\\*[\"'])")
 _BETWEEN_CALL = re.compile(r"\([ \t]*(?=[bru]?\\*[\"'])")
 _BETWEEN_COLUMNS = re.compile(r"[ \t]{0,60}[|│┃][ \t]{0,8}|\t+[ \t]*|[ \t]{2,60}")
 _BETWEEN_LOOSE = re.compile(
-    r"(?:\\*[\"'`])?(?:[ \t]+(?:is|was|for [\w.-]{1,40}(?: [\w.-]{1,40})?|of [\w.-]{1,40})[ \t]{0,4}:?[ \t]{0,4}|[ \t]+(?:-[\w]{1,3}[ \t]+)?|,[ \t]{0,4}|\t+)"
+    r"(?:\\*[\"'`])?(?:[ \t]+(?:is|was|set to|changed to|lautet|ist|for [\w.-]{1,40}(?: [\w.-]{1,40})?|of [\w.-]{1,40})[ \t]{0,4}:?[ \t]{0,4}|[ \t]+(?:-[\w]{1,3}[ \t]+)?|,[ \t]{0,4}|\t+)"
 )
+_BETWEEN_WORDS = re.compile(r"[ \t]+(?:is |was |set to |lautet )?(?=[\"'])")
 _STRING = r"[bruf]{0,2}\"(?:\\.|[^\"\\\n])*\"|[bruf]{0,2}'(?:\\.|[^'\\\n])*'"
 _VALUE = re.compile(
     rf"(?P<string>(?:{_STRING})(?:[ \t]{{0,8}}[+.]?[ \t]{{0,8}}(?:{_STRING}))*)"
@@ -74,7 +75,7 @@ _VALUE_KEYS = frozenset(["value", "default", "plaintext", "content", "data", "st
 NAMED = re.compile(
     r"[\s+|│>]*(?P<item>-\s+|\{\s*)?(?:\\*[\"'])?(?:name|key|Name|Key|variable|header)(?:\\*[\"'])?\s*[:=]\s*(?:\\*[\"'])?(?P<name>[\w.-]{2,128})(?:\\*[\"'])?\s*,?\s*$"
 )
-LATE_VALUE = re.compile(
+VALUE_LINE = re.compile(
     r"(?P<before>[\s+|│>-]*(?:\{\s*)?(?:\\*[\"'])?(?:value|Value|content|default|string)(?:\\*[\"'])?\s*[:=]\s*)(?:\"[^\"\n]*\"?|'[^'\n]*'?|\\+\"[^\n]*\\+\"|(?!\[redacted)[^\s,].*?)(?=,?\s*$)"
 )  # fmt: skip
 _NAMED_ANYWHERE = re.compile(
@@ -94,9 +95,6 @@ _NETRC = re.compile(r"^\W*(?:machine\s+\S+|default|login\s+\S+)\s*$")
 _NETRC_SECRET = re.compile(r"^(?P<before>\W*(?:password|passwd|account)\s+)(?!\[redacted)(?P<value>\S+)(?=\s*$)")
 _ONE_WORD = re.compile(r"^(?P<before>[\s+|│>-]*+)(?!\[redacted)\S+(?=\s*$)")
 _PROSE = re.compile(r"[A-Za-z]{1,20}[.:!?]?")
-_SECRET_MANIFEST = re.compile(r"^\W*[\"']?kind[\"']?\s*:\s*[\"']?(?:Sealed|External)?Secret\b")
-_SECRET_DATA = re.compile(r"^(?P<indent>\W*)[\"']?(?:data|stringData|encryptedData)[\"']?\s*:\s*\{?\s*$")
-_ENTRY = re.compile(r"^(?P<before>(?P<indent>\W*?)[\"']?[\w./-]+[\"']?\s*:\s*)(?!\[redacted)(?P<value>\S.*?)(?=,?\s*$)")
 
 
 def is_plain(value: str) -> bool:
@@ -124,6 +122,11 @@ def value_is_secret(value: str, name: str, says: Says) -> bool:
 def _same(value: str, name: str) -> bool:
     one, other = (text.lower().replace("-", "_").strip("_.$") for text in (value.removeprefix("self."), name))
     return one == other or (len(one) >= 3 and other.endswith(f"_{one}"))
+
+
+def is_program_secret(literal: str) -> bool:
+    """Whether a literal of a program, named by a secret, may be one: `changeme` and `your-key` are none."""
+    return _FILLER.fullmatch(literal) is None
 
 
 def mapping_secret(value: str, name: str) -> bool:
@@ -188,13 +191,20 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
     between = _BETWEEN.match(text, end)
     if between is None and flag:
         between = _BETWEEN_FLAG.match(text, end)
+        if between and "," in between[0] and between[0][0] in "\"'" and text[between.end() : between.end() + 1] not in ("\\", '"', "'"):
+            return None  # `add_argument("--token", type=str)`: the next argument is none of the command line
     if between is None:
         pair = True
         between = _BETWEEN_PAIR.match(text, end)
-        if between is None and says is Says.STRONG and not program and name.isupper():
+        if between is None and says is Says.STRONG and not program and (name.isupper() or "." in name.strip(".")):
             between = _BETWEEN_COLUMNS.match(text, end)
     if between is None and (text[start] == "." or name.rpartition(".")[2].lower().startswith(("set", "with"))):
         between = _BETWEEN_CALL.match(text, end)
+    if between is None and not program and says is Says.STRONG:
+        between = _BETWEEN_WORDS.match(text, end)
+        if between and not _near_quoted(text, between.end(), name):
+            between = None
+        pair = pair and between is None
     if between is None and not program and (between := _BETWEEN_LOOSE.match(text, end)) and not _near(text, between.end(), name, says):
         return None
     if not between:
@@ -212,7 +222,8 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
     if text[begin : begin + 1] in ("{", "[", "(") and says is Says.STRONG:
         return _bracketed(text, begin) if not program or _LITERAL_FIRST.match(text, begin) else None
     # Its beginning decides, so that a line that is one long value is not read again for every name in it.
-    first = _span(text, begin, begin + _LONGEST_PEEK)
+    quoted = text[begin : begin + 1] in ("\\", '"', "'") or text[begin + 1 : begin + 2] in ('"', "'")
+    first = _span(text, begin, begin + (_LONGEST_PEEK if quoted else _LONGEST_WORD))
     if first is None:
         return None
     content = text[slice(*first[:2])]
@@ -235,8 +246,29 @@ def _near(text: str, begin: int, name: str, says: Says) -> bool:
     if name.lower().endswith("authorization"):
         return _SCHEME.match(text, begin) is not None and looks_random(text[begin : begin + _LONGEST_PEEK])
     mixed = len(word) >= 8 and any(c.isdigit() for c in word) and any(c.isalpha() for c in word)
-    odd = "/" in word or ":" in word or "=" in word or word.isupper() or word.startswith(("-", "<", "{", "["))
-    return mixed and not odd and " " not in word and (says is Says.STRONG or looks_random(word)) and says_secret(word) is Says.NOTHING
+    odd = (
+        ("/" in word and not (len(word) >= 32 and "." not in word and not _PATH.match(word)))
+        or ":" in word
+        or "=" in word
+        or word.isupper()
+        or word.startswith(("-", "<", "{", "["))
+    )
+    return (
+        mixed
+        and not odd
+        and " " not in word
+        and (says is Says.STRONG or looks_random(word))
+        and (len(word) >= 32 or says_secret(word) is Says.NOTHING)
+    )
+
+
+def _near_quoted(text: str, begin: int, name: str) -> bool:
+    """Whether a quoted string behind a name is its value: any behind `password`, behind others what looks like a credential."""
+    span = _span(text, begin, begin + _LONGEST_PEEK)
+    content = text[slice(*span[:2])] if span and span[2] else ""
+    if len(content) < 6 or _FILLER.fullmatch(content) or says_secret(content) is not Says.NOTHING:
+        return False
+    return looks_random(content) or (says_password(name) and not name[:1].isupper())
 
 
 def _worth(content: str, name: str) -> bool:
@@ -315,27 +347,22 @@ def _span(text: str, begin: int, end: int) -> tuple[int, int, bool] | None:
 
 
 class OpenNames:
-    """Names whose value stands on a later line: `password:` and the value below, `name: X` and `value: y`, .netrc, Secrets."""
+    """Names whose value stands on a later line: `password:` and the value below, `name: X` and `value: y`, .netrc."""
 
     def __init__(self) -> None:
         self._name, self._says, self._indent, self._left, self._block = "", Says.NOTHING, 0, 0, False
         self._quoted = self._config = self._brace = self._alone = False
         self._beside, self._beside_left = "", 0
         self._netrc, self._netrc_below = 0, False
-        self._manifest = self._data = -1
+
+    @property
+    def open(self) -> bool:
+        """Whether an earlier line decides about the next one."""
+        return bool(self._left or self._beside_left or self._netrc or self._alone)
 
     def line(self, line: str, cleared: str, *, program: bool, stem: bool = True) -> str:
         """`cleared`, the line as it is by itself, without the values that earlier lines have named; remembers what it names."""
-        if (
-            not stem
-            and not self._left
-            and not self._beside_left
-            and not self._netrc
-            and not self._alone
-            and self._manifest < 0
-            and "mach" not in line
-            and "ogin" not in line
-        ):
+        if not stem and not self.open and "mach" not in line and "ogin" not in line:
             return cleared
         at = stamps(line)
         return cleared[:at] + self._line(line[at:], cleared[at:], program)
@@ -353,7 +380,8 @@ class OpenNames:
                 self._beside_left = 0
         if self._alone and "input_value=" in cleared:  # pydantic: the field, then what it was given
             cleared = _INPUT_VALUE.sub(r"\1[redacted:input]", cleared)
-        self._alone = says_secret(line.strip()) is Says.STRONG if _ALONE.fullmatch(line.strip()) else False
+        alone = line.strip(_MARKS + "\r\n")
+        self._alone = says_secret(alone) is Says.STRONG if _ALONE.fullmatch(alone) else False
         if self._netrc:
             self._netrc -= 1
             if self._netrc_below and (word := _ONE_WORD.match(cleared)):
@@ -367,8 +395,6 @@ class OpenNames:
             and not is_plain(found["value"])
         ):
             cleared = f"{found['before']}[redacted:netrc-password]{cleared[found.end() :]}"
-        if self._manifest >= 0 or "Secret" in line:
-            cleared = self._manifest_line(line, cleared)
         self._remember(line)
         return cleared
 
@@ -408,21 +434,6 @@ class OpenNames:
             return cleared
         at = line.find(content, payload_at)
         return f"{line[:at]}[redacted:{self._name}]{line[at + len(content) :]}" if at >= 0 else cleared
-
-    def _manifest_line(self, line: str, cleared: str) -> str:
-        """In a Kubernetes Secret every entry of its data is a secret."""
-        if _SECRET_MANIFEST.match(line):
-            self._manifest, self._data = 60, -1
-            return cleared
-        self._manifest -= 1
-        if found := _SECRET_DATA.match(line):
-            self._data = len(found["indent"])
-        elif self._data >= 0 and line.strip() and (entry := _ENTRY.match(cleared)):
-            if len(entry["indent"]) <= self._data:
-                self._data = -1
-            elif not is_plain(entry["value"]):
-                return f"{entry['before']}[redacted:secret-data]{cleared[entry.end() :]}"
-        return cleared
 
     def _remember(self, line: str) -> None:
         if ("machine" in line or "login" in line or "default" in line) and _NETRC.match(line):

@@ -26,7 +26,7 @@ class Says(IntEnum):
 
 STEM_LITERALS = (
     *("token", "secret", "pass", "cred", "key", "auth", "pwd", "signature", "cookie", "session", "mnemonic", "kennwort", "psk", "otp"),
-    *("_pw", "pw:", "pw=", "sid=", "pat=", "_pat"),
+    *("_pw", "pw:", "pw=", "sid=", "pat=", "_pat", "bindpw", "rootpw", "dockerconf", "dockercfg"),
 )
 """A name that says secret has one of these, in small letters."""
 
@@ -121,6 +121,10 @@ def says_secret(name: str) -> Says:
         return Says.STRONG
     if last == "pat":  # a personal access token
         return Says.STRONG if before and name.isupper() else Says.WEAK
+    if last == "oauth" and before in _TOKEN_OF:
+        return Says.STRONG
+    if last in ("bindpw", "rootpw", "dockerconfigjson", "dockercfg") or words[-2:] == ["auth", "ident"]:
+        return Says.STRONG
     if last == "auth":
         return Says.STRONG if before in _AUTH_OF else Says.WEAK
     if last in _SESSIONS or words[-2:] == ["session", "id"]:

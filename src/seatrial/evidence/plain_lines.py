@@ -1,0 +1,177 @@
+"""Lines that no rule of the redactor can touch, told word by word.
+
+- A log says the same words again and again, with other numbers. So digits are made zero, and what a word can hold is worked out once.
+- A word is plain if it has no literal that a rule needs, no name that says secret, no beginning of an option or an escape. Of a literal
+  with blanks its longest part counts. A word that only its length makes a candidate for a token needs the rules for tokens, no others.
+- When unsure, not plain: then the rules themselves look.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import IntEnum
+
+from seatrial.evidence import secret_shapes
+from seatrial.model.secret_names import Says, has_stem, says_secret
+
+
+class Needs(IntEnum):
+    """Which rules a line needs."""
+
+    NOTHING = 0
+    TOKENS = 1
+    ALL = 2
+
+
+_ZEROS = str.maketrans("123456789,", "000000000 ")
+_SHAPE = bytes(ord("0") if 48 <= code < 58 else ord(" ") if code in (0x2C, 0x1C, 0x1D, 0x1E, 0x1F) else code for code in range(256))
+_ZERO_RUN = re.compile(r"0{2,}")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_MOST_COLOURS = 8
+_OPTION = re.compile(r"(?:^|[\"'])-{1,2}[A-Za-z]")
+_ESCAPE = re.compile(r"\\[nrtux\"']")
+_ROW = re.compile(r"[A-Za-z0-9+/]{64}")
+_VALUE = re.compile(r"(?:^|[^A-Za-z0-9_])(?:[vV]alue|content|default|string|data)(?:[^A-Za-z0-9_]|$)")
+_NETRC = re.compile(r"\b(?:machine|login)$")
+_HASH = re.compile(r"\$.*\$|(?:pbkdf0|bcrypt|argon0|scrypt|sha0|md0)[a-z0_]*\$")
+_WHOLE = frozenset(("TRUE", "FALSE", "0d", "0D", "0x0d", "0x0D"))
+_PARTS = ("BEGIN", "PuTTY", "ANSIBLE_VAULT", "apiVersion", "stringData", "binaryData", "encryptedData", "FlyV")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_BOUNDED = _words(
+    "enter paste provide insert community identified echo printf vault bearer basic sqlplus rman expdp impdp alias config code phrase"
+    " recovery net obscure user"
+)
+_AS_WORDS = re.compile(
+    r"\b(?:enter|paste|provide)\b|\bbearer|\b(?:insert|identified|echo|printf|vault|basic|sqlplus|rman|expdp|impdp|recovery|net)$"
+    r"|^(?:alias|config|obscure|community)$|^phrase|^code(?:[:=]|$)|\buser(?:=|$)"
+)
+"""Where the rules of these literals look for them; what their patterns ask for beside them are blanks."""
+_VERDICT = re.compile(r"[^\w=]*(?:PASS|Pass)[^\w=]*")
+_NAME_RUN = re.compile(r"[A-Za-z0-9_.-]+")
+_BARE = _words("token key secret password passphrase pass passwd pwd auth session cookie code jwt apikey credentials credential")
+_TELLING = ("passw", "passphrase", "passcode", "secret", "credential", "apikey", "api_key")
+_LONGEST_NAME, _LONGEST_WORD, _MOST_WORDS = 100, 200, 40_000
+
+
+def _part(literal: str) -> str:
+    """The longest part of a literal that stands within one word, as it looks there."""
+    return max(literal.translate(_ZEROS).split(), key=len, default="")
+
+
+_STEMLESS = {
+    _ZERO_RUN.sub("0", _part(literal))
+    for literal in secret_shapes.STEMLESS_LITERALS
+    if literal.strip() not in ("true", "false") and literal[:1] != ":"
+}
+_LITERALS = re.compile(
+    f"{_AS_WORDS.pattern}|:[0*]+:[^:]+:[^:]+:|:::|::(?:add|set|save)-|" + "|".join(map(re.escape, sorted(_STEMLESS - _BOUNDED)))
+)
+
+
+class PlainLines:
+    """Remembers words; made once per redactor, for the values that it replaces."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self._values = tuple({part for value in values if (part := _part(value))})
+        self._plain: set[bytes] = set()
+        self._needs: dict[bytes, Needs] = {}
+        self._literals: dict[str, bool] = {}
+
+    def needs(self, line: str) -> Needs:
+        """Which rules this line needs, by itself."""
+        if not line.isascii():
+            line = " ".join(line.split())
+        shape = line.encode("utf-8", "surrogatepass").translate(_SHAPE)
+        words = shape.split()
+        if _may_be_dump(line, shape) or (b"\x1b" in shape and shape.count(b"\x1b") > _MOST_COLOURS):
+            return Needs.ALL
+        return Needs.NOTHING if self._plain.issuperset(words) else self._of_words(words)
+
+    def _of_words(self, words: list[bytes]) -> Needs:
+        if len(self._plain) + len(self._needs) + len(self._literals) > _MOST_WORDS:
+            self._plain, self._needs, self._literals = set(), {}, {}
+        found = Needs.NOTHING
+        for word in words:
+            if word in self._plain:
+                continue
+            needs = self._needs.get(word)
+            if needs is None:
+                needs = self._of_word(word.decode("utf-8", "surrogatepass"))
+                if len(word) > _LONGEST_WORD:
+                    pass
+                elif needs is Needs.NOTHING:
+                    self._plain.add(word)
+                else:
+                    self._needs[word] = needs
+            if needs is Needs.ALL:
+                return needs
+            found = max(found, needs)
+        return found
+
+    def _of_word(self, word: str) -> Needs:
+        if "\x1b" in word:
+            word = _COLOUR.sub("", word)
+        if "\x1b" in word or word in _WHOLE or "0d0d" in word or "0D0D" in word or (len(word) >= 64 and _ROW.search(word)):
+            return Needs.ALL
+        if any(value in word for value in self._values):
+            return Needs.ALL
+        key = _ZERO_RUN.sub("0", word)
+        literal = self._literals.get(key)
+        if literal is None:
+            literal = self._holds_literal(key)
+            if len(key) <= _LONGEST_WORD:
+                self._literals[key] = literal
+        if literal:
+            return Needs.ALL
+        if not secret_shapes.may_hold_token(word.replace("$", " ")):
+            return Needs.NOTHING
+        return Needs.TOKENS if secret_shapes.may_be_in_word(word, _ZEROS) else Needs.NOTHING
+
+    def _holds_literal(self, word: str) -> bool:
+        lowered = word.lower()
+        return (
+            (has_stem(lowered) and not _VERDICT.fullmatch(word) and _may_name(word))
+            or any(part in word for part in _PARTS)
+            or ("@" in word and word != "@")
+            or _LITERALS.search(lowered) is not None
+            or _OPTION.search(word) is not None
+            or _ESCAPE.search(word) is not None
+            or _VALUE.search(word) is not None
+            or _NETRC.search(word) is not None
+            or ("$" in word and _HASH.search(word) is not None)
+        )
+
+
+def _may_be_dump(line: str, shape: bytes) -> bool:
+    """Whether a line has one of `key_dumps.HINTS` that spans words or whose digits count; written out because every line is asked."""
+    return (
+        "3082" in line
+        or "8230" in line
+        or "30 82" in line
+        or "026455" in line
+        or " 055 055" in line
+        or "-   -" in line
+        or (b"00 00 00" in shape and ("45 45 45" in line or "45,45,45" in line))
+        or (b"00  00  00" in shape and ("45  45  45" in line or "45, 45, 45" in line))
+    )
+
+
+def _may_name(word: str) -> bool:
+    """Whether a word with a stem may name a secret, as `num_tokens` and `adapter_path` do not."""
+    return "<" in word or has_stem(_NAME_RUN.sub(lambda run: " " if _names_none(run[0]) else run[0], word).lower())
+
+
+def _names_none(run: str) -> bool:
+    lowered = run.lower()
+    return (
+        len(run) <= _LONGEST_NAME
+        and not any(telling in lowered for telling in _TELLING)
+        and re.split(r"[.-]", lowered)[-1] not in _BARE
+        and says_secret(run.strip(".-")) is Says.NOTHING
+    )
