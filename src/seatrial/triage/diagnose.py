@@ -21,7 +21,7 @@ from seatrial.model.log_text import Samples
 from seatrial.model.record import Diagnosis
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage import shapes
-from seatrial.triage.cause import Cause, Progress, find_cause, in_order, independent, survived
+from seatrial.triage.cause import Cause, Progress, Reached, find_cause, in_order, independent, survived
 from seatrial.triage.chain import CRASH, Chain, ChainReader, How
 from seatrial.triage.log import Line, Log, read_log
 from seatrial.triage.signatures import GENERAL, Hit, Scan, first_match, load_signatures
@@ -55,8 +55,11 @@ _KILL_ADVICE = (
 _UNKNOWN_ADVICE = "No known failure matches. Read the excerpt; if the cause is understood, add a signature (docs/triage.md)."
 
 
-def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[Signature]) -> Diagnosis:
-    """Triage one log. `signatures` are the loop's own; the general ones are always added after them."""
+def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[Signature], *, ended: bool = False) -> Diagnosis:
+    """Triage one log. `signatures` are the loop's own; the general ones are always added after them.
+
+    `ended`: the process ended with 0, and the log need not say so: the last line counts as its last milestone.
+    """
     general = load_signatures(GENERAL)
     plain, framed = tuple(s for s in signatures if not s.frame), tuple(s for s in signatures if s.frame)
     known = (*plain, *general)
@@ -73,6 +76,8 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
         if milestones:
             survivors.feed(line)
     scan.finish()
+    if ended and milestones and tail:
+        scan.reached.append(Reached(tail[-1].number + 1, "", milestones[-1].id))
     harmless = [s for s in known if s.harmless and scan.counts(s)]
     chains = reader.finish()
     counting = [s for s in known if not s.harmless and scan.counts(s)]
@@ -206,6 +211,18 @@ class _Triage:
                 return Boundary.CLUSTER, Verdict.BLOCKED
             case _:
                 return Boundary.ENVIRONMENT, Verdict.BLOCKED
+
+
+STEPS = (
+    Milestone(
+        id="step",
+        pattern=r"(?i)(?:^|[\s\[({|>'\"])(?:global_?|train(?:ing)? ?)?(?:step|iter(?:ation)?|epoch|update)s?['\"]?\s*[ =:#\[]\s*\d+"
+        r"|\b(?:loss|reward|grad_norm)\b['\"]?\s*[=:]\s*['\"]?-?\d|\d+%\|[^|]*\| *\d+/\d+ \[",
+        boundary=Boundary.OPTIMIZER,
+    ),
+    Milestone(id="ended", pattern=r"(?!)x", boundary=Boundary.CHECKPOINT),
+)
+"""Of a script that no loop knows: lines that only work prints, and the end, which its exit code shows."""
 
 
 def stage_boundary(name: str) -> Boundary:

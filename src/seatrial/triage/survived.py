@@ -118,7 +118,12 @@ _PLACES: tuple[tuple[re.Pattern[str], Boundary], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), boundary)
     for pattern, boundary in (
         (r"reward|compute_score|\bscor(?:e|er|ing)|verif(?:y|ier)|grader|\bgrade\b", Boundary.REWARD),
-        (r"refit|(?:update|sync|load|broadcast|receive|send|transfer)_?\w*weights?|weight_(?:sync|transfer|loader|update)", Boundary.REFIT),
+        (
+            r"refit|(?:update|sync|load|broadcast|receive|send|transfer)_?\w*weights?|weight_(?:sync|transfer|loader|update)"
+            r"|\b(?:weights?|parameters?)\b.{0,60}\b(?:differ|mismatch|diverge|unequal|not equal|(?:do|does) not match|stale)"
+            r"|\b(?:differ|mismatch)\w*\b.{0,60}\b(?:weights?|parameters?)\b",
+            Boundary.REFIT,
+        ),
         (r"checkpoint|save_(?:model|pretrained|state)|_save\b|ckpt", Boundary.CHECKPOINT),
         (
             r"optimi[sz]er|\boptim\b|clip_grad|lr_scheduler|\bbackward\b|training_step|update_(?:actor|critic|policy)|grad_scaler",
@@ -289,7 +294,10 @@ def _place(chain: Chain, progress: Progress, framed: Sequence[Signature], steps:
     if not progress.building(chain.start):
         return None
     if chain.how is How.BARE:
-        return (boundary, max(1, int(BARE_SHARE * steps))) if boundary in CRITICAL and _exception(first.name) else None
+        if boundary not in CRITICAL or not _exception(first.name):
+            return None
+        strict = boundary is Boundary.REFIT or shapes.short(first.name) == "AssertionError"
+        return boundary, 0 if strict else max(1, int(BARE_SHARE * steps))
     if boundary in CRITICAL:
         return boundary, 0
     if not progress.training(chain.start):
