@@ -45,6 +45,8 @@ _STAGES: tuple[tuple[str, Boundary], ...] = (
 )
 """Words in the name of a failed stage, for logs of runners that no milestones are known of; else the provider."""
 
+_TOOLS = ("error", "fatal", "ERROR")
+"""What a tool prints before its message; not the name of an exception."""
 _TOTALS = re.compile(r"\b\d+ failed\b.*\b\d+ (passed|skipped|errors?)\b.* in [\d.]+ ?s")
 """pytest's last line."""
 
@@ -86,16 +88,17 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
     triage = _Triage(log, milestones, scan, progress, counting, harmless, loops)
     for chain in chains:
         # Servers are stopped by a signal when the work is done; a forced kill (no memory while saving) is no such thing.
-        stopped = chain.how is How.KILLED and triage.finished() and not chain.forced
-        if stopped or any(first_match(s, _lines(chain)) for s in harmless):
+        stopped = chain.how is How.KILLED and triage.finished() and not chain.forced and not progress.after(chain.end, main=False)
+        noise = (s for s in harmless if not (s.ending and progress.after(chain.end, main=True)))
+        if stopped or any(first_match(s, _lines(chain)) for s in noise):
             chain.how = How.NOTED
     found = [*triage.silent(), *(triage.failure(chains, tail) or triage.ending(tail, chains))]
     found = found or list(survivors.beyond(chains, progress, harmless, [s for s in framed if scan.counts(s)]))
     decisive = min(found, key=lambda d: (d.verdict is not Verdict.FAIL, d.line or 0), default=Diagnosis())
     last = triage.progress.last()
     mentioned = [hit for hit in survivors.lines() if hit.line != decisive.line]
-    noise = _noise(scan, harmless, [chain for chain in chains if survived(chain, triage.progress)], mentioned)
-    return decisive.model_copy(update={"file": str(path), "milestone": last.id if last else None, "noise": noise})
+    mentions = _noise(scan, harmless, [chain for chain in chains if survived(chain, triage.progress)], mentioned)
+    return decisive.model_copy(update={"file": str(path), "milestone": last.id if last else None, "noise": mentions})
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,8 @@ class _Triage:
         """Where an unknown failure sits."""
         chain, raised = cause
         reached = self.progress.before(raised.line, inclusive=True)
+        if self.finished() and chain.how is How.BARE and raised.name in _TOOLS and reached == self.progress.last():
+            return Boundary.ENVIRONMENT, Verdict.FAIL  # a launcher's word after the work was done
         if reached is not None:
             milestone = next(m for m in self.milestones if m.id == reached.id)
             return milestone.boundary, milestone.verdict
