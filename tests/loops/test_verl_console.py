@@ -206,7 +206,10 @@ def test_vacuous_and_unseen_by_run() -> None:
     spread = {"critic/score/max": (0.0, 1.0), "critic/score/min": (0.0, 0.0), "actor/grad_norm": (0.1, 0.1), "actor/lr": (0.0, 1e-6)}
     assert (vacuity.vacuous(metrics(**spread)), vacuity.unseen(metrics(**spread))) == (None, None)
     flat = {f"resume/{tag}": (0.0,) for tag in spread}
-    assert "in resume" in (vacuity.vacuous(metrics(**spread, **flat)) or "")
+    found = vacuity.vacuous(metrics(**spread, **flat))
+    assert found is not None
+    assert "in resume" in found.reason
+    assert found.boundary.value == "optimizer"
     still = {f"control/{tag}": (0.0, 0.0) if tag == "actor/lr" else row for tag, row in spread.items()}
     assert vacuity.vacuous(metrics(**spread, **still)) is None, "a control is to learn nothing"
     assert vacuity.unseen(metrics(**{"train/loss": (1.0,), "train/grad_norm": (1.0,)})) is None, "no rewards where none are"

@@ -164,17 +164,20 @@ def case(tmp_path: Path, text: str, check: CheckResult, metrics: Metrics, verdic
 
 def test_a_missed_check_shows_the_step_that_misses_most(tmp_path: Path) -> None:
     series = Series("actor/grad_norm", (1, 2, 3, 4), (1.1, 1.2, 9.5, 1.4))
-    check = CheckResult(name='max(data["actor/grad_norm"]) < 5', passed=False, threshold="< 5", value=9.5, steps=(1, 2, 3, 4))
+    check = CheckResult(
+        name='max(data["actor/grad_norm"]) < 5', passed=False, threshold="< 5", value=9.5, steps=(1, 2, 3, 4), tag="actor/grad_norm"
+    )
     text = verl_log().replace("actor/grad_norm:1.3", "actor/grad_norm:9.5")
     place = decisive(case(tmp_path, text, check, Metrics({series.tag: series})))
     assert "step:3 - " in place.text
-    named = check.model_copy(update={"name": "x", "tag": "actor/grad_norm", "step": 2})
+    named = check.model_copy(update={"name": "x", "step": 2})
     assert "step:2 - " in decisive(case(tmp_path, text, named, Metrics({series.tag: series}))).text
 
 
 def test_where_no_line_shows_it_the_text_names_metric_step_and_value(tmp_path: Path) -> None:
     series = Series("train/token_mult_prob_error", (1, 2), (1.0, 7.4))
-    check = CheckResult(name='max(data["train/token_mult_prob_error"]) < 1.05', passed=False, threshold="< 1.05", steps=(1, 2))
+    name = 'max(data["train/token_mult_prob_error"]) < 1.05'
+    check = CheckResult(name=name, passed=False, threshold="< 1.05", steps=(1, 2), tag="train/token_mult_prob_error")
     place = decisive(case(tmp_path, verl_log(after=["rc=0"]), check, Metrics({series.tag: series}, sources=("events.out.tfevents.1",))))
     assert place == ("events.out.tfevents.1", None, "train/token_mult_prob_error = 7.4 at step 2")
 

@@ -72,3 +72,47 @@ def test_one_line_of_a_lost_part_is_no_pass(loop: str, line: str, tmp_path: Path
 @pytest.mark.parametrize("line", ["NaN in rewards will be replaced by 0", "no NaN in rewards, nothing replaced", "rank 3 is ready"])
 def test_what_is_not_lost_alarms_nobody(line: str, tmp_path: Path) -> None:
     assert judged("trl", LOGS["trl"](at={3: [line]}), tmp_path).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("loop", LOGS)
+@pytest.mark.parametrize(
+    "line", ["AssertionError: refit mismatch", "AssertionError: weights differ after the sync", "ValueError: refit failed"]
+)
+def test_one_bare_exception_of_the_weights_is_no_pass(loop: str, line: str, tmp_path: Path) -> None:
+    found = judged(loop, LOGS[loop](at={3: [line]}), tmp_path)
+    assert (found.verdict, found.boundary, found.text) == (Verdict.BLOCKED, Boundary.REFIT, line)
+
+
+def test_one_bare_exception_of_a_reward_is_tolerated(tmp_path: Path) -> None:
+    line = "ValueError: the reward of this answer cannot be parsed"
+    assert judged("trl", LOGS["trl"](at={3: [line]}), tmp_path).verdict is Verdict.PASS
+    assert judged("trl", LOGS["trl"](at={step: [line] for step in (3, 4, 5)}), tmp_path).boundary is Boundary.REWARD
+
+
+def test_a_gradient_overflow_is_tolerated_once(tmp_path: Path) -> None:
+    line = "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 32768.0"
+    assert judged("trl", LOGS["trl"](at={3: [line]}), tmp_path).verdict is Verdict.PASS
+    assert judged("trl", LOGS["trl"](at={step: [line] for step in range(3, 12)}), tmp_path).boundary is Boundary.OPTIMIZER
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("tag", ["actor/grad_norm", "actor/entropy", "critic/score/mean"])
+def test_true_and_false_are_no_numbers(tag: str, value: bool, tmp_path: Path) -> None:
+    found = put(value, tag, when=lambda row: row["step"] == 7, log=False)(healthy("grpo")).judge(tmp_path)
+    assert (found.verdict, found.boundary) == (Verdict.FAIL, Boundary.METRICS)
+    assert f"the value of '{tag}' is not a number" in found.reason
+
+
+@pytest.mark.parametrize("text", ["nan", "-nan(ind)", "1.#QNAN", "-1.#IND", "inf", "-inf", "Infinity"])
+@pytest.mark.parametrize("name", ["trl", "grpo"])
+def test_every_spelling_of_no_number_counts(name: str, text: str, tmp_path: Path) -> None:
+    tag = {"trl": "entropy", "grpo": "actor/entropy"}[name]
+    found = put(text, tag, log=False)(healthy(name)).judge(tmp_path)
+    assert (found.verdict, found.boundary) == (Verdict.FAIL, Boundary.METRICS)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_a_learning_rate_of_zero_of_verl_is_the_optimizers(name: str, tmp_path: Path) -> None:
+    tags = ("actor/lr", "critic/lr", "actor/grad_norm")
+    found = put(0.0, *tags)(healthy(name)).judge(tmp_path)
+    assert (found.verdict, found.boundary) == (Verdict.BLOCKED, Boundary.OPTIMIZER)

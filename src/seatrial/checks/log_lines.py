@@ -41,7 +41,8 @@ _WORD = (
 _NOUN = r"(?:(?:an?|the)\s+)?(?:non-?zero\s+)?(?:exit\s*|return\s*)?(?:code|status|value|error|signal)"
 _EXIT = (
     rf"(?<![/\w]){_WORD}\b[\"']?(?: (?:is|was|of))?\s*[:=]*\s*[\"'(]*{_CODE}",  # rc=1, returncode: -9, ExitCode 1:0, exitcode  : 1 (pid: 7)
-    rf"(?<![/\w])exit(?:ed|s|ing)?\b[,:]?\s*(?:with\s+|due to\s+)?(?:{_NOUN}\s*[:=(]*\s*|\(\s*){_CODE}",  # exited with code 1, Exited (137)
+    # exited with code 1, Exited (137)
+    rf"(?<![/\w])exit(?:ed|s|ing)?\b[,:]?\s*(?:with\s+|due to\s+)?(?:{_NOUN}\s*[:=(]*\s*[\"']?|\(\s*){_CODE}",
     rf"(?<![/\w])exit(?:ed|s|ing)?\b[,:]?\s*(?:with\s+)?{_CODE}(?=\W*$|\s{{2,}}|\))",  # + exit 1, [1]+  Exit 1   python train.py
     rf"\b(?:failed|terminated|finished|ended|died|completed|stopped|returned|crashed|quit|done)\b[^.;]{{0,40}}?\bwith\s+"
     rf"(?:{_NOUN}\s*[:=(]*\s*{_CODE}|(?P<bare>-?\d+)(?=\W*$))",  # script failed with 1
@@ -61,7 +62,14 @@ _SIGNALLED = re.compile(
     r"|\b(?P<seen>SIG(?:KILL|SEGV|ABRT|BUS|FPE|ILL)) (?:received|caught)\b"
     r"|^(?:\S+: )?(?:line \d+: +)?(?:\d+ )?(?P<word>Segmentation fault|Aborted|Killed|Terminated|Bus error|Floating point exception"
     r"|Illegal instruction|Hangup|Out of memory|FAILED)(?=\W*$|\s*\(|\s{2,}|[:;!])"
-    r"|(?P<dumped>\(core dumped\))|\b(?P<oom>OOMKilled)\b|\b(?P<cancelled>(?-i:CANCELLED))\b"
+    r"|\bSignals\.(?P<signals>SIG[A-Z]+)|\bsignal \d+ \((?P<given>SIG[A-Z]+)\) (?:was )?(?:received|caught|sent)"
+    r"|\b(?P<nonzero>(?:a |with )?non-?zero (?:exit )?(?:status|code|return code|result))\b"
+    r"|\b(?P<abnormal>(?:exit\w*|ended|terminat\w+) abnormally|abnormal (?:exit|termination)|with result 'exit-code')"
+    r"|\bbuild (?:step )?.{0,60}(?P<build>marked .{0,20}as failure)"
+    r"|\b(?:pod )?(?:phase|status|state|finished|conclusion|result)\s*[:=]\s*[\"']?(?P<phase>fail(?:ed|ure))\b"
+    r"|`[^`]{1,200}` (?P<quoted>failed)\b|\b(?P<sacct>(?-i:FAILED|TIMEOUT|OUT_OF_ME\w*|NODE_FAIL|PREEMPTED|CANCELLED\+?))\s+\d+:\d+\s*$"
+    r"|\b(?P<limit>DUE TO TIME LIMIT)\b|^(?:\S*\.)?(?P<system>SystemExit: *[1-9]\d*)"
+    r"|(?P<dumped>\bcore dumped\b)|\b(?P<oom>OOMKilled)\b|\b(?P<cancelled>(?-i:CANCELLED))\b"
     r"|\b(?:job|jobstate|state|status|result|step|task)\b.{0,40}?\b(?P<state>(?-i:FAILED|TIMEOUT|OUT_OF_MEMORY|NODE_FAIL|PREEMPTED)"
     r"|DUE TO TIME LIMIT|out of memory)\b|\b(?P<killed>oom[-_ ]kill\w*)"
     r"|\b(?P<failed>(?:job|run|script|command|training|process|launch|kernel)(?: \S{1,40})? (?:has )?(?:failed|died|crashed))\b(?! to\b)",
@@ -176,12 +184,12 @@ def exit_value(text: str) -> str | None:
     """The exit code or signal that a line says, as text; None for none. `ExitCode 0:9` has code and signal."""
     if not _MAY_EXIT.search(text):
         return None
-    for pattern in _EXITED:
-        if match := pattern.search(text):
-            return match["code"] or match.groupdict().get("bare")
+    code = next((match["code"] or match.groupdict().get("bare") for pattern in _EXITED if (match := pattern.search(text))), None)
+    if code is not None and _failed(code):
+        return code
     if match := _SIGNALLED.search(text):
         return next(f"signal {value}" if name in ("signal", "name") else value for name, value in match.groupdict().items() if value)
-    return None
+    return code
 
 
 def _failed(code: str) -> bool:

@@ -143,7 +143,15 @@ def _runs(metrics: Metrics, signals: Signals) -> list[_Run]:
 
 
 def _check(
-    name: str, passed: bool, value: float | str | None, boundary: Boundary, message: str = "", steps: Sequence[int] = (), limit: str = ""
+    name: str,
+    passed: bool,
+    value: float | str | None,
+    boundary: Boundary,
+    message: str = "",
+    steps: Sequence[int] = (),
+    limit: str = "",
+    *,
+    tag: str = "",
 ) -> CheckResult:
     shown = number_to_json(value) if isinstance(value, float) else value
     step = steps[0] if steps and not passed else None
@@ -157,6 +165,7 @@ def _check(
         boundary=boundary,
         missing=() if passed else tuple(steps),
         step=step,
+        tag=tag,
     )
 
 
@@ -170,7 +179,17 @@ def _finite(printed: Metrics) -> list[CheckResult]:
     if not printed.series:
         return []
     message = f"{bad[0][0]} is not finite at step {_list(bad[0][1])} of the log" if bad else ""
-    return [_check("the log prints finite values", not bad, len(bad), Boundary.METRICS, message, bad[0][1] if bad else ())]
+    return [
+        _check(
+            "the log prints finite values",
+            not bad,
+            len(bad),
+            Boundary.METRICS,
+            message,
+            bad[0][1] if bad else (),
+            tag=bad[0][0] if bad else "",
+        )
+    ]
 
 
 def _restarted(metrics: Metrics, signals: Signals, where: str) -> list[CheckResult]:
@@ -213,15 +232,17 @@ def _whole(run: _Run, signals: Signals, metrics: Metrics, end: int | None, inter
         if tag in losses or holes:
             value = f"{len(series)} rows, usually {usual} apart" if len(rows) > 1 else f"{len(series)} row"
             message = f"nothing at step {_list(holes)}" if holes else ""
-            found.checks.append(_check(name, not holes, value, Boundary.METRICS, message, holes))
+            found.checks.append(_check(name, not holes, value, Boundary.METRICS, message, holes, tag=run.whole_tag(tag)))
     expected = _expected(rows, interval, max(end or 0, last)) if interval and not metrics.estimated else []
+    first_loss = run.whole_tag(next(iter(losses)))
     if expected:
         message = f"rows are logged every {interval} steps, and nothing is logged at step {_list(expected)}"
-        found.checks.append(_check("every row that was to be logged is there", False, len(expected), Boundary.METRICS, message, expected))
+        name = "every row that was to be logged is there"
+        found.checks.append(_check(name, False, len(expected), Boundary.METRICS, message, expected, tag=first_loss))
     if end is not None and end - last >= usual and not metrics.estimated:
         message = f"the run went on to step {end}, and the last loss is that of step {last}"
         tail = list(islice(range(last + 1, end + 1), MOST_HOLES))
-        check = _check(f"the last steps are logged ({run.whole_tag(next(iter(losses)))})", False, last, Boundary.METRICS, message, tail)
+        check = _check(f"the last steps are logged ({first_loss})", False, last, Boundary.METRICS, message, tail, tag=first_loss)
         (found.checks if len(rows) > 1 else found.doubts).append(check)
     return found
 
@@ -310,11 +331,13 @@ def _moved(run: _Run, signals: Signals) -> Findings:
         empty = [step for step, value in _at(series).items() if value == 0 and step > 0]
         bad = len(empty) > len(series) // FEW
         message = f"no token was generated or counted at step {_list(empty)}" if bad else ""
-        found.doubts.append(_check(f"{run.whole_tag(tag)} is not zero", not bad, f"{len(empty)} steps", Boundary.ROLLOUT, message, empty))
+        name = f"{run.whole_tag(tag)} is not zero"
+        found.doubts.append(_check(name, not bad, f"{len(empty)} steps", Boundary.ROLLOUT, message, empty, tag=run.whole_tag(tag)))
     for tag, series in run.named(signals.entropy).items():
         if not any(series.values):
             message = "it is exactly 0 at every step: the policy has no choice left, or it was not computed"
-            found.doubts.append(_check(f"{run.whole_tag(tag)} is not zero", False, 0.0, Boundary.METRICS, message, series.steps))
+            name = f"{run.whole_tag(tag)} is not zero"
+            found.doubts.append(_check(name, False, 0.0, Boundary.METRICS, message, series.steps, tag=run.whole_tag(tag)))
     found.doubts += [_living_loss(run.whole_tag(tag), series, supervised) for tag, series in run.named(signals.loss).items()]
     found.doubts += _fresh_rows(run, signals)
     return found
@@ -333,7 +356,8 @@ def _gradient(tag: str, series: Series, spread: dict[int, bool], alive: dict[int
     most = 1 if len(asked) > 3 else 0
     bad = len(dead) > max(most, len(asked) // FEW)
     message = f"no gradient at step {_list(dead)}, although there was something to learn" if bad else ""
-    return _check(f"{tag} is not zero", not bad, f"{len(asked) - len(dead)} of {len(asked)} steps", Boundary.OPTIMIZER, message, dead)
+    value = f"{len(asked) - len(dead)} of {len(asked)} steps"
+    return _check(f"{tag} is not zero", not bad, value, Boundary.OPTIMIZER, message, dead, tag=tag)
 
 
 def _rate(tag: str, series: Series) -> CheckResult:
@@ -349,7 +373,7 @@ def _rate(tag: str, series: Series) -> CheckResult:
     bad = bool(inner) and len(idle) > len(inner) // FEW
     message = f"vacuous: the learning rate is 0 at step {_list(zero)}, so no weight could change there" if bad else ""
     value = f"{len(points) - len(zero)} of {len(points)} steps"
-    return _check(f"{tag} is not zero", not bad, value, Boundary.OPTIMIZER, message, zero)
+    return _check(f"{tag} is not zero", not bad, value, Boundary.OPTIMIZER, message, zero, tag=tag)
 
 
 def _living_loss(tag: str, series: Series, supervised: bool) -> CheckResult:
@@ -361,7 +385,7 @@ def _living_loss(tag: str, series: Series, supervised: bool) -> CheckResult:
     if empty:
         message = f"it is exactly 0 at step {_list(zero)}: no token counted"
     steps = zero if empty else series.steps if same else ()
-    return _check(f"{tag} is computed anew", not message, f"{len(set(series.values))} values", Boundary.METRICS, message, steps)
+    return _check(f"{tag} is computed anew", not message, f"{len(set(series.values))} values", Boundary.METRICS, message, steps, tag=tag)
 
 
 def _fresh_rows(run: _Run, signals: Signals) -> list[CheckResult]:
@@ -406,7 +430,9 @@ def _possible(run: _Run, signals: Signals) -> list[CheckResult]:
                 wrong.append((less, step, value, f"at most {more}, which is {upper[step]:g}"))
     message = f"{run.whole_tag(wrong[0][0])} is {wrong[0][2]:g} at step {wrong[0][1]}; it is {wrong[0][3]} by definition" if wrong else ""
     steps = [step for _, step, _, _ in wrong]
-    return [_check(f"every value is possible{_where(run)}", not wrong, f"{len(wrong)} are not", Boundary.METRICS, message, steps, "0")]
+    first = run.whole_tag(wrong[0][0]) if wrong else ""
+    name = f"every value is possible{_where(run)}"
+    return [_check(name, not wrong, f"{len(wrong)} are not", Boundary.METRICS, message, steps, "0", tag=first)]
 
 
 def _bounded(run: _Run, signals: Signals) -> Findings:
@@ -432,8 +458,9 @@ def _within(tag: str, series: Series, bound: Bound) -> CheckResult:
         step, value = max(out, key=lambda point: abs(point[1]))
         message = f"{tag} is {value:g} at step {step}; a sound run stays within {low:g} and {high:g}"
     worst = max(out, key=lambda point: abs(point[1]))[1] if out else max(sizes, default=0.0)
-    made = _check(f"{tag} stays in bounds", not out, worst, Boundary.METRICS, message, [step for step, _ in out], f"{low:g} to {high:g}")
-    return made.model_copy(update={"tag": tag})
+    steps = [step for step, _ in out]
+    made = _check(f"{tag} stays in bounds", not out, worst, Boundary.METRICS, message, steps, f"{low:g} to {high:g}", tag=tag)
+    return made.model_copy(update={"subject": "bound"})
 
 
 def _beside(metrics: Metrics, printed: Metrics, signals: Signals) -> Findings:
@@ -446,19 +473,17 @@ def _beside(metrics: Metrics, printed: Metrics, signals: Signals) -> Findings:
     name = "the metrics hold every step that the log prints"
     if shared:
         message = f"the log prints {lost[0]} at step {_list(lost[1])}, and the metrics do not hold it" if lost else ""
-        found.checks.append(_check(name, not lost, f"{len(shared)} metrics", Boundary.METRICS, message, lost[1] if lost else ()))
+        steps, tag = (lost[1], lost[0]) if lost else ([], "")
+        found.checks.append(_check(name, not lost, f"{len(shared)} metrics", Boundary.METRICS, message, steps, tag=tag))
     if unprinted:
         message = f"the metrics hold {unprinted[0]} at step {_list(unprinted[1])}, and the log does not print it"
-        found.doubts.append(
-            _check(
-                "the log prints every step that the metrics hold", False, f"{len(unprinted[1])}", Boundary.METRICS, message, unprinted[1]
-            )
-        )
+        name = "the log prints every step that the metrics hold"
+        found.doubts.append(_check(name, False, f"{len(unprinted[1])}", Boundary.METRICS, message, unprinted[1], tag=unprinted[0]))
     learned = (*signals.loss, *signals.grad_norm)
     told = next((tag for tag in printed.series if matches(tag, learned) and tag not in metrics.series), None)
     if told is not None and metrics.series.keys() & printed.series.keys():
         message = f"the log prints {told}, and the metrics do not hold it: it is missing there, or no number"
-        found.doubts.append(_check("the metrics hold what the log prints", False, None, Boundary.METRICS, message))
+        found.doubts.append(_check("the metrics hold what the log prints", False, None, Boundary.METRICS, message, tag=told))
     found.doubts.append(_same_values(metrics, printed, set() if printed.estimated else set(shared)))
     return found
 
@@ -496,8 +521,9 @@ def _same_values(metrics: Metrics, printed: Metrics, strict: set[str]) -> CheckR
     elif telling:
         tag, step, told, held = telling[0]
         message = f"{tag} is {held:g} at step {step}, and the log prints {told:g}"
-    steps = [step for _, step, _, _ in apart] if message else []
-    return _check(name, not message, f"{points} values", Boundary.METRICS, message, steps)
+    shown = (telling or apart) if message else []
+    steps = [step for _, step, _, _ in shown]
+    return _check(name, not message, f"{points} values", Boundary.METRICS, message, steps, tag=shown[0][0] if shown else "")
 
 
 def _pairs(metrics: Metrics, printed: Metrics) -> Iterator[tuple[str, int, float, float]]:

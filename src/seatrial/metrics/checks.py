@@ -65,6 +65,7 @@ def evaluate(expr: str, metrics: Metrics, boundary: Boundary = Boundary.METRICS)
         missing=tuple(sorted(evaluation.missing)),
         message=message,
         boundary=boundary,
+        tag=next(iter(evaluation.read), ""),
     )
 
 
@@ -96,6 +97,8 @@ class _Evaluation:
         self.check = check
         self.metrics = metrics
         self.used: set[int] = set()
+        self.read: list[str] = []
+        """The series that were read, in order."""
         self.missing: set[int] = set()
         self.misses: list[str] = []
 
@@ -208,13 +211,14 @@ class _Evaluation:
         if tag not in self.metrics.scalars:
             raise Miss(self.unknown(tag))
         scalar = self.metrics.scalars[tag]
-        value = scalar if isinstance(scalar, str) else number(scalar)
+        value = scalar if isinstance(scalar, str) else float(scalar) if isinstance(scalar, bool) else number(scalar)
         if isinstance(value, float) and not math.isfinite(value):
             raise Miss(f"{tag} is not finite: {scalar}", value=value)
         return value if value is not None else str(scalar)
 
     def series(self, tag: str) -> Series:
         if tag in self.metrics.series:
+            self.read.append(tag)
             return self.metrics.series[tag]
         raise Miss(f"{tag} is a single value, not a series" if tag in self.metrics.scalars else self.unknown(tag))
 

@@ -118,7 +118,7 @@ class _Rows:
         if isinstance(data, dict):
             values = {**{key: value for key, value in values.items() if key != "data"}, **data}
             self.metrics_seen = True
-        elif values and all(number(value) is not None for value in values.values()):
+        elif values and all(isinstance(value, bool) or number(value) is not None for value in values.values()):
             self.metrics_seen = True  # a row with text among its values may as well be a rollout
         self.take(where, step, values.items())
 

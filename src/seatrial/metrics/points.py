@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from seatrial.model.guarded import STEP_DIGITS, as_float
+from seatrial.model.guarded import STEP_DIGITS, as_float, parse_not_finite
 from seatrial.model.series import Damage, Scalar
-
-_MARKED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 @dataclass(slots=True)
@@ -43,12 +41,13 @@ class Reading:
 
 
 def number(value: object) -> float | None:
-    """A JSON value as number: null and the marked strings are non-finite numbers; None for text, lists and objects."""
+    """A JSON value as number: null, and NaN or infinity in any spelling as text, are non-finite numbers; None for other text, true and
+    false, lists and objects."""
     if value is None:
         return math.nan
     if isinstance(value, str):
-        return _MARKED.get(value)
-    return as_float(value) if isinstance(value, int | float) else None
+        return parse_not_finite(value)
+    return as_float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def step_number(value: object) -> int | None:

@@ -39,6 +39,8 @@ _MARKED = re.compile(r"\\u[dD][89a-fA-F]")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _SIGNS = re.compile(r"[-+~(\[{][-+~(\[{\s]{" + str(DEPTH) + "}")
 _FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|inf(?:inity)?)", re.IGNORECASE | re.ASCII)
+_NAN = re.compile(r"[-+]?(?:nan(?:\((?:ind|snan|qnan|0x[0-9a-f]+)?\))?|1\.#(?:qnan|snan|ind)0*)", re.IGNORECASE)
+_INFINITE = re.compile(r"([-+]?)(?:inf(?:inity)?|1\.#inf0*)", re.IGNORECASE)
 _WHOLE = re.compile(rf"[-+]?[0-9]{{1,{STEP_DIGITS}}}", re.ASCII)
 
 
@@ -145,8 +147,20 @@ def parse_float(text: str) -> float:
     """A decimal number, `nan` or `inf` as text; 1e999 is infinite. Python's `float` would take `1_000` and other scripts' digits."""
     text = text.strip()
     if not _FLOAT.fullmatch(text):
-        raise BadValue(f"not a number: {_short(text)!r}")
+        odd = parse_not_finite(text)
+        if odd is None:
+            raise BadValue(f"not a number: {_short(text)!r}")
+        return odd
     return float(text)
+
+
+def parse_not_finite(text: str) -> float | None:
+    """NaN or an infinity as C libraries, Python and JavaScript spell it (`-nan(ind)`, `1.#QNAN`); None for other text."""
+    text = text.strip()
+    if _NAN.fullmatch(text):
+        return float("nan")
+    found = _INFINITE.fullmatch(text)
+    return None if found is None else float("-inf" if found[1] == "-" else "inf")
 
 
 def parse_whole(text: str) -> int:

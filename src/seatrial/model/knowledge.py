@@ -149,5 +149,9 @@ class Signature(Record):
     """Of a silent one: how many such lines a healthy run may print. Only more of them count."""
     share: float = Field(default=0.0, ge=0, lt=1)
     """The same as a share of the run's steps; the larger of both is the limit."""
+    ending: bool = False
+    """Of a harmless one: only where no further steps follow."""
+    training: bool = False
+    """Of a line that a run got over: counts only between the first and the last step. Before, it is about the start."""
     seen_in: str = Field(default="")
     """System and version where it was observed."""

@@ -52,6 +52,8 @@ class CheckResult(Record):
     """The tensor in which it diverged."""
     tag: str = ""
     """The metric that it measured, where it measured one."""
+    subject: Literal["", "bound"] = ""
+    """What it is about, where others decide by that: `bound` are the general limits of a metric, which a script's own replace."""
     line: int | None = None
     """The line of the log that shows it, where the check was read there."""
 

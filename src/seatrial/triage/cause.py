@@ -24,6 +24,8 @@ from seatrial.triage.shapes import short
 
 _WENT_ON = 10  # lines a dying process may still write: hints, shutdown messages, the exit code
 _BACK = 200  # lines a consequence may come after its cause when other processes reached a milestone meanwhile
+_LATE = 2
+"""Steps of a worker that are not forwarded so late that the main process had ended before."""
 _MENTIONED = (How.NOTED, How.WARNED)
 
 
@@ -56,6 +58,8 @@ class Progress:
         counts = Counter(hit.id for hit in reached)
         order = [milestone.id for milestone in milestones]
         self._rounds = max(counts.values(), default=0)
+        often = next((name for name, count in counts.items() if count == self._rounds), "")
+        self._rounded = [hit.line for hit in reached if hit.id == often] if self._rounds > _LATE else []
         self._built = next((hit.line for hit in reached if verdicts.get(hit.id) is Verdict.FAIL), None)
         # The milestone that comes again and again is a step; the one before it in the loop's order says that training began.
         again = next((index for index, name in enumerate(order) if counts and counts[name] == self._rounds), 0)
@@ -76,9 +80,9 @@ class Progress:
         return self._reached[-1] if self._reached else None
 
     def after(self, line: int, *, main: bool) -> bool:
-        """Whether a milestone came below `line`; with `main`, one that the main process wrote."""
+        """Whether a milestone came below `line`; with `main`, one that the main process wrote, or more steps than are forwarded late."""
         last = self._last_main if main else self._lines[-1] if self._lines else 0
-        return last > line
+        return last > line or (main and sum(at > line for at in self._rounded) >= _LATE)
 
     def rounds(self) -> int:
         """How often the milestone was matched that came most often: the steps, where a loop prints each."""

@@ -21,7 +21,7 @@ from seatrial.model.log_text import Samples
 from seatrial.model.record import Diagnosis
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage import shapes
-from seatrial.triage.cause import Cause, Progress, find_cause, in_order, independent, survived
+from seatrial.triage.cause import Cause, Progress, Reached, find_cause, in_order, independent, survived
 from seatrial.triage.chain import CRASH, Chain, ChainReader, How
 from seatrial.triage.log import Line, Log, read_log
 from seatrial.triage.signatures import GENERAL, Hit, Scan, first_match, load_signatures
@@ -45,6 +45,8 @@ _STAGES: tuple[tuple[str, Boundary], ...] = (
 )
 """Words in the name of a failed stage, for logs of runners that no milestones are known of; else the provider."""
 
+_TOOLS = ("error", "fatal", "ERROR")
+"""What a tool prints before its message; not the name of an exception."""
 _TOTALS = re.compile(r"\b\d+ failed\b.*\b\d+ (passed|skipped|errors?)\b.* in [\d.]+ ?s")
 """pytest's last line."""
 
@@ -55,8 +57,11 @@ _KILL_ADVICE = (
 _UNKNOWN_ADVICE = "No known failure matches. Read the excerpt; if the cause is understood, add a signature (docs/triage.md)."
 
 
-def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[Signature]) -> Diagnosis:
-    """Triage one log. `signatures` are the loop's own; the general ones are always added after them."""
+def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[Signature], *, ended: bool = False) -> Diagnosis:
+    """Triage one log. `signatures` are the loop's own; the general ones are always added after them.
+
+    `ended`: the process ended with 0, and the log need not say so: the last line counts as its last milestone.
+    """
     general = load_signatures(GENERAL)
     plain, framed = tuple(s for s in signatures if not s.frame), tuple(s for s in signatures if s.frame)
     known = (*plain, *general)
@@ -73,6 +78,8 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
         if milestones:
             survivors.feed(line)
     scan.finish()
+    if ended and milestones and tail:
+        scan.reached.append(Reached(tail[-1].number + 1, "", milestones[-1].id))
     harmless = [s for s in known if s.harmless and scan.counts(s)]
     chains = reader.finish()
     counting = [s for s in known if not s.harmless and scan.counts(s)]
@@ -81,16 +88,17 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
     triage = _Triage(log, milestones, scan, progress, counting, harmless, loops)
     for chain in chains:
         # Servers are stopped by a signal when the work is done; a forced kill (no memory while saving) is no such thing.
-        stopped = chain.how is How.KILLED and triage.finished() and not chain.forced
-        if stopped or any(first_match(s, _lines(chain)) for s in harmless):
+        stopped = chain.how is How.KILLED and triage.finished() and not chain.forced and not progress.after(chain.end, main=False)
+        noise = (s for s in harmless if not (s.ending and progress.after(chain.end, main=True)))
+        if stopped or any(first_match(s, _lines(chain)) for s in noise):
             chain.how = How.NOTED
     found = [*triage.silent(), *(triage.failure(chains, tail) or triage.ending(tail, chains))]
     found = found or list(survivors.beyond(chains, progress, harmless, [s for s in framed if scan.counts(s)]))
     decisive = min(found, key=lambda d: (d.verdict is not Verdict.FAIL, d.line or 0), default=Diagnosis())
     last = triage.progress.last()
     mentioned = [hit for hit in survivors.lines() if hit.line != decisive.line]
-    noise = _noise(scan, harmless, [chain for chain in chains if survived(chain, triage.progress)], mentioned)
-    return decisive.model_copy(update={"file": str(path), "milestone": last.id if last else None, "noise": noise})
+    mentions = _noise(scan, harmless, [chain for chain in chains if survived(chain, triage.progress)], mentioned)
+    return decisive.model_copy(update={"file": str(path), "milestone": last.id if last else None, "noise": mentions})
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +202,8 @@ class _Triage:
         """Where an unknown failure sits."""
         chain, raised = cause
         reached = self.progress.before(raised.line, inclusive=True)
+        if self.finished() and chain.how is How.BARE and raised.name in _TOOLS and reached == self.progress.last():
+            return Boundary.ENVIRONMENT, Verdict.FAIL  # a launcher's word after the work was done
         if reached is not None:
             milestone = next(m for m in self.milestones if m.id == reached.id)
             return milestone.boundary, milestone.verdict
@@ -206,6 +216,18 @@ class _Triage:
                 return Boundary.CLUSTER, Verdict.BLOCKED
             case _:
                 return Boundary.ENVIRONMENT, Verdict.BLOCKED
+
+
+STEPS = (
+    Milestone(
+        id="step",
+        pattern=r"(?i)(?:^|[\s\[({|>'\"])(?:global_?|train(?:ing)? ?)?(?:step|iter(?:ation)?|epoch|update)s?['\"]?\s*[ =:#\[]\s*\d+"
+        r"|\b(?:loss|reward|grad_norm)\b['\"]?\s*[=:]\s*['\"]?-?\d|\d+%\|[^|]*\| *\d+/\d+ \[",
+        boundary=Boundary.OPTIMIZER,
+    ),
+    Milestone(id="ended", pattern=r"(?!)x", boundary=Boundary.CHECKPOINT),
+)
+"""Of a script that no loop knows: lines that only work prints, and the end, which its exit code shows."""
 
 
 def stage_boundary(name: str) -> Boundary:

@@ -22,15 +22,23 @@ _WORDS = 14
 
 def says(text: str, found: re.Match[str]) -> bool:
     """Whether a phrase is the line's own word: not a quotation, not a part of a sample, and not denied."""
+    return not denied(text[: found.start()]) and not _NONE_OF.search(found[0]) and not quoted(text, found)
+
+
+def denied(before: str) -> bool:
+    """Whether what stands before a phrase denies it."""
+    return _DENIED.search(before) is not None
+
+
+def quoted(text: str, found: re.Match[str]) -> bool:
+    """Whether a phrase is a quotation, a part of a sample, or prose."""
     before = text[: found.start()]
-    if _DENIED.search(before) or _NONE_OF.search(found[0]):
-        return False
     if is_sample(text) or (text.lstrip().startswith("|") and (before.strip() or text.rstrip().endswith("|"))):
-        return False
-    if _RECORD.match(before):
         return True
+    if _RECORD.match(before):
+        return False
     if before.count('"') % 2 or before.count("`") % 2 or before.count("“") > before.count("”") or before.count("«") > before.count("»"):
-        return False
+        return True
     if len(re.findall(r"(?<!\w)'|'(?!\w)", before)) % 2:
-        return False
-    return len(before.split()) <= _WORDS
+        return True
+    return len(before.split()) > _WORDS

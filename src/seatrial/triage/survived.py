@@ -24,6 +24,7 @@ from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage import shapes
 from seatrial.triage.cause import Progress, survived
 from seatrial.triage.chain import Chain, How
+from seatrial.triage.doubts import Doubt, doubt, may_doubt
 from seatrial.triage.log import Line
 from seatrial.triage.quotes import says
 from seatrial.triage.signatures import Hit, compile_pattern, load_signatures, times
@@ -107,18 +108,30 @@ STEMS = (
         "unreachable",
         "unavailable",
     ),
+    *("mismatch", "differ", "disagree", "checksum", "unequal", "not loaded", "not received", "not reduced", "not applied", "not merged"),
+    *("not equal", "false", "refus", "reject", "swallow", "corrupt", "malloc", "free()", "smashing", "bus", "xid", "instruction"),
+    *("floating point", "empty", "produced", "returned", "left", "disconnect", "world size", "set to", "reus", "repeat", "nothing was"),
+    *("no minibatch", "no batch", "no lora", "no adapter", "errno", "no space", "quota", "unexpected pos", "inline_container", "raised"),
+    *("without", "broke", "symbol", "exited", "using", "no mini"),
     *("unhealthy", "lost", "replac", "filling", "filled", "unable", "could not", "cannot", "incompat", "invalid", "abort"),
 )
 """Every line of `survived.toml` holds one of these words: one search keeps the others from most lines."""
 METRICS_ROW = re.compile(r"\s*\{['\"](?!level|severity|time|ts|msg|message|event|logger|asctime)|.{0,200}?\bstep:\d+ - \S+:")
 
+_MOST = 1000
+"""Lines that are kept of a signature that only counts between steps."""
 _LONGEST = 4000
 """Characters of a line that are searched: what says that something was skipped says it early."""
 _PLACES: tuple[tuple[re.Pattern[str], Boundary], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), boundary)
     for pattern, boundary in (
         (r"reward|compute_score|\bscor(?:e|er|ing)|verif(?:y|ier)|grader|\bgrade\b", Boundary.REWARD),
-        (r"refit|(?:update|sync|load|broadcast|receive|send|transfer)_?\w*weights?|weight_(?:sync|transfer|loader|update)", Boundary.REFIT),
+        (
+            r"refit|(?:update|sync|load|broadcast|receive|send|transfer)_?\w*weights?|weight_(?:sync|transfer|loader|update)"
+            r"|\b(?:weights?|parameters?)\b.{0,60}\b(?:differ|mismatch|diverge|unequal|not equal|(?:do|does) not match|stale)"
+            r"|\b(?:differ|mismatch)\w*\b.{0,60}\b(?:weights?|parameters?)\b",
+            Boundary.REFIT,
+        ),
         (r"checkpoint|save_(?:model|pretrained|state)|_save\b|ckpt", Boundary.CHECKPOINT),
         (
             r"optimi[sz]er|\boptim\b|clip_grad|lr_scheduler|\bbackward\b|training_step|update_(?:actor|critic|policy)|grad_scaler",
@@ -141,7 +154,7 @@ _IMPORTS = re.compile(r"importlib|_bootstrap|import_utils|, in (?:safe_import\w*
 _MODEL_CODE = re.compile(r'File "(?:<\w+>|/tmp/\S*(?:sandbox|code|exec|tmp)\S*\.py)"')
 """Code that a model wrote and a tool ran: it may raise what it likes."""
 _RANK = re.compile(r"\[(?:rank|default|trainer|worker)?\d+\]:$|\d{1,5}:$")
-_FRAME = re.compile(r'File "(?:[^"]*/)?((?:[^"/]*/)?[^"/]*)", line \d+, in (.*)')
+_FRAME = re.compile(r'File "[^"]*?((?:[^"/]*/)?[^"/]*)", line \d+, in (.*)')
 _SCHEDULER = re.compile(r"CANCELLED|TIME LIMIT|PREEMPT")
 _OPTIONAL = frozenset({"ImportError", "ModuleNotFoundError", "PackageNotFoundError"})
 
@@ -166,23 +179,28 @@ class Survivors:
         self._patterns = [(s, compile_pattern(f"signature {s.id}", s.pattern)) for s in self._known]
         self._hits: dict[str, list[Hit]] = {}
         self._counts: dict[str, int] = {}
+        self._doubts: list[tuple[Doubt, Hit, int]] = []
 
     def feed(self, line: Line) -> None:
         """Take the next line of the log."""
         text = line.body[:_LONGEST]
         lower = text.lower()
-        if not any(stem in lower for stem in STEMS) or METRICS_ROW.match(text):
+        stems, parts = any(stem in lower for stem in STEMS), may_doubt(lower)
+        if not (stems or parts) or METRICS_ROW.match(text):
             return
-        for signature, pattern in self._patterns:
+        for signature, pattern in self._patterns if stems else ():
             found = pattern.search(text)
             if found is not None and says(text, found):
                 self._counts[signature.id] = self._counts.get(signature.id, 0) + times(line.text)
                 hits = self._hits.setdefault(signature.id, [])
-                if len(hits) < 2:
+                if len(hits) < (_MOST if signature.training else 1):
                     hits.append(Hit(line.number, line.text))
-                else:
-                    hits[1] = Hit(line.number, line.text)
+                if signature.tolerated:
+                    break
                 return  # one line is one error
+        said = doubt(text) if parts and len(self._doubts) < _MOST else None
+        if said is not None:
+            self._doubts.append((said, Hit(line.number, line.text), times(line.text)))
 
     def lines(self) -> Iterator[Hit]:
         """The first line of each kind, for a note."""
@@ -196,18 +214,40 @@ class Survivors:
         if last is None:
             return
         steps = progress.rounds()
-        acquit = [compile_pattern(f"signature {s.id}", s.pattern) for s in harmless]
+        for found in _classes(chains, progress, framed, steps):
+            if len(found.hits) > found.limit:
+                yield _raised(found, steps)
+        acquit = [(s.ending, compile_pattern(f"signature {s.id}", s.pattern)) for s in harmless]
         for signature in self._known:
             hits = self._hits.get(signature.id, [])
+            if signature.training:
+                hits = [hit for hit in hits if progress.training(hit.line) and progress.after(hit.line, main=False)]
             limit = max(signature.tolerated, int(signature.share * steps))
-            if not hits or self._counts[signature.id] <= limit or any(pattern.search(hits[0].text) for pattern in acquit):
+            if (
+                not hits
+                or self._counts[signature.id] <= limit
+                or any(
+                    pattern.search(hits[0].text) and not (ending and progress.after(hits[0].line, main=True)) for ending, pattern in acquit
+                )
+            ):
                 continue
             if signature.boundary in MACHINE and hits[0].line > last.line:
                 continue
             yield _diagnosis(signature, hits[0], self._counts[signature.id], steps)
-        for found in _classes(chains, progress, framed, steps):
-            if len(found.hits) > found.limit:
-                yield _raised(found, steps)
+        yield from self._doubtful(progress, [pattern for _, pattern in acquit], steps)
+
+    def _doubtful(self, progress: Progress, acquit: Sequence[re.Pattern[str]], steps: int) -> Iterator[Diagnosis]:
+        """Lines between two steps that say in words of their own that a part went wrong."""
+        found: dict[Boundary, list[tuple[Doubt, Hit, int]]] = {}
+        for said, hit, count in self._doubts:
+            if progress.training(hit.line) and progress.after(hit.line, main=False) and not any(p.search(hit.text) for p in acquit):
+                found.setdefault(said.boundary, []).append((said, hit, count))
+        for boundary, lines in found.items():
+            strict = boundary in CRITICAL or boundary is Boundary.CLUSTER or any(said.severe for said, _, _ in lines)
+            number = sum(count for _, _, count in lines)
+            if number > (0 if strict else max(1, int(SHARE * steps))):
+                first = lines[0][1]
+                yield _raised(_Class(boundary, tuple(hit for _, hit, _ in lines), "", 0, (first.text.strip(),)), steps)
 
 
 def _diagnosis(signature: Signature, hit: Hit, count: int, steps: int) -> Diagnosis:
@@ -289,7 +329,10 @@ def _place(chain: Chain, progress: Progress, framed: Sequence[Signature], steps:
     if not progress.building(chain.start):
         return None
     if chain.how is How.BARE:
-        return (boundary, max(1, int(BARE_SHARE * steps))) if boundary in CRITICAL and _exception(first.name) else None
+        if boundary not in CRITICAL or not _exception(first.name):
+            return None
+        strict = boundary is Boundary.REFIT or shapes.short(first.name) == "AssertionError"
+        return boundary, 0 if strict else max(1, int(BARE_SHARE * steps))
     if boundary in CRITICAL:
         return boundary, 0
     if not progress.training(chain.start):
@@ -304,10 +347,11 @@ def _exception(name: str) -> bool:
 
 def _boundary(frames: Sequence[str], said: str, framed: Sequence[Signature]) -> Boundary | None:
     """By the loop's own knowledge of its calls, else by the words of the frames from the inside out, else by the message."""
-    for signature in framed:
-        if any(re.search(signature.pattern, frame) for frame in frames):
-            return signature.boundary
-    return next((b for text in (*map(_named, reversed(frames)), said) for b in _by_words(text)), None)
+    known = next((s.boundary for s in framed if any(re.search(s.pattern, frame) for frame in frames)), None)
+    if known in CRITICAL:
+        return known
+    worded = next((b for text in (*map(_named, reversed(frames)), said) for b in _by_words(text)), None)
+    return worded if known is None or worded in CRITICAL else known
 
 
 def _named(frame: str) -> str:

@@ -24,8 +24,6 @@ from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage.log import Line, read_log
 from seatrial.trial.judge import Evidence, Judgement
 
-EXIT = "exit code"
-"""The name of the check of what a launcher wrote."""
 CLIP = 300
 LARGEST = 64 << 20
 """Bytes of a metrics file that is searched for a row."""
@@ -167,12 +165,10 @@ def _of_checks(case: Case) -> Place | None:
     """The row of the metric that a missed check measured, or the line that it read."""
     missed = [check for check in case.checks if not check.passed]
     if case.judgement.verdict is Verdict.BLOCKED:
-        missed.sort(key=lambda check: check.boundary is not case.judgement.boundary)
+        missed = [check for check in missed if check.boundary is case.judgement.boundary]
     for check in missed:
         if check.line is not None:
             return _line(case.log, check.line)
-        if check.name == EXIT and (place := _exit_line(case.log, check.value)):
-            return place
         if (point := _point(check, case.evidence.metrics)) is not None:
             return _row(case, point)
     if missed and case.judgement.verdict is Verdict.FAIL:
@@ -229,19 +225,16 @@ def _of_several(case: Case) -> Place | None:
 
 def _point(check: CheckResult, metrics: Metrics) -> _Point | None:
     """The value that a missed check is about: at the step it names, else at the step that misses its threshold most."""
-    read = [check.tag, *re.findall(r"""data\[["']([^"']+)["']\]""", check.name)]
-    named = sorted((tag for tag in metrics.series if tag in check.name), key=len, reverse=True) if check.kind == "proof" else []
-    tag = next((tag for tag in (*read, *named) if tag in metrics.series), None)
-    if tag is None or not metrics.series[tag].steps:
+    series = metrics.series.get(check.tag)
+    if series is None or not series.steps:
         return None
-    series = metrics.series[tag]
     points = dict(zip(series.steps, series.values, strict=True))
     step = check.step if check.step in points else next((step for step in check.missing if step in points), None)
     if step is None:
         used = [step for step in check.steps if step in points] or list(points)
         worst = min if check.threshold.lstrip().startswith(">") else max
         step = worst(used, key=lambda step: points[step])
-    return _Point(tag, step, points[step])
+    return _Point(check.tag, step, points[step])
 
 
 def _row(case: Case, point: _Point) -> Place:
@@ -338,14 +331,6 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             yield from enumerate((line.rstrip("\n") for line in stream), 1)
     except OSError:
         return
-
-
-def _exit_line(log: Path, value: object) -> Place | None:
-    """The last line that says how the run exited."""
-    code = re.escape(f"{value:g}" if isinstance(value, int | float) else str(value))
-    pattern = re.compile(rf"(?:\brc|exit|return|status|code|signal|killed|error)\D{{0,40}}?{code}(?!\d)|^{code}$", re.IGNORECASE)
-    found = [line for line in read_log(log) if pattern.search(line.text)]
-    return Place(str(log), found[-1].number, _clip(found[-1].text)) if found else None
 
 
 def _not_finite(log: Path) -> Place | None:

@@ -122,7 +122,7 @@ def _begun_late(loop: Loop, metrics: Metrics, printed: Metrics, facts: LogFacts)
                 f"the first loss is that of step {first}, and nothing shows that the run was resumed: the steps before it were not seen"
             )
             name = f"the first steps are in the {where}"
-            made.append(CheckResult(name=name, kind="proof", passed=False, value=first, message=message, step=first))
+            made.append(CheckResult(name=name, kind="proof", passed=False, value=first, message=message, step=first, tag=losses[0].tag))
     return made
 
 

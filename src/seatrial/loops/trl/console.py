@@ -28,8 +28,10 @@ ROW = re.compile(r"""\{['"](loss|reward|num_tokens|train_runtime|eval_\w+)['"]: 
 STEP = re.compile(r"(?:\bSTEP|seatrial: step) ([0-9]{1,18})\b(?: of ([0-9]{1,18})\b)?")
 BAR = re.compile(r"\s*\d+%\|[^|]*\|\s*([0-9]{1,18})/([0-9]{1,18}) \[")
 """Trainer's progress bar has no title; those of loading, saving and mapping have one."""
-BARE = re.compile(r"(?<=: )(?:-?(?:nan|inf|NaN|Infinity)|null)(?=[,}])")
-NUMPY = re.compile(r"np\.float\d+\(([^()]*)\)")
+BARE = re.compile(r"(?<=: )(?:[-+]?(?:nan(?:\(\w*\))?|inf|NaN|Infinity|1\.#\w+)|null|true|false)(?=[,}])")
+NUMPY = re.compile(r"(?:np|numpy)\.(?:float|u?int)\d+\(([^()]*)\)|(?:tensor|array)\(\[?([^()\[\],]*)\]?(?:, (?:device|dtype)=[^()]*)?\)")
+LOGGED = re.compile(r"(?:eval_)?(?:loss|grad_norm|learning_rate|rewards?(?:/.+)?|reward_std|frac_reward_zero_std|kl|entropy)")
+"""Metrics of which text is damage. Another key may hold text: a user's own."""
 ROUNDED = 0.0005
 """Half of the last digit of Trainer's steps per second."""
 COUNTED = ("epoch", "num_tokens")
@@ -46,6 +48,9 @@ class _Row:
     values: Values
     step: int | None
     """As announced, or as found later."""
+    texts: tuple[str, ...] = ()
+    """Keys whose value is text, true or false."""
+    line: int = 0
 
 
 @dataclass(slots=True)
@@ -74,6 +79,11 @@ def read_console(log: Path) -> Metrics:
         for key, value in row.values.items():
             tag = f"eval/{key.removeprefix('eval_')}" if row.kind == "eval" else f"train/{key}"
             points.setdefault(tag, {})[step] = value
+    numeric = {key for row in found.rows for key in row.values}
+    for row in found.rows:
+        found.damage += [
+            Damage(str(log), f"line {row.line}", 1, f"the value of {key!r} is not a number") for key in row.texts if key in numeric
+        ]
     series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in points.items()}
     closing = next((row.values for row in reversed(found.rows) if row.kind == "end"), {})
     return Metrics(
@@ -122,27 +132,39 @@ def _read(log: Path) -> _Console:
 
 def _row(log: Path, number: int, shown: re.Match[str], found: _Console, fresh: bool) -> _Row:
     """The row that a line shows, with the step that was announced for it."""
+    texts: tuple[str, ...] = ()
     kind = "end" if shown[1] == "train_runtime" else "eval" if shown[1].startswith("eval_") else "train"
     values: Values = {}
     try:
-        values = _values(shown[0])
+        values, texts = _values(shown[0])
     except BadValue as error:
         found.damage.append(Damage(str(log), f"line {number}", 1, f"not a row of metrics: {error}"))
-    return _Row(kind, values, found.announced if fresh or kind == "end" else None)
+    return _Row(kind, values, found.announced if fresh or kind == "end" else None, texts, number)
 
 
-def _values(text: str) -> Values:
-    """The numbers of a row; raises BadValue where something else stands."""
-    plain = BARE.sub(lambda word: repr(word[0].replace("null", "nan")), NUMPY.sub(r"\1", text))
+def _values(text: str) -> tuple[Values, tuple[str, ...]]:
+    """The numbers of a row, and the keys of what is text; raises BadValue where a metric of training is no number."""
+    plain = BARE.sub(lambda word: repr(word[0].replace("null", "nan")), NUMPY.sub(lambda call: (call[1] or call[2] or "").strip(), text))
     row: Any = parse_literal(plain)
     if not isinstance(row, dict):
         raise BadValue("not a dict")
-    return {str(key): _number(value) for key, value in row.items()}
+    values: Values = {}
+    texts: list[str] = []
+    for key, value in row.items():
+        try:
+            values[str(key)] = _number(value)
+        except BadValue:
+            if LOGGED.fullmatch(str(key)):
+                raise
+            texts.append(str(key))
+    return values, tuple(texts)
 
 
 def _number(value: object) -> float:
     if value is None or value in ("None", "null"):
         return float("nan")
+    if isinstance(value, bool):
+        raise BadValue(f"not a number: {value}")
     return parse_float(value) if isinstance(value, str) else as_float(value)
 
 

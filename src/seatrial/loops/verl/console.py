@@ -22,7 +22,11 @@ from seatrial.model.series import Damage, Metrics, Overlap, Series
 REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 RECORD = re.compile(r"\bstep:(-?\d+) - (?=\S)")
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*(?:e[-+]?[0-9]+)?|\.[0-9]+|nan|NaN|inf|Infinity)|True|False|None|null"
+TRAINED = re.compile(r"(?:^|.*/)(?:training/global_step|actor/(?:pg_)?loss|critic/vf_loss|train/loss)$")
+"""Metrics that only a training step writes."""
 WORDS = {"True": "1", "False": "0", "None": "nan", "null": "nan"}
+NUMBERS = re.compile(rf"{TRAINED.pattern}|(?:.*/)?(?:grad_norm|lr)$")
+"""Metrics of which True and False are damage."""
 ITEM = re.compile(rf"(?P<key>\S.*):(?:np\.\w+\((?P<wrapped>{_NUMBER})\)|(?P<plain>{_NUMBER}))")
 """A key may hold colons, so the value stands after the last one."""
 PLANS = {
@@ -31,8 +35,6 @@ PLANS = {
     "schedule": re.compile(r"\bTotal steps: ([0-9]{1,18}), num_warmup_steps"),
 }
 """How many steps were planned. The schedules of learning rates are the only word of supervised runs on their length."""
-TRAINED = re.compile(r"(?:^|.*/)(?:training/global_step|actor/(?:pg_)?loss|critic/vf_loss|train/loss)$")
-"""Metrics that only a training step writes."""
 
 
 def read_console(log: Path) -> Metrics:
@@ -42,6 +44,7 @@ def read_console(log: Path) -> Metrics:
     again: dict[str, set[int]] = {}
     latest: dict[str, int] = {}
     damage: list[Damage] = []
+    texts: list[tuple[str, int]] = []
     end = last = 0
     for number, _, text in lines(log):
         end = number
@@ -50,7 +53,8 @@ def read_console(log: Path) -> Metrics:
             if step is None:
                 damage.append(Damage(str(log), f"line {number}", 1, "a record of metrics whose step is no step"))
                 continue
-            values, torn = _values(body)
+            values, logic, torn = _values(body)
+            texts += [(key, number) for key in logic]
             if torn is not None:
                 damage.append(Damage(str(log), f"line {number}", 1, f"not a record of metrics: {torn[:80]!r}"))
             for tag, value in values.items():
@@ -60,6 +64,7 @@ def read_console(log: Path) -> Metrics:
                 if points.setdefault(tag, {}).get(step, value) != value:
                     twice.setdefault(tag, set()).add(step)
                 points[tag][step] = value
+    damage += [Damage(str(log), f"line {number}", 1, f"the value of {key!r} is not a number") for key, number in texts]
     if last and last == end and not damage:  # no line feed after it: the last number may be half of one
         damage.append(Damage(str(log), f"line {end}", 1, "the log ends inside a record of metrics"))
     series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in points.items()}
@@ -79,18 +84,21 @@ def _records(text: str) -> Iterator[tuple[int | None, str]]:
             yield parse_step(match[1]), REPEATED.sub("", body).strip()
 
 
-def _values(body: str) -> tuple[dict[str, float], str | None]:
-    """The items of a record up to the first that cannot be read, and that one."""
+def _values(body: str) -> tuple[dict[str, float], list[str], str | None]:
+    """The items of a record up to the first that cannot be read, the keys of metrics that are true or false, and that one."""
     values: dict[str, float] = {}
+    logic: list[str] = []
     for item in body.split(" - "):
         match = ITEM.fullmatch(item.strip())
         if match is None:
-            return values, item
+            return values, logic, item
         key, text = match["key"], match["wrapped"] or match["plain"]
+        if text in ("True", "False") and NUMBERS.match(key):
+            logic.append(key)
         if key.endswith("/lr") and text == "0.000":
             continue  # older versions print three digits, and learning rates are smaller than that
         values[key] = parse_float(WORDS.get(text, text))
-    return values, None
+    return values, logic, None
 
 
 def steps_reached(metrics: Metrics) -> int | None:

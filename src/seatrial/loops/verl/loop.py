@@ -231,8 +231,7 @@ class Verl(Basic):
 
     def vacuous(self, metrics: Metrics) -> Vacuity | None:
         """No spread of rewards, or no learning rate."""
-        reason = vacuity.vacuous(metrics)
-        return Vacuity(reason) if reason else None
+        return vacuity.vacuous(metrics)
 
     def is_clock(self, metric: str) -> bool:
         """verl's own groups for times and throughput."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 
 from seatrial.loops.verl.console import skipped_steps
+from seatrial.model.loop import Vacuity
 from seatrial.model.series import Metrics, Series
+from seatrial.model.verdict import Boundary
 
 ACTOR = "actor"
 SUPERVISED = "train"
@@ -20,22 +22,23 @@ CRITIC = "critic/vf_loss"
 """With a critic a reward that never varies leaves advantages to learn from; without one they would have to be equal, too."""
 
 
-def vacuous(metrics: Metrics) -> str | None:
+def vacuous(metrics: Metrics) -> Vacuity | None:
     """Why this run could not have shown anything, or None."""
     for run in _runs(metrics):
         where = f" in {run.rstrip('/')}" if run else ""
+        for part in (ACTOR, SUPERVISED):
+            rate = metrics.series.get(f"{run}{part}/lr")
+            if rate and rate.values and max(rate.values) == 0 and run != CONTROL:
+                reason = f"vacuous: the learning rate was 0 at every step{where}, so no weight could change"
+                return Vacuity(reason, Boundary.OPTIMIZER)
         for name, what in SPREADS:
             highest, lowest = metrics.series.get(f"{run}{name}/max"), metrics.series.get(f"{run}{name}/min")
             if not (highest and lowest and _trained(highest) and _trained(lowest)):
                 continue
             if _trained(highest) == _trained(lowest):
-                return f"vacuous: {what} within any step{where}, so there was nothing to learn from"
+                return Vacuity(f"vacuous: {what} within any step{where}, so there was nothing to learn from")
             if f"{run}{CRITIC}" in metrics.series:
                 break
-        for part in (ACTOR, SUPERVISED):
-            rate = metrics.series.get(f"{run}{part}/lr")
-            if rate and rate.values and max(rate.values) == 0 and run != CONTROL:
-                return f"vacuous: the learning rate was 0 at every step{where}, so no weight could change"
     return None
 
 

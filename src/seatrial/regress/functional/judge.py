@@ -33,7 +33,7 @@ from seatrial.regress.functional.collect import copy_metrics, fresh
 from seatrial.regress.functional.plan import SAYS_PASSED, SAYS_SKIP, Planned
 from seatrial.regress.functional.record import Ended, ScriptResult
 from seatrial.report.text import one_line
-from seatrial.triage.diagnose import diagnose
+from seatrial.triage.diagnose import STEPS, diagnose
 from seatrial.triage.log import read_log
 
 SKIP_LINES = 5
@@ -110,8 +110,8 @@ def judge(planned: Planned, ran: Ran) -> ScriptResult:
 
 def _said(planned: Planned, ran: Ran) -> Diagnosis | None:
     """What the log says of a run that exited with 0, by the rule of `seatrial judge`: errors that it got over have a limit, and a known
-    failure counts. Only of a loop whose milestones tell a survived error from the last one."""
-    found = _diagnose(planned, ran) if planned.known and planned.something_to_check else None
+    failure counts."""
+    found = _diagnose(planned, ran) if planned.something_to_check else None
     return found if found is not None and found.verdict is not None else None
 
 
@@ -156,6 +156,8 @@ def _failed(planned: Planned, ran: Ran, found: Diagnosis) -> tuple[Verdict, Boun
 def _diagnose(planned: Planned, ran: Ran) -> Diagnosis:
     loop = get_loop(planned.known.loop) if planned.known else None
     try:
+        if loop is None and ran.exit_code == 0:
+            return diagnose(ran.log, STEPS, (), ended=True)
         return diagnose(ran.log, loop.milestones() if loop else (), loop.signatures() if loop else ())
     except UserError:
         return Diagnosis()
@@ -235,7 +237,7 @@ def _of_file(planned: Planned, one: Asserted, target: Path, ran: Ran, printed: M
         checks.append(step)
     found = examine(metrics, printed, get_loop(planned.known.loop).signals() if planned.known else COMMON)
     # A bound of the script's own is the one that counts.
-    own = [check for check in found.doubts if not (check.tag and _asserts(one, check.tag))]
+    own = [check for check in found.doubts if not (check.subject == "bound" and _asserts(one, check.tag))]
     return Findings([*checks, *found.checks, *_all_finite(metrics, found)], own), reached, True
 
 
