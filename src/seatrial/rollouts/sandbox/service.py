@@ -115,6 +115,7 @@ class Service:
             keepalive_timeout=_QUIET_S,
             max_line_size=_HEAD,
             max_field_size=_HEAD,
+            lingering_time=1.0,
             auto_decompress=False,
             handler_cancellation=True,
         )
