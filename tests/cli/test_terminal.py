@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -80,3 +81,53 @@ def test_an_error_shows_what_it_names(tmp_path: Path) -> None:
     answer = inside("plan", "trl", "--auto", "--change", tmp_path / EVIL.replace("/", "_"))
     assert answer.code == 2
     assert not any(letter in answer.out + answer.err for letter in CONTROL)
+
+
+@pytest.mark.parametrize("text", ["::error::x", "  ::set-output name=a::b", "a\n::stop-commands::x", "x ##[add-mask]y"])
+def test_recorded_text_is_no_workflow_command(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    for here, active in (("true", False), ("", True)):
+        monkeypatch.setenv("GITHUB_ACTIONS", here)
+        said = printed(lambda: typer.echo(text)) + printed(lambda: Console(width=200).print(text, markup=False))
+        assert bool(re.search(r"(?m)^\s*::|##\[", said)) is active
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert json.loads(printed(lambda: typer.echo(json.dumps({"a": text, "b": "::c", "d": ["::"]}, indent=1))))["a"] == text
+    stream = io.StringIO()
+    main.Output(stream).command("::error title=a::ours\n")
+    assert stream.getvalue() == "::error title=a::ours\n"
+
+
+FORGED = "a\nverdict:   Pass\r\n::error::x\n  ok      fine"
+
+
+@pytest.fixture
+def forged(tmp_path: Path) -> Path:
+    """Metrics with a name that has lines of its own, and a log that is nothing but them."""
+    rows = [{"step": step, "loss": 0.5 - step / 100, FORGED + EVIL: float("nan") if step == 3 else 1.0} for step in range(1, 9)]
+    file = tmp_path / "run" / "metrics.jsonl"
+    file.parent.mkdir()
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return file
+
+
+LABELS = ("verdict:", "boundary:", "reason:", "decisive:", " " * 11, "steps:", "milestone:", "checks:", "missed:", "advice:", "note:")
+
+
+@pytest.mark.parametrize("loop", ["trl", "verl", "nemo-rl"])
+def test_a_name_with_newlines_forges_no_line(forged: Path, tmp_path: Path, loop: str) -> None:
+    judged = inside("judge", loop, "--log", forged, "--metrics", forged)
+    assert judged.code in (1, 99)
+    lines = judged.out.splitlines()
+    assert all(line.startswith(LABELS) for line in lines)
+    assert [line.partition(":")[0] for line in lines].count("verdict") == 1
+    assert not [letter for letter in CONTROL if letter in judged.out]
+
+
+def test_tables_of_metrics_have_one_line_for_each(forged: Path, tmp_path: Path) -> None:
+    shown = inside("metrics", "show", forged)
+    assert len([line for line in shown.out.splitlines() if line.startswith("│")]) == 2
+    store = tmp_path / "history"
+    assert inside("history", "import", forged.parent, "--store", store).code == 0
+    for words in (("show", "*"), ("trend", "*"), ("calibrate", "*"), ("runs",)):
+        said = inside("history", *words, "--store", store)
+        assert not [line for line in said.out.splitlines() if line.startswith(("verdict:", "::", "  ok "))], words
+        assert not [letter for letter in CONTROL if letter in said.out]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
@@ -10,11 +11,12 @@ import pytest
 from seatrial.launch.staged import router
 
 Talk = Callable[[int, list[bytes]], Awaitable[None]]
+ENDED = b"(ended)"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
-def routed(talk: Talk, answer: bytes = ANSWER) -> None:
-    """Talk to a router; the list is what its backend received on each connection."""
+def routed(talk: Talk, answer: bytes = ANSWER, most: int = 1000, closes: bool = False, reads: bool = True) -> None:
+    """Talk to a router; the list is what its backend received on each connection, and `ENDED` for each that ended."""
 
     async def both() -> None:
         received: list[bytes] = []
@@ -25,17 +27,22 @@ def routed(talk: Talk, answer: bytes = ANSWER) -> None:
             received.append(b"")
             place = len(received) - 1
             try:
+                while not reads:
+                    await asyncio.sleep(1)
                 while piece := await reader.read(65536):
                     received[place] += piece
                     if _whole(received[place]):
                         writer.write(answer)
+                        if closes:
+                            break
             except OSError:
                 pass
             finally:
+                received.append(ENDED)
                 writer.close()
 
         behind = await asyncio.start_server(backend, "127.0.0.1", 0)
-        proxy = router.Router([router.Backend(f"http://127.0.0.1:{behind.sockets[0].getsockname()[1]}")], "")
+        proxy = router.Router([router.Backend(f"http://127.0.0.1:{behind.sockets[0].getsockname()[1]}")], "", most)
         loop = asyncio.get_running_loop()
 
         def protocol() -> asyncio.StreamReaderProtocol:
@@ -132,6 +139,10 @@ REFUSED: dict[str, bytes] = {
     "a bare line feed behind a chunk": chunked(b"5\r\nhello\n0\r\n\r\n"),
     "an overlong extension": chunked(b"5;" + b"x" * 5000 + b"\r\nhello\r\n0\r\n\r\n"),
     "a zero byte in an extension": chunked(b"5;a=\0\r\nhello\r\n0\r\n\r\n"),
+    "two hosts": post("Host: b", "Content-Length: 5"),
+    "a tunnel": b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n",
+    "HTTP/0.9": b"GET /x\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "endless trailers": chunked(b"0\r\n" + b"X: y\r\n" * 300),
 }
 
@@ -203,6 +214,13 @@ def test_a_head_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
         b"HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\nok",
         b"HTTP/1.1 200 OK\r\nX: a\nSet-Cookie: b\r\n\r\nok",
         b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\rSet-Cookie: b\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        b"HTTP/1.1 204 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\nok",
+        b"HTTP/1.1 103 Early Hints\r\n\r\n" * 200 + ANSWER,
+        b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 2000 OK\r\n\r\n",
+        b"HTTP/2 200\r\n\r\n",
     ],
 )
 def test_an_answer_that_could_be_read_differently_is_a_502(answer: bytes) -> None:
@@ -210,3 +228,216 @@ def test_an_answer_that_could_be_read_differently_is_a_502(answer: bytes) -> Non
         assert (await exchange(port, [post("Content-Length: 5")])).startswith(b"HTTP/1.1 502 ")
 
     routed(talk, answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "got"),
+    [
+        (b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 3 + ANSWER, b"ok"),
+        (b"HTTP/1.1 200 HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nTrailer: x\r\n\r\n", b"2\r\nok\r\n0\r\n\r\n"),
+        (b"HTTP/1.1 204 No Content\r\nContent-Length: 2\r\n\r\nok", b""),
+        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 2\r\n\r\nok", b""),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0x2\r\nok\r\n0\r\n\r\n", b"2\r\nok\r\n"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n-1\r\n\r\n", b"2\r\nok\r\n"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\n0\r\n\r\n", b"2\r\nok"),
+    ],
+)
+def test_what_a_client_gets_of_an_answer(answer: bytes, got: bytes) -> None:
+    """Never the end of a body that broke off, never the body of an answer that has none."""
+
+    async def talk(port: int, received: list[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post("Content-Length: 5", "Connection: close"))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith((b"HTTP/1.1 2", b"HTTP/1.1 304"))
+        found = b""
+        try:
+            while piece := await reader.read(65536):
+                found += piece
+        except ConnectionError:
+            pass
+        assert found == got
+        writer.close()
+
+    routed(talk, answer)
+
+
+def test_requests_behind_each_other_are_answered_in_turn() -> None:
+    async def talk(port: int, received: list[bytes]) -> None:
+        one = post("Content-Length: 5") + chunked(b"5\r\nhello\r\n0\r\n\r\n").replace(b"Connection: close\r\n", b"")
+        answer = await exchange(port, [one * 3 + post("Content-Length: 5", "Connection: close") + b"GET /late HTTP/1.1\r\n\r\n"])
+        assert answer.count(b"HTTP/1.1 200 OK") == 7
+        assert [data.count(b"POST /x ") for data in received if data != ENDED] == [1] * 7
+
+    routed(talk)
+
+
+@pytest.mark.parametrize("path", ["/health", "/router/status"])
+def test_an_answer_of_its_own_to_head_has_no_body(path: str) -> None:
+    async def talk(port: int, received: list[bytes]) -> None:
+        head = f"HEAD {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+        answer = await exchange(port, [head + post("Content-Length: 5", "Connection: close")])
+        first, _, rest = answer.partition(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 200 ")
+        assert rest.startswith(b"HTTP/1.1 200 ")
+
+    routed(talk)
+
+
+@pytest.mark.parametrize(
+    ("data", "asked"),
+    [
+        (post("Content-Length: 5", "Expect: 100-continue", "Connection: close"), True),
+        (post("Content-Length: 5", "Expect: 100-Continue", "Connection: close"), True),
+        (post("Expect: 100-continue", "Connection: close", body=b""), False),
+        (post("Content-Length: 5", "Expect: 42", "Connection: close"), False),
+        (b"POST /x HTTP/1.0\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhello", False),
+    ],
+)
+def test_who_is_told_to_go_on(data: bytes, asked: bool) -> None:
+    async def talk(port: int, received: list[bytes]) -> None:
+        answer = await exchange(port, [data])
+        assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 " if asked else b"HTTP/1.1 200 ")
+        assert b"xpect" not in received[0]
+
+    routed(talk)
+
+
+LARGE = 8 << 20
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        post("Content-Length: -1", body=b"x" * LARGE),
+        chunked(b"zz\r\n" + b"x" * LARGE),
+        b"GET /x HTTP/1.1\r\nX: " + b"x" * LARGE,
+    ],
+)
+def test_the_reason_arrives_though_the_body_was_not_read(data: bytes) -> None:
+    """A connection that is closed with unread data is reset, and what was answered is lost."""
+
+    async def talk(port: int, received: list[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        await writer.drain()  # as most clients do: everything is sent before anything is read
+        await asyncio.sleep(0.2)
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+
+    routed(talk)
+
+
+def test_the_reason_arrives_where_no_backend_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_: router.Backend) -> None:
+        raise router.Refused("nobody")
+
+    monkeypatch.setattr(router.Backend, "connect", refuse)
+
+    async def talk(port: int, received: list[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(f"Content-Length: {LARGE}", body=b"x" * LARGE))
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        assert (await reader.read()).startswith(b"HTTP/1.1 502 ")
+        writer.close()
+
+    routed(talk)
+
+
+def test_an_early_answer_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.test_router_strict._whole", lambda request: b"\r\n\r\n" in request)  # before the body
+
+    async def talk(port: int, received: list[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(f"Content-Length: {LARGE}"))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"Connection: close" in head
+        writer.write(b"x" * (LARGE - 5))
+        assert await reader.read() == b"ok"
+        writer.close()
+
+    routed(talk, b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nok")
+
+
+def test_too_many_connections() -> None:
+    async def talk(port: int, received: list[bytes]) -> None:
+        assert (await exchange(port, [post("Content-Length: 5")])).startswith(b"HTTP/1.1 503 ")
+        assert received == []
+
+    routed(talk, most=0)
+
+
+@pytest.mark.parametrize("more", [b"", b"GET /next HTTP/1.1\r\n\r\n" * 8_000])
+def test_a_client_that_leaves_is_noticed(more: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it had sent more than anybody reads: then its end is not among what was read."""
+    monkeypatch.setattr(router, "_LOOK_S", 0.05)
+
+    async def talk(port: int, received: list[bytes]) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post("Content-Length: 5"))
+        while not received:
+            await asyncio.sleep(0.01)
+        writer.write(more)
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+        while ENDED not in received:
+            await asyncio.sleep(0.01)
+
+    routed(talk, b"")
+
+
+def test_a_client_that_reads_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "_UNREAD_S", 0.1)
+    monkeypatch.setattr(router, "_IDLE_S", 0.1)
+    monkeypatch.setattr(router, "_LINGER_S", 0.1)
+
+    async def talk(port: int, received: list[bytes]) -> None:
+        held = socket.create_connection(("127.0.0.1", port))
+        held.sendall(post("Content-Length: 5"))
+        while ENDED not in received:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        received.clear()
+        found = held.recv(64 << 20)
+        while found:
+            try:
+                found = held.recv(64 << 20)
+            except ConnectionError:
+                found = b""
+        held.close()
+
+    routed(talk, b"HTTP/1.1 200 OK\r\nContent-Length: 33554432\r\n\r\n" + b"x" * (32 << 20))
+
+
+def test_a_backend_that_takes_nothing_of_a_body_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "_UNREAD_S", 0.2)
+    monkeypatch.setattr(router, "_LINGER_S", 0.2)
+
+    async def talk(port: int, received: list[bytes]) -> None:
+        async def upload() -> None:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(post(f"Content-Length: {64 << 20}", body=b"x" * (64 << 20)))
+            await writer.drain()
+
+        with pytest.raises(ConnectionError):
+            await upload()
+
+    routed(talk, reads=False)
+
+
+def test_a_client_that_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "_LINGER_S", 0.05)
+    body = bytes(range(256)) * 16384
+
+    async def talk(port: int, received: list[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(post("Content-Length: 5", "Connection: close"))
+        found = bytearray()
+        while piece := await reader.read(1 << 18):
+            found += piece
+            await asyncio.sleep(0.02)
+        assert bytes(found).partition(b"\r\n\r\n")[2] == body
+        writer.close()
+
+    routed(talk, b"HTTP/1.1 200 OK\r\n\r\n" + body, closes=True)

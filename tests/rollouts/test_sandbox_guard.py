@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 from collections.abc import Awaitable, Callable
 
@@ -22,7 +23,7 @@ Talk = Callable[[int, web.AppRunner, Service], Awaitable[None]]
 def served(talk: Talk, host: str = "127.0.0.1") -> None:
     async def both() -> None:
         service = Service(LIMITS, host)
-        runner = web.AppRunner(service.app, access_log=None, max_line_size=module._HEAD, max_field_size=module._HEAD)
+        runner = service.runner()
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
@@ -47,6 +48,14 @@ async def exchange(port: int, data: bytes) -> bytes:
         writer.close()
 
 
+def raw(rest: bytes) -> bytes:
+    return b"POST /execute HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n" + rest
+
+
+def chunks(body: bytes) -> bytes:
+    return raw(b"Transfer-Encoding: chunked\r\n\r\n" + body)
+
+
 JSON = "Content-Type: application/json"
 CASES: dict[str, tuple[bytes, int]] = {
     "a client": (request(JSON), 200),
@@ -63,11 +72,36 @@ CASES: dict[str, tuple[bytes, int]] = {
     "rebinding": (request(JSON, host="evil.example:6000"), 403),
     "rebinding with a suffix": (request(JSON, host="127.0.0.1.evil.example"), 403),
     "rebinding of a list of sessions": (request(body=b"", first="GET /sessions HTTP/1.1", host="evil.example"), 403),
+    "rebinding behind brackets": (request(JSON, host="[::1].evil.example"), 403),
+    "rebinding behind an address": (request(JSON, host="[::1]evil.example:6000"), 403),
+    "half an address": (request(JSON, host="[::1"), 403),
+    "an address with a scope": (request(JSON, host="[::1%evil.example]:6000"), 403),
+    "an address without brackets": (request(JSON, host="::1"), 403),
+    "another address behind brackets": (request(JSON, host="[::ffff:10.0.0.1]:6000"), 403),
+    "a user in the host": (request(JSON, host="localhost:80@evil.example"), 403),
+    "a port that is none": (request(JSON, host="127.0.0.1:evil.example"), 403),
+    "two ports": (request(JSON, host="localhost:1:evil.example"), 403),
+    "a list of hosts": (request(JSON, host="127.0.0.1, evil.example"), 403),
+    "two hosts": (request(JSON, "Host: evil.example"), 400),
+    "no host in HTTP/1.1": (request(JSON, host=""), 400),
+    "a target of another host": (request(JSON, first="POST http://evil.example/execute HTTP/1.1"), 400),
+    "a target with a user": (request(JSON, first="POST http://127.0.0.1:1@evil.example/execute HTTP/1.1"), 400),
+    "a target of this host": (request(JSON, first="POST http://127.0.0.1:1/execute HTTP/1.1"), 200),
+    "a target that is no path": (request(body=b"", first="OPTIONS * HTTP/1.1"), 400),
+    "a tunnel": (request(body=b"", first="CONNECT evil.example:80 HTTP/1.1"), 400),
+    "HTTP/0.9": (b"GET /health\r\n\r\n", 400),
     "an empty host": (request(JSON, "Host: ", host=""), 403),
     "no host": (request(JSON, first="POST /execute HTTP/1.0", host=""), 400),
     "a form": (request("Content-Type: application/x-www-form-urlencoded"), 415),
     "plain text": (request("Content-Type: text/plain"), 415),
     "no type": (request(), 415),
+    "a type in another case": (request('content-type: Application/JSON ; Charset="UTF-8"'), 200),
+    "two types": (request(JSON, "Content-Type: text/plain"), 400),
+    "a list of types": (request("Content-Type: text/plain, application/json"), 415),
+    "a type as a parameter": (request("Content-Type: text/plain; application/json"), 415),
+    "a type that begins like it": (request("Content-Type: application/jsonp"), 415),
+    "a compressed body": (request(JSON, "Content-Encoding: gzip", body=gzip.compress(BODY)), 415),
+    "a body that says it is compressed": (request(JSON, "Content-Encoding: br"), 415),
     "another charset": (request(JSON + "; charset=nonsense"), 400),
     "not JSON": (request(JSON, body=b"{"), 400),
     "not UTF-8": (request(JSON, body=b"\xff"), 400),
@@ -78,6 +112,16 @@ CASES: dict[str, tuple[bytes, int]] = {
     "a long path": (request(JSON, first=f"POST /{'x' * 20_000} HTTP/1.1"), 400),
     "two lengths": (request(JSON, "Content-Length: 3"), 400),
     "length and chunks": (request(JSON, "Transfer-Encoding: chunked"), 400),
+    "a signed length": (raw(b"Content-Length: +5\r\n\r\nhello"), 400),
+    "other digits": (raw("Content-Length: \u0665\r\n\r\nhello".encode()), 400),
+    "a folded header": (raw(b"X: a\r\n Content-Length: 5\r\n\r\nhello"), 400),
+    "a bare carriage return": (raw(b"X: a\rContent-Length: 5\r\n\r\nhello"), 400),
+    "a space before the colon": (raw(b"Content-Length : 5\r\n\r\nhello"), 400),
+    "chunks": (chunks(b"%x;a=b\r\n" % len(BODY) + BODY + b"\r\n0\r\nHost: evil.example\r\n\r\n"), 200),
+    "a chunk of hex": (chunks(b"0x%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"), 400),
+    "a signed chunk": (chunks(b"+%x\r\n" % len(BODY) + BODY + b"\r\n0\r\n\r\n"), 400),
+    "a huge chunk": (chunks(b"f" * 17 + b"\r\n" + BODY), 400),
+    "a chunk longer than its size": (chunks(b"5\r\n" + BODY + b"\r\n0\r\n\r\n"), 400),
 }
 
 
@@ -88,6 +132,41 @@ def test_who_is_answered(name: str) -> None:
     async def talk(port: int, runner: web.AppRunner, service: Service) -> None:
         answer = await exchange(port, data)
         assert answer.split(b" ", 2)[1] == str(status).encode(), answer[:300]
+
+    served(talk)
+
+
+@pytest.mark.parametrize("late", [b"zz\r\n", b"-1\r\n", b"5\r\nhello world"])
+def test_a_body_that_turns_out_malformed(late: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(module, "_BODY_S", 0.5)
+
+    async def talk(port: int, runner: web.AppRunner, service: Service) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(chunks(b"1\r\n{\r\n"))
+        while not service._active:
+            await asyncio.sleep(0)
+        writer.write(late)
+        assert (await reader.read()).split(b" ", 2)[1] in (b"400", b"408")
+        writer.close()
+
+    served(talk)
+    assert caplog.records == []
+
+
+def test_what_is_malformed_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(port: int, runner: web.AppRunner, service: Service) -> None:
+        for name in ("two hosts", "two types", "a signed length", "a chunk of hex", "HTTP/0.9"):
+            await exchange(port, CASES[name][0])
+
+    served(talk)
+    assert caplog.records == []
+
+
+def test_each_request_of_a_connection_is_looked_at() -> None:
+    async def talk(port: int, runner: web.AppRunner, service: Service) -> None:
+        first = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        answer = await exchange(port, first + request(body=b"", first="GET /sessions HTTP/1.1", host="evil.example"))
+        assert (answer.count(b"HTTP/1.1 200 "), answer.count(b"HTTP/1.1 403 "), b"sessions" in answer) == (1, 1, False)
 
     served(talk)
 

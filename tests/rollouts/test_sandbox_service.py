@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -181,3 +182,17 @@ def test_a_port_that_is_taken_is_said() -> None:
         await asyncio.gather(first, return_exceptions=True)
 
     asyncio.run(twice())
+
+
+@pytest.mark.parametrize("language", ["python", "ipython"])
+def test_a_client_that_leaves_takes_its_program_with_it(language: str) -> None:
+    async def talk(ask: Ask, client: aiohttp.ClientSession, url: str) -> None:
+        before = time.monotonic()
+        for _ in range(4):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(ask("import time\ntime.sleep(1000)", language=language), 0.3)
+        answer = await ask("print(1)", language=language)
+        assert (answer["stdout"], answer["process_status"]) == ("1\n", "completed")
+        assert time.monotonic() - before < 4 * LIMITS.wall_s  # none of them was run to its limit
+
+    served(talk)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from seatrial.cli import request
+from seatrial.report.text import as_rows
 
 if TYPE_CHECKING:
     from seatrial.config import Loaded
@@ -256,4 +257,4 @@ def _lines(finding: Finding, width: int) -> Iterator[str]:
         text, width, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False, break_on_hyphens=False
     )
     if finding.fix and finding.severity != "ok":
-        yield f"{' ' * len(first)}fix: {finding.fix}"
+        yield f"{' ' * len(first)}fix: {as_rows([finding.fix])}"

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from seatrial.cli.history_options import Chosen, Name, OnlyMetrics, Project, StoreFile, TakeName, choosing, opened, taken
 from seatrial.cli.light import Light, Plain
+from seatrial.report.text import as_rows
 
 if TYPE_CHECKING:
     from seatrial.regress.history.record import Run
@@ -90,7 +91,7 @@ def show(
                 lines = showing.metric_lines(metric, values, take, kept.count(metric, **chosen.of)) if values else []
             shown += bool(lines)
             if lines:
-                typer.echo("\n".join(lines))
+                typer.echo(as_rows(lines))
     if not shown:
         what = ", ".join(chosen.metrics) + (f" and the number {run}" if run is not None else "")
         raise UserError(among.none_has(what, **chosen.of), "seatrial history runs lists the runs")
@@ -118,7 +119,7 @@ def runs(
     with opened(store) as kept:
         require(kept, project=project, name=name, kind=kind, branch=branch)
         found = kept.runs(project=project, kind=Kind(kind) if kind else None, name=name, branch=branch, limit=limit or None)
-        typer.echo("\n".join(run_lines(found)) if found else "no runs")
+        typer.echo(as_rows(run_lines(found)) if found else "no runs")
 
 
 def compare(
@@ -141,7 +142,7 @@ def compare(
             chosen(kept, metrics, project)
         sides = [comparing.resolve(kept, revision, Path.cwd()) for revision in (before, after)]
         found = comparing.compare(kept, *sides, patterns=metrics or (), project=project, take=taken(take))
-    typer.echo("\n".join(found.lines()))
+    typer.echo(as_rows(found.lines()))
     if not found.rows:
         raise typer.Exit(ExitCode.USAGE)
 

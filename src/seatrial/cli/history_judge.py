@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from seatrial.cli.history_options import Chosen, Name, Of, Project, StoreFile, TakeName, choosing, opened, taken
+from seatrial.report.text import as_rows
 
 if TYPE_CHECKING:
     from seatrial.regress.history.adding import Stated
@@ -29,7 +30,7 @@ def trend(
 
     with opened(chosen.store) as kept:
         found = trend_of(kept, chosen.metrics, **chosen.of, take=taken(chosen.take), alarm=alarm, every=every)
-        typer.echo("\n".join(found.lines()))
+        typer.echo(as_rows(found.lines()))
 
 
 def gate(
@@ -74,7 +75,7 @@ def gate(
         found = against(kept, *chosen, settings, metrics or [], exclude or []) if chosen else None
     verdict = found.verdict if found else Verdict.BLOCKED
     lines = found.lines() if found else []
-    typer.echo("\n".join([*lines, f"{verdict}: no run is kept yet: seatrial history import PATH"] if none else lines))
+    typer.echo(as_rows([*lines, f"{verdict}: no run is kept yet: seatrial history import PATH"] if none else lines))
     raise typer.Exit(exit_code(verdict))
 
 
@@ -127,4 +128,4 @@ def calibrate(
 
     with opened(chosen.store) as kept:
         found = proposed(kept, chosen.metrics, **chosen.of, take=taken(chosen.take), last=last, false_alarms=false_alarms, every=every)
-        typer.echo("\n".join(found.lines()))
+        typer.echo(as_rows(found.lines()))

@@ -20,6 +20,7 @@ def judge(
     from seatrial.loops import get_loop
     from seatrial.model.errors import UserError
     from seatrial.model.verdict import exit_code
+    from seatrial.report.text import one_line
     from seatrial.trial.files_judge import judge_files
     from seatrial.trial.plan import parse_levels
 
@@ -37,18 +38,19 @@ def judge(
     if json:
         typer.echo(result.model_dump_json(indent=2))
         raise typer.Exit(exit_code(result.verdict))
+    shown = one_line  # recorded text has no lines of its own
     where = f"{result.file}:{result.line}" if result.line else (result.file or "none")
     of = f" of {result.steps_expected}" if result.steps_expected is not None else ""
-    typer.echo(f"verdict:   {result.verdict}\nboundary:  {result.boundary or 'none'}\nreason:    {result.reason}")
-    typer.echo(f"decisive:  {where}\n           {result.text}")
+    typer.echo(f"verdict:   {result.verdict}\nboundary:  {result.boundary or 'none'}\nreason:    {shown(result.reason)}")
+    typer.echo(f"decisive:  {shown(where)}\n           {shown(result.text)}")
     typer.echo(f"steps:     {result.steps_reached if result.steps_reached is not None else 'none'}{of}")
-    typer.echo(f"milestone: {result.milestone or 'none'}")
+    typer.echo(f"milestone: {shown(result.milestone or 'none')}")
     missed = [check for check in result.checks if not check.passed]
     typer.echo(f"checks:    {len(result.checks)} made, {len(missed)} missed")
     for check in missed:
-        typer.echo(f"missed:    {check.name}" + (f" (measured {check.value})" if check.value is not None else ""))
+        typer.echo(f"missed:    {shown(check.name)}" + (f" (measured {shown(str(check.value))})" if check.value is not None else ""))
     if result.advice:
-        typer.echo(f"advice:    {result.advice}")
+        typer.echo(f"advice:    {shown(result.advice)}")
     for text in result.limitations:
-        typer.echo(f"note:      {text}")
+        typer.echo(f"note:      {shown(text)}")
     raise typer.Exit(exit_code(result.verdict))

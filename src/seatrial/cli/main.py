@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from typing import Any, TextIO, cast
 
@@ -93,16 +94,22 @@ def seatrial(version: bool = typer.Option(False, "--version", callback=_version,
     """
 
 
+_COMMAND = re.compile(r"^([^\S\n]*)(:)(?=:)|(#)(?=#\[)", re.MULTILINE)
+"""What GitHub Actions takes for a command: `::` at the start of a line, `##[` anywhere."""
+
+
 class Output:
     """Standard output or error.
 
     - Its reader may go away (`| head`): the rest is not printed, and the verdict's exit code stays.
+    - In GitHub Actions recorded text is no workflow command; `command` writes ours.
     - Text from a log cannot steer the terminal: control characters are written out. What draws on the terminal itself (rich, a line
       that is rewritten) uses `rich_proxied_file`, and makes recorded text visible before.
     """
 
     def __init__(self, stream: TextIO, plain: bool = True) -> None:
         self.stream, self.plain = stream, plain
+        self.github = os.environ.get("GITHUB_ACTIONS") == "true"
 
     @property
     def rich_proxied_file(self) -> Output:
@@ -110,9 +117,14 @@ class Output:
         return Output(self.stream, plain=False)
 
     def write(self, text: str) -> int:
+        """Write recorded text."""
+        text = visible(text) if self.plain else text
+        return self.command(_COMMAND.sub(_written_out, text) if self.github else text)
+
+    def command(self, text: str) -> int:
         """Write, or give up writing for good. What the stream cannot encode (half of a surrogate pair) is shown escaped."""
         try:
-            return self.stream.write(visible(text) if self.plain else text)
+            return self.stream.write(text)
         except UnicodeEncodeError as error:
             return self.stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         except BrokenPipeError:
@@ -133,6 +145,10 @@ class Output:
         if name == "buffer":  # would go round `write`
             raise AttributeError(name)
         return getattr(self.stream, name)
+
+
+def _written_out(command: re.Match[str]) -> str:
+    return f"{command[1] or ''}\\u{ord(command[2] or command[3]):04x}"
 
 
 def split_arguments(words: list[str]) -> tuple[list[str], tuple[str, ...]]:

@@ -69,7 +69,7 @@ def show(
     from rich.text import Text
 
     from seatrial.model.errors import UserError
-    from seatrial.report.text import visible
+    from seatrial.report.text import one_line
     from seatrial.trial.level_files import metrics_of_run
 
     found = metrics_of_run(logdir, level)
@@ -82,21 +82,24 @@ def show(
     for column in ("Tag", "Points", "Steps", "First", "Last", "Min", "Max", "Not finite", "Course"):
         table.add_column(column, overflow="fold", justify="left" if column in ("Tag", "Course") else "right")
     for one in series:
-        table.add_row(*(Text(visible(cell)) for cell in _row(one)))
+        table.add_row(*(Text(one_line(cell)) for cell in _row(one)))
     for name in scalars:
-        table.add_row(Text(visible(name)), "1", "-", Text(visible(str(found.scalars[name]))))
+        table.add_row(Text(one_line(name)), "1", "-", Text(one_line(str(found.scalars[name]))))
     Console(width=None if sys.stdout.isatty() else 200).print(table)
     for overlap in found.overlaps:
-        typer.echo(f"{overlap.tag}: written more than once with different values at {len(overlap.steps)} steps; the last one counts")
+        typer.echo(
+            f"{one_line(overlap.tag)}: written more than once with different values at {len(overlap.steps)} steps; the last one counts"
+        )
     _end(found)
 
 
 def _end(found: Metrics) -> None:
     """Damage is told and fails the command."""
     from seatrial.model.verdict import ExitCode
+    from seatrial.report.text import one_line
 
     for damage in found.damage:
-        typer.echo(f"damaged: {damage}", err=True)
+        typer.echo(f"damaged: {one_line(str(damage))}", err=True)
     if found.damage:
         raise typer.Exit(ExitCode.FAIL)
 

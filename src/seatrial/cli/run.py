@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -121,7 +122,7 @@ def close(trial: Trial, directory: Path, json: bool, cut: str = "", in_job: bool
         typer.echo(f"\n{read_text(directory / 'summary.md')}" if not in_job else f"{report.result}: {report.answer}")
         typer.echo(f"report: {directory / 'report.html'}")
     for line in publish(report, os.environ) if not in_job else ():
-        typer.echo(line)
+        getattr(sys.stdout, "command", sys.stdout.write)(f"{line}\n")
     if trial.status == "running":
         what = f"not finished: {cut}" if cut else "interrupted"
         where = ", here or with --on slurm:PROFILE" if cut else ""

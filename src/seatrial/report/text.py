@@ -8,12 +8,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff\uffa0"
+    "\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 _ID = r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8,}\b"
@@ -23,8 +25,9 @@ unit. The 1 of `layers.1.mlp` is a name."""
 
 
 def _escape(match: re.Match[str]) -> str:
+    """As JSON writes it, but for controls below a space: those JSON has written out itself, so that JSON stays JSON."""
     code = ord(match.group())
-    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return f"\\x{code:02x}" if code < 0x20 else json.dumps(match.group())[1:-1] if code != 0x7F else "\\u007f"
 
 
 def visible(text: str) -> str:
@@ -35,6 +38,11 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     """`text` on one line, with single spaces."""
     return visible(" ".join(text.split()))
+
+
+def as_rows(lines: Iterable[str]) -> str:
+    """Lines as one text. What was recorded with a newline (the name of a metric) has none here, and cannot imitate a line."""
+    return "\n".join(line.replace("\r", "\\r").replace("\n", "\\n") for line in lines)
 
 
 def number(value: float | str | None) -> str:

@@ -10,7 +10,8 @@
 - A request whose end two readers could see at different places is refused: several lengths, a length beside chunks, sizes that are
   not plain numbers, bare line feeds. Chunks are sent on in one spelling, without extensions and trailers.
 - A client may be neither silent nor slow for ever: there is a time for a head, for each piece of a body, and for reading an answer,
-  and a body has a least pace.
+  and a body has a least pace. Connections are limited by the files that the process may open; more get a 503.
+- The last answer of a connection arrives also where the request's body was not read: what still comes is thrown away for a while.
 - `/health` is 200 only when every backend answers; `/router/status` counts. It ends with 0 when it is told to (SIGTERM).
 """
 
@@ -20,12 +21,14 @@ import argparse
 import asyncio
 import json
 import re
+import resource
+import select
 import signal
 import sys
 import time
 from collections.abc import Awaitable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 _PIECE = 64 * 1024
@@ -39,17 +42,27 @@ _PACE_AFTER_S = 60.0
 _PACE = 1024
 """Bytes per second that a request's body must have made on average, once it has taken `_PACE_AFTER_S`."""
 _UNREAD_S = 300.0
-"""A client that takes nothing of an answer for so long is left."""
+"""Who takes nothing of a body for so long is left: a client of an answer, a server of a request."""
+_LOOK_S = 5.0
+"""How often a client is looked for that left while its data was not read."""
+_LINGER_S = 5.0
+"""What a client still sends behind the last answer is read for so long: a connection that is closed with unread data is reset."""
+_INTERIM = 100
+"""Most answers before the answer (100 Continue, 103 Early Hints)."""
+_OPEN_FILES = 65536
 _HEADERS = 200
 _CHUNK_LINE = 1024
 """Most headers of a message, and most bytes of a line between chunks."""
 _HOP_BY_HOP = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect"}
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _REQUEST = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e\x80-\xff]+) (HTTP/1\.[01])")
-_ANSWER = re.compile(rb"HTTP/1\.[01] [1-5][0-9]{2}(?: .*)?")
+_ANSWER = re.compile(rb"HTTP/1\.[01] [1-5][0-9]{2}(?: [\t\x20-\x7e\x80-\xff]*)?")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+
+
+_T = TypeVar("_T")
 
 
 class Refused(Exception):
@@ -72,6 +85,18 @@ class BadBody(Broken):
         self.status = status
 
 
+async def _within(seconds: float, work: Awaitable[_T]) -> _T:
+    """What comes of it, or TimeoutError. Before Python 3.12 asyncio.wait_for loses a cancellation that comes as the work ends."""
+    task = asyncio.ensure_future(work)
+    try:
+        if not (await asyncio.wait({task}, timeout=seconds))[0]:
+            raise asyncio.TimeoutError  # noqa: UP041 - before Python 3.11 it is another class
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 class Pace:
     """Watches over the body of a request."""
 
@@ -81,7 +106,7 @@ class Pace:
     async def next(self, piece: Awaitable[bytes]) -> bytes:
         """The piece, if it comes in time."""
         try:
-            found = await asyncio.wait_for(piece, _BODY_IDLE_S)
+            found = await _within(_BODY_IDLE_S, piece)
         except asyncio.TimeoutError:  # noqa: UP041
             raise BadBody(f"nothing of the body came within {_BODY_IDLE_S:g} s", HTTPStatus.REQUEST_TIMEOUT) from None
         self.bytes += len(found)
@@ -105,7 +130,7 @@ class Backend:
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A fresh connection."""
         try:
-            return await asyncio.wait_for(asyncio.open_connection(self.host, self.port, limit=_PIECE), _CONNECT_S)
+            return await _within(_CONNECT_S, asyncio.open_connection(self.host, self.port, limit=_PIECE))
         except (OSError, asyncio.TimeoutError) as error:  # noqa: UP041 - two classes before Python 3.11
             raise Refused(f"{self.url}: {str(error) or f'no connection within {_CONNECT_S:g} s'}") from error
 
@@ -119,7 +144,7 @@ class Backend:
             if not path:
                 return True
             writer.write(b"GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % (path.encode(), self.host.encode()))
-            line = await asyncio.wait_for(reader.readline(), _HEALTH_S)
+            line = await _within(_HEALTH_S, reader.readline())
             return line.split()[1:2] == [b"200"]
         except (OSError, ValueError, asyncio.TimeoutError):  # noqa: UP041
             return False
@@ -145,11 +170,16 @@ class Head:
             raise BadRequest("a body with an unclear length")
         if lengths and not _LENGTH.fullmatch(lengths[0]):
             raise BadRequest("Content-Length is no number")
-        if encodings and (encodings != [b"chunked"] or self.first.endswith(b" HTTP/1.0")):
+        if encodings and (encodings != [b"chunked"] or self.version == b"HTTP/1.0"):
             raise BadRequest("a body with an unclear length: Transfer-Encoding is not `chunked`")
         if encodings:
             return Framing(chunked=True)
         return Framing(length=int(lengths[0])) if lengths else Framing(length=None if until_end else 0)
+
+    @property
+    def version(self) -> bytes:
+        """The version of HTTP: an answer begins with it, a request ends with it."""
+        return self.first[:8] if self.first.startswith(b"HTTP/1.") else self.first[-8:]
 
     @property
     def status(self) -> bytes:
@@ -224,15 +254,19 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left
         left = None if left is None else left - len(piece)
 
 
-async def _drain(writer: asyncio.StreamWriter, pace: Pace | None) -> None:
-    """Wait until what was written is under way; a client that reads nothing is not waited for without end."""
-    if pace is not None:
+async def _drained(writer: asyncio.StreamWriter) -> None:
+    if writer.transport.get_write_buffer_size():
+        await _within(_UNREAD_S, writer.drain())
+    else:
         await writer.drain()
-        return
+
+
+async def _drain(writer: asyncio.StreamWriter, pace: Pace | None) -> None:
+    """Wait until what was written is under way, but not for ever."""
     try:
-        await asyncio.wait_for(writer.drain(), _UNREAD_S)
+        await _drained(writer)
     except asyncio.TimeoutError:  # noqa: UP041
-        raise Broken(f"the client read nothing for {_UNREAD_S:g} s") from None
+        raise Broken(f"the {'client' if pace is None else 'server'} read nothing for {_UNREAD_S:g} s") from None
 
 
 async def _send(framing: Framing, client: asyncio.StreamReader, to_backend: asyncio.StreamWriter) -> None:
@@ -246,14 +280,15 @@ async def _send(framing: Framing, client: asyncio.StreamReader, to_backend: asyn
 
 async def _read_answer(reader: asyncio.StreamReader) -> Head:
     """The head of the backend's answer, behind those that only say that it goes on."""
-    answer = await read_head(reader)
-    while answer is not None and answer.status.startswith(b"1"):
+    for _ in range(_INTERIM):
         answer = await read_head(reader)
-    if answer is None:
-        raise Broken("the connection ended")
-    if not _ANSWER.fullmatch(answer.first):
-        raise Broken("the answer is not HTTP/1")
-    return answer
+        if answer is None:
+            raise Broken("the connection ended")
+        if not _ANSWER.fullmatch(answer.first):
+            raise Broken("the answer is not HTTP/1")
+        if not answer.status.startswith(b"1"):
+            return answer
+    raise Broken("it goes on and on without an answer")
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head | None:
@@ -295,12 +330,28 @@ class Client(asyncio.StreamReader):
         super().set_exception(exc)
         self.gone.set()
 
+    async def left(self, writer: asyncio.StreamWriter) -> None:
+        """Until it has left. Where nobody reads what it sent, its end is not seen here, so the connection is looked at, too."""
+        while True:
+            try:
+                await _within(_LOOK_S, self.gone.wait())
+                return
+            except asyncio.TimeoutError:  # noqa: UP041
+                if writer.transport.is_closing() or _hung_up(writer.get_extra_info("socket").fileno()):
+                    return
+
+
+def _hung_up(handle: int) -> bool:
+    poll = select.poll()
+    poll.register(handle, getattr(select, "POLLRDHUP", select.POLLHUP))
+    return bool(poll.poll(0))
+
 
 class Router:
     """The proxy."""
 
-    def __init__(self, backends: list[Backend], health_path: str) -> None:
-        self.backends, self.health_path = backends, health_path
+    def __init__(self, backends: list[Backend], health_path: str, most: int = _OPEN_FILES) -> None:
+        self.backends, self.health_path, self.most = backends, health_path, most
         self.tasks: set[asyncio.Task[Any]] = set()
 
     async def serve(self, client: Client, writer: asyncio.StreamWriter) -> None:
@@ -309,35 +360,47 @@ class Router:
         assert task is not None
         self.tasks.add(task)
         try:
+            await self._requests(client, writer)
+            await _part(client, writer)
+        except (OSError, asyncio.TimeoutError, asyncio.CancelledError):  # noqa: UP041
+            pass  # the client has left, or reads nothing; or the router ends, and what was sent so far must not look whole
+        finally:
+            self.tasks.discard(task)
+            writer.transport.abort()
+
+    async def _requests(self, client: Client, writer: asyncio.StreamWriter) -> None:
+        if len(self.tasks) > self.most:
+            message = f"router: {self.most} connections are open already"
+            _answer(writer, HTTPStatus.SERVICE_UNAVAILABLE, {"error": {"message": message, "type": "too_many_connections"}})
+            return
+        try:
             while await self._one(client, writer):
                 pass
         except BadRequest as error:
             _answer(writer, HTTPStatus.BAD_REQUEST, {"error": {"message": f"router: {error}", "type": "bad_request"}})
-        except (OSError, asyncio.TimeoutError):  # noqa: UP041 - the client has left, or says nothing
+        except asyncio.TimeoutError:  # noqa: UP041 - it says nothing
             pass
-        except asyncio.CancelledError:
-            writer.transport.abort()  # the router ends; what was sent so far must not look whole
-        finally:
-            self.tasks.discard(task)
-            writer.close()
 
     async def _one(self, client: Client, writer: asyncio.StreamWriter) -> bool:
         """One request; whether the connection can take another."""
-        head = await asyncio.wait_for(read_head(client), _IDLE_S)
+        head = await _within(_IDLE_S, read_head(client))
         if head is None:
             return False
         parts = _REQUEST.fullmatch(head.first)
         if parts is None:
             raise BadRequest("the first line is no HTTP/1 request")
+        if parts[1] == b"CONNECT" or sum(key.lower() == b"host" for key, _ in head.headers) > 1:
+            raise BadRequest("this is no proxy for CONNECT" if parts[1] == b"CONNECT" else "two Host headers")
         stays = parts[3] != b"HTTP/1.0" and b"close" not in [word.strip() for word in head.value(b"connection").split(b",")]
         path = parts[2].split(b"?")[0]
         if path in (b"/health", b"/router/status"):
             stays = stays and head.framing(until_end=False).length == 0
-            _answer(writer, *(await self._health() if path == b"/health" else self._status()), close=not stays)
+            status, body = await self._health() if path == b"/health" else self._status()
+            _answer(writer, status, body, close=not stays, bodiless=parts[1] == b"HEAD")
             await writer.drain()
             return stays
         request = asyncio.ensure_future(self._forward(head, parts[1] == b"HEAD", client, writer))
-        left = asyncio.ensure_future(client.gone.wait())
+        left = asyncio.ensure_future(client.left(writer))
         try:
             await asyncio.wait({request, left}, return_when=asyncio.FIRST_COMPLETED)
             return await request and stays if request.done() else False
@@ -374,7 +437,7 @@ class Router:
             return False
         finally:
             backend.active -= 1
-            streams[1].close()
+            streams[1].transport.abort()  # what was not sent or read by now is of no use
 
     async def _connect(self) -> tuple[Backend, tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """The least loaded backend that accepts, counted as active; at most two are asked."""
@@ -408,7 +471,7 @@ class Router:
     ) -> bool:
         reader, to_backend = streams
         to_backend.write(head.encoded(b"Connection: close"))
-        if head.value(b"expect"):
+        if head.value(b"expect") == b"100-continue" and head.version == b"HTTP/1.1" and framing.length != 0:
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         sending = asyncio.ensure_future(_send(framing, client, to_backend))
         answering = asyncio.ensure_future(_read_answer(reader))
@@ -417,8 +480,9 @@ class Router:
             if sending.done() and isinstance(sending.exception(), BadBody):
                 await sending  # the client's fault, not the backend's
             answer = await answering
-            empty = bodiless or answer.status in (b"204", b"304")
-            body = Framing(length=0) if empty else answer.framing(until_end=True)
+            body = answer.framing(until_end=True)
+            if bodiless or answer.status in (b"204", b"304"):
+                body = Framing(length=0)
             began.append(True)
             stays = sending.done() and (body.chunked or body.length is not None)
             writer.write(answer.encoded() if stays else answer.encoded(b"Connection: close"))
@@ -440,10 +504,25 @@ class Router:
         return HTTPStatus.OK, {"backends": [{key: getattr(backend, key) for key in keys} for backend in self.backends]}
 
 
-def _answer(writer: asyncio.StreamWriter, status: HTTPStatus, body: dict[str, Any], close: bool = True) -> None:
+async def _part(client: Client, writer: asyncio.StreamWriter) -> None:
+    """End a connection when the client has what was written: all of it leaves this process, and what the client still sends is read."""
+    if writer.transport.is_closing():
+        return
+    writer.write_eof()
+    writer.transport.set_write_buffer_limits(0)
+    await _drained(writer)
+
+    async def discard() -> None:
+        while await client.read(_PIECE):
+            pass
+
+    await _within(_LINGER_S, discard())
+
+
+def _answer(writer: asyncio.StreamWriter, status: HTTPStatus, body: dict[str, Any], close: bool = True, bodiless: bool = False) -> None:
     data = json.dumps(body).encode()
     head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    writer.write(head.encode() + (b"Connection: close\r\n\r\n" if close else b"\r\n") + data)
+    writer.write(head.encode() + (b"Connection: close\r\n\r\n" if close else b"\r\n") + (b"" if bodiless else data))
 
 
 def _say(text: str) -> None:
@@ -451,10 +530,21 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
+def _connections() -> int:
+    """How many clients there may be: each takes two files, one of them to a backend. The limit is raised where it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    files = _OPEN_FILES if soft == resource.RLIM_INFINITY else soft
+    return max(1, files // 2 - 50)
+
+
 async def run(host: str, port: int, backends: list[Backend], health_path: str) -> None:
     """Serve until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
-    router, told = Router(backends, health_path), asyncio.Event()
+    router, told = Router(backends, health_path, _connections()), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
 
@@ -465,9 +555,10 @@ async def run(host: str, port: int, backends: list[Backend], health_path: str) -
     _say(f"listening on {host}:{port}, in front of {', '.join(item.url for item in backends)}")
     await told.wait()
     server.close()
-    for task in tuple(router.tasks):
-        task.cancel()
-    await asyncio.gather(*router.tasks, return_exceptions=True)
+    while router.tasks:
+        for task in tuple(router.tasks):
+            task.cancel()
+        await asyncio.wait(tuple(router.tasks), timeout=1)
     _say(f"told to stop, after {sum(item.total for item in backends)} requests")
 
 

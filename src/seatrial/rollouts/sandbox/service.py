@@ -11,16 +11,20 @@
 - It listens where it is told to, which should be loopback: whoever reaches it may run programs in the sandbox.
 - Web pages may not: a request with an Origin, one that a browser sent for another site, one whose Host is not this service (DNS
   rebinding) and a body that is not application/json are refused. A service on loopback knows its names; elsewhere a node may have
-  any, and Host is not looked at.
+  any, and Host is not looked at. A target that names a host (`POST http://HOST/execute`) is refused as that Host would be.
 - Heads, bodies, sessions, requests at a time and connections are limited. A connection that says nothing, or a body that does not
-  come, is ended.
+  come, is ended. Bodies are not decompressed.
+- A client that leaves ends what it asked for: its program, or the session of its cell. A malformed request is answered with 400 and
+  not logged: whoever reaches the port could fill the log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
+import re
 import signal
 import time
 import weakref
@@ -30,6 +34,8 @@ from ipaddress import ip_address
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
 
 from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary
@@ -52,6 +58,10 @@ _QUIET_S = 60.0
 """A connection without a request is closed after this time; the quietest ones earlier, when there are more than `_CONNECTIONS`."""
 _LOOK_S = 5.0
 _CUT = "<output cut>"
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")
+"""A Host header: a name or an address, and a port."""
+_log = logging.getLogger(__name__)
+_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 _WORDS = {
     "memory": "Ended: it used more than {0.memory_mb} MB of memory",
     "processes": "Ended: it had {0.processes} processes or threads",
@@ -93,6 +103,21 @@ class Service:
                 web.get("/sessions", self._list),
                 web.delete("/sessions/{name}", self._delete),
             ]
+        )
+
+    def runner(self) -> web.AppRunner:
+        """What serves it."""
+        return web.AppRunner(
+            self.app,
+            logger=_log,
+            access_log=None,
+            shutdown_timeout=1.0,
+            keepalive_timeout=_QUIET_S,
+            max_line_size=_HEAD,
+            max_field_size=_HEAD,
+            lingering_time=1.0,
+            auto_decompress=False,
+            handler_cancellation=True,
         )
 
     async def tend(self, runner: web.AppRunner) -> None:
@@ -138,10 +163,15 @@ class Service:
         hosts = request.headers.getall("Host", [])
         if len(hosts) != 1:
             return 400, "a request needs one Host header"
+        target = request.raw_path
+        if not target.startswith("/") and target.partition("://")[2].partition("/")[0] != hosts[0]:
+            return 400, "the request's target is no path, and not of its Host"
         if self._local and not is_loopback(host_name(hosts[0])):
             return 403, f"Host {hosts[0][:100]!r} is not this service: ask for 127.0.0.1 or localhost"
         if request.method == "POST" and request.content_type != "application/json":
             return 415, "the body must be application/json (the Content-Type header says otherwise)"
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            return 415, "the body must not be compressed (the Content-Encoding header says that it is)"
         if len(self._active) >= _REQUESTS:
             return 503, f"{_REQUESTS} requests are under way already"
         return None
@@ -174,6 +204,8 @@ class Service:
         except TimeoutError:
             error = f"the body did not come within {_BODY_S:g} s"
             return web.json_response({"error": error}, status=408, headers={"Connection": "close"})
+        except RequestPayloadError as error:
+            return web.json_response({"error": f"the body is malformed: {error}"}, status=400, headers={"Connection": "close"})
         except (ValueError, LookupError, OverflowError, RecursionError) as wrong:
             return web.json_response({"error": str(wrong)}, status=400)
         try:
@@ -234,10 +266,9 @@ def _asked(body: str, session: str | None) -> _Request:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    """The name in a Host header, without its port; empty where it is no proper one."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]) if found else ""
 
 
 def is_loopback(name: str) -> bool:
@@ -254,9 +285,7 @@ async def serve(host: str, port: int, limits: SandboxLimits, ready: Callable[[in
     """Serve until cancelled, or until SIGTERM or SIGINT where `run_service` runs it; `ready` is told the port, which matters for 0."""
     sandboxes.require()
     service = Service(limits, host)
-    runner = web.AppRunner(
-        service.app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=_QUIET_S, max_line_size=_HEAD, max_field_size=_HEAD
-    )
+    runner = service.runner()
     await runner.setup()
     tending = asyncio.create_task(service.tend(runner))
     try:
