@@ -25,10 +25,10 @@ def skip(kind: SkipKind, reason: str, name: str = "good", **more: Any) -> tuple[
 @pytest.mark.parametrize(
     ("kind", "reason", "fix"),
     [
-        (SkipKind.BUILD, "the build command failed: no rule", "correct --build, or name another commit with --good"),
+        (SkipKind.BUILD_COMMAND, "make: no rule: no rule", "correct --build, or name another commit with --good"),
         (SkipKind.BUILD, "requirements.txt: installing failed: nothing found", "with --env, or another version with --python"),
-        (SkipKind.MISSING, "run.sh, which is to be edited, does not exist at this commit", "correct the file of --edit"),
-        (SkipKind.MISSING, "run.sh does not exist at this commit", "bring it with --patch"),
+        (SkipKind.UNEDITED, "run.sh, which is to be edited, does not exist at this commit", "correct the file of --edit"),
+        (SkipKind.ABSENT, "run.sh does not exist at this commit", "bring it with --patch"),
         (SkipKind.COMMAND, "exit 125", "name another commit with --good, or correct the command"),
     ],
 )
@@ -68,7 +68,7 @@ def failing(repo: Repo, tmp_path: Path, log: str, kind: Any = "exit", cause: str
 
 def test_good_end_that_fails(repo: Repo, tmp_path: Path) -> None:
     assert "--minutes (now 60)" in failing(repo, tmp_path, "", kind="timeout")
-    assert "threshold" in failing(repo, tmp_path, "", kind="check", cause="the check is missed")
+    assert "threshold" in failing(repo, tmp_path, "", kind="check", missed=True, cause="the check is missed")
     assert "--with pytest" in failing(repo, tmp_path, "/venv/bin/python: No module named pytest\n")
     assert "--with yaml" in failing(repo, tmp_path, "ModuleNotFoundError: No module named 'yaml.x'\n")
     assert "install yaml where you call from" in failing(repo, tmp_path, "No module named 'yaml'\n", env="none")

@@ -76,7 +76,7 @@ def test_only_files_inside_the_tree(tmp_path: Path, tree: Path) -> None:
     for file in ("absent.sh", "sub"):
         with pytest.raises(TreeError, match="does not exist at this commit") as caught:
             apply_edits(tree, [edit("s/30/3/", file)])
-        assert caught.value.kind is SkipKind.MISSING
+        assert caught.value.kind is SkipKind.UNEDITED
     assert outside.read_text(encoding="utf-8") == "STEPS=30\n"
 
 

@@ -150,7 +150,7 @@ def test_script_that_is_missing_in_the_middle_is_a_skip(tmp_path: Path) -> None:
     check = CHECK.format(first=6)
     done = Place(tmp_path, numbers(8, check, at_3={"check.py": None}, at_5={"check.py": check})).bisect()
     assert done.found(6)
-    assert set(done.skips().values()) == {SkipKind.MISSING}
+    assert set(done.skips().values()) == {SkipKind.ABSENT}
 
 
 def test_script_that_appears_after_the_good_end_is_brought_by_a_patch(tmp_path: Path) -> None:

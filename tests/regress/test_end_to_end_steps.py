@@ -153,7 +153,7 @@ def test_commit_that_does_not_build_is_a_skip(tmp_path: Path) -> None:
     place = Place(tmp_path, numbers(8, "open('built')\n" + CHECK.format(first=6), at_0={"build.sh": built}))
     done = place.bisect("--build", "./build.sh")
     assert done.found(6)
-    assert set(done.skips().values()) == {SkipKind.BUILD}
+    assert set(done.skips().values()) == {SkipKind.BUILD_COMMAND}
 
 
 def test_nightly_begins_where_its_script_was_added_and_passes_arguments_on(tmp_path: Path) -> None:

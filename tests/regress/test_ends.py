@@ -57,7 +57,7 @@ def session(rows: Sequence[Run], tmp: str = "/nowhere") -> Session:
 
 def test_a_good_end_that_fails_with_passing_metrics_counts_only_if_the_bad_end_fails_so() -> None:
     good, bad = history(2).points
-    missed = Failure(kind="check", cause="the check is missed, and it ends with 1: x", exit_code=1)
+    missed = Failure(kind="check", missed=True, cause="the check is missed, and it ends with 1: x", exit_code=1)
     passing = row(Mark.GOOD, 0.0, good.id, exit_code=1)
     ends._refuse_failing_good(session([passing, row(Mark.BAD, 1.0, bad.id, 1, missed)]), good, bad, 0)
     clean = missed.model_copy(update={"exit_code": 0})

@@ -71,7 +71,7 @@ def test_a_word_that_is_no_file_can_be_hidden(tmp_path: Path) -> None:
     kitchen, step = kitchen_of(tmp_path, plan_of(tmp_path / "loop", ids, "test", "!", "-e", "bad"), ("bad",))
     refused = kitchen.serve(step).refused
     assert refused is not None
-    assert refused.skip is SkipKind.MISSING
+    assert refused.skip is SkipKind.ABSENT
     assert refused.reason.startswith("bad does not exist at this commit; ")
     assert "sh -c '…'" in refused.reason
 

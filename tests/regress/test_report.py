@@ -135,7 +135,7 @@ def test_skipped_commits_are_listed_by_reason() -> None:
     rows = [run(PAST, number, number, SKIP, skip=SkipKind.BUILD, reason=f"pip {number}") for number in range(1, 16)]
     rows += [run(PAST, 16, 20, SKIP, skip=SkipKind.ENVIRONMENT, reason="429"), run(PAST, 17, 21, SKIP), run(PAST, 18, 21, GOOD)]
     lines = section(summary(view(PAST, rows, FOUND)), "Skipped").splitlines()
-    assert lines[0].startswith("- 15 commits: the environment or the build failed: ")
+    assert lines[0].startswith("- 15 commits: the environment could not be built: ")
     assert "and 3 more; the first one: `pip 1`" in lines[0]
     assert lines[1].startswith("- 1 commit: the machine, the network or the cluster failed")
     assert len(lines) == 2

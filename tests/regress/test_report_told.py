@@ -23,7 +23,7 @@ ASSERTION = Failure(kind="exit", cause="AssertionError: assert # == #", shown="A
 
 
 def missed(value: float) -> Failure:
-    return Failure(kind="check", cause="the check is missed", shown=f"{CHECK.check}: measured {value}, wanted > 0.5")
+    return Failure(kind="check", missed=True, cause="the check is missed", shown=f"{CHECK.check}: measured {value}, wanted > 0.5")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ PACKAGES = ("torch", "transformers", "megatron.core", "megatron.bridge")
 HEAD = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Refused|Missing)\b")
 """How an exception begins at the end of a traceback."""
 KILLED = "killed by signal 9"
-INAPPLICABLE = "does not apply"
 _SHOWN = 3
 
 
@@ -129,7 +128,7 @@ def _rung(facts: Facts, asked: Asked, model: str, rung: str, trouble: str) -> Ru
         return _measured(rung, [row for row in rows if all(row.get(key) == value for key, value in match.items())], asked.device, times)
     part = error if state == "missing" else lacking(error)
     if state == "not applicable":
-        found = {"verdict": Verdict.SKIPPED, "reason": f"{INAPPLICABLE}: {error}", "counted": False}
+        found = {"verdict": Verdict.SKIPPED, "reason": f"does not apply: {error}", "counted": False, "applicable": False}
     elif part is not None:
         known = rung in OPTIONAL or (asked.device != "cpu" and ladder.TABLE[rung].ranks > 1)
         found = {"verdict": Verdict.SKIPPED, "reason": f"cannot run here: {part}", "counted": asked.rungs_named or not known}
@@ -230,7 +229,7 @@ def _idle(facts: Facts, functions: Sequence[Function]) -> list[Function]:
 
 
 def _left(rung: RungResult) -> bool:
-    return rung.verdict is Verdict.SKIPPED and not rung.reason.startswith(INAPPLICABLE)
+    return rung.verdict is Verdict.SKIPPED and rung.applicable
 
 
 def last_line(error: str) -> str:

@@ -35,6 +35,8 @@ class RungResult(Record):
     reason: str
     counted: bool = True
     """False: it does not apply, or it is known not to run here and nobody asked for it by name."""
+    applicable: bool = True
+    """Whether the question that the rung asks can be asked of this family."""
     boundary: Boundary | None = None
     figure: str = ""
     """The measured value, in a few letters."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from seatrial.model.verdict import Verdict
-from seatrial.proving.bridge.judge import INAPPLICABLE
 from seatrial.proving.bridge.record import FamilyResult, Probe, RungResult
 from seatrial.proving.text import check_line, columns, section
 from seatrial.report.markdown import prose
@@ -30,7 +29,7 @@ def _cell(rung: RungResult | None) -> str:
         return "skip"
     if rung.verdict is Verdict.PASS:
         return one_line(rung.figure) or "ok"
-    return "-" if rung.reason.startswith(INAPPLICABLE) else WORDS[rung.verdict]
+    return WORDS[rung.verdict] if rung.applicable else "-"
 
 
 def summary(probe: Probe, out: Path | None) -> str:

@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 from seatrial.regress.bisect.history import exists, inside_tree
-from seatrial.regress.bisect.judging.observe import MISSED
 from seatrial.regress.bisect.record import Plan, Run, SkipKind
 
 _FLAG = re.compile(r"(^|\s)(--[a-z]|git )")
@@ -20,19 +19,19 @@ def for_skip(plan: Plan, row: Run, name: str) -> tuple[str, str]:
     """Why an end (`good` or `bad`) cannot be judged, and what helps; some reasons say that themselves."""
     another = f"name another commit with --{name}"
     why, separator, remedy = row.reason.rpartition("; ")
-    if row.skip in (SkipKind.BUILD, SkipKind.TREE) and separator and _FLAG.search(remedy):
+    if row.skip in (SkipKind.BUILD, SkipKind.BUILD_COMMAND, SkipKind.TREE) and separator and _FLAG.search(remedy):
         return why, f"{remedy}; or {another}"
     return row.reason, _for_skip(plan, row, name, another)
 
 
 def _for_skip(plan: Plan, row: Run, name: str, another: str) -> str:
+    if row.skip is SkipKind.BUILD_COMMAND:
+        return f"correct --build, or {another}"
     if row.skip is SkipKind.BUILD:
-        if row.reason.startswith("the build command"):
-            return f"correct --build, or {another}"
         return f"choose another lock or none with --env, or another version with --python; or {another}"
-    if row.skip is SkipKind.MISSING and "which is to be edited" in row.reason:
+    if row.skip is SkipKind.UNEDITED:
         return f"correct the file of --edit, or {another} that has it"
-    if row.skip is SkipKind.MISSING and "does not exist at this commit" in row.reason:
+    if row.skip is SkipKind.ABSENT:
         return f"{another} that has it; or bring it with --patch, or give the command a copy that lies outside of the tree"
     if row.skip is SkipKind.OTHER_FAILURE and plan.failure is not None:
         other = "; it fails there, if in another way" if name == "good" else ""
@@ -50,7 +49,7 @@ def for_failing_good(plan: Plan, row: Run, log: Path) -> str:
         )
     if failure and failure.kind == "timeout":
         return f"allow more time with --minutes (now {plan.minutes:g}), or {older}"
-    if failure and failure.kind == "check" and failure.cause.startswith(MISSED):
+    if failure and failure.missed:
         return f"correct the threshold of the check, or {older}"
     if module := _MODULE.search(failure.shown if failure and failure.shown else row.reason) or _MODULE.search(text):
         if plan.environment.kind == "none":

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
 from seatrial.regress.bisect import advice
-from seatrial.regress.bisect.judging.observe import MISSED, threshold
+from seatrial.regress.bisect.judging.observe import threshold
 from seatrial.regress.bisect.place import resume_command
 from seatrial.regress.bisect.record import Failure, History, Mark, Point, Run, SkipKind
 from seatrial.regress.bisect.running.session import Session, Wanted, short
@@ -98,7 +98,7 @@ def _refuse_skips(session: Session, end: Point, name: str, number: int) -> None:
 def _refuse_unmeasured(session: Session, good: Point, number: int) -> None:
     """A good end without its metric is no matter of chance: more runs of it would say nothing more."""
     failed = [(row, row.failure) for row in _rows(session, good, number) if row.failure and row.failure.kind == "check"]
-    row = next((row for row, failure in failed if not failure.cause.startswith(MISSED)), None)
+    row = next((row for row, failure in failed if not failure.missed), None)
     if row is not None:
         raise UserError(
             f"the good end {short(good)} cannot be judged: {row.reason}{_log(session, row)}",

@@ -47,8 +47,14 @@ class SkipKind(StrEnum):
     """The snapshot cannot be made: a submodule's commit is lost, a patch does not apply."""
     MISSING = "missing"
     """A file that the command names does not exist at this commit."""
+    ABSENT = "absent"
+    """The same, found before anything ran."""
+    UNEDITED = "unedited"
+    """A file that --edit changes does not exist at this commit."""
     BUILD = "build"
-    """The environment or the build command failed."""
+    """The environment could not be built."""
+    BUILD_COMMAND = "build-command"
+    """The command of --build failed."""
     ENVIRONMENT = "environment"
     """The machine, the network or the cluster failed, by a known signature, also when it was tried again."""
     OTHER_FAILURE = "other-failure"
@@ -131,6 +137,8 @@ class Failure(Record):
     """How a run failed, without what differs between two runs that fail alike."""
 
     kind: Literal["exit", "timeout", "check", "trial", "pattern"]
+    missed: bool = False
+    """Of a check: it was missed by what it measured, not for want of a value."""
     boundary: Boundary | None = None
     signature: str | None = None
     """Id of the known failure."""

@@ -59,6 +59,8 @@ class Job:
     """`time.monotonic()` at which it is given up."""
     progress: Callable[[str], None]
     redact: LineFilter
+    by_command: bool = False
+    """Whether it is the command of --build."""
 
     def run(self, what: str, argv: tuple[str, ...], cwd: Path, env: Mapping[str, str]) -> None:
         """Run one step of it; a BuildFailed when that fails."""
@@ -75,9 +77,9 @@ class Job:
                 line_filter=self.redact,
             )
         except CannotStart as error:
-            raise BuildFailed(f"{what} failed: {error.message}") from error
+            raise BuildFailed(f"{what} failed: {error.message}", by_command=self.by_command) from error
         if failure:
-            raise BuildFailed(failure, transient=by_machine(self.log))
+            raise BuildFailed(failure, transient=by_machine(self.log), by_command=self.by_command)
 
 
 _PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
@@ -136,7 +138,7 @@ def _present(venv: Path, constraints: Sequence[str] = ()) -> Path:
 
 def run_build(tree: Path, command: tuple[str, ...], variables: Mapping[str, str], log: Path, minutes: float, redact: LineFilter) -> None:
     """Run a build command in the tree; a BuildFailed when it fails."""
-    job = Job(command[0], log, time.monotonic() + 60 * minutes, lambda _: None, redact)
+    job = Job(command[0], log, time.monotonic() + 60 * minutes, lambda _: None, redact, by_command=True)
     job.run("the build command", command, tree, {**clean_env(), **variables})
 
 

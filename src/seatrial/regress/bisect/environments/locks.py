@@ -35,12 +35,15 @@ _UV_TABLES = ("project", "dependency-groups", "build-system")
 
 
 class BuildFailed(Exception):
-    """An environment or a tree cannot be built; `transient` when the machine failed and not the commit."""
+    """An environment or a tree cannot be built."""
 
-    def __init__(self, message: str, transient: bool = False) -> None:
+    def __init__(self, message: str, transient: bool = False, by_command: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.transient = transient
+        """The machine failed, not the commit."""
+        self.by_command = by_command
+        """The user's own command of --build failed."""
 
 
 @dataclass(slots=True)

@@ -29,9 +29,9 @@ from seatrial.triage.log import read_log
 from seatrial.triage.signatures import compile_pattern
 from seatrial.trial.rundir import load
 
-__all__ = ["MISSED", "Observation", "observe", "threshold"]
+__all__ = ["Observation", "observe", "threshold"]
 
-MISSED = "the check is missed"
+_MISSED = "the check is missed"
 """Cause of a run whose metrics were read and do not pass."""
 _SKIP, _MISSING, _SIGNALS = 125, (126, 127), 128
 _KILLED = 128 + signal.SIGKILL
@@ -233,11 +233,13 @@ class _Judge:
         if not measured and reading.machine:
             return self._by_machine(reading)
         met = (*reading.failure.beside, *([reading.machine] if reading.machine else []))
-        cause = MISSED if measured else f"no value: {generic(one_line(result.message))}"
-        failure = Failure(kind="check", boundary=Boundary.METRICS, cause=cause, exit_code=0, shown=shown(result), beside=met)
+        cause = _MISSED if measured else f"no value: {generic(one_line(result.message))}"
+        failure = Failure(
+            kind="check", missed=measured, boundary=Boundary.METRICS, cause=cause, exit_code=0, shown=shown(result), beside=met
+        )
         if self.end is None:
             return Observation(mark=Mark.BAD, reason=failure.shown, failure=failure, value=result.value, passed=False)
-        missed_there = self.end.kind == "check" and self.end.cause.startswith(MISSED)
+        missed_there = self.end.missed
         if failure.same(self.end) or (measured and (missed_there or self.plan.any_failure)):
             return self._bad(failure, failure.shown, result)
         if not measured:
@@ -246,7 +248,7 @@ class _Judge:
 
     def _failed_with_metrics(self, check: str, reading: Reading) -> Observation | None:
         """By the metrics of a run that failed, if they count; the bad end's own do, when they can be read."""
-        cause = f"{MISSED}, and it ends with {reading.failure.exit_code}: {reading.failure.cause}"
+        cause = f"{_MISSED}, and it ends with {reading.failure.exit_code}: {reading.failure.cause}"
         if self.end is not None and self.end.cause != cause:
             return None
         result = measure(check, self._metrics_place(), self.facts.started)
@@ -255,7 +257,7 @@ class _Judge:
             return Observation(mark=Mark.GOOD, reason=told, value=result.value, passed=True)
         if not was_measured(result):
             return _skip(SkipKind.METRIC, told) if self.end else None
-        update = {"kind": "check", "boundary": Boundary.METRICS, "signature": None, "cause": cause, "shown": told}
+        update = {"kind": "check", "missed": True, "boundary": Boundary.METRICS, "signature": None, "cause": cause, "shown": told}
         return self._bad(reading.failure.model_copy(update=update), told, result)
 
     def _metrics_place(self) -> Path:

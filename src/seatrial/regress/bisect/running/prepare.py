@@ -69,8 +69,7 @@ class Kitchen:
             reason = f"{error.message}; {error.fix}" if error.fix else error.message
             return replace(served, refused=_skip(error.kind, reason, transient=error.kind is SkipKind.ENVIRONMENT))
         except BuildFailed as error:
-            kind = SkipKind.ENVIRONMENT if error.transient else SkipKind.BUILD
-            return replace(served, refused=_skip(kind, error.message, transient=error.transient))
+            return replace(served, refused=_skip(_kind(error), error.message, transient=error.transient))
 
     def again(self, step: Step) -> Served:
         """A step whose job was handed to a cluster by an earlier sitting: what it was begun with is read, and nothing is touched."""
@@ -98,12 +97,12 @@ class Kitchen:
         main = step.point.pins[0]
         absent = [file for file in self.named if not exists(self.stores.git_dir(main.repo), main.commit, file)]
         if absent and not self.plan.patches:
-            raise TreeError(SkipKind.MISSING, f"{absent[0]} does not exist at this commit", _HIDE)
+            raise TreeError(SkipKind.ABSENT, f"{absent[0]} does not exist at this commit", _HIDE)
         notes = list(make_tree(self.stores, step.point.pins, step.tree))
         notes += apply_patches(self.stores, step.tree, main.repo, self._patches(main), main.commit)
         for file in absent:  # a patch may bring the test that is asked about
             if not (step.tree / file).exists():
-                raise TreeError(SkipKind.MISSING, f"{file} does not exist at this commit, and no patch brings it", _HIDE)
+                raise TreeError(SkipKind.ABSENT, f"{file} does not exist at this commit, and no patch brings it", _HIDE)
         notes += apply_edits(step.tree, self.plan.edits)
         deadline_s = 60 * self.plan.minutes
         ready = self.environments.ensure(step.tree, self.plan.environment, lambda text: self.tell(f"environment: {text}"), deadline_s)
@@ -155,6 +154,12 @@ class Kitchen:
             roots.append(provided(tree)[0] or str(tree))
         path = [root for root in (*roots, variables.get("PYTHONPATH")) if root]
         return replace(ready, variables={**variables, "PYTHONPATH": os.pathsep.join(path)} if path else variables)
+
+
+def _kind(error: BuildFailed) -> SkipKind:
+    if error.transient:
+        return SkipKind.ENVIRONMENT
+    return SkipKind.BUILD_COMMAND if error.by_command else SkipKind.BUILD
 
 
 def _skip(kind: SkipKind, reason: str, *, transient: bool = False) -> Observation:

@@ -22,7 +22,7 @@ from seatrial.files import read_model, write_json
 from seatrial.launch.interrupt import check_stop
 from seatrial.model.errors import BlockedError
 from seatrial.model.verdict import Boundary
-from seatrial.regress.bisect.judging.observe import MISSED, Observation, observe
+from seatrial.regress.bisect.judging.observe import Observation, observe
 from seatrial.regress.bisect.logs import journal
 from seatrial.regress.bisect.place import JOURNAL, STEP, STEPS, resume_command
 from seatrial.regress.bisect.record import Begun, Failure, Mark, Plan, Point, Run, SkipKind, Stage
@@ -185,7 +185,7 @@ class Session:
             if seen.skip not in (SkipKind.OTHER_FAILURE, SkipKind.METRIC):
                 break
             seen = observe(self.plan, facts, other)
-        unknown = seen.failure is not None and seen.failure.kind == "check" and not seen.failure.cause.startswith(MISSED)
+        unknown = seen.failure is not None and seen.failure.kind == "check" and not seen.failure.missed
         return replace(seen, mark=Mark.SKIP, skip=SkipKind.METRIC) if measured and unknown and seen.mark is Mark.BAD else seen
 
     def _serve(self, step: Step) -> Served:

@@ -49,7 +49,7 @@ def apply_edits(tree: Path, edits: Sequence[Edit]) -> tuple[str, ...]:
         if not inside:
             raise TreeError(SkipKind.TREE, f"{edit.file}: a symbolic link of this commit leads out of the tree", "edit another file")
         if not file.is_file():
-            raise TreeError(SkipKind.MISSING, f"{edit.file}, which is to be edited, does not exist at this commit")
+            raise TreeError(SkipKind.UNEDITED, f"{edit.file}, which is to be edited, does not exist at this commit")
         before = file.read_bytes()
         _sed(edit, "--in-place", str(file))
         if file.read_bytes() == before:
