@@ -132,7 +132,10 @@ def check(line: bytes | memoryview) -> int:
     # Compared as text: a checksum that is cut or not hexadecimal is then simply another one.
     if b"%08x" % zlib.crc32(memoryview(line)[_COVERED:-1]) != line[_CRC:_COVERED]:
         raise TornError("its checksum does not hold")
-    return int(bytes(line[_DIGITS : _DIGITS + 6]))
+    digits = bytes(line[_DIGITS : _DIGITS + 6])
+    if not digits.isdigit():
+        raise TornError("no number says where its head ends")
+    return int(digits)
 
 
 def unit_of(line: bytes | memoryview) -> int:

@@ -158,7 +158,7 @@ class Units:
                 tags=tuple(stored["tags"]),
                 source=stored["source"],
             )
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise _changed(f"{self._path}:{index + 1}: not the row that was written: {error}") from error
 
     def _seed_for(self, task: str, repeat: int) -> int:

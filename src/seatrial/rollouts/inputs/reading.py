@@ -106,6 +106,8 @@ def parse(text: bytes) -> dict[str, Any]:
         row = orjson.loads(text)
         if _LONG in text.translate(_DIGITS):
             json.loads(text, parse_int=_small)
+    except RecursionError as error:
+        raise BadRowError("nested too deeply", _FORMATS) from error
     except orjson.JSONDecodeError as error:
         raise BadRowError(f"not JSON: {_without_line(error)}", _FORMATS) from error
     if not isinstance(row, dict):

@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import signal
 import time
@@ -32,6 +31,7 @@ from typing import Any
 from aiohttp import web
 
 from seatrial.model.errors import BlockedError
+from seatrial.model.guarded import parse_json
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import SandboxLimits
 from seatrial.rollouts.sandbox import sandbox as sandboxes
@@ -212,7 +212,7 @@ class Service:
 
 def _asked(body: str, session: str | None) -> _Request:
     """The request, or a ValueError that names the key."""
-    data = json.loads(body)
+    data = parse_json(body)
     if not isinstance(data, dict):
         raise ValueError("the body must be a JSON object")
     language = data.get("language", "ipython")

@@ -33,6 +33,7 @@ from seatrial.loops.nemo_rl.runs.calls import CHECKPOINTS, SAVING
 from seatrial.loops.proof import proof
 from seatrial.loops.workers import trained_with
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_count
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics, Series
@@ -238,7 +239,7 @@ def unmasked(run: str, phase: Trained, printed: list[dict[str, Any] | None]) -> 
 def adapters(phase: Trained) -> CheckResult:
     """Bridge counted trainable parameters, and fewer than all: `peft.enabled` wraps nothing where no module matches."""
     texts = [text for _, _, text in lines(phase.log)] if phase.log.is_file() else []
-    some, every = ([int(match[1].replace(",", "")) for text in texts if (match := pattern.search(text))] for pattern in (TRAINABLE, TOTAL))
+    some, every = ([parse_count(match[1]) for text in texts if (match := pattern.search(text))] for pattern in (TRAINABLE, TOTAL))
     right = min(some, default=0) > 0 and max(some) < max(every, default=0)
     value = ", ".join(f"{count:,}" for count in some) or "no line says so"
     return proof(f"trainable parameters of adapters ({phase.name})", right, value, Boundary.PEFT, "> 0, and not all")
@@ -247,7 +248,7 @@ def adapters(phase: Trained) -> CheckResult:
 def saved(phase: Trained) -> CheckResult:
     """A checkpoint was begun by the log, its writing was timed to the end, and it lies where it belongs under its final name."""
     texts = (text for _, _, text in lines(phase.log)) if phase.log.is_file() else iter(())
-    steps = sorted({int(match[1]) for text in texts if (match := SAVED.search(text))})
+    steps = sorted({parse_count(match[1]) for text in texts if (match := SAVED.search(text))})
     timed = [series for run in phase.runs if (series := phase.metrics.series.get(f"{run}timing/train/checkpointing"))]
     done = any(value > 0 for series in timed for value in series.values)
     place = phase.directory / phase.name / CHECKPOINTS
