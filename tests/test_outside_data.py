@@ -16,13 +16,14 @@ from seatrial.loops.nemo_rl.after.steps import finite
 from seatrial.loops.options import number
 from seatrial.loops.verl.gpu.proofs import adapters
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import BadValue, parse_count, parse_json_fast
+from seatrial.model.guarded import BadValue, parse_count
 from seatrial.regress.select.gather import evidence
 from seatrial.regress.select.trace.logs import read
 from seatrial.rollouts.direct.answer import read as read_answer
 from seatrial.rollouts.direct.errors import of_status, retry_after
 from seatrial.rollouts.gym.rows import outcome_of
 from seatrial.rollouts.record import KEY, TornError, check
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import RolloutError
 from seatrial.trial.plan import parse_levels
 

@@ -71,7 +71,7 @@ def parse_json(text: str | bytes, *, twice: Callable[[str], None] | None = None,
     except MemoryError as error:
         raise BadValue("too large for the memory") from error
     if text.count("[") + text.count("{") > DEPTH:
-        _require_flat(value)
+        require_flat(value)
     return _writable(value) if _MARKED.search(text) or _SURROGATE.search(text) else value
 
 
@@ -82,20 +82,6 @@ def parse_json_once(text: str | bytes, *, finite: bool = False) -> Any:
         raise BadValue(f"the key {key!r} stands twice in one object")
 
     return parse_json(text, twice=refuse, finite=finite)
-
-
-def parse_json_fast(text: str | bytes) -> Any:
-    """JSON of a server or a journal, where speed counts: strict (no NaN, no lone surrogate), and integers beyond 64 bits are floats."""
-    import orjson  # here: the pytest plugin is to start quickly
-
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise BadValue(error.msg, error.lineno, error.colno) from error
-    nested = text.count(b"[") + text.count(b"{") if isinstance(text, bytes) else text.count("[") + text.count("{")
-    if nested > DEPTH:
-        _require_flat(value)
-    return value
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -112,7 +98,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise BadValue(f"nested deeper than {DEPTH}") from error
     except (ValueError, OverflowError, MemoryError) as error:  # tomllib's own error, a number of 5,000 digits, a date that does not exist
         raise BadValue(str(error) or type(error).__name__) from error
-    _require_flat(value)
+    require_flat(value)
     _require_small(value)
     return value
 
@@ -150,7 +136,7 @@ def parse_literal(text: str, value: Callable[[ast.expr], Any] = ast.literal_eval
     except (ValueError, TypeError, RecursionError, MemoryError, OverflowError) as error:
         known = isinstance(error, TypeError | OverflowError)  # what the others say holds an address, or nothing
         raise BadValue(f"not a Python literal: {error}" if known else "not a Python literal") from error
-    _require_flat(found)
+    require_flat(found)
     _require_small(found)
     return _writable(found) if _SURROGATE.search(text) or "\\u" in text or "\\U" in text else found
 
@@ -239,7 +225,7 @@ def _inner(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value
 
 
-def _require_flat(value: Any) -> None:
+def require_flat(value: Any) -> None:
     """Raise where a value is nested too deeply; works level by level, so it needs no depth of its own."""
     level = [value] if isinstance(value, dict | list | tuple | set) else []
     for _ in range(DEPTH):

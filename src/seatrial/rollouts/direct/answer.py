@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from seatrial.model.guarded import BadValue, parse_json_fast
+from seatrial.model.guarded import BadValue
 from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import RolloutError
 
 _KEPT = 2000

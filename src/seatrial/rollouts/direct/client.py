@@ -19,11 +19,12 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 
 from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.guarded import BadValue, parse_json_fast
+from seatrial.model.guarded import BadValue
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Requests
 from seatrial.rollouts.direct.errors import ABOUT_THE_SERVER, of_exception, of_status
 from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import RolloutError
 
 MOST_BYTES = 128 << 20

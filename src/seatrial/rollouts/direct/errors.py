@@ -16,8 +16,9 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from seatrial.model.guarded import BadValue, parse_json_fast
+from seatrial.model.guarded import BadValue
 from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import RolloutError
 
 _READ = 4000

@@ -18,8 +18,9 @@ from typing import Any, Literal
 import orjson
 
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import BadValue, parse_json_fast
+from seatrial.model.guarded import BadValue
 from seatrial.rollouts.direct.chat import chat_body
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.units import NO_SEED
 
 _RESPONSES = {

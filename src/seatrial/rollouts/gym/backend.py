@@ -18,7 +18,7 @@ import orjson
 
 from seatrial.evidence.redact import MINIMUM_LENGTH
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import BadValue, parse_json_fast
+from seatrial.model.guarded import BadValue
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.direct.client import Client
 from seatrial.rollouts.direct.errors import of_exception, of_status
@@ -30,6 +30,7 @@ from seatrial.rollouts.gym.rows import body_of, outcome_of, result_of
 from seatrial.rollouts.gym.servers import GymServers
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError, Unit
 
 _WATCH_S = 0.5

@@ -26,12 +26,13 @@ from seatrial.launch.linelog import STAMP_LENGTH
 from seatrial.launch.process import Control, ProcessSpec, run
 from seatrial.launch.process import Outcome as Ended
 from seatrial.model.errors import BlockedError
-from seatrial.model.guarded import BadValue, parse_json_fast
+from seatrial.model.guarded import BadValue
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.gym.backend import GymBackend
 from seatrial.rollouts.gym.command import collect_words
 from seatrial.rollouts.gym.rows import REPEAT, TASK, body_of, outcome_of, result_of
 from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError, Unit
 
 LOG = "gym-collect.log"
