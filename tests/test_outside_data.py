@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from cli.command import inside
+from fuzz_mutate import sealed
+from fuzz_worlds import unsealed
+from rollouts.profiled import campaign, collected, ok, questions
 from seatrial.launch.slurm import commands
 from seatrial.launch.staged import ray_step
 from seatrial.loops import get_loop
@@ -22,6 +26,7 @@ from seatrial.regress.select.trace.logs import read
 from seatrial.rollouts.direct.answer import read as read_answer
 from seatrial.rollouts.direct.errors import of_status, retry_after
 from seatrial.rollouts.gym.rows import outcome_of
+from seatrial.rollouts.inputs.reading import Source
 from seatrial.rollouts.record import KEY, TornError, check
 from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import RolloutError
@@ -105,3 +110,48 @@ def test_a_record_whose_head_ends_nowhere_is_torn() -> None:
     line = b'{"%s":{"crc":"%08x%s\n' % (KEY.encode(), zlib.crc32(covered), covered)
     with pytest.raises(TornError):
         check(line)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '{"python": 5}', '{"python": null, "limits": {"x": 1}, "options": {}}', "null", '{"python": null}']
+)
+def test_a_request_of_a_trial_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
+    unsealed(tmp_path / "made").write(tmp_path / "run")
+    (tmp_path / "run/evidence/request.json").write_text(content)
+    answer = inside("resume", tmp_path / "run", HOME=str(tmp_path))
+    assert (answer.code, "request.json" in answer.err, "fix:" in answer.err) == (2, True, True), answer.err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unit": "0"},
+        {"unit": [0]},
+        {"reward": "1"},
+        {"reward": {}},
+        {"kind": [], "outcome": "failed"},
+        {"answer": {}},
+        {"metrics": {"a": "b"}},
+    ],
+)
+def test_a_record_with_a_field_of_another_type_ends_no_merge(tmp_path: Path, change: dict[str, Any]) -> None:
+    place = collected(campaign(tmp_path, {"a": questions(1)}, shards=1), [[ok(1.0, "4", metrics={"a": 1.0})] * 4])
+    [path] = place.shard(0).glob("attempt-*.jsonl")
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    row = json.loads(first)
+    row[KEY] |= change
+    path.write_bytes(b"".join([sealed(json.dumps(row).encode()) + b"\n", *others]))
+    for words in (("status",), ("merge", "--partial"), ("profile",)):
+        answer = inside("rollouts", words[0], place.root, *words[1:])
+        assert answer.code in (0, 2), answer.err
+        assert answer.code == 0 or "fix:" in answer.err
+
+
+def test_parquet_with_a_column_whose_name_is_no_text(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
+    data = (tmp_path / "rows.parquet").read_bytes()
+    (tmp_path / "rows.parquet").write_bytes(data.replace(b"prompt", b"pro\x9fpt"))
+    with pytest.raises(UserError, match="not a whole Parquet file"):
+        list(Source(tmp_path / "rows.parquet").rows())

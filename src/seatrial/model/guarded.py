@@ -11,22 +11,32 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
+import os
 import re
+import stat
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ET
+    from io import BufferedReader
 
 DEPTH = 100
 """Nested lists and tables that a value may have."""
 DIGITS = 308
 """Digits of an integer that still fits into a double."""
+_NO_FILES = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 STEP_DIGITS = 18
 """Digits of a step, a count or an exit code: what a database and a format string still hold."""
 LITERAL_LENGTH = 1_000_000
@@ -55,6 +65,31 @@ class BadValue(ValueError):
     def where(self) -> str:
         """`line 3 column 7`, or empty."""
         return "" if self.line is None else f"line {self.line} column {self.column}"
+
+
+def open_file(path: Path, *, piped: bool = False, buffering: int = -1) -> BufferedReader:
+    """Open a file of others for reading. An OSError for what is none: a named pipe may hold its reader for ever, a device may never end.
+    The null device is an empty file. `piped`: a shell's pipe will do (`<(command)`, /dev/stdin), since it is read only once."""
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or _is_null(found) or (piped and _is_pipe(path, found))):
+        kind = next((name for test, name in _NO_FILES if test(found.st_mode)), "a special file")
+        raise OSError(errno.EINVAL, f"is {kind}, not a file", str(path))
+    return cast("BufferedReader", path.open("rb", buffering))
+
+
+def read_file(path: Path) -> bytes:
+    """The whole content; errors as of `open_file`."""
+    with open_file(path, piped=True) as stream:
+        return stream.read()
+
+
+def _is_null(found: os.stat_result) -> bool:
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == Path(os.devnull).stat().st_rdev
+
+
+def _is_pipe(path: Path, found: os.stat_result) -> bool:
+    """Whether a pipe has no name of its own: whoever made it writes to it."""
+    return stat.S_ISFIFO(found.st_mode) and str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/"))
 
 
 def parse_json(text: str | bytes, *, twice: Callable[[str], None] | None = None, finite: bool = False) -> Any:

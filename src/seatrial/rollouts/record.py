@@ -103,6 +103,14 @@ class TornError(ValueError):
 
 _FIELDS = Head.__slots__
 _values_of = attrgetter(*_FIELDS)
+_NUMBER = (float, int)
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("unit", "repeat", "seed", "input_tokens", "output_tokens", "turns", "tries"), (int,)),
+    **dict.fromkeys(("task", "outcome", "answer", "finish", "kind", "message"), (str,)),
+    **dict.fromkeys(("reward", "latency_s", "ended"), _NUMBER),
+    "final": (bool,),
+    "metrics": (dict,),
+}
 
 
 def encode(head: Head, row: Mapping[str, Any]) -> bytes:
@@ -154,10 +162,21 @@ def fields_of(line: bytes, end: int) -> dict[str, Any]:
 
 def head_of(line: bytes, end: int) -> Head:
     """The head of a record that `check` has taken."""
+    fields = fields_of(line, end)
+    check_types(fields)
     try:
-        return Head(**fields_of(line, end))
+        return Head(**fields)
     except TypeError as error:
         raise TornError(f"its head is of another version: {error}") from error
+
+
+def check_types(fields: Mapping[str, Any]) -> None:
+    """Raise TornError for a head that another program wrote, or a person: a field that holds what no collector writes there."""
+    for name, value in fields.items():
+        if name in _TYPES and type(value) not in _TYPES[name]:
+            raise TornError(f"its {name} is of another type")
+    if not all(type(value) in _NUMBER for value in fields.get("metrics", {}).values()):
+        raise TornError("one of its metrics is no number")
 
 
 def row_of(line: bytes) -> dict[str, Any]:

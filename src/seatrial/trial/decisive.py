@@ -333,7 +333,7 @@ def _has_step(text: str, step: int) -> bool:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file; none of a binary, very large or missing one."""
     try:
-        if path.stat().st_size > LARGEST or "tfevents" in path.name:
+        if not path.is_file() or path.stat().st_size > LARGEST or "tfevents" in path.name:
             return
         with path.open(encoding="utf-8", errors="replace", newline="\n") as stream:
             yield from enumerate((line.rstrip("\n") for line in stream), 1)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seatrial.files import read_json
+from seatrial.files import read_as, read_table
 from seatrial.loops.claims import ABSENT, lookup
 from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.lines import lines
@@ -99,10 +99,10 @@ def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult
 def _phases(directory: Path) -> set[str]:
     """The training phases that were run."""
     try:
-        stored = read_json(directory / "phases.json")
+        stored = read_as(directory / "phases.json", list[dict[str, Any]])
     except UserError:
         return set()
-    return {str(entry["name"]) for entry in stored} - {IMPORTS}
+    return {str(entry.get("name")) for entry in stored} - {IMPORTS}
 
 
 def _expanded(facts: Facts) -> Iterator[CheckResult]:
@@ -182,7 +182,7 @@ def dumps_agree(phase: Trained) -> Iterator[CheckResult]:
 
 def _agrees(name: str, run: str, path: Path, metrics: Metrics) -> CheckResult:
     try:
-        stored = read_json(path)
+        stored = read_table(path)
     except UserError as error:
         return proof(name, False, "cannot be read", Boundary.METRICS, "", error.message)
     ours = {tag.removeprefix(run): series for tag, series in metrics.series.items() if tag.startswith(run)}
