@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import io
 import json
 import random
 import shutil
@@ -21,13 +22,19 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from cli.command import Answer, inside
+from fuzz_mutate import changed, rows_changed, written
+from fuzz_worlds import WORLDS, World, damage
+from seatrial.launch.environments import Environments
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.guarded import BadValue
+from seatrial.model.verdict import Boundary
 
 DATA = Path(__file__).parent / "data"
 LIMIT_S = 10
@@ -249,6 +256,16 @@ class Corpus:
         self.facts = b"\n".join(json.dumps(row).encode() for path in sorted((DATA / "refit").glob("*.json")) for row in _facts(path))
         self.reports = [path.read_bytes() for path in sorted((DATA / "report").rglob("junit.xml"))]
         self.store = self._store()
+        self.parquet = _parquet()
+        self.worlds: dict[str, World] = {}
+
+    def world(self, name: str) -> World:
+        """A directory that commands read; made when it is first wanted."""
+        if name not in self.worlds:
+            with tempfile.TemporaryDirectory(prefix="seatrial-fuzz-world-") as folder:
+                (place := Path(folder) / "run").mkdir()
+                self.worlds[name] = WORLDS[name](place)
+        return self.worlds[name]
 
     def _below(self, folder: str, endings: tuple[str, ...]) -> list[Path]:
         return sorted(path for path in (DATA / folder).rglob("*") if path.name.endswith(endings))
@@ -275,6 +292,19 @@ def _facts(path: Path) -> list[Any]:
     return found if isinstance(found, list) else list(found.get("facts", [])) if isinstance(found, dict) else []
 
 
+def _parquet() -> bytes:
+    """Rows as Parquet; nothing where pyarrow is missing."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        return b""
+    buffer = io.BytesIO()
+    rows = {"prompt": ["a", "b"] * 20, "answer": ["1", "2"] * 20, "x": [{"a": 1}] * 40}
+    pyarrow.parquet.write_table(pyarrow.table(rows), buffer)
+    return buffer.getvalue()
+
+
 def session(time_of: str, value: str) -> str:
     """A unit_results.json."""
     return (
@@ -292,8 +322,10 @@ class Fuzzer:
         self.targets: tuple[Callable[[random.Random], Answer | None], ...] = (
             *(self.judge, self.judge, self.judge, self.judge, self.check, self.check, self.show, self.dump, self.events, self.history),
             *(self.store, self.config, self.jobs, self.campaign, self.replay, self.junit, self.probe, self.rollouts, self.state),
-            *(self.trial, self.tokens, self.functional, self.proofs),
+            *(self.trial, self.tokens, self.functional, self.proofs, self.rows, self.answer, self.traces),
+            *((self.world,) * 12),
         )
+        self.said: list[str] = []
 
     def _file(self, name: str, data: str | bytes) -> Path:
         path = self.place / name
@@ -508,6 +540,157 @@ class Fuzzer:
         read_facts(path)
         read_imports(path)
 
+    def world(self, rng: random.Random) -> Answer | None:
+        """A whole directory with one or two files damaged, and a command that reads it."""
+        name = rng.choice(sorted(WORLDS))
+        world, place = self.corpus.world(name), self.place / "run"
+        files = world.write(place)
+        command = tuple(word.replace("{}", str(place)) for word in rng.choice(world.commands))
+        self.said = [" ".join(command), *damage(rng, files)]
+        known: dict[str, Callable[..., None]] = {"replay": self._replay, "prepare": self._prepare}
+        if command[0] in known:
+            known[command[0]](place, *command[1:])
+            return None
+        if command[:2] == ("functional", "judge"):
+            self._judged(place, *command[2:])
+            return None
+        variables = {"HOME": str(place / "home"), "SEATRIAL_CACHE": str(place), "XDG_CACHE_HOME": str(self.place), "PATH": "/usr/bin:/bin"}
+        blocked = BlockedError(Boundary.ENVIRONMENT, "no environment is built here", "")
+        with mock.patch.object(Environments, "build", side_effect=blocked):  # of a trial that may go on
+            return inside(*command, cwd=self.place, **variables)
+
+    def _replay(self, place: Path, file: str, repo: str) -> None:
+        from seatrial.regress.bisect.logs.replay import read_marks
+
+        read_marks(Path(file), place / repo)
+
+    def _judged(self, place: Path, code: str = "0") -> None:
+        from seatrial.regress.functional.judge import Ran, judge
+        from seatrial.regress.functional.plan import Asked, plan
+
+        (place / "kept").mkdir()
+        planned = plan(Asked(scripts=(place / "script.sh",), checks=('max(data["train/loss"]) < 2',), metrics=place / "metrics.json"))
+        ran = Ran(directory=place / "kept", log=place / "run.log", started=0.0, ended="exited", exit_code=int(code), seconds=1.0)
+        judge(planned[0], ran)
+
+    def _prepare(self, place: Path) -> None:
+        """What `rollouts start` does before it asks anybody, and the requests that it would send."""
+        from seatrial.cli.campaign_file import read_campaign
+        from seatrial.rollouts import manifest as manifests
+        from seatrial.rollouts.place import Place
+        from seatrial.rollouts.units import Units
+
+        campaign = read_campaign(place / "campaign.toml", {}, [])
+        made = Place(place / "made")
+        with Units(made, manifests.make(campaign, place, made)) as units:
+            for number in range(min(units.total, 20)):
+                self._requested(campaign, units.unit(number))
+
+    def _requested(self, campaign: Any, unit: Any) -> None:
+        from seatrial.rollouts.direct.request import build, sort_sampling
+        from seatrial.rollouts.gym.rows import body_of
+        from seatrial.rollouts.inputs.prompts import PARAMS, prompt_messages
+        from seatrial.rollouts.work import RolloutError
+
+        sampling = sort_sampling(campaign.sampling)
+        dataset = campaign.datasets[0]
+        own = unit.row.data.get(PARAMS) or {"input": prompt_messages(unit.row.data, dataset)}
+        for api in ("chat", "responses"):
+            with suppress(ValueError):
+                build(own, sampling, api=api, model="m", seed=unit.seed)
+        with suppress(RolloutError):
+            body_of(unit, campaign, sampling)
+
+    def rows(self, rng: random.Random) -> None:
+        """Rows of inputs."""
+        from seatrial.cli.campaign_file import read_campaign
+        from seatrial.rollouts import manifest as manifests
+        from seatrial.rollouts.place import Place
+        from seatrial.rollouts.units import Units
+
+        made = "".join(
+            f'{{"prompt": {some_json(rng, 2)}, "answer": {some_json(rng, 1)}, "{text(rng)}": {some_json(rng)}}}\n' for _ in range(3)
+        )
+        params = f'{{"responses_create_params": {{"input": "a", "metadata": {some_json(rng, 2)}, "tools": [{some_json(rng, 1)}]}}}}\n'
+        path = self._file("rows.jsonl", self._either(rng, rng.choice((made, params)), [self.corpus.rollouts]))
+        if self.corpus.parquet and rng.random() < 0.25:
+            data = mutated(rng, self.corpus.parquet)
+            path.write_bytes(b"PAR1" + data[4:] if rng.random() < 0.7 else data)
+        toml = f'name = "a"\nverifier = "exact"\n[policy]\nurl = "http://h/v1"\n[[datasets]]\nname = "d"\npath = "{path}"\n'
+        campaign = read_campaign(self._file("campaign.toml", toml), {}, [])
+        made_at = Place(self.place / "made")
+        with Units(made_at, manifests.make(campaign, self.place, made_at)) as units:
+            for number in range(units.total):
+                self._requested(campaign, units.unit(number))
+
+    def answer(self, rng: random.Random) -> None:
+        """Answers of policies and of Gym, and the records that are made of them."""
+        from seatrial.rollouts.direct.answer import read
+        from seatrial.rollouts.direct.errors import of_status
+        from seatrial.rollouts.gym.rows import outcome_of, result_of
+        from seatrial.rollouts.record import Head, encode
+        from seatrial.rollouts.server_json import parse_json_fast
+        from seatrial.rollouts.work import RolloutError
+
+        call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+        usage = {"prompt_tokens": 1, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 1}}
+        message = {"role": "assistant", "content": "x", "reasoning_content": "y", "tool_calls": [call]}
+        chat = {"id": "1", "created": 1, "model": "m", "choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
+        item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]}
+        other = {
+            "status": "completed",
+            "output": [item, {"type": "function_call"}],
+            "usage": {"input_tokens": 1},
+            "incomplete_details": None,
+        }
+        run = {"reward": 1.0, "response": other, "extracted_answer": "4", "x": 1}
+        api, data = rng.choice((("chat", chat), ("responses", other), ("gym", run)))
+        body = written(changed(rng, json.loads(json.dumps(data)), rng.choice((1, 2, 3))))
+        body = mutated(rng, body) if rng.random() < 0.2 else body
+        self._file("body.json", body)
+        of_status(rng.choice((400, 413, 429, 500, 302)), body, {"Retry-After": rng.choice(TEXTS), "Location": rng.choice(TEXTS)})
+        with suppress(RolloutError, BadValue):
+            if api == "gym":
+                made = outcome_of(result_of({"_ng_task_index": 0, "_ng_rollout_index": 0, "agent_ref": {}}, parse_json_fast(body)))
+                head = Head(0, "t", 0, 0, "ok", reward=made.reward, answer=made.answer, finish=made.finish, metrics=made.metrics)
+                self._encoded(encode, head, made.row)
+                return
+            said = read(body, "chat" if api == "chat" else "responses", 0)
+            head = Head(
+                0, "t", 0, 0, "ok", reward=1.0, input_tokens=said.input_tokens, output_tokens=said.output_tokens, finish=said.finish
+            )
+            self._encoded(encode, head, {"response": said.response, "text": said.text})
+
+    def _encoded(self, encode: Callable[..., bytes], head: Any, row: Any) -> None:
+        """As `collect.book` does: what cannot be stored is a ValueError or a TypeError there."""
+        from seatrial.rollouts.record import check, head_of, row_of
+
+        with suppress(ValueError):
+            line = encode(head, row)
+            head_of(line, check(line))
+            row_of(line)
+
+    def traces(self, rng: random.Random) -> None:
+        """Logs of traced children, and what workers of a selecting session saw."""
+        from seatrial.regress.select.gather import evidence
+        from seatrial.regress.select.gather.children import Children
+        from seatrial.regress.select.trace.logs import read
+
+        rows = ('["hello", 1, "python", "[\\"a\\", \\"b.py\\"]"]', '["hit", 1, "77", "a.py"]', '["spawn", 1, "[\\"python\\"]", "/"]')
+        log = "\n".join(
+            [*rows, '["call", 1, "0", "a.py\\u0000f\\u00003"]', f'["{text(rng)}", {number(rng)}, {some_json(rng, 1)}, "x"]', ""]
+        )
+        self._file("trace/7-ab.log", rows_changed(rng, log.encode("utf-8", "surrogatepass")))
+        found = list(read(self.place / "trace"))
+        Children(found, {}) if found else None
+        row = (
+            b'{"did": [[-1, 5], [3, "a.py", "f", 2], ["read", 1, "b", ""]], "ran": {"test": "t", "path": "t.py", "epoch": 1, "uses": [1], '
+        )
+        row += b'"outcome": "passed"}, "needs": [[1, [2]]], "collected": ["a"]}\n'
+        path = self._file("evidence.jsonl", rows_changed(rng, row * 2))
+        with suppress(ValueError):  # "nothing was recorded" is what it becomes
+            evidence.read(path)
+
 
 @contextmanager
 def limited(seconds: int) -> Iterator[None]:
@@ -541,15 +724,26 @@ def one(fuzzer: Fuzzer, seed: int, index: int) -> tuple[str, str | None]:
     return target.__name__, None if answer is None or answer.code in ALLOWED else f"exit code {answer.code}: {answer.err[-3000:]}"
 
 
+def _kept(place: Path, target: Path) -> Path:
+    """A copy of an offending input, without pipes: what was done to the files is told beside it."""
+
+    def pipes(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if (Path(folder) / name).is_fifo()]
+
+    return Path(shutil.copytree(place, target, symlinks=True, ignore=pipes, dirs_exist_ok=True))
+
+
 def fuzz(inputs: range, seed: int, place: Path, keep: Path | None = None) -> Iterator[Finding]:
     """Run inputs; yields what ended otherwise than it may."""
     fuzzer = Fuzzer(Corpus(), place)
     for index in inputs:
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
+        fuzzer.said = []
         target, what = one(fuzzer, seed, index)
         if what is not None:
-            kept = None if keep is None else Path(shutil.copytree(place, keep / f"{seed}-{index}-{target}", dirs_exist_ok=True))
+            what = "\n".join((*fuzzer.said, what))
+            kept = None if keep is None else _kept(place, keep / f"{seed}-{index}-{target}")
             yield Finding(index, target, what, kept)
 
 

@@ -140,3 +140,41 @@ def test_bytes_that_are_no_text_stay_visible(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"a\xffb")
     assert files.read_text(path) == "a\\xffb"
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "null").symlink_to(os.devnull)
+    for name, kind in (("pipe", "a named pipe"), ("zero", "a device")):
+        for read in (files.read_text, lambda path: list(files.read_pieces(path)), lambda path: list(files.read_rows(path))):
+            with pytest.raises(UserError, match=f"{name}: cannot read: is {kind}, not a file"):
+                read(tmp_path / name)
+    assert files.read_text(tmp_path / "null") == ""
+
+
+def test_a_pipe_of_the_shell_is_read_once(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as stream:
+        stream.write(b"a\r\nb")
+    try:
+        assert files.read_text(Path(f"/dev/fd/{reading}")) == "a\nb"
+    finally:
+        os.close(reading)
+
+
+def test_a_device_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(BlockedError, match="No space left"):
+        files.write_text(tmp_path / "full", "x")
+    assert (tmp_path / "full").is_char_device()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe: cannot write"):  # nobody reads
+        files.write_text(tmp_path / "pipe", "x")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        files.write_text(tmp_path / "pipe", "x")
+        assert os.read(reader, 9) == b"x"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import BadValue, parse_toml
+from seatrial.model.guarded import BadValue, parse_toml, read_file
 from seatrial.model.profile import Profile
 
 FILE = "seatrial.toml"
@@ -191,7 +191,7 @@ def _where(loc: Sequence[str], origins: Mapping[str, str]) -> tuple[str, str]:
 def _from_file(file: Path, values: dict[str, Any]) -> Iterator[tuple[Key, Any]]:
     """Keys and values of a file; profiles are entered into `values` even when they are empty."""
     try:
-        data = parse_toml(file.read_text(encoding="utf-8"))
+        data = parse_toml(read_file(file).decode("utf-8"))
     except (OSError, UnicodeDecodeError, BadValue) as error:
         raise UserError(f"{file}: {error}", "correct the file") from error
     for section, content in data.items():

@@ -8,10 +8,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,13 +22,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.guarded import BadValue, parse_json
+from seatrial.model.guarded import BadValue, open_file, parse_json, read_file
 from seatrial.model.verdict import Boundary
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1"
 _MB = 1e6
 PIECE = 65_536
@@ -62,8 +65,15 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A stream whose content becomes `path` when the block ends well, and nothing when it does not; errors as in `write_bytes`."""
+    """A stream whose content becomes `path` when the block ends well, and nothing when it does not; errors as in `write_bytes`. A device
+    or a pipe (/dev/stdout, /dev/null) is written to, never replaced."""
     try:
+        if _is_device(path):
+            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a reader is an error, and no wait
+            os.set_blocking(handle, True)
+            with os.fdopen(handle, "wb") as stream:
+                yield stream
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -79,6 +89,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         sync_directory(path.parent)
     except OSError as error:
         raise write_error(path, error) from error
+
+
+def _is_device(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 def write_error(path: Path, error: OSError) -> UserError | BlockedError:
@@ -122,7 +140,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_text(path: Path) -> str:
     """Read UTF-8 text (undecodable bytes are kept visible), or raise a UserError that names the file."""
     try:
-        return path.read_text(encoding="utf-8", errors="backslashreplace")
+        return io.TextIOWrapper(io.BytesIO(read_file(path)), encoding="utf-8", errors="backslashreplace").read()
     except (OSError, ValueError) as error:  # a null character in a name is a ValueError
         raise read_error(path, error) from error
 
@@ -154,7 +172,7 @@ def read_pieces(path: Path, left_out: LeftOut | None = None) -> Iterator[tuple[i
     """
     left_out = left_out or LeftOut()
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             number, start, rest, mark, size, told, begun = 1, True, b"", "", 0, 0, False
             last: tuple[str, bytes, str] | None = None  # the piece that was left out last
             at, looked = 0, _looked_at(os.fstat(stream.fileno()))
@@ -223,7 +241,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, str, bool]]:
     """The lines of a file of rows, one after the other: number, text, and whether a line feed ends it. A row that is longer than `ROW`
     is cut there, so that no reader takes it for a whole one."""
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             number = 0
             while raw := stream.readline(ROW):
                 number += 1
@@ -248,7 +266,7 @@ def left_out_of(path: Path) -> LeftOut:
     """What `read_pieces` leaves out of a file; only one with an endless line is read for it."""
     found = LeftOut()
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             size = 0
             while raw := stream.readline(PIECE):
                 size = 0 if raw.endswith(b"\n") else size + len(raw)
@@ -270,6 +288,22 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{where}: not valid JSON: {error.what}", "the file is torn or was edited; restore it") from error
 
 
+def read_table(path: Path) -> dict[str, Any]:
+    """Read JSON that is an object, or raise a UserError."""
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: not a JSON object", "the file was written by another program or edited; restore it")
+    return data
+
+
+def read_as(path: Path, kind: type[T]) -> T:
+    """Read JSON as a value of this type, such as `tuple[int, ...]`, or raise a UserError."""
+    try:
+        return TypeAdapter(kind).validate_python(read_json(path))
+    except ValidationError as error:
+        raise UserError(f"{path}: {error.errors()[0]['msg']}", "the file was written by another version or edited") from error
+
+
 def read_model(path: Path, kind: type[M]) -> M:
     """Read a stored record and validate it; the error names the file and the key."""
     data = read_json(path)
@@ -288,7 +322,7 @@ def read_model(path: Path, kind: type[M]) -> M:
 def is_lfs_pointer(path: Path) -> bool:
     """Whether this file is a pointer of Git LFS instead of what it points to."""
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             return stream.read(len(LFS_POINTER)) == LFS_POINTER.encode()
     except OSError:
         return False

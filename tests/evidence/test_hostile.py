@@ -350,10 +350,41 @@ def test_submodules_behind_links_end(world: World) -> None:
     read_changes(world.root)
 
 
-def test_a_configuration_that_never_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = world.root.parent / "pipe"
-    os.mkfifo(pipe)
-    setting("include.path", str(pipe), sub=False)(world)
+@pytest.mark.parametrize("how", ["include.path", "relative", "includeIf.gitdir:/nowhere/.path", "nested", "link"])
+def test_a_configuration_that_includes_a_pipe(world: World, how: str) -> None:
+    """The listing of settings would be held for half a minute: the pipe is named at once, with who includes it, and nothing runs."""
+    above, config = world.root.parent, world.root / ".git" / "config"
+    os.mkfifo(above / "pipe")
+    place, named_by = above / "pipe", config
+    if how == "nested":
+        (above / "one").write_text("[include]\n\tpath = two\n")
+        (above / "two").write_text("[include]\n\tpath = pipe\n")
+        named_by = above / "two"
+    elif how == "link":
+        (place := above / "link").symlink_to(above / "pipe")
+    key = how if how.startswith("include") else "include.path"
+    setting(key, {"nested": str(above / "one"), "relative": "../../pipe"}.get(how, str(place)), sub=False)(world)
+    for read in (repo_state, read_changes, top_level):
+        with pytest.raises(UserError, match="a named pipe, which git would wait for") as told:
+            read(world.root)
+        assert f"delete the line that includes it in {named_by}" in told.value.fix
+        assert Path(told.value.message.partition(": ")[0]).samefile(above / "pipe")
+
+
+def test_a_configuration_that_includes_a_device_or_nothing(world: World) -> None:
+    setting("include.path", "/dev/null", sub=False)(world)
+    setting("include.path", "absent", sub=False)(world)
+    repo_state(world.root)
+    setting("include.path", "/dev/zero", sub=False)(world)
+    with pytest.raises(UserError, match="/dev/zero: no file, which git would wait for") as told:
+        repo_state(world.root)
+    assert "rm /dev/zero" not in told.value.fix
+
+
+def test_a_listing_that_never_ends(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    put(tmp_path / "bin", {"git": "#!/bin/sh\ncase $* in *--version) echo git version 2.40.0;; *) exec sleep 60;; esac\n"})
+    (tmp_path / "bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.setattr(safe_git, "LISTING_SECONDS", 0.3)
     with pytest.raises(UserError, match="did not finish within"):
         repo_state(world.root)
@@ -482,12 +513,34 @@ def test_a_pipe_that_the_configuration_names(world: World, key: str) -> None:
         repo_state(world.root)
 
 
-@pytest.mark.parametrize("name", ["packed-refs", "objects/info/alternates", "HEAD", "config"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("packed-refs", "objects/info/alternates", "HEAD", "config", "commondir", "refs/heads/main", "refs/remotes/origin/HEAD"),
+        *("refs/replace/x", "objects/info/commit-graph", "objects/pack/multi-pack-index", "objects/ab/cdef", "modules/x/HEAD"),
+    ],
+)
 def test_a_pipe_in_the_git_directory(world: World, name: str) -> None:
     place = world.root / ".git" / name
-    place.parent.mkdir(exist_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
     place.unlink(missing_ok=True)
     os.mkfifo(place)
     for read in (read_changes, repo_state, top_level):
         with pytest.raises(UserError, match="a named pipe"):
             read(world.root)
+
+
+def test_a_pipe_among_the_objects_of_another_repository(world: World, tmp_path: Path) -> None:
+    (tmp_path / "others" / "pack").mkdir(parents=True)
+    os.mkfifo(tmp_path / "others" / "pack" / "multi-pack-index")
+    put(world.root / ".git", {"objects/info/alternates": f"{tmp_path}/others\n"})
+    with pytest.raises(UserError, match="others/pack/multi-pack-index: a named pipe"):
+        repo_state(world.root)
+
+
+def test_a_pipe_in_the_directory_that_worktrees_share(world: World, tmp_path: Path) -> None:
+    run_git(world.root, "worktree", "add", "-q", str(tmp_path / "tree"), "HEAD")
+    shared = world.root / ".git" / "objects" / "info" / "commit-graph"
+    os.mkfifo(shared)
+    with pytest.raises(UserError, match="commit-graph: a named pipe"):
+        repo_state(tmp_path / "tree")

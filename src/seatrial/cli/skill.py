@@ -148,9 +148,10 @@ def _compare(source: Path, target: Path) -> tuple[dict[Path, bytes], dict[Path, 
 def _read(place: Path) -> bytes | None:
     """What is installed there; None when nothing is. A file where a directory must be, or the reverse, is an error."""
     from seatrial.model.errors import UserError
+    from seatrial.model.guarded import read_file
 
     try:
-        return place.read_bytes()
+        return read_file(place)
     except FileNotFoundError:
         return None
     except NotADirectoryError:

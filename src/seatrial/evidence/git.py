@@ -10,15 +10,20 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import shlex
+import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import open_file
 from seatrial.probes import safe_git
 
 TIMEOUT_SECONDS = 120.0
@@ -26,8 +31,15 @@ TIMEOUT_SECONDS = 120.0
 # The user's configuration must not change what a diff says or whether it can be applied.
 DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-relative", "-O/dev/null", "--submodule=short")
 
-_WAITED_FOR = ("config", "config.worktree", "HEAD", "packed-refs", "shallow", "commondir", "objects/info/alternates", "info/grafts")
-"""Files of a git directory that git opens at once; a pipe among them holds it until the deadline."""
+_MOST_FILES = 500_000
+_LFS = "lfs"
+"""What Git LFS keeps, which git itself never opens; there may be a lot of it."""
+_LONGEST_PATH = 65_536
+_MOST_ALTERNATES = 50
+_LOOK_SECONDS = 5.0
+"""A directory of git that held no pipe is believed for so long."""
+_MOST_KNOWN = 1000
+_LOOKED: dict[str, float] = {}
 
 
 class MissingObjectsError(UserError):
@@ -120,9 +132,6 @@ def top_level(path: Path) -> Path:
         raise UserError(f"{path}: no such directory", "give the path of a git checkout")
     if not path.is_dir():
         raise UserError(f"{path}: not a directory", "give the path of a git checkout")
-    for name in _WAITED_FOR:
-        if (place := path / ".git" / name).is_fifo():
-            raise UserError(f"{place}: a named pipe, which git would wait for", f"remove it: rm {shlex.quote(str(place))}")
     if line(git(path, "rev-parse", "--is-inside-work-tree")) != "true":
         raise UserError(f"{path}: a git repository without a work tree", "give a checkout: git worktree add ../checkout")
     top = Path(line(git(path, "rev-parse", "--show-toplevel")))
@@ -163,8 +172,12 @@ def command_line(repo: Path, *arguments: str) -> list[str]:
 
 def environment(repo: Path, index: Path | None = None, *, own: bool = False) -> dict[str, str]:
     """The environment in which git runs nothing that the checkout configures; a UserError where that cannot be had."""
+    if not own:
+        _refuse_pipes(repo)
     try:
         env = safe_git.environment(repo, filters=own, network=own)
+    except safe_git.Held as error:
+        raise _waited_for(Path(error.place), error.named_by) from error
     except safe_git.Refused as error:
         if error.code is not None:
             raise _explain(repo, "config --list", error.code, error.said) from error
@@ -180,6 +193,93 @@ def filter_drivers(repo: Path) -> frozenset[str]:
     """Names of the filters that are configured for `repo`, and that Seatrial does not run."""
     environment(repo)
     return safe_git.read_configuration(repo).drivers
+
+
+def _waited_for(place: Path, named_by: str = "") -> UserError:
+    """The error for what git would open, and never get to the end of; `named_by` is the file of settings that includes it."""
+    if not named_by:
+        return UserError(f"{place}: a named pipe, which git would wait for", f"remove it: rm {shlex.quote(str(place))}")
+    kind = "a named pipe" if place.is_fifo() else "no file"
+    return UserError(f"{place}: {kind}, which git would wait for", f"delete the line that includes it in {named_by}")
+
+
+def _refuse_pipes(repo: Path) -> None:
+    """Refuse a repository whose own files, which git opens as it needs them, are named pipes: a ref, an index of packs, an object."""
+    now = time.monotonic()
+    for directory in _git_directories(repo):
+        if now - _LOOKED.get(directory, -math.inf) > _LOOK_SECONDS:
+            for place in _pipes_below(Path(directory)):
+                raise _waited_for(place)
+            if len(_LOOKED) > _MOST_KNOWN:
+                _LOOKED.clear()
+            _LOOKED[directory] = now
+
+
+def _git_directories(repo: Path) -> Iterator[str]:
+    """The directory of git that `repo` belongs to, and the one that it shares with other worktrees; none of a repository without one."""
+    place = next((above / ".git" for above in (repo, *repo.absolute().parents) if os.path.lexists(above / ".git")), None)
+    if place is None:
+        return
+    if place.is_fifo():
+        raise _waited_for(place)
+    own = place if place.is_dir() else _named_in(place, "gitdir: ")
+    if own is None:
+        return
+    if (own / "commondir").is_fifo():
+        raise _waited_for(own / "commondir")
+    shared = _named_in(own / "commondir", "") or own
+    yield from dict.fromkeys((str(own), str(shared)))
+    others, seen = [shared / "objects"], set[Path]()
+    while others and len(seen) < _MOST_ALTERNATES:
+        objects = others.pop()
+        for name in (_lines_of(objects / "info" / "alternates")) if objects not in seen else ():
+            yield str(objects / name)
+            others.append(objects / name)
+        seen.add(objects)
+
+
+def _named_in(file: Path, start: str) -> Path | None:
+    """The path in a file of git that holds one, from where the file lies."""
+    said = next(iter(_lines_of(file)), "")
+    return file.parent / said.removeprefix(start) if said and said.startswith(start) else None
+
+
+def _lines_of(file: Path) -> list[str]:
+    """The lines of a small file; none of what is no file, or cannot be read."""
+    try:
+        with open_file(file) as stream:
+            said = os.fsdecode(stream.read(_LONGEST_PATH))
+    except (OSError, ValueError):
+        return []
+    return [row for row in said.split("\n") if row and not row.startswith("#") and "\0" not in row]
+
+
+def _pipes_below(directory: Path) -> Iterator[Path]:
+    """Named pipes in a directory of git. The kind of a file comes with its name, so that nothing else is looked at."""
+    left, seen, count = [os.fspath(directory)], set[tuple[int, int]](), 0
+    while left:
+        try:
+            with os.scandir(left.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    if entry.is_file(follow_symlinks=False):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        left += [entry.path] if entry.name != _LFS else []
+                        continue
+                    try:
+                        found = entry.stat()
+                    except OSError:
+                        continue
+                    if stat.S_ISFIFO(found.st_mode):
+                        yield Path(entry.path)
+                    elif stat.S_ISDIR(found.st_mode) and (found.st_dev, found.st_ino) not in seen:  # a link to one
+                        seen.add((found.st_dev, found.st_ino))
+                        left.append(entry.path)
+        except OSError:
+            continue
+        if count > _MOST_FILES:
+            return
 
 
 def _explain(repo: Path, command: str, code: int, stderr: str) -> UserError:

@@ -20,6 +20,7 @@ from seatrial.evidence.redact import Redactor
 from seatrial.evidence.worktree import gitlinks, is_checkout, read_status
 from seatrial.files import write_bytes, write_json
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import read_file
 from seatrial.model.record import RepoState, SubmoduleState
 
 REPOS_FILE = "repos.json"
@@ -94,7 +95,7 @@ def differs(recorded: RepoState, evidence_dir: Path, redactor: Redactor) -> str 
     for what in ("commit", "submodules", "dirty"):
         if getattr(state, what) != getattr(recorded, what):
             return f"another {what}" if what == "commit" else f"other {what} files" if what == "dirty" else f"other {what}"
-    if recorded.patch and make_patch(root, redactor) != (evidence_dir / recorded.patch).read_bytes():
+    if recorded.patch and make_patch(root, redactor) != read_file(evidence_dir / recorded.patch):
         return "other contents of changed files"
     return None
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from seatrial import files
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_step
 
 LAYERS = Path(__file__).parent / "layers"
 
@@ -81,7 +82,7 @@ def same_version(pin: str, installed: str) -> bool:
 
 
 def _canonical(version: str) -> list[str]:
-    parts = [str(int(part)) if part.isdigit() else part for part in version.lower().split(".")]
+    parts = [str(part if (number := parse_step(part)) is None else number) for part in version.lower().split(".")]
     while len(parts) > 1 and parts[-1] == "0":
         parts.pop()
     return parts

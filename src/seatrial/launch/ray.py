@@ -169,7 +169,8 @@ def check_nodes(facts: Mapping[str, Any], expected_nodes: int, roots: Mapping[st
 
     `roots` maps packages to the checkouts they must come from. A fact that is missing counts against the node.
     """
-    nodes: Sequence[Mapping[str, Any]] = facts.get("nodes") or ()
+    told = facts.get("nodes")
+    nodes: Sequence[Mapping[str, Any]] = [node for node in told if isinstance(node, Mapping)] if isinstance(told, list) else ()
     findings = [_count(nodes, expected_nodes, str(facts.get("error") or ""))]
     heard = [node for node in nodes if not node.get("error")]
     for node in nodes:

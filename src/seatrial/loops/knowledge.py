@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import BadValue, parse_toml
+from seatrial.model.guarded import parse_toml, read_file
 from seatrial.model.record import Record
 
 R = TypeVar("R", bound=Record)
@@ -17,8 +17,8 @@ R = TypeVar("R", bound=Record)
 def read_tables(path: Path, table: str, kind: type[R], beside: tuple[str, ...] = ()) -> tuple[R, ...]:
     """All `[[table]]` entries of a file; an error names the file, the entry and the key. Tables `beside` it are for other readers."""
     try:
-        data = parse_toml(path.read_text(encoding="utf-8"))
-    except (OSError, BadValue) as error:
+        data = parse_toml(read_file(path).decode("utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: {error}", "correct the file") from error
     unknown = sorted(set(data) - {table, *beside})
     found = data.get(table, [])

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -22,6 +21,7 @@ from seatrial.files import is_lfs_pointer, read_json
 from seatrial.loops.child import NoAnswerError, ask
 from seatrial.model.errors import UserError
 from seatrial.model.finding_codes import FindingCode
+from seatrial.model.guarded import BadValue, parse_json_once
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding, Record
 from seatrial.model.verdict import Boundary
@@ -188,8 +188,8 @@ def read_header(path: Path) -> tuple[Mapping[str, Any], str]:
 
 def _parsed(text: bytes) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json_once(text)
+    except BadValue:
         return None
 
 

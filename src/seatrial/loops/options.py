@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_step
 
 
 def require_known(loop: str, known: Mapping[str, str], options: Mapping[str, str]) -> None:
@@ -32,6 +33,7 @@ def number(options: Mapping[str, str], name: str, default: int, least: int = 1, 
     if text is None:
         return default
     limits = f"from {least} to {most}" if most is not None else f"of at least {least}"
-    if not text.isascii() or not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+    value = parse_step(text)
+    if value is None or value < least or (most is not None and value > most):
         raise UserError(f"options.{name} = {text!r}: not a whole number {limits}", f"use {default}")
-    return int(text)
+    return value

@@ -20,6 +20,7 @@ from seatrial.metrics.protobuf import FIXED32, MalformedError, fields, signed
 from seatrial.metrics.tensor import scalar
 from seatrial.metrics.tfrecord import read_records
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import read_file
 from seatrial.model.series import Damage
 
 
@@ -40,7 +41,7 @@ class _Raw:
 def read_events(path: Path) -> Reading:
     """The points of one event file, and what could not be read of it."""
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror or error}", "check the path and its permissions") from error
     records, damage = read_records(data, str(path))

@@ -11,22 +11,32 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
+import os
 import re
+import stat
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import xml.etree.ElementTree as ET
+    from io import BufferedReader
 
 DEPTH = 100
 """Nested lists and tables that a value may have."""
 DIGITS = 308
 """Digits of an integer that still fits into a double."""
+_NO_FILES = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 STEP_DIGITS = 18
 """Digits of a step, a count or an exit code: what a database and a format string still hold."""
 LITERAL_LENGTH = 1_000_000
@@ -59,6 +69,31 @@ class BadValue(ValueError):
         return "" if self.line is None else f"line {self.line} column {self.column}"
 
 
+def open_file(path: Path, *, piped: bool = False, buffering: int = -1) -> BufferedReader:
+    """Open a file of others for reading. An OSError for what is none: a named pipe may hold its reader for ever, a device may never end.
+    The null device is an empty file. `piped`: a shell's pipe will do (`<(command)`, /dev/stdin), since it is read only once."""
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or _is_null(found) or (piped and _is_pipe(path, found))):
+        kind = next((name for test, name in _NO_FILES if test(found.st_mode)), "a special file")
+        raise OSError(errno.EINVAL, f"is {kind}, not a file", str(path))
+    return cast("BufferedReader", path.open("rb", buffering))
+
+
+def read_file(path: Path) -> bytes:
+    """The whole content; errors as of `open_file`."""
+    with open_file(path, piped=True) as stream:
+        return stream.read()
+
+
+def _is_null(found: os.stat_result) -> bool:
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == Path(os.devnull).stat().st_rdev
+
+
+def _is_pipe(path: Path, found: os.stat_result) -> bool:
+    """Whether a pipe has no name of its own: whoever made it writes to it."""
+    return stat.S_ISFIFO(found.st_mode) and str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/"))
+
+
 def parse_json(text: str | bytes, *, twice: Callable[[str], None] | None = None, finite: bool = False) -> Any:
     """JSON as data. Of a key that stands twice the last value counts, and `twice` hears its name. With `finite`, NaN is refused."""
     try:
@@ -73,7 +108,7 @@ def parse_json(text: str | bytes, *, twice: Callable[[str], None] | None = None,
     except MemoryError as error:
         raise BadValue("too large for the memory") from error
     if text.count("[") + text.count("{") > DEPTH:
-        _require_flat(value)
+        require_flat(value)
     return _writable(value) if _MARKED.search(text) or _SURROGATE.search(text) else value
 
 
@@ -100,7 +135,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise BadValue(f"nested deeper than {DEPTH}") from error
     except (ValueError, OverflowError, MemoryError) as error:  # tomllib's own error, a number of 5,000 digits, a date that does not exist
         raise BadValue(str(error) or type(error).__name__) from error
-    _require_flat(value)
+    require_flat(value)
     _require_small(value)
     return value
 
@@ -138,7 +173,7 @@ def parse_literal(text: str, value: Callable[[ast.expr], Any] = ast.literal_eval
     except (ValueError, TypeError, RecursionError, MemoryError, OverflowError) as error:
         known = isinstance(error, TypeError | OverflowError)  # what the others say holds an address, or nothing
         raise BadValue(f"not a Python literal: {error}" if known else "not a Python literal") from error
-    _require_flat(found)
+    require_flat(found)
     _require_small(found)
     return _writable(found) if _SURROGATE.search(text) or "\\u" in text or "\\U" in text else found
 
@@ -173,6 +208,14 @@ def parse_whole(text: str) -> int:
 def parse_step(text: str) -> int | None:
     """A step as text; None where it is negative, or has more digits than any run has steps."""
     return int(text) if _WHOLE.fullmatch(text) and text[0] not in "-+" else None
+
+
+def parse_count(text: str) -> int:
+    """Digits of a log or a script, with or without commas, as a count. One that nothing reaches stays a huge one: never 0, never small."""
+    digits = text.strip().replace(",", "")
+    if not digits.isascii() or not digits.isdecimal():
+        raise BadValue(f"not a count: {_short(text)!r}")
+    return int(digits) if len(digits) <= STEP_DIGITS else 10**STEP_DIGITS
 
 
 def parse_time(text: str) -> float:
@@ -231,7 +274,7 @@ def _inner(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value
 
 
-def _require_flat(value: Any) -> None:
+def require_flat(value: Any) -> None:
     """Raise where a value is nested too deeply; works level by level, so it needs no depth of its own."""
     level = [value] if isinstance(value, dict | list | tuple | set) else []
     for _ in range(DEPTH):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ _HARMLESS = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
+_MOST_INCLUDED = 100
 _FILTER = re.compile(r"filter\.(.*)\.(?:clean|smudge|process|required)", re.IGNORECASE | re.DOTALL)
 
 
@@ -68,6 +70,15 @@ class Refused(Exception):
         super().__init__(said)
         self.code = code
         self.said = said
+
+
+class Held(Refused):
+    """A file that git would wait for, since it is a named pipe or a device: which, and who names it."""
+
+    def __init__(self, place: str, named_by: str) -> None:
+        super().__init__(None, f"{place}: no file, and git would wait for it{f' ({named_by} includes it)' if named_by else ''}")
+        self.place = place
+        self.named_by = named_by
 
 
 class Setting(NamedTuple):
@@ -141,6 +152,7 @@ def read_configuration(repo: Path, trusted: bool = False) -> Configuration:
     if known is not None and known[1] == _stamps(known[0]):
         return known[2]
     _require_version(env)
+    _refuse_held(repo, env)
     settings = list(_listed(repo, env))
     files = sorted({*_own_files(env), *(_file(repo, setting.origin) for setting in settings)})
     stamps = _stamps(tuple(files))
@@ -183,6 +195,46 @@ def _listed(repo: Path, env: Mapping[str, str]) -> Iterator[Setting]:
         yield Setting(scope, origin, key)
 
 
+def _refuse_held(repo: Path, env: Mapping[str, str]) -> None:
+    """Refuse a configuration that includes a named pipe: whoever opens it waits for ever. Nothing is opened to find that out but files."""
+    left = [*((file, "") for file in _own_files(env)), *_included(repo, env, "")]
+    seen: set[str] = set()
+    while left:
+        file, named_by = left.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        if len(seen) > _MOST_INCLUDED:
+            raise Refused(None, f"its configuration includes more than {_MOST_INCLUDED} files")
+        try:
+            mode = Path(file).stat().st_mode
+        except (OSError, ValueError):
+            continue  # absent, which is no mistake of a configuration
+        if stat.S_ISREG(mode):
+            if named_by:
+                left += _included(repo, env, file)
+        elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stat.S_ISCHR(mode) and file != os.devnull):
+            raise Held(file, named_by)
+
+
+def _included(repo: Path, env: Mapping[str, str], file: str) -> list[tuple[str, str]]:
+    """Files that a file of settings includes (all that git reads in `repo`, where none is named), under any condition; and who names it."""
+    words = command_line(repo, "config", *(("--file", file) if file else ()), "--no-includes", "--show-origin", "--type=path", "-z")
+    words += ["--get-regexp", r"^include(if\..*)?\.path$"]
+    try:
+        done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LISTING_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise Refused(None, f"`git config --get-regexp` did not finish within {LISTING_SECONDS:.0f} s") from error
+    if done.returncode:
+        return []  # none; of anything else the listing says what is wrong
+    columns = os.fsdecode(done.stdout).split("\0")[:-1]
+    found = []
+    for origin, setting in zip(columns[::2], columns[1::2]):  # noqa: B905 (Python 3.9)
+        above = _file(repo, origin)
+        found.append((os.fspath(Path(above).parent / setting.partition("\n")[2]), above))
+    return found
+
+
 def _require_version(env: Mapping[str, str]) -> None:
     path = env.get("PATH", "")
     if path not in _VERSIONS:
@@ -217,7 +269,7 @@ def _stamps(files: tuple[str, ...]) -> _Stamps:
 
 def _stamp(file: str) -> tuple[int, int, int] | None:
     try:
-        stat = Path(file).stat()
+        found = Path(file).stat()
     except (OSError, ValueError):
         return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -103,6 +103,14 @@ class TornError(ValueError):
 
 _FIELDS = Head.__slots__
 _values_of = attrgetter(*_FIELDS)
+_NUMBER = (float, int)
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("unit", "repeat", "seed", "input_tokens", "output_tokens", "turns", "tries"), (int,)),
+    **dict.fromkeys(("task", "outcome", "answer", "finish", "kind", "message"), (str,)),
+    **dict.fromkeys(("reward", "latency_s", "ended"), _NUMBER),
+    "final": (bool,),
+    "metrics": (dict,),
+}
 
 
 def encode(head: Head, row: Mapping[str, Any]) -> bytes:
@@ -132,7 +140,10 @@ def check(line: bytes | memoryview) -> int:
     # Compared as text: a checksum that is cut or not hexadecimal is then simply another one.
     if b"%08x" % zlib.crc32(memoryview(line)[_COVERED:-1]) != line[_CRC:_COVERED]:
         raise TornError("its checksum does not hold")
-    return int(bytes(line[_DIGITS : _DIGITS + 6]))
+    digits = bytes(line[_DIGITS : _DIGITS + 6])
+    if not digits.isdigit():
+        raise TornError("no number says where its head ends")
+    return int(digits)
 
 
 def unit_of(line: bytes | memoryview) -> int:
@@ -151,10 +162,21 @@ def fields_of(line: bytes, end: int) -> dict[str, Any]:
 
 def head_of(line: bytes, end: int) -> Head:
     """The head of a record that `check` has taken."""
+    fields = fields_of(line, end)
+    check_types(fields)
     try:
-        return Head(**fields_of(line, end))
+        return Head(**fields)
     except TypeError as error:
         raise TornError(f"its head is of another version: {error}") from error
+
+
+def check_types(fields: Mapping[str, Any]) -> None:
+    """Raise TornError for a head that another program wrote, or a person: a field that holds what no collector writes there."""
+    for name, value in fields.items():
+        if name in _TYPES and type(value) not in _TYPES[name]:
+            raise TornError(f"its {name} is of another type")
+    if not all(type(value) in _NUMBER for value in fields.get("metrics", {}).values()):
+        raise TornError("one of its metrics is no number")
 
 
 def row_of(line: bytes) -> dict[str, Any]:

@@ -16,12 +16,14 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import accumulate
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import orjson
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import open_file, read_file
 from seatrial.rollouts.manifest import Manifest
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.work import Row, Unit
@@ -57,7 +59,7 @@ class Units:
         self._path = place.inputs
         self._offsets = _read_index(place, manifest)
         self._recent: OrderedDict[int, Row] = OrderedDict()
-        self._handle = os.open(place.inputs, os.O_RDONLY | os.O_CLOEXEC)
+        self._handle = _opened(place.inputs)
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +160,7 @@ class Units:
                 tags=tuple(stored["tags"]),
                 source=stored["source"],
             )
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise _changed(f"{self._path}:{index + 1}: not the row that was written: {error}") from error
 
     def _seed_for(self, task: str, repeat: int) -> int:
@@ -184,13 +186,22 @@ def _read_index(place: Place, manifest: Manifest) -> array[int]:
     """The index, which must fit the manifest and the inputs."""
     offsets = array("Q")
     try:
-        offsets.frombytes(place.index.read_bytes())
+        offsets.frombytes(read_file(place.index))
         size = place.inputs.stat().st_size
     except (OSError, ValueError) as error:
         raise _changed(f"{place.index}: cannot read: {error}") from error
     if len(offsets) != manifest.rows + 1 or offsets[-1] != size:
         raise _changed(f"{place.inputs}: {size} bytes and {len(offsets) - 1} rows; the manifest says {manifest.rows} rows")
     return offsets
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of the rows."""
+    try:
+        with open_file(path) as stream:
+            return os.dup(stream.fileno())
+    except OSError as error:
+        raise _changed(f"{path}: cannot read: {error.strerror or error}") from error
 
 
 def _changed(message: str) -> UserError:

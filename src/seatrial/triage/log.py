@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from seatrial.files import read_pieces
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import open_file
 from seatrial.model.log_text import ANSI, split_process, without_head
 
 _REPEATED = re.compile(r" ?\[repeated \d+x across cluster\].*$")
@@ -74,7 +75,7 @@ class Log:
 def read_log(path: Path) -> Log:
     """Open a log; a missing or unreadable file is a UserError that names it."""
     try:
-        with path.open("rb"):
+        with open_file(path):
             return Log(path)
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error

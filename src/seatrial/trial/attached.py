@@ -20,6 +20,7 @@ from seatrial.files import read_text
 from seatrial.launch.jobdir import JobDir, job_dir
 from seatrial.launch.slurm.status import Poller
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import open_file
 from seatrial.model.job import UnitState, UnitStatus
 from seatrial.trial import rundir
 from seatrial.trial.remote import CLIENT, JOB, submissions
@@ -56,7 +57,7 @@ class Tail:
     def lines(self, last: bool = False) -> Iterator[str]:
         """New lines; `last` gives what stands after the last newline too."""
         try:
-            with self.path.open("rb") as stream:
+            with open_file(self.path) as stream:
                 stream.seek(self.place)
                 data = stream.read()
         except FileNotFoundError:

@@ -23,7 +23,7 @@ from pathlib import Path
 from seatrial.evidence.git import commit_of, tree_of
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import differs
-from seatrial.files import read_json, write_json
+from seatrial.files import read_as, read_table, write_json
 from seatrial.launch.interrupt import Interrupted, Interruptible
 from seatrial.loops import loop_of
 from seatrial.model.errors import BlockedError, UserError
@@ -85,7 +85,8 @@ def requested(text: str, plan: Plan, here: bool = True) -> Baseline:
 def _fault(directory: Path) -> str:
     """The fault that was injected into a recorded trial."""
     stored = directory / "evidence" / "request.json"
-    return str(read_json(stored).get("options", {}).get("fault") or "") if stored.is_file() else ""
+    options = read_table(stored).get("options") if stored.is_file() else None
+    return str(options.get("fault") or "") if isinstance(options, dict) else ""
 
 
 def _same(before: Sequence[RepoState], after: Sequence[RepoState], evidence: Path | None = None) -> bool:
@@ -239,7 +240,7 @@ def _run(request: conduct.Request, trial: Trial, wanted: Baseline, listener: Lis
     ]
     done = _compared(wanted, before, place, trial, request)
     comparisons = tuple(_not_built(one, before) if unbuilt else one for one in _of_interest(done.comparisons, trial, wanted, sides))
-    reused = tuple(read_json(place / REUSED)) if (place / REUSED).is_file() else ()
+    reused = read_as(place / REUSED, tuple[int, ...]) if (place / REUSED).is_file() else ()
     update = {"directory": str(place.relative_to(request.out)), "notes": unique(notes), "comparisons": comparisons, "reused": reused}
     return done.model_copy(update=update)
 
@@ -319,7 +320,7 @@ def _trial_of(
 
 def _kept(trial: Trial, place: Path, keys: Mapping[int, Key]) -> Trial:
     """The trial of the unchanged side, with the levels that ran put into the cache."""
-    reused = set(read_json(place / REUSED)) if (place / REUSED).is_file() else set()
+    reused = set(read_as(place / REUSED, tuple[int, ...])) if (place / REUSED).is_file() else set()
     for level in trial.levels:
         if level.number in keys and level.number not in reused and level.directory:
             keep(keys[level.number], level, place / level.directory, trial.plan.changes)

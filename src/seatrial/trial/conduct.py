@@ -19,20 +19,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import seatrial
 from seatrial.evidence.environment import environment_record
 from seatrial.evidence.functions import CHANGED_FILE, changed_code
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import write_repos
-from seatrial.files import read_json, write_json, write_text
+from seatrial.files import read_model, write_json, write_text
 from seatrial.launch.interrupt import Interruptible
 from seatrial.launch.process import end_leftovers
 from seatrial.loops import loop_of
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Loop
-from seatrial.model.record import Alteration, Baseline, Finding, ImportProof, LevelResult, Plan, PlannedLevel, SideResult, Trial
+from seatrial.model.record import Alteration, Baseline, Finding, ImportProof, LevelResult, Plan, PlannedLevel, Record, SideResult, Trial
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.report.outcome import RECORD, altered_words
 from seatrial.trial import digests, disk, gate, hidden, hindsight, rundir, sides, verify
@@ -129,6 +130,16 @@ def _store(request: Request, redactor: Redactor) -> Trial:
     return trial
 
 
+class _Stored(Record):
+    """request.json."""
+
+    python: str | None
+    limits: dict[Literal["deadline_minutes", "stall_minutes"], float | None]
+    options: dict[str, str]
+    sides: tuple[str, ...] | bool | None = None
+    base: bool = False
+
+
 def _store_request(request: Request, redactor: Redactor) -> None:
     """What `resume` needs and no other file holds."""
     limits = {"deadline_minutes": request.limits.deadline_minutes, "stall_minutes": request.limits.stall_minutes}
@@ -183,11 +194,10 @@ def _is_over(trial: Trial, altered: Sequence[Alteration]) -> bool:
 
 def request_of(path: Path, trial: Trial) -> Request:
     """What was asked for, from the run directory."""
-    stored = read_json(path / "evidence" / "request.json")
-    python = Path(stored["python"]) if stored["python"] else None
-    sides = stored.get("sides")
-    chosen = None if sides is None or sides is True else tuple(sides or ())  # earlier versions stored whether all of them run
-    return Request(trial.plan, path, python, Limits(**stored["limits"]), stored["options"], sides=chosen, base=stored.get("base", False))
+    stored = read_model(path / digests.EVIDENCE / "request.json", _Stored)
+    python = Path(stored.python) if stored.python else None
+    chosen = None if stored.sides is None or stored.sides is True else stored.sides or ()  # earlier versions: whether all of them run
+    return Request(trial.plan, path, python, Limits(**stored.limits), stored.options, sides=chosen, base=stored.base)
 
 
 def _stays(trial: Trial, result: LevelResult | SideResult) -> bool:

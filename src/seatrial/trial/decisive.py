@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.model.advice import Situation, advise
+from seatrial.model.guarded import parse_step
 from seatrial.model.knowledge import Level, Milestone
 from seatrial.model.loop import Loop
 from seatrial.model.record import CheckResult, Diagnosis
@@ -148,7 +149,7 @@ def _of_damage(case: Case) -> Place | None:
         return None
     first = case.evidence.metrics.damage[0]
     number = first.where.removeprefix("line ")
-    line = int(number) if number.isdigit() and len(number) < 12 else None
+    line = parse_step(number)
     shown = next((text for n, text in _lines(Path(first.path)) if n == line), "") if line else ""
     return Place(first.path, line, _clip(shown) or str(first))
 
@@ -325,7 +326,7 @@ def _has_step(text: str, step: int) -> bool:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file; none of a binary, very large or missing one."""
     try:
-        if path.stat().st_size > LARGEST or "tfevents" in path.name:
+        if not path.is_file() or path.stat().st_size > LARGEST or "tfevents" in path.name:
             return
         with path.open(encoding="utf-8", errors="replace", newline="\n") as stream:
             yield from enumerate((line.rstrip("\n") for line in stream), 1)

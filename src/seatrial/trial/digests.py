@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
+from seatrial.model.guarded import open_file
 from seatrial.model.record import Alteration, FileDigest, LevelResult, SideResult, Trial
 
 EVIDENCE = "evidence"
@@ -36,7 +37,7 @@ JUNK = re.compile(r"\..*|.*~|#.*#|.*\.(swp|swo|tmp|bak|orig|pids|pyc|lock)|Thumb
 
 def digest(file: Path) -> FileDigest:
     """Size and SHA-256 of a file."""
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         made = hashlib.file_digest(stream, "sha256").hexdigest()
         return FileDigest(size=stream.tell(), sha256=made)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import differs
-from seatrial.files import read_json, write_json, write_text
+from seatrial.files import read_table, write_json, write_text
 from seatrial.loops import loop_of
 from seatrial.model.errors import UserError
 from seatrial.model.isolation import OPTION, Matrix, Rerun, settings
@@ -188,7 +188,7 @@ def _run(case: Case, isolation: Isolation, listener: Listener) -> Trial:
     if (place / "trial.json").is_file():
         return conduct.resume(place, listener)
     place.mkdir(parents=True, exist_ok=True)
-    config = read_json(case.run / "evidence" / "config.json")
+    config = read_table(case.run / "evidence" / "config.json")
     request = replace(case.request, plan=case.plan(isolation), out=place, options=case.options(isolation), config=config, sides=())
     return conduct.start(request, listener)
 

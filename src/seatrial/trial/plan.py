@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_count
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Loop
 from seatrial.model.record import Plan, PlannedLevel, RepoState
@@ -41,11 +42,11 @@ def parse_levels(text: str, loop: Loop) -> tuple[int, ...]:
         return tuple(known)
     chosen: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        found = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part, re.ASCII)
         if not found:
             raise UserError(f"--level {text!r}: {part!r} is not a level", "use numbers such as 0,1,6, a range such as 0-2, or all")
-        first, last = int(found[1]), int(found[2] or found[1])
-        chosen += range(first, last + 1) if first <= last else []
+        first, last = parse_count(found[1]), parse_count(found[2] or found[1])
+        chosen += range(first, min(last, max(first, *known) + 1) + 1) if first <= last else []
         if first > last:
             raise UserError(f"--level {text!r}: {part.strip()!r} runs backwards", f"use {last}-{first}")
     for number in chosen:

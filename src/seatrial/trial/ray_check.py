@@ -9,9 +9,10 @@ import os
 import time
 from collections.abc import Mapping
 
-from seatrial.files import read_json
+from seatrial.files import read_table
 from seatrial.launch.process import ProcessSpec, run
 from seatrial.launch.ray import check_nodes
+from seatrial.model.errors import UserError
 from seatrial.model.record import Finding
 from seatrial.trial.level import Bench
 from seatrial.trial.machine import RAY_NODES
@@ -43,4 +44,8 @@ def ray_findings(bench: Bench, environ: Mapping[str, str]) -> tuple[Finding, ...
         line_filter=bench.redactor.lines().line,
     )
     run(spec)
-    return check_nodes(read_json(facts) if facts.is_file() else {}, int(nodes), roots)
+    try:
+        found = read_table(facts) if facts.is_file() else {}
+    except UserError as error:  # its process was killed while it wrote
+        found = {"error": error.message}
+    return check_nodes(found, int(nodes), roots)

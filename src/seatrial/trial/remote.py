@@ -28,6 +28,7 @@ from seatrial.launch.slurm.render import render
 from seatrial.launch.slurm.status import Poller
 from seatrial.loops import loop_of
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.guarded import parse_step
 from seatrial.model.job import PLACEHOLDER, Batch, Component, Job, Submission, UnitState, UnitStatus
 from seatrial.model.profile import Profile
 from seatrial.model.record import LevelResult, Plan, Trial
@@ -90,13 +91,15 @@ def validate(plan: Plan, path: Path, profile: Profile) -> str:
 
 def submissions(path: Path) -> list[Path]:
     """Batch directories of a run directory, in the order of their submission."""
-    found = [place for place in (path / JOBS).glob("*") if place.name.isdigit() and job_dir(place, JOB).submission_file.is_file()]
+    found = [
+        place for place in (path / JOBS).glob("*") if parse_step(place.name) is not None and job_dir(place, JOB).submission_file.is_file()
+    ]
     return sorted(found, key=lambda place: int(place.name))
 
 
 def submit_trial(path: Path, trial: Trial, profile: Profile, profile_name: str) -> Submission:
     """Submit a trial that is stored."""
-    numbers = [int(place.name) for place in (path / JOBS).glob("*") if place.name.isdigit()]
+    numbers = [number for place in (path / JOBS).glob("*") if (number := parse_step(place.name)) is not None]
     directory = path / JOBS / str(max(numbers, default=0) + 1)
     python = trial.environment.python if trial.environment else "python3"
     batch = batch_of(trial.plan, path, profile, python)

@@ -223,11 +223,11 @@ def _where(on: str, config: Path | None, detach: bool) -> Where:
 def _unchanged(place: Place, file: Path | None, settings: list[str]) -> Campaign:
     """The campaign with what may change; a UserError names what may not."""
     from seatrial.cli.campaign_file import read_campaign
-    from seatrial.files import read_json
+    from seatrial.files import read_table
     from seatrial.model.errors import UserError
     from seatrial.rollouts.manifest import changes, load
 
-    campaign = read_campaign(file, {}, settings, stored=read_json(place.campaign))
+    campaign = read_campaign(file, {}, settings, stored=read_table(place.campaign))
     found = changes(load(place), campaign, Path.cwd(), may_be_gone=file is None)
     if found:
         lines = "\n  ".join(found)

@@ -180,12 +180,12 @@ def rescore(
 
 def _stored(source: Place) -> dict[str, Any]:
     """The settings of a campaign; those of an import follow from its rows."""
-    from seatrial.files import read_json
+    from seatrial.files import read_table
     from seatrial.rollouts.importing.settings import settings_of
     from seatrial.rollouts.manifest import load
 
     manifest = load(source)
-    stored: dict[str, Any] = settings_of(source, manifest) if manifest.imported else read_json(source.campaign)
+    stored: dict[str, Any] = settings_of(source, manifest) if manifest.imported else read_table(source.campaign)
     return stored
 
 

@@ -21,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 
 from seatrial.model.errors import BlockedError
+from seatrial.model.guarded import BadValue, parse_count, parse_time
 from seatrial.model.verdict import Boundary
 
 TIMEOUT_S = 60.0
@@ -30,6 +31,10 @@ _PLAIN = {"SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 """Where a machine keeps its own, the second where the controller hands it out."""
 _NO_ANSWER = re.compile(r"unable to contact|timed out|zero bytes|connect|communication|temporarily|try again|configuration file", re.I)
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", re.ASCII)
+_MOST_UNITS = 1 << 22
+"""More than any array of Slurm has."""
 
 
 class ControllerDown(BlockedError):
@@ -202,25 +207,34 @@ def _text(output: str) -> str:
 
 def _rows(unit: str, state: str, reason: str, name: str, comment: str, ended: str) -> list[Row]:
     """`12`, `12_3`, `12+1` (a part) and `12_[0-5,9%2]` (units that ended or wait together)."""
-    found = re.fullmatch(r"(\d+)(?:_(\d+)|_\[([^\]]*)\]?|\+(\d+))?", unit)
+    found = re.fullmatch(r"(\d+)(?:_(\d+)|_\[([^\]]*)\]?|\+(\d+))?", unit, re.ASCII)
     if found is None:
         return []  # a step, or a line of another plugin
     job, single, several, part = found.groups()
-    moment = datetime.fromisoformat(ended).timestamp() if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", ended) else None
+    moment = _moment(ended)
     comment = "" if comment == "(null)" else comment
     indices: list[int | None] = [None]
     if single:
-        indices = [int(single)]
+        indices = [parse_count(single)]
     elif several:
         indices = list(_indices(several))
     return [Row(job, index, part or "", state, reason, name, comment, moment) for index in indices]
 
 
+def _moment(text: str) -> float | None:
+    """When a job ended; None where Slurm knows no time, or writes one that does not exist."""
+    try:
+        return parse_time(text) if _TIME.fullmatch(text) else None
+    except BadValue:
+        return None
+
+
 def _indices(text: str) -> list[int]:
-    """`0-5,7,10-20:5%2` as numbers."""
+    """`0-5,7,10-20:5%2` as numbers; of a range that is longer than Slurm's arrays, its start."""
     found: list[int] = []
     for item in text.partition("%")[0].split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", item)
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", item, re.ASCII)
         if match:
-            found += range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
+            first, last, step = (parse_count(number) for number in (match[1], match[2] or match[1], match[3] or "1"))
+            found += range(first, last + 1, max(step, 1))[:_MOST_UNITS]
     return found

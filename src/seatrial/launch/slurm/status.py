@@ -24,6 +24,7 @@ from seatrial.launch.slurm.commands import Row
 from seatrial.launch.slurm.render import comment
 from seatrial.launch.slurm.unit import ENDED, Known, is_current, is_done, judge
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.guarded import parse_step
 from seatrial.model.job import Ending, Job, Result, Submission, UnitState, UnitStatus
 
 LIVE = (UnitState.WAITING, UnitState.RUNNING, UnitState.UNKNOWN)
@@ -150,7 +151,8 @@ class Poller:
         """All results of a job; listing the directory makes a network file system look again."""
         directory = folder.path / "results"
         names = [file.name for file in directory.iterdir()] if directory.is_dir() else []
-        indices = [int(index) for index, _, suffix in (name.partition(".") for name in names) if suffix == "json" and index.isdecimal()]
+        stems = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        indices = [index for stem in stems if (index := parse_step(stem)) is not None and str(index) == stem]
         results = {index: self._result(folder, index) for index in indices}
         return {index: result for index, result in results.items() if result is not None}
 

@@ -266,7 +266,7 @@ def result(words: argparse.Namespace) -> int:
         return BLOCKED
     path = Path(words.results) / f"{words.index}.json"
     before = _read(path)
-    if before and json.loads(before).get("ending") == "done":
+    if before and _ending(before) == "done":
         _say("this unit is done already: nothing to do")
         return 0
     _show_log(path.parent.parent / "logs" / f"{words.client_name}.0.log")
@@ -278,6 +278,15 @@ def result(words: argparse.Namespace) -> int:
     row.update(message="told to stop" if stopped else "")
     _write(path, json.dumps(row) + "\n")
     return BLOCKED if stopped else code
+
+
+def _ending(text: str) -> object:
+    """The ending in a result; None of one that a killed process left torn. This file runs where there is no Seatrial."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found.get("ending") if isinstance(found, dict) else None
 
 
 def _show_log(link: Path) -> None:

@@ -18,6 +18,7 @@ from seatrial.files import read_text
 from seatrial.loops.nemo_rl import nightly
 from seatrial.loops.nemo_rl.runs.assertions import CHECKER, called, read_calls
 from seatrial.loops.nightly import Asserted, Functional
+from seatrial.model.guarded import parse_count
 
 DUMPER = "json_dump_tb_logs.py"
 OUTPUT = "--output_path"
@@ -117,10 +118,10 @@ class _Reading:
     def _trains(self, words: tuple[str, ...]) -> None:
         whole = [part for word in words for part in (self.arguments if word in PASSED_ON else (word,))]
         last = {pattern: match[1] for pattern in (STEPS, GPUS, NODES, LOGS) for word in whole if (match := pattern.fullmatch(word))}
-        self.gpus = max(self.gpus, int(last.get(GPUS, 0)) * int(last.get(NODES, 1)))
+        self.gpus = max(self.gpus, parse_count(last.get(GPUS, "0")) * parse_count(last.get(NODES, "1")))
         if STEPS in last:
             early = any(word.startswith(ENDS_EARLY) for word in whole)
-            self.trained[last.get(LOGS, "")] = 0 if early else int(last[STEPS])
+            self.trained[last.get(LOGS, "")] = 0 if early else parse_count(last[STEPS])
 
     def _steps_of(self, logs: str) -> int | None:
         """The last call that logs to this place says how far its metrics go; where none does, the longest of all calls.

@@ -18,6 +18,7 @@ from seatrial.files import read_json, read_text
 from seatrial.loops.lines import lines
 from seatrial.loops.nightly import Nightly
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_count, parse_step
 
 BLOCK = re.compile(r"^# =+ BEGIN CONFIG =+$(.*?)^# =+ END CONFIG =+$", re.DOTALL | re.MULTILINE)
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?(\w+)=(.*)$", re.MULTILINE)
@@ -88,7 +89,7 @@ def _values(script: str, block: str) -> dict[str, int]:
         if match is None:
             continue
         number = match["number"] or match["default"]
-        values[name] = int(number) if number else _sum(script, name, match["sum"], values)
+        values[name] = parse_count(number) if number else _sum(script, name, match["sum"], values)
     return values
 
 
@@ -108,7 +109,7 @@ def _sum(script: str, name: str, text: str, values: dict[str, int]) -> int:
 
     try:
         return value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError) as error:
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError) as error:
         raise UserError(f"{script}: {name}=$(({text})) cannot be read: {error}", f"write {name}=NUMBER there") from error
 
 
@@ -129,7 +130,7 @@ def _too_few(metrics: Path, steps: int) -> str | None:
     except UserError as error:
         return f"the script exited with 0 and its metrics cannot be read: {error.message}"
     table = data.get(STEPS) if isinstance(data, dict) else None
-    reached = [int(step) for step in table if step.isdecimal()] if isinstance(table, dict) else []
+    reached = [step for key in table if (step := parse_step(key)) is not None] if isinstance(table, dict) else []
     if max(reached, default=0) < steps:
         return f"the script exited with 0 at step {max(reached, default=0)} of {steps}"
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from seatrial.model.guarded import parse_step
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
@@ -45,8 +46,7 @@ def given(arguments: Sequence[str]) -> dict[str, str]:
 
 def max_steps(arguments: Sequence[str]) -> int | None:
     """The user's own number of steps, if it is one."""
-    text = given(arguments).get("max_steps", "")
-    return int(text) if text.isascii() and text.isdecimal() else None
+    return parse_step(given(arguments).get("max_steps", ""))
 
 
 def float_of(text: str) -> float:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seatrial.files import read_json, write_error
+from seatrial.files import read_table, write_error
 from seatrial.model.errors import UserError
 from seatrial.model.record import RepoState
 from seatrial.probes.bridge.families import FAMILIES
@@ -143,7 +143,7 @@ def _clean_commit(repo: RepoState | None) -> str:
 
 def _architecture(models: Sequence[str], model: str) -> str:
     place = next((Path(asked) for asked in models if shown(asked) == model), None)
-    names = read_json(place / "config.json").get("architectures") if place is not None else None
+    names = read_table(place / "config.json").get("architectures") if place is not None else None
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise UserError(f"{place or model}: config.json names no architecture", 'add "architectures" to its config.json')
     return names[0]

@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import Field
+
 from seatrial.evidence.redact import Redactor
-from seatrial.files import read_json
+from seatrial.files import read_model
 from seatrial.launch.interrupt import check_stop
 from seatrial.launch.process import Outcome, ProcessSpec
 from seatrial.launch.process import run as run_process
+from seatrial.model.errors import UserError
+from seatrial.model.record import Record
 from seatrial.probes.bridge.pytest_shims import IMPORTED
 from seatrial.proving.bridge.dead_paths import MEGATRON
 from seatrial.trial.preflight import child_environment
@@ -59,8 +63,23 @@ def run(python: Path, checkout: Path, files: Sequence[str], instruments: Path, o
     )
     outcome = run_process(spec)
     check_stop()
-    left = read_json(out / "imported.json") if (out / "imported.json").is_file() else {"files": {}, "shims": []}
-    return Ran(outcome, cleaned_cases(out / JUNIT, redactor), said_in(out / LOG), left["files"], tuple(left["shims"]))
+    left = _left(out / "imported.json")
+    return Ran(outcome, cleaned_cases(out / JUNIT, redactor), said_in(out / LOG), left.files, left.shims)
+
+
+class _Imported(Record):
+    """What the tests' own process says of its imports."""
+
+    files: dict[str, str | None] = Field(default_factory=dict)
+    shims: tuple[str, ...] = ()
+
+
+def _left(path: Path) -> _Imported:
+    """Nothing where the process left nothing, or was killed while it wrote: then nothing shows that the checkout was imported."""
+    try:
+        return read_model(path, _Imported) if path.is_file() else _Imported()
+    except UserError:
+        return _Imported()
 
 
 def origin(ran: Ran, checkout: Path) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from seatrial.loops.nightly import Asserted, Functional, describe_functional
 from seatrial.metrics.grammar import parse
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import open_file
 from seatrial.regress.functional.asserts import placed, read_asserted, with_floors
 from seatrial.report.text import one_line
 
@@ -133,7 +134,7 @@ def _scripts_in(directory: Path) -> str:
 def _is_shell(script: Path) -> None:
     """A file of data or a Python program, given to bash, would fail line by line, or do what nobody meant."""
     try:
-        with script.open("rb") as stream:
+        with open_file(script) as stream:
             first = stream.readline(300)
     except OSError as error:
         raise UserError(f"{script}: {error.strerror}", "make it readable") from error

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_step
 from seatrial.regress.history.record import Kind, Point, Run, Take
 
 VERSION = 1
@@ -72,7 +73,8 @@ def prepare(store: sqlite3.Connection, path: Path, *, write: bool) -> None:
             raise UserError(f"{path}: not a history of Seatrial", "name the file that `seatrial history import` wrote, with --store")
         _make(store, path)
     found = store.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
-    if found is None or not found[0].isdigit() or int(found[0]) > VERSION:
+    version = parse_step(str(found[0])) if found else None
+    if version is None or version > VERSION:
         told = found[0] if found else "none"
         raise UserError(
             f"{path}: history of version {told}, and this Seatrial reads {VERSION}", "use the Seatrial that wrote it, or another --store"

@@ -165,7 +165,10 @@ class Sitting:
         """What was chosen, here or by any worker."""
         if self.chosen is None and self.role == "controller":
             for path in sorted(self.directory.glob("*/chosen.json")):
-                return Chosen(**json.loads(path.read_text()))
+                try:
+                    return Chosen(**json.loads(path.read_text()))
+                except (OSError, ValueError, TypeError, RecursionError):
+                    continue  # its worker was killed while it wrote
         return self.chosen
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from seatrial.model.guarded import parse_json
 from seatrial.rollouts.demo.policy import CONTEXT, Answer, Ask, Policy, ensure
 
 NAME = "seatrial-demo"
@@ -187,7 +188,7 @@ def _extra(body: Mapping[str, Any]) -> dict[str, Any]:
     metadata = body.get("metadata") or {}
     text = metadata.get("extra_body") if isinstance(metadata, dict) else None
     try:
-        extra = json.loads(text or "{}")
+        extra = parse_json(text or "{}")
     except (TypeError, ValueError) as error:
         raise Refused(400, f"metadata.extra_body is not JSON: {error}") from error
     if not isinstance(extra, dict):
@@ -245,7 +246,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # what follows cannot be told from the next request
             raise Refused(413 if length.isdecimal() else 411, f"Content-Length must be there, and at most {_MOST_BYTES}")
         try:
-            body = json.loads(self.rfile.read(int(length)))
+            body = parse_json(self.rfile.read(int(length)))
         except ValueError as error:
             raise Refused(400, f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import orjson
-
+from seatrial.model.guarded import BadValue
 from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import RolloutError
 
 _KEPT = 2000
@@ -52,8 +52,8 @@ class Answer:
 def read(body: bytes, api: Literal["chat", "responses"], number: int) -> Answer:
     """Read an answer to unit `number`; raises RolloutError of class `parse`, which another try may heal."""
     try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        data = parse_json_fast(body)
+    except BadValue as error:
         raise _unreadable(f"the answer is not JSON: {error}", body) from error
     if not isinstance(data, dict):
         raise _unreadable("the answer is no JSON object", body)

@@ -17,13 +17,14 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
-import orjson
 
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.guarded import BadValue
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Requests
 from seatrial.rollouts.direct.errors import ABOUT_THE_SERVER, of_exception, of_status
 from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import RolloutError
 
 MOST_BYTES = 128 << 20
@@ -197,8 +198,8 @@ def _words(error: Exception) -> str:
 def _listed(text: str) -> list[dict[str, Any]]:
     """The models of a listing; none when it is of another shape."""
     try:
-        data = orjson.loads(text)
-    except orjson.JSONDecodeError:
+        data = parse_json_fast(text)
+    except BadValue:
         return []
     entries = data.get("data") if isinstance(data, dict) else None
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -15,9 +15,10 @@ import time
 from collections.abc import Mapping
 
 import aiohttp
-import orjson
 
+from seatrial.model.guarded import BadValue
 from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import RolloutError
 
 _READ = 4000
@@ -67,7 +68,7 @@ def retry_after(value: str | None) -> float | None:
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError, OSError):
             return None
     # NaN is not above zero either.
     return min(seconds, _LONGEST_WAIT_S) if seconds > 0 else 0.0
@@ -77,8 +78,8 @@ def _said(body: bytes) -> str:
     """The message of an error body, in whatever shape it comes."""
     text = body[:_READ].decode("utf-8", "replace")
     try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        data = parse_json_fast(body)
+    except BadValue:
         return " ".join(text[:_READ].split())
     if isinstance(data, dict):
         inner = data.get("error")

@@ -18,7 +18,9 @@ from typing import Any, Literal
 import orjson
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue
 from seatrial.rollouts.direct.chat import chat_body
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.units import NO_SEED
 
 _RESPONSES = {
@@ -97,6 +99,8 @@ def build(
     cannot be asked."""
     params = {key: value for key, value in own.items() if value is not None and key not in ("stream", "model")} | sampling.known
     metadata = params.pop("metadata", None) or {}
+    if not isinstance(metadata, Mapping):
+        raise ValueError("responses_create_params.metadata is no object")
     extra = _loads(metadata, "extra_body") | sampling.extra
     if seed != NO_SEED:
         extra["seed"] = seed
@@ -124,8 +128,8 @@ def _loads(metadata: Mapping[str, Any], key: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        value = orjson.loads(text) if isinstance(text, str) else text
-    except orjson.JSONDecodeError as error:
+        value = parse_json_fast(text) if isinstance(text, str) else text
+    except BadValue as error:
         raise ValueError(f"responses_create_params.metadata.{key} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"responses_create_params.metadata.{key} is no object")

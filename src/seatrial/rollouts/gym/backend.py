@@ -18,6 +18,7 @@ import orjson
 
 from seatrial.evidence.redact import MINIMUM_LENGTH
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.direct.client import Client
 from seatrial.rollouts.direct.errors import of_exception, of_status
@@ -29,6 +30,7 @@ from seatrial.rollouts.gym.rows import body_of, outcome_of, result_of
 from seatrial.rollouts.gym.servers import GymServers
 from seatrial.rollouts.place import Place
 from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError, Unit
 
 _WATCH_S = 0.5
@@ -168,14 +170,14 @@ class GymBackend:
                 data = self.clean(await answer.read())
                 if answer.status != 200:
                     raise of_status(answer.status, data, answer.headers)
-                return orjson.loads(data)
+                return parse_json_fast(data)
         except aiohttp.ClientError as error:
             raise of_exception(error, url) from error
         except TimeoutError as error:
             raise RolloutError(FailureKind.TIMEOUT, f"no rollout within {self.campaign.requests.timeout_s:g} s") from error
         except OSError as error:
             raise of_exception(error, url) from error
-        except orjson.JSONDecodeError as error:
+        except BadValue as error:
             raise RolloutError(FailureKind.PARSE, f"the agent's answer is not JSON: {error}", heals=True) from error
 
     async def _watch(self) -> None:

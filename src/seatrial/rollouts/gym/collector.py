@@ -26,11 +26,13 @@ from seatrial.launch.linelog import STAMP_LENGTH
 from seatrial.launch.process import Control, ProcessSpec, run
 from seatrial.launch.process import Outcome as Ended
 from seatrial.model.errors import BlockedError
+from seatrial.model.guarded import BadValue
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.gym.backend import GymBackend
 from seatrial.rollouts.gym.command import collect_words
 from seatrial.rollouts.gym.rows import REPEAT, TASK, body_of, outcome_of, result_of
 from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError, Unit
 
 LOG = "gym-collect.log"
@@ -175,7 +177,7 @@ class _Collector:
     def _take(self, row: Any) -> Done | None:
         """The unit of a row and what became of it; None for a row that is not owed."""
         key: Any = (row.get(TASK), row.get(REPEAT)) if isinstance(row, dict) else None
-        unit = self.owed.pop(key, None)
+        unit = self.owed.pop(key, None) if key is not None and all(type(part) is int for part in key) else None
         if unit is None:
             return None
         try:
@@ -220,6 +222,6 @@ class _Tail:
 def _parsed(line: bytes) -> Any:
     """A row; None for a line that is none, whose unit stays owed."""
     try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
+        return parse_json_fast(line)
+    except BadValue:
         return None

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from seatrial.launch.environments import Environments
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.guarded import parse_json
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Gym
 from seatrial.rollouts.gym import ENVIRONMENT, LOCK
@@ -101,8 +101,8 @@ def _ask(python: Path) -> tuple[str, str, str | None, str | None]:
         done = subprocess.run(
             [str(python), "-I", "-c", _QUESTION], capture_output=True, text=True, timeout=_ASK_S, stdin=subprocess.DEVNULL
         )
-        prefix, base, origin, version = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        prefix, base, origin, version = parse_json(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
         raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {error}", "rebuild the environment") from error
     return prefix, base, origin, version
 

@@ -40,8 +40,8 @@ def body_of(unit: Unit, campaign: Campaign, sampling: Sampling) -> dict[str, Any
         row.setdefault("expected_answer", expected(row, dataset))
     row.setdefault(AGENT, {"name": unit.row.agent})
     params = {**own, **sampling.known}
-    metadata = dict(params.get("metadata") or {})
     try:
+        metadata = dict(params.get("metadata") or {})
         extra = {**parse_json(metadata.get("extra_body") or "{}"), **sampling.extra}
     except (ValueError, TypeError) as error:
         message = f"{unit.row.source}: {PARAMS}.metadata.extra_body is no JSON object in a text: {error}"
@@ -75,7 +75,8 @@ def outcome_of(result: Mapping[str, Any]) -> Outcome:
     response = result.get("response")
     response = response if isinstance(response, dict) else {}
     usage = response["usage"] if isinstance(response.get("usage"), dict) else {}
-    items = [item for item in response.get("output") or () if isinstance(item, dict)]
+    output = response.get("output")
+    items = [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
     return Outcome(
         result,
         float(reward),
@@ -95,7 +96,8 @@ def _answer(result: Mapping[str, Any]) -> str | None:
 
 def _finish(response: Mapping[str, Any]) -> str:
     """As the direct backend says it: a response that reached its limit of tokens ended for its length."""
-    reason = (response.get("incomplete_details") or {}).get("reason")
+    details = response.get("incomplete_details")
+    reason = details.get("reason") if isinstance(details, dict) else None
     return "length" if reason == "max_output_tokens" else str(reason or "stop")
 
 

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -36,6 +35,7 @@ from seatrial.launch.process import Control, Outcome, ProcessSpec, end_leftovers
 from seatrial.launch.processes import is_alive
 from seatrial.launch.ready import Missed, Target, wait_ready
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.guarded import parse_json
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Gym
 from seatrial.rollouts.gym.command import LOOPBACK, Asked, Private, environment, start_words
@@ -255,7 +255,7 @@ def _get_json(url: str) -> Any:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=10) as answer:
-            return json.load(answer)
+            return parse_json(answer.read())
     except (urllib.error.URLError, OSError, ValueError):
         return None
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import open_file
 from seatrial.rollouts.inputs.reading import BadRowError, parse
 from seatrial.rollouts.inputs.rows import ROLLOUT_INDEX, TASK_INDEX
 from seatrial.rollouts.inputs.writing import Faults
@@ -86,7 +87,7 @@ def _texts(path: Path) -> Iterator[tuple[int, int, bytes]]:
     """Number, offset and content of each line that is not blank."""
     offset = 0
     try:
-        with path.open("rb") as stream:
+        with open_file(path) as stream:
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     yield number, offset, line

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from seatrial.files import write_json
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import open_file
 from seatrial.rollouts.importing.heads import fingerprint, head, reward_key_of, task_row
 from seatrial.rollouts.importing.lines import Kind, Line, in_order, lines
 from seatrial.rollouts.importing.survey import Group, Survey
@@ -93,7 +94,7 @@ def _survey(source: _Source, name: str) -> tuple[Survey, list[Group]]:
 def _write_rows(source: _Source, survey: Survey, groups: Sequence[Group], place: Place) -> tuple[Written, dict[int, int]]:
     """inputs.jsonl, and the number of each task's row."""
     numbers: dict[int, int] = {}
-    streams = [path.open("rb") for path in source.of_tasks]
+    streams = [open_file(path) for path in source.of_tasks]
     try:
         with row_writer(place) as writer:
             for group in groups:

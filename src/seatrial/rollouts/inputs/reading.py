@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import open_file
 
 _BATCH = 256
 _BOM = b"\xef\xbb\xbf"
@@ -54,7 +55,7 @@ class Source:
     def rows(self) -> Iterator[Found]:
         """Each row until there is enough; blank lines hold none."""
         try:
-            with self.path.open("rb") as stream:
+            with open_file(self.path) as stream:
                 is_parquet = stream.read(4) == b"PAR1"
             yield from self._parquet_rows() if is_parquet else self._jsonl_rows()
         except OSError as error:
@@ -62,7 +63,7 @@ class Source:
 
     def _jsonl_rows(self) -> Iterator[Found]:
         digest = hashlib.sha256()
-        with self.path.open("rb") as stream:
+        with open_file(self.path) as stream:
             for number, line in enumerate(stream, 1):
                 digest.update(line)
                 self.bytes += len(line)
@@ -90,13 +91,13 @@ class Source:
                         if self.enough:
                             self.skipped = file.metadata.num_rows - number
                             return
-        except arrow.ArrowException as error:
+        except (arrow.ArrowException, ValueError, OverflowError, MemoryError, LookupError) as error:  # names that are no text, odd times
             raise UserError(f"{self.path}: not a whole Parquet file (after row {number}): {error}", "write it again") from error
 
 
 def sha256_of(path: Path) -> str:
     """The hash of a file, read in blocks."""
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -106,6 +107,8 @@ def parse(text: bytes) -> dict[str, Any]:
         row = orjson.loads(text)
         if _LONG in text.translate(_DIGITS):
             json.loads(text, parse_int=_small)
+    except RecursionError as error:
+        raise BadRowError("nested too deeply", _FORMATS) from error
     except orjson.JSONDecodeError as error:
         raise BadRowError(f"not JSON: {_without_line(error)}", _FORMATS) from error
     if not isinstance(row, dict):

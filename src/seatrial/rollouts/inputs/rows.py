@@ -89,6 +89,8 @@ def _check_params(data: Mapping[str, Any], dataset: Dataset) -> None:
         raise BadRowError(f"{PARAMS} has keys that the Responses API does not have: {', '.join(unknown)}{hint}")
     if params.get("stream"):
         raise BadRowError(f"{PARAMS}.stream: answers are taken whole, not as a stream")
+    if not isinstance(params.get("metadata") or {}, Mapping):
+        raise BadRowError(f"{PARAMS}.metadata is not an object")
     if dataset.system is not None:
         raise BadRowError("the dataset's system message is for plain rows: this one has its own input")
     _check_messages(f"{PARAMS}.input", params.get("input"), need_role=False)

@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from seatrial.files import write_error, write_json
 from seatrial.launch.interrupt import check_stop
 from seatrial.model.errors import BlockedError
+from seatrial.model.guarded import read_file
 from seatrial.model.record import Record
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.journal.attempt import attempt_files
@@ -140,7 +141,7 @@ def _path(directory: Path, number: int) -> Path:
 
 def _content(directory: Path, number: int) -> bytes | None:
     try:
-        return _path(directory, number).read_bytes()
+        return read_file(_path(directory, number))
     except FileNotFoundError:
         return None
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from seatrial.model.errors import UserError
+from seatrial.model.guarded import open_file
 from seatrial.rollouts.journal.attempt import AttemptFile, attempt_files
 from seatrial.rollouts.journal.forgive import forgiven
 from seatrial.rollouts.place import Place
@@ -144,7 +146,7 @@ class Scanner:
     def _read(self, file: AttemptFile, read: ReadFile) -> None:
         mine = self._units_of(read.shard)
         self._forgiven[read.shard] = forgiven(self._place.shard(read.shard))
-        with file.path.open("rb", buffering=_BUFFER) as stream:
+        with open_file(file.path, buffering=_BUFFER) as stream:
             stream.seek(read.offset)
             read.tail = False
             for line in stream:
@@ -161,6 +163,8 @@ class Scanner:
     def _take(self, line: bytes, file: AttemptFile, read: ReadFile, mine: Set[int]) -> None:
         head = fields_of(line, check(line))
         unit: int = head.get("unit", -1)
+        if type(unit) is not int:
+            raise TornError("its unit is no number")
         if unit not in mine or head.get("task") != self._task(unit):
             self.scan.foreign += 1
             return
@@ -169,13 +173,25 @@ class Scanner:
         best = self._settles(unit, head)
         read.records += 1
         if best and self._winners is not None:
-            self._winners.put(unit, head, file, read.offset, len(line))
+            try:
+                self._winners.put(unit, head, file, read.offset, len(line))
+            except (
+                TypeError,
+                ValueError,
+                KeyError,
+                AttributeError,
+                OverflowError,
+            ) as error:
+                message = f"{file.path}: the record of unit {unit}, at byte {read.offset}: a field of its head is of another type: {error}"
+                raise UserError(message, "the journal was edited: restore it, or delete this line; its unit is then owed again") from error
 
     def _settles(self, unit: int, head: dict[str, Any]) -> int:
         """Count a record; says OK or FAILED when it is the best of its unit so far, else 0."""
         scan, before = self.scan, self.scan.settled[unit]
         if head.get("outcome") != "ok":
-            scan.by_kind[head.get("kind", "")] += 1
+            if type(kind := head.get("kind", "")) is not str:
+                raise TornError("its kind is no text")
+            scan.by_kind[kind] += 1
             if not head.get("final"):
                 scan.failed_attempts[unit] += 1
                 return OWED
@@ -187,6 +203,8 @@ class Scanner:
             return FAILED
         if (reward := head.get("reward")) is None:
             raise TornError("a result without its reward")
+        if type(reward) is not float and type(reward) is not int:
+            raise TornError("its reward is no number")
         if before:
             scan.duplicates += 1
         if before == OK:

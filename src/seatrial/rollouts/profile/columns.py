@@ -109,5 +109,7 @@ def _code(names: list[str], name: str) -> int:
             names.append("others")
         if len(names) == _MOST_NAMES:
             return _MOST_NAMES - 1
+        if not isinstance(name, str):
+            raise TypeError(f"{name!r} is no text") from None
         names.append(name)
         return len(names) - 1

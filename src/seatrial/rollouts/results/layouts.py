@@ -17,6 +17,7 @@ import orjson
 
 from seatrial.files import replacing, sync_directory, write_bytes
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import open_file
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.inputs.prompts import PARAMS, prompt_messages
 from seatrial.rollouts.inputs.reading import sha256_of
@@ -135,7 +136,7 @@ def _records(place: Place, name: str) -> Iterator[tuple[int, bytes]]:
     written: Written = result.rollouts if name == ROLLOUTS else result.failures
     if sha256_of(path) != written.sha256:
         raise UserError(f"{path}: not what the merge wrote", f"seatrial rollouts merge {place.root}")
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         for line in stream:
             check(line)
             yield unit_of(line), line

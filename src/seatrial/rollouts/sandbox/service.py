@@ -21,7 +21,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import re
@@ -38,6 +37,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
 from seatrial.model.errors import BlockedError
+from seatrial.model.guarded import parse_json
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import SandboxLimits
 from seatrial.rollouts.sandbox import sandbox as sandboxes
@@ -244,7 +244,7 @@ class Service:
 
 def _asked(body: str, session: str | None) -> _Request:
     """The request, or a ValueError that names the key."""
-    data = json.loads(body)
+    data = parse_json(body)
     if not isinstance(data, dict):
         raise ValueError("the body must be a JSON object")
     language = data.get("language", "ipython")

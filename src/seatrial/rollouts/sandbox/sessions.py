@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from seatrial.model.guarded import parse_json
 from seatrial.rollouts.campaign import SandboxLimits
 from seatrial.rollouts.sandbox import bubblewrap
 from seatrial.rollouts.sandbox.process import Jailed, SandboxError, start
@@ -93,7 +94,7 @@ class Session:
             length = int(await jailed.stdout.readexactly(12))
             if length > 16 * (self._limits.output_kb << 10):
                 return None
-            said = json.loads(await jailed.stdout.readexactly(length))
+            said = parse_json(await jailed.stdout.readexactly(length))
         except (ConnectionError, asyncio.IncompleteReadError, ValueError):
             return None
         # The program shares a process with the one that answers, and may answer in its place: take nothing on trust.

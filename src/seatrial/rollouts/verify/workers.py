@@ -20,6 +20,7 @@ from typing import Any
 
 from seatrial.launch.descendants import die_with_parent
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_json
 from seatrial.rollouts.sandbox.spawn import whole
 
 _LOAD_S = 120.0
@@ -131,7 +132,7 @@ class _Worker:
     async def read(self) -> Any:
         assert self._process.stdout is not None
         length = int(await self._process.stdout.readexactly(12))
-        return json.loads(await self._process.stdout.readexactly(length))
+        return parse_json(await self._process.stdout.readexactly(length))
 
     async def end(self) -> int:
         """Kill it and what it started; its exit code, negative for a signal."""

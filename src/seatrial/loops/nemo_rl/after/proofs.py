@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seatrial.files import read_json
+from seatrial.files import read_as, read_table
 from seatrial.loops.claims import ABSENT, lookup
 from seatrial.loops.facts import Facts, read_facts
 from seatrial.loops.lines import lines
@@ -33,6 +33,7 @@ from seatrial.loops.nemo_rl.runs.calls import CHECKPOINTS, SAVING
 from seatrial.loops.proof import proof
 from seatrial.loops.workers import trained_with
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_count
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics, Series
@@ -98,10 +99,10 @@ def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult
 def _phases(directory: Path) -> set[str]:
     """The training phases that were run."""
     try:
-        stored = read_json(directory / "phases.json")
+        stored = read_as(directory / "phases.json", list[dict[str, Any]])
     except UserError:
         return set()
-    return {str(entry["name"]) for entry in stored} - {IMPORTS}
+    return {str(entry.get("name")) for entry in stored} - {IMPORTS}
 
 
 def _expanded(facts: Facts) -> Iterator[CheckResult]:
@@ -181,7 +182,7 @@ def dumps_agree(phase: Trained) -> Iterator[CheckResult]:
 
 def _agrees(name: str, run: str, path: Path, metrics: Metrics) -> CheckResult:
     try:
-        stored = read_json(path)
+        stored = read_table(path)
     except UserError as error:
         return proof(name, False, "cannot be read", Boundary.METRICS, "", error.message)
     ours = {tag.removeprefix(run): series for tag, series in metrics.series.items() if tag.startswith(run)}
@@ -238,7 +239,7 @@ def unmasked(run: str, phase: Trained, printed: list[dict[str, Any] | None]) -> 
 def adapters(phase: Trained) -> CheckResult:
     """Bridge counted trainable parameters, and fewer than all: `peft.enabled` wraps nothing where no module matches."""
     texts = [text for _, _, text in lines(phase.log)] if phase.log.is_file() else []
-    some, every = ([int(match[1].replace(",", "")) for text in texts if (match := pattern.search(text))] for pattern in (TRAINABLE, TOTAL))
+    some, every = ([parse_count(match[1]) for text in texts if (match := pattern.search(text))] for pattern in (TRAINABLE, TOTAL))
     right = min(some, default=0) > 0 and max(some) < max(every, default=0)
     value = ", ".join(f"{count:,}" for count in some) or "no line says so"
     return proof(f"trainable parameters of adapters ({phase.name})", right, value, Boundary.PEFT, "> 0, and not all")
@@ -247,7 +248,7 @@ def adapters(phase: Trained) -> CheckResult:
 def saved(phase: Trained) -> CheckResult:
     """A checkpoint was begun by the log, its writing was timed to the end, and it lies where it belongs under its final name."""
     texts = (text for _, _, text in lines(phase.log)) if phase.log.is_file() else iter(())
-    steps = sorted({int(match[1]) for text in texts if (match := SAVED.search(text))})
+    steps = sorted({parse_count(match[1]) for text in texts if (match := SAVED.search(text))})
     timed = [series for run in phase.runs if (series := phase.metrics.series.get(f"{run}timing/train/checkpointing"))]
     done = any(value > 0 for series in timed for value in series.values)
     place = phase.directory / phase.name / CHECKPOINTS

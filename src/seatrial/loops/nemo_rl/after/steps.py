@@ -15,6 +15,7 @@ from seatrial.loops.claims import lookup
 from seatrial.loops.nemo_rl.after.console import PLANS
 from seatrial.loops.nemo_rl.after.training import SPREAD, supervised, updates
 from seatrial.loops.proof import proof
+from seatrial.model.guarded import parse_count
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary
@@ -112,7 +113,7 @@ def two_computations(run: str, metrics: Metrics, printed: Configs) -> CheckResul
 def finite(phase: str, texts: Iterable[str], printed: Configs) -> CheckResult:
     """No token left the loss because the trainer calls it impossible: that is the worst disagreement there is. Where the sampler
     filters, a token at its edge may."""
-    counts = [(int(match[1]), int(match[2])) for text in texts if (match := IMPOSSIBLE.search(text))]
+    counts = [(parse_count(match[1]), parse_count(match[2])) for text in texts if (match := IMPOSSIBLE.search(text))]
     share = sum(count for count, _ in counts) / max(sum(total for _, total in counts), 1)
     filtered = any(_filters(config or {}) for config in printed)
     most = MOST_IMPOSSIBLE if filtered else 0.0

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from seatrial.files import read_json
+from seatrial.files import read_table
 from seatrial.loops.hub import hub_cache, snapshot
 from seatrial.loops.model_files import Use
 from seatrial.loops.model_files import model_findings as file_findings
@@ -51,7 +51,7 @@ def experts(context: Context) -> Iterator[Finding]:
     file = place / "config.json"
     if not file.is_file() and context.model != DEFAULT_MODEL:
         yield _data(True, f"{context.model}: whether it has experts is not known before it is downloaded")
-    elif not file.is_file() or not is_kind(read_json(file), "moe"):
+    elif not file.is_file() or not is_kind(read_table(file), "moe"):
         fix = "--model with a model that has experts, or --set options.recipe=…"
         yield _data(False, f"{context.model} has no experts ({', '.join(KINDS['moe'])}), so expert parallelism would show nothing", fix)
 

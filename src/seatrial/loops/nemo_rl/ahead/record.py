@@ -19,6 +19,7 @@ from typing import Any
 
 from seatrial.loops.child import run_child
 from seatrial.loops.nemo_rl.ahead.stage import Stage
+from seatrial.model.guarded import BadValue
 
 SCRIPT_SECONDS = 60
 CHECKER = "check_metrics.py"
@@ -67,7 +68,10 @@ def record(script: Path, checkout: Path, words: Sequence[str], environment: Mapp
             ended, said = _run(stage, words)
         except OSError as error:
             raise ScriptError(f"{script}: {error}") from error
-        rows = stage.rows()
+        try:
+            rows = stage.rows()
+        except BadValue as error:
+            raise ScriptError(f"{script}: its calls were not recorded whole: {error}") from error
         files = tuple(sorted(stage.written() - before))
         trainings = tuple(training for row in rows for training in _trainings(row, stage))
     if not trainings:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.files import read_text
+from seatrial.model.guarded import parse_json
 
 WORKPLACES = "3rdparty"
 DEPTH = 3
@@ -144,9 +145,9 @@ class Stage:
         return {name if path.is_file() else f"{name}/" for path, name in names if path.is_file() or not any(path.iterdir())}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every recorded call, in the checkout's terms."""
-        lines = read_text(self.calls).splitlines() if self.calls.exists() else []
-        return [self._told(json.loads(line)) for line in lines]
+        """Every recorded call, in the checkout's terms. A last line without its end is of a call that was killed before it began."""
+        lines = read_text(self.calls).split("\n")[:-1] if self.calls.exists() else []
+        return [self._told(parse_json(line)) for line in lines]
 
     def _told(self, row: Mapping[str, Any]) -> dict[str, Any]:
         changed = self.environment()

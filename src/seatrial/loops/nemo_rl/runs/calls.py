@@ -13,6 +13,7 @@ from pathlib import Path
 from seatrial.loops.nemo_rl.runs import assertions, checkout, converted, witness
 from seatrial.loops.nemo_rl.runs.variant import Call
 from seatrial.loops.nemo_rl.runs.variants import variants
+from seatrial.model.guarded import parse_count
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
 
@@ -97,4 +98,4 @@ def _sources(context: Context) -> tuple[str, ...]:
 def _steps(call: Call, arguments: Sequence[str]) -> int:
     """Steps to reach: the user's own number counts, since it is what the loop will do."""
     given = [word.partition("=")[2] for word in arguments if word.lstrip("+").startswith(STEPS)]
-    return int(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else call.steps
+    return parse_count(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else call.steps

@@ -26,6 +26,7 @@ from seatrial.loops.nemo_rl.runs.variant import (
 )
 from seatrial.loops.options import number
 from seatrial.loops.sizes import KEYS, Sizes
+from seatrial.model.guarded import parse_step
 from seatrial.model.loop import Context
 
 LORA = "tests/functional/grpo_megatron_lora.sh"
@@ -165,7 +166,8 @@ def delta_settings(offers: Generation) -> list[str]:
 
 def _value(text: str) -> Any:
     """A value as the configuration holds it."""
-    return {"true": True, "false": False}.get(text, int(text) if text.isdecimal() else text)
+    value = parse_step(text)
+    return {"true": True, "false": False}.get(text, text if value is None else value)
 
 
 def _megatron_generation(context: Context) -> Call:

@@ -15,7 +15,7 @@ from seatrial.loops.child import run_child
 from seatrial.loops.verl.cpu.settings import MEGATRON
 from seatrial.loops.verl.drive.import_check import MARK
 from seatrial.loops.verl.gpu.checkout import import_path
-from seatrial.model.guarded import parse_json
+from seatrial.model.guarded import BadValue, parse_json
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 
@@ -49,7 +49,10 @@ def import_findings(context: Context, strategy: str, shim: str) -> tuple[Finding
     if done.returncode or not answers:
         last = (done.stderr.strip() or "(nothing said)").rsplit("\n", 1)[-1]
         return (_finding(f"{names}: the import ends with {last[:300]}; the level will judge it"),)
-    answer: dict[str, str] = parse_json(answers[-1])
+    try:
+        answer: dict[str, str] = parse_json(answers[-1])
+    except BadValue as error:
+        return (_finding(f"{names}: what the import said cannot be read: {error}; the level will judge it"),)
     return (_judge(answer, context) if answer else _finding(f"{names}: can be imported"),)
 
 

@@ -15,6 +15,7 @@ from seatrial.loops.verl import witness
 from seatrial.loops.verl.gpu import checkout
 from seatrial.loops.verl.gpu.variant import Variant
 from seatrial.loops.verl.gpu.variants import variants
+from seatrial.model.guarded import parse_count
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Context, Phase
 
@@ -84,4 +85,4 @@ def _overrides(call: Variant, context: Context, directory: Path, inside: Mapping
 def _steps(call: Variant, arguments: Sequence[str]) -> int:
     """Steps to reach: the user's own number counts, since it is what the loop will do."""
     given = [word.partition("=")[2] for word in arguments if word.lstrip("+").startswith("trainer.total_training_steps=")]
-    return int(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else call.steps
+    return parse_count(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else call.steps

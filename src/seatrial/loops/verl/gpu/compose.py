@@ -22,7 +22,7 @@ from seatrial.files import read_text
 from seatrial.loops.child import NoAnswerError, ask, run_child
 from seatrial.loops.claims import differences
 from seatrial.loops.verl.gpu.checkout import CONFIG
-from seatrial.model.guarded import parse_json
+from seatrial.model.guarded import BadValue, parse_json
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
@@ -84,7 +84,10 @@ def record(script: Path, checkout: Path, arguments: Sequence[str], environment: 
             done = run_child(["bash", str(script), *arguments], checkout, {**environment, "PATH": path}, SCRIPT_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ScriptError(f"{script}: {error}") from error
-        rows = [parse_json(line) for line in read_text(calls).splitlines()] if calls.exists() else []
+        try:  # a last line without its end is of a call that was killed before it began
+            rows = [parse_json(line) for line in read_text(calls).split("\n")[:-1]] if calls.exists() else []
+        except BadValue as error:
+            raise ScriptError(f"{script}: its calls were not recorded whole: {error}") from error
     for row in rows:
         if MAIN in row["argv"]:
             return Recording(tuple(row["argv"]), row["environment"])

@@ -19,7 +19,7 @@ from seatrial.loops.model_files import Use
 from seatrial.loops.model_files import model_findings as file_findings
 from seatrial.loops.verl.gpu.checkout import checkout_of
 from seatrial.model.finding_codes import FindingCode, code_of
-from seatrial.model.guarded import parse_json
+from seatrial.model.guarded import parse_count, parse_json, parse_step
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
@@ -153,12 +153,14 @@ def _wrong_parquet(path: Path, column: str) -> str | None:
 def _too_few(file: str, context: Context) -> str | None:
     """Fewer rows than a batch, with which verl's loader is empty; None also where the loop's interpreter cannot count them."""
     given = [word.partition("=")[2] for word in context.arguments if word.lstrip("+").startswith(f"{BATCH}=")]
-    least = int(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else BATCH_ROWS
+    least = parse_count(given[-1]) if given and given[-1].isascii() and given[-1].isdecimal() else BATCH_ROWS
     try:
         done = run_child([str(context.python), "-I", "-c", COUNT_ROWS, file], Path(file).parent, os.environ, COUNT_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    rows = int(done.stdout) if not done.returncode and done.stdout.strip().isdecimal() else least
+    rows = least if done.returncode else parse_step(done.stdout.strip())
+    if rows is None:
+        return None
     return f"has {rows} rows, fewer than one batch of {least}" if rows < least else None
 
 

@@ -18,7 +18,7 @@ from seatrial.loops.proof import proof
 from seatrial.loops.verl.claims import in_force
 from seatrial.loops.verl.console import skipped_steps
 from seatrial.loops.workers import trained_with
-from seatrial.model.guarded import parse_json
+from seatrial.model.guarded import as_float, parse_count, parse_json
 from seatrial.model.knowledge import Level
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics
@@ -58,7 +58,7 @@ def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult
 def adapters(phase: str, log: Path) -> CheckResult:
     """The engine counted trainable parameters of an adapter. A rank in the configuration wraps nothing by itself, and
     Megatron-Bridge keeps silent where no module matches."""
-    counts = [int(match[1].replace(",", "")) for _, _, text in lines(log) if (match := ADAPTER.search(text))] if log.is_file() else []
+    counts = [parse_count(match[1]) for _, _, text in lines(log) if (match := ADAPTER.search(text))] if log.is_file() else []
     value = ", ".join(f"{count:,}" for count in counts) or "no line says so"
     return proof(f"adapters were built ({phase})", min(counts, default=0) > 0, value, Boundary.PEFT, "> 0 parameters")
 
@@ -131,7 +131,7 @@ def _scores(path: Path) -> dict[str, float] | None:
             continue
         try:
             entry = parse_json(row)
-            found.setdefault(str(entry["input"]), []).append(float(entry["score"]))
+            found.setdefault(str(entry["input"]), []).append(as_float(entry["score"]))
         except (ValueError, KeyError, TypeError):
             return None
     means = {prompt: statistics.fmean(scores) for prompt, scores in found.items()}

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from seatrial.files import number_to_json, sync_directory, write_error
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import BadValue, parse_json, parse_json_once
+from seatrial.model.guarded import BadValue, parse_json, parse_json_once, read_file
 from seatrial.regress.bisect.record import Mark, Run, SkipKind
 from seatrial.report.text import number
 
@@ -55,7 +55,7 @@ def append(path: Path, row: Run) -> None:
 def read(path: Path) -> Journal:
     """The rows; a journal that does not exist has none."""
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except FileNotFoundError:
         return Journal()
     except OSError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from seatrial.files import read_model
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import read_file
 from seatrial.regress.bisect.logs import gitlog, journal
 from seatrial.regress.bisect.place import PLAN
 from seatrial.regress.bisect.record import History, Mark, Plan, Run
@@ -61,7 +62,7 @@ def read_marks(path: Path, repo: Path) -> Marks:
     """Read either format; the first character tells them apart."""
     try:
         # Not as text: a carriage return in a subject must not begin a line.
-        text = path.read_bytes().decode("utf-8", "backslashreplace")
+        text = read_file(path).decode("utf-8", "backslashreplace")
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror or error}", "name a `git bisect log`, or a runs.jsonl") from error
     if text.lstrip().startswith("{"):

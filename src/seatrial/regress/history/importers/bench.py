@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, parse_time
 from seatrial.regress.history.importers.draft import Draft, Tree, commit_in, digest_of, parse, read_bytes
 from seatrial.regress.history.record import Kind, point
 
@@ -79,8 +79,8 @@ def read_pytest(path: Path) -> Draft:
     commit, machine = data.get("commit_info") or {}, data.get("machine_info") or {}
     cpu = machine.get("cpu") or {}
     try:
-        time = datetime.fromisoformat(str(data.get("datetime"))).timestamp()
-    except ValueError as error:
+        time = parse_time(str(data.get("datetime")))
+    except BadValue as error:
         raise UserError(f"{path}: datetime: {data.get('datetime')!r} is no time", "give the file as pytest-benchmark wrote it") from error
     points = [
         point(f"{one.get('fullname') or one['name']}/{name}", value)

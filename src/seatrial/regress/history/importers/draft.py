@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import DEPTH, BadValue, parse_json_once
+from seatrial.model.guarded import DEPTH, BadValue, parse_json_once, read_file
 from seatrial.regress.history.record import Kind, Point
 from seatrial.regress.history.tables import EARLIEST, LATEST
 
@@ -83,7 +83,7 @@ def commit_in(value: Any) -> str | None:
 def read_bytes(path: Path) -> bytes:
     """The whole file, or a UserError that names it."""
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror or error}", "check the path and its permissions") from error
 

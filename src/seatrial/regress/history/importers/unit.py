@@ -91,7 +91,7 @@ def _time(path: Path, value: Any) -> float:
     for form in ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f"):
         try:
             return datetime.strptime(str(value), form).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError, OSError):
             continue
     raise UserError(f"{path}: start_time: {value!r} is no time", "write it as 2025-03-24 23:34:12")
 

@@ -111,20 +111,28 @@ class Journal:
 
 
 def read(path: Path) -> Evidence:
-    """The evidence of a worker; a torn last line belongs to a test that did not end."""
+    """The evidence of a worker; a torn last line belongs to a test that did not end. A ValueError for a line that cannot be read: what it
+    told may belong to any test, so nothing of this session may be recorded."""
     evidence = Evidence()
-    for line in _lines(path):
-        evidence.fold(Kept(*line["did"]))
-        evidence.collected.update(line["collected"])
-        evidence.needs.update((epoch, tuple(used)) for epoch, used in line["needs"])
-        ran = line["ran"]
-        if ran is not None:
-            evidence.tests.append(Ran(ran["test"], ran["path"], ran["epoch"], tuple(ran["uses"]), ran["outcome"]))
+    for number, line in _lines(path):
+        try:
+            _take(evidence, json.loads(line))  # not guarded: names of files that are no text must stay what they are
+        except (RecursionError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path.name} of {path.parent.name}, line {number}: not what a worker writes: {error}") from error
     return evidence
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _take(evidence: Evidence, line: dict[str, Any]) -> None:
+    evidence.fold(Kept(*line["did"]))
+    evidence.collected.update(line["collected"])
+    evidence.needs.update((epoch, tuple(used)) for epoch, used in line["needs"])
+    ran = line["ran"]
+    if ran is not None:
+        evidence.tests.append(Ran(ran["test"], ran["path"], ran["epoch"], tuple(ran["uses"]), ran["outcome"]))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as stream:
-        for line in stream:
+        for number, line in enumerate(stream, 1):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield number, line

@@ -1,0 +1,157 @@
+"""What other programs leave: a bad value of theirs is damage or an error with its fix, wherever it is read."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command import inside
+from fuzz_mutate import sealed
+from fuzz_worlds import unsealed
+from rollouts.profiled import campaign, collected, ok, questions
+from seatrial.launch.slurm import commands
+from seatrial.launch.staged import ray_step
+from seatrial.loops import get_loop
+from seatrial.loops.nemo_rl.after.steps import finite
+from seatrial.loops.options import number
+from seatrial.loops.verl.gpu.proofs import adapters
+from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, parse_count
+from seatrial.regress.select.gather import evidence
+from seatrial.regress.select.trace.logs import read
+from seatrial.rollouts.direct.answer import read as read_answer
+from seatrial.rollouts.direct.errors import of_status, retry_after
+from seatrial.rollouts.gym.rows import outcome_of
+from seatrial.rollouts.inputs.reading import Source
+from seatrial.rollouts.record import KEY, TornError, check
+from seatrial.rollouts.server_json import parse_json_fast
+from seatrial.rollouts.work import RolloutError
+from seatrial.trial.plan import parse_levels
+
+DEEP = "[" * 900 + "]" * 900
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize("text", [DEEP, DEEP.encode(), "NaN", '"\\ud800"', "1e999", DIGITS, "[" * 3000, ""])
+def test_the_fast_reader_is_as_strict_as_the_guarded_one(text: str | bytes) -> None:
+    with pytest.raises(BadValue):
+        parse_json_fast(text)
+
+
+def test_counts_beyond_any_count_stay_huge() -> None:
+    assert (parse_count("1,234"), parse_count(DIGITS)) == (1234, 10**18)
+    with pytest.raises(BadValue):
+        parse_count("١٢")
+
+
+def test_counts_in_a_log(tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(f"Adapter parameters: {DIGITS}\n")
+    assert adapters("first", tmp_path / "run.log").passed
+    assert not finite("run", [f"[WARNING]: {DIGITS}/{DIGITS} valid tokens have -inf in x"], []).passed
+
+
+def test_levels_and_options_of_5000_digits() -> None:
+    for text in (DIGITS, f"0-{DIGITS}", "0-99999999999", "٣"):
+        with pytest.raises(UserError):
+            parse_levels(text, get_loop("trl"))
+    with pytest.raises(UserError):
+        number({"tp": DIGITS}, "tp", 1, most=8)
+
+
+@pytest.mark.parametrize("row", [DEEP, "[1", '["hit",3,"x",""]', '["hello",0,"python","[["]', '["spawn",0,"{}",""]', '["hit",3,"²",""]'])
+def test_a_line_of_a_child_that_cannot_be_read_is_told(tmp_path: Path, row: str) -> None:
+    (tmp_path / "7-a.log").write_text('["hello",0,"python","[]"]\n' + row + "\n")
+    [(process, events)] = read(tmp_path)
+    assert (process.trouble, len(events)) == (("line 2 cannot be read",), 1)
+
+
+def test_a_worker_whose_evidence_is_damaged_has_no_records(tmp_path: Path) -> None:
+    path = tmp_path / "evidence.jsonl"
+    line = json.dumps({"did": [[], [], []], "ran": None, "needs": [], "collected": ["\udcff.py"]})
+    path.write_text(line + "\n" + line[:20])  # the last line belongs to a test that was killed
+    assert evidence.read(path).collected == {"\udcff.py"}
+    for damage in ("[1]", DEEP, line[:20], '{"did": 5}'):
+        path.write_text(f"{damage}\n{line}\n")
+        with pytest.raises(ValueError, match="line 1: not what a worker writes"):
+            evidence.read(path)
+
+
+def test_a_torn_result_of_a_killed_unit_is_no_result() -> None:
+    assert [ray_step._ending(text) for text in ('{"ending": "done"}', '{"ending": "do', "[]", "[" * 3000)] == ["done", None, None, None]
+
+
+def test_times_and_ranges_that_slurm_cannot_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "_MOST_UNITS", 100)
+    [row] = commands._rows("12_3", "COMPLETED", "", "n", "(null)", "2026-99-99T00:00:00")
+    assert (row.index, row.ended) == (3, None)
+    assert len(commands._rows(f"12_[0-{DIGITS}]", "PENDING", "", "n", "", "")) == 100
+    assert commands._rows("12_٣", "PENDING", "", "n", "", "") == []
+
+
+@pytest.mark.parametrize("body", [DEEP, '{"choices": [{"message": {"content": ' + DEEP + "}}]}", '{"choices": 1e999}', "NaN"])
+def test_an_answer_that_no_journal_could_hold_is_a_parse_failure(body: str) -> None:
+    with pytest.raises(RolloutError):
+        read_answer(body.encode(), "chat", 0)
+    assert "HTTP 500" in str(of_status(500, body.encode(), {}))
+    assert retry_after("Fri, 31 Dec 99999 23:59:59 GMT") is None
+
+
+@pytest.mark.parametrize("response", [{"output": 5}, {"output": {"a": 1}}, {"incomplete_details": "x"}, {"usage": []}])
+def test_a_response_of_gym_in_another_shape(response: dict[str, Any]) -> None:
+    assert outcome_of({"reward": 1, "response": response}).finish == "stop"
+
+
+def test_a_record_whose_head_ends_nowhere_is_torn() -> None:
+    covered = b'","end":"x00217","unit":7}'
+    line = b'{"%s":{"crc":"%08x%s\n' % (KEY.encode(), zlib.crc32(covered), covered)
+    with pytest.raises(TornError):
+        check(line)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '{"python": 5}', '{"python": null, "limits": {"x": 1}, "options": {}}', "null", '{"python": null}']
+)
+def test_a_request_of_a_trial_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
+    unsealed(tmp_path / "made").write(tmp_path / "run")
+    (tmp_path / "run/evidence/request.json").write_text(content)
+    answer = inside("resume", tmp_path / "run", HOME=str(tmp_path))
+    assert (answer.code, "request.json" in answer.err, "fix:" in answer.err) == (2, True, True), answer.err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unit": "0"},
+        {"unit": [0]},
+        {"reward": "1"},
+        {"reward": {}},
+        {"kind": [], "outcome": "failed"},
+        {"answer": {}},
+        {"metrics": {"a": "b"}},
+    ],
+)
+def test_a_record_with_a_field_of_another_type_ends_no_merge(tmp_path: Path, change: dict[str, Any]) -> None:
+    place = collected(campaign(tmp_path, {"a": questions(1)}, shards=1), [[ok(1.0, "4", metrics={"a": 1.0})] * 4])
+    [path] = place.shard(0).glob("attempt-*.jsonl")
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    row = json.loads(first)
+    row[KEY] |= change
+    path.write_bytes(b"".join([sealed(json.dumps(row).encode()) + b"\n", *others]))
+    for words in (("status",), ("merge", "--partial"), ("profile",)):
+        answer = inside("rollouts", words[0], place.root, *words[1:])
+        assert answer.code in (0, 2), answer.err
+        assert answer.code == 0 or "fix:" in answer.err
+
+
+def test_parquet_with_a_column_whose_name_is_no_text(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
+    data = (tmp_path / "rows.parquet").read_bytes()
+    (tmp_path / "rows.parquet").write_bytes(data.replace(b"prompt", b"pro\x9fpt"))
+    with pytest.raises(UserError, match="not a whole Parquet file"):
+        list(Source(tmp_path / "rows.parquet").rows())
