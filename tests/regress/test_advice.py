@@ -58,11 +58,21 @@ def repo(tmp_path_factory: pytest.TempPathFactory) -> Repo:
     return Repo(name="loop", path=str(path), good=ids[0], bad=ids[1])
 
 
-def failing(repo: Repo, tmp_path: Path, log: str, kind: Any = "exit", cause: str = "x", env: str = "pip", command: str = "true") -> str:
+def failing(
+    repo: Repo,
+    tmp_path: Path,
+    log: str,
+    kind: Any = "exit",
+    cause: str = "x",
+    env: str = "pip",
+    command: str = "true",
+    *,
+    missed: bool = False,
+) -> str:
     environment = EnvironmentPlan.model_validate({"kind": env, "lock": "requirements.txt"})
     plan: Plan = plan_of(*command.split()).model_copy(update={"repos": (repo,), "environment": environment})
     (tmp_path / "run.log").write_text(log)
-    failed = Failure(kind=kind, cause=cause, exit_code=1, shown=cause)
+    failed = Failure(kind=kind, missed=missed, cause=cause, exit_code=1, shown=cause)
     return for_failing_good(plan, row("exit 1", mark=Mark.BAD, failure=failed), tmp_path / "run.log")
 
 
