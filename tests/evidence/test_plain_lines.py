@@ -94,7 +94,7 @@ def test_ordinary_lines_are_plain() -> None:
     plain = PlainLines([])
     for line in (
         "{'loss': 0.5, 'grad_norm': 1.2, 'num_tokens': 2048.0, 'epoch': 0.1}",
-        "(WorkerDict pid=123) \x1b[36mINFO\x1b[0m 11-18 12:00:00 [gpu_model_runner.py:58] Model loading took 15.2 GiB",
+        "(WorkerDict pid=123) INFO 11-18 12:00:00 [gpu_model_runner.py:58] Model loading took 15.2 GiB",
         "step:1 - global_seqlen/min:49876 - actor/entropy:0.35 - perf/total_num_tokens:98304",
     ):
         assert plain.needs(line) is Needs.NOTHING, line
