@@ -27,8 +27,8 @@ class Needs(IntEnum):
 _ZEROS = str.maketrans("123456789,", "000000000 ")
 _SHAPE = bytes(ord("0") if 48 <= code < 58 else ord(" ") if code in (0x2C, 0x1C, 0x1D, 0x1E, 0x1F) else code for code in range(256))
 _ZERO_RUN = re.compile(r"0{2,}")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_MOST_COLOURS = 8
+_PORT = re.compile(r":(?:0{4,5}|\*):|\x1b")
+"""The middle of a line of .pgpass, which a comma may cut; and what is no colour."""
 _OPTION = re.compile(r"(?:^|[\"'])-{1,2}[A-Za-z]")
 _ESCAPE = re.compile(r"\\[nrtux\"']")
 _ROW = re.compile(r"[A-Za-z0-9+/]{64}")
@@ -49,13 +49,17 @@ _BOUNDED = _words(
 )
 _AS_WORDS = re.compile(
     r"\b(?:enter|paste|provide)\b|\bbearer|\b(?:insert|identified|echo|printf|vault|basic|sqlplus|rman|expdp|impdp|recovery|net)$"
-    r"|^(?:alias|config|obscure|community)$|^phrase|^code(?:[:=]|$)|\buser(?:=|$)"
+    r"|^(?:alias|config|obscure|community)$|^phrase|^code(?:[:=]|$)|\buser(?:=|$)|(?:api|access)$"
 )
 """Where the rules of these literals look for them; what their patterns ask for beside them are blanks."""
 _VERDICT = re.compile(r"[^\w=]*(?:PASS|Pass)[^\w=]*")
 _NAME_RUN = re.compile(r"[A-Za-z0-9_.-]+")
 _BARE = _words("token key secret password passphrase pass passwd pwd auth session cookie code jwt apikey credentials credential")
-_TELLING = ("passw", "passphrase", "passcode", "secret", "credential", "apikey", "api_key")
+_TELLING = (
+    *("passw", "passphrase", "passcode", "secret", "credential", "apikey", "api_key", "basicauth", "digestauth", "basic_auth"),
+    *(literal.strip(" <") for literal in secret_shapes.STEM_LITERALS if literal.strip(" <=") not in _BARE),
+)
+"""What a name with a stem must not hold to be none of a secret: whatever a rule asks for, but for words that it takes as a whole."""
 _LONGEST_NAME, _LONGEST_WORD, _MOST_WORDS = 100, 200, 40_000
 
 
@@ -69,9 +73,7 @@ _STEMLESS = {
     for literal in secret_shapes.STEMLESS_LITERALS
     if literal.strip() not in ("true", "false") and literal[:1] != ":"
 }
-_LITERALS = re.compile(
-    f"{_AS_WORDS.pattern}|:[0*]+:[^:]+:[^:]+:|:::|::(?:add|set|save)-|" + "|".join(map(re.escape, sorted(_STEMLESS - _BOUNDED)))
-)
+_LITERALS = re.compile(f"{_AS_WORDS.pattern}|:::|::(?:add|set|save)-|" + "|".join(map(re.escape, sorted(_STEMLESS - _BOUNDED))))
 
 
 class PlainLines:
@@ -84,12 +86,12 @@ class PlainLines:
         self._literals: dict[str, bool] = {}
 
     def needs(self, line: str) -> Needs:
-        """Which rules this line needs, by itself."""
+        """Which rules this line, which has no colours, needs by itself."""
         if not line.isascii():
             line = " ".join(line.split())
         shape = line.encode("utf-8", "surrogatepass").translate(_SHAPE)
         words = shape.split()
-        if _may_be_dump(line, shape) or (b"\x1b" in shape and shape.count(b"\x1b") > _MOST_COLOURS):
+        if _may_be_dump(line, shape):
             return Needs.ALL
         return Needs.NOTHING if self._plain.issuperset(words) else self._of_words(words)
 
@@ -115,9 +117,7 @@ class PlainLines:
         return found
 
     def _of_word(self, word: str) -> Needs:
-        if "\x1b" in word:
-            word = _COLOUR.sub("", word)
-        if "\x1b" in word or word in _WHOLE or "0d0d" in word or "0D0D" in word or (len(word) >= 64 and _ROW.search(word)):
+        if _PORT.search(word) or word in _WHOLE or "0d0d" in word or "0D0D" in word or (len(word) >= 64 and _ROW.search(word)):
             return Needs.ALL
         if any(value in word for value in self._values):
             return Needs.ALL
@@ -172,6 +172,6 @@ def _names_none(run: str) -> bool:
     return (
         len(run) <= _LONGEST_NAME
         and not any(telling in lowered for telling in _TELLING)
-        and re.split(r"[.-]", lowered)[-1] not in _BARE
+        and re.split(r"[.-]", lowered.rstrip("0123456789_"))[-1] not in _BARE
         and says_secret(run.strip(".-")) is Says.NOTHING
     )

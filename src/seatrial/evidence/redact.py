@@ -179,10 +179,7 @@ class Redactor:
     def has_nothing(self, line: str) -> bool:
         """Whether a line by itself evidently has no secret and names none."""
         needs = self._plain.needs(line)
-        if needs is not Needs.TOKENS:
-            return needs is Needs.NOTHING
-        plain = _COLOUR.sub("", line) if "\x1b" in line else line
-        return secret_shapes.tokens(plain) == plain
+        return needs is Needs.NOTHING or (needs is Needs.TOKENS and secret_shapes.tokens(line) == line)
 
     def piece(self, text: str, *, program: bool) -> tuple[str, bool]:
         """One line without regard to its neighbours, which `lines` follows; and whether it holds a word that says secret."""
@@ -258,11 +255,11 @@ class RedactingLines:
 
     def line(self, line: str) -> str:
         """One line, with or without its newline, without secrets; one that has none keeps its colours."""
-        if not self._open and self._redactor.has_nothing(line):
-            self._source = _begins_source(line)
-            self._blocks.skip(line)
-            return line
         plain = _COLOUR.sub("", line) if "\x1b" in line else line
+        if not self._open and self._redactor.has_nothing(plain):
+            self._source = _begins_source(plain)
+            self._blocks.skip(plain)
+            return line
         cleared = self._line(plain)
         self._open = self._keys.open or self._dumps.open or self._names.open or self._blocks.open
         return line if cleared == plain else cleared

@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from seatrial.evidence.key_blocks import ANSI
 from seatrial.evidence.secret_values import NAMED, VALUE_LINE, is_plain, is_program_secret, stamps, value_is_secret
 from seatrial.model.secret_names import Says, has_stem, looks_random, says_secret
 
@@ -236,8 +235,7 @@ class SecretBlocks:
         return _YAML_LINE.match(self._line_before().lstrip(_MARKS)) is not None
 
     def _line_before(self) -> str:
-        before = ANSI.sub("", self._before) if "\x1b" in self._before else self._before
-        return before[stamps(before.rstrip("\r\n")) :]
+        return self._before[stamps(self._before.rstrip("\r\n")) :]
 
     def _manifest(self, body: str, cleared: str) -> str:
         if "Secret" in body and "kind" in body and _SECRET_OBJECT.search(body):
@@ -278,7 +276,7 @@ class SecretBlocks:
             names, kind = (found["name"], ""), "indent"
         else:
             return
-        name, says = max(((name, says_secret(name)) for name in names), key=lambda one: one[1])
+        name, says = max(((name, says_secret(name.strip(":.-"))) for name in names), key=lambda one: one[1])
         if says is not Says.NOTHING:
             tag = found["name"] if kind == "tag" else name
             every = _EVERY.search(name) is not None

@@ -207,11 +207,12 @@ _STEMLESS_RULES = _stemless(_CONTEXT_RULES)
 STEMLESS_LITERALS = tuple(dict.fromkeys(literal for literals, *_ in _STEMLESS_RULES for literal in literals))
 _GENERAL = (".", "_", "-")
 """Literals that say nothing; the patterns of their rules ask for any digits."""
+STEM_LITERALS = tuple(dict.fromkeys(literal for literals, *_ in _CONTEXT_RULES for literal in literals if has_stem(literal)))
 _RUN = re.compile(r"(?a:\b[\w-]{16,})")
 _NO_TOKEN = re.compile(r"[a-z_-]+|\d+(?:e-?\d+)?|[A-Za-z_-]{16,19}")
 _PREFIXES = ("$", "{S", "{C", "ervices/", "ebhook")
 """Every token has a long run that is no word and no number, or a prefix of its own."""
-_WORD_PREFIX = re.compile(r"(?:hf|gh[pousr]|npm|gsk)_")
+_WORD_PREFIX = re.compile(r"(?:hf|gh[pousr]|npm|gsk)_|(?:nvapi|pypi|pplx|xai|tskey)-")
 _OPTION = re.compile(r"[\s\"',]-[A-Za-z-]")
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}:(?:\\?/|_){2})([^\s/\"'<>?#]{1,512})@")
 _ODD_URL = re.compile(r"(://(?!\[redacted)[^\s/:@\"'<>?#]{0,64}:)(?!\d{1,5}[/?#]|\[redacted)[^\s\"'<>@:]{1,200}(?=@[A-Za-z0-9])")
