@@ -253,7 +253,7 @@ def test_everything_at_once_writes_nothing(tmp_path: Path, monkeypatch: pytest.M
     variables = {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1", "RAY_ADDRESS": "10.0.0.1:99999", "TMPDIR": "/nonexistent/x"}
     for key, value in variables.items():
         monkeypatch.setenv(key, value)
-    before = sorted(path for path in tmp_path.rglob("*"))
+    before = sorted(tmp_path.rglob("*"))
     for loop in ("trl", "verl", "nemo-rl"):
         out = f"run.trials={tmp_path / 'file' / 'trials'}"
         answer = inside("doctor", loop, "--model", tmp_path / "model", "--set", out, "--python", "/nonexistent/python", "--json")
@@ -262,4 +262,4 @@ def test_everything_at_once_writes_nothing(tmp_path: Path, monkeypatch: pytest.M
             codes(answer)
         ), loop
         assert all(row["fix"] for row in rows(answer) if row["severity"] != "ok")
-    assert sorted(path for path in tmp_path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == before
