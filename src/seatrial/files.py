@@ -342,11 +342,15 @@ class Room:
     """Share of the space that is taken, from 0 to 1."""
     read_only: bool
     writable: bool
+    in_the_way: Path | None
+    """What is on the way to the path, and is no directory."""
 
 
 def room_at(path: Path) -> Room:
     """The room at `path`, which need not exist yet; an OSError where it cannot be told."""
     place = next(parent for parent in (path, *path.parents) if parent.is_dir())
+    below = next((parent for parent in (path, *path.parents) if parent.parent == place and parent != place), None)
+    in_the_way = below if below is not None and os.path.lexists(below) and not below.is_dir() else None
     found = os.statvfs(place)
     total, available = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     read_only = bool(found.f_flag & os.ST_RDONLY)
@@ -357,5 +361,6 @@ def room_at(path: Path) -> Room:
         free_inodes=found.f_favail if found.f_files else None,
         used=1 - available / total if total else 0.0,
         read_only=read_only,
-        writable=not read_only and os.access(place, os.W_OK | os.X_OK),
+        writable=not read_only and os.access(place, os.W_OK | os.X_OK) and in_the_way is None,
+        in_the_way=in_the_way,
     )

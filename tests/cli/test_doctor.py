@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -187,3 +188,78 @@ def test_configuration_files_hold_for_every_loop(tmp_path: Path) -> None:
 def test_every_code_is_known() -> None:
     known = set(FindingCode)
     assert all(row["code"] in known and row["code"] != "other" for row in rows(inside("doctor", "--json")))
+
+
+def test_a_missing_checkout_is_said_once() -> None:
+    found = rows(inside("doctor", "nemo-rl", "--json"))
+    assert [row["code"] for row in found if "no NeMo-RL checkout was named" in row["message"]] == ["checkout"]
+    (environment,) = [row for row in found if row["code"] == "environment"]
+    assert (environment["severity"], environment["message"]) == ("ok", "not looked for yet: see NeMo-RL")
+
+
+@pytest.mark.parametrize("program", ["exit 3", "echo '[]'", "echo '{}'", "echo 3.11"])
+def test_an_interpreter_that_is_none_is_a_finding(tmp_path: Path, program: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o755)
+    answer = inside("doctor", "trl", "--python", python, "--json")
+    assert answer.code == 99, answer.err
+    assert codes(answer) == ["environment"]
+    assert str(python) in next(row["message"] for row in rows(answer) if row["code"] == "environment")
+
+
+def test_a_checkout_that_git_cannot_read_was_named_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_checkout(tmp_path / "RL", "nemo_rl")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    answer = inside("doctor", "nemo-rl", "--nemo-rl", tmp_path / "RL", "--json")
+    assert answer.code == 99
+    assert not any("was named" in row["message"] for row in rows(answer))
+    assert "git" in codes(answer, "warns")
+    assert {"request", "checkout", "launcher"} <= set(codes(answer))
+
+
+BROKEN = ("torn.json", "list.json", "deep.json", "long.json", "pipe", "zero", "loop", "directory", "empty")
+
+
+def break_model(directory: Path, how: str) -> None:
+    directory.mkdir()
+    file = directory / "config.json"
+    texts = {"torn.json": '{"model_type', "list.json": "[]", "deep.json": '{"a":' * 5000, "long.json": '{"vocab_size": ' + "9" * 5000 + "}"}
+    if how in texts:
+        file.write_text(texts[how])
+    elif how == "pipe":
+        os.mkfifo(file)
+    elif how in ("zero", "loop"):
+        file.symlink_to("/dev/zero" if how == "zero" else "config.json")
+    elif how == "directory":
+        file.mkdir()
+
+
+@pytest.mark.parametrize("words", [("trl",), ("verl", "--device", "cpu")])
+@pytest.mark.parametrize("how", BROKEN)
+def test_every_broken_model_is_a_finding_and_never_hangs(tmp_path: Path, how: str, words: tuple[str, ...]) -> None:
+    break_model(tmp_path / "model", how)
+    answer = inside("doctor", *words, "--model", tmp_path / "model", "--json")
+    assert (answer.code, answer.err) == (99, "")
+    found = set(codes(answer))
+    assert {"model-weights-missing", "tokenizer-missing", "environment-exists"} <= found
+    assert found & {"model-config", "model-file-torn"} or how == "long.json"
+
+
+def test_everything_at_once_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_model(tmp_path / "model", "torn.json")
+    monkeypatch.setattr("os.statvfs", lambda _: os.statvfs_result((4096, 4096, 10**6, 0, 0, 10**6, 5, 5, 0, 255)))
+    (tmp_path / "file").touch()
+    variables = {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1", "RAY_ADDRESS": "10.0.0.1:99999", "TMPDIR": "/nonexistent/x"}
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    before = sorted(tmp_path.rglob("*"))
+    for loop in ("trl", "verl", "nemo-rl"):
+        out = f"run.trials={tmp_path / 'file' / 'trials'}"
+        answer = inside("doctor", loop, "--model", tmp_path / "model", "--set", out, "--python", "/nonexistent/python", "--json")
+        assert (answer.code, answer.err) == (99, ""), loop
+        assert {"variables", "disk", "inodes", "not-writable", "environment", "model-file-torn", "tokenizer-missing"} <= set(
+            codes(answer)
+        ), loop
+        assert all(row["fix"] for row in rows(answer) if row["severity"] != "ok")
+    assert sorted(tmp_path.rglob("*")) == before

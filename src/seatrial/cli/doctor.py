@@ -148,7 +148,7 @@ def _findings(loaded: Loaded, auto: bool) -> tuple[Finding, ...]:
     except (UserError, BlockedError) as error:
         made.append(as_finding(error, "request"))
         try:  # a checkout that cannot be read must not hide the rest
-            asked = request.ask(_without_checkouts(loaded), auto=False)
+            asked = _with_options(request.ask(_without_checkouts(loaded), auto=False), loaded)
         except (UserError, BlockedError):
             raise error from None
     for level in asked.plan.levels:
@@ -161,7 +161,16 @@ def _findings(loaded: Loaded, auto: bool) -> tuple[Finding, ...]:
         )
     python, found = _environment(asked)
     trial = _context(asked, python)
-    return (*made, *found, *gather(lambda: of_loop(asked.loop, asked.plan, trial, os.environ)))
+    of_its_own = gather(lambda: of_loop(asked.loop, asked.plan, trial, os.environ))
+    return (*made, *(_once(finding, of_its_own) for finding in found), *of_its_own)
+
+
+def _once(finding: Finding, others: Sequence[Finding]) -> Finding:
+    """What the loop says itself stands in the way of its environment, too: said once, it blocks once."""
+    other = next((other for other in others if not other.ok and other.message == finding.message), None)
+    if finding.ok or other is None:
+        return finding
+    return finding.model_copy(update={"ok": True, "fix": "", "message": f"not looked for yet: see {other.name}"})
 
 
 def _without_checkouts(loaded: Loaded) -> Loaded:
@@ -176,9 +185,20 @@ def _without_checkouts(loaded: Loaded) -> Loaded:
     return dataclasses.replace(loaded, config=config.model_copy(update={"change": change, "options": options}))
 
 
+def _with_options(asked: request.Asked, loaded: Loaded) -> request.Asked:
+    """What was asked with all options again: a checkout that git cannot read was named all the same."""
+    import dataclasses
+
+    from seatrial.loops import get_loop
+
+    loop = get_loop(loaded.config.run.loop).configured(loaded.config.options)
+    return dataclasses.replace(asked, loop=loop, plan=asked.plan.model_copy(update={"options": loop.chosen}))
+
+
 def _environment(asked: request.Asked) -> tuple[Path | None, tuple[Finding, ...]]:
     """The loop's interpreter, None where there is none, and what there is to say about it."""
     from seatrial.launch.environments import Environments
+    from seatrial.launch.venvs import read_installed
     from seatrial.model.errors import BlockedError, UserError
     from seatrial.model.gather import as_finding, gather
     from seatrial.trial.interpreter import find_interpreter
@@ -192,6 +212,12 @@ def _environment(asked: request.Asked) -> tuple[Path | None, tuple[Finding, ...]
         found = find_interpreter(asked.loop, own, lambda _: None, build=False)
     except (BlockedError, UserError) as error:
         return None, checked or (as_finding(error, "environment"),)
+    if own is not None:
+        try:
+            read_installed(found.python)
+        except BlockedError as error:  # nothing else is asked of it
+            fix = "name the Python of the loop's environment with --python"
+            return None, (as_finding(BlockedError(error.boundary, error.message, fix), "environment"),)
     return found.python, checked or found.findings
 
 

@@ -192,6 +192,8 @@ def read_installed(python: Path) -> Installed:
         raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {text.strip()[-300:] or 'no output'}", fix) from error
     packages: dict[str, tuple[str, ...]] = {}
     places: dict[str, str] = {}
+    if not isinstance(answer, dict) or not {"python", "packages"} <= answer.keys():
+        raise BlockedError(Boundary.ENVIRONMENT, f"{python} is no Python: it answers {text.strip()[:100]}", "name a Python interpreter")
     for name, version, place in answer["packages"]:
         key = normalise(str(name))
         # The first place on the import path wins, as in an import: an environment may shadow what its layer brought along.
@@ -206,7 +208,9 @@ def _output(argv: list[str]) -> str:
         done = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=120, env=clean_env(), stdin=subprocess.DEVNULL
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
+        return f"it did not answer within {error.timeout:g} s"
+    except OSError as error:
         return str(error)
     return done.stdout if done.returncode == 0 else done.stderr
 

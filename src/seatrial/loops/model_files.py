@@ -30,6 +30,7 @@ LOADER = Path(__file__).parents[1] / "probes" / "load_model.py"
 SECONDS = 120
 HEADER_MOST = 100_000_000
 """The longest header of a safetensors file, as its own library has it."""
+JSON_MOST = 1_000_000_000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json", "vocab.txt", "spiece.model")
 SETTINGS = (
     *("generation_config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json"),
@@ -85,6 +86,8 @@ class Answer(Record):
 
 def model_findings(directory: Path, context: Context, use: Use) -> tuple[Finding, ...]:
     """Everything that is wrong with the model at `directory`; one finding that is ok when nothing is."""
+    if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
+        return (_unreadable(directory),)
     if not directory.is_dir():
         fix = "--model DIRECTORY with config.json, weights and tokenizer, or leave --model out"
         return (_bad(FindingCode.MODEL_MISSING, directory, "no such model directory", fix),)
@@ -109,7 +112,9 @@ def _settings(directory: Path) -> Iterator[Finding]:
         path = directory / name
         if not path.is_file():
             continue
-        if is_lfs_pointer(path):
+        if not os.access(path, os.R_OK):
+            yield _unreadable(path)
+        elif is_lfs_pointer(path):
             yield _pointer(path)
         elif not isinstance(_json(path), dict):
             yield _bad(FindingCode.MODEL_FILE_TORN, path, "no whole JSON object: the file is torn", f"copy {name} of the model again")
@@ -117,8 +122,10 @@ def _settings(directory: Path) -> Iterator[Finding]:
 
 def _json(path: Path) -> Any:
     try:
+        if not path.is_file() or path.stat().st_size > JSON_MOST:
+            return None
         return read_json(path)
-    except (UserError, ValueError, RecursionError):
+    except (UserError, OSError, ValueError, RecursionError):
         return None
 
 
@@ -131,7 +138,9 @@ def _weights(directory: Path) -> Iterator[Finding]:
         yield _bad(FindingCode.MODEL_WEIGHTS_MISSING, directory, "no weights (*.safetensors)", fix)
     headers: dict[str, Mapping[str, Any]] = {}
     for path in shards:
-        if is_lfs_pointer(path):
+        if path.exists() and not os.access(path, os.R_OK):
+            yield _unreadable(path)
+        elif is_lfs_pointer(path):
             yield _pointer(path)
         elif not path.is_file() or not path.stat().st_size:
             yield _torn(path, "empty, or a link to nothing")
@@ -282,6 +291,11 @@ def _problems(directory: Path, context: Context, use: Use, answer: Answer) -> It
 def _pointer(path: Path) -> Finding:
     fix = f"git -C {shlex.quote(str(path.parent))} lfs pull"
     return _bad(FindingCode.MODEL_LFS_POINTER, path, "a pointer of Git LFS, not the file itself", fix)
+
+
+def _unreadable(path: Path) -> Finding:
+    mode = "u+rx" if path.is_dir() else "u+r"
+    return _bad(FindingCode.MODEL_MISSING, path, "you may not read it", f"chmod {mode} {shlex.quote(str(path))}, as its owner")
 
 
 def _torn(path: Path, wrong: str) -> Finding:

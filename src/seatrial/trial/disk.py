@@ -6,6 +6,7 @@ environments take. Places on one filesystem share what is free there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,9 @@ def needs(loop: Loop, plan: Plan, run_dir: Path, own: Path | None, environ: Mapp
 
 
 def temporary_directory(environ: Mapping[str, str]) -> Path:
-    """Where programs put temporary files."""
-    return Path(environ.get("TMPDIR") or "/tmp")
+    """Where programs put temporary files: they take /tmp where TMPDIR is no directory."""
+    named = Path(environ.get("TMPDIR") or "/tmp")
+    return named if named.is_dir() or not os.path.lexists(named) else Path("/tmp")
 
 
 def _unbuilt_mb(loop: Loop) -> int:
@@ -75,10 +77,14 @@ def room_findings(wanted: Sequence[Need]) -> Iterator[Finding]:
         here = [need for need in wanted if rooms[need.path].device == device]
         yield from _filesystem(here, rooms[here[0].path])
     for need in wanted:
-        if not rooms[need.path].writable:
-            why = "its filesystem is read-only" if rooms[need.path].read_only else "you may not write there"
-            message = f"{rooms[need.path].place}: {why} ({need.what})"
-            yield _finding(FindingCode.NOT_WRITABLE, rooms[need.path], message, f"make it writable, or {need.elsewhere}")
+        room = rooms[need.path]
+        if room.in_the_way is not None:
+            message = f"{room.in_the_way}: is no directory ({need.what})"
+            yield _finding(FindingCode.NOT_WRITABLE, room, message, f"move it away, or {need.elsewhere}")
+        elif not room.writable:
+            why = "its filesystem is read-only" if room.read_only else "you may not write there"
+            message = f"{room.place}: {why} ({need.what})"
+            yield _finding(FindingCode.NOT_WRITABLE, room, message, f"make it writable, or {need.elsewhere}")
 
 
 def _filesystem(here: Sequence[Need], room: Room) -> Iterator[Finding]:

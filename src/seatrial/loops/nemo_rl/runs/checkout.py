@@ -38,6 +38,8 @@ TRANSPORTS = {
 }
 """Transports by the name that tells, in the code, that there is one."""
 CLONE = "git clone --recursive https://github.com/NVIDIA-NeMo/RL.git, then --nemo-rl PATH"
+UNNAMED = "no NeMo-RL checkout was named: its own functionals are what runs, in the environment that uv made for it"
+NAME_IT = f"{CLONE}, also when NeMo-RL itself is under test"
 SUBMODULES = "git submodule update --init --recursive"
 _POSITIONAL = re.compile(r"add_argument\(\s*[\"']checks[\"']")
 _PEFT = re.compile(r"^[ \t]+peft:", re.MULTILINE)
@@ -86,8 +88,7 @@ def checkout_of(context: Context) -> Path | None:
 def interpreter(options: Mapping[str, Any]) -> Path:
     """The Python of the environment that `uv run` uses in the checkout."""
     if not options.get("nemo_rl"):
-        message = "no NeMo-RL checkout was named: its own functionals are what runs, in the environment that uv made for it"
-        raise BlockedError(Boundary.CONFIG, message, "--nemo-rl PATH, also when NeMo-RL itself is under test")
+        raise BlockedError(Boundary.CONFIG, UNNAMED, NAME_IT)
     checkout = Path(options["nemo_rl"]).absolute()
     named = os.environ.get("UV_PROJECT_ENVIRONMENT")
     places = [checkout / named] if named else [checkout / ".venv", IMAGE]
@@ -135,7 +136,7 @@ def python_path(context: Context) -> str:
 def layout(checkout: Path | None) -> Finding:
     """Whether this is a NeMo-RL checkout, and what it offers."""
     if checkout is None:
-        return _finding(False, "no NeMo-RL checkout was named: its own functionals are what runs", CLONE)
+        return _finding(False, UNNAMED, NAME_IT)
     version = checkout / VERSION
     if not version.is_file():
         return _finding(False, f"{checkout}: not a NeMo-RL checkout: {VERSION} is missing", CLONE)
