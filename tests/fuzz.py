@@ -21,7 +21,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,11 @@ from cli.command import Answer, inside
 from fuzz_mutate import changed, rows_changed, written
 from fuzz_worlds import WORLDS, World, damage
 from seatrial.launch.environments import Environments
+from seatrial.loops import get_loop
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.guarded import BadValue
+from seatrial.model.loop import Loop
+from seatrial.model.series import Metrics, Series
 from seatrial.model.verdict import Boundary
 
 DATA = Path(__file__).parent / "data"
@@ -322,7 +325,7 @@ class Fuzzer:
         self.targets: tuple[Callable[[random.Random], Answer | None], ...] = (
             *(self.judge, self.judge, self.judge, self.judge, self.check, self.check, self.show, self.dump, self.events, self.history),
             *(self.store, self.config, self.jobs, self.campaign, self.replay, self.junit, self.probe, self.rollouts, self.state),
-            *(self.trial, self.tokens, self.functional, self.proofs, self.rows, self.answer, self.traces),
+            *(self.trial, self.tokens, self.functional, self.proofs, self.rows, self.answer, self.traces, self.level),
             *((self.world,) * 12),
         )
         self.said: list[str] = []
@@ -669,6 +672,45 @@ class Fuzzer:
             line = encode(head, row)
             head_of(line, check(line))
             row_of(line)
+
+    def level(self, rng: random.Random) -> None:
+        """What a run of a level left: facts, shadows, dumps and logs, as `run` judges them."""
+        from seatrial.trial.assess import _asserted
+
+        directory = self.place / "level"
+        directory.mkdir()
+        loop, name, series = rng.choice((self._trl, self._verl, self._nemo_rl))(rng, directory)
+        files = sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size)
+        self.said = [f"{loop.name} {name}", *damage(rng, files)]
+        level = next(one for one in loop.levels() if one.name == name)
+        _, made = _asserted(loop, level, directory, Metrics(series=dict(series)))
+        for check in made:
+            check.model_dump_json()
+        loop.shortfalls(level, directory)
+
+    def _trl(self, rng: random.Random, directory: Path) -> tuple[Loop, str, Mapping[str, Series]]:
+        from loops.test_trl_proofs import WORLDS, prove
+
+        name = rng.choice(sorted(WORLDS))
+        prove(directory, name, *WORLDS[name])
+        return get_loop("trl"), name, WORLDS[name][1]
+
+    def _verl(self, rng: random.Random, directory: Path) -> tuple[Loop, str, Mapping[str, Series]]:
+        from loops.test_verl_cpu_proofs import WORLDS, prove
+
+        name = rng.choice(sorted(WORLDS))
+        prove(directory, name)
+        strategy, _, level = name.partition(" ")
+        return get_loop("verl").configured({"device": "cpu", "strategy": strategy}), level, WORLDS[name][1]
+
+    def _nemo_rl(self, _: random.Random, directory: Path) -> tuple[Loop, str, Mapping[str, Series]]:
+        from loops.test_nemo_proofs import GRPO, MEGATRON, Bench, config, ended, whole
+
+        made = Bench(directory)
+        made.add("run", GRPO, config(MEGATRON) + ended(3))
+        whole(made)
+        made.proofs()
+        return get_loop("nemo-rl"), "smoke", made.series
 
     def traces(self, rng: random.Random) -> None:
         """Logs of traced children, and what workers of a selecting session saw."""

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
+import sys
 import time
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -93,20 +100,81 @@ def test_huge_numbers_in_words_of_a_launcher(tmp_path: Path) -> None:
         assert inside("judge", loop, "--log", tmp_path / "run.log").code != 3
 
 
-@pytest.mark.parametrize("text", [" " * 60_000, "\t" * 60_000, "rc" + " " * 60_000 + "x", "make: *** " * 6000, '  File "' * 7000])
+SMALL, LARGE = 8_000, 32_000
+"""Characters of a line; a longer one is read in pieces."""
+
+
+def growth(work: Callable[[int], None]) -> float:
+    """How often the processor time of the small line the large one costs: 4 where that grows with the length, 16 with its square. The
+    least times of a few tries count, since other programs only ever add to them."""
+    least = dict.fromkeys((SMALL, LARGE), math.inf)
+    for _ in range(5):
+        for length in least:
+            began = time.process_time()
+            work(length)
+            least[length] = min(least[length], time.process_time() - began)
+        if least[LARGE] < QUADRATIC * least[SMALL]:
+            break
+    return least[LARGE] / least[SMALL]
+
+
+QUADRATIC = 9
+"""More than linear growth gives, and less than quadratic."""
+
+
+@pytest.mark.parametrize("text", [" ", "\t", "rc" + " " * 9000, "make: *** ", '  File "'])
 def test_a_line_costs_no_square_of_its_length(tmp_path: Path, text: str) -> None:
-    (tmp_path / "run.log").write_text(text + "\n")
-    began = time.process_time()
-    for loop in ("trl", "verl", "nemo-rl"):
-        inside("judge", loop, "--log", tmp_path / "run.log")
-    assert time.process_time() - began < 5
+    def judge(length: int) -> None:
+        (tmp_path / "run.log").write_text((text * length)[:length] + "x\n")
+        for loop in ("trl", "verl", "nemo-rl"):
+            inside("judge", loop, "--log", tmp_path / "run.log")
+
+    judge(100)  # imports
+    assert growth(judge) < QUADRATIC
 
 
-def test_a_step_of_two_to_the_31_costs_no_list_of_the_steps_before_it(tmp_path: Path) -> None:
-    rows = [f'{{"step": {step}, "train/loss": 0.5, "train/grad_norm": 0.1, "train/reward": 0.2}}' for step in (1, 2, 3, 4, 2**53)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+def test_growth_tells_a_square_from_a_line() -> None:
+    pattern = re.compile(" +x")
+
+    def square(length: int) -> None:
+        pattern.search(" " * (length // 5))
+
+    def line(length: int) -> None:
+        pattern.sub("", "x" * length * 100)
+
+    assert growth(line) < QUADRATIC < growth(square)
+
+
+def work(run: Callable[[], None]) -> tuple[int, int]:
+    """Lines of Seatrial that were executed, each turn of a loop counted, and the bytes that were held at most."""
+    count = 0
+
+    def each(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return each if "seatrial" in frame.f_code.co_filename else None
+
+    before = sys.gettrace()
+    tracemalloc.start()
+    sys.settrace(each)
+    try:
+        run()
+        return count, tracemalloc.get_traced_memory()[1]
+    finally:
+        sys.settrace(before)
+        tracemalloc.stop()
+
+
+def test_a_huge_step_costs_no_list_of_the_steps_before_it(tmp_path: Path) -> None:
+    def judge(last: int) -> None:
+        rows = [f'{{"step": {step}, "train/loss": 0.5, "train/grad_norm": 0.1, "train/reward": 0.2}}' for step in (1, 2, 3, 4, last)]
+        (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+        for loop in ("trl", "verl", "nemo-rl"):
+            assert inside("judge", loop, "--log", tmp_path / "run.log", "--metrics", tmp_path / "metrics.jsonl").code in (1, 99)
+
     (tmp_path / "run.log").write_text("{'train_runtime': 1.0, 'train_loss': 0.5}\n")
-    began = time.process_time()
-    for loop in ("trl", "verl", "nemo-rl"):
-        assert inside("judge", loop, "--log", tmp_path / "run.log", "--metrics", tmp_path / "metrics.jsonl").code in (1, 99)
-    assert time.process_time() - began < 5
+    judge(9)  # imports, and what is kept of them
+    (lines, held), (more_lines, more_held) = work(lambda: judge(1 << 16)), work(lambda: judge(1 << 20))
+    assert more_lines < lines + 10_000
+    assert more_held < held + 1_000_000
+    judge(2**53)

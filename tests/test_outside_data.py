@@ -12,7 +12,10 @@ import pytest
 from cli.command import inside
 from fuzz_mutate import sealed
 from fuzz_worlds import unsealed
+from loops import test_trl_proofs as trl
+from regress.repos import build, linear
 from rollouts.profiled import campaign, collected, ok, questions
+from seatrial.checks.step import limitations, read_shadow
 from seatrial.launch.slurm import commands
 from seatrial.launch.staged import ray_step
 from seatrial.loops import get_loop
@@ -21,6 +24,8 @@ from seatrial.loops.options import number
 from seatrial.loops.verl.gpu.proofs import adapters
 from seatrial.model.errors import UserError
 from seatrial.model.guarded import BadValue, parse_count
+from seatrial.model.series import Metrics
+from seatrial.regress.bisect.logs.replay import read_marks
 from seatrial.regress.select.gather import evidence
 from seatrial.regress.select.trace.logs import read
 from seatrial.rollouts.direct.answer import read as read_answer
@@ -30,6 +35,7 @@ from seatrial.rollouts.inputs.reading import Source
 from seatrial.rollouts.record import KEY, TornError, check
 from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import RolloutError
+from seatrial.trial.assess import _asserted
 from seatrial.trial.plan import parse_levels
 
 DEEP = "[" * 900 + "]" * 900
@@ -155,3 +161,46 @@ def test_parquet_with_a_column_whose_name_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").write_bytes(data.replace(b"prompt", b"pro\x9fpt"))
     with pytest.raises(UserError, match="not a whole Parquet file"):
         list(Source(tmp_path / "rows.parquet").rows())
+
+
+@pytest.mark.parametrize("odd", ["a\0b", "x" * 200_000])
+def test_a_log_of_git_bisect_whose_commit_no_git_can_be_asked_for(tmp_path: Path, odd: str) -> None:
+    build(tmp_path / "repo", linear(2, {"a.py": "1\n"}))
+    (tmp_path / "git.log").write_text(f"git bisect start\ngit bisect bad {odd}\n")
+    with pytest.raises(UserError, match=r"git\.log:2"):
+        read_marks(tmp_path / "git.log", tmp_path / "repo")
+
+
+@pytest.mark.parametrize(
+    ("row", "change"),
+    [
+        (0, {"max_steps": 10**15}),
+        (0, {"max_steps": "x"}),
+        (2, {"weights": []}),
+        (3, {"never": 5}),
+        (4, {"updates": {}}),
+        (0, {"process": None}),
+    ],
+)
+def test_facts_of_another_shape_are_a_missed_proof_and_no_crash(tmp_path: Path, row: int, change: dict[str, Any]) -> None:
+    facts, series = trl.WORLDS["smoke"]
+    rows = [dict(one) for one in facts["run"]]
+    rows[row] |= change
+    trl.prove(tmp_path, "smoke", {}, series)
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "facts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    _, made = _asserted(get_loop("trl"), trl.LEVELS["smoke"], tmp_path, Metrics(series=series))
+    assert not all(check.passed for check in made)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"divergence": {"stage": "typo", "what": "norm", "expected": "1", "found": "2", "step": 2}},
+        *({"divergence": []}, {"stages": [1]}, {"steps": True}, {"knobs": [{}]}, {"stages": [{"stage": "data", "compared": "9"}]}),
+    ],
+)
+def test_a_shadow_of_another_shape_proves_nothing(tmp_path: Path, change: dict[str, Any]) -> None:
+    (tmp_path / "shadow.json").write_text(json.dumps(trl.shadow(3) | change))
+    assert "shadow.json is damaged" in str(read_shadow(tmp_path / "shadow.json"))
+    assert limitations([tmp_path]) == ()

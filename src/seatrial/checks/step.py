@@ -32,6 +32,8 @@ BOUNDARIES = {
 """Of the stages; the others belong to the optimizer."""
 ADAPTED = ("weights", "logprob", "sampling", "gradient", "update")
 """Stages that a run with adapters blames on them."""
+STATES = ("proven", "beside the step", "neutral", "not exercised", "not proven")
+"""How a setting stands, the best first."""
 WHERE = ("model", "row", "position", "token", "tensor")
 
 
@@ -95,14 +97,31 @@ def read_shadow(path: Path) -> dict[str, Any] | str:
         found = parse_json(read_text(path))
         if "error" in found:
             return f"the shadow could not recompute the run: {found['error']}"
-        stages = found["stages"]
-        if not isinstance(stages, list) or not all({"stage", "compared", "worst", "unproven"} <= set(stage) for stage in stages):
-            raise ValueError("stages are not as written")
-        if not isinstance(found["steps"], int) or "divergence" not in found:
-            raise ValueError("steps or divergence are missing")
+        _require_shape(found)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         return f"{path.name} is damaged: {error}"
     return dict(found)
+
+
+def _require_shape(found: dict[str, Any]) -> None:
+    """Raise for what no shadow writes. A divergence at a stage that is not listed would else be passed over."""
+    stages, knobs, divergence = found["stages"], found.get("knobs", []), found["divergence"]
+    if not isinstance(stages, list) or not all(_has(stage, stage=str, compared=int, worst=(int, float), unproven=str) for stage in stages):
+        raise ValueError("stages are not as written")
+    if type(found["steps"]) is not int:
+        raise ValueError("steps is no whole number")
+    if divergence is not None:
+        if not _has(divergence, stage=str, what=str, step=int, expected=(int, float, str), found=(int, float, str)):
+            raise ValueError("the divergence is not as written")
+        if divergence["stage"] not in {stage["stage"] for stage in stages}:
+            raise ValueError(f"the divergence is at {divergence['stage']!r}, which is no stage")
+    if not isinstance(knobs, list) or not all(_has(row, knob=str, stage=str) and row["status"] in STATES for row in knobs):
+        raise ValueError("knobs are not as written")
+
+
+def _has(row: Any, **kinds: type | tuple[type, ...]) -> bool:
+    """Whether a row has these fields; True is no number."""
+    return isinstance(row, dict) and all(isinstance(row[key], kind) and not isinstance(row[key], bool) for key, kind in kinds.items())
 
 
 def limitations(directories: Sequence[Path]) -> tuple[str, ...]:
@@ -110,14 +129,13 @@ def limitations(directories: Sequence[Path]) -> tuple[str, ...]:
     best: dict[str, str] = {}
     unproven: dict[str, str] = {}
     unproven_knobs: set[str] = set()
-    order = ("proven", "beside the step", "neutral", "not exercised", "not proven")
     for directory in directories:
         found = read_shadow(directory / FILE)
         if isinstance(found, str):
             continue
         for row in found.get("knobs", ()):
-            old = best.get(row["knob"], order[-1])
-            best[row["knob"]] = min(old, row["status"], key=order.index)
+            old = best.get(row["knob"], STATES[-1])
+            best[row["knob"]] = min(old, row["status"], key=STATES.index)
             unproven_knobs |= {row["knob"]} if not row["stage"] and row["status"] == "not proven" else set()
         unproven |= {stage["stage"]: stage["unproven"] for stage in found["stages"] if stage["unproven"]}
     made = [f"the stage {stage} is not proven: {reason}" for stage, reason in unproven.items()]

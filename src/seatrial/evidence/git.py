@@ -35,6 +35,8 @@ _MOST_FILES = 500_000
 _LFS = "lfs"
 """What Git LFS keeps, which git itself never opens; there may be a lot of it."""
 _LONGEST_PATH = 65_536
+_LONGEST_NAME = 4096
+"""Of a revision; git itself takes no longer ref."""
 _MOST_ALTERNATES = 50
 _LOOK_SECONDS = 5.0
 """A directory of git that held no pipe is believed for so long."""
@@ -77,6 +79,8 @@ def git(
     except subprocess.TimeoutExpired as error:
         message = f"{repo}: `git {arguments[0]}` did not finish within {seconds:.0f} s"
         raise UserError(message, f"see what holds it: {_at(repo)} {arguments[0]}") from error
+    except (OSError, ValueError) as error:  # a word with a null character, or longer than the system takes
+        raise UserError(f"{repo}: `git {arguments[0]}` cannot be called: {error}", "correct what names the commit or the file") from error
     if done.returncode not in ok:
         raise _explain(repo, arguments[0], done.returncode, text(done.stderr).strip())
     return done.stdout or b""
@@ -144,6 +148,8 @@ def top_level(path: Path) -> Path:
 
 def commit_of(repo: Path, revision: str) -> str | None:
     """The commit that `revision` names here, or None when it is unknown."""
+    if "\0" in revision or len(revision) > _LONGEST_NAME:
+        return None
     data = git(repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", ok=(0, 1, 128))
     found = line(data)
     return found if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", found) else None

@@ -72,7 +72,10 @@ class BadValue(ValueError):
 def open_file(path: Path, *, piped: bool = False, buffering: int = -1) -> BufferedReader:
     """Open a file of others for reading. An OSError for what is none: a named pipe may hold its reader for ever, a device may never end.
     The null device is an empty file. `piped`: a shell's pipe will do (`<(command)`, /dev/stdin), since it is read only once."""
-    found = path.stat()
+    try:
+        found = path.stat()
+    except ValueError as error:
+        raise OSError(errno.EINVAL, "the name holds a null character", str(path)) from error
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or _is_null(found) or (piped and _is_pipe(path, found))):
         kind = next((name for test, name in _NO_FILES if test(found.st_mode)), "a special file")
         raise OSError(errno.EINVAL, f"is {kind}, not a file", str(path))

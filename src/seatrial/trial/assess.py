@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.files import write_json
 from seatrial.loops.facts import PATTERN as FACTS
+from seatrial.loops.proof import proof
 from seatrial.metrics.checks import evaluate, undamaged
 from seatrial.metrics.grammar import CheckSyntaxError, one_step
 from seatrial.model.advice import Situation, advise
 from seatrial.model.errors import UserError
 from seatrial.model.knowledge import CheckSpec, Level
-from seatrial.model.loop import Phase
+from seatrial.model.loop import Loop, Phase
 from seatrial.model.record import CheckResult, Diagnosis, LevelResult, PhaseOutcome
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary, Verdict
@@ -54,6 +56,20 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
     return result
 
 
+def _asserted(loop: Loop, level: Level, directory: Path, metrics: Metrics) -> tuple[tuple[CheckSpec, ...], tuple[CheckResult, ...]]:
+    """The expressions to check, and the proofs. What a level left is written by others, who may be killed or may err: rows of facts of
+    another shape are a proof that is missed, as damaged metrics are, and never the end of the trial."""
+    try:
+        return (*level.checks, *loop.own_checks(level, directory)), loop.proofs(level, directory, metrics)
+    except UserError as error:
+        message = error.message
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+    name = "facts, dumps and shadows of the level can be judged"
+    return level.checks, (proof(name, False, "no", Boundary.METRICS, "", f"{directory}: damaged, or of another version: {message}"),)
+
+
 def assess(bench: Bench, level: Level, directory: Path, outcomes: Sequence[PhaseOutcome]) -> tuple[LevelResult, Metrics]:
     """The verdict on what the level left; nothing is written."""
     loop = bench.loop
@@ -66,8 +82,8 @@ def assess(bench: Bench, level: Level, directory: Path, outcomes: Sequence[Phase
     trained = len(outcomes) == len(phases) and expected is not None and reached is not None and reached >= expected
     checks: tuple[CheckResult, ...] = ()
     if complete or trained:  # a crash after the last step is no Pass, but what was measured is measured
-        specs = (*level.checks, *loop.own_checks(level, directory))
-        checks = (*loop.proofs(level, directory, metrics), *(_expression(spec, metrics) for spec in specs), *_sound(metrics))
+        specs, proofs = _asserted(loop, level, directory, metrics)
+        checks = (*proofs, *(_expression(spec, metrics) for spec in specs), *_sound(metrics))
     evidence = Evidence(
         metrics=metrics,
         checks=checks,

@@ -288,4 +288,5 @@ def _whole_arm(row: Mapping[str, Any], metrics: Metrics) -> bool:
     """An arm logged each of its steps and updated the weights at each of them."""
     loss = metrics.series.get(f"{row['arm']}/{row['seed']}/loss")
     last = row["max_steps"]
-    return loss is not None and loss.steps == tuple(range(1, last + 1)) and row["updates"] in (None, [last, last])
+    whole = loss is not None and len(loss.steps) == last and loss.steps == tuple(range(1, last + 1))
+    return whole and row["updates"] in (None, [last, last])

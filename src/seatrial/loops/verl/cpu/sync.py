@@ -20,7 +20,7 @@ def state(facts: Facts, role: str, when: str, step: int) -> Row:
 
 def span(steps: list[int]) -> str:
     """The steps as a reader wants them: `0 to 20` when none is missing, doubled or out of order."""
-    whole = bool(steps) and steps == list(range(steps[0], steps[-1] + 1))
+    whole = bool(steps) and steps[-1] - steps[0] == len(steps) - 1 and steps == list(range(steps[0], steps[-1] + 1))
     return f"{steps[0]} to {steps[-1]}" if whole else f"{steps}"
 
 
