@@ -19,6 +19,7 @@ from typing import Any
 
 from loops.nemo_logs import grpo_log
 from loops.verl_logs import MILESTONES, RUNNER
+from metrics import writer
 from seatrial.loops import get_loop
 from seatrial.trial.files_judge import FileVerdict, judge_files
 
@@ -42,6 +43,8 @@ class Run:
     state: Row = field(default_factory=dict)
     """What a trainer's state says beside its rows."""
     files: bool = True
+    form: str = ""
+    """`events` or `table` (metrics.json) instead of what the loop writes."""
     level: int | None = None
     steps: int | None = None
 
@@ -57,8 +60,10 @@ class Run:
 
 
 def write_rows(run: Run, place: Path) -> tuple[Path, ...]:
-    """The metrics as the loop writes them."""
-    if run.loop == "trl":
+    """The metrics as the loop writes them, or in another form."""
+    if run.form:
+        file = _events(run, place) if run.form == "events" else _table(run, place)
+    elif run.loop == "trl":
         history = [{key.removeprefix("train/"): value for key, value in row.items()} for row in run.rows]
         file = place / "trainer_state.json"
         file.write_text(json.dumps({**run.state, "log_history": history}))
@@ -72,6 +77,29 @@ def write_rows(run: Run, place: Path) -> tuple[Path, ...]:
     for name, text in run.extra.items():
         (place / name).write_text(text)
     return (file,)
+
+
+def _tagged(run: Run) -> Iterator[tuple[int, str, Any]]:
+    for row in run.rows:
+        for key, value in row.items():
+            if key != "step":
+                yield row["step"], f"train/{key}" if run.loop == "trl" else key, value
+
+
+def _events(run: Run, place: Path) -> Path:
+    file = place / "events.out.tfevents.1794706888.host0.1"
+    values = (writer.event(step, writer.simple(tag, value)) for step, tag, value in _tagged(run))
+    file.write_bytes(writer.version() + b"".join(values))
+    return file
+
+
+def _table(run: Run, place: Path) -> Path:
+    table: dict[str, Row] = {}
+    for step, tag, value in _tagged(run):
+        table.setdefault(tag, {})[str(step)] = value
+    file = place / "metrics.json"
+    file.write_text(json.dumps(table))
+    return file
 
 
 def _print_trl(row: Row) -> Iterator[str]:

@@ -75,6 +75,9 @@ _SIGNALLED = re.compile(
     r"|\b(?P<failed>(?:job|run|script|command|training|process|launch|kernel)(?: \S{1,40})? (?:has )?(?:failed|died|crashed))\b(?! to\b)",
     re.IGNORECASE,
 )
+_ENDED_BY_US = re.compile(r"\b15\b|SIGTERM|\bterminated\b", re.IGNORECASE)
+_SERVICE = re.compile(r"\b(?:servers?|services?|engines?|routers?|vllm|sglang|raylet|tensorboard|wandb|replicas?)\b", re.IGNORECASE)
+"""They are ended with the run."""
 _MAY_EXIT = re.compile(
     r"exit|\brc\b|\bret|code|status|fail|kill|abort|fault|\berror|signal|\bsig[a-z]|terminat|died|crash|cancel|oom|memory|timeout|preempt|hangup"
     r"|illegal|exception|dumped|result|\bdone|finish|ended|complete|stopped|quit|node_fail|time limit",
@@ -84,7 +87,10 @@ _BLANKS = re.compile(r"\s{5,}")
 _SHORT = 400
 _OF_RAY = re.compile(r"\bpid=\d+")
 """Processes of a cluster: their lines say nothing about the exit of the run."""
-_NUMBER = r"(?:np\.\w+\(|numpy\.\w+\(|tensor\(|array\()?\[*[-+]?(?:nan|inf(?:inity)?)\b(?!_|\w|\()"
+_NUMBER = (
+    r"(?:np\.\w+\(|numpy\.\w+\(|tensor\(|array\(|\{[\"']?\w+[\"']?: ?)?\[*[-+]?"
+    r"(?:nan\((?:ind|[sq]nan)?\)|1\.#(?:[qs]nan|ind|inf)|(?:nan|inf(?:inity)?)\b(?!_|\w|\())"
+)
 _METRIC = (
     r"(?:(?:train|training|eval|val|validation|test|actor|critic|policy|value|avg|average|mean|total|pg|vf|kl|lm|sft|dpo|ce)[ _/.-]+){0,3}"
     r"(?:loss(?:es)?|grad(?:ient)?[ _]norm|gradnorm|gnorm|rewards?(?:[ _/](?:mean|std))?"
@@ -98,11 +104,11 @@ _NOT_FINITE = re.compile(
     r"(?=\s+(?:encountered|detected|found|at|in|on)\b|[!.,]*\s*$)",
     re.IGNORECASE,
 )
-_NO_NUMBER = re.compile(r"\b(?:nan|inf|infinity|non-?finite)\b", re.IGNORECASE)
+_NO_NUMBER = re.compile(r"\b(?:nan|inf|infinity|non-?finite)\b|\b1\.#", re.IGNORECASE)
 _HARMLESS = re.compile(
     r"\b(?:no|without|not|never|0|skip|check|detect|if|when|whether|should|would|must|avoid|prevent)\b[^.]{0,30}$", re.IGNORECASE
 )
-_HEADER, _TOP = re.compile(r"\s*Traceback \(most recent call last\):$"), re.compile(r'\s*File "[^"]+", line \d+, in <module>$')
+_HEADER, _TOP = re.compile(r"\s*Traceback \(most recent call last\):$"), re.compile(r'\s*File "(?!<)[^"]+", line \d+, in <module>$')
 _MAY_RESUME = re.compile(r"[Rr]esum|[Cc]heckpoint|[Cc]ontinuing|global step")
 _RESUMED = re.compile(
     r"\bresum(?:ed|ing)\b(?! ?[=:'\"])|\bcontinuing training from\b|\bcheckpoint model loaded\b"
@@ -150,7 +156,7 @@ def read_facts(lines: Iterable[LogLine], done: re.Pattern[str] = NEVER, step: re
         found.resumed = found.resumed or (_MAY_RESUME.search(body) is not None and _RESUMED.search(body) is not None)
         if (said := not_finite(body)) is not None:
             found.not_finite.append(Said(line.number, body.strip()[:200], said))
-        if step.search(body):
+        if step.search(body) or (dead is not None and done.search(body)):
             if dead is not None and found.died is None:
                 found.died = dead
         elif not line.process and header and _TOP.match(body):
@@ -187,7 +193,7 @@ def exit_value(text: str) -> str | None:
     code = next((match["code"] or match.groupdict().get("bare") for pattern in _EXITED if (match := pattern.search(text))), None)
     if code is not None and _failed(code):
         return code
-    if match := _SIGNALLED.search(text):
+    if (match := _SIGNALLED.search(text)) and not (_ENDED_BY_US.search(match[0]) and _SERVICE.search(text)):
         return next(f"signal {value}" if name in ("signal", "name") else value for name, value in match.groupdict().items() if value)
     return code
 
@@ -203,7 +209,9 @@ def _failed(code: str) -> bool:
 def not_finite(text: str) -> str | None:
     """The name of a metric that a line gives a value which is no number."""
     small = text.lower()
-    if not ("nan" in small or "inf" in small or "finite" in small) or not _NO_NUMBER.search(text):  # a search for words costs less
+    if not ("nan" in small or "inf" in small or "finite" in small or "1.#" in small) or not _NO_NUMBER.search(
+        text
+    ):  # a search for words costs less
         return None
     for match in _NOT_FINITE.finditer(text):
         if not _HARMLESS.search(text[: match.start()]):

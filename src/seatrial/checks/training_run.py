@@ -26,7 +26,7 @@ from seatrial.model.signals import Bound, Signals
 from seatrial.model.verdict import Boundary
 
 DEAD_GRADIENT, DEAD_SHARE = 1e-10, 1e-7
-"""A norm up to these (the second as a share of the largest) moves no weight of any precision. The least of the healthy samples is 0.1."""
+"""A norm up to these (the second as a share of the largest of the first steps) moves no weight of any precision. The least of the healthy samples is 0.1."""
 DEAD_RATE = 1e-14
 NO_SPREAD = 1e-8
 """Advantages are of size 1 where they are normalized, and as large as rewards where not."""
@@ -350,7 +350,9 @@ def _where(run: _Run) -> str:
 def _gradient(tag: str, series: Series, spread: dict[int, bool], alive: dict[int, bool]) -> CheckResult:
     """A gradient wherever there was something to learn and a learning rate to learn it with."""
     points = {step: value for step, value in _at(series).items() if step > 0}
-    limit = max(DEAD_GRADIENT, DEAD_SHARE * max((abs(value) for value in points.values() if math.isfinite(value)), default=0.0))
+    first = [abs(value) for value in points.values() if math.isfinite(value)][:FIRST]
+    usual = [value for value in first if value <= first[0] / DEAD_SHARE]  # of a spike the other steps are no share
+    limit = max(DEAD_GRADIENT, DEAD_SHARE * max(usual, default=0.0))
     asked = [step for step in points if spread.get(step, True) and alive.get(step, True)] or list(points)
     dead = [step for step in asked if abs(points[step]) <= limit]
     most = 1 if len(asked) > 3 else 0
@@ -484,7 +486,7 @@ def _beside(metrics: Metrics, printed: Metrics, signals: Signals) -> Findings:
     if told is not None and metrics.series.keys() & printed.series.keys():
         message = f"the log prints {told}, and the metrics do not hold it: it is missing there, or no number"
         found.doubts.append(_check("the metrics hold what the log prints", False, None, Boundary.METRICS, message, tag=told))
-    found.doubts.append(_same_values(metrics, printed, set() if printed.estimated else set(shared)))
+    found.doubts.append(_same_values(metrics, printed, set() if printed.estimated else set(shared), signals))
     return found
 
 
@@ -503,12 +505,13 @@ def _lost(metrics: Metrics, printed: Metrics, shared: Sequence[str]) -> tuple[tu
     return lost, unprinted
 
 
-def _same_values(metrics: Metrics, printed: Metrics, strict: set[str]) -> CheckResult:
+def _same_values(metrics: Metrics, printed: Metrics, strict: set[str], signals: Signals) -> CheckResult:
     """Both come from the same numbers: what the log prints of them may be rounded, not different."""
+    rates = {tag for tag in printed.series if matches(tag, signals.rate)}
     points, apart = 0, list[tuple[str, int, float, float]]()
     for tag, step, told, held in _pairs(metrics, printed):
         points += 1
-        if not math.isclose(told, held, rel_tol=DIGITS, abs_tol=NEAR_ZERO):
+        if _apart(told, held, tag in rates):
             apart.append((tag, step, told, held))
     telling = [row for row in apart if row[0] in strict and math.isfinite(row[2]) and math.isfinite(row[3])]
     name = "the metrics are those that the log prints"
@@ -524,6 +527,14 @@ def _same_values(metrics: Metrics, printed: Metrics, strict: set[str]) -> CheckR
     shown = (telling or apart) if message else []
     steps = [step for _, step, _, _ in shown]
     return _check(name, not message, f"{points} values", Boundary.METRICS, message, steps, tag=shown[0][0] if shown else "")
+
+
+def _apart(told: float, held: float, rate: bool) -> bool:
+    """Whether two values are not one, as rounded in the log. A learning rate is small, and 0 only where it is 0."""
+    if not rate:
+        return not math.isclose(told, held, rel_tol=DIGITS, abs_tol=NEAR_ZERO)
+    still = abs(told) <= DEAD_RATE
+    return still is not (abs(held) <= DEAD_RATE) or (not still and not 0.5 <= told / held <= 2)
 
 
 def _pairs(metrics: Metrics, printed: Metrics) -> Iterator[tuple[str, int, float, float]]:

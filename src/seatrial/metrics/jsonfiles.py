@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -97,6 +98,7 @@ class _Rows:
         self.metrics_seen = False
         self._reading = Reading()
         self._texts: dict[str, list[str]] = {}
+        self._nested: list[tuple[str, str]] = []
 
     def damaged(self, where: str, what: str) -> None:
         self._reading.damage.append(Damage(self.path, where, 1, what))
@@ -126,6 +128,8 @@ class _Rows:
         """The values of one row."""
         for tag, value in values:
             converted = number(value)
+            if isinstance(value, dict | list) and _holds_no_number(value):
+                self._nested.append((where, tag))
             if converted is None:
                 self._texts.setdefault(tag, []).append(where)
             else:
@@ -137,7 +141,16 @@ class _Rows:
             if tag in self._reading.points:
                 damage = Damage(self.path, places[0], len(places), f"the value of {tag!r} is not a number")
                 self._reading.damage.append(damage)
+        nested = [Damage(self.path, where, 1, f"a value inside {tag!r} is not finite") for where, tag in self._nested]
+        self._reading.damage += nested if self._reading.points else []
         return self._reading
+
+
+def _holds_no_number(value: Any) -> bool:
+    """Whether a number inside a list or an object is NaN or infinite. What was read is not nested deeply."""
+    if isinstance(value, dict | list):
+        return any(map(_holds_no_number, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _agreeing(path: str, reached: Any, reading: Reading) -> Reading:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from seatrial.checks.log_lines import exit_value
 from seatrial.model.knowledge import Milestone, Signature
 from seatrial.model.log_text import Samples
 from seatrial.model.record import Diagnosis
@@ -23,6 +24,7 @@ from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage import shapes
 from seatrial.triage.cause import Cause, Progress, Reached, find_cause, in_order, independent, survived
 from seatrial.triage.chain import CRASH, Chain, ChainReader, How
+from seatrial.triage.doubts import doubt
 from seatrial.triage.log import Line, Log, read_log
 from seatrial.triage.signatures import GENERAL, Hit, Scan, first_match, load_signatures
 from seatrial.triage.survived import Survivors
@@ -90,7 +92,7 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
         # Servers are stopped by a signal when the work is done; a forced kill (no memory while saving) is no such thing.
         stopped = chain.how is How.KILLED and triage.finished() and not chain.forced and not progress.after(chain.end, main=False)
         noise = (s for s in harmless if not (s.ending and progress.after(chain.end, main=True)))
-        if stopped or any(first_match(s, _lines(chain)) for s in noise):
+        if stopped or triage.afterthought(chain) or any(first_match(s, _lines(chain)) for s in noise):
             chain.how = How.NOTED
     found = [*triage.silent(), *(triage.failure(chains, tail) or triage.ending(tail, chains))]
     found = found or list(survivors.beyond(chains, progress, harmless, [s for s in framed if scan.counts(s)]))
@@ -119,6 +121,13 @@ class _Triage:
         """Whether the last milestone of the loop is the last one reached."""
         last = self.progress.last()
         return last is not None and last.id == self.milestones[-1].id
+
+    def afterthought(self, chain: Chain) -> bool:
+        """Whether a tool's error line stands behind the end of the work, and says neither that the run failed nor what of it."""
+        if chain.how is not How.BARE or chain.first.name not in _TOOLS or not self.finished() or self.progress.after(chain.end, main=False):
+            return False
+        said = chain.first.lines[0][1]
+        return exit_value(said) is None and doubt(said) is None and not any(first_match(s, _lines(chain)) for s in self.known)
 
     def silent(self) -> Iterator[Diagnosis]:
         """Known failures that count wherever they occur."""

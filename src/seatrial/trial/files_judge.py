@@ -59,12 +59,14 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
     planned = expected if expected is not None else loop.steps_planned((*metric_paths, log))
     done = loop.milestones()[-1]
     completed = diagnosis.milestone == done.id
-    # A console that prints too little for a verdict is no failure of the run: what it lacks makes it inconclusive, never a Pass.
-    scarce = not metric_paths and loop.unseen(metrics) is not None
+    # A console that prints too little for a verdict is no failure of the run, nor is a run of another kind than the level's: what is
+    # lacking makes it inconclusive, never a Pass.
+    other = loop.other_run(level, log) if level else None
+    scarce = other is not None or (not metric_paths and loop.unseen(metrics) is not None)
     facts = read_facts(read_log(log), re.compile(done.pattern), re.compile(_step(loop).pattern))
     reached = loop.steps_reached(metrics)
     interval = loop.log_interval(tuple(metric_paths))
-    found = examine(metrics, printed if metric_paths else None, loop.signals(), _last(reached, planned), interval)
+    found = examine(metrics, printed if metric_paths else None, loop.signals(), _last(reached, planned, printed.steps_taken), interval)
     left_out = left_out_of(log)
     found.doubts += [*_begun_late(loop, metrics, printed, facts), *one_run(facts), *_unread(left_out)]
     evidence = Evidence(
@@ -80,14 +82,13 @@ def judge_files(loop: Loop, log: Path, metric_paths: Sequence[Path], level: Leve
     judgement = judge(evidence, loop.milestones())
     checks = (*evidence.checks, *found.doubts)
     if judgement.verdict is Verdict.PASS:
-        judgement = _inconclusive(loop, log, level, evidence, found) or judge(replace(evidence, checks=checks), loop.milestones())
+        judgement = _inconclusive(loop, log, level, evidence, found, other) or judge(replace(evidence, checks=checks), loop.milestones())
     limitations = (*_limitations(loop, level, metrics, not metric_paths, planned, scarce), *loop.not_exercised(log), *_skimmed(left_out))
     return _result(Case(judgement, evidence, checks, log, loop, level, measured=bool(metric_paths)), limitations)
 
 
-def _inconclusive(loop: Loop, log: Path, level: Level | None, evidence: Evidence, found: Findings) -> Judgement | None:
-    """What a Pass would claim and these files do not show."""
-    other = loop.other_run(level, log) if level else None
+def _inconclusive(loop: Loop, log: Path, level: Level | None, evidence: Evidence, found: Findings, other: str | None) -> Judgement | None:
+    """What a Pass would claim and these files do not show; `other` says why the run is not one of the level."""
     missing = other or _unseen(loop, level, evidence.metrics) or _several(evidence) or _restarted(loop, log)
     doubt = found.missed_doubt()
     if missing is None and doubt is not None:
@@ -100,17 +101,19 @@ def _step(loop: Loop) -> Milestone:
     return next((milestone for milestone in loop.milestones() if milestone.id in STEPS), loop.milestones()[-1])
 
 
-def _last(reached: int | None, planned: int | None) -> int | None:
-    """The last step of the run; a plan that was not reached is another finding."""
-    return reached if reached is None or planned is None else min(reached, planned)
+def _last(reached: int | None, planned: int | None, taken: int | None) -> int | None:
+    """The last step of the run, which may say itself how many it took; a plan that was not reached is another finding."""
+    if reached is None:
+        return None
+    return max(reached if planned is None else min(reached, planned), taken or 0)
 
 
 def _begun_late(loop: Loop, metrics: Metrics, printed: Metrics, facts: LogFacts) -> list[CheckResult]:
     """A run whose first rows are late was resumed, and says so. Made only where they are late."""
     made = []
-    for where, source in (("metrics", metrics), ("log", printed)):
+    for where, source in (("metrics", metrics), ("log", printed)) if printed is not metrics else (("log", printed),):
         losses = [series for tag, series in source.series.items() if series.steps and matches(tag, loop.signals().loss)]
-        if not losses or max(map(len, losses)) < 2 or (source is printed and (source is metrics or source.estimated or source.damage)):
+        if not losses or max(map(len, losses)) < 2 or (source is printed and (source.estimated or source.damage)):
             continue
         first, last = min(series.steps[0] for series in losses), max(series.steps[-1] for series in losses)
         distance = min(after - before for series in losses for before, after in pairwise(series.steps))
