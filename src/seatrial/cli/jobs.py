@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -151,14 +152,18 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the log grows, until the unit has ended.")] = False,
 ) -> None:
     """Print the log of one component of one unit."""
+    from seatrial.evidence.redact import Redactor
     from seatrial.launch import jobdir
     from seatrial.launch.slurm.logs import find_job, log_file, text_of
 
     directory = _batch(directory)
+    clear, begun = Redactor(os.environ).lines().line, ""
     found = find_job(jobdir.load(directory), job)
     path = log_file(directory, found, component, copy, index)
     for text in text_of(path, jobs_show.Ended(directory, found.name, index or 0) if follow else None):
-        typer.echo(text, nl=False)
+        *rows, begun = (begun + text).split("\n")
+        typer.echo("".join(f"{clear(row)}\n" for row in rows), nl=False)
+    typer.echo(clear(begun), nl=False)
 
 
 @app.command()

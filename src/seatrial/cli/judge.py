@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from seatrial.evidence.redact import Redactor
+    from seatrial.trial.files_judge import FileVerdict
+
+
+def redacted(found: FileVerdict, redactor: Redactor) -> FileVerdict:
+    """The verdict without secrets: what it quotes is from a log that nobody has redacted."""
+    quoted = {name: redactor.text(getattr(found, name)) for name in ("text", "reason", "advice")}
+    limitations = tuple(map(redactor.text, found.limitations))
+    signature = found.signature and redactor.text(found.signature)
+    return redactor.record(found.model_copy(update={**quoted, "limitations": limitations, "signature": signature}))
 
 
 def judge(
@@ -17,6 +29,9 @@ def judge(
     json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     """Judge the files that any run left, without running anything. The exit code is the verdict's."""
+    import os
+
+    from seatrial.evidence.redact import Redactor
     from seatrial.loops import get_loop
     from seatrial.model.errors import UserError
     from seatrial.model.verdict import exit_code
@@ -34,7 +49,7 @@ def judge(
     if level is not None:
         (number,) = parse_levels(str(level), known)
         chosen = next(item for item in known.levels() if item.number == number)
-    result = judge_files(known, log, metrics or [], chosen, expect_steps)
+    result = redacted(judge_files(known, log, metrics or [], chosen, expect_steps), Redactor(os.environ))
     if json:
         typer.echo(result.model_dump_json(indent=2))
         raise typer.Exit(exit_code(result.verdict))

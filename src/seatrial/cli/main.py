@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from seatrial.cli.light import Plain
+from seatrial.evidence.lazy_redactor import LazyRedactor
 from seatrial.report.text import visible
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -105,16 +106,18 @@ class Output:
     - In GitHub Actions recorded text is no workflow command; `command` writes ours.
     - Text from a log cannot steer the terminal: control characters are written out. What draws on the terminal itself (rich, a line
       that is rewritten) uses `rich_proxied_file`, and makes recorded text visible before.
+    - What is a secret wherever it stands is not printed: an error may quote an argument, a verdict a log.
     """
 
-    def __init__(self, stream: TextIO, plain: bool = True) -> None:
+    def __init__(self, stream: TextIO, plain: bool = True, redactor: LazyRedactor | None = None) -> None:
         self.stream, self.plain = stream, plain
         self.github = os.environ.get("GITHUB_ACTIONS") == "true"
+        self.redactor = redactor or LazyRedactor(os.environ)
 
     @property
     def rich_proxied_file(self) -> Output:
         """Where rich writes, by the name that rich looks for."""
-        return Output(self.stream, plain=False)
+        return Output(self.stream, plain=False, redactor=self.redactor)
 
     def write(self, text: str) -> int:
         """Write recorded text."""
@@ -123,6 +126,7 @@ class Output:
 
     def command(self, text: str) -> int:
         """Write, or give up writing for good. What the stream cannot encode (half of a surrogate pair) is shown escaped."""
+        text = self.redactor.tokens(text)
         try:
             return self.stream.write(text)
         except UnicodeEncodeError as error:

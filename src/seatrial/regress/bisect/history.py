@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import shlex
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from seatrial.evidence.git import commit_of, fields, git, is_ancestor, line, printable
+from seatrial.evidence.lazy_redactor import LazyRedactor
 from seatrial.evidence.worktree import read_status
 from seatrial.model.errors import UserError
 from seatrial.regress.bisect.record import History, Pin, Point, Repo
@@ -116,7 +118,8 @@ def inside_tree(word: str) -> str | None:
 
 def uncommitted(repo: Path) -> tuple[str, ...]:
     """A note when the checkout has changes that no commit holds: they are not tested."""
-    dirty = [printable(path) for path in read_status(repo).dirty]
+    redactor = LazyRedactor(os.environ)
+    dirty = [redactor.tokens(printable(path)) for path in read_status(repo).dirty]
     if not dirty:
         return ()
     more = f" and {len(dirty) - _NAMED} more" if len(dirty) > _NAMED else ""

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from seatrial.evidence.lazy_redactor import LazyRedactor
 from seatrial.model.errors import UserError
 from seatrial.regress.history import tables
 from seatrial.regress.history.record import Kind, Point, Run, RunValue, Take
@@ -35,6 +37,7 @@ class Store:
         self.path = path
         self.write = write
         self._known: dict[str, int] = {}
+        self._redactor = LazyRedactor(os.environ)
         if not write and not path.is_file():
             raise UserError(f"{path}: no history there yet", "import runs first: seatrial history import PATH")
         with self._told():
@@ -66,7 +69,7 @@ class Store:
 
         Series of many runs are written in the order of the table, so that its pages are written once and not once per run.
         """
-        made = [(run, again, *tables.rows_of(points)) for run, points, again in items]
+        made = [(self._cleared(run), again, *tables.rows_of(self._named(points))) for run, points, again in items]
         numbers, pending, new = dict(self._known), list[tuple[object, ...]](), list[bool]()
         with self._transaction():
             for run, again, rows, series in made:
@@ -194,7 +197,7 @@ class Store:
 
     def restate(self, run: Run) -> None:
         """Write anew what is known of a run that is there already, found by its digest; points and mark stay."""
-        row = tables.row_of(run)[:-2]  # all but digest and mark
+        row = tables.row_of(self._cleared(run))[:-2]  # all but digest and mark
         columns = ", ".join(f"{name} = ?" for name in tables.STATED)
         with self._transaction():
             self._open.execute(f"UPDATE runs SET {columns} WHERE digest = ?", (*row, run.digest))
@@ -202,6 +205,32 @@ class Store:
     def unmark(self, key: int) -> bool:
         """Undo `mark`."""
         return self.mark(key, "")
+
+    def _cleared(self, run: Run) -> Run:
+        """The run without secrets in its names: a branch, a path or an import option may hold one."""
+        clear = self._redactor.tokens
+        return replace(
+            run,
+            project=clear(run.project),
+            name=clear(run.name),
+            branch=run.branch and clear(run.branch),
+            machine=clear(run.machine),
+            source=clear(run.source),
+            why_untrusted=clear(run.why_untrusted),
+        )
+
+    def _named(self, points: Iterable[Point]) -> Iterator[Point]:
+        """The points without secrets in the names of their metrics; names that become the same get a number."""
+        names, used = dict[str, str](), set[str]()
+        for point in points:
+            name = names.get(point.metric)
+            if name is None:
+                first = name = self._redactor.tokens(point.metric)
+                while name in used:
+                    name = f"{first}#{len(used)}"
+                used.add(name)
+                names[point.metric] = name
+            yield point if name == point.metric else replace(point, metric=name)
 
     def _replaced(self, run: Run) -> Run:
         """Remove earlier imports of the run; the new one keeps a mark on them."""
