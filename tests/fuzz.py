@@ -560,7 +560,12 @@ class Fuzzer:
         variables = {"HOME": str(place / "home"), "SEATRIAL_CACHE": str(place), "XDG_CACHE_HOME": str(self.place), "PATH": "/usr/bin:/bin"}
         blocked = BlockedError(Boundary.ENVIRONMENT, "no environment is built here", "")
         with mock.patch.object(Environments, "build", side_effect=blocked):  # of a trial that may go on
-            return inside(*command, cwd=self.place, **variables)
+            try:
+                return inside(*command, cwd=self.place, **variables)
+            except HangError:
+                if command[0] != "attach":  # which waits for as long as Slurm knows no end of the job
+                    raise
+                return None
 
     def _replay(self, place: Path, file: str, repo: str) -> None:
         from seatrial.regress.bisect.logs.replay import read_marks

@@ -11,9 +11,11 @@ import pytest
 
 from cli.command import inside
 from fuzz_mutate import sealed
-from fuzz_worlds import unsealed
+from fuzz_worlds import bisect, unsealed
 from loops import test_trl_proofs as trl
 from regress.repos import build, linear
+from rollouts.gym_instance import campaign as gym_campaign
+from rollouts.imports_made import gym_files
 from rollouts.profiled import campaign, collected, ok, questions
 from seatrial.checks.step import limitations, read_shadow
 from seatrial.launch.slurm import commands
@@ -30,11 +32,12 @@ from seatrial.regress.select.gather import evidence
 from seatrial.regress.select.trace.logs import read
 from seatrial.rollouts.direct.answer import read as read_answer
 from seatrial.rollouts.direct.errors import of_status, retry_after
-from seatrial.rollouts.gym.rows import outcome_of
+from seatrial.rollouts.direct.request import sort_sampling
+from seatrial.rollouts.gym.rows import body_of, outcome_of
 from seatrial.rollouts.inputs.reading import Source
 from seatrial.rollouts.record import KEY, TornError, check
 from seatrial.rollouts.server_json import parse_json_fast
-from seatrial.rollouts.work import RolloutError
+from seatrial.rollouts.work import RolloutError, Row, Unit
 from seatrial.trial.assess import _asserted
 from seatrial.trial.plan import parse_levels
 
@@ -204,3 +207,47 @@ def test_a_shadow_of_another_shape_proves_nothing(tmp_path: Path, change: dict[s
     (tmp_path / "shadow.json").write_text(json.dumps(trl.shadow(3) | change))
     assert "shadow.json is damaged" in str(read_shadow(tmp_path / "shadow.json"))
     assert limitations([tmp_path]) == ()
+
+
+def test_an_agent_that_is_no_name_is_a_bad_line(tmp_path: Path) -> None:
+    made, _ = gym_files(tmp_path)
+    first, *others = made.read_text().splitlines()
+    made.write_text("\n".join([json.dumps(json.loads(first) | {"agent_ref": {"name": ["a"]}}), *others]) + "\n")
+    answer = inside("rollouts", "import", "gym", made, "--out", tmp_path / "c")
+    assert (answer.code, f"{made}:1: agent_ref is not" in answer.err) == (2, True)
+    assert inside("rollouts", "import", "gym", made, "--out", tmp_path / "d", "--partial").code == 0
+
+
+def test_links_that_lead_in_a_circle_are_an_error_with_its_fix(tmp_path: Path) -> None:
+    (tmp_path / "trainer_state.json").symlink_to("trainer_state.json")
+    for words in (("metrics", "show"), ("history", "import")):
+        answer = inside(*words, tmp_path, HOME=str(tmp_path))
+        assert (answer.code, "fix:" in answer.err) == (2, True)
+
+
+def test_a_journal_with_a_directory_in_the_place_of_a_file(tmp_path: Path) -> None:
+    place = collected(campaign(tmp_path, {"a": questions(1)}, shards=1), [[ok(1.0)] * 4])
+    [path] = place.shard(0).glob("attempt-*.jsonl")
+    path.unlink()
+    path.mkdir()
+    for words in (("status",), ("merge",), ("profile",)):
+        answer = inside("rollouts", *words, place.root)
+        assert (answer.code, "Is a directory" in answer.err) == (2, True)
+
+
+@pytest.mark.parametrize("extra", [["seed"], 5, {"a": 1}, "[1]", "NaN"])
+def test_an_extra_body_that_is_no_object_in_a_text(extra: object) -> None:
+    row = {"responses_create_params": {"input": "a", "metadata": {"extra_body": extra}}}
+    with pytest.raises(RolloutError):
+        body_of(Unit(0, Row(0, "t", "d", row, agent="a"), 0, 1), gym_campaign("http://h/v1"), sort_sampling({}))
+
+
+@pytest.mark.parametrize("change", [{"parents": [5]}, {"parents": [-1]}])
+def test_a_history_of_a_bisect_that_cannot_be_one(tmp_path: Path, change: dict[str, Any]) -> None:
+    bisect(tmp_path / "made").write(tmp_path / "run")
+    file = tmp_path / "run" / "history.json"
+    kept = json.loads(file.read_text())
+    for content in (kept | {"points": [kept["points"][0], kept["points"][1] | change, *kept["points"][2:]]}, kept | {"points": []}):
+        file.write_text(json.dumps(content))
+        answer = inside("bisect", "report", tmp_path / "run")
+        assert (answer.code, "history.json" in answer.err, "fix:" in answer.err) == (2, True, True)

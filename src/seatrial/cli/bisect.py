@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from seatrial.cli import bisect_options as flag
 from seatrial.cli.bisect_checks import unknown_program
+from seatrial.model.guarded import real_path
 
 if TYPE_CHECKING:
     from seatrial.evidence.redact import Redactor
@@ -230,7 +231,7 @@ def _with_ends(asked: flag.Flags, marks: Marks) -> flag.Flags:
 
 def _absolute(path: Path) -> Path:
     """As it was named, without what leads up and down again."""
-    return path.resolve() if ".." in path.parts else path.absolute()
+    return real_path(path) if ".." in path.parts else path.absolute()
 
 
 def _show(plan: Plan, ahead: str) -> None:

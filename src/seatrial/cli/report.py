@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from seatrial.model.guarded import real_path
+
 if TYPE_CHECKING:
     from seatrial.model.record import Trial
     from seatrial.model.series import Metrics
@@ -50,7 +52,7 @@ def report(
     built = write.write_reports(run, trial, loop.title, loop.levels(), metrics_by_level(run, trial))
     files = {Format.SUMMARY: write.SUMMARY, Format.JSON: write.JSON, Format.JUNIT: write.JUNIT, Format.HTML: write.HTML}
     if format is Format.PATH:
-        typer.echo(str((run / write.HTML).resolve()))
+        typer.echo(str(real_path(run / write.HTML)))
     else:
         typer.echo(read_text(run / files[format]), nl=False)
     raise typer.Exit(exit_code(built.result))

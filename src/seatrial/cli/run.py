@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from seatrial.cli import request
+from seatrial.model.guarded import real_path
 
 if TYPE_CHECKING:
     from seatrial.model.loop import Loop
@@ -65,7 +66,7 @@ def run(
     force = loaded.config
     wanted = conduct.Request(
         plan=asked.plan,
-        out=(out.resolve() if ".." in out.parts else out.absolute()) if out else rundir.new_path(Path(force.run.trials), asked.loop.name),
+        out=(real_path(out) if ".." in out.parts else out.absolute()) if out else rundir.new_path(Path(force.run.trials), asked.loop.name),
         python=Path(force.environment.python) if force.environment.python else None,
         limits=Limits(force.limits.deadline_minutes, force.limits.stall_minutes),
         options={"fault": fault} if fault else {},

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from seatrial.files import read_text
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import BadValue, parse_json
+from seatrial.model.guarded import BadValue, parse_json, real_path
 from seatrial.model.record import ImportProof, RepoState
 
 Roots = dict[str, tuple[str, ...]]
@@ -69,9 +69,9 @@ def comes_from(file: str, package: str, root: str) -> bool:
 
     Lying somewhere below the checkout is not enough: an environment inside it holds installed copies.
     """
-    real = Path(file).resolve()
+    real = real_path(Path(file))
     for base in (Path(root), Path(root, "src")):
-        place = base.joinpath(*package.split(".")).resolve()
+        place = real_path(base.joinpath(*package.split(".")))
         if real == place or place in real.parents or (real.parent == place.parent and real.name.startswith(f"{place.name}.")):
             return True
     return False

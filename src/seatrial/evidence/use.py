@@ -15,7 +15,7 @@ from typing import Any
 from seatrial.evidence.functions import LAMBDA, MODULE, ChangedCode, ChangedFile, ChangedFunction
 from seatrial.files import read_text
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import parse_json
+from seatrial.model.guarded import parse_json, real_path
 from seatrial.model.record import RepoState
 
 EXECUTED_FILE = "executed.jsonl"
@@ -27,7 +27,7 @@ def read_loaded(paths: Iterable[Path]) -> frozenset[str]:
     found: set[str] = set()
     for where, entry in _rows(paths, "loaded files"):
         try:
-            found.update(str(Path(entry["root"], file).resolve()) for file in entry["files"])
+            found.update(str(real_path(Path(entry["root"], file))) for file in entry["files"])
         except (KeyError, TypeError) as error:
             raise _torn(where, "loaded files", error) from error
     return frozenset(found)
@@ -99,7 +99,7 @@ def _torn(where: str, what: str, error: Exception) -> UserError:
 
 def unused(repo: RepoState, loaded: frozenset[str]) -> str | None:
     """Why this change was not tested by the files that were loaded, or None."""
-    roots = {place.resolve() for place in _trees(repo)}
+    roots = {real_path(place) for place in _trees(repo)}
     if not any(roots.intersection(Path(file).parents) for file in loaded):
         return f"no process of the loop loaded any file of {repo.name}"
     code = _code(repo)
@@ -184,7 +184,7 @@ def _trees(repo: RepoState) -> list[Path]:
 
 
 def _is_loaded(repo: RepoState, file: str, loaded: frozenset[str]) -> bool:
-    return any(str((tree / file).resolve()) in loaded for tree in _trees(repo))
+    return any(str(real_path(tree / file)) in loaded for tree in _trees(repo))
 
 
 def _paths(pieces: Sequence[tuple[ChangedFile, ChangedFunction]]) -> list[str]:

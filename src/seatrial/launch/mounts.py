@@ -12,6 +12,7 @@ from pathlib import Path
 import seatrial
 from seatrial.launch.environments import Environments
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import real_path
 
 SYSTEM = tuple(map(Path, ("/", "/usr", "/usr/local", "/etc", "/dev", "/proc", "/sys")))
 """The container has its own; so a Python of an operating system is that of the container, too."""
@@ -19,7 +20,7 @@ SYSTEM = tuple(map(Path, ("/", "/usr", "/usr/local", "/etc", "/dev", "/proc", "/
 
 def mounts_of(path: Path, wanted: Iterable[Path]) -> tuple[str, ...]:
     """Mounts of `path`, which is made before the job is submitted, of Seatrial itself, and of what else is wanted and is here."""
-    found = (place.resolve() if ".." in place.parts else place for place in (*_own(), *wanted) if place.is_absolute())
+    found = (real_path(place) if ".." in place.parts else place for place in (*_own(), *wanted) if place.is_absolute())
     places = list(dict.fromkeys((path, *(place for place in found if place not in SYSTEM and _is_here(place)))))
     for place in places:
         if any(sign in str(place) for sign in ",: \t\n"):

@@ -23,6 +23,7 @@ from seatrial.metrics.merge import Merger
 from seatrial.metrics.points import Reading
 from seatrial.metrics.runs import Kind, Source, different_runs
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import real_path
 from seatrial.model.series import Metrics
 
 ALSO = "name further files of one run with --also"
@@ -70,12 +71,12 @@ def _sources(paths: Sequence[Path]) -> list[tuple[Path, list[Source]]]:
     for path in paths:
         found, known = [], False
         for file, kind in _files(path):
-            if file.resolve() in seen:
+            if real_path(file) in seen:
                 known = True
                 continue
             reading = _READERS[kind](file)
             if reading is not None:
-                seen.add(file.resolve())
+                seen.add(real_path(file))
                 found.append(Source(file, kind, reading))
         if not found and not known:
             _refuse(path)

@@ -82,6 +82,14 @@ def open_file(path: Path, *, piped: bool = False, buffering: int = -1) -> Buffer
     return cast("BufferedReader", path.open("rb", buffering))
 
 
+def real_path(path: Path) -> Path:
+    """The path without links; where links lead in a circle, as far as they lead. `Path.resolve` would raise a RuntimeError."""
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:  # a null character
+        return path
+
+
 def read_file(path: Path) -> bytes:
     """The whole content; errors as of `open_file`."""
     with open_file(path, piped=True) as stream:
@@ -102,6 +110,8 @@ def parse_json(text: str | bytes, *, twice: Callable[[str], None] | None = None,
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8", "backslashreplace")
+        elif not isinstance(text, str):  # a value that another file holds, and that should be a text
+            raise BadValue("not a text")
         text = text.removeprefix("\ufeff")
         value = (_DECODER if twice is None and not finite else _decoder(twice, finite)).decode(text)
     except json.JSONDecodeError as error:

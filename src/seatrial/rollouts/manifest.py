@@ -25,6 +25,7 @@ from pydantic import model_validator
 from seatrial import __version__
 from seatrial.files import read_model, sync_directory, write_error, write_json
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import real_path
 from seatrial.model.record import Record
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.functions import sha256_of_function
@@ -157,7 +158,7 @@ def shard_count(campaign: Campaign, units: int) -> int:
 @contextmanager
 def building(place: Place) -> Iterator[Place]:
     """A place to build a campaign directory in, which becomes `place` when the block ends well and is removed when it does not."""
-    root = place.root.resolve()
+    root = real_path(place.root)
     _check_free(root)
     draft = Place(root.parent / f".{root.name}.{secrets.token_hex(4)}")
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from seatrial.files import read_text
 from seatrial.launch.mounts import mounts_of
+from seatrial.model.guarded import real_path
 from seatrial.model.record import Plan
 
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "UV_CACHE_DIR", "UV_PROJECT_ENVIRONMENT")
@@ -34,7 +35,7 @@ def outside_git(checkout: Path) -> Iterator[Path]:
     link = checkout / ".git"
     if not link.is_file():
         return
-    directory = (checkout / read_text(link).partition("gitdir:")[2].strip()).resolve()
+    directory = real_path(checkout / read_text(link).partition("gitdir:")[2].strip())
     common = directory / "commondir"
-    shared = (directory / read_text(common).strip()).resolve() if common.is_file() else directory
+    shared = real_path(directory / read_text(common).strip()) if common.is_file() else directory
     yield from (place for place in dict.fromkeys((shared, directory)) if not place.is_relative_to(checkout))

@@ -28,7 +28,7 @@ from seatrial.launch.slurm.render import render
 from seatrial.launch.slurm.status import Poller
 from seatrial.loops import loop_of
 from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.guarded import parse_step
+from seatrial.model.guarded import parse_step, real_path
 from seatrial.model.job import PLACEHOLDER, Batch, Component, Job, Submission, UnitState, UnitStatus
 from seatrial.model.profile import Profile
 from seatrial.model.record import LevelResult, Plan, Trial
@@ -115,12 +115,12 @@ def is_own_job(path: Path, environ: Mapping[str, str]) -> bool:
     directories = submissions(path)
     if not directories:
         return False
-    job = job_dir(directories[-1].resolve(), JOB)
+    job = job_dir(real_path(directories[-1]), JOB)
     sent = job.submission()
     # The id is not stored yet when a job starts faster than sbatch returns; a loop's own launcher hides it from the client.
     given = environ.get("SLURM_JOB_ID")
     same = sent is not None and (given is None or sent.slurm in (None, given))
-    return same and Path(environ.get("SEATRIAL_JOB") or "/").resolve() == job.path
+    return same and real_path(Path(environ.get("SEATRIAL_JOB") or "/")) == job.path
 
 
 def refuse_while_active(path: Path, environ: Mapping[str, str]) -> None:

@@ -21,6 +21,7 @@ from seatrial.loops.nemo_rl.runs.variant import DEFAULT_MODEL, GPUS
 from seatrial.loops.options import choice, number, require_known
 from seatrial.loops.plain import Basic
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import real_path
 from seatrial.model.knowledge import CheckSpec, Concern, Level, Milestone, Signature, Surface
 from seatrial.model.loop import Context, Fault, Footprint, Isolation, Phase, SideTests, Vacuity
 from seatrial.model.record import CheckResult, Finding, LevelResult, RepoState
@@ -96,7 +97,7 @@ class NemoRl(Basic):
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         given = options or {}
         require_known(self.title, OPTIONS, given)
-        self.chosen: Mapping[str, str] = {name: str(Path(text).resolve()) if name == "nemo_rl" else text for name, text in given.items()}
+        self.chosen: Mapping[str, str] = {name: str(real_path(Path(text))) if name == "nemo_rl" else text for name, text in given.items()}
         for name, known in CHOICES.items():
             choice(self.chosen, name, known)
         for name in NUMBERS:

@@ -16,6 +16,7 @@ from seatrial.launch.interrupt import check_stop
 from seatrial.launch.process import Outcome, ProcessSpec
 from seatrial.launch.process import run as run_process
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import real_path
 from seatrial.model.record import Record
 from seatrial.probes.bridge.pytest_shims import IMPORTED
 from seatrial.proving.bridge.dead_paths import MEGATRON
@@ -87,7 +88,7 @@ def origin(ran: Ran, checkout: Path) -> str:
     for package, root in (("megatron.bridge", checkout / "src"), ("megatron.core", checkout / MEGATRON)):
         file = ran.imported.get(package)
         needed = package == "megatron.bridge" or (root / "megatron").is_dir()
-        if needed and (file is None or not Path(file).resolve().is_relative_to(root.resolve())):
+        if needed and (file is None or not real_path(Path(file)).is_relative_to(real_path(root))):
             return f"vacuous: {package} was imported from {file or 'nowhere'}, not from {root}"
     return ""
 

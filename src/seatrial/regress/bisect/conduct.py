@@ -81,7 +81,10 @@ def histories(plan: Plan) -> History:
 
 def _history(directory: Path, plan: Plan, redactor: Redactor, *, frozen: bool) -> History:
     """The points, as they are kept beside the plan."""
-    return History(recall(directory / HISTORY, "", lambda: Kept(points=histories(plan).points), redactor, frozen=frozen).points)
+    points = recall(directory / HISTORY, "", lambda: Kept(points=histories(plan).points), redactor, frozen=frozen).points
+    if len(points) < 2:
+        raise UserError(f"{directory / HISTORY}: has no two ends", "the file was edited: restore it, or delete it")
+    return History(points)
 
 
 def settings(plan: Plan) -> Settings:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
+
+from pydantic import model_validator
 
 from seatrial.evidence.redact import Redactor
 from seatrial.files import read_model, write_text
@@ -31,6 +34,16 @@ class Kept(Record):
     """Path, commit before (None: it is new) and commit after."""
     why: str = ""
     """Why there are no points."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """Parents stand before their children, each point stands once."""
+        for index, point in enumerate(self.points):
+            if not all(0 <= parent < index for parent in point.parents):
+                raise ValueError(f"points.{index}: a parent does not stand before it")
+        if len({point.id for point in self.points}) < len(self.points):
+            raise ValueError("points: one stands twice")
+        return self
 
 
 def recall(file: Path, key: str, ask: Callable[[], Kept], redactor: Redactor, *, frozen: bool) -> Kept:

@@ -36,7 +36,10 @@ _GENERATED = frozenset(
 def agent_of(data: Mapping[str, Any]) -> str | None:
     """Gym: who rolled it out."""
     reference = data.get("agent_ref")
-    return reference.get("name") if isinstance(reference, Mapping) else None
+    name = reference.get("name") if isinstance(reference, Mapping) else None
+    if not isinstance(name, str | None):
+        raise BadRowError('agent_ref is not {"name": "…"}')
+    return name
 
 
 def task_row(data: Mapping[str, Any], *, is_input: bool) -> dict[str, Any]:

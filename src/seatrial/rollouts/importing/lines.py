@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from seatrial.model.errors import UserError
 from seatrial.model.guarded import open_file
+from seatrial.rollouts.importing.heads import agent_of
 from seatrial.rollouts.inputs.reading import BadRowError, parse
 from seatrial.rollouts.inputs.rows import ROLLOUT_INDEX, TASK_INDEX
 from seatrial.rollouts.inputs.writing import Faults
@@ -77,6 +78,7 @@ def lines(kind: Kind, paths: Sequence[Path], faults: Faults) -> Iterator[Line]:
                 continue
             try:
                 task, repeat = _gym_key(data) if label is None else (_skills_task(data, number), label)
+                agent_of(data)
             except BadRowError as error:
                 faults.add(where, error)
                 continue

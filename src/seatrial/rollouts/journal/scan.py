@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from seatrial.files import read_error
 from seatrial.model.errors import UserError
 from seatrial.model.guarded import open_file
 from seatrial.rollouts.journal.attempt import AttemptFile, attempt_files
@@ -119,6 +120,12 @@ class Scanner:
 
     def update(self, shards: Iterable[int] | None = None, tick: Callable[[], None] = lambda: None) -> Scan:
         """Read what was appended to these shards (None: all that have a directory) since the last time; `tick` is called per file."""
+        try:
+            return self._update(shards, tick)
+        except OSError as error:
+            raise read_error(Path(error.filename or self._place.shards), error) from error
+
+    def _update(self, shards: Iterable[int] | None, tick: Callable[[], None]) -> Scan:
         wanted = set(_all_shards(self._place) if shards is None else shards)
         self._shards |= wanted
         found = self._find(wanted)

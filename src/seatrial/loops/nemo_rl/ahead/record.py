@@ -19,7 +19,7 @@ from typing import Any
 
 from seatrial.loops.child import run_child
 from seatrial.loops.nemo_rl.ahead.stage import Stage
-from seatrial.model.guarded import BadValue
+from seatrial.model.guarded import BadValue, real_path
 
 SCRIPT_SECONDS = 60
 CHECKER = "check_metrics.py"
@@ -61,7 +61,7 @@ class Recording:
 def record(script: Path, checkout: Path, words: Sequence[str], environment: Mapping[str, str]) -> Recording:
     """Run a script of the checkout with stand-ins; ScriptError with its last words when it never starts training."""
     with tempfile.TemporaryDirectory(prefix="seatrial-record-") as folder:
-        stage = Stage(Path(folder).resolve(), checkout, script.relative_to(checkout), environment)
+        stage = Stage(real_path(Path(folder)), checkout, script.relative_to(checkout), environment)
         try:
             stage.build()
             before = stage.written()
@@ -110,7 +110,7 @@ def _trainings(row: Mapping[str, Any], stage: Stage) -> Iterator[Training]:
         if PROGRAM.fullmatch(word) and path.is_relative_to(stage.checkout) and path.is_file():
             config, overrides = _split(argv[place + 1 :])
             text = stage.own_text(Path(row["cwd"], config)) if config else None
-            program = path.resolve().relative_to(stage.checkout.resolve()).as_posix()
+            program = real_path(path).relative_to(real_path(stage.checkout)).as_posix()
             yield Training(tuple(argv), row["environment"], program, config, tuple(overrides), text)
             return
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from seatrial.model.errors import BlockedError
 from seatrial.model.finding_codes import FindingCode
+from seatrial.model.guarded import real_path
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
@@ -162,7 +163,7 @@ def shadowing(context: Context) -> tuple[Finding, ...]:
     wanted = (tested or bundled_core(context))[:1]
     if not wanted:
         return (_finding(True, f"{SHADOW} exists: driver and workers use its Megatron-LM"),)
-    if wanted[0].resolve() == SHADOW.resolve():
+    if real_path(wanted[0]) == real_path(SHADOW):
         return (_finding(True, f"{SHADOW} is the Megatron-LM under test"),)
     message = f"{SHADOW} exists and the wrapper puts it before {wanted[0]} in the driver, not in its workers"
     fix = f"move {SHADOW} away, or mount {wanted[0]} there"
@@ -184,7 +185,7 @@ def launching(context: Context) -> Finding:
         message = f"{context.python} is Seatrial's own Python, which has no {', '.join(lacks)}"
         return Finding(name="launcher", ok=False, message=message, fix="--python /path/to/verl/env/bin/python")
     beside = context.python.absolute().parent / "python3"
-    if not beside.exists() or beside.resolve() != context.python.resolve():
+    if not beside.exists() or real_path(beside) != real_path(context.python):
         message = f"the wrapper starts `python3`, and {beside} is not {context.python}"
         return Finding(name="launcher", ok=False, message=message, fix="--python with the python3 of a virtual environment")
     return Finding(name="launcher", ok=True, message=f"{beside}: driver and Ray workers run it")

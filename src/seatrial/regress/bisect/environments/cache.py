@@ -29,6 +29,7 @@ from seatrial.launch.environments import MARKER, default_root, delete, refuse_if
 from seatrial.launch.process import end_leftovers, pid_file
 from seatrial.launch.venvs import BUILD_LOG, find_python, interpreter, python_with_pip, read_installed
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.guarded import real_path
 from seatrial.regress.bisect.environments.builds import Job, add_with_pip, add_with_uv, build_with_pip, build_with_uv, find_uv, run_build
 from seatrial.regress.bisect.environments.callers import PIP_SETTINGS, find_caller
 from seatrial.regress.bisect.environments.complete import Complete, contents, read_complete
@@ -259,7 +260,7 @@ def _key(wanted: Wanted, plan: EnvironmentPlan) -> str:
 
 
 def _variables(tree: Path, plan: EnvironmentPlan, wanted: Wanted, venv: Path, shared: Path) -> dict[str, str]:
-    roots = [(tree / plan.lock).parent.resolve(), *wanted.roots] if plan.kind == "uv" else [tree]
+    roots = [real_path((tree / plan.lock).parent), *wanted.roots] if plan.kind == "uv" else [tree]
     path = [provided(root)[0] or str(root) for root in roots]
     variables = {
         "PATH": _path(venv, shared),

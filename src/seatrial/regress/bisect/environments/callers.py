@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.launch.venvs import clean_env
-from seatrial.model.guarded import parse_json
+from seatrial.model.guarded import parse_json, real_path
 from seatrial.regress.bisect.environments.locks import BuildFailed
 
 ASK_S = 60.0
@@ -49,7 +49,7 @@ class Caller:
 
     def programs(self) -> Iterator[Path]:
         """The Python programs that start this interpreter."""
-        own = Path(self.executable).resolve()
+        own = real_path(Path(self.executable))
         for directory in self.scripts:
             for program in sorted(directory.iterdir()) if directory.is_dir() else ():
                 if program.is_file() and os.access(program, os.R_OK | os.X_OK) and _starts(program) == own:
@@ -77,4 +77,4 @@ def _starts(program: Path) -> Path | None:
     with program.open("rb") as file:
         first = _SHEBANG.match(file.read(4096))
     found = shutil.which(os.fsdecode(first[1])) if first else None
-    return Path(found).resolve() if found else None
+    return real_path(Path(found)) if found else None

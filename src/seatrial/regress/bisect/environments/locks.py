@@ -20,7 +20,7 @@ from typing import Any
 
 from seatrial import files
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import BadValue, parse_toml
+from seatrial.model.guarded import BadValue, parse_toml, real_path
 from seatrial.regress.bisect.record import EnvironmentPlan
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
@@ -91,7 +91,7 @@ class _Requirements:
             if kind in ("requirement", "constraint"):
                 if _SCHEME.match(value):
                     raise BuildFailed(f"{where}: `{line}` is not part of the commit; include a file of the repository instead")
-                self.read((path.parent / value).resolve(), (*through, path), constraint or kind == "constraint")
+                self.read(real_path(path.parent / value), (*through, path), constraint or kind == "constraint")
             elif kind == "find-links":
                 self._links(path, value)
             elif kind == "editable" or not line.startswith("-"):
@@ -111,7 +111,7 @@ class _Requirements:
         if _SCHEME.match(value) or place is None:
             self._take(f"--find-links {shlex.quote(value)}", value, False)
             return
-        self._take(f"--find-links {shlex.quote(str(place.resolve()))}", f"--find-links {_content(place, self.tree)}", False)
+        self._take(f"--find-links {shlex.quote(str(real_path(place)))}", f"--find-links {_content(place, self.tree)}", False)
 
     def _take(self, line: str, identity: str, constraint: bool) -> None:
         (self.wanted.constraints if constraint else self.wanted.requirements).append(line)
@@ -157,7 +157,7 @@ def _read_uv(tree: Path, lock: Path, wanted: Wanted) -> None:
         source = package.get("source", {})
         if kind := next((kind for kind in _UV_LOCAL if kind in source), None):
             wanted.left_out.append(package["name"])
-            wanted.roots.append((project / source[kind]).resolve())
+            wanted.roots.append(real_path(project / source[kind]))
             package.pop("version", None)
         place = source.get("path") or source.get("registry") or ""
         if place and not _SCHEME.match(place):
@@ -187,13 +187,13 @@ def _text(path: Path, tree: Path) -> str:
 
 def _shown(path: Path, tree: Path) -> str:
     """The path as the repository has it."""
-    whole, root = path.resolve(), tree.resolve()
+    whole, root = real_path(path), real_path(tree)
     return str(whole.relative_to(root)) if whole.is_relative_to(root) else str(path)
 
 
 def _content(place: Path, tree: Path) -> str:
     """What identifies a wheel, or a directory of wheels: its content when it is part of the commit, else its place."""
-    if not place.resolve().is_relative_to(tree.resolve()):
+    if not real_path(place).is_relative_to(real_path(tree)):
         return str(place)
     found = sorted(entry for entry in place.iterdir() if entry.is_file()) if place.is_dir() else [place] if place.is_file() else []
     return json.dumps([(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in found])

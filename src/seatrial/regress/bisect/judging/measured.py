@@ -15,6 +15,7 @@ from seatrial.metrics.checks import evaluate, undamaged
 from seatrial.metrics.grammar import literal, parse, reads_data
 from seatrial.metrics.read import read_run
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import real_path
 from seatrial.model.record import CheckResult
 from seatrial.regress.bisect.search.noise import Threshold
 from seatrial.report.text import one_line
@@ -61,7 +62,7 @@ def _link_fresh(place: Path, started: float, links: Path) -> None:
     for file in fresh:
         link = links if single else links / file.relative_to(place)
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(file.resolve())
+        link.symlink_to(real_path(file))
 
 
 def was_measured(result: CheckResult) -> bool:

@@ -17,6 +17,7 @@ from seatrial.evidence.git import is_ancestor
 from seatrial.evidence.packages import provided
 from seatrial.files import read_model, write_json
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import real_path
 from seatrial.regress.bisect.environments.cache import BisectEnvironments, BuildFailed, Ready
 from seatrial.regress.bisect.environments.programs import foreign
 from seatrial.regress.bisect.history import exists
@@ -149,7 +150,7 @@ class Kitchen:
         variables = dict(ready.variables)
         roots = []
         for pin in (pin for pin in step.point.pins[1:] if pin.repo in names):
-            tree = (step.tree / pin.place).resolve()
+            tree = real_path(step.tree / pin.place)
             variables[tree_variable(pin.repo)] = str(tree)
             roots.append(provided(tree)[0] or str(tree))
         path = [root for root in (*roots, variables.get("PYTHONPATH")) if root]

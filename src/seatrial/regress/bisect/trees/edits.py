@@ -20,6 +20,7 @@ from pathlib import Path
 from seatrial.evidence.git import commit_of, git, is_ancestor, line, text
 from seatrial.evidence.worktree import gitlinks
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import real_path
 from seatrial.regress.bisect.record import Edit, SkipKind
 from seatrial.regress.bisect.trees.stores import Stores, TreeError, machine_or_tree
 
@@ -44,8 +45,8 @@ def apply_edits(tree: Path, edits: Sequence[Edit]) -> tuple[str, ...]:
     check_edits(edits)
     notes = []
     for edit in edits:
-        file = (tree / edit.file).resolve()  # sed would replace a link by a file
-        inside = file.is_relative_to(tree.resolve()) and ".git" not in file.relative_to(tree.resolve()).parts
+        file = real_path(tree / edit.file)  # sed would replace a link by a file
+        inside = file.is_relative_to(real_path(tree)) and ".git" not in file.relative_to(real_path(tree)).parts
         if not inside:
             raise TreeError(SkipKind.TREE, f"{edit.file}: a symbolic link of this commit leads out of the tree", "edit another file")
         if not file.is_file():

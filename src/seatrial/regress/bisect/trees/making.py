@@ -22,6 +22,7 @@ from seatrial.evidence.lfs import pointers
 from seatrial.evidence.worktree import gitlinks
 from seatrial.files import is_lfs_pointer
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.guarded import real_path
 from seatrial.model.verdict import Boundary
 from seatrial.regress.bisect.record import Pin, SkipKind
 from seatrial.regress.bisect.trees.borrow import Store
@@ -59,7 +60,7 @@ def remove_tree(stores: Stores, place: Path) -> None:
     gone = [place, place.parent / BESIDE]
     for path in gone:
         delete(path)
-    resolved = [path.parent.resolve() / path.name for path in gone]
+    resolved = [real_path(path.parent) / path.name for path in gone]
     with stores.lock:
         # No `git worktree prune`: it spares what a killed git left locked.
         for entry in stores.root.glob("*.git/worktrees/*"):
@@ -118,7 +119,7 @@ class _Making:
         place = self.root / pin.place
         place.parent.mkdir(parents=True, exist_ok=True)
         limit = self.root.parent / BESIDE if pin.place.startswith("..") else self.root
-        if not place.parent.resolve().is_relative_to(limit.resolve()) or place.is_symlink():
+        if not real_path(place.parent).is_relative_to(real_path(limit)) or place.is_symlink():
             raise TreeError(SkipKind.TREE, f"{pin.place}: a symbolic link of this commit leads out of the tree", "choose another place")
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             message = f"{pin.place}: this commit has files of its own where {pin.repo} is to lie"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from seatrial.metrics.read import read_run
+from seatrial.model.guarded import real_path
 from seatrial.model.series import Metrics
 from seatrial.regress.history.importers.draft import Draft, digest_of, read_bytes
 from seatrial.regress.history.record import Kind, Point, point
@@ -37,7 +38,7 @@ def read(path: Path) -> Draft:
     time = max(file.stat().st_mtime for file in files) if files else path.stat().st_mtime
     return Draft(
         kind=Kind.METRICS,
-        name=path.resolve().name if path.is_dir() else path.resolve().parent.name,
+        name=real_path(path).name if path.is_dir() else real_path(path).parent.name,
         time=time,
         source=path,
         digest=digest_of(Kind.METRICS, repr(time).encode(), *(read_bytes(file) for file in files)),
