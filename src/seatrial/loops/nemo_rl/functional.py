@@ -22,7 +22,7 @@ from seatrial.model.guarded import parse_count
 
 DUMPER = "json_dump_tb_logs.py"
 OUTPUT = "--output_path"
-SKIPS = (re.compile(r"^\[INFO\] Target step \d+ reached, skipping run$"),)
+SKIPS = (re.compile(r"^(?:\[INFO\] )?Target step \d+ reached, skipping run$"),)
 """Of the test suites: the metrics of an earlier run have the last step already."""
 PASSED_ON = ("$@", "$*")
 STEPS = re.compile(r"\+{0,2}\w+\.max_num_steps=(\d+)")
