@@ -188,7 +188,8 @@ def test_an_older_attempt_does_not_replace_a_result_that_says_done(cluster: Slur
 def test_a_directory_may_be_called_anything(cluster: Slurm, tmp_path: Path, name: str) -> None:
     job = submit(cluster, Job(name="job", components=(client("true"),)), tmp_path / name)
     assert job.result().ending is Ending.DONE
-    assert "the client exited with 0" in (tmp_path / name / "job/logs/slurm.log").read_text()
+    log = tmp_path / name / "job/logs/slurm.log"  # the result is on disk before the last line of the log
+    until(lambda: "the client exited with 0" in log.read_text() or None, log.read_text, 60)
 
 
 @pytest.mark.real
