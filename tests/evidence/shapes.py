@@ -3,7 +3,7 @@
 Secrets are put together here so that no scanner takes this file for a leak.
 """
 
-# ruff: noqa: E501 - a pattern is read in one piece
+# ruff: noqa: E501 - a pattern is read in one piece, in its own letters
 
 from __future__ import annotations
 
@@ -279,6 +279,18 @@ SHAPES: list[tuple[str, str, tuple[str, ...]]] = [
     ("gcloud secrets",f"printf '{PLAIN_PW}' | gcloud secrets create x --data-file=-",(PLAIN_PW,)),
     ("az keyvault",f"az keyvault secret set --vault-name v --name x --value '{PLAIN_PW}'",(PLAIN_PW,)),
     ("wrangler",f"echo {PLAIN_PW} | wrangler secret put KEY",(PLAIN_PW,)),
+    ("pulumi",f"config:\n  app:dbPassword:\n    secure: {_C}{_C}",(_C,)),
+    ("circleci ctx",f"circleci context store-secret github org ctx API_TOKEN <<< {_C}",(_C,)),
+    ("csv aligned pipe",f"name | passwd | role\nbob | {PLAIN_PW} | admin",(PLAIN_PW,)),
+    ("psql expanded",f"-[ RECORD 1 ]--\nuser     | bob\npassword | {PLAIN_PW}",(PLAIN_PW,)),
+    ("python repr list",f"[Secret(name='a', value='{PLAIN_PW}')]",(PLAIN_PW,)),
+    ("attrs secret",f"ApiKey(value='{_C}')",(_C,)),
+    ("har cookie",json.dumps({"cookies":[{"name":"sessionid","value":_C}]}),(_C,)),
+    ("french",f"mot de passe : {PLAIN_PW}",(PLAIN_PW,)),
+    ("spanish",f"contraseña: {PLAIN_PW}",(PLAIN_PW,)),
+    ("chinese",f"密码：{PLAIN_PW}",(PLAIN_PW,)),
+    ("chinese ascii colon",f"密码: {PLAIN_PW}",(PLAIN_PW,)),
+    ("arrow",f"password → {PLAIN_PW}",(PLAIN_PW,)),
     # blocks: the name stands on another line than the value
     ("xml secret, value below", f"<secret>\n  <value>{PLAIN_PW}</value>\n</secret>", (PLAIN_PW,)),
     ("xml secret, name and value below", f"<secret>\n  <name>db</name>\n  <value>{PLAIN_PW}</value>\n</secret>", (PLAIN_PW,)),
@@ -359,6 +371,8 @@ def _dump(data: bytes, style: str) -> list[str]:
                 rows.append(f"{at:07o} " + "".join("  \\n" if one == 10 else f"{chr(one):>4}" for one in part))
             case "od -t x1z":
                 rows.append(f"{at:06x} {' '.join(pairs)}  >{shown}<")
+            case "hexyl":
+                rows.append(f"│{at:08x}│ {' '.join(pairs[:8])} ┊ {' '.join(pairs[8:])} │........┊........│")
             case "xxd -p":
                 rows.append("".join(pairs))
             case "array of C":
@@ -369,7 +383,7 @@ def _dump(data: bytes, style: str) -> list[str]:
 
 
 _DUMPED = (OPENSSH + "\n").encode()
-_STYLES = ("xxd", "xxd -u", "hexdump -C", "hexdump", "od", "od -b", "od -c", "od -t x1z", "xxd -p", "array of C", "od -t u1")
+_STYLES = ("xxd", "xxd -u", "hexdump -C", "hexdump", "od", "od -b", "od -c", "od -t x1z", "xxd -p", "hexyl", "array of C", "od -t u1")
 DUMPS: list[tuple[str, list[str], list[str]]] = [
     *((style, rows, rows[3:-3]) for style in _STYLES for rows in [_dump(_DUMPED, style)]),
     *(

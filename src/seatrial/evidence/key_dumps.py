@@ -20,6 +20,7 @@ _BEGIN = re.compile(rb"BEGIN[A-Z0-9]{0,24}PRIVATEKEY|PuTTY-User-Key|AGE-SECRET-K
 _END = re.compile(rb"END[A-Z0-9]{0,24}PRIVATEKEY")
 _DER = re.compile(rb"^\x30\x82..\x02\x01[\x00\x01](?:\x02\x82|\x02\x81|\x30[\x0d\x10\x13]|\x04\x20)", re.DOTALL)
 _TEXT = re.compile(r"\s+[|>].*$")
+_SEPARATORS = str.maketrans(",│┊", "   ")
 _OFFSET = re.compile(r"(?:0x)?[0-9a-fA-F]{4,16}:?")
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2}){1,8}")
 _HEX_ROW = re.compile(r"(?:[0-9a-fA-F]{2}){8,}")
@@ -87,7 +88,7 @@ def _readings(body: str) -> Iterator[tuple[str, bytes]]:
     if (found := _ARRAY.findall(body)) and len(found) >= 4:
         yield "array", bytes(int(one, 16) for one in found)
         return
-    tokens = _TEXT.sub("", body).strip("[](){}").replace(",", " ").split()
+    tokens = _TEXT.sub("", body).strip("[](){}").translate(_SEPARATORS).split()
     if not tokens:
         return
     if len(tokens) == 1:

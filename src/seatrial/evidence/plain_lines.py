@@ -32,7 +32,11 @@ _PORT = re.compile(r":(?:0{4,5}|\*):|\x1b")
 _OPTION = re.compile(r"(?:^|[\"'])-{1,2}[A-Za-z]")
 _ESCAPE = re.compile(r"\\[nrtux\"']")
 _ROW = re.compile(r"[A-Za-z0-9+/]{64}")
-_VALUE = re.compile(r"(?:^|[^A-Za-z0-9_])(?:[vV]alue|content|default|string|data)(?:[^A-Za-z0-9_]|$)")
+_VALUE = re.compile(
+    r"^[^A-Za-z0-9_(\[]*(?:[vV]alue|content|default|string|data)[\"'\\]*(?:[:=]|$)|^\W*<(?:value|string|data)>(?:$|[^\s\"',])"
+)
+_SHORT = re.compile(r"(?:^|[^A-Za-z]|[a-z](?=P[WwA]|S[Ii]))(?:pw|PW|Pw|pat|PAT|Pat|sid|SID|Sid)(?![a-z])")
+"""Names of secrets that are too short for a stem; another name on the line may bring the rules to them."""
 _NETRC = re.compile(r"\b(?:machine|login)$")
 _HASH = re.compile(r"\$.*\$|(?:pbkdf0|bcrypt|argon0|scrypt|sha0|md0)[a-z0_]*\$")
 _WHOLE = frozenset(("TRUE", "FALSE", "0d", "0D", "0x0d", "0x0D"))
@@ -57,7 +61,12 @@ _NAME_RUN = re.compile(r"[A-Za-z0-9_.-]+")
 _BARE = _words("token key secret password passphrase pass passwd pwd auth session cookie code jwt apikey credentials credential")
 _TELLING = (
     *("passw", "passphrase", "passcode", "secret", "credential", "apikey", "api_key", "basicauth", "digestauth", "basic_auth"),
-    *(literal.strip(" <") for literal in secret_shapes.STEM_LITERALS if literal.strip(" <=") not in _BARE),
+    *(
+        part.strip("<")
+        for literal in secret_shapes.STEM_LITERALS
+        for part in literal.split()
+        if has_stem(part) and part.strip("<=") not in _BARE
+    ),
 )
 """What a name with a stem must not hold to be none of a secret: whatever a rule asks for, but for words that it takes as a whole."""
 _LONGEST_NAME, _LONGEST_WORD, _MOST_WORDS = 100, 200, 40_000
@@ -144,6 +153,7 @@ class PlainLines:
             or _ESCAPE.search(word) is not None
             or _VALUE.search(word) is not None
             or _NETRC.search(word) is not None
+            or _SHORT.search(word) is not None
             or ("$" in word and _HASH.search(word) is not None)
         )
 

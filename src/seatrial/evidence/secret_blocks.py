@@ -28,7 +28,7 @@ def _words(text: str) -> frozenset[str]:
 _MARKS = " \t|│┃>+*#-"
 VALUE_KEYS = _words(
     "value values default plaintext content contents data string text current raw val literal "
-    "body payload secret secretstring secrettext password token key"
+    "body payload secure secret secretstring secrettext password token key"
 )
 _DESCRIBES = _words(
     "name names username user users login host hostname port region type kind id uid description desc comment note url uri endpoint path file"
@@ -49,7 +49,7 @@ _OPEN_BRACE = re.compile(
 _OPEN_YAML = re.compile(rf"(?:-\s+)?[\"']?(?P<name>{_NAME})[\"']?\s*:\s*(?:[&!][\w!.-]+)?\s*$")
 _HEADER = re.compile(r"\[{1,2}\s*(?P<name>[\w.\"' :/-]{1,128}?)\s*\]{1,2}\s*$")
 _ONE_LINE = re.compile(
-    rf"(?<![\w.-])(?P<name>{_NAME})(?P<labels>(?:\s+\"[\w./-]{{1,128}}\"){{0,3}})\s*\{{(?P<inside>[^{{}}\n]{{1,2000}})\}}"
+    rf"(?<![\w.-])(?P<name>{_NAME})(?P<labels>(?:\s+\"[\w./-]{{1,128}}\"){{0,3}})(?:\s*\{{|\()(?P<inside>[^{{}}()\n]{{1,2000}})[)}}]"
 )
 _STATEMENT = re.compile(
     r"(?:class|def|async def|if|elif|else|for|while|with|try|except|match|case|return|function|func|fn|public|private|void)\b"
@@ -188,9 +188,12 @@ class SecretBlocks:
         if sign:  # a diff or a quotation
             body, done = f" {body[1:]}", f" {done[1:]}"
         made = self._line(body, done, program)
-        made = self._tables.line(body, made, program)
         self._before = line
-        return cleared[:at] + (sign + made[1:] if sign else made) + ending
+        made = sign + made[1:] if sign else made
+        # What looks like the name of a container before a line may be the first column of a table.
+        first = columns.start() if (columns := _FIRST_COLUMNS.search(text, 0, at)) else at
+        table = self._tables.line(text[first:at] + body, cleared[first:at] + (f" {made[1:]}" if sign else made), program)
+        return cleared[:first] + (sign + table[1:] if sign and first == at else table) + ending
 
     def _line(self, body: str, cleared: str, program: bool) -> str:
         if self._value is not None and (closed := self._inside_value(body)) is not None:
@@ -202,7 +205,7 @@ class SecretBlocks:
                 return cleared
         if self._section is not None:
             cleared = self._inside(self._section, body, cleared, program)
-        elif self._value is None and ("{" in body) and has_stem(body.lower()):
+        elif self._value is None and ("{" in body or "(" in body) and has_stem(body.lower()):
             cleared = _ONE_LINE.sub(lambda found: _one_line(found, program), cleared)
         if self._section is None or self._section.base64:
             self._open(body, program)
@@ -430,6 +433,7 @@ _CELLS = {
     "\t": re.compile(r"\s*([^\t]*?)\s*(?:\t|$)"),
     " ": re.compile(r"\s*(\S+(?: \S+)*)\s*"),
 }
+_FIRST_COLUMNS = re.compile(r"(?:[\w.-]{1,40}\s+\| )+$")
 _RULE = re.compile(r"[\s|+:=\-─━═┼╋┡╇┩├┤┌┐└┘┏┓┗┛┬┴┳┻│┃╞╪╡]+$")
 _LONGEST_TABLE, _MOST_MISSES = 5000, 2
 _LIST = re.compile(r"\[(?P<inside>[^\[\]\n]{3,4000})\]")

@@ -21,13 +21,15 @@ _LONGEST_PEEK, _LONGEST_WORD = 1024, 200
 _SPACE = r"[ \t]{0,60}"
 _ANSI_GAP = r"(?:\x1b\[[0-9;]*m)*"
 _BETWEEN = re.compile(
-    rf"{_ANSI_GAP}(?:\\*[\"'`]|%22|%27|&quot;|&#3[49];)?(?:[\])]|%5D){{0,2}}{_SPACE}(?:{_ANSI_GAP}(?::{_SPACE}[A-Za-z_][\w\[\].]{{0,60}}(?: ?\| ?[\w.\[\]]{{1,40}}){{0,3}}{_SPACE}=(?={_SPACE}[bruf]?[\"'])|=>|:=|<-|->|[?+|!]?={{1,3}}|:(?!:)|%3[DdAa]|\\u003d))"
+    rf"{_ANSI_GAP}(?:\\*[\"'`]|%22|%27|&quot;|&#3[49];)?(?:[\])]|%5D){{0,2}}{_SPACE}(?:{_ANSI_GAP}(?::{_SPACE}[A-Za-z_][\w\[\].]{{0,60}}(?: ?\| ?[\w.\[\]]{{1,40}}){{0,3}}{_SPACE}=(?={_SPACE}[bruf]?[\"'])|=>|:=|<-|->|→|[?+|!]?={{1,3}}|:(?!:)|%3[DdAa]|\\u003d))"
     rf"{_SPACE}{_ANSI_GAP}(?:%22|%27|&quot;|&#3[49];|[&!][A-Za-z][\w!.-]{{0,40}}[ \t]+)?"
 )
 _BETWEEN_FLAG = re.compile(r"(?:\\*[\"'])?\s*[,\s=]\s*")
 _BETWEEN_PAIR = re.compile(r"\\*[\"'][ \t]{0,8},[ \t]{0,40}(?=[bruf]?\\*[\"'])")
 _BETWEEN_CALL = re.compile(r"\([ \t]*(?=[bru]?\\*[\"'])")
 _BETWEEN_COLUMNS = re.compile(r"[ \t]{0,60}[|│┃][ \t]{0,8}|\t+[ \t]*|[ \t]{2,60}")
+_CELL = re.compile(r"[ \t]{0,60}[|│┃][ \t]{0,8}(?=[^\s|│┃]*\d)(?=[^\s|│┃]*[A-Za-z])[^\s|│┃]{6,}[ \t]*$")
+_REDACTED = re.compile(r"\[redacted:[^\[\]\n]{0,300}\]")
 _BETWEEN_LOOSE = re.compile(
     r"(?:\\*[\"'`])?(?:[ \t]+(?:is|was|set to|changed to|lautet|ist|for [\w.-]{1,40}(?: [\w.-]{1,40})?|of [\w.-]{1,40})[ \t]{0,4}:?[ \t]{0,4}|[ \t]+(?:-[\w]{1,3}[ \t]+)?|,[ \t]{0,4}|\t+)"
 )
@@ -196,8 +198,9 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
     if between is None:
         pair = True
         between = _BETWEEN_PAIR.match(text, end)
-        if between is None and says is Says.STRONG and not program and (name.isupper() or "." in name.strip(".")):
+        if between is None and says is Says.STRONG and not program and (name.isupper() or "." in name.strip(".") or _CELL.match(text, end)):
             between = _BETWEEN_COLUMNS.match(text, end)
+            pair = pair and not (between and between[0].strip())
     if between is None and (text[start] == "." or name.rpartition(".")[2].lower().startswith(("set", "with"))):
         between = _BETWEEN_CALL.match(text, end)
     if between is None and not program and says is Says.STRONG:
@@ -218,7 +221,7 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
         worth = "=" in rest_of["rest"] and not rest_of["rest"].startswith(("[redacted", "$"))
         return rest_of.span("rest") if worth and not program else None
     if text.startswith("[[", begin) and (close := text.find("]]", begin)) > 0 and says is Says.STRONG:
-        return None if text.startswith("[redacted", begin + 2) else (begin + 2, close)
+        return None if text.startswith("[redacted", begin + 2) or text.startswith("[redacted", begin + 1) else (begin + 2, close)
     if text[begin : begin + 1] in ("{", "[", "(") and says is Says.STRONG:
         return _bracketed(text, begin) if not program or _LITERAL_FIRST.match(text, begin) else None
     # Its beginning decides, so that a line that is one long value is not read again for every name in it.
@@ -321,7 +324,7 @@ def _in_comment(text: str, position: int) -> bool:
 def _bracketed(text: str, begin: int) -> tuple[int, int] | None:
     """What is in the brackets behind a name, where it holds a string; on one line."""
     closing = {"{": "}", "[": "]", "(": ")"}[text[begin]]
-    end = text.find(closing, begin, begin + 4096)
+    end = _REDACTED.sub(lambda done: "-" * len(done[0]), text[: begin + 4096]).find(closing, begin)
     inside = text[begin + 1 : end if end > 0 else begin + 4096]
     literals = [literal for pair in re.findall(r"\"([^\"\n]*)\"|'([^'\n]*)'", inside) for literal in pair if literal]
     kept = all(
