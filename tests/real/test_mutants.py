@@ -14,7 +14,7 @@ from bench.mutants.mutations import mutated, mutations
 from seatrial.launch.environments import Environment
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
-COUNT = 10
+COUNT = 6
 SEED = 7
 
 

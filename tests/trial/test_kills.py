@@ -24,6 +24,8 @@ from . import fake_process
 from .conftest import Bench
 
 WRITES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "shutil.copyfile", "shutil.copytree")
+STEP = 1 if os.environ.get("SEATRIAL_ALL_LEVELS") else 4
+"""Every so many writes are tried; all of them take minutes."""
 MANY = f"{os.sep}instruments{os.sep}"
 """Files that are staged: all alike, and written again by every attempt. Few of them are cut."""
 
@@ -132,7 +134,7 @@ def test_one_write_in_thirteen_may_be_the_last(cuts: Bench) -> None:
 
 @pytest.mark.slow
 def test_any_write_may_be_the_last(cuts: Bench) -> None:
-    resumed, refused = sweep(cuts, (0, 1), Verdict.PASS)
+    resumed, refused = sweep(cuts, (0, 1), Verdict.PASS, every=STEP)
     assert resumed > refused > 3
 
 
@@ -140,7 +142,7 @@ def test_any_write_may_be_the_last(cuts: Bench) -> None:
 def test_any_write_of_a_trial_of_uncommitted_work_may_be_the_last(cuts: Bench, repo: Path) -> None:
     (repo / "pkg" / "smoke.py").write_text("a = 2\n")
     cuts.changes = (repo,)
-    resumed, refused = sweep(cuts, (0,), Verdict.PASS, every=2)
+    resumed, refused = sweep(cuts, (0,), Verdict.PASS, every=STEP + 1)
     assert resumed > refused > 3
 
 
@@ -148,7 +150,7 @@ def test_any_write_of_a_trial_of_uncommitted_work_may_be_the_last(cuts: Bench, r
 def test_any_write_of_a_trial_whose_pass_is_revoked_may_be_the_last(cuts: Bench, repo: Path) -> None:
     (repo / "pkg" / "smoke.py").write_text("a = 2\n")
     cuts.changes, cuts.words = (repo,), {0: "unloaded"}
-    assert sweep(cuts, (0,), Verdict.BLOCKED, every=2)[0]
+    assert sweep(cuts, (0,), Verdict.BLOCKED, every=STEP + 1)[0]
 
 
 def test_a_revoked_pass_that_only_the_level_knows_of_is_revoked(bench: Bench, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
