@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 RL_LINES = [
+    "| base | change | pass | verdict |\n|---|---|---|---|\n| Fail | Pass | fixed | Pass |\n| Pass | Fail | newly broken | Fail |",
+    "test,pass,fail\nunit,all-of-them,none",
     "max_new_tokens: 1024, min_tokens: 1",
     "pad_token: <|endoftext|>",
     "tokenizer: Qwen/Qwen3-8B",

@@ -433,6 +433,7 @@ _CELLS = {
     "\t": re.compile(r"\s*([^\t]*?)\s*(?:\t|$)"),
     " ": re.compile(r"\s*(\S+(?: \S+)*)\s*"),
 }
+_USERS = frozenset(("user", "username", "login", "email", "account", "host", "hostname", "server"))
 _FIRST_COLUMNS = re.compile(r"(?:[\w.-]{1,40}\s+\| )+$")
 _RULE = re.compile(r"[\s|+:=\-─━═┼╋┡╇┩├┤┌┐└┘┏┓┗┛┬┴┳┻│┃╞╪╡]+$")
 _LONGEST_TABLE, _MOST_MISSES = 5000, 2
@@ -506,7 +507,10 @@ class _Tables:
 
 
 def _secret_columns(names: Sequence[str]) -> dict[int, tuple[str, Says]]:
-    return {at: (name, says_secret(name)) for at, name in enumerate(names) if says_secret(name) is not Says.NOTHING}
+    """Which columns hold secrets; `pass` does so beside a user, else it counts what passed."""
+    users = any(name.lower() in _USERS for name in names)
+    found = {at: (name, says_secret(name)) for at, name in enumerate(names) if users or name.lower() not in ("pass", "passes")}
+    return {at: (name, says) for at, (name, says) in found.items() if says is not Says.NOTHING}
 
 
 def _cells(text: str, separator: str) -> list[tuple[str, int]]:
