@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -122,9 +123,19 @@ def write_json(path: Path, value: Any) -> None:
 def read_text(path: Path) -> str:
     """Read UTF-8 text (undecodable bytes are kept visible), or raise a UserError that names the file."""
     try:
+        require_file(path)
         return path.read_text(encoding="utf-8", errors="backslashreplace")
     except (OSError, ValueError) as error:  # a null character in a name is a ValueError
         raise read_error(path, error) from error
+
+
+def require_file(path: Path) -> None:
+    """Raise an OSError for a pipe or a device that lies where a file should: it may have no end, or nothing at all. Those that the
+    shell gives (`/dev/stdin`, `/dev/fd/63`) are what the user named."""
+    if not path.is_absolute() or path.parts[1:2] not in (("dev",), ("proc",)):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise OSError(errno.EINVAL, "no regular file")
 
 
 def read_error(path: Path, error: OSError | ValueError) -> UserError:
@@ -154,6 +165,7 @@ def read_pieces(path: Path, left_out: LeftOut | None = None) -> Iterator[tuple[i
     """
     left_out = left_out or LeftOut()
     try:
+        require_file(path)
         with path.open("rb") as stream:
             number, start, rest, mark, size, told, begun = 1, True, b"", "", 0, 0, False
             last: tuple[str, bytes, str] | None = None  # the piece that was left out last
@@ -223,6 +235,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, str, bool]]:
     """The lines of a file of rows, one after the other: number, text, and whether a line feed ends it. A row that is longer than `ROW`
     is cut there, so that no reader takes it for a whole one."""
     try:
+        require_file(path)
         with path.open("rb") as stream:
             number = 0
             while raw := stream.readline(ROW):
@@ -248,6 +261,7 @@ def left_out_of(path: Path) -> LeftOut:
     """What `read_pieces` leaves out of a file; only one with an endless line is read for it."""
     found = LeftOut()
     try:
+        require_file(path)
         with path.open("rb") as stream:
             size = 0
             while raw := stream.readline(PIECE):
@@ -288,6 +302,7 @@ def read_model(path: Path, kind: type[M]) -> M:
 def is_lfs_pointer(path: Path) -> bool:
     """Whether this file is a pointer of Git LFS instead of what it points to."""
     try:
+        require_file(path)
         with path.open("rb") as stream:
             return stream.read(len(LFS_POINTER)) == LFS_POINTER.encode()
     except OSError:

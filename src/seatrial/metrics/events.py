@@ -15,6 +15,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from seatrial.files import require_file
 from seatrial.metrics.points import Points, Reading
 from seatrial.metrics.protobuf import FIXED32, MalformedError, fields, signed
 from seatrial.metrics.tensor import scalar
@@ -40,6 +41,7 @@ class _Raw:
 def read_events(path: Path) -> Reading:
     """The points of one event file, and what could not be read of it."""
     try:
+        require_file(path)
         data = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror or error}", "check the path and its permissions") from error

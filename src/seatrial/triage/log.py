@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from seatrial.files import read_pieces
+from seatrial.files import read_pieces, require_file
 from seatrial.model.errors import UserError
 from seatrial.model.log_text import ANSI, split_process, without_head
 
@@ -74,6 +74,7 @@ class Log:
 def read_log(path: Path) -> Log:
     """Open a log; a missing or unreadable file is a UserError that names it."""
     try:
+        require_file(path)
         with path.open("rb"):
             return Log(path)
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from seatrial.files import require_file
 from seatrial.model.advice import Situation, advise
 from seatrial.model.knowledge import Level, Milestone
 from seatrial.model.loop import Loop
@@ -334,6 +335,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         if path.stat().st_size > LARGEST or "tfevents" in path.name:
             return
+        require_file(path)
         with path.open(encoding="utf-8", errors="replace", newline="\n") as stream:
             yield from enumerate((line.rstrip("\n") for line in stream), 1)
     except OSError:
