@@ -213,3 +213,28 @@ def test_a_run_directory_in_use_is_said(desk: Desk, monkeypatch: pytest.MonkeyPa
     code, _, _ = desk.call("attach", desk.run)
     assert (code, looks) == (99, ["planned"] * 3)
     assert desk.trial.verdict is Verdict.BLOCKED, "judged when nobody worked there any more"
+
+
+def test_what_was_altered_is_no_pass_for_whoever_asks(desk: Desk) -> None:
+    desk.submit("--level", "0", "--detach")
+    assert desk.job() == 0
+    (desk.run / "levels/0-smoke/run/facts.jsonl").write_text("")
+    for words in (("attach", desk.run), ("resume", desk.run, "--on", "slurm:test"), ("resume", desk.run), ("report", desk.run)):
+        code, out, _ = desk.call(*words)
+        assert code == 99, out
+        assert "run/facts.jsonl changed" in out
+        assert "Result: Pass" not in out
+
+
+def test_attaching_seals_no_record_that_was_edited(desk: Desk) -> None:
+    """A job was lost behind a failed level, and somebody made a Pass of it in both records."""
+    desk.words[0] = "stuck"
+    desk.submit("--level", "0", "--detach")
+    assert desk.job() == 1
+    record = desk.run / "trial.json"
+    record.write_text(record.read_text().replace('"status": "done"', '"status": "running"'))
+    for file in (record, desk.run / "levels/0-smoke/result.json"):
+        file.write_text(file.read_text().replace('"Fail"', '"Pass"'))
+    assert desk.call("attach", desk.run)[0] == 99
+    assert desk.trial.levels[0].verdict == "Blocked"
+    assert desk.call("report", desk.run)[0] == 99

@@ -264,3 +264,129 @@ def test_digests_are_relative_and_every_level_has_its_own(recorded: Path) -> Non
         assert trial.files[path] == digests.digest(recorded / path)
     assert rundir.is_sealed(recorded)
     assert json.loads((recorded / "trial.json").read_text())["schema_version"] == 2
+
+
+def put(how: str, file: Path) -> None:
+    """Put something else where a file was."""
+    kept = file.read_bytes()
+    file.unlink()
+    match how:
+        case "pipe":
+            os.mkfifo(file)
+        case "directory":
+            file.mkdir()
+        case "endless":
+            file.symlink_to("/dev/zero")
+        case "itself":
+            file.symlink_to(file.name)
+        case "nowhere":
+            file.symlink_to("nowhere")
+        case "deep":
+            file.write_text("[" * 100_000)
+        case "zeros":
+            file.write_bytes(bytes(len(kept)))
+        case "empty":
+            file.touch()
+        case "windows":
+            file.write_bytes(kept.replace(b"\n", b"\r\n") + b"\r\n")
+        case _:
+            raise ValueError(how)
+
+
+PUT = ("pipe", "directory", "endless", "itself", "nowhere", "deep", "zeros", "empty", "windows")
+PLACES = (
+    *(f"{SMOKE}/{name}" for name in ("run.log", "metrics.jsonl", "checks.json", "phases.json", "result.json", "command.sh")),
+    *(f"{SMOKE}/run/facts.jsonl", f"{SMOKE}/run/metrics.jsonl", "evidence/request.json", "evidence/imports.json"),
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_whatever_lies_where_a_file_was_neither_passes_nor_hangs_nor_crashes(recorded: Path, tmp_path: Path, place: str) -> None:
+    for how in PUT:
+        if how == "windows" and place.endswith((digests.RESULT, digests.IMPORTS)):
+            continue  # the same JSON: these two are compared by what they say
+        run = Path(shutil.copytree(recorded, tmp_path / how))
+        put(how, run / place)
+        for words in (("report",), ("report", "--format", "json"), ("resume",), ("history", "import", "--store", tmp_path / "history")):
+            answer = call(*words, run)
+            assert answer.code in ((0, 2) if words[0] == "history" else (FAIL, BLOCKED)), (how, words, answer.out, answer.err)
+            assert "internal error" not in answer.err
+
+
+@pytest.mark.parametrize("folder", ["levels", "evidence", f"{SMOKE}/run"])
+def test_a_folder_that_is_a_link_now(run: Path, folder: str) -> None:
+    (run / folder).rename(run / "elsewhere")
+    (run / folder).symlink_to(run / "elsewhere")
+    answer = call("report", run)
+    assert answer.code == BLOCKED
+    assert f"{folder} is a link now" in answer.out
+
+
+def test_a_key_that_stands_twice_is_an_edit(run: Path) -> None:
+    replace(run / "trial.json", '"status": "done"', '"verdict": "Fail",\n  "status": "done"')
+    assert call("report", run).code == BLOCKED
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two other trials of the same levels: one that passed, one that failed in level 1."""
+    place = tmp_path_factory.mktemp("others")
+    for name, words, code in (("passed", {}, PASS), ("failed", {1: "stuck"}, FAIL)):
+        with mock.patch("seatrial.loops.get_loop", return_value=FakeLoop(words)):
+            assert inside(*run_words(place / name, "0-1"), cwd=Path("/")).code == code
+    return place
+
+
+def taken(run: Path, other: Path, *names: str) -> None:
+    for name in names:
+        if (run / name).is_dir():
+            shutil.rmtree(run / name)
+            shutil.copytree(other / name, run / name)
+        else:
+            shutil.copy(other / name, run / name)
+
+
+SECOND = "levels/1-second"
+MIXED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "a level of another trial": ("passed", (SMOKE,)),
+    "a failed level of another trial": ("failed", (SECOND,)),
+    "all levels of another trial": ("passed", ("levels",)),
+    "the record of another trial": ("passed", ("trial.json",)),
+    "the record of a failed trial": ("failed", ("trial.json",)),
+    "the log of another trial": ("failed", (f"{SECOND}/run/facts.jsonl",)),
+    "the verdict of a failed level": ("failed", (f"{SECOND}/result.json",)),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_parts_of_other_trials_prove_nothing(run: Path, others: Path, name: str) -> None:
+    other, names = MIXED[name]
+    taken(run, others / other, *names)
+    for words in (("report",), ("resume",)):
+        answer = call(*words, run)
+        assert answer.code in (FAIL, BLOCKED), answer.out
+
+
+def test_a_failed_trial_under_the_record_of_one_that_passed(run: Path, others: Path, tmp_path: Path) -> None:
+    failed = Path(shutil.copytree(others / "failed", tmp_path / "failed"))
+    taken(failed, run, "trial.json", f"{SMOKE}/result.json", f"{SECOND}/result.json")
+    for words in (("report",), ("resume",)):
+        assert call(*words, failed).code == FAIL
+
+
+def test_a_record_that_is_no_record(run: Path) -> None:
+    whole = (run / "trial.json").read_text()
+    for text in (
+        "",
+        "[]",
+        "NaN",
+        "{",
+        whole[:500],
+        '{"a":' * 50_000,
+        whole.replace('"schema_version": 2', '"schema_version": 99', 1) + "x",
+    ):
+        (run / "trial.json").write_text(text)
+        for words in (("report",), ("resume",), ("attach",), ("history", "import")):
+            answer = call(*words, run)
+            assert answer.code in (1, 2, BLOCKED), (text[:20], words, answer.err)
+            assert "internal error" not in answer.err

@@ -57,13 +57,13 @@ def again(path: Path, name: str, profile: Profile, *, detach: bool, json: bool) 
 
     from seatrial.cli.run import close
     from seatrial.model.errors import UserError
-    from seatrial.trial import hidden, remote, rundir
-    from seatrial.trial.finish import FINAL
+    from seatrial.trial import conduct, hidden, remote, rundir, verify
 
-    trial = rundir.load(path)
-    if trial.status == "done" and all(result.verdict in FINAL for result in trial.levels):
+    recorded = rundir.read(path)
+    if conduct.is_over(recorded, verify.examine(path, recorded)):
         typer.echo("seatrial: every level of this trial has its verdict; nothing is left to do", err=True)
-        close(trial, path, json)
+        close(conduct.resume(path, lambda _: None), path, json)
+    trial = rundir.load(path)
     hidden.refuse(trial.plan.arguments)
     if remote.is_own_job(path, os.environ):
         raise UserError(f"{path}: this is the Slurm job of that trial", "leave out --on")

@@ -164,7 +164,7 @@ def resume(path: Path, listener: Listener) -> Trial:
         trial = _verified(path, recorded)
         if trial.alterations:
             listener(Stage("resume", altered_words(trial.alterations)))
-        if _is_over(recorded, trial.alterations):
+        if is_over(recorded, trial.alterations):
             listener(Stage("resume", "nothing to do: every level of this trial has its verdict"))
             report(path, loop_of(trial.plan), trial)
             return trial
@@ -185,7 +185,7 @@ def _verified(path: Path, recorded: Trial) -> Trial:
     return trial
 
 
-def _is_over(trial: Trial, altered: Sequence[Alteration]) -> bool:
+def is_over(trial: Trial, altered: Sequence[Alteration]) -> bool:
     """Whether nothing is left to run: every result is final, or files were altered, which no rerun of the rest makes good."""
     results: tuple[SideResult | LevelResult, ...] = (*trial.sides, *trial.levels)
     final = all(is_final(result) or result.verdict is Verdict.SKIPPED for result in results)

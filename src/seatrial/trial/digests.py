@@ -107,7 +107,7 @@ def compare(run_dir: Path, trial: Trial, directory: str) -> list[Alteration]:
     recorded = {path: found for path, found in trial.files.items() if path.startswith(f"{directory}/")}
     if not recorded:
         return [Alteration(path=directory, code="unrecorded", owner=owner)]
-    folders = {str(folder) for path in recorded for folder in Path(path).parents if folder.is_relative_to(directory)}
+    folders = {str(folder) for path in recorded for folder in Path(path).parents if folder != Path()}
     made = [Alteration(path=folder, code="linked", owner=owner) for folder in sorted(folders) if (run_dir / folder).is_symlink()]
     for path, found in recorded.items():
         code = _altered(run_dir / path, found)

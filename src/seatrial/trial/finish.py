@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from seatrial.files import write_json
+from seatrial.model.errors import UserError
 from seatrial.model.knowledge import Level
 from seatrial.model.loop import Loop
 from seatrial.model.record import LevelResult, PlannedLevel, SideResult, Trial
@@ -67,5 +68,11 @@ def report(path: Path, loop: Loop, trial: Trial) -> None:
 
 def _metrics(path: Path, loop: Loop, trial: Trial) -> dict[str, Metrics]:
     """Metrics by the name of the level directory."""
-    ran = [Path(result.directory) for result in trial.levels if result.directory]
-    return {place.name: read_level_metrics(loop, path / place) for place in ran}
+    found = {}
+    for place in (Path(result.directory) for result in trial.levels if result.directory):
+        try:
+            found[place.name] = read_level_metrics(loop, path / place)
+        except UserError:
+            if not trial.alterations:  # which name the file
+                raise
+    return found

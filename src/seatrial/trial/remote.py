@@ -33,6 +33,7 @@ from seatrial.model.job import PLACEHOLDER, Batch, Component, Job, Submission, U
 from seatrial.model.profile import Profile
 from seatrial.model.record import LevelResult, Plan, Trial
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.report.outcome import RECORD
 from seatrial.trial import rundir, verify
 from seatrial.trial.finish import FINAL, conclude, not_run, report, store
 from seatrial.trial.machine import RAY_NODES
@@ -161,6 +162,8 @@ def settle(path: Path, unit: UnitStatus) -> tuple[Trial, str]:
         if trial.status == "done":
             report(path, loop_of(trial.plan), trial)
             return trial, ""
+        if any(one.path == RECORD for one in trial.alterations):  # what it says of levels is not believed, nor sealed anew
+            trial = trial.model_copy(update={"levels": (), "sides": (), "alterations": ()})
         reason = why(unit, job)
         loop = loop_of(trial.plan)
         trial = conclude(trial, _results(path, trial, reason), finished=False)

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from seatrial.files import read_json, read_model, write_json
+from seatrial.files import read_json, read_model, read_text, write_json
 from seatrial.model.errors import UserError
 from seatrial.model.record import LevelResult, PlannedLevel, Trial
 from seatrial.model.verdict import Verdict
@@ -146,7 +146,19 @@ def save(path: Path, trial: Trial) -> None:
 def is_sealed(path: Path) -> bool:
     """Whether trial.json says what Seatrial wrote."""
     content = read_json(path / "trial.json")
-    return isinstance(content, dict) and content.get("seal") == _seal(content)
+    return isinstance(content, dict) and content.get("seal") == _seal(content) and not _has_twice(path / "trial.json")
+
+
+def _has_twice(file: Path) -> bool:
+    """Whether a key stands twice in one object of a JSON file: readers differ in which one they take."""
+    twice = False
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal twice
+        twice = twice or len({key for key, _ in pairs}) < len(pairs)
+
+    json.loads(read_text(file), object_pairs_hook=look)
+    return twice
 
 
 def _seal(content: dict[str, Any]) -> str:

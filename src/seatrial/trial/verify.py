@@ -33,7 +33,8 @@ from seatrial.trial.level import Bench, Limits
 Result = TypeVar("Result", LevelResult, SideResult)
 _SETTLED = {"verdict", "reason", "boundary", "own", "follow_ups"}
 """What the comparison with the base may have written to one of the two records of a level, when Seatrial was killed."""
-_ODD = (UserError, BlockedError, OSError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+_ODD: tuple[type[Exception], ...] = (UserError, BlockedError, OSError, ArithmeticError, AssertionError, AttributeError, LookupError)
+_ODD += (RecursionError, TypeError, ValueError)
 """What a judge may stumble over in files that somebody altered."""
 
 
@@ -111,6 +112,8 @@ def _failure(path: Path, trial: Trial, level: LevelResult, altered: set[str]) ->
     gone = [name for name in ("run.log", "metrics.jsonl") if not (directory / name).is_file()]
     if not level.directory or gone:
         return f"{' and '.join(gone) or 'everything'} of the level is gone", Boundary.METRICS
+    if any(os.path.lexists(path / name) and not (path / name).is_file() for name in altered):
+        return None  # a pipe, a device, a link to nothing: nothing there is read
     own = _stored(directory)
     if own is not None and own.verdict is Verdict.FAIL:
         return f"{digests.RESULT}: {own.reason}", own.boundary or Boundary.METRICS
