@@ -688,7 +688,7 @@ class Fuzzer:
         files = sorted(path for path in directory.rglob("*") if path.is_file() and path.stat().st_size)
         self.said = [f"{loop.name} {name}", *damage(rng, files)]
         level = next(one for one in loop.levels() if one.name == name)
-        _, made = _asserted(loop, level, directory, Metrics(series=dict(series)))
+        _, made, _ = _asserted(loop, level, directory, Metrics(series=dict(series)))
         for check in made:
             check.model_dump_json()
         loop.shortfalls(level, directory)

@@ -26,7 +26,9 @@ from seatrial.loops.options import number
 from seatrial.loops.verl.gpu.proofs import adapters
 from seatrial.model.errors import UserError
 from seatrial.model.guarded import BadValue, parse_count
-from seatrial.model.series import Metrics
+from seatrial.model.record import CheckResult
+from seatrial.model.series import Metrics, Series
+from seatrial.model.verdict import Boundary, Verdict
 from seatrial.regress.bisect.logs.replay import read_marks
 from seatrial.regress.select.gather import evidence
 from seatrial.regress.select.trace.logs import read
@@ -39,6 +41,7 @@ from seatrial.rollouts.record import KEY, TornError, check
 from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.work import RolloutError, Row, Unit
 from seatrial.trial.assess import _asserted
+from seatrial.trial.judge import Evidence, judge
 from seatrial.trial.plan import parse_levels
 
 DEEP = "[" * 900 + "]" * 900
@@ -185,15 +188,15 @@ def test_a_log_of_git_bisect_whose_commit_no_git_can_be_asked_for(tmp_path: Path
         (0, {"process": None}),
     ],
 )
-def test_facts_of_another_shape_are_a_missed_proof_and_no_crash(tmp_path: Path, row: int, change: dict[str, Any]) -> None:
+def test_facts_of_another_shape_prove_nothing_and_are_no_crash(tmp_path: Path, row: int, change: dict[str, Any]) -> None:
     facts, series = trl.WORLDS["smoke"]
     rows = [dict(one) for one in facts["run"]]
     rows[row] |= change
     trl.prove(tmp_path, "smoke", {}, series)
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "facts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    _, made = _asserted(get_loop("trl"), trl.LEVELS["smoke"], tmp_path, Metrics(series=series))
-    assert not all(check.passed for check in made)
+    _, made, why = _asserted(get_loop("trl"), trl.LEVELS["smoke"], tmp_path, Metrics(series=series))
+    assert why or not all(check.passed for check in made)
 
 
 @pytest.mark.parametrize(
@@ -251,3 +254,22 @@ def test_a_history_of_a_bisect_that_cannot_be_one(tmp_path: Path, change: dict[s
         file.write_text(json.dumps(content))
         answer = inside("bisect", "report", tmp_path / "run")
         assert (answer.code, "history.json" in answer.err, "fix:" in answer.err) == (2, True, True)
+
+
+def test_a_level_without_proofs_is_blocked_and_never_a_pass() -> None:
+    met = CheckResult(name="loss", kind="expression", passed=True, boundary=Boundary.METRICS)
+    missed = met.model_copy(update={"passed": False})
+    metrics = Metrics(series={"loss": Series("loss", (1,), (0.5,))})
+    for one, verdict in ((met, Verdict.BLOCKED), (missed, Verdict.FAIL)):
+        evidence = Evidence(metrics=metrics, checks=(one,), unproven="facts.jsonl: KeyError: 'step'", steps_reached=1)
+        assert judge(evidence, get_loop("trl").milestones()).verdict is verdict
+
+
+@pytest.mark.parametrize("work", [5, {}, {"seed": "1", "seed_rule": "none"}, {"seed": 1, "seed_rule": "x"}, []])
+def test_a_manifest_whose_settings_no_campaign_has(tmp_path: Path, work: object) -> None:
+    place = collected(campaign(tmp_path, {"a": questions(1)}, shards=1), [[ok(1.0)] * 4])
+    kept = json.loads(place.manifest.read_text())
+    for identity in ({**kept["identity"], "work": work}, {**kept["identity"], "datasets": 5}):
+        place.manifest.write_text(json.dumps(kept | {"identity": identity}))
+        answer = inside("rollouts", "status", place.root)
+        assert (answer.code, "manifest.json" in answer.err) == (2, True)

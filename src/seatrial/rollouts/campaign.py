@@ -34,6 +34,8 @@ from seatrial.rollouts.values import (
     tokens_in,
 )
 
+SeedRule = Literal["derived", "repeat", "none"]
+
 
 class Dataset(Record):
     """One file of rows."""
@@ -73,7 +75,7 @@ class Work(Record):
     """Instead of repeats: the repetitions by number, such as 0-3,7."""
     seed: Whole = 0
     """The campaign's own seed: every unit's seed is derived from it, the row and the repetition."""
-    seed_rule: Literal["derived", "repeat", "none"] = "derived"
+    seed_rule: SeedRule = "derived"
     """`repeat` sends the number of the repetition, as Gym and Skills do; `none` sends no seed."""
     shards: Count | None = None
     target_minutes: Seconds = 60.0

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import model_validator
 
@@ -27,7 +27,7 @@ from seatrial.files import read_model, sync_directory, write_error, write_json
 from seatrial.model.errors import UserError
 from seatrial.model.guarded import real_path
 from seatrial.model.record import Record
-from seatrial.rollouts.campaign import Campaign
+from seatrial.rollouts.campaign import Campaign, SeedRule
 from seatrial.rollouts.functions import sha256_of_function
 from seatrial.rollouts.inputs.reading import sha256_of
 from seatrial.rollouts.inputs.writing import InputFile as InputFile
@@ -93,8 +93,13 @@ class Manifest(Record):
         once = all(labels and len(set(labels)) == len(labels) for labels in self.repeats.values())
         if rows.keys() != self.repeats.keys() or not once or (self.rows, self.units) != (sum(rows.values()), units):
             raise ValueError("rows, repeats and units contradict each other")
-        if not 1 <= self.shards <= max(self.units, 1) or not {"seed", "seed_rule"} <= self.identity.get("work", {}).keys():
+        work, datasets = self.identity.get("work"), self.identity.get("datasets", [])
+        seeded = isinstance(work, Mapping) and type(work.get("seed")) is int and work.get("seed_rule") in get_args(SeedRule)
+        if not 1 <= self.shards <= max(self.units, 1) or not seeded:
             raise ValueError("shards or identity.work are not those of a campaign")
+        named = isinstance(datasets, list | tuple) and all(isinstance(one, Mapping) and "name" in one for one in datasets)
+        if not named or min(rows.values(), default=0) < 0:
+            raise ValueError("datasets or files are not those of a campaign")
         return self
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from seatrial.evidence.imports import judge_imports, read_imports
 from seatrial.files import write_json
 from seatrial.loops.facts import PATTERN as FACTS
-from seatrial.loops.proof import proof
 from seatrial.metrics.checks import evaluate, undamaged
 from seatrial.metrics.grammar import CheckSyntaxError, one_step
 from seatrial.model.advice import Situation, advise
@@ -56,18 +55,16 @@ def judge_level(bench: Bench, level: Level, directory: Path, outcomes: Sequence[
     return result
 
 
-def _asserted(loop: Loop, level: Level, directory: Path, metrics: Metrics) -> tuple[tuple[CheckSpec, ...], tuple[CheckResult, ...]]:
-    """The expressions to check, and the proofs. What a level left is written by others, who may be killed or may err: rows of facts of
-    another shape are a proof that is missed, as damaged metrics are, and never the end of the trial."""
+def _asserted(loop: Loop, level: Level, directory: Path, metrics: Metrics) -> tuple[tuple[CheckSpec, ...], tuple[CheckResult, ...], str]:
+    """The expressions to check, the proofs, and why there are none. Others write what a level leaves, and may be killed or err: facts of
+    another shape leave the level without proofs, and never end the trial."""
     try:
-        return (*level.checks, *loop.own_checks(level, directory)), loop.proofs(level, directory, metrics)
+        return (*level.checks, *loop.own_checks(level, directory)), loop.proofs(level, directory, metrics), ""
     except UserError as error:
-        message = error.message
+        return level.checks, (), error.message
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
-    name = "facts, dumps and shadows of the level can be judged"
-    return level.checks, (proof(name, False, "no", Boundary.METRICS, "", f"{directory}: damaged, or of another version: {message}"),)
+        return level.checks, (), f"{directory}: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
 
 
 def assess(bench: Bench, level: Level, directory: Path, outcomes: Sequence[PhaseOutcome]) -> tuple[LevelResult, Metrics]:
@@ -80,13 +77,14 @@ def assess(bench: Bench, level: Level, directory: Path, outcomes: Sequence[Phase
     expected = min((phase.steps for phase in phases if phase.steps is not None), default=None)
     reached = loop.steps_reached(metrics)
     trained = len(outcomes) == len(phases) and expected is not None and reached is not None and reached >= expected
-    checks: tuple[CheckResult, ...] = ()
+    checks, unproven = tuple[CheckResult, ...](), ""
     if complete or trained:  # a crash after the last step is no Pass, but what was measured is measured
-        specs, proofs = _asserted(loop, level, directory, metrics)
+        specs, proofs, unproven = _asserted(loop, level, directory, metrics)
         checks = (*proofs, *(_expression(spec, metrics) for spec in specs), *_sound(metrics))
     evidence = Evidence(
         metrics=metrics,
         checks=checks,
+        unproven=unproven,
         diagnosis=diagnosis,
         phases=tuple(outcomes),
         wrong_imports=_wrong_imports(bench, directory, phases, complete),

@@ -34,6 +34,8 @@ class Evidence:
 
     metrics: Metrics
     checks: tuple[CheckResult, ...] = ()
+    unproven: str = ""
+    """Why there are no proofs: facts, dumps or shadows that cannot be read as what a run writes."""
     diagnosis: Diagnosis | None = None
     phases: tuple[PhaseOutcome, ...] = ()
     wrong_imports: tuple[str, ...] = ()
@@ -48,13 +50,19 @@ class Evidence:
 
 def judge(evidence: Evidence, milestones: Sequence[Milestone]) -> Judgement:
     """The verdict, by the first rule that applies."""
-    for rule in (_imports, _ended, _crashed, _silent, _steps, _damage, _non_finite, _elsewhere, _survived, _vacuous, _checks):
+    for rule in (_imports, _ended, _crashed, _silent, _steps, _damage, _non_finite, _elsewhere, _survived, _vacuous, _checks, _unproven):
         found = rule(evidence, milestones)
         if found:
             return found
     if not evidence.checks:
         return Judgement(Verdict.BLOCKED, "vacuous: nothing was asserted, so nothing could have failed", Boundary.METRICS, vacuous=True)
     return Judgement(Verdict.PASS, f"{len(evidence.checks)} checks met{_of_steps(evidence)}")
+
+
+def _unproven(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
+    if not evidence.unproven:
+        return None
+    return Judgement(Verdict.BLOCKED, f"what the level left is damaged or of another version: {evidence.unproven}", Boundary.METRICS)
 
 
 def _of_steps(evidence: Evidence) -> str:
