@@ -18,11 +18,11 @@ WRONG: tuple[tuple[str, str], ...] = (
     ("Fatal Python error: Aborted", "environment"),
     ("*** SIGABRT received at time=1763170000 on cpu 3 ***", "environment"),
     (
-        "[rank3]:[E1115 01:02:03.123456 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.",
+        "[rank3]:[E1115 01:02:03.123456 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.",  # noqa: E501
         "ddp",
     ),
     (
-        "[E ProcessGroupNCCL.cpp:475] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.",
+        "[E ProcessGroupNCCL.cpp:475] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.",  # noqa: E501
         "ddp",
     ),
     ("NCCL WARN Call to ibv_modify_qp failed with error Connection timed out, aborting communicator; continuing", "ddp"),
@@ -223,10 +223,10 @@ CALM: tuple[str, ...] = (
     "INFO: sync weights: nothing to do",
     "INFO 11-15 01:02:03 [block_pool.py:378] Successfully reset prefix cache",
     "INFO 11-15 01:02:03 [executor.py:12] It took 0.3 seconds to fall asleep.",
-    "WARNING 11-15 01:02:03 [scheduler.py:1] Sequence group 12 is preempted by PreemptionMode.RECOMPUTE mode because there is not enough KV cache space.",
+    "WARNING 11-15 01:02:03 [scheduler.py:1] Sequence group 12 is preempted by PreemptionMode.RECOMPUTE mode because there is not enough KV cache space.",  # noqa: E501
     "(WorkerDict pid=1) WARNING: NCCL version mismatch check skipped",
     "WARNING:urllib3.connectionpool:Connection pool is full, discarding connection: localhost",
-    "[W1115 01:02:03.4 reducer.cpp:1400] Warning: find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters in the forward pass.",
+    "[W1115 01:02:03.4 reducer.cpp:1400] Warning: find_unused_parameters=True was in DDP constructor, but did not find any unused parameters.",  # noqa: E501
     "UserWarning: None of the inputs have requires_grad=True. Gradients will be None",
     "UserWarning: Was asked to gather along dimension 0, but all input tensors were scalars; will instead unsqueeze",
     "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.",

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.checks.log_lines import exit_value, exited, read_facts
+from seatrial.checks.log_lines import exited, read_facts
 from seatrial.loops import get_loop
+from seatrial.model.exits import exit_value
 from seatrial.model.record import Diagnosis
 from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage.diagnose import STEPS, diagnose

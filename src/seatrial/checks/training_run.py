@@ -26,7 +26,8 @@ from seatrial.model.signals import Bound, Signals
 from seatrial.model.verdict import Boundary
 
 DEAD_GRADIENT, DEAD_SHARE = 1e-10, 1e-7
-"""A norm up to these (the second as a share of the largest of the first steps) moves no weight of any precision. The least of the healthy samples is 0.1."""
+"""A norm up to these (the second as a share of the largest of the first steps) moves no weight of any precision. The least of the healthy
+samples is 0.1."""
 DEAD_RATE = 1e-14
 NO_SPREAD = 1e-8
 """Advantages are of size 1 where they are normalized, and as large as rewards where not."""

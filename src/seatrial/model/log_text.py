@@ -22,12 +22,15 @@ _COMPOSE = r"[\w.-]+[-_]\d+ +\| "
 _LABEL = r"\[\w+ \d+step\] "
 """What a script puts before every line of one of its runs (`sed 's/^/[mcore 1step] /'`)."""
 _HEAD = re.compile(rf"(?:{_COMPOSE})?(?:{_STAMP}(?:{_LOGGER})?){{0,2}}(?:{_LABEL})?")
-_MAY_HEAD = re.compile(r"[\d\[]|[\w.-]{1,60}[-_]\d+ +\| ")
+_MAY_HEAD = re.compile(r"[\w.-]{1,60}[-_]\d+ +\| ")
+_HEADS = frozenset("[0123456789")
+_FAR = 200
 _PROCESS = re.compile(
     r"(?:\((?:[A-Za-z_][\w.:-]*|(?:[A-Za-z_][\w.:\[\]=-]* )?pid=\d+(?:, ip=[^)\s]+)?)\)(?: |$)"  # (name[rank=0] pid=7, ip=…), (name)
     r"|\[(?:rank|default|trainer|worker)?\d+\]: ?"  # [rank1]:
     r"|\d{1,5}: )+"  # srun --label
 )
+_PREFIXES = frozenset("([0123456789")
 _SAID = r"prompt|response|question|completion|output|ground_truth|input|answer|sample"
 _BEGIN = re.compile(
     r"\s*\[(?:prompt|response|question|completion|output)\](?: |$)|(?:Prompt|Response|Completion|Generated text|Sample \d+):\s*$"
@@ -49,7 +52,7 @@ _SPEAKER = re.compile(
 
 def without_head(text: str) -> str:
     """A line without what a launcher put before it."""
-    if not _MAY_HEAD.match(text):
+    if text[:1] not in _HEADS and ("| " not in text[:_FAR] or not _MAY_HEAD.match(text)):
         return text
     found = _HEAD.match(text)
     return text[found.end() :] if found else text
@@ -57,7 +60,7 @@ def without_head(text: str) -> str:
 
 def split_process(text: str) -> tuple[str, str]:
     """The prefix of the writing process, empty for the main process, and the rest of the line."""
-    found = _PROCESS.match(text)
+    found = _PROCESS.match(text) if text[:1] in _PREFIXES else None
     return (found.group(), text[found.end() :]) if found else ("", text)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.checks.log_lines import exit_value
+from seatrial.model.exits import exit_value
 from seatrial.model.knowledge import Milestone, Signature
 from seatrial.model.log_text import Samples
 from seatrial.model.record import Diagnosis
@@ -27,7 +27,7 @@ from seatrial.triage.chain import CRASH, Chain, ChainReader, How
 from seatrial.triage.doubts import doubt
 from seatrial.triage.log import Line, Log, read_log
 from seatrial.triage.signatures import GENERAL, Hit, Scan, first_match, load_signatures
-from seatrial.triage.survived import Survivors
+from seatrial.triage.survived import Survivors, framed_boundary
 
 _TAIL = 8  # last lines searched for a known failure when nothing was raised; further up it may be a mere mention
 _WINDOW = 200  # lines before a report of another process's death that may hold its cause
@@ -47,6 +47,9 @@ _STAGES: tuple[tuple[str, Boundary], ...] = (
 )
 """Words in the name of a failed stage, for logs of runners that no milestones are known of; else the provider."""
 
+_NO_NUMBER = re.compile(r"\b(?:nan|inf)\b", re.IGNORECASE)
+CALLED = frozenset({Boundary.REWARD, Boundary.REFIT, Boundary.CHECKPOINT, Boundary.PEFT, Boundary.DDP, Boundary.ROLLOUT})
+"""Boundaries that the calls of an unknown exception tell better than the last milestone."""
 _TOOLS = ("error", "fatal", "ERROR")
 """What a tool prints before its message; not the name of an exception."""
 _TOTALS = re.compile(r"\b\d+ failed\b.*\b\d+ (passed|skipped|errors?)\b.* in [\d.]+ ?s")
@@ -215,7 +218,10 @@ class _Triage:
             return Boundary.ENVIRONMENT, Verdict.FAIL  # a launcher's word after the work was done
         if reached is not None:
             milestone = next(m for m in self.milestones if m.id == reached.id)
-            return milestone.boundary, milestone.verdict
+            called = framed_boundary(raised.frames) if milestone.verdict is Verdict.FAIL else None
+            if called is Boundary.ROLLOUT and _NO_NUMBER.search(raised.message):
+                called = None  # a sampler that meets NaN has it from the weights
+            return (called if called in CALLED else milestone.boundary), milestone.verdict
         match chain.how:
             case How.REPORT:
                 return stage_boundary(raised.lines[0][1].partition(raised.name)[0] or raised.message), Verdict.FAIL

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from seatrial.model.find import Stems
 from seatrial.model.verdict import Boundary
 from seatrial.triage.quotes import denied, quoted
 
@@ -39,13 +40,15 @@ _PARTS: tuple[tuple[str, Boundary], ...] = (
         Boundary.REFIT,
     ),
     (
-        r"\boptimi[sz]er|\bbackward\b|\bgradients?\b|\bgrads?\b|\bupdates?\b|\bloss\b|\blogits\b|\blog.?probs?\b|\bkl\b|\bmodel outputs?\b|\bmini-?batch",
+        r"\boptimi[sz]er|\bbackward\b|\bgradients?\b|\bgrads?\b|\bupdates?\b|\bloss\b|\blogits\b|\blog.?probs?\b|\bkl\b"
+        r"|\bmodel outputs?\b|\bmini-?batch",
         Boundary.OPTIMIZER,
     ),
     (r"\branks?\b|\bddp\b|\bfsdp\b|\bgloo\b", Boundary.DDP),
     (r"\b\w{0,20}workers?\b|\bactors?\b|\bnodes?\b|\breplicas?\b|\benginecore\b", Boundary.CLUSTER),
     (
-        r"\brollouts?\b|\bgenerat(?:ion|or|e|ing)s?\b|\bcompletions?\b|\btrajector|\bresponses?\b|\bsampler\b|\binference\b|\bengine\b|\bvllm\b|\bsglang\b",
+        r"\brollouts?\b|\bgenerat(?:ion|or|e|ing)s?\b|\bcompletions?\b|\btrajector|\bresponses?\b|\bsampler\b"
+        r"|\binference\b|\bengine\b|\bvllm\b|\bsglang\b",
         Boundary.ROLLOUT,
     ),
     (r"\bdata_?loader|\bbatch(?:es)?\b|\bdatasets?\b|\bprompts?\b|\btokeni[sz]er\b", Boundary.DATA),
@@ -57,12 +60,18 @@ _DONE = (
 )
 _NEGATED = rf"(?:did|does|do|was|were|is|are|has|have|been)(?: not|n't)(?: been| be| fully)? {_DONE}"
 _TROUBLE = re.compile(
-    r"\bfail(?:ed|s|ing|ures?)?\b|\berrors?\b|\bexceptions?\b|\braised\b|\bcrash\w*|\bdied\b|\bdead\b|\bhung\b|\bstuck\b|\w*abort(?:ed|ing|s)?\b"
-    r"|\blost\b|\bgone\b|\b(?:is|are|service|server|went) down\b|\bunavailable\b|\bunreachable\b|\btimed[ -]?out\b|\btime-?out (?:waiting|after)\b"
-    r"|\bmismatch\w*|\bdiffers?\b|\bdisagree\w*|\bdiverge\w*|\bunequal\b|!=|\bcorrupt\w*|\bcould ?(?:n[o']t|not)\b|\bcan ?(?:n[o']t|not|'t)\b"
-    rf"|\b{_NEGATED}|\bnever\b|\bunable\b|\brefused\b|\brejected\b|\b(?:produced|returned|got|received|generated|sent|trained) nothing\b|\bempty\b|\b(?:got|is|was|were|are|returned|rewards?) None\b|\bstopped (?:respond|answer|work)ing\b"
+    r"\bfail(?:ed|s|ing|ures?)?\b|\berrors?\b|\bexceptions?\b|\braised\b|\bcrash\w*|\bdied\b|\bdead\b|\bhung\b"
+    r"|\bstuck\b|\w{0,30}?abort(?:ed|ing|s)?\b"
+    r"|\blost\b|\bgone\b|\b(?:is|are|service|server|went) down\b|\bunavailable\b|\bunreachable\b|\btimed[ -]?out\b"
+    r"|\btime-?out (?:waiting|after)\b"
+    r"|\bmismatch\w*|\bdiffers?\b|\bdisagree\w*|\bdiverge\w*|\bunequal\b|!=|\bcorrupt\w*|\bcould ?(?:n[o']t|not)\b"
+    r"|\bcan ?(?:n[o']t|not|'t)\b"
+    rf"|\b{_NEGATED}|\bnever\b|\bunable\b|\brefused\b|\brejected\b"
+    rf"|\b(?:produced|returned|got|received|generated|sent|trained) nothing\b|\bempty\b"
+    rf"|\b(?:got|is|was|were|are|returned|rewards?) None\b|\bstopped (?:respond|answer|work)ing\b"
     r"|\bnans?\b|\bno-?op\b|\bno (?:matching|gradients?|valid|tokens?|output|usable|lora|adapter)\b|\b0 tokens\b|\bexploded\b|\bran out\b"
-    r"|\breturned [45]\d\d\b|\bHTTP [45]\d\d\b|\bswallowed\b|\bsuccess ?[=:] ?false\b|\btoo (?:high|large)\b|> ?threshold|\bbroken?\b|\bfatal\b"
+    r"|\breturned [45]\d\d\b|\bHTTP [45]\d\d\b|\bswallowed\b|\bsuccess ?[=:] ?false\b|\btoo (?:high|large)\b"
+    r"|> ?threshold|\bbroken?\b|\bfatal\b"
     r"|\bexhausted\b|\binvalid\b|\bmissing\b|\babandon\w+|\bdrift\w*|\bunhealthy\b",
     re.IGNORECASE,
 )
@@ -72,23 +81,33 @@ _STRONG = re.compile(
     re.IGNORECASE,
 )
 _INSTEAD = re.compile(
-    r"\bcontinu\w*|\bproceed\w*|\bkeep\w* going\b|\bgo(?:es|ing)? on\b|\bcarr\w+ on\b|\bignor\w+|\banyway\b|\bskip(?:s|ped|ping)?\b|\bus(?:ing|ed)\b"
-    r"|\btreat\w* as\b|\bassum(?:ed|ing)\b|\bzeroed\b|\bzeros\b|\b(?:with|as|to|by|scored|returning|returned) 0(?:\.0+)?\b|\bpadd(?:ed|ing)\b|\bfill\w+\b"
-    r"|\binstead\b|\bf[ae]ll\w* back\b|\broll\w* back\b|\babandon\w+|\bkeeps?\b|\bkept\b|\bleft out\b|\brunning with\b|\bre-?(?:start|spawn|creat|launch)\w*|\brecover\w*|\bduplicat\w+|\breus\w+|\brepeat\w*"
-    r"|\bdisabled\b|\bwithout\b|\bstarting (?:with|from)\b|\bfresh\b|\bdropp\w+|\bdiscard\w+|\bunchanged\b|\blater\b|\bno-?op\b|\bexcluded\b|\breplac\w+"
-    r"|\breset\w*|\bstill\b|\bold(?:er)?\b|\bprevious\b|\bstale\b|\bgenerat\w+ with\b|\btrain\w+ (?:on|with)\b|\bremaining\b|\bthis (?:batch|step|round)\b",
+    r"\bcontinu\w*|\bproceed\w*|\bkeep\w* going\b|\bgo(?:es|ing)? on\b|\bcarr\w+ on\b|\bignor\w+|\banyway\b"
+    r"|\bskip(?:s|ped|ping)?\b|\bus(?:ing|ed)\b"
+    r"|\btreat\w* as\b|\bassum(?:ed|ing)\b|\bzeroed\b|\bzeros\b"
+    r"|\b(?:with|as|to|by|scored|returning|returned) 0(?:\.0+)?\b|\bpadd(?:ed|ing)\b|\bfill\w+\b"
+    r"|\binstead\b|\bf[ae]ll\w* back\b|\broll\w* back\b|\babandon\w+|\bkeeps?\b|\bkept\b|\bleft out\b"
+    r"|\brunning with\b|\bre-?(?:start|spawn|creat|launch)\w*|\brecover\w*|\bduplicat\w+|\breus\w+|\brepeat\w*"
+    r"|\bdisabled\b|\bwithout\b|\bstarting (?:with|from)\b|\bfresh\b|\bdropp\w+|\bdiscard\w+|\bunchanged\b"
+    r"|\blater\b|\bno-?op\b|\bexcluded\b|\breplac\w+"
+    r"|\breset\w*|\bstill\b|\bold(?:er)?\b|\bprevious\b|\bstale\b|\bgenerat\w+ with\b|\btrain\w+ (?:on|with)\b"
+    r"|\bremaining\b|\bthis (?:batch|step|round)\b",
     re.IGNORECASE,
 )
 _LEVEL = re.compile(
-    r"\W*(?:[\w.:/-]+ ){0,5}?\W*(?:(ERROR|CRITICAL|FATAL)|(WARN(?:ING)?))\b|\W*(?:((?i:error|critical|fatal))|((?i:warning))):|(AssertionError)\b"
+    r"\W*(?:[\w.:/-]+ ){0,5}?\W*(?:(ERROR|CRITICAL|FATAL)|(WARN(?:ING)?))\b"
+    r"|\W*(?:((?i:error|critical|fatal))|((?i:warning))):|(AssertionError)\b"
 )
 _AGAIN = re.compile(
-    r"\bretry(?!\w* (?:at|in) (?:the )?next (?:step|sync|round))|\bretries\b|\battempt \d|\btry(?:ing)? again\b|\b(?:newly|re-?)initiali[sz]ed\b|\btarget kl\b|\bdeprecat|\b\w+Warning: |\bwill be\b|\bwould\b|\bif\b|\bwhen(?:ever)?\b",
+    r"\bretry(?!\w* (?:at|in) (?:the )?next (?:step|sync|round))|\bretries\b|\battempt \d|\btry(?:ing)? again\b"
+    r"|\b(?:newly|re-?)initiali[sz]ed\b|\btarget kl\b|\bdeprecat|\b\w+Warning: |\bwill be\b|\bwould\b|\bif\b"
+    r"|\bwhen(?:ever)?\b",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(
-    r"\bwandb|\bmlflow|\btensorboard|\bprometheus|\bswanlab|\btelemetry|\bmetrics?\b|\bexporter|\bdashboard|\blogg(?:er|ing)\b|\bupload|\bhub\b|\bplot|\bimport"
-    r"|\bcompil|\bdynamo|\binductor|\btriton|\bkernels?\b|\bcuda graphs?|\bcache|\bfuture\w*|\bprofil|\bmodel card|\breadme|\bwarm-?up\b|\bversion (?:check|mismatch)"
+    r"\bwandb|\bmlflow|\btensorboard|\bprometheus|\bswanlab|\btelemetry|\bmetrics?\b|\bexporter|\bdashboard"
+    r"|\blogg(?:er|ing)\b|\bupload|\bhub\b|\bplot|\bimport"
+    r"|\bcompil|\bdynamo|\binductor|\btriton|\bkernels?\b|\bcuda graphs?|\bcache|\bfuture\w*|\bprofil|\bmodel card"
+    r"|\breadme|\bwarm-?up\b|\bversion (?:check|mismatch)"
     r"|\btools?\b|\bNET/|\bplugins?\b|\bsockets?\b|\bTCP\b|\brotary|\bcode execution|\bweights only|\bweights_only",
     re.IGNORECASE,
 )
@@ -150,26 +169,69 @@ _STEMS = (
 """Every trouble holds one of these."""
 
 
-def may_doubt(lower: str) -> bool:
-    """Whether a line in small letters may hold a doubt: one search that keeps the patterns from most lines."""
-    return any(stem in lower for stem in _STEMS)
+_TROUBLES = Stems(_STEMS)
+_OF_PARTS = Stems(
+    (
+        *("lora", "adapter", "peft", "checkpoint", "ckpt", "persist", "optimi", "scheduler state", "rng state", "reward", "scor", "grader"),
+        *(
+            "verifier",
+            "advantage",
+            "rank",
+            "barrier",
+            "nccl",
+            "reduce",
+            "gather",
+            "collective",
+            "refit",
+            "weight",
+            "param",
+            "tensor",
+            "lm_head",
+        ),
+        *(
+            "state",
+            "policy version",
+            "backward",
+            "gradient",
+            "grad",
+            "update",
+            "loss",
+            "logits",
+            "log",
+            "kl",
+            "model output",
+            "batch",
+            "ddp",
+        ),
+        *("fsdp", "gloo", "worker", "actor", "node", "replica", "engine", "rollout", "generat", "completion", "trajector", "response"),
+        *("sampler", "inference", "vllm", "sglang", "loader", "dataset", "prompt", "tokeni"),
+    )
+)
+"""Every part holds one of these."""
+
+
+def may_doubt(lower: str, words: frozenset[str]) -> bool:
+    """Whether a line in small letters, of these words, may hold a doubt: keeps the patterns from most lines."""
+    return _TROUBLES.within(lower, words) and _OF_PARTS.within(lower, words)
 
 
 def doubt(text: str) -> Doubt | None:
     """What a line says went wrong; None for nothing."""
+    if _QUIET.match(text) or _ASIDE.search(text) or _AGAIN.search(text):
+        return None
+    boundary = next((boundary for words, boundary in _COMPILED if words.search(text)), None)
+    if boundary is None or (boundary in (Boundary.REWARD, Boundary.ROLLOUT) and _UNREAD.search(text)):
+        return None
+    if boundary in (Boundary.DATA, Boundary.ROLLOUT) and _TOO_LONG.search(text):
+        return None
     troubles = [found for found in _TROUBLE.finditer(text) if not _RIGHT.match(text, found.end()) and not denied(text[: found.start()])]
-    if not troubles or _QUIET.match(text):
+    if not troubles:
         return None
     level = _LEVEL.match(text)
     error = level is not None and (level[1] or level[3] or level[5]) is not None
     warned = level is not None and _STRONG.search(text) is not None
     whole = _ALL.search(text) is not None
     said = error or warned or whole or len({found[0].lower() for found in troubles}) > 1 or _INSTEAD.search(text) is not None
-    if not said or _AGAIN.search(text) or _ASIDE.search(text) or quoted(text, troubles[0]):
-        return None
-    boundary = next((boundary for words, boundary in _COMPILED if words.search(text)), None)
-    if boundary is None or (boundary in (Boundary.REWARD, Boundary.ROLLOUT) and _UNREAD.search(text)):
-        return None
-    if boundary in (Boundary.DATA, Boundary.ROLLOUT) and _TOO_LONG.search(text):
+    if not said or quoted(text, troubles[0]):
         return None
     return Doubt(boundary, error or whole or _OLD.search(text) is not None)

@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from pydantic import ValidationError
 
 from seatrial.files import read_text
 from seatrial.model.errors import UserError
+from seatrial.model.find import Required, required
 from seatrial.model.guarded import BadValue, parse_toml
 from seatrial.model.knowledge import Milestone, Signature
 from seatrial.model.verdict import Verdict
@@ -154,21 +157,53 @@ class _Block:
                 self._ends.append(end)
         self._texts = texts
         self._joined = "\n".join(texts)
+        lower = self._joined.lower()
+        self._lower = lower if len(lower) == len(self._joined) else "\n".join(map(_lower, texts))
 
     def matches(self, pattern: re.Pattern[str]) -> Iterator[Line]:
         """Lines that the pattern matches, in order and once each. A match across lines is none."""
-        position = 0
-        index = 0
         last: Line | None = None
-        while (match := pattern.search(self._joined, position)) is not None:
-            while self._ends[index] <= match.start():
-                index += 1
+        for index in self._candidates(pattern):
             if self._lines[index] is not last and pattern.search(self._texts[index]):
                 last = self._lines[index]
                 yield last
+
+    def _candidates(self, pattern: re.Pattern[str]) -> Iterable[int]:
+        """The indices of the lines that may match: those that hold what every match holds, where that is known."""
+        needed = _required(pattern)
+        if needed is None:
+            return self._searched(pattern)
+        joined = self._lower if needed.lower else self._joined
+        found: set[int] = set()
+        for text in needed.texts:
+            position = joined.find(text)
+            while position >= 0:
+                index = bisect_right(self._ends, position)
+                found.add(index)
+                position = joined.find(text, self._ends[index])
+        return sorted(found)
+
+    def _searched(self, pattern: re.Pattern[str]) -> Iterator[int]:
+        """The lines in which a search of the whole block ends up."""
+        position = index = 0
+        while (match := pattern.search(self._joined, position)) is not None:
+            while self._ends[index] <= match.start():
+                index += 1
+            yield index
             position = self._ends[index]
             if position > len(self._joined):
                 return
+
+
+@lru_cache(maxsize=1024)
+def _required(pattern: re.Pattern[str]) -> Required | None:
+    return required(pattern)
+
+
+def _lower(text: str) -> str:
+    """A text in small letters, of the same length: a few capital letters have small ones of two."""
+    lower = text.lower()
+    return lower if len(lower) == len(text) else "".join(one if len(one) == 1 else "?" for one in map(str.lower, text))
 
 
 def times(text: str) -> int:

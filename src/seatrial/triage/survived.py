@@ -16,8 +16,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from seatrial.model.find import Finder, Stems, words_of
 from seatrial.model.knowledge import Signature
 from seatrial.model.record import Diagnosis
 from seatrial.model.verdict import Boundary, Verdict
@@ -108,14 +110,14 @@ STEMS = (
         "unreachable",
         "unavailable",
     ),
-    *("mismatch", "differ", "disagree", "checksum", "unequal", "not loaded", "not received", "not reduced", "not applied", "not merged"),
-    *("not equal", "false", "refus", "reject", "swallow", "corrupt", "malloc", "free()", "smashing", "bus", "xid", "instruction"),
-    *("floating point", "empty", "produced", "returned", "left", "disconnect", "world size", "set to", "reus", "repeat", "nothing was"),
-    *("no minibatch", "no batch", "no lora", "no adapter", "errno", "no space", "quota", "unexpected pos", "inline_container", "raised"),
-    *("without", "broke", "symbol", "exited", "using", "no mini"),
+    *("mismatch", "differ", "disagree", "diverge", "not reduced", "not all", "not averaged", "malloc", "free()", "smashing", "bus error"),
+    *("xid", "instruction", "floating point", "symbol lookup", "exited", "left", "disconnect", "world size", "reus", "repeat", "set to"),
+    *("last batch", "previous batch", "same batch", "old batch", "mini-batch", "minibatch", "no batch", "nothing was", "raised", "broke"),
+    *("inline_container", "unexpected pos", "errno", "no space", "quota", "input/output", "http 5", "gone", "missing", "no lora"),
     *("unhealthy", "lost", "replac", "filling", "filled", "unable", "could not", "cannot", "incompat", "invalid", "abort"),
 )
 """Every line of `survived.toml` holds one of these words: one search keeps the others from most lines."""
+_STEMS = Stems(STEMS)
 METRICS_ROW = re.compile(r"\s*\{['\"](?!level|severity|time|ts|msg|message|event|logger|asctime)|.{0,200}?\bstep:\d+ - \S+:")
 
 _MOST = 1000
@@ -127,7 +129,7 @@ _PLACES: tuple[tuple[re.Pattern[str], Boundary], ...] = tuple(
     for pattern, boundary in (
         (r"reward|compute_score|\bscor(?:e|er|ing)|verif(?:y|ier)|grader|\bgrade\b", Boundary.REWARD),
         (
-            r"refit|(?:update|sync|load|broadcast|receive|send|transfer)_?\w*weights?|weight_(?:sync|transfer|loader|update)"
+            r"refit|(?:update|sync|load|broadcast|receive|send|transfer)_?\w*weights?|weight_(?:sync|transfer|loader|update)|update_(?:named_)?param"
             r"|\b(?:weights?|parameters?)\b.{0,60}\b(?:differ|mismatch|diverge|unequal|not equal|(?:do|does) not match|stale)"
             r"|\b(?:differ|mismatch)\w*\b.{0,60}\b(?:weights?|parameters?)\b",
             Boundary.REFIT,
@@ -138,7 +140,7 @@ _PLACES: tuple[tuple[re.Pattern[str], Boundary], ...] = tuple(
             Boundary.OPTIMIZER,
         ),
         (r"\blora|peft|adapter", Boundary.PEFT),
-        (r"all_?reduce|all_?gather|reduce_scatter|\bbarrier\b|distributed_c10d|nccl|\bfsdp|\bddp", Boundary.DDP),
+        (r"all_?reduce|all_?gather|reduce_scatter|\bbarrier\b|distributed_c10d|nccl|\bfsdp|\bddp|parallel/distributed", Boundary.DDP),
         (r"rollout|generat|vllm|sglang|sampling|agent_loop|\btool|environment|env_step", Boundary.ROLLOUT),
         (r"dataset|data_?loader|collat|tokeni[sz]", Boundary.DATA),
     )
@@ -171,12 +173,17 @@ class _Class:
     excerpt: tuple[str, ...] = ()
 
 
+@cache
+def _finder(signature: Signature) -> Finder:
+    return Finder(compile_pattern(f"signature {signature.id}", signature.pattern))
+
+
 class Survivors:
     """Feed the lines of a log in order, then ask for what went beyond its limit."""
 
     def __init__(self) -> None:
         self._known = load_signatures(LINES)
-        self._patterns = [(s, compile_pattern(f"signature {s.id}", s.pattern)) for s in self._known]
+        self._patterns = [(s, _finder(s)) for s in self._known]
         self._hits: dict[str, list[Hit]] = {}
         self._counts: dict[str, int] = {}
         self._doubts: list[tuple[Doubt, Hit, int]] = []
@@ -185,11 +192,12 @@ class Survivors:
         """Take the next line of the log."""
         text = line.body[:_LONGEST]
         lower = text.lower()
-        stems, parts = any(stem in lower for stem in STEMS), may_doubt(lower)
+        words = words_of(lower)
+        stems, parts = _STEMS.within(lower, words), may_doubt(lower, words)
         if not (stems or parts) or METRICS_ROW.match(text):
             return
         for signature, pattern in self._patterns if stems else ():
-            found = pattern.search(text)
+            found = pattern.search(text, lower)
             if found is not None and says(text, found):
                 self._counts[signature.id] = self._counts.get(signature.id, 0) + times(line.text)
                 hits = self._hits.setdefault(signature.id, [])
@@ -352,6 +360,11 @@ def _boundary(frames: Sequence[str], said: str, framed: Sequence[Signature]) -> 
         return known
     worded = next((b for text in (*map(_named, reversed(frames)), said) for b in _by_words(text)), None)
     return worded if known is None or worded in CRITICAL else known
+
+
+def framed_boundary(frames: Sequence[str]) -> Boundary | None:
+    """Where the calls of an exception belong, from the inside out; None where their names do not tell."""
+    return next((boundary for frame in reversed(frames) for boundary in _by_words(_named(frame))), None)
 
 
 def _named(frame: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from seatrial.model.advice import Situation, advise
+from seatrial.model.find import Finder
 from seatrial.model.guarded import parse_step
 from seatrial.model.knowledge import Level, Milestone
 from seatrial.model.loop import Loop
@@ -208,7 +209,7 @@ def _still(tag: str, series: Series) -> _Point | None:
 def _of_several(case: Case) -> Place | None:
     """The second beginning of a log of two runs, or the second row of a step."""
     reached, expected = case.evidence.steps_reached, case.evidence.steps_expected
-    first = re.compile(case.milestones[0].pattern)
+    first = Finder(re.compile(case.milestones[0].pattern))
     begun = list(islice((line for line in read_log(case.log) if first.search(line.text)), 2))
     if len(begun) == 2:
         return Place(str(case.log), begun[1].number, _clip(begun[1].text))
@@ -258,9 +259,7 @@ def _printed(case: Case, point: _Point) -> Place | None:
     order = series.steps.index(point.step) if series and point.step in series.steps else 0
     for name in _names(point.tag):
         spelled = re.escape(name).replace("_", "[_ ]")
-        pattern = re.compile(
-            rf"(?:^|[\s'\"•,{{(|-])(?:(?:avg|mean|average|total) )?{spelled}['\"]?\s*[:=]\s*['\"]?(?:np\.\w+\()?({_NUMBER})", re.IGNORECASE
-        )
+        pattern = _finder(rf"(?:^|[\s'\"•,{{(|-])(?:(?:avg|mean|average|total) )?{spelled}['\"]?\s*[:=]\s*['\"]?(?:np\.\w+\()?({_NUMBER})")
         rows = [(line, found) for line in read_log(case.log) if (found := pattern.search(line.text)) and not line.text.startswith("│")]
         equal = [(line, found) for line, found in rows if _equal(found[1], point.value)]
         said = [(line, found) for line, found in equal if _step_of(line) == point.step]
@@ -270,6 +269,10 @@ def _printed(case: Case, point: _Point) -> Place | None:
             line, found = chosen
             return Place(str(case.log), line.number, _clip(line.text, found.start()))
     return None
+
+
+def _finder(pattern: str) -> Finder:
+    return Finder(re.compile(pattern, re.IGNORECASE))
 
 
 def _step_of(line: Line) -> int | None:
@@ -347,7 +350,7 @@ def _progress(case: Case) -> Place | None:
 
 
 def _last_match(log: Path, pattern: str) -> Place | None:
-    compiled, last = re.compile(pattern), None
+    compiled, last = Finder(re.compile(pattern)), None
     for line in read_log(log):
         if compiled.search(line.text) or compiled.search(line.body):
             last = line

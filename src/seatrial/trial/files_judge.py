@@ -17,6 +17,7 @@ from seatrial.checks.training_run import Findings, examine, matches
 from seatrial.files import LINE, LeftOut, left_out_of
 from seatrial.metrics.checks import evaluate
 from seatrial.metrics.read import read_run
+from seatrial.model.find import Finder
 from seatrial.model.knowledge import CheckSpec, Level, Milestone
 from seatrial.model.loop import Loop
 from seatrial.model.record import CheckResult, Diagnosis, Record
@@ -171,7 +172,8 @@ def _several(evidence: Evidence) -> str | None:
 def _restarted(loop: Loop, log: Path) -> str | None:
     """The log of more than one run: one may have failed where another wrote what is missing."""
     first = loop.milestones()[0]
-    begun = [line.number for line in read_log(log) if re.search(first.pattern, line.body)]
+    finder = Finder(re.compile(first.pattern))
+    begun = [line.number for line in read_log(log) if finder.search(line.body)]
     if len(begun) < 2:
         return None
     return f"the log holds several runs: {first.id!r} is reached in lines {begun[0]} and {begun[1]}; judge one at a time"

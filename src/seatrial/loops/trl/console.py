@@ -118,11 +118,11 @@ def _read(log: Path) -> _Console:
     fresh = False
     bar = None
     for number, _, text in lines(log):
-        if said := STEP.search(text):
+        if ("STEP" in text or "seatrial: step" in text) and (said := STEP.search(text)):
             found.announced, fresh = parse_whole(said[1]), True
             found.planned = parse_whole(said[2]) if said[2] else found.planned
-        bar = BAR.match(text) or bar
-        if shown := ROW.search(text):
+        bar = (BAR.match(text) if "%|" in text else None) or bar
+        if "{" in text and (shown := ROW.search(text)):
             found.rows.append(_row(log, number, shown, found, fresh))
             fresh = False
         if bar and found.rows and found.planned in (None, parse_whole(bar[2])):

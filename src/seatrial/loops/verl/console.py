@@ -48,7 +48,7 @@ def read_console(log: Path) -> Metrics:
     end = last = 0
     for number, _, text in lines(log):
         end = number
-        for step, body in _records(text):
+        for step, body in _records(text) if "step:" in text else ():
             last = number
             if step is None:
                 damage.append(Damage(str(log), f"line {number}", 1, "a record of metrics whose step is no step"))
@@ -128,7 +128,7 @@ def steps_planned(paths: tuple[Path, ...]) -> int | None:
         if not path.is_file() or path.suffix not in (".log", ".txt", ".out", ""):
             continue
         for _, _, text in lines(path):
-            for name, pattern in PLANS.items():
+            for name, pattern in PLANS.items() if "Total " in text or "Training Progress" in text else ():
                 for match in pattern.finditer(text):
                     said[name] = max(said.get(name, 0), parse_whole(match[1]))
     return next((said[name] for name in PLANS if name in said), None)
