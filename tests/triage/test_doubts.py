@@ -17,12 +17,12 @@ from seatrial.trial.diagnosis import read_diagnosis
 from triage.runs import LOGS, trl_log
 from triage.said import CALM, FAILED, WRONG
 
-ORDER = ("trl", "verl", "nemo-rl")
+ORDER = ("trl", "verl", "trl", "verl", "nemo-rl")
 
 
 def diagnosed(number: int, line: str, tmp_path: Path, *, step: int = 3) -> Diagnosis:
     """Each line in the log of another loop."""
-    loop = ORDER[number % 3]
+    loop = ORDER[number % 5]
     path = tmp_path / "run.log"
     path.write_text(trl_log(6, at={step: [line]}) if loop == "trl" else LOGS[loop](at={step: [line]}))
     return read_diagnosis(get_loop(loop), path)
@@ -82,7 +82,7 @@ def test_a_tools_error_behind_the_end_of_the_work_is_no_failure(tmp_path: Path) 
 
 def test_a_kill_by_the_scheduler_in_the_middle_counts(tmp_path: Path) -> None:
     line = "slurmstepd: error: *** STEP 1.0 ON n7 CANCELLED AT 2026-11-15T01:02:03 DUE TO NODE FAILURE ***"
-    assert [diagnosed(n, line, tmp_path).boundary for n in range(3)] == [Boundary.CLUSTER] * 3
+    assert [diagnosed(n, line, tmp_path).boundary for n in (0, 1, 4)] == [Boundary.CLUSTER] * 3
 
 
 SCRIPT = [f"step {step}: loss={1 / step:.3f} reward={step / 10}" for step in range(1, 9)]

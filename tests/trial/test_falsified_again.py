@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from trial.test_healthy_runs import both, vary
 Lines = list[str]
 MARK = {"trl": "STEP 12 ", "grpo": "step:12 - ", "nemo": "Step 4/", "sft": "step:3 - ", "ppo": "step:2 - "}
 CLOSING = {"trl": "train_runtime", "grpo": "100%", "ppo": "100%", "sft": "step:4 -", "nemo": "Max number of steps"}
-LAST = {"trl": 20, "grpo": 20, "ppo": 3, "sft": 4, "nemo": 6}
+LAST = {"trl": 20, "grpo": 20, "sft": 4, "nemo": 6}
 LOSS = {"trl": "loss", "grpo": "actor/pg_loss", "ppo": "actor/pg_loss", "sft": "train/loss", "nemo": "train/loss"}
 NORM = {"trl": "grad_norm", "grpo": "actor/grad_norm", "ppo": "actor/grad_norm", "sft": "train/grad_norm", "nemo": "train/grad_norm"}
 RATE = {"trl": "learning_rate", "grpo": "actor/lr", "ppo": "actor/lr", "sft": "train/lr", "nemo": "train/lr"}
@@ -134,7 +135,12 @@ def falsified() -> Iterable[tuple[str, str, str, Change, str]]:
             yield name, "two rows swapped in the log", "metrics", rows(swapped, log=True), alone
 
 
-WRONG = list(falsified())
+def quick(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Of verl's many metrics, tables are written in a tenth of the time of event files."""
+    return [(*case[:-1], "table" if case[0] == "grpo" and case[-1] == "events" else case[-1]) for case in cases]
+
+
+WRONG = quick(falsified())
 
 
 @pytest.mark.parametrize(("name", "boundaries", "change", "form"), [pytest.param(n, b, c, f, id=f"{n}: {w}") for n, w, b, c, f in WRONG])
@@ -184,7 +190,7 @@ def calm() -> Iterable[tuple[str, str, Change, str]]:
         yield name, "large gradients", put(lambda v: v * 40, NORM[name]), "table"
 
 
-CALM = list(calm())
+CALM = quick(calm())
 
 
 @pytest.mark.parametrize(("name", "change", "form"), [pytest.param(n, c, f, id=f"{n}: {w}") for n, w, c, f in CALM])
