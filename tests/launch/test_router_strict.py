@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -415,13 +416,13 @@ def test_a_backend_that_takes_nothing_of_a_body_is_left(monkeypatch: pytest.Monk
     monkeypatch.setattr(router, "_LINGER_S", 0.2)
 
     async def talk(port: int, received: list[bytes]) -> None:
-        async def upload() -> None:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(post(f"Content-Length: {64 << 20}", body=b"x" * (64 << 20)))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(f"Content-Length: {64 << 20}", body=b"x" * (64 << 20)))
+        with contextlib.suppress(
+            ConnectionError
+        ):  # it is reset, or answered and closed, by what the kernel's buffers took; else this hangs
             await writer.drain()
-
-        with pytest.raises(ConnectionError):
-            await upload()
+            assert b"200 OK" not in await reader.read()
 
     routed(talk, reads=False)
 

@@ -28,7 +28,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from seatrial.model.guarded import parse_json
 from seatrial.rollouts.demo.policy import CONTEXT, Answer, Ask, Policy, ensure
 
 NAME = "seatrial-demo"
@@ -188,8 +187,8 @@ def _extra(body: Mapping[str, Any]) -> dict[str, Any]:
     metadata = body.get("metadata") or {}
     text = metadata.get("extra_body") if isinstance(metadata, dict) else None
     try:
-        extra = parse_json(text or "{}")
-    except (TypeError, ValueError) as error:
+        extra = json.loads(text or "{}")
+    except (TypeError, ValueError, RecursionError) as error:
         raise Refused(400, f"metadata.extra_body is not JSON: {error}") from error
     if not isinstance(extra, dict):
         raise Refused(400, "metadata.extra_body must be a JSON object")
@@ -246,8 +245,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # what follows cannot be told from the next request
             raise Refused(413 if length.isdecimal() else 411, f"Content-Length must be there, and at most {_MOST_BYTES}")
         try:
-            body = parse_json(self.rfile.read(int(length)))
-        except ValueError as error:
+            body = json.loads(self.rfile.read(int(length)))
+        except (ValueError, RecursionError) as error:
             raise Refused(400, f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):
             raise Refused(400, "the body must be a JSON object")
