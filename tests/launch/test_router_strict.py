@@ -420,7 +420,7 @@ def test_a_backend_that_takes_nothing_of_a_body_is_left(monkeypatch: pytest.Monk
         writer.write(post(f"Content-Length: {64 << 20}", body=b"x" * (64 << 20)))
         with contextlib.suppress(
             ConnectionError
-        ):  # it is reset, or answered and closed, by what the kernel's buffers took; else this hangs
+        ):  # it is reset, or answered and closed; else this hangs
             await writer.drain()
             assert b"200 OK" not in await reader.read()
 
