@@ -418,9 +418,7 @@ def test_a_backend_that_takes_nothing_of_a_body_is_left(monkeypatch: pytest.Monk
     async def talk(port: int, received: list[bytes]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(post(f"Content-Length: {64 << 20}", body=b"x" * (64 << 20)))
-        with contextlib.suppress(
-            ConnectionError
-        ):  # it is reset, or answered and closed; else this hangs
+        with contextlib.suppress(ConnectionError):  # it is reset, or answered and closed; else this hangs
             await writer.drain()
             assert b"200 OK" not in await reader.read()
 
