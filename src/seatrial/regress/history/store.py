@@ -69,7 +69,7 @@ class Store:
 
         Series of many runs are written in the order of the table, so that its pages are written once and not once per run.
         """
-        made = [(self._cleared(run), again, *tables.rows_of(self._named(points))) for run, points, again in items]
+        made = [(self._cleared(run), again, *tables.rows_of(points)) for run, points, again in items]
         numbers, pending, new = dict(self._known), list[tuple[object, ...]](), list[bool]()
         with self._transaction():
             for run, again, rows, series in made:
@@ -79,6 +79,9 @@ class Store:
                 if again:
                     self._write_series(pending)
                     run = self._replaced(run)
+                if names := self._names(series):
+                    rows = [(names.get(row[0], row[0]), *row[1:]) for row in rows]
+                    series = {names.get(metric, metric): found for metric, found in series.items()}
                 key = self._open.execute(tables.INSERT_RUN, tables.row_of(run)).lastrowid
                 self._number(series, numbers)
                 self._open.executemany(
@@ -219,18 +222,17 @@ class Store:
             why_untrusted=clear(run.why_untrusted),
         )
 
-    def _named(self, points: Iterable[Point]) -> Iterator[Point]:
-        """The points without secrets in the names of their metrics; names that become the same get a number."""
-        names, used = dict[str, str](), set[str]()
-        for point in points:
-            name = names.get(point.metric)
-            if name is None:
-                first = name = self._redactor.tokens(point.metric)
-                while name in used:
-                    name = f"{first}#{len(used)}"
+    def _names(self, metrics: Iterable[str]) -> dict[str, str]:
+        """What metrics are called whose names hold a secret; names that become the same get a number."""
+        names, used = dict[str, str](), set(metrics)
+        for metric in sorted(used):
+            first = name = self._redactor.tokens(metric)
+            while name != metric and name in used:
+                name = f"{first}#{len(used)}"
+            if name != metric:
+                names[metric] = name
                 used.add(name)
-                names[point.metric] = name
-            yield point if name == point.metric else replace(point, metric=name)
+        return names
 
     def _replaced(self, run: Run) -> Run:
         """Remove earlier imports of the run; the new one keeps a mark on them."""
