@@ -12,11 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from seatrial.evidence.secret_values import stamps
+
 MARK = "[redacted:private-key]"
 
 _DASHES = r"[-\u2010-\u2015\u2212]"
-_BEGIN = re.compile(rf"{_DASHES}{{2,6}}\s?BEGIN[ +_]([A-Za-z0-9 +_./]{{1,60}}?)\s?(?:{_DASHES}{{2,6}}|(?=[\s\"'\\,]*$))")
-_END = re.compile(rf"{_DASHES}{{2,6}}\s?END[ +_]([A-Za-z0-9 +_./]{{1,60}}?)\s?(?:{_DASHES}{{2,6}}|(?=[\s\"'\\,]*$))")
+_BEGIN = re.compile(rf"{_DASHES}{{2,6}}\s?BEGIN(?:[ +_]|%20)([A-Za-z0-9 +_./%]{{1,60}}?)\s?(?:{_DASHES}{{2,6}}|(?=[\s\"'\\,]*$))")
+_END = re.compile(rf"{_DASHES}{{2,6}}\s?END(?:[ +_]|%20)([A-Za-z0-9 +_./%]{{1,60}}?)\s?(?:{_DASHES}{{2,6}}|(?=[\s\"'\\,]*$))")
 _PUBLIC = ("PUBLIC", "CERTIFICATE", "SIGNATURE", "SIGNED", "PARAMETERS", "CRL", "PKCS7", "CMS")
 _SECRET = ("KEY", "PRIVATE", "SECRET", "MESSAGE", "ENCRYPTED", "VAULT", "SAFE")
 _PUTTY = re.compile(r"PuTTY-User-Key-File-\d+:")
@@ -24,7 +26,7 @@ _PUTTY_END = re.compile(r"Private-(?:MAC|Hash):")
 _VAULT = re.compile(r"\$ANSIBLE_VAULT;[\d.]+;\w+")
 _HEX_ROW = re.compile(r"[0-9a-fA-F]{2,}$")
 ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]")
-_ROW = re.compile(r"(?<![A-Za-z0-9+/=_.-])[A-Za-z0-9+/]{64}(?:[A-Za-z0-9+/]{6}){0,2}(?![A-Za-z0-9+/=_.-])")
+_ROW = re.compile(r"(?:(?<=^[+-])|(?<![A-Za-z0-9+/=_.-]))[A-Za-z0-9+/]{64}(?:[A-Za-z0-9+/]{6}){0,2}(?![A-Za-z0-9+/=_.-])")
 _SHORT_ROW = re.compile(r"[A-Za-z0-9+/]{2,80}={0,2}")
 _LONG_RUN = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{24,}")
 _WORD = re.compile(
@@ -158,7 +160,8 @@ def _secret_end(line: str) -> re.Match[str] | None:
 
 def _is_mention(rest: str) -> bool:
     """Whether what stands behind BEGIN shows that a sentence speaks of a key."""
-    return re.search(r"\s[a-zA-Z]{2,}\b", rest) is not None and not _LONG_RUN.search(rest)
+    rest = rest.partition("\r")[0]
+    return re.search(r"\s[a-zA-Z]{2,}\b(?!=)", rest) is not None and not _LONG_RUN.search(rest)
 
 
 def _is_secret(label: str) -> bool:
@@ -175,7 +178,7 @@ def _foreign(line: str) -> bool:
     """Whether a line is clearly prose, or a log line, and no part of a key."""
     if any(_mixed(run) for run in _LONG_RUN.findall(line)):
         return False
-    tokens = line.split()
+    tokens = line[stamps(line) :].split()
     if len(tokens) < 2:
         return False
     last = tokens[-1].strip("\"',\\+")

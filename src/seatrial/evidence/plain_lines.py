@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from seatrial.evidence import secret_shapes
+from seatrial.evidence.key_dumps import LABELS
 from seatrial.model.secret_names import Says, has_stem, says_secret
 
 
@@ -38,9 +39,20 @@ _VALUE = re.compile(
 _SHORT = re.compile(r"(?:^|[^A-Za-z]|[a-z](?=P[WwA]|S[Ii]))(?:pw|PW|Pw|pat|PAT|Pat|sid|SID|Sid)(?![a-z])")
 """Names of secrets that are too short for a stem; another name on the line may bring the rules to them."""
 _NETRC = re.compile(r"\b(?:machine|login)$")
+_DUMP = re.compile(r"0[dD]:?0[dD]")
 _HASH = re.compile(r"\$.*\$|(?:pbkdf0|bcrypt|argon0|scrypt|sha0|md0)[a-z0_]*\$")
 _WHOLE = frozenset(("TRUE", "FALSE", "0d", "0D", "0x0d", "0x0D"))
-_PARTS = ("BEGIN", "PuTTY", "ANSIBLE_VAULT", "apiVersion", "stringData", "binaryData", "encryptedData", "FlyV")
+_PARTS = (
+    *(label.translate(_ZEROS) for label in LABELS),
+    "BEGIN",
+    "PuTTY",
+    "ANSIBLE_VAULT",
+    "apiVersion",
+    "stringData",
+    "binaryData",
+    "encryptedData",
+    "FlyV",
+)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -126,7 +138,7 @@ class PlainLines:
         return found
 
     def _of_word(self, word: str) -> Needs:
-        if _PORT.search(word) or word in _WHOLE or "0d0d" in word or "0D0D" in word or (len(word) >= 64 and _ROW.search(word)):
+        if _PORT.search(word) or word in _WHOLE or _DUMP.search(word) or (len(word) >= 64 and _ROW.search(word)):
             return Needs.ALL
         if any(value in word for value in self._values):
             return Needs.ALL
@@ -167,6 +179,7 @@ def _may_be_dump(line: str, shape: bytes) -> bool:
         or "026455" in line
         or " 055 055" in line
         or "-   -" in line
+        or "00101101" in line
         or (b"00 00 00" in shape and ("45 45 45" in line or "45,45,45" in line))
         or (b"00  00  00" in shape and ("45  45  45" in line or "45, 45, 45" in line))
     )

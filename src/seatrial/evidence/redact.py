@@ -260,7 +260,11 @@ class RedactingLines:
             self._source = _begins_source(plain)
             self._blocks.skip(plain)
             return line
-        cleared = self._line(plain)
+        if "'\"'\"'" in plain or "'\\''" in plain:  # a shell's quote within quotes
+            bare = plain.replace("'\"'\"'", "'").replace("'\\''", "'")
+            cleared = plain if (cleared := self._line(bare)) == bare else cleared
+        else:
+            cleared = self._line(plain)
         self._open = self._keys.open or self._dumps.open or self._names.open or self._blocks.open
         return line if cleared == plain else cleared
 

@@ -28,7 +28,7 @@ def _words(text: str) -> frozenset[str]:
 _MARKS = " \t|│┃>+*#-"
 VALUE_KEYS = _words(
     "value values default plaintext content contents data string text current raw val literal "
-    "body payload secure secret secretstring secrettext password token key"
+    "result body payload secure secret secretstring secrettext password token key"
 )
 _DESCRIBES = _words(
     "name names username user users login host hostname port region type kind id uid description desc comment note url uri endpoint path file"
@@ -55,11 +55,11 @@ _STATEMENT = re.compile(
     r"(?:class|def|async def|if|elif|else|for|while|with|try|except|match|case|return|function|func|fn|public|private|void)\b"
 )
 _ENTRY = re.compile(
-    r"(?P<before>(?:^|(?<=[\s,{\[(<]))(?!redacted:)[\"'<]?(?P<key>[A-Za-z_.][\w./-]{0,127})(?:[\"']?\s*(?:=>|:=|[:=])(?:\s+|(?=[^\s/:=]))|(?:\s[^<>\n]{0,200})?>\s*(?:<!\[CDATA\[)?))"
+    r"(?P<before>(?:^|(?<=[\s,{\[(<]))(?!redacted:)[\"'<]?(?:(?<=<)[A-Za-z][\w-]{0,40}:)?(?P<key>[A-Za-z_.][\w./-]{0,127})(?:[\"']?\s*(?:=>|:=|[:=])(?:\s+|(?=[^\s/:=]))|(?:\s[^<>\n]{0,200})?>\s*(?:<!\[CDATA\[)?))"
     r"(?P<value>\"(?:\\.|[^\"\\\n])*\"?|'[^'\n]*'?|[^\s<>{}\[\]\"',;][^\n<>]*?)(?=\s*(?:$|[,;}\])](?:\s|$|[}\])\"'])|\]\]>|</))"
 )
 _EMPTY_ENTRY = re.compile(
-    r"(?:-\s+)?[\"'<]?(?P<key>[A-Za-z_.][\w./-]{0,127})(?:[\"']?\s*(?:=>|:=|[:=])\s*(?P<opening>[|>][-+]?\d?|<<[-~]?[\"']?(?P<word>\w+)[\"']?|\"\"\"|''')?|[^<>\n]{0,200}>\s*(?P<cdata><!\[CDATA\[)?)\s*$"
+    r"(?:-\s+)?[\"'<]?(?:(?<=<)[A-Za-z][\w-]{0,40}:)?(?P<key>[A-Za-z_.][\w./-]{0,127})(?:[\"']?\s*(?:=>|:=|[:=])\s*(?P<opening>[|>][-+]?\d?|<<[-~]?[\"']?(?P<word>\w+)[\"']?|\"\"\"|''')?|[^<>\n]{0,200}>\s*(?P<cdata><!\[CDATA\[)?)\s*$"
 )
 _ITEM = re.compile(r"-\s+(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'{\[<][^\n]*?)\s*,?\s*$")
 _YAML_LINE = re.compile(r"(?:-\s+)?[\"']?[\w./-]{1,128}[\"']?\s*[:=](?:\s|$)|-\s+\S|---\s*$")
@@ -69,6 +69,7 @@ _LONGEST, _MOST_FOREIGN = 200, 6
 _KIND = re.compile(r"^\W*[\"']?kind[\"']?\s*:\s*[\"']?(?P<kind>\w+)[\"']?\s*,?\s*$")
 _SECRET_KINDS = ("Secret", "SealedSecret")
 _DATA = re.compile(r"^\W*[\"']?(?P<name>data|stringData|binaryData|encryptedData)[\"']?\s*:\s*\{?\s*$")
+_DATA_BELOW = re.compile(r"^\W*(?:data|string_?[dD]ata|binary_?[dD]ata)[\"']?\s*[:=]\s*\{?\s*$")
 _API = re.compile(r"^\W*[\"']?apiVersion[\"']?\s*:")
 _SECRET_OBJECT = re.compile(r"[\"']?\bkind[\"']?\s*:\s*[\"']?Secret\b")
 _DATA_OBJECT = re.compile(r"(?P<before>[\"']?\b(?:data|stringData)[\"']?\s*:\s*\{)(?P<inside>[^{}]+)\}")
@@ -79,6 +80,8 @@ _OBJECTS_APART = 400
 _ITEM_START = re.compile(r"[\s+|│>#*]*(?:-|-?\s*\{|\(|<(?!/|\?)[\w:.-]+(?:\s[^<>]*)?>|\[\[[\w.\"-]+\]\])?\s*$")
 _TAGGED_NAME = re.compile(r"^\W*<(?:name|key)>(?P<name>[^<>\n]{1,128})</(?:name|key)>\s*$")
 _TAGGED_VALUE = re.compile(r"^(?P<before>\W*<(?:value|string|data)>)(?!\[redacted)[^<\n]+(?=</)")
+_MODEL = re.compile(r"[A-Za-z][\w.-]*(?:/[\w.-]+)+")
+"""`Qwen/Qwen3-8B`, `data/train.jsonl`."""
 _NEXT_ITEM = re.compile(r"[\s+|│>#*]*(?:-\s|-$|\{|\}|---|\[\[|</?(?:property|env|entry|item|add)\b)")
 _ITEM_LINES = 6
 
@@ -93,6 +96,8 @@ class _Section:
     every: bool = False
     base64: bool = False
     """Only what is base64 goes: nobody knows yet whether this is a Secret."""
+    padded: bool = False
+    """Nor does anything say that this is an object of Kubernetes: base64 must look like nothing else."""
     describes: bool = True
     depth: int = 1
     left: int = _LONGEST
@@ -123,7 +128,7 @@ def look_ahead(rows: Sequence[str]) -> Ahead:
     for at, row in enumerate(rows):
         if ("ame" in row or "ey" in row) and (name := _late_name(row)):
             for before in range(at - 1, max(-1, at - _ITEM_LINES), -1):
-                body = rows[before][stamps(rows[before]) :]
+                body = _unsigned(rows[before][stamps(rows[before]) :])
                 if VALUE_LINE.match(body) or _TAGGED_VALUE.match(body):
                     values[before] = name
                     break
@@ -135,12 +140,17 @@ def look_ahead(rows: Sequence[str]) -> Ahead:
 
 
 def _late_name(row: str, *, secret: bool = True) -> str:
-    body = row[stamps(row) :]
+    body = _unsigned(row[stamps(row) :])
     named = NAMED.match(body)
     if named and named["item"]:
         return ""
     name = named["name"] if named else tagged["name"] if (tagged := _TAGGED_NAME.match(body)) else ""
     return name if name and (not secret or says_secret(name) is not Says.NOTHING) else ""
+
+
+def _unsigned(body: str) -> str:
+    """A removed line of a diff without its sign, which looks like that of an item."""
+    return f" {body[1:]}" if body[:1] == "-" and (body[1:2] != " " or body[2:3] == " ") else body
 
 
 def _data_lines(rows: Sequence[str], kind: int) -> set[int]:
@@ -184,7 +194,7 @@ class SecretBlocks:
         at = stamps(text)
         body, done = text[at:], cleared[at:].rstrip("\r\n")
         ending = line[at + len(body) :]
-        sign = body[:1] if body[:1] in ("+", ">") else ""
+        sign = body[:1] if body[:1] in ("+", ">") or self._is_removed(body) else ""
         if sign:  # a diff or a quotation
             body, done = f" {body[1:]}", f" {done[1:]}"
         made = self._line(body, done, program)
@@ -194,6 +204,13 @@ class SecretBlocks:
         first = columns.start() if (columns := _FIRST_COLUMNS.search(text, 0, at)) else at
         table = self._tables.line(text[first:at] + body, cleared[first:at] + (f" {made[1:]}" if sign else made), program)
         return cleared[:first] + (sign + table[1:] if sign and first == at else table) + ending
+
+    def _is_removed(self, body: str) -> bool:
+        """Whether a dash is the sign of a diff, not that of an item of a list."""
+        if body[:1] != "-" or (body[1:2] == " " and body[2:3] != " "):
+            return False
+        before = self._before[stamps(self._before) :]
+        return body[1:2] != " " or not before or before[:1] in ("+", "-") or before.startswith("@@ ")
 
     def _line(self, body: str, cleared: str, program: bool) -> str:
         if self._value is not None and (closed := self._inside_value(body)) is not None:
@@ -225,6 +242,8 @@ class SecretBlocks:
         if self._ahead is None:
             value = cleared[found.end("before") : found.end()].strip(_QUOTES + ", ")
             first = body.lstrip(" \t+|│>").startswith(("- ", "{ ")) or self._item_start()
+            if _MODEL.fullmatch(value) and not looks_random(value):
+                return cleared
             if not (value_is_secret(value, "", Says.STRONG) if first else _odd(value) and not self._sibling()):
                 return cleared
         return f"{cleared[: found.end('before')]}[redacted:{name}]{cleared[found.end() :]}"
@@ -257,10 +276,11 @@ class SecretBlocks:
         if "ata" not in body or not (found := _DATA.match(body)):
             return False
         sure = self._kind != "" or found["name"] != "data" or (self._ahead is not None and self._at in self._ahead.secret_data)
-        if not sure and not (self._api and self._ahead is None):
+        if not sure and self._ahead is not None:
             return False
         kind = "brace" if body.rstrip().endswith("{") else "indent"
         self._section = _Section("secret-data", Says.STRONG, kind, _indent(body), every=True, base64=not sure, describes=False)
+        self._section.padded = not sure and not self._api
         return True
 
     def _open(self, body: str, program: bool) -> None:
@@ -299,6 +319,9 @@ class SecretBlocks:
             if empty["cdata"] or body.rstrip().endswith(">"):
                 until = f"</{empty['key']}"
             self._value = _OpenValue(_indent(body), until)
+            return cleared
+        if _DATA_BELOW.match(body):
+            section.every = True
             return cleared
         if section.kind == "tag" and "<" not in body:
             return self._replaced(section, cleared, body.strip(), program) if len(body.split()) == 1 else cleared
@@ -340,7 +363,7 @@ class SecretBlocks:
         if "[redacted" in content or not content:
             return False
         if not section.describes:
-            return not is_plain(content) and (not section.base64 or _is_base64(content))
+            return not is_plain(content) and (not section.base64 or _is_base64(content, sure=not section.padded))
         if program and not (value[0] in _QUOTES and is_program_secret(content)):
             return False
         return value_is_secret(content, section.name if not section.every else key, section.says)
@@ -402,8 +425,9 @@ def _odd(value: str) -> bool:
     ) or looks_random(value)
 
 
-def _is_base64(value: str) -> bool:
-    if not _BASE64.fullmatch(value):
+def _is_base64(value: str, *, sure: bool) -> bool:
+    mixed = len(value) >= 16 and not value.isupper() and any(c.isupper() for c in value) and looks_random(value)
+    if not _BASE64.fullmatch(value) or not (sure or value.endswith("=") or mixed):
         return False
     try:
         base64.b64decode(value, validate=True)

@@ -69,6 +69,7 @@ _TOKENS: tuple[Rule, ...] = (
      r"(?:eyJhdXRocyI6|ewogICJhdXRocyI6|ewoJImF1dGhzIjo|ewogICAgImF1dGhzIjo)[A-Za-z0-9+/=]*"),
     (("==",), "storage-key", r"(?<![A-Za-z0-9+/:-])[A-Za-z0-9+/]{86}==(?![A-Za-z0-9+/=])"),
     (("b3BlbnNzaC1rZXktdjE",), "private-key", r"b3BlbnNzaC1rZXktdjE[A-Za-z0-9+/=]*"),
+    (("RWRTY0Iy",), "private-key", r"RWRTY0Iy[A-Za-z0-9+/=]{20,}"),
     (("MII", "MC4C", "MHcC"), "private-key", r"(?<![A-Za-z0-9+/])M(?:II[A-Za-z]|C4CA|HcCA)(?=[A-Za-z0-9+/]*\d)[A-Za-z0-9+/]{60,}={0,2}"),
     (("$",), "password-hash", r"(?<![A-Za-z0-9$])\$(?:1|2[abxy]?|5|6|7|y|gy|md5|sha1|apr1|argon2(?:id|i|d)|scrypt|pbkdf2[\w-]*|bcrypt[\w-]*)\$[^\s:\"',;]{8,}"),
     (("$",), "password-hash", _FREE + r"(?:pbkdf2|bcrypt|argon2|scrypt|sha1|md5)[a-z0-9_]*\$[^\s\"':,;]{16,}"),
@@ -105,6 +106,14 @@ _COMMANDS: tuple[Rule, ...] = (
 )  # fmt: skip
 
 _CONTEXT: tuple[Rule, ...] = (
+    (("mysqladmin",), "password", r"(\bmysqladmin\b[^\n|;]{0,300}?\spassword\s+)" + _QUOTED),
+    (("<cookie",), "cookie", r"(<Cookie [^\s=<>]{1,100}=)(?!\[redacted)\S+(?= for )"),
+    (("password for", "passphrase for"), "password",
+     r"(?i)(\b(?:password|passphrase) for [\"']?[\w.@:/-]{1,80}[\"']?:[ \t]+)(?!\[redacted)[^\s\"':\\]{6,}(?=\s*(?:$|[\"'\\]))"),
+    (("--token-id",), "token", r"(--token-id[=\s]+)(?!\[redacted)(?=\S*[A-Za-z])(?=\S*\d)\S{12,}"),
+    (("mnemonic",), "secret", r"(?i)(\bmnemonic(?: phrase)?(?: is)?\s*[:=]\s*[\"']?)(?!\[redacted)[a-z]+(?: [a-z]+){5,}"),
+    (("password",), "password", r"(?i)(<input\b[^<>\n]{0,300}?type=[\"']?password[\"']?[^<>\n]{0,300}?\bvalue=[\"'])(?!\[redacted)[^\"'\n]+"),
+    (("password",), "password", r"(?i)(<input\b[^<>\n]{0,300}?\bvalue=[\"'])(?!\[redacted)[^\"'\n]+(?=[\"'][^<>\n]{0,300}?type=[\"']?password)"),
     (("PASS=",), "password", r"((?<![\w-])PASS=[\"']?)(?!\[redacted|\$)(?=[^\s\"']*\d)(?=[^\s\"']*[A-Za-z])[^\s\"',;]{6,}"),
     (("password", "passphrase", "passcode", "token", "secret", "key"), "prose",
      r"(?i)(\b(?:password|passphrase|passcode|token|secret|api[ _-]key)(?: is| for [^\n]{1,80}?|: !!\w+)(?::| =|:? (?=\S*\d\S*[a-z]|\S*[a-z]\S*\d))\s*[\"']?)(?!\[redacted|\$)(?=[^\s\"']*\d)(?=[^\s\"']*[A-Za-z])[^\s\"',;]{8,}"),

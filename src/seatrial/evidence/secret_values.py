@@ -21,13 +21,16 @@ _LONGEST_PEEK, _LONGEST_WORD = 1024, 200
 _SPACE = r"[ \t]{0,60}"
 _ANSI_GAP = r"(?:\x1b\[[0-9;]*m)*"
 _BETWEEN = re.compile(
-    rf"{_ANSI_GAP}(?:\\*[\"'`]|%22|%27|&quot;|&#3[49];)?(?:[\])]|%5D){{0,2}}{_SPACE}(?:{_ANSI_GAP}(?::{_SPACE}[A-Za-z_][\w\[\].]{{0,60}}(?: ?\| ?[\w.\[\]]{{1,40}}){{0,3}}{_SPACE}=(?={_SPACE}[bruf]?[\"'])|=>|:=|<-|->|→|[?+|!]?={{1,3}}|:(?!:)|%3[DdAa]|\\u003d))"
+    rf"{_ANSI_GAP}(?:\\*[\"'`]|%22|%27|&quot;|&#3[49];)?(?:[\])]|%5D){{0,2}}{_SPACE}(?:\\{{1,4}}(?=[:=]))?(?:{_ANSI_GAP}(?::{_SPACE}[A-Za-z_][\w\[\].]{{0,60}}(?: ?\| ?[\w.\[\]]{{1,40}}){{0,3}}{_SPACE}=(?={_SPACE}[bruf]?[\"'])|=>|:=|<-|->|→|[?+|!]?={{1,3}}|:(?!:)|%3[DdAa]|\\u003d))"
     rf"{_SPACE}{_ANSI_GAP}(?:%22|%27|&quot;|&#3[49];|[&!][A-Za-z][\w!.-]{{0,40}}[ \t]+)?"
 )
 _BETWEEN_FLAG = re.compile(r"(?:\\*[\"'])?\s*[,\s=]\s*")
 _BETWEEN_PAIR = re.compile(r"\\*[\"'][ \t]{0,8},[ \t]{0,40}(?=[bruf]?\\*[\"'])")
 _BETWEEN_CALL = re.compile(r"\([ \t]*(?=[bru]?\\*[\"'])")
 _BETWEEN_COLUMNS = re.compile(r"[ \t]{0,60}[|│┃][ \t]{0,8}|\t+[ \t]*|[ \t]{2,60}")
+_ALIGNED = re.compile(r"(?:\t+|[ \t]{2,60}|[ \t]{0,60}[|│┃][ \t]{0,8})(?=(?P<value>[^\s|│┃=:]{6,200})[ \t]*[|│┃]?[ \t]*$)")
+"""What stands between a name that begins a line and the one word behind it."""
+_SETTER = re.compile(r"(?i)(?:set\w*|put\w*|option|property|conf|config|header|with\w*)\([ \t]*[bru]?\\*[\"']$")
 _CELL = re.compile(r"[ \t]{0,60}[|│┃][ \t]{0,8}(?=[^\s|│┃]*\d)(?=[^\s|│┃]*[A-Za-z])[^\s|│┃]{6,}[ \t]*$")
 _REDACTED = re.compile(r"\[redacted:[^\[\]\n]{0,300}\]")
 _BETWEEN_LOOSE = re.compile(
@@ -62,6 +65,14 @@ _CODE_START = re.compile(r"[\w.]+[(\[]")
 _LITERAL_FIRST = re.compile(r"[{(\[]\s*(?:[\w.]+\s*[:=]\s*|[bru]?[\"'][^\"'\n]*[\"']\s*:\s*)?[bru]?[\"']")
 _VERB = re.compile(r"\b(?:cannot|can|must|to|not|will|should|may|tests|checks|all|and|or|a|the|first|this|each|every|per|one) $")
 _SHELL_VALUE = re.compile(r"=[\"']?(?=\S{0,200}?\d)(?=\S{0,200}?[A-Za-z])\S{8}")
+COLUMN_NAMES = frozenset(
+    (
+        *("username", "hostname", "server", "description", "comment", "created", "updated", "expires", "status", "source", "number"),
+        *("account", "address", "project", "version", "service", "endpoint", "required", "optional", "string", "boolean", "integer"),
+        *("password", "passwd", "secret", "api_key", "last_login", "created_at", "updated_at", "database", "region", "namespace"),
+    )
+)
+"""A word behind the name of a column that is one too."""
 _METAVARIABLES = frozenset(["password", "passwd", "pass", "token", "key", "api_key", "apikey", "string", "str", "value", "text", "secret"])
 _PATH = re.compile(r"(?:[/~.]|[A-Za-z]:\\)")
 _STAMPS = re.compile(
@@ -91,6 +102,9 @@ _OPEN = re.compile(
     r"(?<![A-Za-z0-9_.-])(?P<name>[A-Za-z0-9_.-]{2,300})(?:(?:\\*[\"'])?\]?[ \t]{0,60}(?:=>|:=|[:=])[ \t]{0,8}(?P<opening>[|>][-+]?\d?|<<[-~]?[\"']?\w+[\"']?|\\|\"\"\"|'''|[bruf]?[\"'(\[{`])?|(?P<tag>[^<>\n]{0,100}>)|(?P<flag>(?:\\*[\"'],?)?[ \t]*\\?))\s*$"
 )
 _STATEMENT = re.compile(r"\s*(?:class|def|async def|if|elif|else|for|while|with|try|except|match|case)\b[^\n]*:\s*$")
+_ASKED = re.compile(r"(?:\?|ipdb>|\(Pdb\+*\)|>>>|In \[\d+\]:)[ \t]+(?:pp?[ \t]+|print\()?(?P<name>[A-Za-z_][\w.]{1,100})\)?[ \t]*$")
+"""A name whose value is the next line: a key of YAML, a question to a debugger."""
+_FORM = re.compile(r"form-data;[^\n]{0,100}?\bname=[\"']?(?P<name>[\w.\[\]-]{2,128})[\"']?\s*$")
 _ALONE = re.compile(r"[\w.]{3,100}")
 _INPUT_VALUE = re.compile(r"(input_value=)(?!\[redacted)(?:'[^'\n]*'|\"[^\"\n]*\"|[^,\]\n]+)")
 _NETRC = re.compile(r"^\W*(?:machine\s+\S+|default|login\s+\S+)\s*$")
@@ -201,6 +215,11 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
         if between is None and says is Says.STRONG and not program and (name.isupper() or "." in name.strip(".") or _CELL.match(text, end)):
             between = _BETWEEN_COLUMNS.match(text, end)
             pair = pair and not (between and between[0].strip())
+    if between is None and not program and says is Says.STRONG and not flag and _begins(text, start):
+        between = _ALIGNED.match(text, end)
+        if between and (between["value"].lower() in COLUMN_NAMES or between["value"].isupper()):
+            between = None
+        pair = pair and between is None
     if between is None and (text[start] == "." or name.rpartition(".")[2].lower().startswith(("set", "with"))):
         between = _BETWEEN_CALL.match(text, end)
     if between is None and not program and says is Says.STRONG:
@@ -232,14 +251,24 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
     content = text[slice(*first[:2])]
     if flag and content.isupper() and content.rstrip("])").lower() in _METAVARIABLES:
         return None
-    if not value_is_secret(content, name, says) or (pair and not _worth(content, name)):
+    if not value_is_secret(content, name, says) or (
+        pair and not (_worth(content, name) or _SETTER.search(text[max(0, start - 40) : start]))
+    ):
         return None
+    signed = flag and start == stamps(text) and text[start + 1 : start + 2] != "-"
+    if signed and content.endswith(":"):
+        return None  # a removed line of a diff: `-token usage: 0.5`
     if program and not _program_secret(text, start, between[0], content, quoted=first[2]):
         return None
     span = _span(text, begin, len(text))
-    if span is None or span[2] or program or pair or flag or says is not Says.STRONG:
+    if span is None or span[2] or program or pair or (flag and not (signed and "=" in between[0])) or says is not Says.STRONG:
         return span[:2] if span else None
     return _to_the_end(text, start, span)
+
+
+def _begins(text: str, start: int) -> bool:
+    """Whether a name begins its line, behind stamps and marks."""
+    return not text[stamps(text) : start].strip(_MARKS)
 
 
 def _near(text: str, begin: int, name: str, says: Says) -> bool:
@@ -415,7 +444,7 @@ class OpenNames:
             self._left = 0
             if payload[0] in "\"')]}`":
                 return cleared
-        content = payload.removeprefix("- ").rstrip(",").strip("\"'`\\ ")
+        content = payload.removeprefix("- ").removeprefix(": ").rstrip(",").strip("\"'`\\ ")
         content = re.sub(r"</[\w:.-]+>$", "", content).strip()
         entry = re.match(r"[\"']?([\w.-]{1,64})[\"']?\s*[:=](?:\s+|$)(?P<value>.*)", content)
         if entry and not (block and self._says is Says.STRONG and self._quoted):
@@ -443,6 +472,11 @@ class OpenNames:
             self._netrc = 4
         tail = line[-300:].rstrip()
         if not has_stem(tail.lower()):
+            return
+        if found := _ASKED.match(tail.lstrip(_MARKS)) or _FORM.search(tail):
+            self._name, self._says = found["name"].strip("[]"), says_secret(found["name"].strip("[]"))
+            self._left = 0 if self._says is Says.NOTHING else 3
+            self._indent, self._config, self._block, self._quoted, self._brace = -1, True, False, False, False
             return
         if found := _NAMED_ANYWHERE.search(tail):
             if says_secret(found["name"]) is not Says.NOTHING:

@@ -127,7 +127,7 @@ def says_secret(name: str) -> Says:
         return Says.STRONG
     if last == "auth":
         return Says.STRONG if before in _AUTH_OF else Says.WEAK
-    if last in _SESSIONS or words[-2:] == ["session", "id"]:
+    if last == "keystore" or last in _SESSIONS or words[-2:] == ["session", "id"]:
         return Says.WEAK
     if words[-2:] == ["key", "id"] and len(words) > 2 and words[-3] in _KEY_OF:
         return Says.STRONG
