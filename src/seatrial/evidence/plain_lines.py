@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import IntEnum
+from functools import lru_cache
 
 from seatrial.evidence import secret_shapes
 from seatrial.evidence.key_dumps import LABELS
@@ -28,18 +29,21 @@ class Needs(IntEnum):
 _ZEROS = str.maketrans("123456789,", "000000000 ")
 _SHAPE = bytes(ord("0") if 48 <= code < 58 else ord(" ") if code in (0x2C, 0x1C, 0x1D, 0x1E, 0x1F) else code for code in range(256))
 _ZERO_RUN = re.compile(r"0{2,}")
-_PORT = re.compile(r":(?:0{4,5}|\*):|\x1b")
-"""The middle of a line of .pgpass, which a comma may cut; and what is no colour."""
-_OPTION = re.compile(r"(?:^|[\"'])-{1,2}[A-Za-z]")
+_PORT = re.compile(r":(?:0{4,5}|\*):")
+"""The middle of a line of .pgpass, which a comma may cut."""
+_OPTION = re.compile(r"(?:^|[\"'])-{1,2}[A-Za-z]", re.MULTILINE)
 _ESCAPE = re.compile(r"\\[nrtux\"']")
 _ROW = re.compile(r"[A-Za-z0-9+/]{64}")
 _VALUE = re.compile(
-    r"^[^A-Za-z0-9_(\[]*(?:[vV]alue|content|default|string|data)[\"'\\]*(?:[:=]|$)|^\W*<(?:value|string|data)>(?:$|[^\s\"',])"
+    r"^[^A-Za-z0-9_(\[]*(?:[vV]alue|content|default|string|data)[\"'\\]*(?:[:=]|$)|^\W*<(?:value|string|data)>(?:$|[^\s\"',])",
+    re.MULTILINE,
 )
-_SHORT = re.compile(r"(?:^|[^A-Za-z]|[a-z](?=P[WwA]|S[Ii]))(?:pw|PW|Pw|pat|PAT|Pat|sid|SID|Sid)(?![a-z])")
+_VALUE_HINTS = ("value", "content", "default", "string", "data")
+_SHORT = re.compile(r"(?:^|[^A-Za-z]|[a-z](?=P[WwA]|S[Ii]))(?:pw|PW|Pw|pat|PAT|Pat|sid|SID|Sid)(?![a-z])", re.MULTILINE)
 """Names of secrets that are too short for a stem; another name on the line may bring the rules to them."""
-_NETRC = re.compile(r"\b(?:machine|login)$")
-_DUMP = re.compile(r"0[dD]:?0[dD]")
+_SHORT_HINTS = ("pw", "pat", "sid")
+_NETRC = re.compile(r"\b(?:machine|login)$", re.MULTILINE)
+_DUMP = re.compile(r"0[dD]:0[dD]")
 _HASH = re.compile(r"\$.*\$|(?:pbkdf0|bcrypt|argon0|scrypt|sha0|md0)[a-z0_]*\$")
 _WHOLE = frozenset(("TRUE", "FALSE", "0d", "0D", "0x0d", "0x0D"))
 _PARTS = (
@@ -65,9 +69,11 @@ _BOUNDED = _words(
 )
 _AS_WORDS = re.compile(
     r"\b(?:enter|paste|provide)\b|\bbearer|\b(?:insert|identified|echo|printf|vault|basic|sqlplus|rman|expdp|impdp|recovery|net)$"
-    r"|^(?:alias|config|obscure|community)$|^phrase|^code(?:[:=]|$)|\buser(?:=|$)|(?:api|access)$"
+    r"|^(?:alias|config|obscure|community)$|^phrase|^code(?:[:=]|$)|\buser(?:=|$)|(?:api|access)$",
+    re.MULTILINE,
 )
 """Where the rules of these literals look for them; what their patterns ask for beside them are blanks."""
+_AS_WORDS_HINTS = (*sorted(_BOUNDED), "api", "access")
 _VERDICT = re.compile(r"[^\w=]*(?:PASS|Pass)[^\w=]*")
 _NAME_RUN = re.compile(r"[A-Za-z0-9_.-]+")
 _BARE = _words("token key secret password passphrase pass passwd pwd auth session cookie code jwt apikey credentials credential")
@@ -94,17 +100,22 @@ _STEMLESS = {
     for literal in secret_shapes.STEMLESS_LITERALS
     if literal.strip() not in ("true", "false") and literal[:1] != ":"
 }
-_LITERALS = re.compile(f"{_AS_WORDS.pattern}|:::|::(?:add|set|save)-|" + "|".join(map(re.escape, sorted(_STEMLESS - _BOUNDED))))
+_LITERALS = (":::", "::add-", "::set-", "::save-", *sorted(_STEMLESS - _BOUNDED - {"@"}))
+
+
+@lru_cache(maxsize=16)
+def plain_lines(values: frozenset[str]) -> PlainLines:
+    """The memory of words for these values, which all redactors of a process share."""
+    return PlainLines(values)
 
 
 class PlainLines:
-    """Remembers words; made once per redactor, for the values that it replaces."""
+    """Remembers words, for the values that a redactor replaces."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self._values = tuple({part for value in values if (part := _part(value))})
         self._plain: set[bytes] = set()
         self._needs: dict[bytes, Needs] = {}
-        self._literals: dict[str, bool] = {}
 
     def needs(self, line: str) -> Needs:
         """Which rules this line, which has no colours, needs by itself."""
@@ -117,57 +128,83 @@ class PlainLines:
         return Needs.NOTHING if self._plain.issuperset(words) else self._of_words(words)
 
     def _of_words(self, words: list[bytes]) -> Needs:
-        if len(self._plain) + len(self._needs) + len(self._literals) > _MOST_WORDS:
-            self._plain, self._needs, self._literals = set(), {}, {}
-        found = Needs.NOTHING
+        if len(self._plain) + len(self._needs) > _MOST_WORDS:
+            self._plain, self._needs = set(), {}
+        found, fresh = Needs.NOTHING, list[bytes]()
         for word in words:
             if word in self._plain:
                 continue
             needs = self._needs.get(word)
             if needs is None:
-                needs = self._of_word(word.decode("utf-8", "surrogatepass"))
-                if len(word) > _LONGEST_WORD:
-                    pass
-                elif needs is Needs.NOTHING:
-                    self._plain.add(word)
-                else:
-                    self._needs[word] = needs
+                fresh.append(word)
+            elif needs is Needs.ALL:
+                return needs
+            else:
+                found = needs
+        # Most new words are plain: one look at all of them, and only then at each.
+        text = b"\n".join(fresh).decode("utf-8", "surrogatepass")
+        if fresh and self._is_plain(text) and not secret_shapes.may_hold_token(text.replace("$", " ")):
+            self._plain.update(word for word in fresh if len(word) <= _LONGEST_WORD)
+            return found
+        for word in fresh:
+            needs = self._of_word(word.decode("utf-8", "surrogatepass"))
+            if len(word) > _LONGEST_WORD:
+                pass
+            elif needs is Needs.NOTHING:
+                self._plain.add(word)
+            else:
+                self._needs[word] = needs
             if needs is Needs.ALL:
                 return needs
             found = max(found, needs)
         return found
 
     def _of_word(self, word: str) -> Needs:
-        if _PORT.search(word) or word in _WHOLE or _DUMP.search(word) or (len(word) >= 64 and _ROW.search(word)):
-            return Needs.ALL
-        if any(value in word for value in self._values):
-            return Needs.ALL
-        key = _ZERO_RUN.sub("0", word)
-        literal = self._literals.get(key)
-        if literal is None:
-            literal = self._holds_literal(key)
-            if len(key) <= _LONGEST_WORD:
-                self._literals[key] = literal
-        if literal:
+        if not self._is_plain(word):
             return Needs.ALL
         if not secret_shapes.may_hold_token(word.replace("$", " ")):
             return Needs.NOTHING
         return Needs.TOKENS if secret_shapes.may_be_in_word(word, _ZEROS) else Needs.NOTHING
 
-    def _holds_literal(self, word: str) -> bool:
-        lowered = word.lower()
-        return (
-            (has_stem(lowered) and not _VERDICT.fullmatch(word) and _may_name(word))
-            or any(part in word for part in _PARTS)
-            or ("@" in word and word != "@")
-            or _LITERALS.search(lowered) is not None
-            or _OPTION.search(word) is not None
-            or _ESCAPE.search(word) is not None
-            or _VALUE.search(word) is not None
-            or _NETRC.search(word) is not None
-            or _SHORT.search(word) is not None
-            or ("$" in word and _HASH.search(word) is not None)
+    def _is_plain(self, text: str) -> bool:
+        """Whether each of these words, one on a line, is plain but for tokens. Cheap tests come before the patterns."""
+        for value in self._values:
+            if value in text:
+                return False
+        if (":" in text and (_PORT.search(text) or _DUMP.search(text))) or (len(text) >= 64 and _ROW.search(text)):
+            return False
+        if "\x1b" in text or "0d0d" in text or "0D0D" in text or not _WHOLE.isdisjoint(text.split("\n")):
+            return False
+        key = _ZERO_RUN.sub("0", text) if "00" in text else text
+        lowered = key.lower()
+        for literal in _LITERALS:
+            if literal in lowered:
+                return False
+        for part in _PARTS:
+            if part in key:
+                return False
+        return not (
+            ("@" in key and any("@" in word and word != "@" for word in key.split("\n")))
+            or ("\\" in key and _ESCAPE.search(key))
+            or ("-" in key and _OPTION.search(key))
+            or ("$" in key and _HASH.search(key))
+            or (_has_any(_AS_WORDS_HINTS, lowered) and _AS_WORDS.search(lowered))
+            or (_has_any(_VALUE_HINTS, lowered) and _VALUE.search(key))
+            or (_has_any(_SHORT_HINTS, lowered) and _SHORT.search(key))
+            or _NETRC.search(key)
+            or (has_stem(lowered) and any(map(_says_secret, key.split("\n"))))
         )
+
+
+def _has_any(hints: tuple[str, ...], text: str) -> bool:
+    for hint in hints:  # noqa: SIM110 - a generator takes three times as long
+        if hint in text:
+            return True
+    return False
+
+
+def _says_secret(word: str) -> bool:
+    return has_stem(word.lower()) and not _VERDICT.fullmatch(word) and _may_name(word)
 
 
 def _may_be_dump(line: str, shape: bytes) -> bool:

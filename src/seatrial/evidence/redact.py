@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from seatrial.evidence import secret_shapes
 from seatrial.evidence.key_blocks import MARK, KeyBlocks, spans
 from seatrial.evidence.key_dumps import KeyDumps
-from seatrial.evidence.plain_lines import Needs, PlainLines
+from seatrial.evidence.plain_lines import Needs, plain_lines
 from seatrial.evidence.secret_blocks import Ahead, SecretBlocks, look_ahead, table_columns
 from seatrial.evidence.secret_values import OpenNames, assignments, is_plain, mapping_secret, stamps, value_is_secret
 from seatrial.files import write_bytes
@@ -85,7 +85,7 @@ class Redactor:
                     found.setdefault(spelling, name)
         # Longest first: a secret that contains another one must not leave its other half behind.
         self._values = sorted(found.items(), key=lambda item: -len(item[0]))
-        self._plain = PlainLines(found)
+        self._plain = plain_lines(frozenset(found))
 
     def text(self, text: str) -> str:
         """`text` without secrets; the number of lines stays the same."""
