@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from seatrial.evidence import secret_shapes
 from seatrial.evidence.key_dumps import LABELS
-from seatrial.model.secret_names import Says, has_stem, says_secret
+from seatrial.model.secret_names import Says, has_stem, says_password, says_secret
 
 
 class Needs(IntEnum):
@@ -31,8 +31,11 @@ _SHAPE = bytes(ord("0") if 48 <= code < 58 else ord(" ") if code in (0x2C, 0x1C,
 _ZERO_RUN = re.compile(r"0{2,}")
 _PORT = re.compile(r":(?:0{4,5}|\*):")
 """The middle of a line of .pgpass, which a comma may cut."""
-_OPTION = re.compile(r"(?:^|[\"'])-{1,2}[A-Za-z]", re.MULTILINE)
-_ESCAPE = re.compile(r"\\[nrtux\"']")
+_OPTION = re.compile(
+    r"(?:^|[\"'])-(?:[A-Za-z]*[uUaApPwkNXEb]|-(?:(?:proxy-)?(?:user|cert)|auth|cookie|value|secret|body|plaintext|pass))", re.MULTILINE
+)
+"""The options that rules of commands ask for."""
+_ESCAPE = re.compile(r"\\[nrtux']")
 _ROW = re.compile(r"[A-Za-z0-9+/]{64}")
 _VALUE = re.compile(
     r"^[^A-Za-z0-9_(\[]*(?:[vV]alue|content|default|string|data)[\"'\\]*(?:[:=]|$)|^\W*<(?:value|string|data)>(?:$|[^\s\"',])",
@@ -42,6 +45,8 @@ _VALUE_HINTS = ("value", "content", "default", "string", "data")
 _SHORT = re.compile(r"(?:^|[^A-Za-z]|[a-z](?=P[WwA]|S[Ii]))(?:pw|PW|Pw|pat|PAT|Pat|sid|SID|Sid)(?![a-z])", re.MULTILINE)
 """Names of secrets that are too short for a stem; another name on the line may bring the rules to them."""
 _SHORT_HINTS = ("pw", "pat", "sid")
+_AT = re.compile(r"(?<!^)@(?!0{1,3}(?![\w.]))|^@(?!$)", re.MULTILINE)
+"""`bob@host`, but neither a bare `@` nor `pass@8`."""
 _NETRC = re.compile(r"\b(?:machine|login)$", re.MULTILINE)
 _DUMP = re.compile(r"0[dD]:0[dD]")
 _HASH = re.compile(r"\$.*\$|(?:pbkdf0|bcrypt|argon0|scrypt|sha0|md0)[a-z0_]*\$")
@@ -63,20 +68,22 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+_OF_QUERIES = _words("code= jwt=")
 _BOUNDED = _words(
     "enter paste provide insert community identified echo printf vault bearer basic sqlplus rman expdp impdp alias config code phrase"
     " recovery net obscure user"
 )
 _AS_WORDS = re.compile(
-    r"\b(?:enter|paste|provide)\b|\bbearer|\b(?:insert|identified|echo|printf|vault|basic|sqlplus|rman|expdp|impdp|recovery|net)$"
-    r"|^(?:alias|config|obscure|community)$|^phrase|^code(?:[:=]|$)|\buser(?:=|$)|(?:api|access)$",
+    r"\b(?:enter|paste|provide)\b|\bbearer|\b(?:insert|identified|echo|printf|vault|basic|sqlplus|rman|expdp|impdp|recovery|net|mc)$"
+    r"|^(?:obscure|community)$|^phrase|^code(?:[:=]|$)|\buser(?:=|$)",
     re.MULTILINE,
 )
 """Where the rules of these literals look for them; what their patterns ask for beside them are blanks."""
-_AS_WORDS_HINTS = (*sorted(_BOUNDED), "api", "access")
+_AS_WORDS_HINTS = (*sorted(_BOUNDED - _words("alias config")), "mc")
 _VERDICT = re.compile(r"[^\w=]*(?:PASS|Pass)[^\w=]*")
+_MEASURED = re.compile(r"[\w/]*?(?P<name>\w{6,})[\"']?[:=][-+]?0+\.0+(?:e[-+]?0+)?\}*")
 _NAME_RUN = re.compile(r"[A-Za-z0-9_.-]+")
-_BARE = _words("token key secret password passphrase pass passwd pwd auth session cookie code jwt apikey credentials credential")
+_BARE = _words("token key secret password passphrase pass passwd passe pwd auth session cookie code jwt apikey credentials credential")
 _TELLING = (
     *("passw", "passphrase", "passcode", "secret", "credential", "apikey", "api_key", "basicauth", "digestauth", "basic_auth"),
     *(
@@ -100,7 +107,11 @@ _STEMLESS = {
     for literal in secret_shapes.STEMLESS_LITERALS
     if literal.strip() not in ("true", "false") and literal[:1] != ":"
 }
-_LITERALS = (":::", "::add-", "::set-", "::save-", *sorted(_STEMLESS - _BOUNDED - {"@"}))
+_LITERALS = (
+    *(":::", "::add-", "::set-", "::save-"),
+    *(f"{mark}{literal}" for literal in sorted(_OF_QUERIES) for mark in "?&"),
+    *sorted(_STEMLESS - _BOUNDED - _OF_QUERIES - {"@"}),
+)
 
 
 @lru_cache(maxsize=16)
@@ -173,6 +184,8 @@ class PlainLines:
                 return False
         if (":" in text and (_PORT.search(text) or _DUMP.search(text))) or (len(text) >= 64 and _ROW.search(text)):
             return False
+        while '\\"' in text:  # within a literal, a quote says nothing by itself
+            text = text.replace('\\"', '"')
         if "\x1b" in text or "0d0d" in text or "0D0D" in text or not _WHOLE.isdisjoint(text.split("\n")):
             return False
         key = _ZERO_RUN.sub("0", text) if "00" in text else text
@@ -184,7 +197,7 @@ class PlainLines:
             if part in key:
                 return False
         return not (
-            ("@" in key and any("@" in word and word != "@" for word in key.split("\n")))
+            ("@" in key and _AT.search(key))
             or ("\\" in key and _ESCAPE.search(key))
             or ("-" in key and _OPTION.search(key))
             or ("$" in key and _HASH.search(key))
@@ -204,7 +217,13 @@ def _has_any(hints: tuple[str, ...], text: str) -> bool:
 
 
 def _says_secret(word: str) -> bool:
-    return has_stem(word.lower()) and not _VERDICT.fullmatch(word) and _may_name(word)
+    return has_stem(word.lower()) and not _VERDICT.fullmatch(word) and not _is_measured(word) and _may_name(word)
+
+
+def _is_measured(word: str) -> bool:
+    """`rollout_corr/kl_token:0.5`, where no number is a secret."""
+    found = _MEASURED.fullmatch(word)
+    return found is not None and not says_password(found["name"]) and len(found["name"]) <= _LONGEST_NAME
 
 
 def _may_be_dump(line: str, shape: bytes) -> bool:

@@ -17,6 +17,8 @@ _FREE = r"(?<![A-Za-z0-9])"
 _BEFORE = r"(?<![A-Za-z0-9_-])"
 _GAP = r"(?:\\*[\"'])?[\s,=]+(?:\\*[\"'])?"
 """Between the words of a command, also where they are a list of quoted strings."""
+_MEASURED = r"(?![-+]?[\d.]+(?:[eE][-+]?\d+)?(?:[^\w.]|\.?$|\.\s))"
+"""A number is no secret."""
 _GAP_BEFORE = r"(?:\\*[\"'])?[\s,=]+"
 _ARGUMENT = r"(?!\[redacted|[-$<{])[^\s\"'\\,|;&]+"
 _QUOTED = r"(?!\[redacted)(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'\\,|;&\[]\S*)"
@@ -116,7 +118,7 @@ _CONTEXT: tuple[Rule, ...] = (
     (("password",), "password", r"(?i)(<input\b[^<>\n]{0,300}?\bvalue=[\"'])(?!\[redacted)[^\"'\n]+(?=[\"'][^<>\n]{0,300}?type=[\"']?password)"),
     (("PASS=",), "password", r"((?<![\w-])PASS=[\"']?)(?!\[redacted|\$)(?=[^\s\"']*\d)(?=[^\s\"']*[A-Za-z])[^\s\"',;]{6,}"),
     (("password", "passphrase", "passcode", "token", "secret", "key"), "prose",
-     r"(?i)(\b(?:password|passphrase|passcode|token|secret|api[ _-]key)(?: is| for [^\n]{1,80}?|: !!\w+)(?::| =|:? (?=\S*\d\S*[a-z]|\S*[a-z]\S*\d))\s*[\"']?)(?!\[redacted|\$)(?=[^\s\"']*\d)(?=[^\s\"']*[A-Za-z])[^\s\"',;]{8,}"),
+     r"(?i)(\b(?:password|passphrase|passcode|token|secret|api[ _-]key)(?: is| for [^\n]{1,80}?|: !!\w+)(?::| =|:? (?=\S*\d\S*[a-z]|\S*[a-z]\S*\d))\s*[\"']?)(?!\[redacted|\$)" + _MEASURED + r"(?=[^\s\"']*\d)(?=[^\s\"']*[A-Za-z])[^\s\"',;]{8,}"),
     (("<<<",), "password", r"(\b(?:sudo|kinit|ch?p?passwd|su|gpg|cryptsetup|docker|gh|secret-tool|wrangler|vault)\b[^\n|;]{0,200}?<<<\s*)(?!\[redacted|[\"']?\$)(?:\"[^\"\n]*\"|'[^'\n]*'|\S+)"),
     (("<<<",), "secret", r"((?i:token|secret|password|passwd|key)\b\s*<<<\s*)(?!\[redacted|[\"']?\$)(?:\"[^\"\n]*\"|'[^'\n]*'|\S+)"),
     (("mot de passe", "contraseña", "senha", "пароль", "密码", "密碼", "口令", "パスワード", "비밀번호"), "password",
