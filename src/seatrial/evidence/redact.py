@@ -36,7 +36,7 @@ MINIMUM_LENGTH = 6
 _ASCII_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _SOURCE_FOLLOWS = re.compile(r"^\s*File \"[^\"]+\", line \d+|^\s*File \"[^\"]+\", line \d+, in|\bFile \"[^\"]+\", line \d+, in \S+\s*$")
 
-_COLOUR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]")
+_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[()][A-Z0-9])")
 _CHANGED = re.compile(r"(\[redacted:[\w.-]+\]\"\s*->\s*\")(?!\[redacted)[^\"\n]+(\")")
 """What a Terraform plan shows of a secret that changes."""
 _LITERAL = re.compile(r"\"(?:\\.|[^\"\\\n])*(?:\"|$)|'(?:\\.|[^'\\\n])*(?:'|$)|[^\"']+")

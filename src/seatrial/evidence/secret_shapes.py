@@ -221,6 +221,11 @@ _STEMLESS_RULES = _stemless(_CONTEXT_RULES)
 STEMLESS_LITERALS = tuple(dict.fromkeys(literal for literals, *_ in _STEMLESS_RULES for literal in literals))
 _GENERAL = (".", "_", "-")
 """Literals that say nothing; the patterns of their rules ask for any digits."""
+ZEROS = str.maketrans("123456789", "000000000")
+_GENERAL_PATTERNS = tuple(pattern for literals, _, pattern in _TOKEN_RULES if set(literals) <= set(_GENERAL))
+_ZERO_LITERALS = tuple(
+    dict.fromkeys(one.translate(ZEROS) for literals, *_ in _TOKEN_RULES if not set(literals) <= set(_GENERAL) for one in literals)
+)
 STEM_LITERALS = tuple(dict.fromkeys(literal for literals, *_ in _CONTEXT_RULES for literal in literals if has_stem(literal)))
 _RUN = re.compile(r"(?a:\b[\w-]{16,})")
 _NO_TOKEN = re.compile(r"[a-z_-]+|\d+(?:e-?\d+)?|[A-Za-z_-]{16,19}")
@@ -284,13 +289,12 @@ def may_hold_token(text: str) -> bool:
     return False
 
 
-def may_be_in_word(word: str, zeros: dict[int, int]) -> bool:
-    """Whether a rule for tokens may match within a word whose digits are zeros; `zeros` makes them so."""
-    for literals, _, pattern in _TOKEN_RULES:
-        general = all(literal in _GENERAL for literal in literals)
-        if pattern.search(word) if general else any(literal.translate(zeros) in word for literal in literals):
+def may_be_in_word(word: str) -> bool:
+    """Whether a rule for tokens may match within a word whose digits are zeros."""
+    for literal in _ZERO_LITERALS:
+        if literal in word:
             return True
-    return False
+    return any(pattern.search(word) for pattern in _GENERAL_PATTERNS)
 
 
 @lru_cache(maxsize=4096)
