@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,12 +13,36 @@ if TYPE_CHECKING:
     from seatrial.trial.files_judge import FileVerdict
 
 
+_LINES_BEFORE, _LONGEST_LINE = 400, 100_000
+"""What is read before the decisive line to know what it holds: the name of a value, the begin of a key."""
+
+
 def redacted(found: FileVerdict, redactor: Redactor) -> FileVerdict:
-    """The verdict without secrets: what it quotes is from a log that nobody has redacted."""
-    quoted = {name: redactor.text(getattr(found, name)) for name in ("text", "reason", "advice")}
-    limitations = tuple(map(redactor.text, found.limitations))
-    signature = found.signature and redactor.text(found.signature)
+    """The verdict without secrets: what it quotes is from a log that is not redacted."""
+    shown = _in_its_place(found, redactor)
+
+    def clear(text: str) -> str:
+        return redactor.text(text.replace(found.text, shown) if shown != found.text else text)
+
+    quoted = {name: clear(getattr(found, name)) for name in ("text", "reason", "advice")}
+    limitations = tuple(map(clear, found.limitations))
+    signature = found.signature and clear(found.signature)
     return redactor.record(found.model_copy(update={**quoted, "limitations": limitations, "signature": signature}))
+
+
+def _in_its_place(found: FileVerdict, redactor: Redactor) -> str:
+    """The decisive line as the lines before it leave it: a value may stand below its name."""
+    if not found.file or not found.line or not found.text.strip():
+        return found.text
+    try:
+        with Path(found.file).open(encoding="utf-8", errors="surrogateescape", newline="\n") as stream:
+            rows = [row[:_LONGEST_LINE] for row in islice(stream, max(0, found.line - _LINES_BEFORE), found.line)]
+    except OSError:
+        return found.text
+    cleared = redactor.rows(rows)
+    if not rows or cleared[-1] == rows[-1] or cleared[-1] == redactor.text(rows[-1]):
+        return found.text
+    return cleared[-1].strip()[: max(len(found.text), 200)]
 
 
 def judge(
