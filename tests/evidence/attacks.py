@@ -293,3 +293,51 @@ ATTACKS: list[tuple[str, str, str]] = [
     ("pem json array1", json.dumps(OPENSSH.split("\n")),ROWS[4]),
     ("pem dedup", "\n".join("-"+row for row in OPENSSH.split("\n")),ROWS[4]),
 ]  # fmt: skip
+
+D = "velvet" + "mountain"
+X = "q8Zt3LmW0vRb" + "6NyK2sHd"
+_MANIFEST = f"foo: {B64PW}"
+
+LATER: list[tuple[str, str, str]] = [
+    ("xml namespace", f"<sec:secret>\n  <sec:value>{P}</sec:value>\n</sec:secret>", P),
+    ("hcl secret of words", f'secret {{\n  value = "{D}"\n}}', D),
+    ("hcl secret with a label", f'secret "database" {{\n  description = "x"\n\n  value       = "{D}"\n}}', D),
+    ("hcl data of a secret", f'resource "kubernetes_secret" "x" {{\n  data = {{\n    anything = "{D}"\n  }}\n}}', D),
+    ("terraform random", f'resource "random_password" "p" {{\n  result = "{P}"\n}}', P),
+    ("kubernetes pair, reversed", f"env:\n- value: {D}\n  name: DB_PASSWORD", D),
+    ("kubernetes pairs, reversed, deep", f"        env:\n        - value: {D}\n          name: MYSQL_ROOT_PASSWORD\n        - value: \"1\"\n          name: DEBUG", D),
+    ("kubernetes pod in json", json.dumps({"spec": {"env": [{"value": D, "name": "DB_PASSWORD"}]}}, indent=4), D),
+    ("secret, data first, no apiVersion", f"data:\n  {_MANIFEST}\nmetadata:\n  name: x\nkind: Secret\napiVersion: v1", B64PW),
+    ("secrets in a list", json.dumps({"items": [{"data": {"foo": B64PW}, "kind": "Secret"}]}, indent=2), B64PW),
+    ("csv", f"username,password\nmia,{D}", D),
+    ("csv with blanks", f"user, password, host\nmia, {D}, db1", D),
+    ("csv, many columns", f"id,created_at,username,email,password,role\n7,2026-01-01,mia,m@x.org,{D},admin", D),
+    ("tsv", f"user\ttoken\nmia\t{X}", X),
+    ("data frame", f"   user        api_key\n0   mia  {S}{S}", S),
+    ("markdown", f"| user | password |\n| --- | --- |\n| mia | {D} |", D),
+    ("key with progress bars", "\n".join(f"{row}\rTraining:  {at}%|#   | {at}/100 [00:00<00:01, 1.2it/s]" for at, row in enumerate(OPENSSH.split("\n"))), ROWS[4]),
+    ("key with fields behind", "\n".join(f"{row} step={at}" for at, row in enumerate(OPENSSH.split("\n"))), ROWS[4]),
+    ("key, url-encoded", OPENSSH.replace(" ", "%20").replace("\n", "%0A").replace("/", "%2F").replace("+", "%2B"), ROWS[4][:40]),
+    ("key in short rows", block("PRIVATE KEY", tuple(PEM_ROWS[0][at : at + 16] for at in range(0, 64, 16))), PEM_ROWS[0][16:32]),
+    ("key in base64, wrapped", "\n".join(WRAPPED[at : at + 76] for at in range(0, 304, 76)), WRAPPED[100:140]),
+    ("minisign", f"untrusted comment: minisign encrypted secret key\nRWRTY0Iy{B62}{B62}", B62),
+    ("keystore", f"keystore_b64: {AWS}{AWS}{AWS}", AWS),
+    ("mysqladmin", f"mysqladmin -u root password {D}", D),
+    ("cookie jar", f"<RequestsCookieJar[<Cookie session={X} for x.org/>]>", X),
+    ("several words", f"SECRET_KEY = {D} {P}", P),
+    ("complex key of yaml", f"? password\n: {D}", D),
+    ("debugger", f"ipdb> password\n'{D}'", D),
+    ("escaped property", f"db.password\\={D}", D),
+    ("prompt", f"Password for mia@x: {D}", D),
+    ("token id", f"modal token set --token-id ak-{X} --token-secret as-{X}", X),
+    ("setter", f'props.setProperty("db.password", "{D}");', D),
+    ("option", f'.option("password", "{D}")', D),
+    ("form", f'Content-Disposition: form-data; name="password"\r\n\r\n{D}\r\n--x', D),
+    ("mnemonic in prose", "wallet mnemonic: legal winner thank year wave sausage worth useful", "wave sausage"),
+    ("input of html", f'<input type="password" value="{D}">', D),
+    ("vault kv get", f"Key         Value\n---         -----\npassword    {D}", D),
+    ("name, tab, value", f"password\t{D}", D),
+    ("bash in quotes", f"bash -c 'curl -u '\"'\"'mia:{P}#'\"'\"' x'", P),
+    ("set -x in quotes", f"+ bash -c 'mysql -p'\\''{P}'\\'' x'", P),
+]  # fmt: skip
+"""A second set, written by one who had not seen the rules: what of it leaked, as text, in a log or in a diff that a log prints."""

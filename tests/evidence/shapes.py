@@ -373,6 +373,16 @@ def _dump(data: bytes, style: str) -> list[str]:
                 rows.append(f"{at:06x} {' '.join(pairs)}  >{shown}<")
             case "hexyl":
                 rows.append(f"│{at:08x}│ {' '.join(pairs[:8])} ┊ {' '.join(pairs[8:])} │........┊........│")
+            case "xxd -b":
+                rows.append(f"{at:08x}: {' '.join(f'{one:08b}' for one in part)}  {shown}")
+            case "gdb":
+                rows.append(f"0x{0x7FFE0000 + at:x}:\t" + "\t".join(f"0x{pair}" for pair in pairs))
+            case "ranges":
+                rows.append(f"{at:04x}-{at + 15:04x}  {' '.join(pairs)}")
+            case "colons":
+                rows.append("    " + "".join(f"{pair}:" for pair in pairs))
+            case "escapes":
+                rows.append("b'" + "".join(f"\\x{pair}" for pair in pairs) + "'")
             case "xxd -p":
                 rows.append("".join(pairs))
             case "array of C":
@@ -383,13 +393,40 @@ def _dump(data: bytes, style: str) -> list[str]:
 
 
 _DUMPED = (OPENSSH + "\n").encode()
-_STYLES = ("xxd", "xxd -u", "hexdump -C", "hexdump", "od", "od -b", "od -c", "od -t x1z", "xxd -p", "hexyl", "array of C", "od -t u1")
+_STYLES = (
+    "xxd",
+    "xxd -u",
+    "hexdump -C",
+    "hexdump",
+    "od",
+    "od -b",
+    "od -c",
+    "od -t x1z",
+    "xxd -p",
+    "hexyl",
+    "array of C",
+    "od -t u1",
+    "xxd -b",
+    "gdb",
+    "ranges",
+    "colons",
+    "escapes",
+)
 DUMPS: list[tuple[str, list[str], list[str]]] = [
     *((style, rows, rows[3:-3]) for style in _STYLES for rows in [_dump(_DUMPED, style)]),
     *(
         (f"{style} of DER", rows, rows[1:])
         for style in ("xxd", "hexdump -C")
         for rows in [_dump(base64.b64decode("".join(PEM_ROWS[:2])), style)]
+    ),
+    (
+        "openssl",
+        [
+            f"{label}\n    {row}"
+            for label in ("privateExponent:", "prime1:")
+            for row in (":".join(HEX32[at : at + 2] for at in range(0, 30, 2)) + ":",)
+        ],
+        [":".join(HEX32[at : at + 2] for at in range(0, 30, 2))],
     ),
     ("hex on one line", [f"key {_DUMPED.hex()} end"], [_DUMPED.hex()[100:300]]),
     ("bytes of Python", [str(list(_DUMPED))], [str(list(_DUMPED))[300:500]]),

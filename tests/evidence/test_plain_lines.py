@@ -11,7 +11,7 @@ import pytest
 from seatrial.evidence.plain_lines import Needs, PlainLines
 from seatrial.evidence.redact import Redactor
 
-from .attacks import ATTACKS
+from .attacks import ATTACKS, LATER
 from .harmless import RL_LINES
 from .shapes import DUMPS, HARMLESS, SHAPES
 from .test_redact import LEFT_ALONE, SECRETS
@@ -20,7 +20,7 @@ from .test_redact import SHAPES as TOKENS
 ENVIRON = {"HF_TOKEN": "letters", "DB_PASSWORD": "with a blank, and more", "X_API_KEY": "12ab34-9876543", "PIN_PASSWORD": "83920117"}
 TEXTS = [
     *(text for _, text, _ in SHAPES),
-    *(text for _, text, _ in ATTACKS),
+    *(text for _, text, _ in (*ATTACKS, *LATER)),
     *("\n".join(rows) for _, rows, _ in DUMPS),
     *(text for text, _ in SECRETS),
     *(f"got {token} here" for token in TOKENS),

@@ -14,7 +14,7 @@ from seatrial.evidence.repos import differs, repo_state, write_repos
 from seatrial.launch.linelog import LineLog
 from seatrial.model.errors import UserError
 
-from .attacks import ATTACKS
+from .attacks import ATTACKS, LATER
 from .conftest import MakeRepo, put, run_git
 from .harmless import RL_LINES
 from .shapes import B62, DUMPS, HARMLESS, OPENSSH, PLAIN_PW, ROWS, SHAPES
@@ -75,12 +75,21 @@ def test_a_shape_that_was_tried_afterwards_goes(name: str, text: str, secret: st
     assert not leaks(streamed([f"(W pid=1) {row}" for row in text.split("\n")]), (secret,))
 
 
+@pytest.mark.parametrize(("name", "text", "secret"), LATER, ids=[name for name, _, _ in LATER])
+def test_a_shape_of_the_second_set_goes_also_from_diffs(name: str, text: str, secret: str) -> None:
+    for prefix in ("", *PREFIXES, "+", "-", " "):
+        rows = [prefix + row for row in text.split("\n")]
+        for cleared in (PLAIN.text("\n".join(rows)), streamed(rows)):
+            assert not leaks(cleared, (secret,)), cleared
+    assert not leaks(json.dumps(PLAIN.value({"note": [text]})), (secret,))
+
+
 @pytest.mark.parametrize("text", [*HARMLESS, *RL_LINES])
 def test_harmless_text_stays(text: str) -> None:
     assert PLAIN.text(text) == text
     assert streamed(text.split("\n")) == text
     assert PLAIN.value([text]) == [text]
-    for prefix in (*PREFIXES, "+"):
+    for prefix in (*PREFIXES, "+", *(("-",) if text[:1] not in (" ", "-") else ())):
         rows = [prefix + row for row in text.split("\n")]
         assert streamed(rows) == PLAIN.text("\n".join(rows)) == "\n".join(rows)
 

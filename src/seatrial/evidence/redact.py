@@ -255,7 +255,10 @@ class RedactingLines:
 
     def line(self, line: str) -> str:
         """One line, with or without its newline, without secrets; one that has none keeps its colours."""
-        plain = _COLOUR.sub("", line) if "\x1b" in line else line
+        plain = line
+        if "\x1b" in line:
+            plain = line.replace("\x1b[0m", "").replace("\x1b[36m", "")  # Ray's, which are on every line
+            plain = _COLOUR.sub("", plain) if "\x1b" in plain else plain
         if not self._open and self._redactor.has_nothing(plain):
             self._source = _begins_source(plain)
             self._blocks.skip(plain)

@@ -73,6 +73,7 @@ COLUMN_NAMES = frozenset(
     )
 )
 """A word behind the name of a column that is one too."""
+_PROSE_FOLLOWS = re.compile(r"[A-Za-z]+ [A-Za-z]{2,}\b")
 _METAVARIABLES = frozenset(["password", "passwd", "pass", "token", "key", "api_key", "apikey", "string", "str", "value", "text", "secret"])
 _PATH = re.compile(r"(?:[/~.]|[A-Za-z]:\\)")
 _STAMPS = re.compile(
@@ -256,7 +257,7 @@ def _value_behind(text: str, start: int, end: int, name: str, says: Says, *, pro
     ):
         return None
     signed = flag and start == stamps(text) and text[start + 1 : start + 2] != "-"
-    if signed and content.endswith(":"):
+    if signed and (content.endswith(":") or between[0] == "," or (not between[0].strip() and _PROSE_FOLLOWS.match(text, begin))):
         return None  # a removed line of a diff: `-token usage: 0.5`
     if program and not _program_secret(text, start, between[0], content, quoted=first[2]):
         return None
