@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.evidence.shapes import OPENSSH, ROWS
-
 from seatrial.cli.judge import redacted
 from seatrial.evidence.redact import Redactor
 from seatrial.loops import get_loop
 from seatrial.trial.files_judge import judge_files
 
 REDACTOR = Redactor({})
+_DASH = "-" * 5
+_LAST = "UfvKq/i/TNejabedVsrWAAAAEHVzZXJA" + "bGFwdG9wAQIDBAU="
+_ROWS = (f"{_DASH}BEGIN OPENSSH PRIVATE KEY{_DASH}", "b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQ" + "AAAAAAAAABAAAAMwAAAAtzc2gtZW")
 
 
 def judged(log: Path, text: str) -> str:
@@ -20,9 +21,8 @@ def judged(log: Path, text: str) -> str:
 
 
 def test_the_decisive_line_is_read_behind_the_lines_before_it(tmp_path: Path) -> None:
-    *rows, last = OPENSSH.split("\n")[:-1]
-    shown = judged(tmp_path / "run.log", "\n".join(["start", *rows, f"ValueError: {last}", ""]))
-    assert ROWS[-1][:20] not in shown
+    shown = judged(tmp_path / "run.log", "\n".join(["start", *_ROWS, f"ValueError: {_LAST}", ""]))
+    assert _LAST[:20] not in shown
     assert "redacted" in shown
 
 
