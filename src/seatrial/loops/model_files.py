@@ -162,7 +162,7 @@ def _weights(directory: Path) -> Iterator[Finding]:
     settings = _json(directory / "config.json")
     plain = settings if isinstance(settings, dict) and "quantization_config" not in settings else {}
     rows, columns = plain.get("vocab_size"), plain.get("hidden_size")
-    shape = next((header[EMBEDDING]["shape"] for header in headers.values() if EMBEDDING in header), [])
+    shape: list[int] = next((header[EMBEDDING]["shape"] for header in headers.values() if EMBEDDING in header), [])
     for key, wanted, held in zip(("vocab_size", "hidden_size"), (rows, columns), shape, strict=False):
         if isinstance(wanted, int) and held != wanted:
             message = f"{EMBEDDING} has {held} {'rows' if key == 'vocab_size' else 'columns'}, and config.json says {key} {wanted}"
