@@ -74,6 +74,8 @@ HOSTILE = [
     "xwww.evil.example http://a_b_.c/*d*",
     "mailto:a@evil.example xmpp:a@evil.example",
     "a.b+c@evil.example",
+    "a@evil.example.b+c@evil.example",
+    "step 13http://evil.example",
     ":white_check_mark: Pass",
     "train.py:100: ValueError",
     ":+1::-1: a:x:b",

@@ -20,9 +20,9 @@ LONGEST = 4000
 _CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 _TAKEN = re.compile(
     r"""
-    (?<![A-Za-z0-9])(?i:(?:https?|ftp)://|www\.|mailto:|xmpp:)[^\s`]+    # a link
-    | (?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+                           # a mail address
-    | [^\s`]*:(?:[a-z][a-z0-9_+-]*|100|1234|[+]1|-1)(?:(?=:(?:\s|$))|:[^\s`]*)    # a picture
+    (?<![A-Za-z])(?i:(?:https?|ftp)://|www\.|mailto:|xmpp:)[^\s`]+    # a link
+    | (?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.@+-]*\w                         # a mail address
+    | [^\s`]{0,100}:(?:[a-z][a-z0-9_+-]*|100|1234|[+]1|-1)(?:(?=:(?:\s|$))|:[^\s`]*)    # a picture
     | (?<![\w@])@\w[\w/-]*                                              # a mention
     | (?<![\w&/.-])(?:[\w.-]+/[\w.-]+)?\#\d+\b | \bGH-\d+\b            # an issue
     | (?<![\w./-])[\w./-]*(?:(?<![^\W_])_|_(?![^\W_]))[\w./-]*          # a path such as a/__init__.py, which would be emphasis
