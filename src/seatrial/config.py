@@ -173,7 +173,8 @@ def load(file: Path | None, settings: Sequence[str] = (), flags: Mapping[str, An
         name, origin = _where([str(part) for part in first["loc"]], origins)
         # A whole table may hold what should not be printed, and says little.
         got = "" if isinstance(first["input"], dict) else f" (got {first['input']!r})"
-        raise UserError(f"{origin}: {name}: {first['msg'].removeprefix('Value error, ')}{got}", f"correct {name}") from error
+        message = f"{origin}: {name}: {first['msg'].removeprefix('Value error, ')}{got}"
+        raise UserError(message, f"correct {name}; `seatrial config show` says what it means") from error
 
 
 def _where(loc: Sequence[str], origins: Mapping[str, str]) -> tuple[str, str]:

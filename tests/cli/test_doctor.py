@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -263,3 +264,31 @@ def test_everything_at_once_writes_nothing(tmp_path: Path, monkeypatch: pytest.M
         ), loop
         assert all(row["fix"] for row in rows(answer) if row["severity"] != "ok")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_checkout_that_is_not_there_is_wrong_usage() -> None:
+    for words in (("nemo-rl", "--nemo-rl"), ("verl", "--verl"), ("--nemo-rl",), ("--verl",)):
+        answer = inside("doctor", *words, "/no/such/place")
+        assert (answer.code, answer.out) == (2, "")
+        assert f"/no/such/place: no such directory\n  fix: name an existing checkout with {words[-1]} PATH" in answer.err
+
+
+@pytest.mark.usefixtures("built")
+def test_the_next_command_keeps_what_was_asked_for(tmp_path: Path) -> None:
+    checkout = make_checkout(tmp_path / "mine")
+    answer = inside("doctor", "--change", checkout, "--auto", "--verl", checkout, f"--nemo-rl={checkout}")
+    assert answer.out.splitlines()[-1] == f"next: seatrial run trl --change {checkout} --auto"
+    answer = inside("doctor", "--level", "0", "--", "--learning_rate", "1e-4")
+    assert answer.out.splitlines()[-1] == "next: seatrial run trl --level 0 -- --learning_rate 1e-4"
+
+
+def test_a_missing_environment_is_said_once(tmp_path: Path) -> None:
+    """Checks that need its interpreter do not fail in its stead."""
+    place = tmp_path / "RL"
+    shutil.copytree(Path(__file__).parents[1] / "data" / "nemo_rl" / "checkout", place)
+    make_checkout(place, "own")
+    found = rows(inside("doctor", "nemo-rl", "--nemo-rl", place, "--json"))
+    assert not any("no-interpreter" in row["message"] for row in found)
+    assert [row["name"] for row in found if row["code"] == "environment" and not row["ok"]] == ["environment"]
+    assert "Python" not in {row["name"] for row in found}
+    assert all(row["ok"] for row in found if row["name"] == "configuration"), found

@@ -53,7 +53,7 @@ def test_a_log_with_metrics_from_several_places() -> None:
     ("words", "message"),
     [
         (("trl", "--log", "/no/such.log"), "/no/such.log: no such log file"),
-        (("trl", "--log", str(DATA)), "no such log file"),
+        (("trl", "--log", str(DATA)), "a directory, not a log file"),
         (("tlr", "--log", str(FULL)), "unknown loop 'tlr'"),
         (("trl", "--log", str(FULL), "--log", str(FULL)), "--log is given 2 times"),
         (("trl", "--log", str(FULL), "--metrics", "/none"), "/none: no such file or directory"),

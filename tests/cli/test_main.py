@@ -19,7 +19,7 @@ from seatrial.cli import main
 from seatrial.model.errors import BlockedError, UserError
 from seatrial.model.verdict import Boundary
 
-from .command import SEATRIAL, seatrial
+from .command import SEATRIAL, inside, seatrial
 
 BLOCKED = Path(__file__).parents[1] / "data" / "trl" / "made" / "unknown_argument" / "console.log"
 
@@ -167,3 +167,27 @@ def test_arguments_of_the_loop_reach_the_plan() -> None:
     answer = seatrial("plan", "trl", "--level", "0", "--json", "--", "--help", "--level", "9")
     assert answer.code == 0, answer.err
     assert '"--help",\n    "--level",\n    "9"' in answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "fix"),
+    [
+        (("judge",), "judge: Missing argument 'loop'", "give LOOP (The loop that wrote the files); seatrial judge --help"),
+        (("judge", "trl"), "judge: Missing option '--log'", "give --log (The log of the run); seatrial judge --help"),
+        (("metrics", "show"), "metrics: show: Missing argument 'logdir'", "give LOGDIR ("),
+        (("metrics", "foo"), "metrics: No such command 'foo'", "commands: dump, show"),
+        (("dokter",), "No such command 'dokter'", "seatrial doctor; seatrial --help"),
+        (("plan", "--nope"), "plan: No such option: --nope", "seatrial plan --help"),
+        (("--nope",), "No such option: --nope", "seatrial --help"),
+        (("run", "--level"), "run: Option '--level' requires an argument", "seatrial run --help"),
+        (("judge", "trl", "--log", "x", "--level", "y"), "judge: Invalid value for '--level'", "give --level (Judge against"),
+        (("judge", "trl", "--log", "."), ".: a directory, not a log file", "name the file"),
+        (("judge", "nope", "--log", "x"), "unknown loop 'nope'; known: nemo-rl, trl, verl", "use a known one"),
+    ],
+)
+def test_wrong_usage_says_what_where_and_the_fix(words: tuple[str, ...], message: str, fix: str) -> None:
+    answer = inside(*words)
+    assert (answer.code, answer.out) == (2, "")
+    said, help_ = answer.err.splitlines()
+    assert said.startswith(f"seatrial: {message}")
+    assert help_.startswith(f"  fix: {fix}")

@@ -64,6 +64,16 @@ def cut(path: Path, count: int) -> None:
     path.write_bytes(path.read_bytes()[:-count])
 
 
+def describe(model: Path, **entry: object) -> None:
+    """Weights of which the header says something else about the last tensor."""
+    whole = safetensors({"model.embed_tokens.weight": (16, 2), "model.norm.weight": (2,)})
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    header["model.norm.weight"] |= entry
+    text = json.dumps(header).encode()
+    (model / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + length :])
+
+
 SPOILED: dict[str, tuple[Callable[[Path], object], FindingCode]] = {
     "torn config": (lambda m: cut(m / "config.json", 3), FindingCode.MODEL_FILE_TORN),
     "a list": (lambda m: (m / "config.json").write_text("[1]"), FindingCode.MODEL_FILE_TORN),
@@ -81,6 +91,13 @@ SPOILED: dict[str, tuple[Callable[[Path], object], FindingCode]] = {
     "strange header": (lambda m: (m / "model.safetensors").write_bytes(b"\x07" + bytes(7) + b'{"a":1}'), FindingCode.MODEL_WEIGHTS_TORN),
     "too long": (lambda m: (m / "model.safetensors").open("ab").write(b"x"), FindingCode.MODEL_WEIGHTS_TORN),
     "link to nothing": (lambda m: (m / "b.safetensors").symlink_to(m / "none"), FindingCode.MODEL_WEIGHTS_TORN),
+    "overlap": (lambda m: describe(m, data_offsets=[0, 8]), FindingCode.MODEL_WEIGHTS_TORN),
+    "backwards": (lambda m: describe(m, data_offsets=[128, 0]), FindingCode.MODEL_WEIGHTS_TORN),
+    "other shape": (lambda m: describe(m, shape=[3]), FindingCode.MODEL_WEIGHTS_TORN),
+    "less than nothing": (lambda m: describe(m, shape=[-2]), FindingCode.MODEL_WEIGHTS_TORN),
+    "no type": (lambda m: describe(m, dtype=None), FindingCode.MODEL_WEIGHTS_TORN),
+    "no tensor": (lambda m: (m / "model.safetensors").write_bytes(safetensors({})), FindingCode.MODEL_WEIGHTS_TORN),
+    "other width": (lambda m: make_model(m, {"hidden_size": 99}), FindingCode.VOCABULARY),
     "missing shard": (lambda m: shard(m, "a.safetensors", "b.safetensors"), FindingCode.MODEL_SHARDS_MISSING),
     "missing tensor": (lambda m: shard(m, "a.safetensors", "a.safetensors"), FindingCode.MODEL_SHARDS_MISSING),
     "torn index": (lambda m: (m / "model.safetensors.index.json").write_text("{"), FindingCode.MODEL_FILE_TORN),
@@ -100,7 +117,8 @@ def test_files_that_are_spoiled_are_found(model: Path, monkeypatch: pytest.Monke
 HEALTHY: dict[str, Callable[[Path], object]] = {
     "shards": lambda m: shard(m, "a.safetensors"),
     "old weights": lambda m: (m / "model.safetensors").rename(m / "pytorch_model.bin"),
-    "metadata": lambda m: (m / "model.safetensors").write_bytes((26).to_bytes(8, "little") + b'{"__metadata__":{"a":"b"}}'),
+    "of a later type": lambda m: describe(m, dtype="F3"),
+    "the right width": lambda m: make_model(m, {"hidden_size": 2}),
     "sentencepiece": lambda m: (m / "tokenizer.json").rename(m / "tokenizer.model"),
     "tiktoken": lambda m: (m / "tokenizer.json").rename(m / "qwen.tiktoken"),
     "padded embedding": lambda m: (m / "model.safetensors").write_bytes(safetensors({"wte.weight": (64, 2)})),

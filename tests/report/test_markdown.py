@@ -67,7 +67,46 @@ HOSTILE = [
     "one\u2028# two",
     "    indented code",
     "\tindented code",
+    "http://evil.example/a?b=c",
+    "see HTTPS://evil.example, now",
+    "(ftp://evil.example)",
+    "www.evil.example",
+    "xwww.evil.example http://a_b_.c/*d*",
+    "mailto:a@evil.example xmpp:a@evil.example",
+    "a.b+c@evil.example",
+    "a@evil.example.b+c@evil.example",
+    "step 13http://evil.example",
+    ":white_check_mark: Pass",
+    "train.py:100: ValueError",
+    ":+1::-1: a:x:b",
+    "[^1] and [^1]: note",
+    "[TOC] [[wiki]] ==mark== H~2~O",
+    "> [!WARNING]",
+    "- [ ] task",
+    "Setext",
+    "a  \n  b",
+    "a\\\nb",
+    "::error::x ##[warning]y",
+    "<details><summary>x",
+    "<a href='javascript:alert(1)'>x</a>",
+    "<svg/onload=alert(1)>",
+    "<?php x ?> <![CDATA[x]]> <!DOCTYPE x>",
+    "&#x3c;img&#x3e; &lt &amp;lt;",
+    "```mermaid\ngraph\n```",
+    "$$\\href{javascript:alert(1)}{x}$$ $`x`$",
+    "![x](data:image/svg+xml;base64,AAAA)",
+    '[x]: <http://evil.example> "title"',
+    "[x](<a b>)",
+    "[`x`](http://evil.example)",
+    "[a\\](http://evil.example)",
+    "\\<b>",
+    "\x1b]8;;http://evil.example\x1b\\link\x1b]8;;\x1b\\",
+    "\u202egro.live\u202c",
 ]
+
+
+LINKS = re.compile(r"(?i)(?:https?|ftp)://|(?<![a-z0-9])www\.|mailto:|xmpp:|[\w.+-]+@[\w-]+\.\w|(?<!:):[a-z0-9_+-]+:|@\w|(?<!&)#\d")
+"""What GitHub makes links, calls and pictures of, where it is no code."""
 
 
 def tokens(text: str) -> list[Token]:
@@ -87,6 +126,8 @@ LIST = {"bullet_list_open", "bullet_list_close", "list_item_open", "list_item_cl
 def test_hostile_text_is_words(text: str) -> None:
     assert shape(prose(text)) <= WORDS
     assert shape(f"- {prose(text)}") <= WORDS | LIST
+    words = " ".join(token.content for token in tokens(prose(text)) if token.type in ("text", "text_special"))
+    assert not LINKS.search(re.sub(r"^Result: ", "", words)), words
     table = f"| a | b |\n|---|---|\n| {cell(text)} | end |"
     rows = [token for token in tokens(table) if token.type == "td_open"]
     assert len(rows) == 2
@@ -151,7 +192,9 @@ def test_ordinary_text_is_left_as_it_is() -> None:
 def test_nobody_is_called() -> None:
     assert prose("by @octocat and @org/team") == "by `@octocat` and `@org/team`"
     assert prose("fixes #12, org/repo#3, GH-4") == "fixes `#12`, `org/repo#3`, `GH-4`"
-    assert prose("mail a@b.c, colour #fff, C#, step #") == "mail a@b.c, colour #fff, C#, step #"
+    assert prose("mail a@b.c, at http://x.y") == "mail `a@b.c`, at `http://x.y`"
+    assert prose("train.py:100: error, a::b: c") == "`train.py:100`: error, `a::b`: c"
+    assert prose("colour #fff, C#, step #, x: y, a::b, 12:30:05") == "colour #fff, C#, step #, x: y, a::b, 12:30:05"
 
 
 def test_long_text_is_cut() -> None:

@@ -103,6 +103,7 @@ CASES: dict[str, tuple[bytes, int]] = {
     "a compressed body": (request(JSON, "Content-Encoding: gzip", body=gzip.compress(BODY)), 415),
     "a body that says it is compressed": (request(JSON, "Content-Encoding: br"), 415),
     "another charset": (request(JSON + "; charset=nonsense"), 400),
+    "a charset that takes for ever": (request(JSON + "; charset=punycode", body=b"a" * 1_000_000 + b"-" + b"a" * 1_000_000), 400),
     "not JSON": (request(JSON, body=b"{"), 400),
     "not UTF-8": (request(JSON, body=b"\xff"), 400),
     "deep JSON": (request(JSON, body=b"[" * 100_000), 400),

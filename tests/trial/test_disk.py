@@ -19,6 +19,7 @@ from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 from seatrial.trial import disk
 from seatrial.trial.disk import Need
+from seatrial.trial.inject import stage_packages
 from seatrial.trial.plan import make_plan, requested
 
 from .fake import FakeLoop
@@ -149,3 +150,13 @@ def test_a_small_disk_is_left_as_it_was(small: Path) -> None:
     assert answer.code == 99
     assert f"1 MB free at {small}" in answer.err
     assert list(small.iterdir()) == []
+
+
+@pytest.mark.parametrize("room", [{"free_mb": 1}, {"inodes": 10}, {"read_only": True}])
+def test_a_probe_stages_nothing_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: dict[str, int]) -> None:
+    with_room(monkeypatch, **room)  # type: ignore[arg-type]
+    with pytest.raises(BlockedError) as told:
+        stage_packages((), tmp_path / "run")
+    assert str(tmp_path) in told.value.message
+    assert "--out" in told.value.fix
+    assert list(tmp_path.iterdir()) == []

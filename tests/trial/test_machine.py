@@ -109,6 +109,9 @@ def test_a_ray_that_runs_already_warns(tmp_path: Path) -> None:
     for odd in ("no address", "", "host:99999999999999", "\x00:1"):
         place.write_text(odd)
         assert list(machine.running_ray(known)) == []
+    place.unlink()
+    os.mkfifo(place)
+    assert list(machine.running_ray(known)) == [], "and no pipe is waited for"
     assert list(machine.running_ray({**known, "RAY_ADDRESS": "local"})) == [], "that starts a new one"
 
 

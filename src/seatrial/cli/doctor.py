@@ -33,6 +33,8 @@ EVERY: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("nemo-rl", {}),
 )
 """What is gone through when no loop is named."""
+CHECKOUTS = ("verl", "nemo_rl")
+"""Options that name the checkout which a loop drives."""
 MACHINE = "this machine"
 WIDTHS = (60, 100)
 
@@ -90,7 +92,7 @@ def doctor(
 
 
 def _require_usable(loaded: Loaded, auto: bool) -> None:
-    """A path that leads nowhere, and `--auto` without a change, are wrong usage."""
+    """A checkout that does not exist, and `--auto` without a change, are wrong usage."""
     from seatrial.model.errors import UserError
 
     paths = loaded.config.change.paths
@@ -100,6 +102,10 @@ def _require_usable(loaded: Loaded, auto: bool) -> None:
         path = request.named_path(word)[1]
         if not path.exists():
             raise UserError(f"{path}: no such directory", "name an existing checkout with --change PATH")
+    for name in CHECKOUTS:
+        text = loaded.config.options.get(name)
+        if text and not Path(text).exists():
+            raise UserError(f"{text}: no such directory", f"name an existing checkout with {_flag(name)} PATH")
 
 
 def _every(loaded: Loaded, auto: bool, device: str | None) -> list[Group]:
@@ -244,8 +250,28 @@ def _next(groups: Sequence[Group], loop: str | None) -> str:
     if loop is not None and ready:
         return shlex.join(["seatrial", "run", *words])
     if ready:
-        return f"seatrial run {ready[0]}"
+        return shlex.join(["seatrial", "run", *ready[0].split(), *_taken(words, ready[0])])
     return shlex.join(["seatrial", "doctor", *words])
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+def _taken(words: Sequence[str], title: str) -> Iterator[str]:
+    """The words of a call for every loop that the one with this title takes, without what its title says already."""
+    from seatrial.loops import get_loop
+
+    name, *said = title.split()
+    left = [_flag(option) for option in ("device", *CHECKOUTS) if option not in get_loop(name).options() or _flag(option) in said]
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            yield from (word, *rest)
+        elif word in left:
+            next(rest, None)
+        elif word.partition("=")[0] not in left:
+            yield word
 
 
 def _print_json(groups: Sequence[Group], following: str) -> None:

@@ -113,7 +113,7 @@ def _lock(name: str) -> Path:
     known = {**environments(), gym.ENVIRONMENT: gym.LOCK}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        raise UserError(f"unknown environment {name!r}; known: {', '.join(known)}", f"use {close[0] if close else next(iter(known))!r}")
+        raise UserError(f"unknown environment {name!r}; known: {', '.join(known)}", f"use {close[0]!r}" if close else "use a known one")
     return known[name]
 
 

@@ -69,7 +69,8 @@ def judge(
         raise UserError(f"--log is given {len(logs)} times", "judge one run at a time: name its log once")
     (log,) = logs
     if not log.is_file():
-        raise UserError(f"{log}: no such log file", "name the file that holds the output of the run")
+        wrong = "a directory, not a log file" if log.is_dir() else "no such log file"
+        raise UserError(f"{log}: {wrong}", "name the file that holds the output of the run")
     chosen = None
     if level is not None:
         (number,) = parse_levels(str(level), known)

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from seatrial.cli.light import Plain
+from seatrial.cli.usage import explained
 from seatrial.evidence.lazy_redactor import LazyRedactor
 from seatrial.report.text import visible
 
@@ -69,6 +70,16 @@ class Lazy(Plain, TyperGroup):
         found = typer.main.get_command(app)
         found.name, found.help = name, found.help or COMMANDS[name][1]
         return found
+
+    def make_context(self, *args: Any, **words: Any) -> Any:
+        """As typer does it, with errors of ours."""
+        with explained():
+            return super().make_context(*args, **words)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As typer does it, with errors of ours."""
+        with explained(ctx):
+            return super().invoke(ctx)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list of commands, from the table alone."""

@@ -189,7 +189,7 @@ def read_installed(python: Path) -> Installed:
         answer = parse_json(text)
     except BadValue as error:
         fix = "seatrial env check, or rebuild the environment"
-        raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {text.strip()[-300:] or 'no output'}", fix) from error
+        raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {_last_line(text) or 'no output'}", fix) from error
     packages: dict[str, tuple[str, ...]] = {}
     places: dict[str, str] = {}
     if not isinstance(answer, dict) or not {"python", "packages"} <= answer.keys():
@@ -200,6 +200,12 @@ def read_installed(python: Path) -> Installed:
         if places.setdefault(key, place) == place:
             packages[key] = (*packages.get(key, ()), str(version))
     return Installed(answer["python"], packages)
+
+
+def _last_line(text: str) -> str:
+    """Where Python and most programs name an error, at most 300 characters of it."""
+    line = (text.strip().splitlines() or [""])[-1]
+    return line if len(line) <= 300 else f"{line[:300]} …"
 
 
 def _output(argv: list[str]) -> str:

@@ -37,6 +37,6 @@ def get_loop(name: str) -> Loop:
         from seatrial.model.errors import UserError
 
         close = difflib.get_close_matches(name, names(), n=1)
-        raise UserError(f"unknown loop {name!r}; known: {', '.join(names())}", f"use {close[0] if close else names()[0]!r}")
+        raise UserError(f"unknown loop {name!r}; known: {', '.join(names())}", f"use {close[0]!r}" if close else "use a known one")
     loop: Loop = importlib.import_module(f"seatrial.loops.{name.replace('-', '_')}.loop").LOOP
     return loop

@@ -7,9 +7,9 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,11 @@ LOADER = Path(__file__).parents[1] / "probes" / "load_model.py"
 SECONDS = 120
 HEADER_MOST = 100_000_000
 """The longest header of a safetensors file, as its own library has it."""
+BITS = dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8)
+BITS |= dict.fromkeys(("I16", "U16", "F16", "BF16"), 16) | dict.fromkeys(("I32", "U32", "F32"), 32)
+BITS |= dict.fromkeys(("C64", "F64", "I64", "U64"), 64)
+"""Of one element, by its type in a safetensors file; of one that is not here nothing is known."""
+DIMENSIONS = 64
 JSON_MOST = 1_000_000_000
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "tekken.json", "vocab.txt", "spiece.model")
 SETTINGS = (
@@ -136,7 +141,7 @@ def _weights(directory: Path) -> Iterator[Finding]:
     if not shards and not indexes:
         fix = f"copy the model's weights into {directory}"
         yield _bad(FindingCode.MODEL_WEIGHTS_MISSING, directory, "no weights (*.safetensors)", fix)
-    headers: dict[str, Mapping[str, Any]] = {}
+    headers, broken = dict[str, Mapping[str, Any]](), False
     for path in shards:
         if path.exists() and not os.access(path, os.R_OK):
             yield _unreadable(path)
@@ -148,16 +153,21 @@ def _weights(directory: Path) -> Iterator[Finding]:
             header, wrong = read_header(path)
             headers[path.name] = header
             if wrong:
+                broken = True
                 yield _torn(path, wrong)
+    if headers and len(headers) == len(shards) and not any(headers.values()) and not broken:
+        yield _torn(shards[0], "holds no tensor")
     for path in indexes:
         yield from _index(path, headers)
     settings = _json(directory / "config.json")
-    rows = settings.get("vocab_size") if isinstance(settings, dict) and "quantization_config" not in settings else None
-    held = next((_rows(header[EMBEDDING]) for header in headers.values() if EMBEDDING in header), None)
-    if isinstance(rows, int) and held is not None and held != rows:
-        message = f"{EMBEDDING} has {held} rows, and config.json says vocab_size {rows}"
-        fix = "copy config.json and weights of one and the same model"
-        yield _bad(FindingCode.VOCABULARY, directory / "config.json", message, fix)
+    plain = settings if isinstance(settings, dict) and "quantization_config" not in settings else {}
+    rows, columns = plain.get("vocab_size"), plain.get("hidden_size")
+    shape: list[int] = next((header[EMBEDDING]["shape"] for header in headers.values() if EMBEDDING in header), [])
+    for key, wanted, held in zip(("vocab_size", "hidden_size"), (rows, columns), shape, strict=False):
+        if isinstance(wanted, int) and held != wanted:
+            message = f"{EMBEDDING} has {held} {'rows' if key == 'vocab_size' else 'columns'}, and config.json says {key} {wanted}"
+            fix = "copy config.json and weights of one and the same model"
+            yield _bad(FindingCode.VOCABULARY, directory / "config.json", message, fix)
 
 
 def _index(path: Path, headers: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
@@ -189,10 +199,16 @@ def read_header(path: Path) -> tuple[Mapping[str, Any], str]:
         text = stream.read(length)
     header = _parsed(text)
     tensors = {name: entry for name, entry in header.items() if name != "__metadata__"} if isinstance(header, dict) else None
-    if tensors is None or not all(_rows(entry) is not None for entry in tensors.values()):
+    if tensors is None or not all(_is_entry(entry) for entry in tensors.values()):
         return {}, "the header is torn"
-    end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-    return tensors, "" if end == size else f"has {size} bytes, and its header says {end}"
+    end = 0
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, after = entry["data_offsets"]
+        bits = BITS.get(entry.get("dtype"))
+        if begin != end or after < begin or (bits and (after - begin) * 8 != math.prod(entry["shape"]) * bits):
+            return tensors, f"the header does not fit together at {name[:200]!r}"
+        end = after
+    return tensors, "" if 8 + length + end == size else f"has {size} bytes, and its header says {8 + length + end}"
 
 
 def _parsed(text: bytes) -> Any:
@@ -202,15 +218,13 @@ def _parsed(text: bytes) -> Any:
         return None
 
 
-def _rows(entry: Any) -> int | None:
-    """Rows of a tensor by its entry in a header (1 for a scalar); None when that is no entry."""
-    if not isinstance(entry, dict):
-        return None
+def _is_entry(entry: Any) -> bool:
+    """Whether this describes a tensor in a header."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        return False
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
-    whole = all(isinstance(part, list) and all(type(number) is int for number in part) for part in (shape, offsets))
-    if not whole or len(offsets or ()) != 2:
-        return None
-    return shape[0] if shape else 1
+    counts = all(isinstance(part, list) and all(type(number) is int and number >= 0 for number in part) for part in (shape, offsets))
+    return counts and len(offsets or ()) == 2 and len(shape or ()) <= DIMENSIONS
 
 
 def _has_tokenizer(directory: Path) -> bool:
@@ -219,7 +233,7 @@ def _has_tokenizer(directory: Path) -> bool:
 
 def _loaded(directory: Path, context: Context, use: Use, words: bool, whole: bool) -> Iterator[Finding]:
     """What the loop's own interpreter says."""
-    if shutil.which(context.python) is None:
+    if not context.has_python:
         message = f"{directory}: configuration and tokenizer were not loaded: there is no interpreter for it yet"
         yield _finding(FindingCode.MODEL_NOT_LOADED, directory, message, use.build, warns=True)
         return

@@ -23,7 +23,7 @@ def choice(options: Mapping[str, str], name: str, known: tuple[str, ...]) -> str
     value = options.get(name, known[0])
     if value not in known:
         near = difflib.get_close_matches(value, known, n=1) or known
-        raise UserError(f"options.{name} = {value!r}: not one of {', '.join(known)}", f"use {near[0]}")
+        raise UserError(f"options.{name} = {value!r}: not one of {', '.join(known)}", f"use {' or '.join(near)}")
     return value
 
 

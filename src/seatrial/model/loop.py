@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,11 @@ class Context:
     """The loop's options, and the fault to inject if there is one."""
     environments: Mapping[str, Path] = field(default_factory=dict)
     """Interpreters of generation engines whose environment is built, by the environment's name."""
+
+    @property
+    def has_python(self) -> bool:
+        """Whether the interpreter exists; `doctor` also runs before it was built, and says so in a finding of its own."""
+        return shutil.which(self.python) is not None
 
     def import_path(self) -> tuple[str, ...]:
         """Checkouts under test, in the order in which they shadow installed packages."""

@@ -33,14 +33,23 @@ def _config(path: str, found: dict[str, Any]) -> Any:
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - whatever a library raises is the answer
-        kind = json.loads(Path(path, "config.json").read_text(encoding="utf-8")).get("model_type")
-        kind = kind if isinstance(kind, str) else None
-        unknown = isinstance(kind, str) and kind not in CONFIG_MAPPING
+        kind = _model_type(Path(path, "config.json"))
+        unknown = kind is not None and kind not in CONFIG_MAPPING
         code = "model-remote-code" if "trust_remote_code" in str(error) else "model-type-unknown" if unknown else "model-config"
         found["problems"].append({"code": code, "said": _line(error), "model_type": kind})
         return None
     found["config"] = type(config).__name__
     return config
+
+
+def _model_type(file: Path) -> str | None:
+    """What config.json says, as far as it can be read at all."""
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    kind = stored.get("model_type") if isinstance(stored, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 def _rows(config: Any) -> Any:
@@ -60,8 +69,9 @@ def _tokenizer(path: str, rows: Any, found: dict[str, Any]) -> None:
         used = [number for number in (made.bos_token_id, made.eos_token_id, made.pad_token_id) if isinstance(number, int)]
         plain = list(made(SENTENCE, add_special_tokens=False)["input_ids"])
     except Exception as error:  # noqa: BLE001 - whatever a library raises is the answer
-        code = "model-remote-code" if "trust_remote_code" in str(error) else "tokenizer"
-        found["problems"].append({"code": code, "said": _line(error)})
+        code, said = "model-remote-code" if "trust_remote_code" in str(error) else "tokenizer", _line(error)
+        if all(problem["said"] != said for problem in found["problems"]):  # a tokenizer reads the configuration, too
+            found["problems"].append({"code": code, "said": said})
         return
     used += plain
     if not plain:
@@ -73,7 +83,7 @@ def _tokenizer(path: str, rows: Any, found: dict[str, Any]) -> None:
             used += list(ids["input_ids"] if hasattr(ids, "keys") else ids)
         except Exception as error:  # noqa: BLE001 - whatever a library raises is the answer
             found["problems"].append({"code": "chat-template", "said": _line(error)})
-    size, words = len(made), int(getattr(made, "vocab_size", 0) or 0)
+    size, words = max(len(made), _highest(made) + 1), int(getattr(made, "vocab_size", 0) or 0)
     found["tokenizer"] = {"kind": type(made).__name__, "size": size, "template": template, "rows": rows}
     if isinstance(rows, int) and size > rows:
         # Added tokens that nothing uses may lie behind the embedding: text models cut out of larger ones have such.
@@ -81,9 +91,18 @@ def _tokenizer(path: str, rows: Any, found: dict[str, Any]) -> None:
         found["problems"].append({"code": "vocabulary", "said": "", "size": size, "rows": rows, "used": needed >= rows})
 
 
+def _highest(tokenizer: Any) -> int:
+    """The highest id of a token, -1 where the tokenizer does not list them: ids may have holes."""
+    try:
+        return max(tokenizer.get_vocab().values(), default=-1)
+    except Exception:  # noqa: BLE001 - not every tokenizer has a list, and none must
+        return -1
+
+
 def _line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else '(no message)'}"[:400]
+    said = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else "(no message)"
+    return f"{type(error).__name__}: {said}"[:400]
 
 
 def main() -> None:

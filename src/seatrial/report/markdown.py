@@ -2,7 +2,8 @@
 
 - Everything recorded (a line of a log, a name, a reason) goes through `prose`, `cell` or `code`. It stays readable as plain text, and
   can be no markup: no HTML, link, image, heading, list, table, fence or emphasis of its own.
-- Code in backticks stays code. A mention (`@name`) and a reference (`#12`) become code, so that a comment calls nobody; so do paths
+- Code in backticks stays code. What GitHub makes more of becomes code, too: an address of the web or of a person, which would be a
+  link, a mention (`@name`) and a reference (`#12`), which would call somebody, a picture (`:100:`, as in `train.py:100:`), and a path
   that would be emphasis (`a/__init__.py`).
 - Text stays on its line, shows hidden characters (see `text.visible`), and is cut at `LONGEST`.
 """
@@ -19,7 +20,10 @@ LONGEST = 4000
 _CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 _TAKEN = re.compile(
     r"""
-    (?<![\w@])@\w[\w/-]*                                                # a mention
+    (?<![A-Za-z])(?i:(?:https?|ftp)://|www\.|mailto:|xmpp:)[^\s`]+    # a link
+    | (?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.@+-]*\w                         # a mail address
+    | [^\s`]{0,100}:(?:[a-z][a-z0-9_+-]*|100|1234|[+]1|-1)(?:(?=:(?:\s|$))|:[^\s`]*)    # a picture
+    | (?<![\w@])@\w[\w/-]*                                              # a mention
     | (?<![\w&/.-])(?:[\w.-]+/[\w.-]+)?\#\d+\b | \bGH-\d+\b            # an issue
     | (?<![\w./-])[\w./-]*(?:(?<![^\W_])_|_(?![^\W_]))[\w./-]*          # a path such as a/__init__.py, which would be emphasis
     """,

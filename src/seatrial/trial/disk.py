@@ -23,6 +23,8 @@ SPARE_MB = 200
 INODES = 2_000
 """Files of a run directory: instruments, evidence, checkpoints of every level."""
 ENVIRONMENT_INODES = 40_000
+INSTRUMENTS_MB = 20
+INSTRUMENTS_INODES = 500
 SHARED = Path("/dev/shm")
 NEARLY_FULL = 0.95
 """Ray refuses to spill objects to a disk that is fuller."""
@@ -124,6 +126,14 @@ def require_room(loop: Loop, plan: Plan, run_dir: Path, own: Path | None, enviro
     """BlockedError when a disk is too full for this trial: to be called before anything is written."""
     for found in room_findings(needs(loop, plan, run_dir, own, environ)):
         if not found.ok and found.code in (FindingCode.DISK, FindingCode.INODES):
+            raise BlockedError(found.boundary, found.message, found.fix)
+
+
+def require_room_for_instruments(run_dir: Path) -> None:
+    """BlockedError when not even the instruments and the records of a probe find room: to be called before they are copied."""
+    need = Need("run directory", run_dir, INSTRUMENTS_MB, INSTRUMENTS_INODES, "choose another place with --out or run.trials")
+    for found in room_findings((need,)):
+        if not found.ok:
             raise BlockedError(found.boundary, found.message, found.fix)
 
 

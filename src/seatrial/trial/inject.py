@@ -11,6 +11,7 @@ from pathlib import Path
 import seatrial
 from seatrial.files import write_bytes
 from seatrial.model.loop import Loop
+from seatrial.trial.disk import require_room_for_instruments
 
 ROOT = Path(seatrial.__file__).parent
 STAGED = (".py", ".c", ".cu")
@@ -25,7 +26,8 @@ def stage(loop: Loop, run_dir: Path) -> Path:
 
 
 def stage_packages(packages: tuple[Path, ...], run_dir: Path) -> Path:
-    """The same for probes and any packages of ours; none are needed where a probe runs on its own."""
+    """The same for probes and any packages of ours; none are needed where a probe runs on its own. BlockedError on a full disk."""
+    require_room_for_instruments(run_dir)
     target = run_dir / "instruments"
     for source in (ROOT / "probes", ROOT / "instruments", ROOT / "shadow", *packages):
         for file in sorted(file for file in source.rglob("*") if file.suffix in STAGED):

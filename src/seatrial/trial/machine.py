@@ -103,8 +103,8 @@ def running_ray(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _ray(message, "unset RAY_ADDRESS")
     place = Path(environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
     with contextlib.suppress(OSError):
-        address = place.read_text(encoding="utf-8", errors="replace").strip()
-        if address != named and _answers(address):
+        address = place.read_text(encoding="utf-8", errors="replace").strip() if place.is_file() else ""
+        if address and address != named and _answers(address):
             message = f"a Ray runs at {address}: the loop would attach to it, with the GPUs and import paths that it has"
             yield _ray(message, "ray stop", str(place))
             return

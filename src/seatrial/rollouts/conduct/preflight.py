@@ -117,7 +117,7 @@ def _check_gym(gym: Gym, *, here: bool) -> None:
         install.check(gym, found)
         paths = [str(found.python.parent), str(found.base / "bin"), *paths]
     if here and not gym.shared_environments and shutil.which("uv", path=os.pathsep.join(paths)) is None:
-        fix = "install uv, or say gym.shared_environments = true where Gym's own environment has all that the servers need"
+        fix = "pip install uv, or say gym.shared_environments = true where Gym's own environment has all that the servers need"
         raise BlockedError(Boundary.ENVIRONMENT, "Gym makes an environment for each of its servers with uv, which is not on PATH", fix)
 
 

@@ -145,7 +145,7 @@ class GymServers:
             for root in filter(None, (self.installation.root, own)):
                 _share(self.installation.prefix, root, self.private.venvs)
         elif shutil.which("uv", path=self.environment["PATH"]) is None:
-            fix = "install uv, or say gym.shared_environments = true where Gym's own environment has all that the servers need"
+            fix = "pip install uv, or say gym.shared_environments = true where Gym's own environment has all that the servers need"
             raise BlockedError(Boundary.ENVIRONMENT, "Gym makes an environment for each of its servers with uv, which is not on PATH", fix)
 
     def _say_which(self) -> None:

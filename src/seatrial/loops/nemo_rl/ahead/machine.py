@@ -35,12 +35,16 @@ def launcher() -> Finding:
     """The scripts start everything through uv."""
     found = shutil.which("uv")
     if found is None:
-        return Finding(name="launcher", ok=False, message="no uv on PATH: NeMo-RL's scripts start everything through it", fix="install uv")
+        return Finding(
+            name="launcher", ok=False, message="no uv on PATH: NeMo-RL's scripts start everything through it", fix="pip install uv"
+        )
     return Finding(name="launcher", ok=True, message=f"{found}: driver and Ray workers run through it")
 
 
-def python(context: Context, checkout: Path) -> Finding:
+def python(context: Context, checkout: Path) -> Finding | tuple[()]:
     """The interpreter is one that this checkout takes."""
+    if not context.has_python:
+        return ()
     wanted = _requires(checkout)
     try:
         done = run_child([str(context.python), "-I", "-c", _ASK], checkout, os.environ, PYTHON_SECONDS)

@@ -124,7 +124,9 @@ def configuration(runs: Calls, context: Context, place: Path) -> list[Finding]:
         made += _unread(title, call, place, found) if call.assertions else []
         wanted += [compose.Wanted(title, training, call.claims, gpus(context), call.overrides) for training in found.trainings]
     made += models.model_findings([item.training for item in wanted], context)
-    if wanted:
+    if wanted and not context.has_python:
+        made.append(_config(True, "not composed: there is no interpreter for it yet (see environment)"))
+    elif wanted:
         made += compose.compose(wanted, place, [str(context.python)], environment, context.arguments)
     return made
 

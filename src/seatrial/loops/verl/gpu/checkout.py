@@ -170,17 +170,19 @@ def shadowing(context: Context) -> tuple[Finding, ...]:
     return (Finding(name="Megatron-LM", ok=False, message=message, fix=fix),)
 
 
-def launching(context: Context) -> Finding:
+def launching(context: Context) -> Finding | tuple[()]:
     """The launcher is there, and starts the interpreter whose packages were recorded."""
     if launcher(context) == "uv":
         found = shutil.which("uv")
         if found is None:
             message = "launcher = uv, and there is no uv on PATH"
-            return Finding(name="launcher", ok=False, message=message, fix="install uv, or --set options.launcher=python")
+            return Finding(name="launcher", ok=False, message=message, fix="pip install uv, or --set options.launcher=python")
         if not knows_uv(checkout_of(context)):
             message = "launcher = uv, and the wrapper of this checkout starts python3 whatever is asked for"
             return Finding(name="launcher", ok=False, message=message, fix="--set options.launcher=python")
         return Finding(name="launcher", ok=True, message=f"{found}: driver and Ray workers run through it")
+    if not context.has_python:
+        return ()
     if OWN in context.python.absolute().parents and (lacks := [name for name in NEEDED if importlib.util.find_spec(name) is None]):
         message = f"{context.python} is Seatrial's own Python, which has no {', '.join(lacks)}"
         return Finding(name="launcher", ok=False, message=message, fix="--python /path/to/verl/env/bin/python")

@@ -114,7 +114,16 @@ def _configuration(calls: Mapping[str, Sequence[Variant]], context: Context, pla
             fix = "this wrapper is of a generation that Seatrial does not know: --set options.launcher=python"
             made.append(Finding(name="launcher", ok=False, boundary=Boundary.CONFIG, message=message, fix=fix))
         wanted.append(compose.Wanted(title, recording, call.claims))
-    if wanted:
+    if wanted and checkout.launcher(context) == "python" and not context.has_python:
+        made.append(
+            Finding(
+                name="configuration",
+                ok=True,
+                boundary=Boundary.CONFIG,
+                message="not composed: there is no interpreter for it yet (see environment)",
+            )
+        )
+    elif wanted:
         extras = next(call.extras for each in calls.values() for call in each)
         made += compose.compose(wanted, place, checkout.start_words(context, extras), environment, context.arguments)
     return made
