@@ -24,6 +24,7 @@ _EXIT = (
     rf"\bmake\b[^*]{{0,80}}: \*\*\* [^*]{{0,400}}?\bError {_CODE}",
     rf"^\s*\[\d+\][+-]?\s+(?:Exit|Done)\s*\(?{_CODE}",  # of a shell's jobs
     r"\bstatus=(?P<code>\d+)/",  # of systemd
+    rf"\$\?\s*[:=]\s*{_CODE}",
     rf"^\W*(?:status|result|code)\s*[:=]\s*{_CODE}\W*$",
 )
 _EXITED = tuple(re.compile(pattern, re.IGNORECASE) for pattern in _EXIT)
@@ -50,10 +51,12 @@ _SIGNALLED = re.compile(
     re.IGNORECASE,
 )
 _ENDED_BY_US = re.compile(r"\b15\b|SIGTERM|\bterminated\b", re.IGNORECASE)
-_SERVICE = re.compile(r"\b(?:servers?|services?|engines?|routers?|vllm|sglang|raylet|tensorboard|wandb|replicas?)\b", re.IGNORECASE)
+_SERVICE = re.compile(
+    r"\b(?:servers?|services?|\w{0,20}engines?\w{0,12}|routers?|vllm|sglang|raylet|tensorboard|wandb|replicas?)\b", re.IGNORECASE
+)
 """They are ended with the run."""
 _MAY_EXIT = re.compile(
-    r"exit|\brc\b|\bret|code|status|fail|kill|abort|fault|\berror|signal|\bsig[a-z]|terminat|died|crash|cancel|oom|memory|timeout|preempt|hangup"
+    r"exit|\$\?|\brc\b|\bret|code|status|fail|kill|abort|fault|\berror|signal|\bsig[a-z]|terminat|died|crash|cancel|oom|memory|timeout|preempt|hangup"
     r"|illegal|exception|dumped|result|\bdone|finish|ended|complete|stopped|quit|node_fail|time limit",
     re.IGNORECASE,
 )

@@ -14,20 +14,22 @@ ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
 _STAMP = (
     rf"(?:\[?\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?:Z| ?[-+]\d\d:?\d\d)?\]?"  # 2026-11-15T01:02:03.4Z, [2026-11-15 01:02:03]
-    rf"|\[?{_CLOCK}\]?|\d{{10}}(?:\.\d+)?) (?:std(?:out|err) [FP] )?"  # 01:02:03, epoch seconds; a container runtime's `stdout F`
+    rf"|\[?{_CLOCK}\]?|\d{{10}}(?:\.\d+)?|\[ {{0,8}}\d{{1,8}}\.\d+\]"  # 01:02:03, epoch seconds, [   12.345] since the boot
+    rf"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d {_CLOCK}(?: [\w.-]{{1,64}} [\w./-]{{1,64}}\[\d{{1,8}}\]:)?"  # of a journal
+    r") (?:std(?:out|err) [FP] )?"  # a container runtime's `stdout F`
 )
 _LOGGER = r"(?:- )?\[?INFO\]?(?: -|:)? "
-_COMPOSE = r"[\w.-]+[-_]\d+ +\| "
-"""`trainer-0  | `, of docker compose."""
+_COMPOSE = r"[\w.-]+[-_]\d+ +\| |\[pod/[\w./-]{1,200}\] "
+"""`trainer-0  | `, of docker compose; `[pod/trainer-0/main] `, of kubectl."""
 _LABEL = r"\[\w+ \d+step\] "
 """What a script puts before every line of one of its runs (`sed 's/^/[mcore 1step] /'`)."""
 _HEAD = re.compile(rf"(?:{_COMPOSE})?(?:{_STAMP}(?:{_LOGGER})?){{0,2}}(?:{_LABEL})?")
 _MAY_HEAD = re.compile(r"[\w.-]{1,60}[-_]\d+ +\| ")
-_HEADS = frozenset("[0123456789")
+_HEADS = frozenset("[0123456789JFMASOND")
 _FAR = 200
 _PROCESS = re.compile(
     r"(?:\((?:[A-Za-z_][\w.:-]*|(?:[A-Za-z_][\w.:\[\]=-]* )?pid=\d+(?:, ip=[^)\s]+)?)\)(?: |$)"  # (name[rank=0] pid=7, ip=…), (name)
-    r"|\[(?:rank|default|trainer|worker)?\d+\]: ?"  # [rank1]:
+    r"|\[(?:rank|default|trainer|worker)?\d+(?:\|\d+)?\]: ?"  # [rank1]:, [trainer0|1]:
     r"|\d{1,5}: )+"  # srun --label
 )
 _PREFIXES = frozenset("([0123456789")
@@ -40,6 +42,10 @@ _END = re.compile(
     r"|.*Traceback \(most recent call last\):"
 )
 _LONGEST = 400
+_IN_SAMPLE = re.compile(
+    rf"""(?:["'])(?:{_SAID}|generat\w+|text|content|solution|rollout|chosen|rejected|instruction|query|pred\w*)s?["']: ?\[?(["'])(?:(?!\1).)*$""",
+    re.IGNORECASE,
+)
 MARGIN = "│┃║╎"
 _SPEAKER = re.compile(
     rf"\s*+(?:\[(?:{_SAID})\]|>|<\|?\w{{1,80}}\|?>"
@@ -81,6 +87,11 @@ class Samples:
         over = _END.match(body) is not None
         self._inside[process] = 0 if over else left - 1
         return not over
+
+
+def in_sample(before: str) -> bool:
+    """Whether what follows this text on its line is within the quoted text of a sample: `{'step': 3, 'completion': 'I think …`."""
+    return _IN_SAMPLE.search(before) is not None
 
 
 def is_sample(text: str) -> bool:

@@ -212,7 +212,7 @@ _OF_PARTS = Stems(
 
 def may_doubt(lower: str, words: frozenset[str]) -> bool:
     """Whether a line in small letters, of these words, may hold a doubt: keeps the patterns from most lines."""
-    return _TROUBLES.within(lower, words) and _OF_PARTS.within(lower, words)
+    return _TROUBLES.within(f" {lower}", words) and _OF_PARTS.within(lower, words)
 
 
 def doubt(text: str) -> Doubt | None:
