@@ -44,10 +44,10 @@ _SIGNALLED = re.compile(
     r"|\b(?:pod )?(?:phase|status|state|finished|conclusion|result)\s*[:=]\s*[\"']?(?P<phase>fail(?:ed|ure))\b"
     r"|`[^`]{1,200}` (?P<quoted>failed)\b|\b(?P<sacct>(?-i:FAILED|TIMEOUT|OUT_OF_ME\w*|NODE_FAIL|PREEMPTED|CANCELLED\+?))\s+\d+:\d+\s*$"
     r"|\b(?P<limit>DUE TO TIME LIMIT)\b|^(?:\S*\.)?(?P<system>SystemExit: *[1-9]\d*)"
-    r"|(?P<dumped>\bcore dumped\b)|\b(?P<oom>OOMKilled)\b|\b(?P<cancelled>(?-i:CANCELLED))\b"
+    r"|(?P<dumped>\bcore dumped\b)|\b(?P<oom>OOMKilled|BackoffLimitExceeded|DeadlineExceeded)\b|\b(?P<cancelled>(?-i:CANCELLED))\b"
     r"|\b(?:job|jobstate|state|status|result|step|task)\b.{0,40}?\b(?P<state>(?-i:FAILED|TIMEOUT|OUT_OF_MEMORY|NODE_FAIL|PREEMPTED)"
     r"|DUE TO TIME LIMIT|out of memory)\b|\b(?P<killed>oom[-_ ]kill\w*)"
-    r"|\b(?P<failed>(?:job|run|script|command|training|process|launch|kernel)(?: \S{1,40})? (?:has )?(?:failed|died|crashed))\b(?! to\b)",
+    r"|\b(?P<failed>(?:job|run|script|command|training|process|launch|kernel|pod|container)(?: \S{1,40})? (?:has )?(?:failed|died|crashed))\b(?! to\b)",
     re.IGNORECASE,
 )
 _ENDED_BY_US = re.compile(r"\b15\b|SIGTERM|\bterminated\b", re.IGNORECASE)
@@ -57,7 +57,7 @@ _SERVICE = re.compile(
 """They are ended with the run."""
 _MAY_EXIT = re.compile(
     r"exit|\$\?|\brc\b|\bret|code|status|fail|kill|abort|fault|\berror|signal|\bsig[a-z]|terminat|died|crash|cancel|oom|memory|timeout|preempt|hangup"
-    r"|illegal|exception|dumped|result|\bdone|finish|ended|complete|stopped|quit|node_fail|time limit",
+    r"|illegal|exception|dumped|result|\bdone|finish|ended|complete|stopped|quit|node_fail|time limit|exceeded",
     re.IGNORECASE,
 )
 
