@@ -88,3 +88,16 @@ def test_a_pass_behind_the_head_of_a_launcher(tmp_path: Path, name: str, head: s
     run = MADE[name][0]
     found = replace(run, head=tuple(f"{head}{line}" for line in run.log().rstrip("\n").split("\n")), printed=[], tail=()).judge(tmp_path)
     assert found.verdict is Verdict.PASS, found.reason
+
+
+@pytest.mark.parametrize(
+    "text", ["loss = nan", "AssertionError: refit mismatch", "skipping optimizer step", "Killed", "ERROR weight update failed, continuing"]
+)
+def test_a_traceback_that_a_model_wrote_into_its_answer(tmp_path: Path, text: str) -> None:
+    rows = ("[prompt] q", "[response] The code prints", "Traceback (most recent call last):", '  File "a.py", line 1, in f', text)
+    closed = (*rows, "[ground_truth] 4", "[score] 1.0")
+    shown = "\n".join(f"(TaskRunner pid=11) {row}" for row in closed)
+    found = said("grpo", shown).judge(tmp_path)
+    assert found.verdict is Verdict.PASS, found.reason
+    cut = "\n".join(f"(TaskRunner pid=11) {row}" for row in rows)
+    assert said("grpo", cut).judge(tmp_path).verdict is not Verdict.PASS

@@ -101,13 +101,16 @@ def read_facts(lines: Iterable[LogLine], closing: re.Pattern[str] = NEVER, train
     last: list[LogLine] = []
     header = False
     dead: Said | None = None
-    for line in _without_samples(lines):
+    samples = Samples()
+    named: list[str] = []
+    for line in _without_samples(lines, samples):
         body = squeezed(line.body)
         if not body.strip():
             continue
         found.resumed = found.resumed or (any(word in body for word in _MAY_RESUME) and _RESUMED.search(body) is not None)
         if (said := not_finite(body)) is not None:
             found.not_finite.append(Said(line.number, body.strip()[:200], said))
+            named.append(line.process)
         if step.search(body) or (dead is not None and done.search(body)):
             if dead is not None and found.died is None:
                 found.died = dead
@@ -121,16 +124,21 @@ def read_facts(lines: Iterable[LogLine], closing: re.Pattern[str] = NEVER, train
         ended = ended or done.search(body) is not None
         if not line.process:
             last = [*last[-LAST + 1 :], line]
+    if samples.later:
+        found.not_finite = [
+            one
+            for one, process in zip(found.not_finite, named, strict=True)
+            if not any(process == whose and first <= one.number <= last for whose, first, last in samples.later)
+        ]
     if not ended:
         codes = ((line, exit_value(squeezed(line.body))) for line in last)
         found.exits += [Said(line.number, line.body.strip()[:200], code) for line, code in codes if code is not None]
     return found
 
 
-def _without_samples(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+def _without_samples(lines: Iterable[LogLine], samples: Samples) -> Iterator[LogLine]:
     """The lines that no model wrote, as far as the loop marks them."""
-    samples = Samples()
-    return (line for line in lines if not samples.holds(line.process, line.body) and not is_sample(line.body))
+    return (line for line in lines if not samples.holds(line.process, line.body, line.number) and not is_sample(line.body))
 
 
 def squeezed(text: str) -> str:

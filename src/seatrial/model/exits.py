@@ -47,7 +47,8 @@ _SIGNALLED = re.compile(
     r"|(?P<dumped>\bcore dumped\b)|\b(?P<oom>OOMKilled|BackoffLimitExceeded|DeadlineExceeded)\b|\b(?P<cancelled>(?-i:CANCELLED))\b"
     r"|\b(?:job|jobstate|state|status|result|step|task)\b.{0,40}?\b(?P<state>(?-i:FAILED|TIMEOUT|OUT_OF_MEMORY|NODE_FAIL|PREEMPTED)"
     r"|DUE TO TIME LIMIT|out of memory)\b|\b(?P<killed>oom[-_ ]kill\w*)"
-    r"|\b(?P<failed>(?:job|run|script|command|training|process|launch|kernel|pod|container)(?: \S{1,40})? (?:has )?(?:failed|died|crashed))\b(?! to\b)",
+    r"|\b(?P<failed>(?:job|run|script|command|training|process|launch|kernel|pod|container)"
+    r"(?: \S{1,40})? (?:has )?(?:failed|died|crashed))\b(?! to\b)",
     re.IGNORECASE,
 )
 _ENDED_BY_US = re.compile(r"\b15\b|SIGTERM|\bterminated\b", re.IGNORECASE)

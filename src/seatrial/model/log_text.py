@@ -15,7 +15,8 @@ _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
 _STAMP = (
     rf"(?:\[?\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?:Z| ?[-+]\d\d:?\d\d)?\]?"  # 2026-11-15T01:02:03.4Z, [2026-11-15 01:02:03]
     rf"|\[?{_CLOCK}\]?|\d{{10}}(?:\.\d+)?|\[ {{0,8}}\d{{1,8}}\.\d+\]"  # 01:02:03, epoch seconds, [   12.345] since the boot
-    rf"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d {_CLOCK}(?: [\w.-]{{1,64}} [\w./-]{{1,64}}\[\d{{1,8}}\]:)?"  # of a journal
+    rf"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d {_CLOCK}(?: [\w.-]{{1,64}} [\w./-]{{1,64}}\[\d{{1,8}}\]:)?"
+    # the line above: of a journal
     r") (?:std(?:out|err) [FP] )?"  # a container runtime's `stdout F`
 )
 _LOGGER = r"(?:- )?\[?INFO\]?(?: -|:)? "
@@ -41,9 +42,11 @@ _END = re.compile(
     r"\s*\[(?:score|ground_truth|reward|acc|extra_info)\w*\]|\s*\{['\"]|.*\bstep:\d+ - |={10,}|-{10,}|(?:Reward|Score|Ground truth): "
     r"|.*Traceback \(most recent call last\):"
 )
+_CLOSED = re.compile(r"\s*\[(?:score|ground_truth|reward)\w*\]")
 _LONGEST = 400
 _IN_SAMPLE = re.compile(
-    rf"""(?:["'])(?:{_SAID}|generat\w+|text|content|solution|rollout|chosen|rejected|instruction|query|pred\w*)s?["']: ?\[?(["'])(?:(?!\1).)*$""",
+    rf"""(?:["'])(?:{_SAID}|generat\w+|text|content|solution|rollout|chosen|rejected|instruction|query|pred\w*"""
+    rf""")s?["']: ?\[?(["'])(?:(?!\1).)*$""",
     re.IGNORECASE,
 )
 MARGIN = "│┃║╎"
@@ -75,17 +78,26 @@ class Samples:
 
     def __init__(self) -> None:
         self._inside: dict[str, int] = {}
+        self._broken: dict[str, int] = {}
+        self.later: list[tuple[str, int, int]] = []
+        """Process, first and last line of what was a sample after all: it was closed behind its traceback."""
 
-    def holds(self, process: str, body: str) -> bool:
-        """Whether this line is inside a printed sample of its process."""
+    def holds(self, process: str, body: str, number: int = 0) -> bool:
+        """Whether this line is inside a printed sample of its process. A traceback may be the run's own: it ends a sample at once."""
+        if self._broken and (at := self._broken.get(process)) is not None and _CLOSED.match(body):
+            self.later.append((process, at, number))
+            del self._broken[process]
         left = self._inside.get(process, 0)
         if _BEGIN.match(body):
             self._inside[process] = _LONGEST
+            self._broken.pop(process, None)
             return True
         if not left:
             return False
         over = _END.match(body) is not None
         self._inside[process] = 0 if over else left - 1
+        if over and "Traceback" in body:
+            self._broken[process] = number
         return not over
 
 

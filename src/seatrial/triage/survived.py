@@ -236,7 +236,7 @@ class Survivors:
             if found is not None and says(text, found):
                 self._counts[signature.id] = self._counts.get(signature.id, 0) + times(line.text)
                 hits = self._hits.setdefault(signature.id, [])
-                if len(hits) < (_MOST if signature.training else 1):
+                if len(hits) < _MOST:
                     hits.append(Hit(line.number, line.text))
                 if signature.tolerated:
                     tolerated = True
@@ -250,9 +250,22 @@ class Survivors:
                 self._dull.clear()
             self._dull.add(text)
 
+    def forget(self, samples: Sequence[tuple[str, int, int]]) -> None:
+        """Leave out what stood in samples: process, first and last line of each."""
+        for process, first, last in samples:
+
+            def kept(hit: Hit, process: str = process, first: int = first, last: int = last) -> bool:
+                return not (first <= hit.line <= last and hit.text.startswith(process))
+
+            self._doubts = [one for one in self._doubts if kept(one[1])]
+            for name, hits in self._hits.items():
+                left = [hit for hit in hits if kept(hit)]
+                self._counts[name] -= len(hits) - len(left)
+                self._hits[name] = left
+
     def lines(self) -> Iterator[Hit]:
         """The first line of each kind, for a note."""
-        yield from (hits[0] for hits in self._hits.values())
+        yield from (hits[0] for hits in self._hits.values() if hits)
 
     def beyond(
         self, chains: Sequence[Chain], progress: Progress, harmless: Sequence[Signature], framed: Sequence[Signature]
