@@ -161,6 +161,9 @@ class LeftOut:
     """The number of the first line with a piece that was left out although it holds a telling word: there were too many."""
 
 
+_LINE_FEED = ord("\n")
+
+
 def read_pieces(path: Path, left_out: LeftOut | None = None) -> Iterator[tuple[int, bool, str]]:
     """The lines of a file of any size: the number, whether the piece begins its line, and the text without its line feed.
 
@@ -177,8 +180,12 @@ def read_pieces(path: Path, left_out: LeftOut | None = None) -> Iterator[tuple[i
             last: tuple[str, bytes, str] | None = None  # the piece that was left out last
             at, looked = 0, _looked_at(os.fstat(stream.fileno()))
             while raw := stream.readline(PIECE):
-                size += len(raw)
                 at += len(raw)
+                if start and not rest and raw[-1] == _LINE_FEED:  # nearly every line
+                    yield number, True, raw[:-1].decode("utf-8", "backslashreplace")
+                    number += 1
+                    continue
+                size += len(raw)
                 if rest:
                     raw, rest = rest + raw, b""
                 if raw.endswith(b"\n"):

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from seatrial.model.exits import exit_value, failed
 from seatrial.model.find import Finder
-from seatrial.model.log_text import Samples, is_sample
+from seatrial.model.log_text import Samples, in_sample, is_sample
 from seatrial.model.record import CheckResult
 from seatrial.model.verdict import Boundary
 
@@ -44,11 +44,11 @@ _METRIC = (
     r"(?:(?:train|training|eval|val|validation|test|actor|critic|policy|value|avg|average|mean|total|pg|vf|kl|lm|sft|dpo|ce)[ _/.-]+){0,3}"
     r"(?:loss(?:es)?|grad(?:ient)?[ _]norm|gradnorm|gnorm|rewards?(?:[ _/](?:mean|std))?"
     r"|kl(?:[ _](?:loss|div(?:ergence)?))?|ppo[ _]kl|approx[ _]kl"
-    r"|entropy|learning[ _]rate|lr|advantages?(?:/\w+)?|returns?|scores?(?:/\w+)?|perplexity|ppl"
+    r"|total[ _]norm|entropy|learning[ _]rate|lr|advantages?(?:/\w+)?|returns?|scores?(?:/\w+)?|perplexity|ppl"
     r"|log[ _]?probs?|accuracy|token_mult_prob_error|gen_kl_error)"
 )
 _NOT_FINITE = re.compile(
-    rf"(?<![\w.-])[\"']?(?P<name>{_METRIC})[\"']?(?:\s*[:=|]\s*|\s+(?:is|was|became|went|turned|=|to)?\s*){{1,2}}[\"']?(?P<value>{_NUMBER})"
+    rf"(?<![\w.-])[\"']?(?P<name>{_METRIC})[\"']?(?:\s*(?:[:=]|[-=]?>|\||→)\s*|\s+(?:is|was|became|went|turned|=|(?:in)?to)?\s*){{1,2}}[\"']?(?P<value>{_NUMBER})"
     rf"|\b(?P<value2>nan|non-?finite)\s+(?P<name2>loss|grad(?:ient)?s?(?:[ _]norm)?|reward)"
     r"(?=\s+(?:encountered|detected|found|at|in|on)\b|[!.,]*\s*$)",
     re.IGNORECASE,
@@ -57,6 +57,8 @@ _NO_NUMBER = re.compile(r"\b(?:nan|inf|infinity|non-?finite)\b|\b1\.#", re.IGNOR
 _HARMLESS = re.compile(
     r"\b(?:no|without|not|never|0|skip|check|detect|if|when|whether|should|would|must|avoid|prevent)\b[^.]{0,30}$", re.IGNORECASE
 )
+_BEST = re.compile(r"\b(?:best|lowest|highest|initial|min(?:imum)?)\b[^.,;]{0,20}$", re.IGNORECASE)
+"""The best value so far is infinite before the first."""
 _HEADER, _TOP = re.compile(r"\s*Traceback \(most recent call last\):$"), re.compile(r'\s*File "(?!<)[^"]+", line \d+, in <module>$')
 _MAY_RESUME = ("esum", "heckpoint", "ontinuing", "global step")
 _RESUMED = re.compile(
@@ -99,13 +101,16 @@ def read_facts(lines: Iterable[LogLine], closing: re.Pattern[str] = NEVER, train
     last: list[LogLine] = []
     header = False
     dead: Said | None = None
-    for line in _without_samples(lines):
+    samples = Samples()
+    named: list[str] = []
+    for line in _without_samples(lines, samples):
         body = squeezed(line.body)
         if not body.strip():
             continue
         found.resumed = found.resumed or (any(word in body for word in _MAY_RESUME) and _RESUMED.search(body) is not None)
         if (said := not_finite(body)) is not None:
             found.not_finite.append(Said(line.number, body.strip()[:200], said))
+            named.append(line.process)
         if step.search(body) or (dead is not None and done.search(body)):
             if dead is not None and found.died is None:
                 found.died = dead
@@ -119,16 +124,21 @@ def read_facts(lines: Iterable[LogLine], closing: re.Pattern[str] = NEVER, train
         ended = ended or done.search(body) is not None
         if not line.process:
             last = [*last[-LAST + 1 :], line]
+    if samples.later:
+        found.not_finite = [
+            one
+            for one, process in zip(found.not_finite, named, strict=True)
+            if not any(process == whose and first <= one.number <= last for whose, first, last in samples.later)
+        ]
     if not ended:
         codes = ((line, exit_value(squeezed(line.body))) for line in last)
         found.exits += [Said(line.number, line.body.strip()[:200], code) for line, code in codes if code is not None]
     return found
 
 
-def _without_samples(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+def _without_samples(lines: Iterable[LogLine], samples: Samples) -> Iterator[LogLine]:
     """The lines that no model wrote, as far as the loop marks them."""
-    samples = Samples()
-    return (line for line in lines if not samples.holds(line.process, line.body) and not is_sample(line.body))
+    return (line for line in lines if not samples.holds(line.process, line.body, line.number) and not is_sample(line.body))
 
 
 def squeezed(text: str) -> str:
@@ -144,7 +154,12 @@ def not_finite(text: str) -> str | None:
     ):  # a search for words costs less
         return None
     for match in _NOT_FINITE.finditer(text):
-        if not _HARMLESS.search(text[: match.start()]):
+        before = text[: match.start()]
+        if (
+            not _HARMLESS.search(before)
+            and not (_BEST.search(before) and "inf" in (match["value"] or "").lower())
+            and not in_sample(before)
+        ):
             return match["name"] or match["name2"]
     return None
 

@@ -24,6 +24,7 @@ _EXIT = (
     rf"\bmake\b[^*]{{0,80}}: \*\*\* [^*]{{0,400}}?\bError {_CODE}",
     rf"^\s*\[\d+\][+-]?\s+(?:Exit|Done)\s*\(?{_CODE}",  # of a shell's jobs
     r"\bstatus=(?P<code>\d+)/",  # of systemd
+    rf"\$\?\s*[:=]\s*{_CODE}",
     rf"^\W*(?:status|result|code)\s*[:=]\s*{_CODE}\W*$",
 )
 _EXITED = tuple(re.compile(pattern, re.IGNORECASE) for pattern in _EXIT)
@@ -43,18 +44,21 @@ _SIGNALLED = re.compile(
     r"|\b(?:pod )?(?:phase|status|state|finished|conclusion|result)\s*[:=]\s*[\"']?(?P<phase>fail(?:ed|ure))\b"
     r"|`[^`]{1,200}` (?P<quoted>failed)\b|\b(?P<sacct>(?-i:FAILED|TIMEOUT|OUT_OF_ME\w*|NODE_FAIL|PREEMPTED|CANCELLED\+?))\s+\d+:\d+\s*$"
     r"|\b(?P<limit>DUE TO TIME LIMIT)\b|^(?:\S*\.)?(?P<system>SystemExit: *[1-9]\d*)"
-    r"|(?P<dumped>\bcore dumped\b)|\b(?P<oom>OOMKilled)\b|\b(?P<cancelled>(?-i:CANCELLED))\b"
+    r"|(?P<dumped>\bcore dumped\b)|\b(?P<oom>OOMKilled|BackoffLimitExceeded|DeadlineExceeded)\b|\b(?P<cancelled>(?-i:CANCELLED))\b"
     r"|\b(?:job|jobstate|state|status|result|step|task)\b.{0,40}?\b(?P<state>(?-i:FAILED|TIMEOUT|OUT_OF_MEMORY|NODE_FAIL|PREEMPTED)"
     r"|DUE TO TIME LIMIT|out of memory)\b|\b(?P<killed>oom[-_ ]kill\w*)"
-    r"|\b(?P<failed>(?:job|run|script|command|training|process|launch|kernel)(?: \S{1,40})? (?:has )?(?:failed|died|crashed))\b(?! to\b)",
+    r"|\b(?P<failed>(?:job|run|script|command|training|process|launch|kernel|pod|container)"
+    r"(?: \S{1,40})? (?:has )?(?:failed|died|crashed))\b(?! to\b)",
     re.IGNORECASE,
 )
 _ENDED_BY_US = re.compile(r"\b15\b|SIGTERM|\bterminated\b", re.IGNORECASE)
-_SERVICE = re.compile(r"\b(?:servers?|services?|engines?|routers?|vllm|sglang|raylet|tensorboard|wandb|replicas?)\b", re.IGNORECASE)
+_SERVICE = re.compile(
+    r"\b(?:servers?|services?|\w{0,20}engines?\w{0,12}|routers?|vllm|sglang|raylet|tensorboard|wandb|replicas?)\b", re.IGNORECASE
+)
 """They are ended with the run."""
 _MAY_EXIT = re.compile(
-    r"exit|\brc\b|\bret|code|status|fail|kill|abort|fault|\berror|signal|\bsig[a-z]|terminat|died|crash|cancel|oom|memory|timeout|preempt|hangup"
-    r"|illegal|exception|dumped|result|\bdone|finish|ended|complete|stopped|quit|node_fail|time limit",
+    r"exit|\$\?|\brc\b|\bret|code|status|fail|kill|abort|fault|\berror|signal|\bsig[a-z]|terminat|died|crash|cancel|oom|memory|timeout|preempt|hangup"
+    r"|illegal|exception|dumped|result|\bdone|finish|ended|complete|stopped|quit|node_fail|time limit|exceeded",
     re.IGNORECASE,
 )
 

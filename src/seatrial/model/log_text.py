@@ -14,20 +14,23 @@ ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
 _STAMP = (
     rf"(?:\[?\d{{4}}[-/]\d\d[-/]\d\d[T ]{_CLOCK}(?:Z| ?[-+]\d\d:?\d\d)?\]?"  # 2026-11-15T01:02:03.4Z, [2026-11-15 01:02:03]
-    rf"|\[?{_CLOCK}\]?|\d{{10}}(?:\.\d+)?) (?:std(?:out|err) [FP] )?"  # 01:02:03, epoch seconds; a container runtime's `stdout F`
+    rf"|\[?{_CLOCK}\]?|\d{{10}}(?:\.\d+)?|\[ {{0,8}}\d{{1,8}}\.\d+\]"  # 01:02:03, epoch seconds, [   12.345] since the boot
+    rf"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d {_CLOCK}(?: [\w.-]{{1,64}} [\w./-]{{1,64}}\[\d{{1,8}}\]:)?"
+    # the line above: of a journal
+    r") (?:std(?:out|err) [FP] )?"  # a container runtime's `stdout F`
 )
 _LOGGER = r"(?:- )?\[?INFO\]?(?: -|:)? "
-_COMPOSE = r"[\w.-]+[-_]\d+ +\| "
-"""`trainer-0  | `, of docker compose."""
+_COMPOSE = r"[\w.-]+[-_]\d+ +\| |\[pod/[\w./-]{1,200}\] "
+"""`trainer-0  | `, of docker compose; `[pod/trainer-0/main] `, of kubectl."""
 _LABEL = r"\[\w+ \d+step\] "
 """What a script puts before every line of one of its runs (`sed 's/^/[mcore 1step] /'`)."""
 _HEAD = re.compile(rf"(?:{_COMPOSE})?(?:{_STAMP}(?:{_LOGGER})?){{0,2}}(?:{_LABEL})?")
 _MAY_HEAD = re.compile(r"[\w.-]{1,60}[-_]\d+ +\| ")
-_HEADS = frozenset("[0123456789")
+_HEADS = frozenset("[0123456789JFMASOND")
 _FAR = 200
 _PROCESS = re.compile(
     r"(?:\((?:[A-Za-z_][\w.:-]*|(?:[A-Za-z_][\w.:\[\]=-]* )?pid=\d+(?:, ip=[^)\s]+)?)\)(?: |$)"  # (name[rank=0] pid=7, ip=…), (name)
-    r"|\[(?:rank|default|trainer|worker)?\d+\]: ?"  # [rank1]:
+    r"|\[(?:rank|default|trainer|worker)?\d+(?:\|\d+)?\]: ?"  # [rank1]:, [trainer0|1]:
     r"|\d{1,5}: )+"  # srun --label
 )
 _PREFIXES = frozenset("([0123456789")
@@ -39,7 +42,13 @@ _END = re.compile(
     r"\s*\[(?:score|ground_truth|reward|acc|extra_info)\w*\]|\s*\{['\"]|.*\bstep:\d+ - |={10,}|-{10,}|(?:Reward|Score|Ground truth): "
     r"|.*Traceback \(most recent call last\):"
 )
+_CLOSED = re.compile(r"\s*\[(?:score|ground_truth|reward)\w*\]")
 _LONGEST = 400
+_IN_SAMPLE = re.compile(
+    rf"""(?:["'])(?:{_SAID}|generat\w+|text|content|solution|rollout|chosen|rejected|instruction|query|pred\w*"""
+    rf""")s?["']: ?\[?(["'])(?:(?!\1).)*$""",
+    re.IGNORECASE,
+)
 MARGIN = "│┃║╎"
 _SPEAKER = re.compile(
     rf"\s*+(?:\[(?:{_SAID})\]|>|<\|?\w{{1,80}}\|?>"
@@ -69,18 +78,32 @@ class Samples:
 
     def __init__(self) -> None:
         self._inside: dict[str, int] = {}
+        self._broken: dict[str, int] = {}
+        self.later: list[tuple[str, int, int]] = []
+        """Process, first and last line of what was a sample after all: it was closed behind its traceback."""
 
-    def holds(self, process: str, body: str) -> bool:
-        """Whether this line is inside a printed sample of its process."""
+    def holds(self, process: str, body: str, number: int = 0) -> bool:
+        """Whether this line is inside a printed sample of its process. A traceback may be the run's own: it ends a sample at once."""
+        if self._broken and (at := self._broken.get(process)) is not None and _CLOSED.match(body):
+            self.later.append((process, at, number))
+            del self._broken[process]
         left = self._inside.get(process, 0)
         if _BEGIN.match(body):
             self._inside[process] = _LONGEST
+            self._broken.pop(process, None)
             return True
         if not left:
             return False
         over = _END.match(body) is not None
         self._inside[process] = 0 if over else left - 1
+        if over and "Traceback" in body:
+            self._broken[process] = number
         return not over
+
+
+def in_sample(before: str) -> bool:
+    """Whether what follows this text on its line is within the quoted text of a sample: `{'step': 3, 'completion': 'I think …`."""
+    return _IN_SAMPLE.search(before) is not None
 
 
 def is_sample(text: str) -> bool:

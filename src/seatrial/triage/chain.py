@@ -300,5 +300,5 @@ def _event(line: Line, text: str) -> tuple[How, str, str] | None:
     if not line.process and shapes.KILLED.match(text):
         return How.KILLED, "killed", text
     if bare := shapes.BARE.match(text):
-        return (How.BARE, bare[1], bare[2]) if bare[1] else (How.BARE, bare[3], bare[4])
+        return (How.BARE, bare[1], bare[2] or "") if bare[1] else (How.BARE, bare[3], bare[4])
     return None

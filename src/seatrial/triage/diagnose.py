@@ -74,7 +74,7 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
     scan, reader, tail = Scan(milestones, (*known, *framed)), ChainReader(), deque[Line](maxlen=_TAIL)
     survivors, samples = Survivors(), Samples()
     for line in log:
-        if milestones and samples.holds(line.process, line.body):
+        if milestones and samples.holds(line.process, line.body, line.number):
             continue  # what a model wrote is no word of the run
         scan.feed(line)
         reader.feed(line)
@@ -83,6 +83,7 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
         if milestones:
             survivors.feed(line)
     scan.finish()
+    survivors.forget(samples.later)
     if ended and milestones and tail:
         scan.reached.append(Reached(tail[-1].number + 1, "", milestones[-1].id))
     harmless = [s for s in known if s.harmless and scan.counts(s)]
@@ -95,7 +96,8 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
         # Servers are stopped by a signal when the work is done; a forced kill (no memory while saving) is no such thing.
         stopped = chain.how is How.KILLED and triage.finished() and not chain.forced and not progress.after(chain.end, main=False)
         noise = (s for s in harmless if not (s.ending and progress.after(chain.end, main=True)))
-        if stopped or triage.afterthought(chain) or any(first_match(s, _lines(chain)) for s in noise):
+        told = any(chain.process == whose and begun <= chain.start <= end for whose, begun, end in samples.later)
+        if told or stopped or triage.afterthought(chain) or any(first_match(s, _lines(chain)) for s in noise):
             chain.how = How.NOTED
     found = [*triage.silent(), *(triage.failure(chains, tail) or triage.ending(tail, chains))]
     found = found or list(survivors.beyond(chains, progress, harmless, [s for s in framed if scan.counts(s)]))

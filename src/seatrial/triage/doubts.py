@@ -36,7 +36,7 @@ _PARTS: tuple[tuple[str, Boundary], ...] = (
     ),
     (r"\b(?:ranks disagree|between ranks|across ranks|barrier)\b|\bnccl|\ball.?reduce|\ball.?gather|\bcollectives?\b", Boundary.DDP),
     (
-        r"(?<![a-z])(?:refit|weights?|params?|parameters?|tensors?|lm_head|state.?dict)(?![a-z])|\bpolicy version",
+        r"(?<![a-z])(?:refit|weights?|params?|parameters?|tensors?|lm_head|state.?dict)(?![a-z])|\bpolicy version|token_mult_prob_error",
         Boundary.REFIT,
     ),
     (
@@ -56,13 +56,13 @@ _PARTS: tuple[tuple[str, Boundary], ...] = (
 _COMPILED = tuple((re.compile(words, re.IGNORECASE), boundary) for words, boundary in _PARTS)
 _DONE = (
     r"(?:updat|load|sen[dt]|receiv|transferr?|sync|appli|apply|merg|reduc|writ|sav|comput|finish|complet|respond|reach|generat|produc|train|equal"
-    r"|match|available|work|answer|shared|stepp|propagat|read|deliver|arriv|persist)\w*"
+    r"|match|refresh|available|work|answer|shared|stepp|propagat|read|deliver|arriv|persist)\w*"
 )
 _NEGATED = rf"(?:did|does|do|was|were|is|are|has|have|been)(?: not|n't)(?: been| be| fully)? {_DONE}"
 _TROUBLE = re.compile(
     r"\bfail(?:ed|s|ing|ures?)?\b|\berrors?\b|\bexceptions?\b|\braised\b|\bcrash\w*|\bdied\b|\bdead\b|\bhung\b"
     r"|\bstuck\b|\w{0,30}?abort(?:ed|ing|s)?\b"
-    r"|\blost\b|\bgone\b|\b(?:is|are|service|server|went) down\b|\bunavailable\b|\bunreachable\b|\btimed[ -]?out\b"
+    r"|\blost\b|\bgone\b|\b(?:is|are|was|were|service|server|went) down\b|\bunavailable\b|\bunreachable\b|\btimed[ -]?out\b"
     r"|\btime-?out (?:waiting|after)\b"
     r"|\bmismatch\w*|\bdiffers?\b|\bdisagree\w*|\bdiverge\w*|\bunequal\b|!=|\bcorrupt\w*|\bcould ?(?:n[o']t|not)\b"
     r"|\bcan ?(?:n[o']t|not|'t)\b"
@@ -72,14 +72,21 @@ _TROUBLE = re.compile(
     r"|\bnans?\b|\bno-?op\b|\bno (?:matching|gradients?|valid|tokens?|output|usable|lora|adapter)\b|\b0 tokens\b|\bexploded\b|\bran out\b"
     r"|\breturned [45]\d\d\b|\bHTTP [45]\d\d\b|\bswallowed\b|\bsuccess ?[=:] ?false\b|\btoo (?:high|large)\b"
     r"|> ?threshold|\bbroken?\b|\bfatal\b"
+    r"|\bexceed(?:s|ed)\b|\blag(?:s|ged|ging)?\b|\bfell (?:behind|off)\b|\bzeroed\b|\bno (?:rewards?|advantages?) (?:was|were|could)\b"
+    r"|\bexpected\b.{0,30}\b(?:got|found|reports?|received)\b"
     r"|\bexhausted\b|\binvalid\b|\bmissing\b|\babandon\w+|\bdrift\w*|\bunhealthy\b",
     re.IGNORECASE,
 )
 _STRONG = re.compile(
     rf"\bfail(?:ed|ure)\b|\b{_NEGATED}|\bnever\b|\bmismatch\w*|\bdiffers?\b|\bcorrupt\w*|\blost\b|\bunreachable\b|\bcrash\w*|\bdied\b"
-    r"|\bdisagree\w*|\bhung\b|\bsuccess ?[=:] ?false\b",
+    r"|\bdisagree\w*|\bhung\b|\bsuccess ?[=:] ?false\b|\bcould ?(?:n[o']t|not)\b|\bunable\b|\brejected\b|\bno rewards?\b|\bzeroed\b"
+    r"|\btensors? missing\b|\bmissing tensors?\b|\blag\w*\b|\bfell behind\b|\bexpected\b.{0,30}\b(?:got|found|reports?|received)\b",
     re.IGNORECASE,
 )
+_DEAD = re.compile(r"\bdied\b|\bcrashed\b|\bunreachable\b|\bhung\b", re.IGNORECASE)
+"""Of a part that a run cannot do without, one such word says it all."""
+_CLEAR = frozenset({Boundary.REFIT, Boundary.PEFT, Boundary.CHECKPOINT, Boundary.DDP, Boundary.OPTIMIZER})
+"""Parts of which a strong word is enough: graders and generators say such things of answers, too."""
 _INSTEAD = re.compile(
     r"\bcontinu\w*|\bproceed\w*|\bkeep\w* going\b|\bgo(?:es|ing)? on\b|\bcarr\w+ on\b|\bignor\w+|\banyway\b"
     r"|\bskip(?:s|ped|ping)?\b|\bus(?:ing|ed)\b"
@@ -164,7 +171,7 @@ _STEMS = (
         "fatal",
         "exhausted",
     ),
-    *("invalid", "missing"),
+    *("invalid", "missing", "exceed", "lag", "fell ", "zeroed", "expected"),
 )
 """Every trouble holds one of these."""
 
@@ -191,6 +198,7 @@ _OF_PARTS = Stems(
         *(
             "state",
             "policy version",
+            "prob_error",
             "backward",
             "gradient",
             "grad",
@@ -212,7 +220,7 @@ _OF_PARTS = Stems(
 
 def may_doubt(lower: str, words: frozenset[str]) -> bool:
     """Whether a line in small letters, of these words, may hold a doubt: keeps the patterns from most lines."""
-    return _TROUBLES.within(lower, words) and _OF_PARTS.within(lower, words)
+    return _TROUBLES.within(f" {lower}", words) and _OF_PARTS.within(lower, words)
 
 
 def doubt(text: str) -> Doubt | None:
@@ -231,7 +239,11 @@ def doubt(text: str) -> Doubt | None:
     error = level is not None and (level[1] or level[3] or level[5]) is not None
     warned = level is not None and _STRONG.search(text) is not None
     whole = _ALL.search(text) is not None
-    said = error or warned or whole or len({found[0].lower() for found in troubles}) > 1 or _INSTEAD.search(text) is not None
+    strong = boundary in _CLEAR and any(_STRONG.match(found[0]) for found in troubles)
+    dead = any(_DEAD.match(found[0]) for found in troubles)
+    said = (
+        error or warned or whole or strong or dead or len({found[0].lower() for found in troubles}) > 1 or _INSTEAD.search(text) is not None
+    )
     if not said or quoted(text, troubles[0]):
         return None
-    return Doubt(boundary, error or whole or _OLD.search(text) is not None)
+    return Doubt(boundary, error or whole or dead or _OLD.search(text) is not None)

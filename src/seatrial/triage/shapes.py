@@ -13,7 +13,7 @@ import re
 _NAME = r"(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|gaierror|herror|error|timeout)(?:\([\w.]+\))?"
 RAISED = re.compile(rf"({_NAME})(?:: ?(.*)|$)")
 """The line that ends a traceback. Only meaningful where one is expected."""
-BARE = re.compile(r"((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|RemoteTraceback)): ?(.*)|(?:[\w./-]+: )?(error|fatal|ERROR): (.+)")
+BARE = re.compile(r"((?:[A-Za-z_]\w*\.)*\w*(?:Error|Exception|RemoteTraceback))(?:: ?(.*)|$)|(?:[\w./-]+: )?(error|fatal|ERROR): (.+)")
 """An exception or a tool's error message, printed without a traceback."""
 REPORT = re.compile(r"FAIL(?:ED)?[ :]+(?=\w)(.+)|\S+ FAIL(?:ED)? (?=\w)(.*(?:Error|Exception)\b.*)")
 """A stage or test runner's own word that something failed."""

@@ -114,6 +114,25 @@ STEMS = (
     *("xid", "instruction", "floating point", "symbol lookup", "exited", "left", "disconnect", "world size", "reus", "repeat", "set to"),
     *("last batch", "previous batch", "same batch", "old batch", "mini-batch", "minibatch", "no batch", "nothing was", "raised", "broke"),
     *("inline_container", "unexpected pos", "errno", "no space", "quota", "input/output", "http 5", "gone", "missing", "no lora"),
+    *(
+        "aborted at",
+        "virtual method",
+        "sigkill",
+        "sigsegv",
+        "sigabrt",
+        "sigbus",
+        "sigill",
+        "sigfpe",
+        "returned",
+        "reject",
+        "refused",
+        "denied",
+    ),
+    *("trainable param", "frozen param", "no param", "0 param", "are zero", "were zero", "underflow", "vanish", "none for", "unchanged"),
+    *("identical", "the same", "not changed", "no effect", "off the bus", "uncorrectable", "dieder", "deaderror", "actorerror"),
+    *("fell behind", "excluded", "responded", " are 0", " were 0", "is zero", "is none", "are none", "all zero", "all none", "flow to 0"),
+    *("ignored", "incomplete", "to resume", "to restore", "infinit", "throw", "not applied", "not loaded", "not merged", "not attached"),
+    *("not transferred", "not found", "base model", "base weights", "base policy", "original", "untrained", "initial "),
     *("unhealthy", "lost", "replac", "filling", "filled", "unable", "could not", "cannot", "incompat", "invalid", "abort"),
 )
 """Every line of `survived.toml` holds one of these words: one search keeps the others from most lines."""
@@ -122,6 +141,7 @@ METRICS_ROW = re.compile(r"\s*\{['\"](?!level|severity|time|ts|msg|message|event
 
 _MOST = 1000
 """Lines that are kept of a signature that only counts between steps."""
+_SHORT, _MOST_DULL = 120, 10_000
 _LONGEST = 4000
 """Characters of a line that are searched: what says that something was skipped says it early."""
 _PLACES: tuple[tuple[re.Pattern[str], Boundary], ...] = tuple(
@@ -158,6 +178,16 @@ _MODEL_CODE = re.compile(r'File "(?:<\w+>|/tmp/\S*(?:sandbox|code|exec|tmp)\S*\.
 _RANK = re.compile(r"\[(?:rank|default|trainer|worker)?\d+\]:$|\d{1,5}:$")
 _FRAME = re.compile(r'File "[^"]*?((?:[^"/]*/)?[^"/]*)", line \d+, in (.*)')
 _SCHEDULER = re.compile(r"CANCELLED|TIME LIMIT|PREEMPT")
+_BUGS = frozenset({"AssertionError", "AttributeError", "KeyError", "NameError", "NotImplementedError", "TypeError", "UnboundLocalError"})
+"""No service answers with these: the code itself is wrong, every time."""
+_TENSORS = re.compile(
+    r"\bsize of tensor\b|\btensors?\b.{0,60}\b(?:same|match|mismatch|shape|size|device|dtype|expected|contiguous|differ|equal)"
+    r"|\bshapes?\b.{0,80}\b(?:not aligned|cannot be multiplied|mismatch|incompatible|invalid|broadcast)"
+    r"|\b(?:CUDA|cuDNN|cuBLAS|NCCL|HIP)\b ?\w* ?error\b|\b(?:CUBLAS|CUDNN|CUDA)_(?:STATUS|ERROR)_|\bexpected\b.{0,40}\btensors?\b"
+    r"|\bfound dtype\b|\bsize mismatch for\b|\bfor key\b.{0,40}\bstate_dict\b",
+    re.IGNORECASE,
+)
+"""What torch says of tensors: a model's answers, graders and tools have none."""
 _OPTIONAL = frozenset({"ImportError", "ModuleNotFoundError", "PackageNotFoundError"})
 
 
@@ -187,32 +217,55 @@ class Survivors:
         self._hits: dict[str, list[Hit]] = {}
         self._counts: dict[str, int] = {}
         self._doubts: list[tuple[Doubt, Hit, int]] = []
+        self._dull: set[str] = set()
+        """Short lines that say nothing: a loop prints the same ones at every step."""
 
     def feed(self, line: Line) -> None:
         """Take the next line of the log."""
         text = line.body[:_LONGEST]
+        if text in self._dull:
+            return
         lower = text.lower()
         words = words_of(lower)
         stems, parts = _STEMS.within(lower, words), may_doubt(lower, words)
         if not (stems or parts) or METRICS_ROW.match(text):
             return
+        tolerated = False
         for signature, pattern in self._patterns if stems else ():
             found = pattern.search(text, lower)
             if found is not None and says(text, found):
                 self._counts[signature.id] = self._counts.get(signature.id, 0) + times(line.text)
                 hits = self._hits.setdefault(signature.id, [])
-                if len(hits) < (_MOST if signature.training else 1):
+                if len(hits) < _MOST:
                     hits.append(Hit(line.number, line.text))
                 if signature.tolerated:
+                    tolerated = True
                     break
                 return  # one line is one error
         said = doubt(text) if parts and len(self._doubts) < _MOST else None
         if said is not None:
             self._doubts.append((said, Hit(line.number, line.text), times(line.text)))
+        elif not tolerated and len(text) < _SHORT and len(self._doubts) < _MOST:
+            if len(self._dull) >= _MOST_DULL:
+                self._dull.clear()
+            self._dull.add(text)
+
+    def forget(self, samples: Sequence[tuple[str, int, int]]) -> None:
+        """Leave out what stood in samples: process, first and last line of each."""
+        for process, first, last in samples:
+
+            def kept(hit: Hit, process: str = process, first: int = first, last: int = last) -> bool:
+                return not (first <= hit.line <= last and hit.text.startswith(process))
+
+            self._doubts = [one for one in self._doubts if kept(one[1])]
+            for name, hits in self._hits.items():
+                left = [hit for hit in hits if kept(hit)]
+                self._counts[name] -= len(hits) - len(left)
+                self._hits[name] = left
 
     def lines(self) -> Iterator[Hit]:
         """The first line of each kind, for a note."""
-        yield from (hits[0] for hits in self._hits.values())
+        yield from (hits[0] for hits in self._hits.values() if hits)
 
     def beyond(
         self, chains: Sequence[Chain], progress: Progress, harmless: Sequence[Signature], framed: Sequence[Signature]
@@ -337,9 +390,13 @@ def _place(chain: Chain, progress: Progress, framed: Sequence[Signature], steps:
     if not progress.building(chain.start):
         return None
     if chain.how is How.BARE:
+        if _TENSORS.search(said) and _exception(first.name) and progress.training(chain.start):
+            return boundary or Boundary.OPTIMIZER, 0
+        if shapes.short(first.name) == "AssertionError" and not first.message and progress.training(chain.start):
+            return Boundary.ENVIRONMENT, 0
         if boundary not in CRITICAL or not _exception(first.name):
             return None
-        strict = boundary is Boundary.REFIT or shapes.short(first.name) == "AssertionError"
+        strict = boundary is Boundary.REFIT or shapes.short(first.name) in _BUGS
         return boundary, 0 if strict else max(1, int(BARE_SHARE * steps))
     if boundary in CRITICAL:
         return boundary, 0

@@ -96,6 +96,13 @@ def read_console(log: Path) -> Metrics:
     )
 
 
+_NOTICED = _Row("train", {}, None)
+_FLAT = re.compile(r"\{(?:'[\w/.@()-]++': (?:'[\w.+-]++'|[\d.e+-]++)(?:, |(?=\}$)))++\}")
+_PAIR = re.compile(r"'([^']+)': (?:'([^']+)'|([^',}]+))")
+_PLAIN = re.compile(r"[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?")
+"""Nearly every row: names and decimal numbers, which need no parser of Python."""
+
+
 def _again(rows: Sequence[_Row]) -> tuple[int, ...]:
     """Places, by the number of the row or by its step, at which another run begins: a second closing row, or a row of training after one;
     a step that was announced before; epochs or tokens that fall. A log has them in the order in which they were made."""
@@ -113,7 +120,8 @@ def _again(rows: Sequence[_Row]) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def _read(log: Path) -> _Console:
+def _read(log: Path, *, numbers: bool = True) -> _Console:
+    """What a log shows; without `numbers` its rows are not read, only noticed."""
     found = _Console()
     fresh = False
     bar = None
@@ -123,7 +131,7 @@ def _read(log: Path) -> _Console:
             found.planned = parse_whole(said[2]) if said[2] else found.planned
         bar = (BAR.match(text) if "%|" in text else None) or bar
         if "{" in text and (shown := ROW.search(text)):
-            found.rows.append(_row(log, number, shown, found, fresh))
+            found.rows.append(_row(log, number, shown, found, fresh) if numbers else _NOTICED)
             fresh = False
         if bar and found.rows and found.planned in (None, parse_whole(bar[2])):
             found.bar, found.planned = parse_whole(bar[1]), parse_whole(bar[2])
@@ -144,6 +152,10 @@ def _row(log: Path, number: int, shown: re.Match[str], found: _Console, fresh: b
 
 def _values(text: str) -> tuple[Values, tuple[str, ...]]:
     """The numbers of a row, and the keys of what is text; raises BadValue where a metric of training is no number."""
+    if _FLAT.fullmatch(text):
+        pairs = [(key, told or bare) for key, told, bare in _PAIR.findall(text)]
+        if all(_PLAIN.fullmatch(told) for _, told in pairs) and len(dict(pairs)) == len(pairs):
+            return {key: parse_float(told) for key, told in pairs}, ()
     plain = BARE.sub(lambda word: repr(word[0].replace("null", "nan")), NUMPY.sub(lambda call: (call[1] or call[2] or "").strip(), text))
     row: Any = parse_literal(plain)
     if not isinstance(row, dict):
@@ -229,7 +241,7 @@ def steps_planned(paths: tuple[Path, ...]) -> int | None:
     files = [file for path in paths for file in (path.rglob("trainer_state.json") if path.is_dir() else [path])]
     planned = _stated(files, "max_steps")
     logs = [file for file in files if not planned and file.suffix in (".log", ".txt", ".out", "")]
-    return max([*planned, *(said for log in logs if (said := _read(log).planned) is not None)], default=None)
+    return max([*planned, *(said for log in logs if (said := _read(log, numbers=False).planned) is not None)], default=None)
 
 
 def log_interval(paths: tuple[Path, ...]) -> int | None:
