@@ -90,6 +90,17 @@ def real_path(path: Path) -> Path:
         return path
 
 
+def endless(path: Path) -> str | None:
+    """What a place is whose reader may wait for ever, or never come to its end: a named pipe, or a device but the null device."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    if _is_null(found) or stat.S_ISSOCK(found.st_mode):  # a socket cannot be opened
+        return None
+    return next((name for test, name in _NO_FILES if test(found.st_mode)), None)
+
+
 def is_file(path: Path) -> bool:
     """Whether there is a file at a place that other data name. `Path.is_file` raises an OSError for a name that is too long."""
     return os.path.isfile(path)  # noqa: PTH113

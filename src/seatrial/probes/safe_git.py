@@ -67,6 +67,10 @@ _MOST_LISTED = 8_000_000
 _FILTER = re.compile(r"filter\.(.*)\.(?:clean|smudge|process|required)", re.IGNORECASE | re.DOTALL)
 
 
+_MOST_BLANKED = 2000
+"""Settings that are blanked by variables: a command takes only so many."""
+
+
 class Refused(Exception):
     """Git cannot be run safely here: its exit code (None: it ran out of time, or is too old) and what it said."""
 
@@ -129,7 +133,10 @@ def environment(repo: Path, filters: bool = False, network: bool = False, truste
     env["GIT_ALLOW_PROTOCOL"] = NETWORK if network else "none"
     if not network:
         env["GIT_NO_LAZY_FETCH"] = "1"
-    return _set(env, read_configuration(repo, trusted).blanks(filters))
+    blanks = read_configuration(repo, trusted).blanks(filters)
+    if len(blanks) > _MOST_BLANKED:
+        raise Refused(None, f"its configuration has {len(blanks)} settings that could run something: more than {_MOST_BLANKED}")
+    return _set(env, blanks)
 
 
 def _set(env: dict[str, str], values: Mapping[str, str]) -> dict[str, str]:
