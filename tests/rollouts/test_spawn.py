@@ -65,13 +65,13 @@ def test_the_streams_of_a_child(errors: bool, tmp_path: Path) -> None:
     async def main() -> None:
         word = "import sys; sys.stdout.write(input()); sys.stderr.write('b'); sys.exit(3)"
         child = await start_child((sys.executable, "-c", word), errors=errors, env={"A": "1"}, cwd=str(tmp_path))
-        assert child.returncode is None
         child.stdin.write(b"a\n")
         await child.stdin.drain()
         assert await child.stdout.read() == b"a"
         if errors:
             assert await child.stderr.read() == b"b"
-        assert (await child.wait(), child.returncode) == (3, 3)
+        assert await child.wait() == 3
+        assert child.returncode == 3
         child.close()
 
     asyncio.run(main())
