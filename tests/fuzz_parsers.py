@@ -210,13 +210,13 @@ def locks(rng: random.Random, place: Path) -> None:
                 (place / "other.txt").write_text("-r requirements.txt\n" if rng.random() < 0.3 else "x==1\n")
                 read_wanted(place, EnvironmentPlan(kind="pip", lock="requirements.txt"))
             case 2:
-                made = b'version = 1\n[[package]]\nname = "a"\nversion = "1"\n[package.source]\neditable = "."\n'
-                (place / "uv.lock").write_bytes(toml_changed(rng, made))
+                table = b'version = 1\n[[package]]\nname = "a"\nversion = "1"\n[package.source]\neditable = "."\n'
+                (place / "uv.lock").write_bytes(toml_changed(rng, table))
                 (place / "pyproject.toml").write_text('[project]\nname = "a"\n')
                 read_wanted(place, EnvironmentPlan(kind="uv", lock="uv.lock"))
             case _:
-                made = b'[tool.seatrial.groups.gpu]\noption = "--gpu"\nmarker = "gpu"\nhours = 1.5\nmode = "only"\npaths = ["tests"]\n'
-                (place / "pyproject.toml").write_bytes(toml_changed(rng, made))
+                table = b'[tool.seatrial.groups.gpu]\noption = "--gpu"\nmarker = "gpu"\nhours = 1.5\nmode = "only"\npaths = ["tests"]\n'
+                (place / "pyproject.toml").write_bytes(toml_changed(rng, table))
                 read(place)
 
 
