@@ -30,6 +30,7 @@ from unittest import mock
 
 from cli.command import Answer, inside
 from fuzz_mutate import changed, rows_changed, written
+from fuzz_parsers import PARSERS
 from fuzz_worlds import WORLDS, World, damage
 from seatrial.launch.environments import Environments
 from seatrial.loops import get_loop
@@ -327,6 +328,7 @@ class Fuzzer:
             *(self.store, self.config, self.jobs, self.campaign, self.replay, self.junit, self.probe, self.rollouts, self.state),
             *(self.trial, self.tokens, self.functional, self.proofs, self.rows, self.answer, self.traces, self.level),
             *((self.world,) * 12),
+            *((self.parser,) * 6),
         )
         self.said: list[str] = []
 
@@ -517,8 +519,8 @@ class Fuzzer:
             for name in ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs")
         )
         row = f'{{"input_lengths": [{number(rng)}], {lists}, "sample_loss_mask": [{number(rng)}], "rewards": [{number(rng)}]}}\n'
-        self._file("logs/exp_001/train_data_step1.jsonl", self._either(rng, row, [row.encode()]))
-        self._file("run.log", log(rng))
+        self._file("run/results/logs/exp_001/train_data_step1.jsonl", self._either(rng, row, [row.encode()]))
+        self._file("run/run.log", log(rng))
         list(tokens(self.place))
 
     def functional(self, rng: random.Random) -> None:
@@ -677,6 +679,12 @@ class Fuzzer:
             line = encode(head, row)
             head_of(line, check(line))
             row_of(line)
+
+    def parser(self, rng: random.Random) -> None:
+        """What no command reads alone."""
+        parse = rng.choice(PARSERS)
+        self.said = [parse.__name__]
+        parse(rng, self.place)
 
     def level(self, rng: random.Random) -> None:
         """What a run of a level left: facts, shadows, dumps and logs, as `run` judges them."""

@@ -80,8 +80,8 @@ def trial(folder: Path, name: str, loop: str = "trl", sealed: bool = True) -> Wo
     tokens = {name: [[1, 2, 3]] for name in ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs")}
     row = {"input_lengths": [3], **tokens, "sample_loss_mask": [1], "rewards": [0.5]}
     if loop == "nemo-rl":
-        (level / "logs" / "exp_001").mkdir(parents=True)
-        (level / "logs" / "exp_001" / "train_data_step1.jsonl").write_text((json.dumps(row) + "\n") * 3)
+        (level / "run" / "results" / "logs" / "exp_001").mkdir(parents=True)
+        (level / "run" / "results" / "logs" / "exp_001" / "train_data_step1.jsonl").write_text((json.dumps(row) + "\n") * 3)
     levels = ("--level", "0")
     check = ("check", "{}", *levels, "--", 'max(data["train/reward"]) > 0')
     return taken(

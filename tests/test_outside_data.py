@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from cli.command import inside
 from fuzz_mutate import sealed
-from fuzz_worlds import bisect, unsealed
+from fuzz_worlds import bisect, finished, unsealed
 from loops import test_trl_proofs as trl
 from regress.repos import build, linear
 from rollouts.gym_instance import campaign as gym_campaign
@@ -22,16 +24,25 @@ from seatrial.launch.slurm import commands
 from seatrial.launch.staged import ray_step
 from seatrial.loops import get_loop
 from seatrial.loops.nemo_rl.after.steps import finite
+from seatrial.loops.nemo_rl.after.tokens import LISTS, tokens
+from seatrial.loops.nemo_rl.ahead.compose import default_config
 from seatrial.loops.options import number
 from seatrial.loops.verl.gpu.proofs import adapters
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import BadValue, parse_count
+from seatrial.model.guarded import BadValue, parse_count, parse_python
 from seatrial.model.record import CheckResult
 from seatrial.model.series import Metrics, Series
 from seatrial.model.verdict import Boundary, Verdict
+from seatrial.probes.refit import header
+from seatrial.probes.refit.errors import RefitRefused
+from seatrial.proving.bridge.touched import _tree
+from seatrial.proving.checkpoint import require_weights
+from seatrial.regress.bisect.environments.locks import BuildFailed, read_wanted
 from seatrial.regress.bisect.logs.replay import read_marks
+from seatrial.regress.bisect.record import EnvironmentPlan
 from seatrial.regress.select.gather import evidence
 from seatrial.regress.select.trace.logs import read
+from seatrial.rollouts.conduct.preflight import _check_function
 from seatrial.rollouts.direct.answer import read as read_answer
 from seatrial.rollouts.direct.errors import of_status, retry_after
 from seatrial.rollouts.direct.request import sort_sampling
@@ -39,6 +50,7 @@ from seatrial.rollouts.gym.rows import body_of, outcome_of
 from seatrial.rollouts.inputs.reading import Source
 from seatrial.rollouts.record import KEY, TornError, check
 from seatrial.rollouts.server_json import parse_json_fast
+from seatrial.rollouts.verify.cases import cases_of
 from seatrial.rollouts.work import RolloutError, Row, Unit
 from seatrial.trial.assess import _asserted
 from seatrial.trial.judge import Evidence, judge
@@ -273,3 +285,72 @@ def test_a_manifest_whose_settings_no_campaign_has(tmp_path: Path, work: object)
         place.manifest.write_text(json.dumps(kept | {"identity": identity}))
         answer = inside("rollouts", "status", place.root)
         assert (answer.code, "manifest.json" in answer.err) == (2, True)
+
+
+def test_a_record_of_a_trial_that_begins_with_a_byte_order_mark(tmp_path: Path) -> None:
+    finished(tmp_path / "made").write(tmp_path / "run")
+    record = tmp_path / "run" / "trial.json"
+    record.write_bytes(b"\xef\xbb\xbf" + record.read_bytes())
+    assert inside("report", tmp_path / "run", "--format", "json").code in (0, 1)
+
+
+@pytest.mark.parametrize("source", ["-" * 3000 + "1", "(" * 300, "a\0b", DIGITS, "def f(:"])
+def test_a_program_that_cannot_be_parsed(tmp_path: Path, source: str) -> None:
+    with pytest.raises(BadValue):
+        parse_python(source.encode())
+    with pytest.raises(ValueError, match="not Python"):
+        cases_of([source])
+    (tmp_path / "x.py").write_text(source)
+    with pytest.raises(UserError, match=r"x\.py: not Python"):
+        default_config(tmp_path / "x.py")
+    with pytest.raises(UserError, match=r"x\.py: not Python"):
+        _check_function(f"{tmp_path}/x.py:f", boxed=True)
+    assert _tree(tmp_path / "x.py").body == []
+
+
+def test_lines_that_are_not_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "Welcome\n12|RUNNING\n12_3|COMPLETED|2025-01-01T00:00:00|2025-01-01T00:00:00|x|n\nMaxArraySize = (null)\n"
+    monkeypatch.setattr(commands, "_call", lambda *_, **__: subprocess.CompletedProcess([], 0, said, ""))
+    assert [row.index for row in commands.squeue("", ["12"])] == [3]
+    assert [row.index for row in commands.sacct("", ["12"]) or ()] == [3]
+    with pytest.raises(commands.ControllerDown, match="MaxArraySize is"):
+        commands.largest_array("")
+
+
+def test_tokens_and_weights_that_are_pipes_or_infinite(tmp_path: Path) -> None:
+    logs = tmp_path / "run" / "results" / "logs"
+    logs.mkdir(parents=True)
+    row: dict[str, Any] = {key: [[1]] for key in LISTS} | {"input_lengths": [1], "sample_loss_mask": [1]}
+    (logs / "train_data_step1.jsonl").write_text(json.dumps(row).replace('"input_lengths": [1]', '"input_lengths": [1e999]') + "\n")
+    with pytest.raises(UserError, match="not a sequence of a training step"):
+        list(tokens(tmp_path))
+    (logs / "train_data_step1.jsonl").unlink()
+    for pipe in (logs / "train_data_step1.jsonl", tmp_path / "a.safetensors"):
+        os.mkfifo(pipe)
+    with pytest.raises(UserError, match="a named pipe"):
+        list(tokens(tmp_path))
+    with pytest.raises(UserError, match="a named pipe"):
+        require_weights(tmp_path, "x")
+
+
+@pytest.mark.parametrize("package", ["x = 1", 'source = { editable = "." }', 'name = "a"\nsource = { editable = 5 }', "source = 5"])
+def test_a_lock_of_uv_in_another_shape(tmp_path: Path, package: str) -> None:
+    (tmp_path / "uv.lock").write_text(f"[[package]]\n{package}\n")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    plan = EnvironmentPlan(kind="uv", lock="uv.lock")
+    if package == "x = 1":
+        read_wanted(tmp_path, plan)
+        return
+    with pytest.raises(BuildFailed, match="uv writes it"):
+        read_wanted(tmp_path, plan)
+
+
+def test_requirements_that_name_a_file_whose_name_is_too_long(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text(f"-r {'x' * 5000}\n--find-links {'y' * 5000}\n")
+    with pytest.raises(BuildFailed, match="does not exist"):
+        read_wanted(tmp_path, EnvironmentPlan(kind="pip", lock="requirements.txt"))
+
+
+def test_a_header_of_a_refit_that_is_nested_too_deeply() -> None:
+    with pytest.raises(RefitRefused, match="header is not valid"):
+        header.parse(b"[" * 30_000)

@@ -530,6 +530,55 @@ def test_a_pipe_in_the_git_directory(world: World, name: str) -> None:
             read(world.root)
 
 
+@pytest.mark.parametrize("name", ["index", "HEAD", "packed-refs", "commondir", "objects/pack/multi-pack-index", "info/exclude"])
+def test_a_device_in_the_git_directory(world: World, name: str) -> None:
+    """A copy of the index would fill the disk, and git itself would read for ever."""
+    place = world.root / ".git" / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to("/dev/zero")
+    for read in (read_changes, repo_state, top_level):
+        with pytest.raises(UserError, match="a device, which git would wait for"):
+            read(world.root)
+
+
+def test_the_null_device_in_the_git_directory_is_an_empty_file(world: World) -> None:
+    (world.root / ".git" / "info").mkdir(exist_ok=True)
+    (world.root / ".git" / "info" / "exclude").unlink(missing_ok=True)
+    (world.root / ".git" / "info" / "exclude").symlink_to("/dev/null")
+    assert "new.py" in repo_state(world.root).dirty
+
+
+@pytest.mark.parametrize("key", ["core.attributesFile", "core.excludesFile"])
+def test_a_device_that_the_configuration_names(world: World, key: str) -> None:
+    setting(key, "/dev/zero", sub=False)(world)
+    with pytest.raises(UserError, match="/dev/zero: a device"):
+        repo_state(world.root)
+
+
+def test_objects_elsewhere_are_not_looked_through(world: World, tmp_path: Path) -> None:
+    """Any directory may be named; git opens in it only what is called as in a directory of objects."""
+    (tmp_path / "any" / "deep").mkdir(parents=True)
+    os.mkfifo(tmp_path / "any" / "deep" / "pipe")
+    put(world.root / ".git", {"objects/info/alternates": f"{tmp_path}/any\n/\n"})
+    repo_state(world.root)
+    put(world.root / ".git", {"objects/info/alternates": f"{tmp_path}/any\n" * 10_000})
+    with pytest.raises(UserError, match=r"alternates: \d+ bytes"):
+        repo_state(world.root)
+
+
+def test_more_settings_than_a_command_takes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (world.root / ".git" / "config").open("a") as stream:
+        stream.write("".join(f'[filter "f{number}"]\n\tclean = {world.evil}\n' for number in range(1000)))
+    with pytest.raises(UserError, match="settings that could run something"):
+        repo_state(world.root)
+    monkeypatch.setattr(safe_git, "_MOST_LISTED", 10_000)
+    safe_git._KNOWN.clear()
+    with pytest.raises(UserError, match="of settings"):
+        repo_state(world.root)
+    assert world.marks() == []
+
+
 def test_a_pipe_among_the_objects_of_another_repository(world: World, tmp_path: Path) -> None:
     (tmp_path / "others" / "pack").mkdir(parents=True)
     os.mkfifo(tmp_path / "others" / "pack" / "multi-pack-index")

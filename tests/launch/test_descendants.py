@@ -334,3 +334,16 @@ def test_a_torn_pid_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "run.log.pids").write_text("{")
     with pytest.raises(UserError, match=r"run\.log\.pids"):
         end_leftovers(tmp_path / "run.log.pids")
+
+
+def test_ended_orphans_of_no_run_are_collected_and_own_children_are_not(tmp_path: Path) -> None:
+    """Of a Seatrial that was killed, or of a helper: nobody else would, and a long session would fill the table of processes."""
+    descendants.adopt_orphans()
+    leave = "sleep 0.05 & echo $! > orphan"
+    subprocess.run(["sh", "-c", leave], cwd=tmp_path, start_new_session=True, check=True)
+    with subprocess.Popen(["sh", "-c", "exit 7"]) as own, subprocess.Popen(["sh", "-c", "exit 8"], start_new_session=True) as leader:
+        orphan = int((tmp_path / "orphan").read_text())
+        wait_until(lambda: all(map(ended, (orphan, own.pid, leader.pid))), "all have ended")
+        run(spec(tmp_path, "true"))
+        assert gone(orphan)
+        assert (own.wait(), leader.wait()) == (7, 8)

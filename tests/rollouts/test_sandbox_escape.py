@@ -240,6 +240,21 @@ def test_a_cancelled_run_leaves_nothing() -> None:
     assert left_over() == []
 
 
+@pytest.mark.timeout(60)
+def test_a_run_whose_loop_ends_leaves_nothing() -> None:
+    """`asyncio.run` cancels every task that is left, those within the start too."""
+
+    async def leave(turns: int) -> None:
+        task = asyncio.create_task(Sandbox(LIMITS).run("import time\ntime.sleep(60)"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert not task.done()
+
+    for turns in (1, 2, 3, 4, 6, 9, 40):
+        asyncio.run(leave(turns))
+    assert left_over() == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not Path(ANYBODYS).exists(), reason=f"needs root, to become somebody else, and {ANYBODYS}")
 def test_a_user_who_is_not_root_is_as_safe(tmp_path: Path) -> None:
     """The same limits hold in a user namespace: a fork bomb, memory over many processes, and what is forbidden."""

@@ -21,12 +21,13 @@ from pydantic import Field
 from seatrial.evidence.changes import ChangedPath, base_contents, read_changes
 from seatrial.files import read_model
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_python
 from seatrial.model.record import Record, RepoState
 
 CHANGED_FILE = "changed.json"
 MODULE, LAMBDA = "<module>", "<lambda>"
 COMPILERS = ("jit", "njit", "autotune", "heuristics", "torch.jit.script", "torch.jit.script_if_tracing", "jit.script", "script")
-_UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+_UNPARSABLE = (ValueError, RecursionError)
 _NOT_CODE = ("lineno", "col_offset", "end_lineno", "end_col_offset", "ctx", "type_comment", "kind")
 
 
@@ -136,8 +137,8 @@ def _in_package(repo: RepoState, place: Path) -> bool:
 def _compared(before: bytes | None, after: bytes) -> tuple[tuple[ChangedFunction, ...], tuple[str, ...], bool]:
     """The altered functions of a file, what it lost, and whether it could be parsed."""
     try:
-        new = list(_Pieces(ast.parse(after)))
-        old = list(_Pieces(ast.parse(before))) if before is not None else []
+        new = list(_Pieces(parse_python(after)))
+        old = list(_Pieces(parse_python(before))) if before is not None else []
     except _UNPARSABLE:
         return (), (), False
     known: dict[tuple[str, bool], set[str]] = {}
@@ -152,7 +153,7 @@ def _compared(before: bytes | None, after: bytes) -> tuple[tuple[ChangedFunction
 
 def _does_something(source: bytes) -> bool:
     """Whether a new module holds more than its docstring."""
-    return bool(_body(ast.parse(source).body))
+    return bool(_body(parse_python(source).body))
 
 
 def _body(body: list[ast.stmt]) -> list[ast.stmt]:

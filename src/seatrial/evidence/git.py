@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import open_file
+from seatrial.model.guarded import endless, open_file
 from seatrial.probes import safe_git
 
 TIMEOUT_SECONDS = 120.0
@@ -34,6 +34,7 @@ DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-relative",
 _MOST_FILES = 500_000
 _LFS = "lfs"
 """What Git LFS keeps, which git itself never opens; there may be a lot of it."""
+_OF_OBJECTS = re.compile("pack|info|[0-9a-f]{2}")
 _LONGEST_PATH = 65_536
 _LONGEST_NAME = 4096
 """Of a revision; git itself takes no longer ref."""
@@ -183,7 +184,7 @@ def environment(repo: Path, index: Path | None = None, *, own: bool = False) -> 
     try:
         env = safe_git.environment(repo, filters=own, network=own)
     except safe_git.Held as error:
-        raise _waited_for(Path(error.place), error.named_by) from error
+        raise waited_for(Path(error.place), error.named_by) from error
     except safe_git.Refused as error:
         if error.code is not None:
             raise _explain(repo, "config --list", error.code, error.said) from error
@@ -201,47 +202,62 @@ def filter_drivers(repo: Path) -> frozenset[str]:
     return safe_git.read_configuration(repo).drivers
 
 
-def _waited_for(place: Path, named_by: str = "") -> UserError:
+def waited_for(place: Path, named_by: str = "") -> UserError:
     """The error for what git would open, and never get to the end of; `named_by` is the file of settings that includes it."""
     if not named_by:
-        return UserError(f"{place}: a named pipe, which git would wait for", f"remove it: rm {shlex.quote(str(place))}")
+        kind = endless(place) or "a named pipe"
+        return UserError(f"{place}: {kind}, which git would wait for", f"remove it: rm {shlex.quote(str(place))}")
     kind = "a named pipe" if place.is_fifo() else "no file"
     return UserError(f"{place}: {kind}, which git would wait for", f"delete the line that includes it in {named_by}")
 
 
 def _refuse_pipes(repo: Path) -> None:
-    """Refuse a repository whose own files, which git opens as it needs them, are named pipes: a ref, an index of packs, an object."""
+    """Refuse a repository whose own files, which git opens as it needs them, are named pipes or devices: a ref, the index, an object."""
     now = time.monotonic()
-    for directory in _git_directories(repo):
+    for directory, among_all in _git_directories(repo):
         if now - _LOOKED.get(directory, -math.inf) > _LOOK_SECONDS:
-            for place in _pipes_below(Path(directory)):
-                raise _waited_for(place)
+            for place in _pipes_below(Path(directory)) if among_all else _pipes_among_objects(Path(directory)):
+                raise waited_for(place)
             if len(_LOOKED) > _MOST_KNOWN:
                 _LOOKED.clear()
             _LOOKED[directory] = now
 
 
-def _git_directories(repo: Path) -> Iterator[str]:
-    """The directory of git that `repo` belongs to, and the one that it shares with other worktrees; none of a repository without one."""
+def _git_directories(repo: Path) -> Iterator[tuple[str, bool]]:
+    """The directory of git that `repo` belongs to, and the one that it shares with other worktrees; none of a repository without one.
+    Then those of objects elsewhere, of which git opens only what is called as in such a directory."""
     place = next((above / ".git" for above in (repo, *repo.absolute().parents) if os.path.lexists(above / ".git")), None)
     if place is None:
         return
-    if place.is_fifo():
-        raise _waited_for(place)
+    if endless(place):
+        raise waited_for(place)
     own = place if place.is_dir() else _named_in(place, "gitdir: ")
     if own is None:
         return
-    if (own / "commondir").is_fifo():
-        raise _waited_for(own / "commondir")
+    if endless(own / "commondir"):
+        raise waited_for(own / "commondir")
     shared = _named_in(own / "commondir", "") or own
-    yield from dict.fromkeys((str(own), str(shared)))
+    yield from ((directory, True) for directory in dict.fromkeys((str(own), str(shared))))
     others, seen = [shared / "objects"], set[Path]()
     while others and len(seen) < _MOST_ALTERNATES:
         objects = others.pop()
+        _require_short(objects / "info" / "alternates")
         for name in (_lines_of(objects / "info" / "alternates")) if objects not in seen else ():
-            yield str(objects / name)
+            yield str(objects / name), False
             others.append(objects / name)
         seen.add(objects)
+
+
+def _require_short(file: Path) -> None:
+    """Refuse a list of other repositories' objects without end: every git would go through it, again and again."""
+    try:
+        size = file.stat().st_size
+    except (OSError, ValueError):
+        return
+    if size > _LONGEST_PATH:
+        raise UserError(
+            f"{file}: {size} bytes, which every git would read", "leave in it only the directories that hold objects of this repository"
+        )
 
 
 def _named_in(file: Path, start: str) -> Path | None:
@@ -260,8 +276,18 @@ def _lines_of(file: Path) -> list[str]:
     return [row for row in said.split("\n") if row and not row.startswith("#") and "\0" not in row]
 
 
+def _pipes_among_objects(directory: Path) -> Iterator[Path]:
+    """The same in a directory that a repository names as one of objects, and that may be any: `/`, or that of somebody else."""
+    try:
+        places = [place for place in directory.iterdir() if _OF_OBJECTS.fullmatch(place.name)]
+    except OSError:
+        return
+    for place in places:
+        yield from [place] if endless(place) else _pipes_below(place)
+
+
 def _pipes_below(directory: Path) -> Iterator[Path]:
-    """Named pipes in a directory of git. The kind of a file comes with its name, so that nothing else is looked at."""
+    """Named pipes and devices in a directory of git. The kind of a file comes with its name, so that nothing else is looked at."""
     left, seen, count = [os.fspath(directory)], set[tuple[int, int]](), 0
     while left:
         try:
@@ -277,7 +303,7 @@ def _pipes_below(directory: Path) -> Iterator[Path]:
                         found = entry.stat()
                     except OSError:
                         continue
-                    if stat.S_ISFIFO(found.st_mode):
+                    if endless(Path(entry.path)):
                         yield Path(entry.path)
                     elif stat.S_ISDIR(found.st_mode) and (found.st_dev, found.st_ino) not in seen:  # a link to one
                         seen.add((found.st_dev, found.st_ino))

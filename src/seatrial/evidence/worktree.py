@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from seatrial.evidence.git import fields, filter_drivers, git, joined, line, no_commits, quoted, scratch_directory
+from seatrial.evidence.git import fields, filter_drivers, git, joined, line, no_commits, quoted, scratch_directory, waited_for
 from seatrial.evidence.lfs import DRIVER, pointer_of
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import endless
 
 UNTRACKED_LIMIT = 64 * 1024 * 1024
 _READ_EVERYWHERE = (".gitattributes", ".gitignore")
@@ -177,8 +177,8 @@ def _refuse_pipes(root: Path, directories: set[str]) -> None:
     configured = fields(git(root, "config", "--type=path", "-z", "--get-regexp", r"^core\.(attributes|excludes)file$", ok=(0, 1)))
     places += [root / entry.partition("\n")[2] for entry in configured]
     for place in (*places, *_pipes_below(root)):
-        if place.is_fifo():
-            raise UserError(f"{place}: a named pipe, which git would wait for", f"remove it: rm {shlex.quote(str(place))}")
+        if endless(place):
+            raise waited_for(place)
 
 
 def _pipes_below(root: Path) -> Iterator[Path]:

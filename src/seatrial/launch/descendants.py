@@ -115,6 +115,22 @@ def announced(run_id: str) -> Iterator[None]:
             _open.discard(run_id)
 
 
+def collect_strays() -> None:
+    """Take ended orphans that belong to no run from the table of processes: nobody else would, as long as this process lives.
+
+    Only what cannot have been started by this process itself, whose end somebody here may wait for: it is in another session, and does
+    not lead that."""
+    with _lock:
+        if _open or _active:
+            return
+        for pid in by_parent().get(os.getpid(), ()):
+            try:
+                if os.getsid(pid) not in (pid, os.getsid(0)):
+                    os.waitpid(pid, os.WNOHANG)
+            except (ProcessLookupError, ChildProcessError):
+                continue
+
+
 class Tree:
     """The processes of one run, and what they cost. Its run was `announced`."""
 
@@ -258,6 +274,7 @@ def end_leftovers(pid_file: Path, grace_s: float = 5.0) -> int:
         pids = " ".join(str(process.pid) for process in left)
         raise BlockedError(Boundary.ENVIRONMENT, f"{pid_file}: processes of an earlier run cannot be ended: {pids}", f"sudo kill -9 {pids}")
     pid_file.unlink(missing_ok=True)
+    collect_strays()
     return len(found)
 
 

@@ -25,7 +25,7 @@ import psutil
 
 from seatrial.launch import stackdump
 from seatrial.launch.control import Control
-from seatrial.launch.descendants import Tree, adopt_orphans, announced, die_with_parent, end_leftovers, write_pid_file
+from seatrial.launch.descendants import Tree, adopt_orphans, announced, collect_strays, die_with_parent, end_leftovers, write_pid_file
 from seatrial.launch.interrupt import Interrupted, Interruptible, held, stop_requested
 from seatrial.launch.linelog import LineFilter, LineLog
 from seatrial.launch.processes import MARKER
@@ -141,6 +141,7 @@ def run(spec: ProcessSpec, on_tick: Callable[[Tick], None] | None = None) -> Out
         finally:
             process.returncode = 0 if tree.status is None else tree.status  # collected by `tree`, not by Popen
             pipe.close()
+    collect_strays()
     seconds = time.monotonic() - began
     killed = -tree.status if tree.status is not None and tree.status < 0 else None
     code = None if ended != "exited" else tree.status if killed is None else 128 + killed

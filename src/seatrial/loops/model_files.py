@@ -21,7 +21,7 @@ from seatrial.files import is_lfs_pointer, read_json
 from seatrial.loops.child import NoAnswerError, ask
 from seatrial.model.errors import UserError
 from seatrial.model.finding_codes import FindingCode
-from seatrial.model.guarded import BadValue, parse_json_once
+from seatrial.model.guarded import BadValue, exists, parse_json_once
 from seatrial.model.loop import Context
 from seatrial.model.record import Finding, Record
 from seatrial.model.verdict import Boundary
@@ -179,7 +179,7 @@ def _index(path: Path, headers: Mapping[str, Mapping[str, Any]]) -> Iterator[Fin
         yield _bad(FindingCode.MODEL_FILE_TORN, path, "no whole index of weights", f"copy {path.name} of the model again")
     else:
         wanted = sorted(set(places.values()))
-        lost = [name for name in wanted if not (path.parent / name).exists()]
+        lost = [name for name in wanted if not exists(path.parent / name)]
         if lost:
             message = f"names {len(wanted)} shards, and {len(lost)} are not there: {', '.join(lost[:3])}{', …' if len(lost) > 3 else ''}"
             yield _bad(FindingCode.MODEL_SHARDS_MISSING, path, message, f"copy them into {path.parent}")

@@ -1,4 +1,4 @@
-"""The guarded readers of outside data: numbers, JSON, TOML and Python literals.
+"""The guarded readers of outside data: numbers, JSON, TOML, Python literals and programs.
 
 - Whatever the input is, the answer is a value or a `BadValue`: never another exception, never a hang, never a warning on stderr.
   A caller turns a `BadValue` into `Damage` with file and line, or into a `UserError` with file and fix.
@@ -88,6 +88,27 @@ def real_path(path: Path) -> Path:
         return Path(os.path.realpath(path))
     except ValueError:  # a null character
         return path
+
+
+def endless(path: Path) -> str | None:
+    """What a place is whose reader may wait for ever, or never come to its end: a named pipe, or a device but the null device."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    if _is_null(found) or stat.S_ISSOCK(found.st_mode):  # a socket cannot be opened
+        return None
+    return next((name for test, name in _NO_FILES if test(found.st_mode)), None)
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file at a place that other data name. `Path.is_file` raises an OSError for a name that is too long."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything at a place that other data name; see `is_file`."""
+    return os.path.exists(path)  # noqa: PTH110
 
 
 def read_file(path: Path) -> bytes:
@@ -189,6 +210,18 @@ def parse_literal(text: str, value: Callable[[ast.expr], Any] = ast.literal_eval
     require_flat(found)
     _require_small(found)
     return _writable(found) if _SURROGATE.search(text) or "\\u" in text or "\\U" in text else found
+
+
+def parse_python(source: str | bytes) -> ast.Module:
+    """The syntax tree of a program, which is never run."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(source)
+    except SyntaxError as error:
+        raise BadValue(error.msg or "not Python", error.lineno, error.offset) from error
+    except (ValueError, RecursionError, MemoryError) as error:  # a null character, a number of 5,000 digits, an unknown encoding
+        raise BadValue(str(error) or "nested too deeply") from error
 
 
 def parse_float(text: str) -> float:

@@ -14,6 +14,8 @@ import os
 import re
 import stat
 import subprocess
+import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +62,13 @@ _HARMLESS = re.compile(
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
 _MOST_INCLUDED = 100
+_MOST_LISTED = 8_000_000
+"""Bytes of a listing of settings; that of a large checkout has some ten thousand."""
 _FILTER = re.compile(r"filter\.(.*)\.(?:clean|smudge|process|required)", re.IGNORECASE | re.DOTALL)
+
+
+_MOST_BLANKED = 2000
+"""Settings that are blanked by variables: a command takes only so many."""
 
 
 class Refused(Exception):
@@ -125,7 +133,10 @@ def environment(repo: Path, filters: bool = False, network: bool = False, truste
     env["GIT_ALLOW_PROTOCOL"] = NETWORK if network else "none"
     if not network:
         env["GIT_NO_LAZY_FETCH"] = "1"
-    return _set(env, read_configuration(repo, trusted).blanks(filters))
+    blanks = read_configuration(repo, trusted).blanks(filters)
+    if len(blanks) > _MOST_BLANKED:
+        raise Refused(None, f"its configuration has {len(blanks)} settings that could run something: more than {_MOST_BLANKED}")
+    return _set(env, blanks)
 
 
 def _set(env: dict[str, str], values: Mapping[str, str]) -> dict[str, str]:
@@ -182,17 +193,42 @@ def _base(repo: Path) -> dict[str, str]:
 
 def _listed(repo: Path, env: Mapping[str, str]) -> Iterator[Setting]:
     words = command_line(repo, "config", "--list", "--show-scope", "--show-origin", "--name-only", "-z")
-    try:
-        done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LISTING_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise Refused(None, f"`git config --list` did not finish within {LISTING_SECONDS:.0f} s") from error
-    if done.returncode:
-        raise Refused(done.returncode, os.fsdecode(done.stderr).strip())
-    columns = os.fsdecode(done.stdout).split("\0")[:-1]
+    code, said, complaint = _asked(words, env, "config --list")
+    if code:
+        raise Refused(code, complaint)
+    columns = said.split("\0")[:-1]
     if len(columns) % 3:
         raise Refused(None, f"cannot parse what `git config --list` printed ({len(columns)} columns)")
     for scope, origin, key in zip(columns[::3], columns[1::3], columns[2::3]):  # noqa: B905 (Python 3.9)
         yield Setting(scope, origin, key)
+
+
+def _asked(words: list[str], env: Mapping[str, str], what: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of git on settings, within bounds of time and size."""
+    late = threading.Event()
+    with tempfile.TemporaryFile() as complaint:
+        process = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaint)
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(LISTING_SECONDS, end)
+        timer.start()
+        try:
+            with process:
+                assert process.stdout is not None
+                said = process.stdout.read(_MOST_LISTED + 1)
+                if len(said) > _MOST_LISTED:
+                    process.kill()
+        finally:
+            timer.cancel()
+        if late.is_set():
+            raise Refused(None, f"`git {what}` did not finish within {LISTING_SECONDS:.0f} s")
+        if len(said) > _MOST_LISTED:
+            raise Refused(None, f"`git {what}` lists more than {_MOST_LISTED // 1_000_000} MB of settings")
+        complaint.seek(0)
+        return process.returncode, os.fsdecode(said), os.fsdecode(complaint.read(_MOST_LISTED)).strip()
 
 
 def _refuse_held(repo: Path, env: Mapping[str, str]) -> None:
@@ -221,13 +257,10 @@ def _included(repo: Path, env: Mapping[str, str], file: str) -> list[tuple[str, 
     """Files that a file of settings includes (all that git reads in `repo`, where none is named), under any condition; and who names it."""
     words = command_line(repo, "config", *(("--file", file) if file else ()), "--no-includes", "--show-origin", "--type=path", "-z")
     words += ["--get-regexp", r"^include(if\..*)?\.path$"]
-    try:
-        done = subprocess.run(words, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LISTING_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise Refused(None, f"`git config --get-regexp` did not finish within {LISTING_SECONDS:.0f} s") from error
-    if done.returncode:
+    code, said, _ = _asked(words, env, "config --get-regexp")
+    if code:
         return []  # none; of anything else the listing says what is wrong
-    columns = os.fsdecode(done.stdout).split("\0")[:-1]
+    columns = said.split("\0")[:-1]
     found = []
     for origin, setting in zip(columns[::2], columns[1::2]):  # noqa: B905 (Python 3.9)
         above = _file(repo, origin)

@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import parse_json
+from seatrial.model.guarded import open_file, parse_json
 
 _LONGEST_HEADER = 100_000_000
 
@@ -30,7 +30,7 @@ def _trouble(file: Path) -> str:
     """What is wrong with a file; "" when nothing is."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if not 0 < length <= min(_LONGEST_HEADER, size - 8):
                 return f"torn: a header of {length} bytes in a file of {size}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from seatrial.files import read_text
+from seatrial.files import read_error, read_text
 from seatrial.launch.jobdir import JobDir, job_dir
 from seatrial.launch.slurm.status import Poller
 from seatrial.model.errors import UserError
@@ -62,6 +62,8 @@ class Tail:
                 data = stream.read()
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise read_error(self.path, error) from error
         self.place += len(data)
         *whole, self.rest = (self.rest + data).split(b"\n")
         if last and self.rest:

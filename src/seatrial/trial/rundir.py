@@ -19,6 +19,7 @@ from typing import Any
 
 from seatrial.files import read_json, read_model, read_text, write_json
 from seatrial.model.errors import UserError
+from seatrial.model.guarded import parse_json
 from seatrial.model.record import LevelResult, PlannedLevel, Trial
 from seatrial.model.verdict import Verdict
 
@@ -151,14 +152,9 @@ def is_sealed(path: Path) -> bool:
 
 def _has_twice(file: Path) -> bool:
     """Whether a key stands twice in one object of a JSON file: readers differ in which one they take."""
-    twice = False
-
-    def look(pairs: list[tuple[str, Any]]) -> None:
-        nonlocal twice
-        twice = twice or len({key for key, _ in pairs}) < len(pairs)
-
-    json.loads(read_text(file), object_pairs_hook=look)
-    return twice
+    found: list[str] = []
+    parse_json(read_text(file), twice=found.append)
+    return bool(found)
 
 
 def _seal(content: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 
 from seatrial.model.errors import BlockedError
-from seatrial.model.guarded import BadValue, parse_count, parse_time
+from seatrial.model.guarded import BadValue, parse_count, parse_time, parse_whole
 from seatrial.model.verdict import Boundary
 
 TIMEOUT_S = 60.0
@@ -115,8 +115,10 @@ def squeue(cluster: str, ids: Sequence[str] = (), names: Sequence[str] = ()) -> 
         raise ControllerDown(f"squeue: {_text(done.stderr)}")
     rows = []
     for line in done.stdout.splitlines():
-        unit, state, ended, reason, comment, name = line.split("|", 5)
-        rows += _rows(unit, state, reason, name, comment, ended)
+        words = line.split("|", 5)
+        if len(words) == 6:  # a site's own squeue may say more
+            unit, state, ended, reason, comment, name = words
+            rows += _rows(unit, state, reason, name, comment, ended)
     return rows
 
 
@@ -129,7 +131,7 @@ def sacct(cluster: str, ids: Sequence[str] = (), names: Sequence[str] = (), sinc
         return None
     if done.returncode:
         raise ControllerDown(f"sacct: {_text(done.stderr)}")
-    lines = [line.split("|", 4) for line in done.stdout.splitlines()]
+    lines = [words for line in done.stdout.splitlines() if len(words := line.split("|", 4)) == 5]
     rows = []
     for unit, state, _, ended, name in sorted(lines, key=lambda words: words[2]):
         rows += _rows(unit, state.partition(" ")[0], "", name, "", ended)
@@ -151,6 +153,15 @@ def setting(cluster: str, name: str) -> str:
     if found is None:
         raise _error("scontrol", done)
     return found[1]
+
+
+def largest_array(cluster: str) -> int:
+    """How many units an array may have there."""
+    said = setting(cluster, "MaxArraySize")
+    try:
+        return parse_whole(said)
+    except BadValue as error:
+        raise ControllerDown(f"scontrol: MaxArraySize is {said[:40]!r}, which is no number") from error
 
 
 def cluster_name(cluster: str) -> str:

@@ -212,7 +212,7 @@ def _check_arrays(batch: Batch, cluster: str) -> None:
     largest = max(batch.jobs, key=lambda job: job.array or 0)
     if (largest.array or 0) <= _ALWAYS_ALLOWED:
         return
-    limit = int(commands.setting(cluster, "MaxArraySize"))
+    limit = commands.largest_array(cluster)
     if (largest.array or 0) > limit:
         message = f"job {largest.name}: array = {largest.array}, but this cluster takes at most {limit} units in one array (MaxArraySize)"
         raise UserError(message, f"cut it into jobs of at most {limit} units, or let each unit do more")

@@ -66,7 +66,7 @@ def parse(text: bytes) -> Header:
         given = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         header = _made(given)
         _check(header)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RefitRefused("corrupt", detail=f"its header is not valid: {error}") from error
     return header
 

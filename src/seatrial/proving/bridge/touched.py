@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.evidence.changes import changed_lines
+from seatrial.model.guarded import parse_python, read_file
 from seatrial.model.record import RepoState
 
 SUBMODULE = "3rdparty/Megatron-LM/"
@@ -44,8 +45,8 @@ def _of(repo: RepoState) -> Iterator[Function]:
 
 def _tree(file: Path) -> ast.Module:
     try:
-        return ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):  # it is gone, or the ladder will say so itself
+        return parse_python(read_file(file))
+    except (OSError, ValueError):  # it is gone, or the ladder will say so itself
         return ast.Module([], [])
 
 

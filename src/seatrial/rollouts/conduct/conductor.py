@@ -68,7 +68,7 @@ class Where:
     @property
     def most_tasks(self) -> int | None:
         """Tasks that the cluster takes in one array; None on this machine."""
-        return int(commands.setting(commands.own_cluster(), "MaxArraySize")) if self.profile else None
+        return commands.largest_array(commands.own_cluster()) if self.profile else None
 
 
 def conducting(place: Place, say: Say) -> AbstractContextManager[None]:

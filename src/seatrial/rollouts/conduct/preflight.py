@@ -16,6 +16,7 @@ from pathlib import Path
 from seatrial.launch.environments import Environments
 from seatrial.launch.local.machine import gpus_here
 from seatrial.model.errors import BlockedError, UserError
+from seatrial.model.guarded import BadValue, parse_python, read_file
 from seatrial.model.verdict import Boundary
 from seatrial.rollouts.campaign import Campaign, Gym
 from seatrial.rollouts.direct.request import PARAMETERS, sort_sampling
@@ -77,11 +78,13 @@ def _check_function(spec: str, *, boxed: bool) -> None:
             raise UserError(f"verifiers: function: there is no module {module}", f"install it, or write path/file.py:{name}")
         return
     try:
-        tree = ast.parse(file.read_bytes(), str(file)) if file.suffix == ".py" else None
+        tree = parse_python(read_file(file)) if file.suffix == ".py" else None
     except OSError as error:
         raise UserError(f"verifiers: function: {file}: cannot read: {error.strerror}", "correct the path") from error
-    except (SyntaxError, ValueError) as error:
-        raise UserError(f"verifiers: function: {file}: {error}", "correct the file") from error
+    except BadValue as error:
+        raise UserError(
+            f"verifiers: function: {file}: not Python: {error.what}{f' ({error.where})' if error.where else ''}", "correct the file"
+        ) from error
     if tree is not None and not _may_define(tree, name):
         functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         raise UserError(f"verifiers: function: {file} has no {name}", f"it has: {', '.join(functions) or 'no function'}")

@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 from seatrial.launch.descendants import adopt_orphans
 from seatrial.rollouts.campaign import SandboxLimits
 from seatrial.rollouts.sandbox import bubblewrap, syscalls
-from seatrial.rollouts.sandbox.spawn import whole
+from seatrial.rollouts.sandbox.spawn import Child, read_pipe, start_child
 from seatrial.rollouts.sandbox.watch import look
 
 Trouble = Literal["timeout", "memory", "processes", "files", "output"]
@@ -41,10 +41,7 @@ class SandboxError(Exception):
 class Jailed:
     """A running one; made by `start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, limits: SandboxLimits, status: asyncio.StreamReader) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
+    def __init__(self, process: Child, limits: SandboxLimits, status: asyncio.StreamReader) -> None:
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         self.gone = asyncio.Event()
         """Set when nothing of it is left."""
@@ -90,7 +87,7 @@ class Jailed:
         if self._pidfd >= 0:
             await _within(self.gone.wait(), "the end of a sandbox")
         elif self._process.returncode is None:
-            self._process.kill()
+            await self._end_unheld()
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -101,6 +98,15 @@ class Jailed:
         self._collect()
         code = re.search(rb'"exit-code": (\d+)', said)
         return int(code[1]) if code else None
+
+    async def _end_unheld(self) -> None:
+        """End it before it was held, as a start that is cancelled does: its first process would be left, ended, to this one."""
+        try:
+            self.hold(_first_of(await _within(self.status.readuntil(b"}\n"), "bubblewrap to make the sandbox")))
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            await _within(self.gone.wait(), "the end of a sandbox")
+        except (asyncio.IncompleteReadError, ProcessLookupError, SandboxError):
+            self._process.kill()
 
     def _collect(self) -> None:
         """Take the first process, ended, from the table of processes. bubblewrap does not wait for it, so it is ours by now."""
@@ -133,10 +139,6 @@ class Jailed:
 
 async def start(argv: list[str], files: Mapping[str, str], limits: SandboxLimits, slot: int, cpu_s: float | None = None) -> Jailed:
     """Start a program in a sandbox of its own, with these files in its working directory. Raises SandboxError."""
-    return await whole(_start(argv, files, limits, slot, cpu_s), Jailed.end)
-
-
-async def _start(argv: list[str], files: Mapping[str, str], limits: SandboxLimits, slot: int, cpu_s: float | None) -> Jailed:
     bwrap = bubblewrap.find()
     if bwrap is None:
         raise SandboxError("bubblewrap (bwrap) is not installed")
@@ -149,20 +151,12 @@ async def _start(argv: list[str], files: Mapping[str, str], limits: SandboxLimit
         block_out, block_in = os.pipe()
         status_out, status_in = os.pipe()
         words = bubblewrap.command(bwrap, limits, uid, seccomp, status_in, block_out) + bubblewrap.launch(limits, uid, argv, cpu_s)
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            pass_fds=(seccomp, status_in, block_out),
-            env={},
-            cwd="/",
-            limit=_CHUNK,
-        )
+        handle, status_out = status_out, -1  # the stream closes it, also when this is cancelled
+        status = await read_pipe(handle)
+        process = await start_child(words, errors=True, pass_fds=(seccomp, status_in, block_out), env={}, cwd="/", limit=_CHUNK)
         os.close(status_in)
         status_in = -1
-        jailed = Jailed(process, limits, await _reader(status_out))
-        status_out = -1
+        jailed = Jailed(process, limits, status)
         await _begin(jailed, block_in, files)
         return jailed
     except OSError as error:
@@ -178,7 +172,7 @@ async def _begin(jailed: Jailed, block: int, files: Mapping[str, str]) -> None:
     said = b""
     try:
         status = await _within(jailed.status.readuntil(b"}\n"), "bubblewrap to make the sandbox")
-        jailed.hold(json.loads(status)["child-pid"])
+        jailed.hold(_first_of(status))
         os.write(block, b"1")
         payload = json.dumps({"token": jailed.token, "files": dict(files)}).encode()
         jailed.stdin.write(b"%012d" % len(payload) + payload)
@@ -196,18 +190,18 @@ async def _begin(jailed: Jailed, block: int, files: Mapping[str, str]) -> None:
         )
 
 
+def _first_of(status: bytes) -> int:
+    """The first process of a sandbox, as bubblewrap says."""
+    first: int = json.loads(status)["child-pid"]
+    return first
+
+
 async def _within(awaited: Awaitable[T], what: str) -> T:
     try:
         async with asyncio.timeout(_WAIT_S):
             return await awaited
     except TimeoutError:
         raise SandboxError(f"waited {_WAIT_S:g} s for {what}") from None
-
-
-async def _reader(handle: int) -> asyncio.StreamReader:
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(handle, "rb", 0))
-    return reader
 
 
 def _filled(data: bytes) -> int:

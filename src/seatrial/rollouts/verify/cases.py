@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from seatrial.model.guarded import parse_json
+from seatrial.model.guarded import BadValue, parse_json, parse_python
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,9 @@ def _arguments(value: Any) -> list[Any]:
 def _checked(code: str, entry_point: str | None) -> str:
     """Asserts that parse, and of which something is executed."""
     try:
-        body = ast.parse(code).body
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(f"not Python: {error}") from error
+        body = parse_python(code).body
+    except BadValue as error:
+        raise ValueError(f"not Python: {error.what}{f' ({error.where})' if error.where else ''}") from error
     if any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in body) and not any(map(_runs, body)):
         if entry_point is None or not entry_point.isidentifier():
             raise ValueError("check() is defined and never called, and the row has no entry_point")

@@ -21,7 +21,7 @@ from typing import Any
 from seatrial.launch.descendants import die_with_parent
 from seatrial.model.errors import UserError
 from seatrial.model.guarded import parse_json
-from seatrial.rollouts.sandbox.spawn import whole
+from seatrial.rollouts.sandbox.spawn import END_S, Child, start_child
 
 _LOAD_S = 120.0
 _MOST = 4
@@ -83,7 +83,8 @@ class Workers:
         self._idle.clear()
 
     async def _start(self) -> _Worker:
-        worker = await whole(self._spawn(), _Worker.end)
+        words = (sys.executable, "-m", "seatrial.rollouts.verify.worker", *self._arguments)
+        worker = _Worker(await start_child(words, start_new_session=True, before_exec=_before_exec()))
         self._all.add(worker)
         what = f"a worker of the verifier ({' '.join(self._arguments)})"
         try:
@@ -102,35 +103,22 @@ class Workers:
             raise UserError(str(said), "see that it can be imported where the collector runs")
         return worker
 
-    async def _spawn(self) -> _Worker:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "seatrial.rollouts.verify.worker", *self._arguments),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=_before_exec(),
-        )
-        return _Worker(process)
-
     async def _end(self, worker: _Worker) -> int:
         self._all.discard(worker)
         return await worker.end()
 
 
 class _Worker:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Child) -> None:
         self._process = process
 
     async def ask(self, request: Mapping[str, Any]) -> Any:
-        assert self._process.stdin is not None
         body = json.dumps(request).encode()
         self._process.stdin.write(b"%012d" % len(body) + body)
         await self._process.stdin.drain()
         return await self.read()
 
     async def read(self) -> Any:
-        assert self._process.stdout is not None
         length = int(await self._process.stdout.readexactly(12))
         return parse_json(await self._process.stdout.readexactly(length))
 
@@ -140,7 +128,12 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        code = await self._process.wait()
+        self._process.close()
+        try:
+            async with asyncio.timeout(END_S):
+                code = await self._process.wait()
+        except TimeoutError:  # the kernel holds it; it dies when that lets it go
+            return -signal.SIGKILL
         try:
             # What it had started may be ours now (see `adopt_orphans`); there is nobody else to collect it.
             while os.waitpid(-self._process.pid, os.WNOHANG)[0]:

@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from seatrial.files import read_error
 from seatrial.loops.claims import ABSENT, lookup
 from seatrial.loops.nemo_rl.after.dump import read_configs
 from seatrial.loops.nemo_rl.after.results import ONLY, token_files
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import parse_json
+from seatrial.model.guarded import open_file, parse_json
 from seatrial.model.tokens import TokenRow
 
 STEP = re.compile(r"train_data_step(\d+)\.jsonl")
@@ -58,7 +59,7 @@ def _rows(path: Path, run: str, config: Mapping[str, Any]) -> Iterator[TokenRow]
         try:
             entry = parse_json(line)
             yield _row(entry, f"{path.name}:{number}", run, _step(path), number - 1, settings, known["max_new_tokens"])
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise UserError(
                 f"{path}:{number}: not a sequence of a training step: {what}", "the log is torn: run the level again"
@@ -67,9 +68,12 @@ def _rows(path: Path, run: str, config: Mapping[str, Any]) -> Iterator[TokenRow]
 
 def _lines(path: Path) -> Iterator[str]:
     """One after another: a step of a real run may hold a hundred megabytes."""
-    with path.open("rb") as stream:
-        for line in stream:
-            yield line.decode("utf-8", "replace").rstrip("\n")
+    try:
+        with open_file(path) as stream:
+            for line in stream:
+                yield line.decode("utf-8", "replace").rstrip("\n")
+    except OSError as error:
+        raise read_error(path, error) from error
 
 
 def _row(

@@ -22,6 +22,8 @@ from seatrial.loops.nemo_rl.ahead.record import Training
 from seatrial.loops.nemo_rl.runs.source import Source, read_source
 from seatrial.loops.overrides import key_of
 from seatrial.loops.sizes import Sizes
+from seatrial.model.errors import UserError
+from seatrial.model.guarded import BadValue, parse_python
 from seatrial.model.record import Finding
 from seatrial.model.verdict import Boundary
 
@@ -76,7 +78,13 @@ def compose(
 
 def default_config(program: Path) -> Path | None:
     """The configuration that a program takes when none is named: it joins its own folder, the rest of the path and the name."""
-    for node in ast.walk(ast.parse(read_text(program))):
+    try:
+        tree = parse_python(read_text(program))
+    except BadValue as error:
+        raise UserError(
+            f"{program}: not Python: {error.what}{f' ({error.where})' if error.where else ''}", "correct the program"
+        ) from error
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join":
             parts = [word.value for word in node.args[1:] if isinstance(word, ast.Constant) and isinstance(word.value, str)]
             if parts and parts[-1].endswith(".yaml") and len(parts) == len(node.args) - 1:

@@ -20,7 +20,7 @@ from typing import Any
 
 from seatrial import files
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import BadValue, parse_toml, real_path
+from seatrial.model.guarded import BadValue, exists, is_file, parse_toml, real_path
 from seatrial.regress.bisect.record import EnvironmentPlan
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
@@ -66,7 +66,12 @@ def read_wanted(tree: Path, plan: EnvironmentPlan) -> Wanted:
     if not lock.is_file():
         raise BuildFailed(f"{plan.lock} does not exist at this commit")
     if plan.kind == "uv":
-        _read_uv(tree, lock, wanted)
+        try:
+            _read_uv(tree, lock, wanted)
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
+            raise BuildFailed(
+                f"{plan.lock}, or pyproject.toml beside it, is not as uv writes it: {type(error).__name__}: {error}"
+            ) from error
     else:
         _Requirements(tree, wanted, bool(plan.build)).read(lock, ())
     return wanted
@@ -107,7 +112,7 @@ class _Requirements:
             raise BuildFailed(f"{message}; install it for each commit instead: --build 'pip install --no-deps -e .'")
 
     def _links(self, path: Path, value: str) -> None:
-        place = next((found for found in (path.parent / value, self.tree / value) if found.exists()), None)
+        place = next((found for found in (path.parent / value, self.tree / value) if exists(found)), None)
         if _SCHEME.match(value) or place is None:
             self._take(f"--find-links {shlex.quote(value)}", value, False)
             return
@@ -177,7 +182,7 @@ def _toml(path: Path, tree: Path) -> dict[str, Any]:
 
 
 def _text(path: Path, tree: Path) -> str:
-    if not path.is_file():
+    if not is_file(path):
         raise BuildFailed(f"{_shown(path, tree)} does not exist at this commit")
     try:
         return files.read_text(path)
@@ -195,5 +200,5 @@ def _content(place: Path, tree: Path) -> str:
     """What identifies a wheel, or a directory of wheels: its content when it is part of the commit, else its place."""
     if not real_path(place).is_relative_to(real_path(tree)):
         return str(place)
-    found = sorted(entry for entry in place.iterdir() if entry.is_file()) if place.is_dir() else [place] if place.is_file() else []
+    found = [place] if is_file(place) else sorted(filter(is_file, place.iterdir())) if exists(place) else []
     return json.dumps([(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in found])

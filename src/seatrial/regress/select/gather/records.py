@@ -26,6 +26,7 @@ from seatrial.regress.select.gather.closure import Closures, Files, Seen
 from seatrial.regress.select.gather.evidence import Deed, Evidence
 from seatrial.regress.select.gather.once import Part
 from seatrial.regress.select.trace import events as kinds
+from seatrial.regress.select.trace.syntax import BROKEN
 
 VERSION = frozenset({"-V", "-VV", "--version", "--help", "-h"})
 ASKED = {kinds.READ: WHOLE, kinds.WHOLE: WHOLE, kinds.LIST: LISTING, kinds.EXISTS: EXISTS}
@@ -173,7 +174,7 @@ class Recorder:
         for text in programs:
             try:
                 tree = ast.parse(text)
-            except (SyntaxError, ValueError):
+            except BROKEN:
                 return set(self._project.python())
             here = self._project.relative(place) or ""
             found |= resolve(f"{here}/-c" if here else "-c", imports(tree), self._project)
