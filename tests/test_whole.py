@@ -9,6 +9,11 @@ import pytest
 import whole
 
 
+def alone(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The second run of this part."""
+    return (*words[:2], *whole.AGAIN, *whole.KEPT)
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Every call of pytest, as `answer` notes them."""
@@ -40,22 +45,23 @@ def test_every_test_is_in_one_of_the_two() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 5])
-def test_a_quick_test_that_failed_has_failed(code: int, monkeypatch: pytest.MonkeyPatch, calls: list[tuple[str, ...]]) -> None:
-    answer(monkeypatch, calls, {whole.QUICK: code}, ("tests/a.py::b",))
+def test_quick_tests_that_fail_twice_end_it(code: int, monkeypatch: pytest.MonkeyPatch, calls: list[tuple[str, ...]]) -> None:
+    answer(monkeypatch, calls, {whole.QUICK: code, alone(whole.QUICK): code}, ("tests/a.py::b",))
     assert whole.main() == code
-    assert calls == [whole.QUICK]
+    assert whole.OTHERS not in calls
 
 
-@pytest.mark.parametrize("alone", [0, 1])
+@pytest.mark.parametrize("words", [whole.QUICK, whole.OTHERS])
+@pytest.mark.parametrize("second", [0, 1])
 def test_what_a_crowd_failed_is_run_alone_and_named(
-    alone: int, monkeypatch: pytest.MonkeyPatch, calls: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], second: int, monkeypatch: pytest.MonkeyPatch, calls: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer(monkeypatch, calls, {whole.OTHERS: 1, (*whole.AGAIN, *whole.KEPT): alone}, ("tests/a.py::b",))
-    assert whole.main() == alone
-    assert calls[-1] == (*whole.AGAIN, *whole.KEPT)
+    answer(monkeypatch, calls, {words: 1, alone(words): second}, ("tests/a.py::b",))
+    assert whole.main() == second
+    assert alone(words) in calls
     said = capsys.readouterr().out
-    assert "alone, since they drive real loops beside other tests: tests/a.py::b" in said
-    assert ("PASSED ONLY ALONE, a race to mend: tests/a.py::b" in said) == (alone == 0)
+    assert "run once more, alone: tests/a.py::b" in said
+    assert ("PASSED ONLY ALONE, a race to mend: tests/a.py::b" in said) == (second == 0)
 
 
 @pytest.mark.parametrize(("code", "failed"), [(1, whole.MOST + 1), (1, 0), (2, 1)])
@@ -64,4 +70,4 @@ def test_many_failures_and_other_ends_have_no_second_chance(
 ) -> None:
     answer(monkeypatch, calls, {whole.OTHERS: code}, tuple(f"tests/a.py::{number}" for number in range(failed)))
     assert whole.main() == code
-    assert (*whole.AGAIN, *whole.KEPT) not in calls
+    assert alone(whole.OTHERS) not in calls

@@ -1,8 +1,8 @@
 """`python -m tests.whole`: every test, the quick ones first; what failed on a crowded machine is run once more, alone.
 
-- A quick test that fails ends it there, after minutes: it has failed, and nobody waits an hour to hear so.
-- Tests marked `real` or `slow` get the second run, at most a handful of them, and its outcome is printed by name: a test that
-  passed only when alone is a race, of ours or of upstream, and wants mending.
+- A handful of failed tests gets a second run, and its outcome is printed by name: a test that passed only when alone is a race, of
+  ours or of upstream, and wants mending.
+- Quick tests that still fail end it there, after minutes: nobody waits an hour to hear so.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def pytest(*words: str, quiet: bool = False) -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, "-m", "pytest", *words], check=False, text=True, stdout=subprocess.PIPE if quiet else None)
 
 
-def failed() -> list[str]:
-    """The tests that the last run failed."""
-    listed = pytest(*AGAIN, "--collect-only", "-q", quiet=True)
+def failed(marks: tuple[str, ...]) -> list[str]:
+    """The tests of these marks that the last run failed."""
+    listed = pytest(*marks, *AGAIN, "--collect-only", "-q", quiet=True)
     return [line for line in listed.stdout.splitlines() if "::" in line]
 
 
@@ -51,13 +51,16 @@ def limit_instructions() -> None:
 def main() -> int:
     """The exit code of the suite."""
     limit_instructions()
-    if code := pytest(*QUICK).returncode:
+    return part(QUICK) or part(OTHERS)
+
+
+def part(words: tuple[str, ...]) -> int:
+    """The exit code of one part of the suite: of the second run, where there was one."""
+    code = pytest(*words).returncode
+    if code != FAILED or not (crowded := failed(words[:2])) or len(crowded) > MOST:
         return code
-    code = pytest(*OTHERS).returncode
-    if code != FAILED or not (crowded := failed()) or len(crowded) > MOST:
-        return code
-    _say(f"\nrun once more, alone, since they drive real loops beside other tests: {', '.join(crowded)}")
-    code = pytest(*AGAIN, *KEPT).returncode
+    _say(f"\nrun once more, alone: {', '.join(crowded)}")
+    code = pytest(*words[:2], *AGAIN, *KEPT).returncode
     if code == 0:
         _say(f"PASSED ONLY ALONE, a race to mend: {', '.join(crowded)}")
     return code
