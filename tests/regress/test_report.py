@@ -231,8 +231,8 @@ def test_code_is_code_again_when_it_is_read(text: str) -> None:
 
 
 def test_recorded_text_is_no_markdown() -> None:
-    assert prose("by @octocat, [x](http://y) *z* <b>") == "by `@octocat`, \\[x\\](http://y) \\*z\\* &lt;b>"
-    assert prose("mail a@b.c") == "mail a@b.c"
+    assert prose("by @octocat, [x](http://y) *z* <b>") == "by `@octocat`, \\[x\\](`http://y)` \\*z\\* &lt;b>"
+    assert prose("mail a@b.c") == "mail `a@b.c`"
     text = summary(hostile())
     assert not re.search(r"[\x00\x1b]", text)
     titles = [line for line in text.split("\n") if line.startswith("#")]
