@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from seatrial.evidence.key_blocks import MARK
 
 HINTS = (
-    *("2d2d", "2D2D", "2d 2d", "2D 2D", "0x2d,", "0x2D,", "45, 45, 45", "45,45,45", "45 45 45", "45  45  45", " 055 055", "026455"),
+    *("2d2d", "2D2D", "2d 2d", "2D 2D", "0x2d,", "0x2D,", "45, 45, 45", "45,45,45", "45 45 45", "45  45  45", "45   45   45", " 055 055", "026455"),
     *("-   -", "3082", "30 82", "8230", "0x2d\t", "0x2d 0x", "0x2D 0x", "x2d\\", "x2D\\", "2d:2d", "2D:2D", "00101101"),
     *(LABELS := ("privateExponent:", "prime1:", "prime2:", "exponent1:", "exponent2:", "coefficient:", "priv:")),
 )
@@ -23,10 +23,10 @@ _DER = re.compile(rb"^\x30\x82..\x02\x01[\x00\x01](?:\x02\x82|\x02\x81|\x30[\x0d
 _TEXT = re.compile(r"\s+[|>].*$")
 _SEPARATORS = str.maketrans(",│┊", "   ")
 _OFFSET = re.compile(r"(?:0x)?[0-9a-fA-F]{4,16}(?:-[0-9a-fA-F]{4,16})?:?")
-_HEX = re.compile(r"(?:[0-9a-fA-F]{2}){1,8}")
+_HEX = re.compile(r"(?:[0-9a-fA-F]{2}){1,32}")
 _HEX_ROW = re.compile(r"(?:[0-9a-fA-F]{2}){8,}")
 _OCTAL_WORD, _OCTAL_BYTE, _DECIMAL = re.compile(r"[01][0-7]{5}"), re.compile(r"[0-3][0-7]{2}"), re.compile(r"\d{1,3}")
-_CHARACTER = re.compile(r"[!-~]|\\[0abfnrtv\\]|[0-3][0-7]{2}")
+_CHARACTER = re.compile(r"[!-~]|\\[0abfnrtv\\]|[0-3][0-7]{2}|sp|nl|ht|cr|nul|del")
 _ARRAY = re.compile(r"0x[0-9a-fA-F]{2}\b")
 _ESCAPED = re.compile(r"\\x([0-9a-fA-F]{2})")
 _COLONS = re.compile(r"(?:[0-9a-fA-F]{2}:){3,}(?:[0-9a-fA-F]{2})?")

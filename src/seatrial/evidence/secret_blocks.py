@@ -42,6 +42,11 @@ _EVERY = re.compile(
 )
 _NAME = r"[A-Za-z_][\w.:-]{0,127}"
 _OPEN_TAG = re.compile(rf"<(?P<name>{_NAME})(?P<attributes>(?:\s[^<>\n]{{0,500}})?)(?<!/)>[^<>\n]*$")
+_OPEN_TAG_CUT = re.compile(rf"<(?P<name>{_NAME})(?P<attributes>(?:\s[^<>\n]{{0,500}})?)$")
+_ENTRY_NAME = re.compile(r"<string>(?P<name>[\w.-]{2,128})</string>$")
+_ENTRY_TAG = re.compile(r"<(?P<tag>entry|item|pair|property)\b[^<>]*>\s*$")
+_TYPE = re.compile(r"[\"']type[\"']\s*:\s*[\"'](?P<name>[\w.-]{2,128})[\"'],?$")
+"""`"type": "random_password"` in a state of Terraform: the values of this object are such."""
 _ATTRIBUTE = re.compile(r"(?:name|key|id)\s*=\s*[\"']([^\"']{1,128})[\"']")
 _OPEN_BRACE = re.compile(
     rf"(?:^|[\s,{{\[(\"'])(?P<name>{_NAME})(?P<labels>[\"']?(?:\s+[\"'][\w./-]{{1,128}}[\"']){{0,3}})\s*(?P<sep>=>|:=|[:=])?\s*(?:\[\s*)?[{{\[(]\s*$"
@@ -56,7 +61,7 @@ _STATEMENT = re.compile(
 )
 _ENTRY = re.compile(
     r"(?P<before>(?:^|(?<=[\s,{\[(<]))(?!redacted:)[\"'<]?(?:(?<=<)[A-Za-z][\w-]{0,40}:)?(?P<key>[A-Za-z_.][\w./-]{0,127})(?:[\"']?\s*(?:=>|:=|[:=])(?:\s+|(?=[^\s/:=]))|(?:\s[^<>\n]{0,200})?>\s*(?:<!\[CDATA\[)?))"
-    r"(?P<value>\"(?:\\.|[^\"\\\n])*\"?|'[^'\n]*'?|[^\s<>{}\[\]\"',;][^\n<>]*?)(?=\s*(?:$|[,;}\])](?:\s|$|[}\])\"'])|\]\]>|</))"
+    r"(?P<value>\"(?:\\.|[^\"\\\n])*\"?|'[^'\n]*'?|[^\s<>{}\[\]\"',;][^\n<>]*?)(?=\s*(?:$|[,;}\])](?:\s|$|[}\])\"'])|\]\]>|</|/?>))"
 )
 _EMPTY_ENTRY = re.compile(
     r"(?:-\s+)?[\"'<]?(?:(?<=<)[A-Za-z][\w-]{0,40}:)?(?P<key>[A-Za-z_.][\w./-]{0,127})(?:[\"']?\s*(?:=>|:=|[:=])\s*(?P<opening>[|>][-+]?\d?|<<[-~]?[\"']?(?P<word>\w+)[\"']?|\"\"\"|''')?|[^<>\n]{0,200}>\s*(?P<cdata><!\[CDATA\[)?)\s*$"
@@ -83,6 +88,9 @@ _TAGGED_VALUE = re.compile(r"^(?P<before>\W*<(?:value|string|data)>)(?!\[redacte
 _MODEL = re.compile(r"[A-Za-z][\w.-]*(?:/[\w.-]+)+")
 """`Qwen/Qwen3-8B`, `data/train.jsonl`."""
 _NEXT_ITEM = re.compile(r"[\s+|│>#*]*(?:-\s|-$|\{|\}|---|\[\[|</?(?:property|env|entry|item|add)\b)")
+_NAMES_ITS_VALUE = re.compile(r"(?i)[\s+|│>#*-]*[\"']?(?:name|key|variable|header|desc|id|label)\b|[^:]*[={\[]|.*[:{\[]\s*$")
+"""A line before `value:` that says whose value it is, or that it is one of a configuration."""
+_VALUE_BELOW = re.compile(r"[\s+|│>]*(?:-\s+)[\"']?[vV]alue[\"']?:\s*(?:[|>][-+]?\d?)?\s*$")
 _ITEM_LINES = 6
 
 
@@ -102,6 +110,8 @@ class _Section:
     depth: int = 1
     left: int = _LONGEST
     foreign: int = 0
+    cut: bool = False
+    """The tag goes on on the next line."""
 
 
 @dataclass(slots=True)
@@ -175,12 +185,13 @@ class SecretBlocks:
         self._value: _OpenValue | None = None
         self._tables = _Tables()
         self._before = ""
+        self._below, self._below_left = 0, 0
         self._kind, self._api = "", False
 
     @property
     def open(self) -> bool:
         """Whether an earlier line decides about the next one."""
-        return self._section is not None or self._value is not None or self._api or bool(self._kind) or self._tables.open
+        return self._section is not None or self._value is not None or self._api or bool(self._kind or self._below_left) or self._tables.open
 
     def skip(self, line: str) -> None:
         """Count a line that holds nothing of interest."""
@@ -230,6 +241,15 @@ class SecretBlocks:
 
     def _late(self, body: str, cleared: str) -> str:
         """A value whose name has not come yet."""
+        if self._below_left:  # the value of an item, whose name may come behind it
+            self._below_left -= 1
+            value = cleared.strip(_MARKS + _QUOTES)
+            if _indent(body) <= self._below or not (_odd(value) and len(value.split()) == 1):
+                self._below_left = 0
+            elif value:
+                return cleared.replace(value, "[redacted:value-before-name]", 1)
+        elif "alue" in body and _VALUE_BELOW.match(body):
+            self._below, self._below_left = _indent(body), 20
         if self._ahead is not None:
             name = self._ahead.values.get(self._at, "")
         else:
@@ -253,8 +273,9 @@ class SecretBlocks:
         return bool(before) and _ITEM_START.match(before) is not None
 
     def _sibling(self) -> bool:
-        """Whether the line before is one of the same mapping, or the one that opened it."""
-        return _YAML_LINE.match(self._line_before().lstrip(_MARKS)) is not None
+        """Whether the line before is one of the same mapping that names the value, or the one that opened it."""
+        before = self._line_before().rstrip()
+        return _NAMES_ITS_VALUE.match(before) is not None and _YAML_LINE.match(before.lstrip(_MARKS)) is not None
 
     def _line_before(self) -> str:
         return self._before[stamps(self._before.rstrip("\r\n")) :]
@@ -287,10 +308,16 @@ class SecretBlocks:
         tail = body[-400:].strip()
         if not tail or not has_stem(tail.lower()) or _STATEMENT.match(tail):
             return
-        found = None
+        found, within, cut = None, "", False
         if tail.endswith(">") and (found := _OPEN_TAG.search(tail)):
             named = _ATTRIBUTE.search(found["attributes"])
             names, kind = (found["name"].rpartition(":")[2], named[1] if named else ""), "tag"
+        elif tail.endswith("</string>") and (found := _ENTRY_NAME.search(tail)) and (above := _ENTRY_TAG.search(self._line_before())):
+            names, kind, within = (found["name"], ""), "tag", above["tag"]
+        elif "<" in tail and tail[-1] not in ">{[(" and (found := _OPEN_TAG_CUT.search(tail)):
+            names, kind, cut = (found["name"].rpartition(":")[2], ""), "tag", True
+        elif "type" in tail and not program and (found := _TYPE.search(tail)) and says_secret(found["name"]) is Says.STRONG:
+            names, kind = (found["name"], ""), "brace"
         elif tail[-1] in "{[(" and (found := _OPEN_BRACE.search(tail)):
             names, kind = (found["name"], *re.findall(r"[\w./-]+", found["labels"])), "brace"
         elif tail[-1] == "]" and (found := _HEADER.fullmatch(tail)):
@@ -301,15 +328,16 @@ class SecretBlocks:
             return
         name, says = max(((name, says_secret(name.strip(":.-"))) for name in names), key=lambda one: one[1])
         if says is not Says.NOTHING:
-            tag = found["name"] if kind == "tag" else name
-            every = _EVERY.search(name) is not None
-            self._section = _Section(tag if kind == "tag" else name, says, kind, _indent(body), every=every, left=_LONGEST if every else 60)
+            tag = within or (found["name"] if kind == "tag" else name)
+            every = _EVERY.search(name) is not None and not within
+            self._section = _Section(tag, says, kind, _indent(body), every=every, left=_LONGEST if every else 60, cut=cut)
 
     def _inside(self, section: _Section, body: str, cleared: str, program: bool) -> str:
         if not body.strip():
             return cleared
         section.left -= 1
-        if section.left < 0 or self._ends(section, body):
+        cut, section.cut = section.cut, section.cut and ">" not in body
+        if section.left < 0 or self._ends(section, body) or (cut and body.rstrip().endswith("/>")):
             self._section = None
             if section.kind != "tag" or "<" not in body:
                 return cleared
@@ -323,7 +351,7 @@ class SecretBlocks:
         if _DATA_BELOW.match(body):
             section.every = True
             return cleared
-        if section.kind == "tag" and "<" not in body:
+        if section.kind == "tag" and "<" not in body and not cut:
             return self._replaced(section, cleared, body.strip(), program) if len(body.split()) == 1 else cleared
         if section.every and (item := _ITEM.match(body.lstrip(" \t+|│>"))) and not _ENTRY.search(body):
             return self._replaced(section, cleared, item["value"], program)
@@ -440,15 +468,24 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip(_MARKS))
 
 
-_FIELD = r"[\"']?[A-Za-z_][\w.-]{0,63}[\"']?"
-_TITLE = r"[\"']?[A-Za-z_][\w.-]{0,30}(?: [\w.()-]{1,30}){0,3}[\"']?"
+_FIELD = r"[\"']?[A-Za-z_][\w./-]{0,63}[\"']?"
+_TITLE = r"[\"']?[A-Za-z_][\w./-]{0,30}(?: [\w.()-]{1,30}){0,3}[\"']?"
+_HEAD_MARKS = " \t#\ufeff"
+_HEAD = rf"[{_HEAD_MARKS}]*"
+_FRAME = "frame"
+"""A table of pandas: one blank between columns, a number before each row."""
+_GUESSED = (":", _FRAME, "")
+"""Of these a header is no more than a guess: what looks like a credential goes, nothing else."""
 _HEADS = (
-    (",", re.compile(rf"\s*{_FIELD}(?:\s?,\s?{_FIELD})+\s*$")),
-    (";", re.compile(rf"\s*{_FIELD}(?:\s?;\s?{_FIELD})+\s*$")),
+    (",", re.compile(rf"{_HEAD}(?:{_FIELD}|(?=,))(?:\s?,\s?{_FIELD})+\s*$")),
+    (";", re.compile(rf"{_HEAD}(?:{_FIELD}|(?=;))(?:\s?;\s?{_FIELD})+\s*$")),
     ("|", re.compile(rf"\s*[|│┃]?\s*{_FIELD}(?:\s*[|│┃]\s*{_FIELD})+\s*[|│┃]?\s*$")),
-    ("\t", re.compile(rf"\s*{_FIELD}(?:\t\s*{_FIELD})+\s*$")),
+    ("\t", re.compile(rf"{_HEAD}{_FIELD}(?:\t\s*{_FIELD})+\s*$")),
     (" ", re.compile(rf"\s*{_FIELD}(?:[ \t]{{2,}}{_FIELD})+\s*$")),
-    (",", re.compile(rf"\s*{_TITLE}(?:,{_TITLE})+\s*$")),
+    (",", re.compile(rf"{_HEAD}{_TITLE}(?:,{_TITLE})+\s*$")),
+    (":", re.compile(rf"{_HEAD}{_FIELD}(?::{_FIELD})+\s*$")),
+    (_FRAME, re.compile(rf"\s{{2,}}{_FIELD}(?:[ \t]+{_FIELD})+\s*$")),
+    ("", re.compile(rf"{_HEAD}{_FIELD}\s*$")),
 )
 _CELLS = {
     ",": re.compile(r"\s*(\"(?:[^\"]|\"\")*\"|'[^']*'|[^,]*?)\s*(?:,|$)"),
@@ -456,6 +493,9 @@ _CELLS = {
     "|": re.compile(r"\s*([^|│┃]*?)\s*(?:[|│┃]|$)"),
     "\t": re.compile(r"\s*([^\t]*?)\s*(?:\t|$)"),
     " ": re.compile(r"\s*(\S+(?: \S+)*)\s*"),
+    ":": re.compile(r"\s*(\"[^\"]*\"|[^:]*?)\s*(?::|$)"),
+    _FRAME: re.compile(r"\s*(\S+)\s*"),
+    "": re.compile(r"\s*(\S.*?)\s*$"),
 }
 _USERS = frozenset(("user", "username", "login", "email", "account", "host", "hostname", "server"))
 _FIRST_COLUMNS = re.compile(r"(?:[\w.-]{1,40}\s+\| )+$")
@@ -491,12 +531,16 @@ class _Tables:
 
     def _header(self, body: str) -> None:
         for separator, head in _HEADS:
-            if separator != "|" and separator not in body:
+            if separator not in ("|", _FRAME) and separator not in body:
                 continue
             if not head.match(body):
                 continue
-            names = [name.strip(_QUOTES) for name, _ in _cells(body, separator)]
+            names = [name.strip(_QUOTES + _HEAD_MARKS) for name, _ in _cells(body, separator)]
             found = _secret_columns(names)
+            if separator in _GUESSED and not any(says is Says.STRONG for _, says in found.values()):
+                continue
+            if separator in (":", _FRAME) and not _USERS.intersection(map(str.lower, names)):
+                continue
             self._unruled = separator == " " and not (all(name.isupper() for name in names) or body[:1] == " ")
             if found:
                 self._columns, self._separator, self._fields = found, separator, len(names)
@@ -512,12 +556,16 @@ class _Tables:
             self._columns = {}
             return None
         cells = _cells(cleared, self._separator)
-        shift = 1 if len(cells) == self._fields + 1 and self._separator == " " else 0
-        if len(cells) - shift != self._fields or self._left < 0:
+        shift = 1 if len(cells) == self._fields + 1 and self._separator in (" ", _FRAME) else 0
+        frame = self._separator != _FRAME or (shift == 1 and cells[0][0].isdigit())
+        ragged = len(cells) - shift != self._fields
+        if ragged and self._separator in (",", ";", "\t") and not program:
+            cleared = self._cut_row(cells, cleared)
+        if ragged or not frame or self._left < 0 or (self._separator == "" and not _odd(cells[0][0])):
             self._misses += 1
             if self._misses > _MOST_MISSES or self._left < 0:
                 self._columns = {}
-            return None
+            return cleared if "[redacted" in cleared else None
         self._misses = 0
         for at in sorted(self._columns, reverse=True):
             value, start = cells[at + shift]
@@ -525,8 +573,16 @@ class _Tables:
             content = value.strip(_QUOTES)
             if program and not (value[:1] in _QUOTES and value and is_program_secret(content)):
                 continue
-            if value_is_secret(content, name, says):
+            if value_is_secret(content, name, says) and (self._separator not in _GUESSED or _odd(content)):
                 cleared = cleared[:start] + _quoted(value, name) + cleared[start + len(value) :]
+        return cleared
+
+    def _cut_row(self, cells: Sequence[tuple[str, int]], cleared: str) -> str:
+        """A row that lacks cells at its end, or has too many: what looks like a credential in the column goes."""
+        for at in sorted(self._columns, reverse=True):
+            if len(cells) > 1 and at < len(cells) and _odd(cells[at][0].strip(_QUOTES)) and not cells[at][0].startswith("[redacted"):
+                value, start = cells[at]
+                cleared = cleared[:start] + _quoted(value, self._columns[at][0]) + cleared[start + len(value) :]
         return cleared
 
 
@@ -548,6 +604,8 @@ def _cells(text: str, separator: str) -> list[tuple[str, int]]:
             break
         found.append((cell[1], cell.start(1)))
         at = cell.end()
+    if separator in (",", ";", ":") and text.endswith(separator):
+        found.append(("", len(text)))
     return found
 
 
