@@ -56,7 +56,7 @@ def run_in_process(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(conductor, "run_batch", _run_batch)
 
 
-def _run_batch(batch: Batch, directory: Path, say: Callable[[str], None]) -> None:
+def _run_batch(batch: Batch, directory: Path, say: Callable[[str], None], _: object = None) -> None:
     jobdir.save(directory, batch)
     (job,) = batch.jobs
     for task in job.units():

@@ -116,7 +116,7 @@ def test_asked_to_stop_it_ends_after_the_round_that_runs(tmp_path: Path, monkeyp
     place = campaign(tmp_path, "http://h/v1", halves(2))
     with Interruptible() as stop:
 
-        def interrupted(batch: Batch, directory: Path, say: object) -> None:
+        def interrupted(batch: Batch, directory: Path, say: object, line_filter: object) -> None:
             stop.signal = 2
 
         monkeypatch.setattr(conductor, "run_batch", interrupted)
@@ -204,7 +204,7 @@ def test_while_nothing_happens_the_collector_is_heard(tmp_path: Path, monkeypatc
     monkeypatch.setattr(conductor, "_LOOK_S", 0.01)
     said: list[str] = []
 
-    def waiting(batch: Batch, directory: Path, say: object) -> None:
+    def waiting(batch: Batch, directory: Path, say: object, line_filter: object) -> None:
         jobdir.save(directory, batch)
         log = job_dir(directory, rounds.COLLECT).log("client", 0, 0)
         log.parent.mkdir(parents=True, exist_ok=True)

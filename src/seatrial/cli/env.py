@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,12 +35,20 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Build the environment of a loop from its lock; does nothing when it is there already."""
+    from seatrial.evidence.redact import Redactor
     from seatrial.launch.environments import Environments
     from seatrial.launch.interrupt import Interruptible
 
     lock = _lock(name)
     with Interruptible():
-        environment = Environments().build(name, lock, lambda line: typer.echo(line, err=True), rebuild=rebuild, deadline_s=minutes * 60)
+        environment = Environments().build(
+            name,
+            lock,
+            lambda line: typer.echo(line, err=True),
+            rebuild=rebuild,
+            deadline_s=minutes * 60,
+            line_filter=Redactor(os.environ).lines().line,
+        )
     if as_json:
         _print_json({"name": name, "hash": environment.lock_hash, "path": str(environment.path), "python": str(environment.python)})
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,11 +157,13 @@ def mark(
     store: StoreFile = None,
 ) -> None:
     """Take a poisoned run out of the baselines. Its values stay and are shown with the reason."""
+    from seatrial.evidence.lazy_redactor import LazyRedactor
     from seatrial.model.errors import UserError
     from seatrial.model.words import counted
 
     if clear == bool(reason.strip()):
         raise UserError("give either --reason or --clear", 'seatrial history mark 12 --reason "the node was throttled"')
+    reason = LazyRedactor(os.environ).text(reason.strip())
     with opened(store, write=True) as kept:
         first = kept.run(run)
         if first is None:
@@ -170,8 +173,8 @@ def mark(
         # of the others only those that it changes: a reason that somebody gave before stays
         changed = [first, *(other for other in some if (bool(other.poisoned) if clear else other.baseline))]
         for one in changed:
-            kept.mark(one.id or 0, "" if clear else reason.strip())
-            typer.echo(f"run {one.id}: {_cleared(one) if clear else _marked(one, reason.strip())}")
+            kept.mark(one.id or 0, "" if clear else reason)
+            typer.echo(f"run {one.id}: {_cleared(one) if clear else _marked(one, reason)}")
         if clear:
             typer.echo(f"{counted(sum(bool(one.poisoned) for one in changed), 'mark')} cleared")
 

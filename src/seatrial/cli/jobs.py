@@ -244,6 +244,7 @@ def _dry_run(batch: Batch, profile: Profile, directory: Path) -> None:
 
 def _run_here(batch: Batch, directory: Path) -> None:
     """Run the jobs on this machine and end with their exit code."""
+    from seatrial.evidence.redact import Redactor
     from seatrial.launch.interrupt import Interruptible
     from seatrial.launch.local.batch import run_batch
     from seatrial.launch.slurm.status import Poller
@@ -253,7 +254,7 @@ def _run_here(batch: Batch, directory: Path) -> None:
     typer.echo(f"seatrial: {directory}", err=True)
     try:
         with locked(directory), Interruptible() as stop:
-            run_batch(batch, directory, lambda line: typer.echo(f"seatrial: {line}", err=True))
+            run_batch(batch, directory, lambda line: typer.echo(f"seatrial: {line}", err=True), lambda: Redactor(os.environ).lines().line)
     finally:
         _hide_from_git(directory)
     if stop.signal is not None:

@@ -33,11 +33,28 @@ def read_jobs(file: Path, gpus_per_node: int, here: Path) -> Batch:
                 place = ("jobs", number, "servers")
                 _expand(job, gpus_per_node)
         place = ()
-        return _placed(Batch.model_validate(data), here)
+        batch = Batch.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = (*place, *first["loc"])
         raise UserError(f"{file}: {place_of(data, where)}: {message_of(first)}", _fix({**first, "loc": where})) from error
+    for job in batch.jobs:
+        refuse_secrets(f"{file}: job {job.name}", job)
+    return _placed(batch, here)
+
+
+def refuse_secrets(where: str, record: BaseModel) -> None:
+    """A UserError where a value is a secret: scripts and job files are stored, and read by everybody."""
+    import os
+
+    from seatrial.evidence.redact import Redactor
+    from seatrial.model.errors import UserError
+    from seatrial.rollouts.values import secret_in
+
+    key = secret_in(record.model_dump(mode="json", exclude_defaults=True), clear=Redactor(os.environ).value)
+    if key is not None:
+        message = f"{where}: {key} holds a secret, and job scripts are stored and read by everybody"
+        raise UserError(message, "export it where you submit: it is passed on; name its variable in place of its value")
 
 
 def _placed(batch: Batch, here: Path) -> Batch:

@@ -203,17 +203,18 @@ def run() -> None:
     from seatrial.model.verdict import ExitCode
 
     words, passed_on = split_arguments(sys.argv[1:])
-    sys.stdout, sys.stderr = cast(TextIO, Output(sys.stdout)), cast(TextIO, Output(sys.stderr))
+    sys.stdout, sys.stderr = cast(TextIO, Output(sys.stdout)), cast(TextIO, errors := Output(sys.stderr))
+    clear = errors.redactor.text  # an error may quote a line of a configuration, or what a program said
     try:
         require_text(words)
         app(words, obj=passed_on)
     except UserError as error:
-        typer.echo(f"seatrial: {error.message}", err=True)
+        typer.echo(f"seatrial: {clear(error.message)}", err=True)
         if error.fix:
             typer.echo(f"  fix: {error.fix}", err=True)
         sys.exit(ExitCode.USAGE)
     except BlockedError as error:
-        typer.echo(f"seatrial: Blocked ({error.boundary}): {error.message}", err=True)
+        typer.echo(f"seatrial: Blocked ({error.boundary}): {clear(error.message)}", err=True)
         if error.fix:
             typer.echo(f"  fix: {error.fix}", err=True)
         sys.exit(ExitCode.BLOCKED)

@@ -183,6 +183,7 @@ def _changes(words: list[str], base: str | None) -> tuple[RepoState, ...]:
 
 def _interpreter(own: Path | None, tell_build: bool) -> Path:
     """The interpreter with Megatron; ours is built when it is absent."""
+    from seatrial.evidence.redact import Redactor
     from seatrial.launch.environments import Environments
     from seatrial.loops import engines
     from seatrial.model.errors import BlockedError
@@ -201,7 +202,7 @@ def _interpreter(own: Path | None, tell_build: bool) -> Path:
     found = cache.find(name, lock)
     if found is None:
         tell(f"building the environment {name}, once: this takes minutes")
-        found = cache.build(name, lock, tell)
+        found = cache.build(name, lock, tell, line_filter=Redactor(os.environ).lines().line)
     return found.python
 
 

@@ -119,6 +119,9 @@ def profile_named(loaded: Loaded, text: str) -> tuple[str, Profile]:
     if name not in profiles:
         fix = f'name a known one, or add a section [slurm.{name}], for example with partition = "batch"'
         raise UserError(f"no profile is called {name!r}; known: {', '.join(profiles)}", fix)
+    from seatrial.cli.jobs_file import refuse_secrets
+
+    refuse_secrets(f"[slurm.{name}]", profiles[name])
     return name, profiles[name]
 
 

@@ -12,7 +12,21 @@ from collections.abc import Iterator
 from seatrial.evidence.key_blocks import MARK
 
 HINTS = (
-    *("2d2d", "2D2D", "2d 2d", "2D 2D", "0x2d,", "0x2D,", "45, 45, 45", "45,45,45", "45 45 45", "45  45  45", "45   45   45", " 055 055", "026455"),
+    *(
+        "2d2d",
+        "2D2D",
+        "2d 2d",
+        "2D 2D",
+        "0x2d,",
+        "0x2D,",
+        "45, 45, 45",
+        "45,45,45",
+        "45 45 45",
+        "45  45  45",
+        "45   45   45",
+        " 055 055",
+        "026455",
+    ),
     *("-   -", "3082", "30 82", "8230", "0x2d\t", "0x2d 0x", "0x2D 0x", "x2d\\", "x2D\\", "2d:2d", "2D:2D", "00101101"),
     *(LABELS := ("privateExponent:", "prime1:", "prime2:", "exponent1:", "exponent2:", "coefficient:", "priv:")),
 )

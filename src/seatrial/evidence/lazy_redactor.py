@@ -1,4 +1,4 @@
-"""`Redactor.tokens` for what is printed or stored all the time: the rules are loaded only for text that may hold a secret."""
+"""The redactor for what is printed or stored all the time: its rules are loaded only for text that may hold a secret."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAY_HOLD = re.compile(
 
 
 class LazyRedactor:
-    """Takes out what is a secret wherever it stands: values of the environment, tokens, credentials in URLs, key blocks."""
+    """`Redactor.tokens` and `Redactor.text`, at the cost of a search where there is nothing to take out."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
@@ -25,11 +25,19 @@ class LazyRedactor:
         self._redactor: Redactor | None = None
 
     def tokens(self, text: str) -> str:
-        """The text without them."""
-        if not _MAY_HOLD.search(text) and not any(value in text for value in self._values):
-            return text
+        """The text without what is a secret wherever it stands: values of the environment, tokens, credentials in URLs, key blocks."""
+        return self._loaded().tokens(text) if self._may_hold(text) else text
+
+    def text(self, text: str) -> str:
+        """The text without secrets of any kind: also those behind a name, in a command or a table."""
+        return self._loaded().text(text) if self._may_hold(text) or has_stem(text.lower()) else text
+
+    def _may_hold(self, text: str) -> bool:
+        return _MAY_HOLD.search(text) is not None or any(value in text for value in self._values)
+
+    def _loaded(self) -> Redactor:
         if self._redactor is None:
             from seatrial.evidence.redact import Redactor
 
             self._redactor = Redactor(self._environ)
-        return self._redactor.tokens(text)
+        return self._redactor

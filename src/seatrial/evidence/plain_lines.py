@@ -236,7 +236,10 @@ def _may_be_dump(line: str) -> bool:
     return (
         ("30" in line and ("3082" in line or "30 82" in line or "8230" in line))
         or ("55" in line and (" 055 055" in line or "026455" in line))
-        or ("45" in line and ("45 45 45" in line or "45,45,45" in line or "45  45  45" in line or "45   45   45" in line or "45, 45, 45" in line))
+        or (
+            "45" in line
+            and ("45 45 45" in line or "45,45,45" in line or "45  45  45" in line or "45   45   45" in line or "45, 45, 45" in line)
+        )
         or "00101101" in line
         or "-   -" in line
     )

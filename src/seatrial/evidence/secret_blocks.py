@@ -191,7 +191,9 @@ class SecretBlocks:
     @property
     def open(self) -> bool:
         """Whether an earlier line decides about the next one."""
-        return self._section is not None or self._value is not None or self._api or bool(self._kind or self._below_left) or self._tables.open
+        return (
+            self._section is not None or self._value is not None or self._api or bool(self._kind or self._below_left) or self._tables.open
+        )
 
     def skip(self, line: str) -> None:
         """Count a line that holds nothing of interest."""

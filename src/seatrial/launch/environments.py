@@ -23,6 +23,7 @@ import psutil
 
 from seatrial import files
 from seatrial.launch.cachelock import exclusive, holder
+from seatrial.launch.linelog import LineFilter
 from seatrial.launch.locks import LAYERS, Lock, read_lock
 from seatrial.launch.process import end_leftovers, pid_file
 from seatrial.launch.venvs import BUILD_LOG, Build, interpreter, read_installed
@@ -114,9 +115,17 @@ class Environments:
         return environment
 
     def build(
-        self, name: str, lock: Path, progress: Callable[[str], None], *, rebuild: bool = False, deadline_s: float = 1800.0
+        self,
+        name: str,
+        lock: Path,
+        progress: Callable[[str], None],
+        *,
+        rebuild: bool = False,
+        deadline_s: float = 1800.0,
+        line_filter: LineFilter = str,
     ) -> Environment:
-        """The environment of this lock, built now if there is none; `rebuild` makes it and its layer anew.
+        """The environment of this lock, built now if there is none; `rebuild` makes it and its layer anew. The lines of its log go
+        through `line_filter`.
 
         Raises a BlockedError at the boundary environment when it cannot be built.
         """
@@ -127,7 +136,7 @@ class Environments:
         with exclusive(self.root / "build.lock", f"the build of {name}", progress, deadline_s):
             if not rebuild and (found := self._find(name, wanted)):
                 return found
-            return self._build(name, wanted, rebuild, progress, stops)
+            return self._build(name, wanted, rebuild, progress, stops, line_filter)
 
     def list(self) -> tuple[Listed, ...]:
         """Everything in the cache, environments first, by name."""
@@ -183,17 +192,19 @@ class Environments:
                 delete(path)
         return (*gone, *idle)
 
-    def _build(self, name: str, wanted: Lock, rebuild: bool, progress: Callable[[str], None], stops: float) -> Environment:
+    def _build(
+        self, name: str, wanted: Lock, rebuild: bool, progress: Callable[[str], None], stops: float, line_filter: LineFilter
+    ) -> Environment:
         layer = None
         if wanted.layer is not None:
             layer = self._place("layers", wanted.layer.name, wanted.layer)
             if rebuild or not self._complete(layer, wanted.layer):
                 users = [path for path in self._directories("envs") if (record := _record(path)) and record.layer == layer.name]
                 refuse_if_used(users)
-                self._make(Build(wanted.layer.name, name, layer, wanted.layer, progress, stops), None)
+                self._make(Build(wanted.layer.name, name, layer, wanted.layer, progress, stops, line_filter), None)
         path = self._place("envs", name, wanted)
         refuse_if_used([path])
-        self._make(Build(name, name, path, wanted, progress, stops), layer)
+        self._make(Build(name, name, path, wanted, progress, stops, line_filter), layer)
         return Environment(name, wanted.hash(), path)
 
     def _make(self, build: Build, layer: Path | None) -> None:

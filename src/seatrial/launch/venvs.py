@@ -87,6 +87,8 @@ class Build:
     progress: Callable[[str], None]
     stops: float
     """`time.monotonic()` at which the build is given up."""
+    line_filter: LineFilter = str
+    """What the lines of its log go through."""
 
     def make(self, layer: Path | None, resolve: bool) -> Installed:
         """Make the venv in the empty `directory` and return what is in it, checked against the lock."""
@@ -111,7 +113,18 @@ class Build:
 
     def _step(self, what: str, argv: tuple[str, ...]) -> None:
         log = self.directory / BUILD_LOG
-        failure = follow(argv, self.name, what, log=log, cwd=self.directory, env=clean_env(), stops=self.stops, progress=self.progress)
+
+        failure = follow(
+            argv,
+            self.name,
+            what,
+            log=log,
+            cwd=self.directory,
+            env=clean_env(),
+            stops=self.stops,
+            progress=self.progress,
+            line_filter=self.line_filter,
+        )
         if failure:
             raise self._blocked(failure)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from seatrial.evidence.redact import Redactor
 from seatrial.launch.environments import Environments
 from seatrial.loops import engines
 from seatrial.model.errors import BlockedError
@@ -50,6 +52,6 @@ def find_interpreter(loop: Loop, own: Path | None, progress: Callable[[str], Non
         raise BlockedError(Boundary.ENVIRONMENT, f"the environment {name} is not built", f"seatrial env build {name}")
     if found is None:
         progress(f"building the environment {name}, once: this takes minutes")
-        found = cache.build(name, lock, progress)
+        found = cache.build(name, lock, progress, line_filter=Redactor(os.environ).lines().line)
     note = Finding(name="environment", ok=True, message=f"{found.path}: built from lock {digest[:12]}")
     return Interpreter(found.python, digest, (note,))

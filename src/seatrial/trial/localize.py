@@ -5,15 +5,20 @@ Nothing of the trial itself is changed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+from seatrial.evidence.redact import Redactor
 from seatrial.files import write_json, write_text
 from seatrial.loops import loop_of
 from seatrial.model.errors import UserError
 from seatrial.model.localization import Localization
 from seatrial.model.record import PlannedLevel, Trial
+from seatrial.model.tokens import TokenRow
 from seatrial.model.verdict import Verdict
 from seatrial.report.localize import localize_html
 from seatrial.triage.localize.conclude import localize
@@ -36,7 +41,10 @@ def localize_run(path: Path, number: int | None = None) -> Localization:
         if first is None:
             continue
         metrics = read_level_metrics(loop, directory)
-        found = localize(chain((first,), rows), metrics, trial.id, planned.number, planned.name)
+        redactor = Redactor(os.environ)
+        found = localize(_cleared(chain((first,), rows), redactor), metrics, trial.id, planned.number, planned.name)
+        # Prompts and names of files come from outside.
+        found = Localization.model_validate(redactor.value(found.model_dump(mode="json")))
         write_json(path / PLACE / JSON, found)
         write_text(path / PLACE / HTML, localize_html(found))
         return found
@@ -45,6 +53,13 @@ def localize_run(path: Path, number: int | None = None) -> Localization:
         f"no token logs in {looked}: looked for sequences with the log-probabilities of generator and trainer",
         f"only levels of {loop.title} whose run logged them can be localized: let it train a step, and keep what it wrote",
     )
+
+
+def _cleared(rows: Iterable[TokenRow], redactor: Redactor) -> Iterator[TokenRow]:
+    """The rows; settings whose names say secret, which sentences would quote, are replaced."""
+    clear = functools.cache(lambda settings: tuple(redactor.value(dict(settings)).items()))
+    for row in rows:
+        yield row if clear(row.settings) == row.settings else replace(row, settings=clear(row.settings))
 
 
 def _candidates(path: Path, trial: Trial, number: int | None) -> Sequence[PlannedLevel]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import time
@@ -153,6 +154,7 @@ def demo(
     The first time it builds the environment of the default trial (minutes) and trains the model (half a minute).
     """
     from seatrial.cli.campaign_file import read_campaign
+    from seatrial.evidence.redact import Redactor
     from seatrial.launch.environments import Environments
     from seatrial.launch.interrupt import Interruptible
     from seatrial.loops import environments
@@ -163,7 +165,7 @@ def demo(
 
     cache = Environments()
     with Interruptible():
-        python = cache.build(_DEMO, environments()[_DEMO], say).python
+        python = cache.build(_DEMO, environments()[_DEMO], say, line_filter=Redactor(os.environ).lines().line).python
     root = (out or Path("campaigns") / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-demo").absolute()
     file = write_demo(root.with_name(f"{root.name}-inputs"), python, cache.root / "demo-model")
     say(f"the campaign is described in {file}")

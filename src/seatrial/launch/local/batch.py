@@ -16,6 +16,7 @@ from pathlib import Path
 
 from seatrial.files import write_json
 from seatrial.launch.jobdir import BATCH, job_dir, load, save
+from seatrial.launch.linelog import LineFilter
 from seatrial.launch.local.machine import gpus_here, refuse_what_needs_a_cluster, slots
 from seatrial.launch.local.unit import End, Halt, Unit, put_aside, result_of
 from seatrial.launch.staged import stage
@@ -23,14 +24,16 @@ from seatrial.model.errors import UserError
 from seatrial.model.job import Batch, Ending, Job, Result
 
 Progress = Callable[[str], None]
+MakeFilter = Callable[[], LineFilter]
 _LOOK_S = 0.5
 
 
-def run_batch(batch: Batch, directory: Path, progress: Progress) -> tuple[Result, ...]:
+def run_batch(batch: Batch, directory: Path, progress: Progress, line_filter: MakeFilter = lambda: str) -> tuple[Result, ...]:
     """Run every unit of every job that is not done yet; the results are in the order of the jobs and their units.
 
-    `progress` is called from several threads, one at a time. Raises a UserError for what this machine cannot do, a BlockedError
-    when it has too few GPUs or a program cannot be run, and `Interrupted` at a second signal.
+    `progress` is called from several threads, one at a time; each log goes through a filter of its own, made by `line_filter`.
+    Raises a UserError for what this machine cannot do, a BlockedError when it has too few GPUs or a program cannot be run, and
+    `Interrupted` at a second signal.
     """
     here = gpus_here()
     for job in batch.jobs:
@@ -47,7 +50,7 @@ def run_batch(batch: Batch, directory: Path, progress: Progress) -> tuple[Result
 
     results: list[Result] = []
     for job in batch.jobs:
-        results += _run_job(batch, job, directory, slots(job, here), say)
+        results += _run_job(batch, job, directory, slots(job, here), say, line_filter)
     return tuple(results)
 
 
@@ -61,7 +64,9 @@ def _remember(batch: Batch, directory: Path) -> None:
     save(directory, batch)
 
 
-def _run_job(batch: Batch, job: Job, directory: Path, places: list[tuple[str, ...]], say: Progress) -> list[Result]:
+def _run_job(
+    batch: Batch, job: Job, directory: Path, places: list[tuple[str, ...]], say: Progress, line_filter: MakeFilter
+) -> list[Result]:
     files, halt = job_dir(directory, job), Halt()
     missing = _missing_inputs(batch, job, directory)
     free: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
@@ -81,7 +86,7 @@ def _run_job(batch: Batch, job: Job, directory: Path, places: list[tuple[str, ..
             return result
         gpus = free.get()
         try:
-            return Unit(job, index, files, gpus, halt, say).run()
+            return Unit(job, index, files, gpus, halt, say, line_filter).run()
         finally:
             free.put(gpus)
 

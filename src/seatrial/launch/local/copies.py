@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +91,7 @@ class Copy:
         return [spec.control for spec in self._specs if spec.control is not None]
 
 
-def prepare(job: Job, index: int, directory: JobDir, gpus: tuple[str, ...]) -> tuple[Copy, ...]:
+def prepare(job: Job, index: int, directory: JobDir, gpus: tuple[str, ...], line_filter: Callable[[], LineFilter]) -> tuple[Copy, ...]:
     """Every copy of a unit, ready to start, with its endpoint published. Services first, the client last."""
     steps = layout(job, gpus_of(job)).steps
     addresses = {step.name: Address(free_port(), free_port()) if step.component.port else None for step in steps}
@@ -108,7 +108,9 @@ def prepare(job: Job, index: int, directory: JobDir, gpus: tuple[str, ...]) -> t
         log = directory.log(step.component.name, step.copy, index if job.array else None)
         address = addresses[step.name]
         ranks = range(step.component.tasks)
-        copies.append(Copy(step, address, [_spec(step, rank, {**shared, **_own(step, rank, address)}, more, log) for rank in ranks]))
+        copies.append(
+            Copy(step, address, [_spec(step, rank, {**shared, **_own(step, rank, address)}, more, log, line_filter()) for rank in ranks])
+        )
     return tuple(copies)
 
 
@@ -132,7 +134,7 @@ def _own(step: Step, rank: int, address: Address | None) -> dict[str, str]:
     }
 
 
-def _spec(step: Step, rank: int, variables: Mapping[str, str], more: Mapping[str, str], log: Path) -> ProcessSpec:
+def _spec(step: Step, rank: int, variables: Mapping[str, str], more: Mapping[str, str], log: Path, line_filter: LineFilter) -> ProcessSpec:
     component = step.component
     values = {name: fill(value, variables) for name, value in component.environment.items()}
     several = component.tasks > 1
@@ -144,7 +146,7 @@ def _spec(step: Step, rank: int, variables: Mapping[str, str], more: Mapping[str
         run_id=f"{step.name}.{rank}-{uuid.uuid4().hex}",
         deadline_s=math.inf,
         stall_s=math.inf,
-        line_filter=_labelled(rank) if several else str,
+        line_filter=_labelled(rank, line_filter) if several else line_filter,
         control=Control(),
         part=str(rank) if several else "",
     )
@@ -158,5 +160,5 @@ def _inherited() -> dict[str, str]:
     }
 
 
-def _labelled(rank: int) -> LineFilter:
-    return lambda line: f"{rank}: {line}"
+def _labelled(rank: int, line_filter: LineFilter) -> LineFilter:
+    return lambda line: f"{rank}: {line_filter(line)}"

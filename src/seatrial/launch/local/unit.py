@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from seatrial.files import write_json
 from seatrial.launch.interrupt import stop_requested
 from seatrial.launch.jobdir import JobDir
+from seatrial.launch.linelog import LineFilter
 from seatrial.launch.local.copies import HOST, Copy, prepare
 from seatrial.launch.process import end_leftovers
 from seatrial.launch.ready import Missed, Target, foreign_target, wait_ready
@@ -83,7 +84,17 @@ def put_aside(directory: JobDir, index: int) -> None:
 class Unit:
     """One unit, to be run once, in any thread."""
 
-    def __init__(self, job: Job, index: int, directory: JobDir, gpus: tuple[str, ...], halt: Halt, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        directory: JobDir,
+        gpus: tuple[str, ...],
+        halt: Halt,
+        progress: Callable[[str], None],
+        line_filter: Callable[[], LineFilter],
+    ) -> None:
+        self._line_filter = line_filter
         self._job, self._index, self._directory, self._gpus, self._halt = job, index, directory, gpus, halt
         self._say: Callable[[str], None] = lambda text: progress(f"{job.name}[{index}]: {text}" if job.array else f"{job.name}: {text}")
         self._stops_at = time.monotonic() + _MINUTE_S * job.minutes if job.minutes is not None else None
@@ -93,7 +104,7 @@ class Unit:
         """Run it to its end. The result is on disk before the services are asked to end."""
         started = time.time()
         self._tidy()
-        self._copies = prepare(self._job, self._index, self._directory, self._gpus)
+        self._copies = prepare(self._job, self._index, self._directory, self._gpus, self._line_filter)
         with ThreadPoolExecutor(sum(map(len, self._copies)), f"{self._job.name}-{self._index}") as pool:
             why = "the unit could not be run"
             try:

@@ -196,7 +196,7 @@ class Store:
     def mark(self, key: int, reason: str) -> bool:
         """Take a run out of the baselines, for a reason; False when there is no such run. Its values stay."""
         with self._transaction():
-            return self._open.execute("UPDATE runs SET poisoned = ? WHERE id = ?", (reason, key)).rowcount == 1
+            return self._open.execute("UPDATE runs SET poisoned = ? WHERE id = ?", (self._redactor.text(reason), key)).rowcount == 1
 
     def restate(self, run: Run) -> None:
         """Write anew what is known of a run that is there already, found by its digest; points and mark stay."""
@@ -219,7 +219,7 @@ class Store:
             branch=run.branch and clear(run.branch),
             machine=clear(run.machine),
             source=clear(run.source),
-            why_untrusted=clear(run.why_untrusted),
+            why_untrusted=self._redactor.text(run.why_untrusted),
         )
 
     def _names(self, metrics: Iterable[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import threading
@@ -17,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from seatrial.evidence.redact import Redactor
 from seatrial.launch.cachelock import exclusive
 from seatrial.launch.interrupt import check_stop
 from seatrial.launch.jobdir import job_dir
@@ -142,7 +144,7 @@ class Conductor:
         self._say(f"round {planned.number} on {self.where.name}: {owed} in {tasks}")
         if self.where.profile is None:
             with self._shown(watch, directory):
-                run_batch(self._batch(planned), directory, self._tell)
+                run_batch(self._batch(planned), directory, self._tell, lambda: Redactor(os.environ).lines().line)
             return
         self._hand_over(planned)
         self._follow(planned, watch)

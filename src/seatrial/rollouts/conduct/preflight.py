@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from seatrial.evidence.redact import Redactor
 from seatrial.launch.environments import Environments
 from seatrial.launch.local.machine import gpus_here
 from seatrial.model.errors import BlockedError, UserError
@@ -130,5 +131,5 @@ def build(campaign: Campaign, progress: Callable[[str], None]) -> None:
 
     gym = campaign.gym
     if gym and gym.python is None and gym.environment is not None and Environments().find(gym.environment, LOCK) is None:
-        Environments().build(gym.environment, LOCK, progress)
+        Environments().build(gym.environment, LOCK, progress, line_filter=Redactor(os.environ).lines().line)
         _check_gym(gym, here=False)
