@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -211,7 +212,12 @@ def test_a_history(tmp_path: Path) -> None:
 
 def test_a_localization(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = (("temperature", "1"), ("api_key", PASSWORD))
-    more = {"source": f"{NAME}.jsonl:1", "prompt": f"my password={PASSWORD}, {TOKEN}, {KNOWN}", "run": f"run-{TOKEN}", "settings": settings}
+    more: dict[str, Any] = {
+        "source": f"{NAME}.jsonl:1",
+        "prompt": f"my password={PASSWORD}, {TOKEN}, {KNOWN}",
+        "run": f"run-{TOKEN}",
+        "settings": settings,
+    }
     give(monkeypatch, level1=rows(lambda chance, _, along: chance.gauss(0, 0.01 + along), **more))
     answer = call("localize", run)
     assert answer.code == 0, answer.err

@@ -13,6 +13,7 @@ from seatrial.evidence.redact import Redactor
 
 from .attacks import ATTACKS, LATER
 from .harmless import RL_LINES
+from .nested import HARMLESS_NESTED, KEY_DUMPS, NESTED
 from .shapes import DUMPS, HARMLESS, SHAPES
 from .test_redact import LEFT_ALONE, SECRETS
 from .test_redact import SHAPES as TOKENS
@@ -24,6 +25,9 @@ TEXTS = [
     *("\n".join(rows) for _, rows, _ in DUMPS),
     *(text for text, _ in SECRETS),
     *(f"got {token} here" for token in TOKENS),
+    *(text for _, text, _ in NESTED),
+    *("\n".join(rows) for _, rows in KEY_DUMPS),
+    *HARMLESS_NESTED,
     *HARMLESS,
     *RL_LINES,
     *LEFT_ALONE,

@@ -17,6 +17,7 @@ from seatrial.model.errors import UserError
 from .attacks import ATTACKS, LATER
 from .conftest import MakeRepo, put, run_git
 from .harmless import RL_LINES
+from .nested import HARMLESS_NESTED, KEY_DUMPS, NESTED
 from .shapes import B62, DUMPS, HARMLESS, OPENSSH, PLAIN_PW, ROWS, SHAPES
 
 PLAIN = Redactor({})
@@ -84,7 +85,27 @@ def test_a_shape_of_the_second_set_goes_also_from_diffs(name: str, text: str, se
     assert not leaks(json.dumps(PLAIN.value({"note": [text]})), (secret,))
 
 
-@pytest.mark.parametrize("text", [*HARMLESS, *RL_LINES])
+@pytest.mark.parametrize(("name", "text", "secret"), NESTED, ids=[name for name, _, _ in NESTED])
+def test_a_secret_that_another_line_names_goes(name: str, text: str, secret: str) -> None:
+    for prefix in ("", *PREFIXES, "+"):
+        rows = [prefix + row for row in text.split("\n")]
+        for cleared in (PLAIN.text("\n".join(rows)), streamed(rows)):
+            assert not leaks(cleared, (secret,)), cleared
+            assert cleared.count("\n") == text.count("\n")
+            assert PLAIN.text(cleared) == cleared
+    assert not leaks(PLAIN.text(json.dumps({"note": text})), (secret,))
+
+
+@pytest.mark.parametrize(("name", "rows"), KEY_DUMPS, ids=[name for name, _ in KEY_DUMPS])
+def test_a_dump_shows_no_row_of_a_key(name: str, rows: list[str]) -> None:
+    for prefix in ("", *PREFIXES, "+", "-"):
+        prefixed = [prefix + row for row in rows]
+        for cleared in (PLAIN.text("\n".join(prefixed)), streamed(prefixed)):
+            assert len([row for row in rows if row in cleared]) <= 4, cleared
+            assert rows[len(rows) // 2] not in cleared
+
+
+@pytest.mark.parametrize("text", [*HARMLESS, *RL_LINES, *HARMLESS_NESTED])
 def test_harmless_text_stays(text: str) -> None:
     assert PLAIN.text(text) == text
     assert streamed(text.split("\n")) == text

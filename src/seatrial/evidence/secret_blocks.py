@@ -259,10 +259,10 @@ class SecretBlocks:
         if not name:
             return cleared
         found = VALUE_LINE.match(cleared) or _TAGGED_VALUE.match(cleared)
-        if not found:
+        value = cleared[found.end("before") : found.end()].strip(_QUOTES + ", ") if found else ""
+        if not found or value[:1] in ("|", ">"):
             return cleared
         if self._ahead is None:
-            value = cleared[found.end("before") : found.end()].strip(_QUOTES + ", ")
             first = body.lstrip(" \t+|│>").startswith(("- ", "{ ")) or self._item_start()
             if _MODEL.fullmatch(value) and not looks_random(value):
                 return cleared
