@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -369,6 +370,52 @@ def test_a_configuration_that_includes_a_pipe(world: World, how: str) -> None:
             read(world.root)
         assert f"delete the line that includes it in {named_by}" in told.value.fix
         assert Path(told.value.message.partition(": ")[0]).samefile(above / "pipe")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[include]\n\tpath = {pipe}\n[broken\n",
+        "[include]\n\tpath\n\tpath = {pipe}\n",
+        "[include]\n\tpath = ~nosuch/x\n[INCLUDE]\n\tPATH = {pipe}\n",
+    ],
+)
+@pytest.mark.parametrize("where", [".git/config", "one"])
+def test_a_configuration_that_git_cannot_read_includes_a_pipe(world: World, text: str, where: str) -> None:
+    """Git opens the pipe before it comes to the mistake."""
+    os.mkfifo(world.root.parent / "pipe")
+    with (world.root / where).open("a") as stream:
+        stream.write(text.format(pipe=world.root.parent / "pipe"))
+    if where == "one":
+        setting("include.path", str(world.root / "one"), sub=False)(world)
+    begun = time.monotonic()
+    for read in (repo_state, safe_git.environment):
+        with pytest.raises((UserError, safe_git.Held), match="git would wait for"):
+            read(world.root)
+    assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize("how", ["global", "global include", "system", "xdg", "config", "config.worktree", "commondir"])
+def test_a_pipe_among_the_files_of_settings_themselves(world: World, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    if how in ("global", "system"):
+        monkeypatch.setenv(f"GIT_CONFIG_{how.upper()}", str(pipe))
+    elif how == "global include":
+        (tmp_path / "own").write_text(f"[include]\n\tpath = {pipe}\n")
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "own"))
+    elif how == "xdg":
+        (tmp_path / "x" / "git").mkdir(parents=True)
+        pipe.rename(tmp_path / "x" / "git" / "config")
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "x"))
+    else:
+        (world.root / ".git" / how).unlink(missing_ok=True)
+        pipe.rename(world.root / ".git" / how)
+    begun = time.monotonic()
+    for read in (repo_state, safe_git.environment):
+        with pytest.raises((UserError, safe_git.Held), match="git would wait for"):
+            read(world.root)
+    assert time.monotonic() - begun < 3
 
 
 def test_a_configuration_that_includes_a_device_or_nothing(world: World) -> None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 OLDEST = (2, 31)
 """The first git that takes settings from GIT_CONFIG_COUNT; an older one would ignore what is blanked."""
-LISTING_SECONDS = 30.0
+LISTING_SECONDS = 10.0
 NETWORK = "file:git:http:https:ssh"
 """Protocols of a fetch that the user asked for; never `ext`, which is a command."""
 
@@ -62,6 +62,8 @@ _HARMLESS = re.compile(
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
 _MOST_INCLUDED = 100
+_LONGEST_POINTER = 1_000_000
+_PATH_LINE = re.compile(r"^[^#;\n]*?\bpath[ \t]*=[ \t]*([^\n]*)", re.MULTILINE | re.IGNORECASE)
 _MOST_LISTED = 8_000_000
 """Bytes of a listing of settings; that of a large checkout has some ten thousand."""
 _FILTER = re.compile(r"filter\.(.*)\.(?:clean|smudge|process|required)", re.IGNORECASE | re.DOTALL)
@@ -233,8 +235,16 @@ def _asked(words: list[str], env: Mapping[str, str], what: str) -> tuple[int, st
 
 def _refuse_held(repo: Path, env: Mapping[str, str]) -> None:
     """Refuse a configuration that includes a named pipe: whoever opens it waits for ever. Nothing is opened to find that out but files."""
-    left = [*((file, "") for file in _own_files(env)), *_included(repo, env, "")]
+    for file in _repository_files(repo):  # before the first git, which reads them all
+        _require_file(file, "")
     seen: set[str] = set()
+    left = [(file, "") for file in _own_files(env)]
+    while left and len(seen) < _MOST_INCLUDED:  # of the user every git reads also what they include, to learn whom to trust
+        file, named_by = left.pop()
+        if file not in seen and _require_file(file, named_by):
+            left += _included_roughly(file, env)
+        seen.add(file)
+    left, seen = _included(repo, env, ""), set()
     while left:
         file, named_by = left.pop()
         if file in seen:
@@ -242,15 +252,42 @@ def _refuse_held(repo: Path, env: Mapping[str, str]) -> None:
         seen.add(file)
         if len(seen) > _MOST_INCLUDED:
             raise Refused(None, f"its configuration includes more than {_MOST_INCLUDED} files")
-        try:
-            mode = Path(file).stat().st_mode
-        except (OSError, ValueError):
-            continue  # absent, which is no mistake of a configuration
-        if stat.S_ISREG(mode):
-            if named_by:
-                left += _included(repo, env, file)
-        elif stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stat.S_ISCHR(mode) and file != os.devnull):
-            raise Held(file, named_by)
+        if _require_file(file, named_by):
+            left += _included(repo, env, file)
+
+
+def _require_file(file: str, named_by: str) -> bool:
+    """Whether this is a file; one that is absent is no mistake of a configuration."""
+    try:
+        mode = Path(file).stat().st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stat.S_ISCHR(mode) and file != os.devnull):
+        raise Held(file, named_by)
+    return stat.S_ISREG(mode)
+
+
+def _repository_files(repo: Path) -> Iterator[str]:
+    """Where the repository's own settings are."""
+    place = next((above / ".git" for above in (Path(repo), *Path(repo).absolute().parents) if os.path.lexists(above / ".git")), None)
+    if place is None:
+        return
+    yield os.fspath(place)
+    places = [place]
+    if _is_short_file(place):
+        places = [place.parent / os.fsdecode(place.read_bytes()).strip()[len("gitdir: ") :]]
+    yield os.fspath(places[0] / "commondir")
+    if _is_short_file(places[0] / "commondir"):
+        places.append(places[0] / os.fsdecode((places[0] / "commondir").read_bytes()).strip())
+    for directory in places:
+        yield from (os.fspath(directory / name) for name in ("config", "config.worktree"))
+
+
+def _is_short_file(place: Path) -> bool:
+    try:
+        return place.is_file() and place.stat().st_size < _LONGEST_POINTER
+    except (OSError, ValueError):
+        return False
 
 
 def _included(repo: Path, env: Mapping[str, str], file: str) -> list[tuple[str, str]]:
@@ -258,14 +295,25 @@ def _included(repo: Path, env: Mapping[str, str], file: str) -> list[tuple[str, 
     words = command_line(repo, "config", *(("--file", file) if file else ()), "--no-includes", "--show-origin", "--type=path", "-z")
     words += ["--get-regexp", r"^include(if\..*)?\.path$"]
     code, said, _ = _asked(words, env, "config --get-regexp")
-    if code:
-        return []  # none; of anything else the listing says what is wrong
+    if code == 1:
+        return []
+    if code:  # the listing says what is wrong, once it has read what comes before that
+        return [place for above in ([file] if file else _repository_files(repo)) for place in _included_roughly(above, env)]
     columns = said.split("\0")[:-1]
     found = []
     for origin, setting in zip(columns[::2], columns[1::2]):  # noqa: B905 (Python 3.9)
         above = _file(repo, origin)
         found.append((os.fspath(Path(above).parent / setting.partition("\n")[2]), above))
     return found
+
+
+def _included_roughly(file: str, env: Mapping[str, str]) -> list[tuple[str, str]]:
+    """What a file that git cannot read to its end may include."""
+    if not _is_short_file(Path(file)):
+        return []
+    found = (match[1].strip() for match in _PATH_LINE.finditer(os.fsdecode(Path(file).read_bytes())))
+    paths = (path.strip('"') for path in found)
+    return [(os.fspath(Path(file).parent / re.sub("^~(?=/)", lambda _: env.get("HOME", ""), path)), file) for path in paths if path]
 
 
 def _require_version(env: Mapping[str, str]) -> None:
@@ -288,7 +336,8 @@ def _file(repo: Path, origin: str) -> str:
 def _own_files(env: Mapping[str, str]) -> Iterator[str]:
     """Where the user's settings are, or may come to be."""
     home = Path(env.get("HOME", ""))
-    yield from ("/etc/gitconfig", os.fspath(home / ".gitconfig"))
+    yield env.get("GIT_CONFIG_SYSTEM") or "/etc/gitconfig"
+    yield env.get("GIT_CONFIG_GLOBAL") or os.fspath(home / ".gitconfig")
     yield os.fspath(Path(env.get("XDG_CONFIG_HOME") or home / ".config") / "git" / "config")
 
 
