@@ -21,7 +21,7 @@ from seatrial.report.isolate import matrix_md
 from seatrial.trial import conduct, isolate, matrix
 from seatrial.trial.progress import Event, Running
 
-from .conftest import Bench, commit
+from .conftest import Bench, commit, git
 from .fake import FakeLoop
 
 ONLY_FINE = Isolation("only-fine", (), "the other transports", options={"word": "fine"})
@@ -326,3 +326,26 @@ def test_no_text_can_break_the_table(failed: Bench) -> None:
     assert len(rows) == 1
     assert r"a \| b \| c" in rows[0]
     assert not found.complete
+
+
+def test_no_secret_reaches_a_rerun(bench: Bench, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, password, known = "ghp_" + "aB3dE5gH7jK9mN1pQ3sT5vW7yZ2bC4dF6hJ8", "Mango7" + "Tango8Out", "xylo-phone-7731"
+    monkeypatch.setenv("PLANTED_API_KEY", known)
+    made = (Isolation("fused-off", ("word=fine", f"password={password}"), f"the fused kernel {token}"),)
+
+    def loop(plan: Plan) -> Separable:
+        found = Separable(bench.words, bench.finding)
+        found.chosen, found.made = plan.options, made
+        return found
+
+    monkeypatch.setattr(bench, "_loop", loop)
+    monkeypatch.setattr(isolate, "loop_of", loop)
+    git(repo, "checkout", "-q", "-b", f"fix-{token}")
+    git(repo, "remote", "add", "origin", f"https://bob:{password}@example.org/x.git")
+    (repo / f"{token}.py").write_text(f"password = '{password}'\nkey = '{known}'\n")
+    bench.changes, bench.words = (repo,), {0: "stuck"}
+    bench.start(0)
+    isolated(bench)
+    scripts = isolate.scripts(isolate.open_case(bench.out))
+    texts = [(path.name, path.read_bytes().decode("utf-8", "replace") + path.name) for path in bench.out.rglob("*") if path.is_file()]
+    assert [(name, secret) for name, text in (*texts, *scripts) for secret in (token, password, known) if secret in text] == []

@@ -228,5 +228,6 @@ def _rerun(case: Case, isolation: Isolation, trial: Trial | None) -> Rerun:
 
 
 def _store(case: Case, matrix: Matrix) -> None:
+    matrix = Matrix.model_validate(Redactor(os.environ).value(matrix.model_dump(mode="json")))
     write_json(case.place() / JSON, matrix)
     write_text(case.place() / TEXT, matrix_md(matrix))
