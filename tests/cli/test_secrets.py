@@ -22,6 +22,14 @@ connecting with password={PASSWORD}
   name: DB_PASSWORD
 user,password
 bob,{PASSWORD}
+<secret>
+  <value>{PASSWORD}</value>
+</secret>
+secret "db" {{
+  value = "{PASSWORD}"
+}}
+DB_PASSWORD={PASSWORD} ./serve --api-key {PASSWORD} https://bob:{PASSWORD}@example.org/x
+{{"password": "{PASSWORD}", "headers": {{"Authorization": "Bearer {PASSWORD}x1"}}}}
 Traceback (most recent call last):
   File "/x/{NAME}.py", line 3, in login
     connect(password="{PASSWORD}")

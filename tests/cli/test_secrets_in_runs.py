@@ -24,24 +24,13 @@ from .test_localize import run as run
 from .test_probe import INTERPRETER
 from .test_secrets import KNOWN, LOG, NAME, PASSWORD, PLANTED, TOKEN, call, leaked
 
-MORE = f"""<secret>
-  <value>{PASSWORD}</value>
-</secret>
-secret {{
-  value = "{PASSWORD}"
-}}
-DB_PASSWORD={PASSWORD} ./serve --api-key {PASSWORD} https://bob:{PASSWORD}@example.org/x
-{{"password": "{PASSWORD}", "headers": {{"Authorization": "Bearer {PASSWORD}x1"}}}}
-"""
-SAID = LOG + MORE
-
 
 @pytest.fixture
 def said(tmp_path: Path) -> Path:
     """What a program prints, outside of the places that are looked through."""
     file = tmp_path / "said" / "text"
     file.parent.mkdir()
-    file.write_text(SAID)
+    file.write_text(LOG)
     return file
 
 
@@ -181,7 +170,7 @@ def engine(tmp_path: Path, said: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = INTERPRETER.format(python=sys.executable).replace("print(", f"print(open({str(said)!r}).read())\nprint(", 1)
     place.write_text(text.replace('"RuntimeError: boom"', f"'RuntimeError: password={PASSWORD} {TOKEN}'"))
     place.chmod(0o755)
-    row = {"fact": "probe_error", "text": SAID, "error": SAID, "where": f"/x/{NAME}"}
+    row = {"fact": "probe_error", "text": LOG, "error": LOG, "where": f"/x/{NAME}"}
     (tmp_path / "rows.json").write_text(json.dumps([row, {"fact": "hashes", TOKEN: KNOWN}]))
     return place
 

@@ -171,11 +171,11 @@ class PlainLines:
     def _of_words(self, words: list[bytes]) -> Needs:
         if len(self._plain) + len(self._needs) > _MOST_WORDS:
             self._plain, self._needs = set(), {}
-        found, fresh = Needs.NOTHING, list[bytes]()
+        found, fresh, plain, known = Needs.NOTHING, list[bytes](), self._plain, self._needs
         for word in words:
-            if word in self._plain:
+            if word in plain:
                 continue
-            needs = self._needs.get(word)
+            needs = known.get(word)
             if needs is None:
                 fresh.append(word)
             elif needs is Needs.ALL:
