@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,41 @@ def test_one_bare_exception_of_the_weights_is_no_pass(loop: str, line: str, tmp_
     assert (found.verdict, found.boundary, found.text) == (Verdict.BLOCKED, Boundary.REFIT, line)
 
 
+@pytest.mark.parametrize("loop", LOGS)
+@pytest.mark.parametrize(
+    ("line", "boundary"),
+    [
+        ("RuntimeError: gradient norm differs between microbatches", Boundary.OPTIMIZER),
+        ("IndexError: the optimizer has 3 param groups", Boundary.OPTIMIZER),
+        ("my.pkg.MismatchError: parameter embed_tokens.weight not in the model", Boundary.REFIT),
+        ("OSError: cannot open checkpoint file", Boundary.CHECKPOINT),
+        ("KeyError: 'old_log_probs'", Boundary.OPTIMIZER),
+        ("ValueError: log_probs of vLLM and policy are 3.2 apart", Boundary.REFIT),
+        ("torch.distributed.DistBackendError: update_weights_from_ipc got 3 tensors", Boundary.REFIT),
+        ("ERROR: weights version 3 at policy version 7", Boundary.REFIT),
+        ("[2026-11-15 01:02:03][ERROR] checkpoint step_3 has 2 of 4 shards", Boundary.CHECKPOINT),
+        ("E1115 01:02:03.123456 1234 worker.py:12] grad_norm computed on 3 of 4 microbatches", Boundary.OPTIMIZER),
+    ],
+)
+def test_one_error_that_names_a_part_is_no_pass(loop: str, line: str, boundary: Boundary, tmp_path: Path) -> None:
+    found = judged(loop, LOGS[loop](at={3: [line]}), tmp_path)
+    assert (found.verdict, found.boundary, found.text) == (Verdict.BLOCKED, boundary, line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR: 0 errors while loading weights",
+        "ImportError: cannot import name 'Adafactor' from 'torch.optim'",
+        "HfHubHTTPError: 429 while uploading checkpoint-10 to the hub",
+        "ValueError: no number in the answer",
+        "TimeoutError: the tool took 10 s",
+    ],
+)
+def test_one_error_of_something_else_is_tolerated(line: str, tmp_path: Path) -> None:
+    assert judged("trl", LOGS["trl"](at={3: [line]}), tmp_path).verdict is Verdict.PASS
+
+
 def test_one_bare_exception_of_a_reward_is_tolerated(tmp_path: Path) -> None:
     line = "ValueError: the reward of this answer cannot be parsed"
     assert judged("trl", LOGS["trl"](at={3: [line]}), tmp_path).verdict is Verdict.PASS
@@ -101,6 +137,22 @@ def test_true_and_false_are_no_numbers(tag: str, value: bool, tmp_path: Path) ->
     found = put(value, tag, when=lambda row: row["step"] == 7, log=False)(healthy("grpo")).judge(tmp_path)
     assert (found.verdict, found.boundary) == (Verdict.FAIL, Boundary.METRICS)
     assert f"the value of '{tag}' is not a number" in found.reason
+
+
+@pytest.mark.parametrize("value", [True, False, "0.5"])
+@pytest.mark.parametrize(("name", "tag"), [("grpo", "actor/entropy"), ("trl", "entropy"), ("nemo", "train/approx_entropy")])
+def test_a_metric_that_is_never_a_number_is_damage(name: str, tag: str, value: object, tmp_path: Path) -> None:
+    found = put(value, tag, log=False)(healthy(name)).judge(tmp_path)
+    assert (found.verdict, found.boundary) == (Verdict.FAIL, Boundary.METRICS)
+    assert re.search(rf"(?:line|row) [12]: the value of '\S*{tag}' is not a number", found.reason), found.reason
+
+
+@pytest.mark.parametrize("files", [True, False])
+def test_true_in_a_record_of_verl_is_damage(files: bool, tmp_path: Path) -> None:
+    run = put(True, "actor/ppo_kl", when=lambda row: row["step"] == 7, files=False)(healthy("grpo"))
+    found = replace(run, files=files).judge(tmp_path)
+    assert (found.verdict, found.boundary) == (Verdict.FAIL, Boundary.METRICS)
+    assert "the value of 'actor/ppo_kl' is not a number" in found.reason
 
 
 @pytest.mark.parametrize("text", ["nan", "-nan(ind)", "1.#QNAN", "-1.#IND", "inf", "-inf", "Infinity"])

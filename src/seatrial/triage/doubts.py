@@ -15,6 +15,7 @@ import re
 from typing import NamedTuple
 
 from seatrial.model.find import Stems
+from seatrial.model.log_text import is_sample
 from seatrial.model.verdict import Boundary
 from seatrial.triage.quotes import denied, quoted
 
@@ -40,7 +41,7 @@ _PARTS: tuple[tuple[str, Boundary], ...] = (
         Boundary.REFIT,
     ),
     (
-        r"\boptimi[sz]er|\bbackward\b|\bgradients?\b|\bgrads?\b|\bupdates?\b|\bloss\b|\blogits\b|\blog.?probs?\b|\bkl\b"
+        r"\boptimi[sz]er|\bbackward\b|\bgradients?\b|(?<![a-z])grads?(?![a-z])|\bupdates?\b|\bloss\b|\blogits\b|(?<![a-z])log.?probs?\b|\bkl\b"
         r"|\bmodel outputs?\b|\bmini-?batch",
         Boundary.OPTIMIZER,
     ),
@@ -87,6 +88,7 @@ _DEAD = re.compile(r"\bdied\b|\bcrashed\b|\bunreachable\b|\bhung\b", re.IGNORECA
 """Of a part that a run cannot do without, one such word says it all."""
 _CLEAR = frozenset({Boundary.REFIT, Boundary.PEFT, Boundary.CHECKPOINT, Boundary.DDP, Boundary.OPTIMIZER})
 """Parts of which a strong word is enough: graders and generators say such things of answers, too."""
+_NO_TROUBLE = re.compile(r"\b(?:no|0|without|zero) errors?\b|\berrors?\W+(?:0|none)\b", re.IGNORECASE)
 _INSTEAD = re.compile(
     r"\bcontinu\w*|\bproceed\w*|\bkeep\w* going\b|\bgo(?:es|ing)? on\b|\bcarr\w+ on\b|\bignor\w+|\banyway\b"
     r"|\bskip(?:s|ped|ping)?\b|\bus(?:ing|ed)\b"
@@ -101,9 +103,10 @@ _INSTEAD = re.compile(
     re.IGNORECASE,
 )
 _LEVEL = re.compile(
-    r"\W*(?:[\w.:/-]+ ){0,5}?\W*(?:(ERROR|CRITICAL|FATAL)|(WARN(?:ING)?))\b"
+    r"\W*(?:[\w.:/-]+ ){0,5}?(?:[\d:.,]+\W+)?\W*(?:(ERROR|CRITICAL|FATAL|[EF]\d{4} \d\d:\d\d)|(WARN(?:ING)?))\b"
     r"|\W*(?:((?i:error|critical|fatal))|((?i:warning))):|(AssertionError)\b"
 )
+_GLOG = re.compile(r"\[?[ef]\d{4} \d\d:\d\d")
 _AGAIN = re.compile(
     r"\bretry(?!\w* (?:at|in) (?:the )?next (?:step|sync|round))|\bretries\b|\battempt \d|\btry(?:ing)? again\b"
     r"|\b(?:newly|re-?)initiali[sz]ed\b|\btarget kl\b|\bdeprecat|\b\w+Warning: |\bwill be\b|\bwould\b|\bif\b"
@@ -169,6 +172,7 @@ _STEMS = (
         "threshold",
         "broke",
         "fatal",
+        "critical",
         "exhausted",
     ),
     *("invalid", "missing", "exceed", "lag", "fell ", "zeroed", "expected"),
@@ -220,7 +224,7 @@ _OF_PARTS = Stems(
 
 def may_doubt(lower: str, words: frozenset[str]) -> bool:
     """Whether a line in small letters, of these words, may hold a doubt: keeps the patterns from most lines."""
-    return _TROUBLES.within(f" {lower}", words) and _OF_PARTS.within(lower, words)
+    return (_TROUBLES.within(f" {lower}", words) or _GLOG.match(lower) is not None) and _OF_PARTS.within(lower, words)
 
 
 def doubt(text: str) -> Doubt | None:
@@ -233,9 +237,9 @@ def doubt(text: str) -> Doubt | None:
     if boundary in (Boundary.DATA, Boundary.ROLLOUT) and _TOO_LONG.search(text):
         return None
     troubles = [found for found in _TROUBLE.finditer(text) if not _RIGHT.match(text, found.end()) and not denied(text[: found.start()])]
-    if not troubles:
-        return None
     level = _LEVEL.match(text)
+    if not troubles and not (boundary in _CLEAR and level is not None and (level[1] or level[3]) and not _NO_TROUBLE.search(text)):
+        return None  # an error that names such a part says enough
     error = level is not None and (level[1] or level[3] or level[5]) is not None
     warned = level is not None and _STRONG.search(text) is not None
     whole = _ALL.search(text) is not None
@@ -244,6 +248,6 @@ def doubt(text: str) -> Doubt | None:
     said = (
         error or warned or whole or strong or dead or len({found[0].lower() for found in troubles}) > 1 or _INSTEAD.search(text) is not None
     )
-    if not said or quoted(text, troubles[0]):
+    if not said or (quoted(text, troubles[0]) if troubles else is_sample(text)):
         return None
     return Doubt(boundary, error or whole or dead or _OLD.search(text) is not None)
