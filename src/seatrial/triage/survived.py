@@ -133,6 +133,7 @@ STEMS = (
     *("fell behind", "excluded", "responded", " are 0", " were 0", "is zero", "is none", "are none", "all zero", "all none", "flow to 0"),
     *("ignored", "incomplete", "to resume", "to restore", "infinit", "throw", "not applied", "not loaded", "not merged", "not attached"),
     *("not transferred", "not found", "base model", "base weights", "base policy", "original", "untrained", "initial "),
+    *("disk full", "disk is full", "disk was full", "still ", "is 0", "= 0", "became 0", "reached 0", "to 0"),
     *("unhealthy", "lost", "replac", "filling", "filled", "unable", "could not", "cannot", "incompat", "invalid", "abort"),
 )
 """Every line of `survived.toml` holds one of these words: one search keeps the others from most lines."""
