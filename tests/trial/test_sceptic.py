@@ -12,7 +12,7 @@ import pytest
 from seatrial.model.verdict import Boundary, Verdict
 from triage.runs import LOGS, judged
 from trial.made_runs import Run
-from trial.test_falsified import healthy, put, training
+from trial.test_falsified import after_another, healthy, put, training
 
 KINDS: dict[str, Any] = {
     "sft": lambda step: {"loss": 2.5 - step / 10 + step % 3 / 50, "mean_token_accuracy": 0.5 + step / 50, "num_tokens": 700.0 * step},
@@ -103,6 +103,41 @@ def test_one_bare_exception_of_the_weights_is_no_pass(loop: str, line: str, tmp_
 def test_one_error_that_names_a_part_is_no_pass(loop: str, line: str, boundary: Boundary, tmp_path: Path) -> None:
     found = judged(loop, LOGS[loop](at={3: [line]}), tmp_path)
     assert (found.verdict, found.boundary, found.text) == (Verdict.BLOCKED, boundary, line)
+
+
+LOST = {
+    "WARNING weights of the generator are stale by 2 versions": "refit",
+    "vLLM engine still serves version 2 of the weights": "refit",
+    "refit: broadcast timed out after 600 s; generation goes on": "refit",
+    "[rank3]: RuntimeError: NCCL error in ProcessGroupNCCL.cpp: remote process exited": "ddp",
+    "all_reduce on rank 2 was skipped": "ddp",
+    "rank 1 fell out of the process group": "ddp",
+    "12 of 16 completions were empty after a timeout": "rollout",
+    "EngineDeadError: EngineCore encountered an issue.": "rollout",
+    "checkpoint shard 1 is truncated, keeping the previous one": "checkpoint",
+    "disk full while writing checkpoint-10": "environment",
+    "torch.OutOfMemoryError: CUDA out of memory": "environment",
+    "MemoryError": "environment",
+    "actor worker 3 is unresponsive; continuing without it": "cluster",
+    "loss scale is 0, gradients are zero": "optimizer",
+    "update aborted: KL above 10": "optimizer",
+    "the critic was not updated in this step": "optimizer",
+    "lost connection to the reward server, using cached rewards": "reward",
+    "advantage computation failed; advantages set to zero": "reward",
+}
+
+
+@pytest.mark.parametrize("loop", LOGS)
+@pytest.mark.parametrize(("line", "boundary"), LOST.items())
+def test_one_line_of_lost_work_is_no_pass(loop: str, line: str, boundary: str, tmp_path: Path) -> None:
+    found = judged(loop, LOGS[loop](at={3: [line]}), tmp_path)
+    assert (found.verdict, found.boundary) == (Verdict.BLOCKED, Boundary(boundary))
+
+
+@pytest.mark.parametrize("how", ["Terminated", "Killed", "Segmentation fault (core dumped)", "rc=137"])
+@pytest.mark.parametrize("name", ["trl", "ppo", "grpo", "sft", "nemo"])
+def test_a_run_that_was_killed_before_another_is_no_pass(name: str, how: str, tmp_path: Path) -> None:
+    assert after_another(how, share=0.12)(healthy(name)).judge(tmp_path).verdict is not Verdict.PASS
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,8 @@ _TROUBLE = re.compile(
 _STRONG = re.compile(
     rf"\bfail(?:ed|ure)\b|\b{_NEGATED}|\bnever\b|\bmismatch\w*|\bdiffers?\b|\bcorrupt\w*|\blost\b|\bunreachable\b|\bcrash\w*|\bdied\b"
     r"|\bdisagree\w*|\bhung\b|\bsuccess ?[=:] ?false\b|\bcould ?(?:n[o']t|not)\b|\bunable\b|\brejected\b|\bno rewards?\b|\bzeroed\b"
-    r"|\btensors? missing\b|\bmissing tensors?\b|\blag\w*\b|\bfell (?:behind|out)\b|\baborted\b|\bexpected\b.{0,30}\b(?:got|found|reports?|received)\b",
+    r"|\btensors? missing\b|\bmissing tensors?\b|\blag\w*\b|\bfell (?:behind|out)\b|\baborted\b"
+    r"|\bexpected\b.{0,30}\b(?:got|found|reports?|received)\b",
     re.IGNORECASE,
 )
 _DEAD = re.compile(r"\bdied\b|\bcrashed\b|\bunreachable\b|\bhung\b", re.IGNORECASE)
@@ -118,7 +119,8 @@ _AGAIN = re.compile(
 _ASIDE = re.compile(
     r"\bwandb|\bmlflow|\btensorboard|\bprometheus|\bswanlab|\btelemetry|\bmetrics?\b|\bexporter|\bdashboard"
     r"|\blogg(?:er|ing)\b|\bupload|\bhub\b|\bplot|\bimport"
-    r"|\bcompil|\bdynamo|\binductor|\btriton|\bkernels?\b|\bcuda graphs?|\bcache(?!d (?:reward|score|weight|response|rollout|batch|completion|advantage))|\bfuture\w*|\bprofil|\bmodel card"
+    r"|\bcompil|\bdynamo|\binductor|\btriton|\bkernels?\b|\bcuda graphs?"
+    r"|\bcache(?!d (?:reward|score|weight|response|rollout|batch|completion|advantage))|\bfuture\w*|\bprofil|\bmodel card"
     r"|\breadme|\bwarm-?up\b|\bversion (?:check|mismatch)"
     r"|\btools?\b|\bNET/|\bplugins?\b|\bsockets?\b|\bTCP\b|\brotary|\bcode execution|\bweights only|\bweights_only",
     re.IGNORECASE,

@@ -232,6 +232,7 @@ class Survivors:
         words = words_of(lower)
         stems, parts = _STEMS.within(lower, words), may_doubt(lower, words)
         if not (stems or parts) or METRICS_ROW.match(text):
+            self._note_dull(text)
             return
         tolerated = False
         for signature, pattern in self._patterns if stems else ():
@@ -248,7 +249,12 @@ class Survivors:
         said = doubt(text) if parts and len(self._doubts) < _MOST else None
         if said is not None:
             self._doubts.append((said, Hit(line.number, line.text), times(line.text)))
-        elif not tolerated and len(text) < _SHORT and len(self._doubts) < _MOST:
+        elif not tolerated and len(self._doubts) < _MOST:
+            self._note_dull(text)
+
+    def _note_dull(self, text: str) -> None:
+        """Remember a short line as one that says nothing."""
+        if len(text) < _SHORT:
             if len(self._dull) >= _MOST_DULL:
                 self._dull.clear()
             self._dull.add(text)
