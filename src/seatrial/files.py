@@ -179,7 +179,8 @@ def read_pieces(path: Path, left_out: LeftOut | None = None) -> Iterator[tuple[i
             number, start, rest, mark, size, told, begun = 1, True, b"", "", 0, 0, False
             last: tuple[str, bytes, str] | None = None  # the piece that was left out last
             at, looked = 0, _looked_at(os.fstat(stream.fileno()))
-            while raw := stream.readline(PIECE):
+            readline = stream.readline
+            while raw := readline(PIECE):
                 at += len(raw)
                 if start and not rest and raw[-1] == _LINE_FEED:  # nearly every line
                     yield number, True, raw[:-1].decode("utf-8", "backslashreplace")

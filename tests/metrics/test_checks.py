@@ -214,6 +214,13 @@ def test_values_without_steps(expr: str, metrics: Metrics) -> None:
     assert evaluate(expr, metrics).passed
 
 
+@pytest.mark.parametrize("expr", ['data["flag"] == 1', 'data["flag"] > 0', 'data["flag"] * 2 == 2'])
+def test_true_is_no_number(expr: str, metrics: Metrics) -> None:
+    result = evaluate(expr, metrics)
+    assert not result.passed
+    assert "flag is true, which is not a number" in result.message
+
+
 @pytest.mark.parametrize(
     ("expr", "value", "threshold"),
     [

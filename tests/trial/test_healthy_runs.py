@@ -133,11 +133,65 @@ HARMLESS = (
     "loss_info enabled, entropy inference on",
 )
 
+NOISE_OF_SERVICES = (
+    "INFO 11-15 01:02:03 [loggers.py:116] Engine 000: Avg prompt throughput: 12.0 tokens/s, Running: 0 reqs, GPU KV cache usage: 0.0%",
+    "wandb: Syncing run true-sky-12",
+    "wandb: WARNING Tried to log to step 3 that is less than the current step 4. "
+    "Steps must be monotonically increasing, so this data will be ignored.",
+    "[2026-11-15 01:02:03,123] [INFO] [logging.py:128:log_dist] [Rank 0] step=3, skipped=0, lr=[0.001], mom=[(0.9, 0.95)]",
+    "/usr/lib/python3.11/site-packages/torch/utils/checkpoint.py:1399: FutureWarning: `torch.cpu.amp.autocast(args...)` is deprecated.",
+    "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.",
+    "Setting `pad_token_id` to `eos_token_id`:151643 for open-end generation.",
+    "The attention mask and the pad token id were not set. As a consequence, you may observe unexpected behavior.",
+    "[W1115 01:02:03.123456 ProcessGroupNCCL.cpp:4115] Warning: "
+    "using GPU 0 to perform barrier as devices used by this process are currently unknown.",
+    "NCCL INFO Channel 00/02 : 0 1",
+    "[rank0]:[W1115 01:02:03.1 reducer.cpp:1400] Warning: "
+    "find_unused_parameters=True was specified, but did not find any unused parameters in the forward pass.",
+    "Saving model checkpoint to out/checkpoint-10",
+    "Deleting older checkpoint [out/checkpoint-5] due to args.save_total_limit",
+    "Loading checkpoint shards: 100%|██████████| 4/4 [00:00<00:00, 10.11it/s]",
+    'INFO: 127.0.0.1:41234 - "POST /update_named_param/ HTTP/1.1" 200 OK',
+    "weights updated: version 3, 291 tensors, 0 missing, 0 failed",
+    "refit finished in 1.2 s (291/291 tensors)",
+    "timing/refit 0.42s, timing/update 3.1s, error rate 0.0",
+    "errors: 0, retries: 0, dropped: 0",
+    "Token indices sequence length is longer than the specified maximum sequence length for this model (612 > 512).",
+    "UserWarning: The given NumPy array is not writable, and PyTorch does not support non-writable tensors.",
+    "2026-11-15 01:02:03,123 INFO reward_manager: mean reward 0.31, failed to parse 3 of 64 answers",
+    'HTTP Request: GET https://huggingface.co/api/models "HTTP/1.1 200 OK"',
+    "Retrying in 1s [Retry 1/5].",
+    "huggingface_hub.utils: Connection error, and we cannot find the requested files in the disk cache (telemetry)",
+    "DEBUG checkpoint: state_dict has 291 keys",
+    "grad_norm clipped from 3.1 to 1.0",
+    "KL target 6.0, coefficient unchanged",
+    "EMA of loss: 0.031",
+    "│ GPU 0: 43% util, 0 MiB free errors none │",
+    "Epoch 1: 45%|████▌     | 9/20 [00:10<00:12,  1.02s/it, loss=0.03, reward=0.4]",
+    "\rGenerating:  50%|█████     | 4/8 [00:01<00:01]",
+    "[#####-----] 50% step 4/8 eta 0:12",
+    "Processed prompts: 100%|██████████| 16/16 [00:00<00:00, 20.1it/s, est. speed input: 100 toks/s, output: 300 toks/s]",
+    "(raylet) [2026-11-15 01:02:03,123 I 1 1] object_store: 0 bytes spilled",
+    "UserWarning: `max_length` is ignored when `padding`=`True`",
+    "ray.get of 4 objects took 0.1 s, no failures",
+    "Evaluating: accuracy 0.41, 0 errors",
+    "swanlab: 📊 step 3 logged",
+    "mlflow: logged 12 metrics",
+    "tensorboard: flush",
+    "optimizer: AdamW, lr 0.001, weight decay 0.0, betas (0.9, 0.999)",
+    "advantages: mean 0.0 std 1.0",
+    "No errors found in checkpoint out/checkpoint-10",
+    "INFO optimizer state saved",
+    "WARNING: max_grad_norm is None, gradients will not be clipped",
+    "Some weights were offloaded to the CPU",
+)
+
 
 def variants() -> Iterable[tuple[str, str, Change]]:
     """A healthy run, what is special about it, and how."""
     for name in HEALTHY:
         yield name, "words that look like NaN", say(*HARMLESS)
+        yield name, "what engines, loggers and bars print", say(*NOISE_OF_SERVICES)
         yield name, "a sample that talks of NaN", say(*SAMPLE)
         yield name, "exit code 0 in words", end("Command exited with status 0", "Exit status: 0", "rc=0")
         yield name, "time and memory at the end", end("Elapsed (wall clock) time: 1:02.3", "Maximum resident set size: 505", "exit code: 0")

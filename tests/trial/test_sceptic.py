@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from seatrial.model.verdict import Boundary, Verdict
 from triage.runs import LOGS, judged
 from trial.made_runs import Run
-from trial.test_falsified import healthy, put, training
+from trial.test_falsified import after_another, healthy, put, training
 
 KINDS: dict[str, Any] = {
     "sft": lambda step: {"loss": 2.5 - step / 10 + step % 3 / 50, "mean_token_accuracy": 0.5 + step / 50, "num_tokens": 700.0 * step},
@@ -83,6 +84,76 @@ def test_one_bare_exception_of_the_weights_is_no_pass(loop: str, line: str, tmp_
     assert (found.verdict, found.boundary, found.text) == (Verdict.BLOCKED, Boundary.REFIT, line)
 
 
+@pytest.mark.parametrize("loop", LOGS)
+@pytest.mark.parametrize(
+    ("line", "boundary"),
+    [
+        ("RuntimeError: gradient norm differs between microbatches", Boundary.OPTIMIZER),
+        ("IndexError: the optimizer has 3 param groups", Boundary.OPTIMIZER),
+        ("my.pkg.MismatchError: parameter embed_tokens.weight not in the model", Boundary.REFIT),
+        ("OSError: cannot open checkpoint file", Boundary.CHECKPOINT),
+        ("KeyError: 'old_log_probs'", Boundary.OPTIMIZER),
+        ("ValueError: log_probs of vLLM and policy are 3.2 apart", Boundary.REFIT),
+        ("torch.distributed.DistBackendError: update_weights_from_ipc got 3 tensors", Boundary.REFIT),
+        ("ERROR: weights version 3 at policy version 7", Boundary.REFIT),
+        ("[2026-11-15 01:02:03][ERROR] checkpoint step_3 has 2 of 4 shards", Boundary.CHECKPOINT),
+        ("E1115 01:02:03.123456 1234 worker.py:12] grad_norm computed on 3 of 4 microbatches", Boundary.OPTIMIZER),
+    ],
+)
+def test_one_error_that_names_a_part_is_no_pass(loop: str, line: str, boundary: Boundary, tmp_path: Path) -> None:
+    found = judged(loop, LOGS[loop](at={3: [line]}), tmp_path)
+    assert (found.verdict, found.boundary, found.text) == (Verdict.BLOCKED, boundary, line)
+
+
+LOST = {
+    "WARNING weights of the generator are stale by 2 versions": "refit",
+    "vLLM engine still serves version 2 of the weights": "refit",
+    "refit: broadcast timed out after 600 s; generation goes on": "refit",
+    "[rank3]: RuntimeError: NCCL error in ProcessGroupNCCL.cpp: remote process exited": "ddp",
+    "all_reduce on rank 2 was skipped": "ddp",
+    "rank 1 fell out of the process group": "ddp",
+    "12 of 16 completions were empty after a timeout": "rollout",
+    "EngineDeadError: EngineCore encountered an issue.": "rollout",
+    "checkpoint shard 1 is truncated, keeping the previous one": "checkpoint",
+    "disk full while writing checkpoint-10": "environment",
+    "torch.OutOfMemoryError: CUDA out of memory": "environment",
+    "MemoryError": "environment",
+    "actor worker 3 is unresponsive; continuing without it": "cluster",
+    "loss scale is 0, gradients are zero": "optimizer",
+    "update aborted: KL above 10": "optimizer",
+    "the critic was not updated in this step": "optimizer",
+    "lost connection to the reward server, using cached rewards": "reward",
+    "advantage computation failed; advantages set to zero": "reward",
+}
+
+
+@pytest.mark.parametrize("loop", LOGS)
+@pytest.mark.parametrize(("line", "boundary"), LOST.items())
+def test_one_line_of_lost_work_is_no_pass(loop: str, line: str, boundary: str, tmp_path: Path) -> None:
+    found = judged(loop, LOGS[loop](at={3: [line]}), tmp_path)
+    assert (found.verdict, found.boundary) == (Verdict.BLOCKED, Boundary(boundary))
+
+
+@pytest.mark.parametrize("how", ["Terminated", "Killed", "Segmentation fault (core dumped)", "rc=137"])
+@pytest.mark.parametrize("name", ["trl", "ppo", "grpo", "sft", "nemo"])
+def test_a_run_that_was_killed_before_another_is_no_pass(name: str, how: str, tmp_path: Path) -> None:
+    assert after_another(how, share=0.12)(healthy(name)).judge(tmp_path).verdict is not Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR: 0 errors while loading weights",
+        "ImportError: cannot import name 'Adafactor' from 'torch.optim'",
+        "HfHubHTTPError: 429 while uploading checkpoint-10 to the hub",
+        "ValueError: no number in the answer",
+        "TimeoutError: the tool took 10 s",
+    ],
+)
+def test_one_error_of_something_else_is_tolerated(line: str, tmp_path: Path) -> None:
+    assert judged("trl", LOGS["trl"](at={3: [line]}), tmp_path).verdict is Verdict.PASS
+
+
 def test_one_bare_exception_of_a_reward_is_tolerated(tmp_path: Path) -> None:
     line = "ValueError: the reward of this answer cannot be parsed"
     assert judged("trl", LOGS["trl"](at={3: [line]}), tmp_path).verdict is Verdict.PASS
@@ -101,6 +172,22 @@ def test_true_and_false_are_no_numbers(tag: str, value: bool, tmp_path: Path) ->
     found = put(value, tag, when=lambda row: row["step"] == 7, log=False)(healthy("grpo")).judge(tmp_path)
     assert (found.verdict, found.boundary) == (Verdict.FAIL, Boundary.METRICS)
     assert f"the value of '{tag}' is not a number" in found.reason
+
+
+@pytest.mark.parametrize("value", [True, False, "0.5"])
+@pytest.mark.parametrize(("name", "tag"), [("grpo", "actor/entropy"), ("trl", "entropy"), ("nemo", "train/approx_entropy")])
+def test_a_metric_that_is_never_a_number_is_damage(name: str, tag: str, value: object, tmp_path: Path) -> None:
+    found = put(value, tag, log=False)(healthy(name)).judge(tmp_path)
+    assert (found.verdict, found.boundary) == (Verdict.FAIL, Boundary.METRICS)
+    assert re.search(rf"(?:line|row) [12]: the value of '\S*{tag}' is not a number", found.reason), found.reason
+
+
+@pytest.mark.parametrize("files", [True, False])
+def test_true_in_a_record_of_verl_is_damage(files: bool, tmp_path: Path) -> None:
+    run = put(True, "actor/ppo_kl", when=lambda row: row["step"] == 7, files=False)(healthy("grpo"))
+    found = replace(run, files=files).judge(tmp_path)
+    assert (found.verdict, found.boundary) == (Verdict.FAIL, Boundary.METRICS)
+    assert "the value of 'actor/ppo_kl' is not a number" in found.reason
 
 
 @pytest.mark.parametrize("text", ["nan", "-nan(ind)", "1.#QNAN", "-1.#IND", "inf", "-inf", "Infinity"])

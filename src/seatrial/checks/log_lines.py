@@ -68,6 +68,9 @@ _RESUMED = re.compile(
 )
 _LAUNCHER = re.compile(r"(?:rc|exit[ _]?(?:code|status))\s*[=:]\s*(?P<code>-?\d+)\s*$", re.IGNORECASE)
 
+_SIGNAL = re.compile(r"(?:Terminated|Killed|Hangup|Aborted|Segmentation fault)(?: \(core dumped\))?\s*")
+"""What a shell says of a command that a signal ended."""
+
 
 class Said(NamedTuple):
     """A line that says something."""
@@ -118,6 +121,8 @@ def read_facts(lines: Iterable[LogLine], closing: re.Pattern[str] = NEVER, train
             dead = Said(line.number, body.strip()[:200], "an exception")
         elif not line.process and body[:1] in "rReE" and (match := _LAUNCHER.match(body)) and match["code"].strip("-0"):
             dead = Said(line.number, body.strip()[:200], f"exit code {match['code']}")
+        elif not line.process and body[:1] in "TKHAS" and _SIGNAL.fullmatch(body):
+            dead = Said(line.number, body.strip()[:200], f"{body.strip()!r}")
         header = not line.process and "Traceback" in body and _HEADER.match(body) is not None
         if ended and not _OF_RAY.search(line.process) and (code := exit_value(body)) is not None:
             found.exits.append(Said(line.number, body.strip()[:200], code))

@@ -49,15 +49,18 @@ COMMON = Signals(
     grad_norm=(r"(?:\w+/)?grad_norm",),
     rate=(r"(?:\w+/)?(?:lr|learning_rate)",),
     reward=(r"(?:train/)?rewards?(?:/mean)?",),
+    spreads=(("train/advantages/max", "train/advantages/min"), ("critic/advantages/max", "critic/advantages/min")),
     deviations=(r"(?:train/)?reward_std",),
-    entropy=(r"(?:\w+/)?entropy",),
+    ties=(r"(?:train/)?frac_reward_zero_std",),
+    lengths=(r"(?:train/)?(?:completions/mean_length|mean_gen_tokens_per_sample)", "response_length/mean"),
+    entropy=(r"(?:\w+/)?(?:approx_)?entropy",),
     moving=(r"(?:\w+/)?kl",),
     bounds=(
         Bound(r"(?:train/)?loss", low=-1e6, high=1e6, floor=100, growth=100),
         Bound(r"(?:\w+/)?grad_norm", high=1e6, floor=1e3, growth=300),
-        Bound(r"(?:\w+/)?(?:ppo_)?kl", low=-1e3, high=1e4, floor=20, growth=100),
+        Bound(r"(?:\w+/)?(?:(?:ppo_)?kl|kl_loss|gen_kl_error)", low=-1e3, high=1e4, floor=20, growth=100),
         Bound(r"(?:\w+/)?(?:lr|learning_rate)", high=10),
-        Bound(r"(?:\w+/)?entropy", high=1e4, floor=20, growth=20),
+        Bound(r"(?:\w+/)?(?:approx_)?entropy", high=1e4, floor=20, growth=20),
     ),
 )
 """The names of the field, for scripts that no loop knows."""
@@ -118,9 +121,11 @@ def examine(metrics: Metrics, printed: Metrics | None, signals: Signals, end: in
         found.add(_moved(run, signals))
         found.add(_bounded(run, signals))
         found.checks += _possible(run, signals)
+    found.checks += _numbers(metrics, signals)
     found.doubts += _restarted(metrics, signals, "the metrics")
     if printed is None:
         return found
+    found.checks += _numbers(printed, signals)
     found.checks += _finite(printed)
     found.doubts += _restarted(printed, signals, "the log")
     for run in _runs(printed, signals):
@@ -172,6 +177,14 @@ def _check(
 
 def _list(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps[:5])) + (" …" if len(steps) > 5 else "")
+
+
+def _numbers(metrics: Metrics, signals: Signals) -> list[CheckResult]:
+    """A metric of training that holds text, true or false at every row. Made only where one does."""
+    tag = next((tag for tag in sorted(metrics.words) if matches(tag, signals.every)), None)
+    if tag is None:
+        return []
+    return [_check("every metric is a number", False, None, Boundary.METRICS, str(metrics.words[tag]), tag=tag)]
 
 
 def _finite(printed: Metrics) -> list[CheckResult]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from seatrial.files import read_pieces
-from seatrial.model.log_text import ANSI, split_process, without_head
+from seatrial.model.log_text import ANSI, MAY_BEGIN, split_process, without_head
 
 Row = tuple[int, str, str]
 LONGEST = 5000
@@ -29,6 +29,10 @@ def lines(log: Path) -> Iterator[tuple[int, str, str]]:
     """Number, process prefix and text of each line."""
     prefix = ""
     for number, start, piece in read_pieces(log):
+        if start and piece and piece[0] not in MAY_BEGIN and piece.isprintable() and "| " not in piece:  # nearly every line
+            prefix = ""
+            yield number, "", piece
+            continue
         text = ANSI.sub("", piece) if "\x1b" in piece else piece
         if start:
             prefix, text = split_process(without_head(text))

@@ -101,6 +101,8 @@ class _Evaluation:
         """The series that were read, in order."""
         self.missing: set[int] = set()
         self.misses: list[str] = []
+        self.flags = False
+        """Whether true and false are what is compared."""
 
     def condition(self, node: ast.expr) -> _Outcome:
         """All parts are computed, whatever the first ones say: no branch hides a missing metric."""
@@ -135,6 +137,7 @@ class _Evaluation:
 
     def comparison(self, node: ast.Compare) -> _Outcome:
         operands = [node.left, *node.comparators]
+        self.flags = any(isinstance(operand, ast.Constant) and isinstance(operand.value, bool) for operand in operands)
         values = [self.quantity(operand) for operand in operands]
         passed = True
         for op, left, right in zip(node.ops, values, values[1:], strict=False):
@@ -211,6 +214,8 @@ class _Evaluation:
         if tag not in self.metrics.scalars:
             raise Miss(self.unknown(tag))
         scalar = self.metrics.scalars[tag]
+        if isinstance(scalar, bool) and not self.flags:
+            raise Miss(f"{tag} is {str(scalar).lower()}, which is not a number; compare it with True or False")
         value = scalar if isinstance(scalar, str) else float(scalar) if isinstance(scalar, bool) else number(scalar)
         if isinstance(value, float) and not math.isfinite(value):
             raise Miss(f"{tag} is not finite: {scalar}", value=value)
@@ -232,6 +237,8 @@ class _Evaluation:
         return value
 
     def unknown(self, tag: str) -> str:
+        if tag in self.metrics.words:
+            return str(self.metrics.words[tag])
         known = [*self.metrics.series, *self.metrics.scalars]
         close = difflib.get_close_matches(tag, known, 3, 0.5)
         return f"no metric {tag!r}" + (f"; did you mean {', '.join(close)}?" if close else f" among {len(known)} metrics")

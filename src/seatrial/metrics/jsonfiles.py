@@ -138,9 +138,11 @@ class _Rows:
     def reading(self) -> Reading:
         """Everything read. Text is no metric, unless its tag has numbers elsewhere: then a value was lost."""
         for tag, places in self._texts.items():
+            damage = Damage(self.path, places[0], len(places), f"the value of {tag!r} is not a number")
             if tag in self._reading.points:
-                damage = Damage(self.path, places[0], len(places), f"the value of {tag!r} is not a number")
                 self._reading.damage.append(damage)
+            else:
+                self._reading.words[tag] = damage
         nested = [Damage(self.path, where, 1, f"a value inside {tag!r} is not finite") for where, tag in self._nested]
         self._reading.damage += nested if self._reading.points else []
         return self._reading

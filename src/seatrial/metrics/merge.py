@@ -27,6 +27,7 @@ class Merger:
         self._scalars: dict[str, Scalar] = {}
         self._overlaps: dict[str, set[int]] = {}
         self._damage: list[Damage] = []
+        self._words: dict[str, Damage] = {}
         self._sources: list[str] = []
         self._restarts: dict[str, set[int]] = {}
         self._original: dict[str, set[int]] = {}
@@ -35,6 +36,8 @@ class Merger:
         """Add one file behind those added before; an `original` is no copy of another, so no two of them hold one step of a run."""
         self._sources.append(source)
         self._damage.extend(reading.damage)
+        for name, words in reading.words.items():
+            self._words.setdefault(self._prefix + name, words)
         for name, points in reading.points.items():
             tag = self._prefix + name
             again = set(_again(points.steps))
@@ -81,6 +84,7 @@ class Merger:
             series={tag: _series(tag, table) for tag, table in self._series.items()},
             scalars=self._scalars,
             damage=tuple(self._damage),
+            words=self._words,
             overlaps=tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(self._overlaps.items())),
             sources=tuple(self._sources),
             restarts=tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(self._restarts.items())),

@@ -28,6 +28,8 @@ class Reading:
     points: dict[str, Points] = field(default_factory=dict)
     scalars: dict[str, Scalar] = field(default_factory=dict)
     damage: list[Damage] = field(default_factory=list)
+    words: dict[str, Damage] = field(default_factory=dict)
+    """Tags of rows that hold text, true or false and never a number."""
 
     def series(self, tag: str) -> Points:
         """The points of one tag, made empty if it is new."""

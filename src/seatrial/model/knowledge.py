@@ -153,5 +153,7 @@ class Signature(Record):
     """Of a harmless one: only where no further steps follow."""
     training: bool = False
     """Of a line that a run got over: counts only between the first and the last step. Before, it is about the start."""
+    bare: bool = False
+    """Of a line that a run got over: searched only in exceptions without a traceback (`Name: message`). None of them is tolerated."""
     seen_in: str = Field(default="")
     """System and version where it was observed."""

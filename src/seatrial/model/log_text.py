@@ -34,6 +34,8 @@ _PROCESS = re.compile(
     r"|\d{1,5}: )+"  # srun --label
 )
 _PREFIXES = frozenset("([0123456789")
+MAY_BEGIN = _HEADS | _PREFIXES
+"""What heads and prefixes begin with, but for the label of a container."""
 _SAID = r"prompt|response|question|completion|output|ground_truth|input|answer|sample"
 _BEGIN = re.compile(
     r"\s*\[(?:prompt|response|question|completion|output)\](?: |$)|(?:Prompt|Response|Completion|Generated text|Sample \d+):\s*$"
@@ -42,6 +44,7 @@ _END = re.compile(
     r"\s*\[(?:score|ground_truth|reward|acc|extra_info)\w*\]|\s*\{['\"]|.*\bstep:\d+ - |={10,}|-{10,}|(?:Reward|Score|Ground truth): "
     r"|.*Traceback \(most recent call last\):"
 )
+_MAY_OPEN = frozenset("[PRCGS")
 _CLOSED = re.compile(r"\s*\[(?:score|ground_truth|reward)\w*\]")
 _LONGEST = 400
 _IN_SAMPLE = re.compile(
@@ -50,6 +53,7 @@ _IN_SAMPLE = re.compile(
     re.IGNORECASE,
 )
 MARGIN = "│┃║╎"
+_MARGINS = frozenset(MARGIN) | {""}
 _SPEAKER = re.compile(
     rf"\s*+(?:\[(?:{_SAID})\]|>|<\|?\w{{1,80}}\|?>"
     r"|\W*+(?:samples?|completions?|responses?|answers?|outputs?|prompts?|generat(?:ion|ions|ed)|questions?|solutions?|rollouts?|text|content"
@@ -88,7 +92,7 @@ class Samples:
             self.later.append((process, at, number))
             del self._broken[process]
         left = self._inside.get(process, 0)
-        if _BEGIN.match(body):
+        if (body[:1] in _MAY_OPEN or body[:1].isspace()) and _BEGIN.match(body):
             self._inside[process] = _LONGEST
             self._broken.pop(process, None)
             return True
@@ -108,4 +112,7 @@ def in_sample(before: str) -> bool:
 
 def is_sample(text: str) -> bool:
     """Whether one line is a row of a table, or what somebody is quoted with."""
-    return text.lstrip().startswith(tuple(MARGIN)) or _SPEAKER.match(text) is not None
+    begin = text.lstrip()[:1]
+    if begin in _MARGINS:
+        return begin != ""
+    return (begin in "[><" or ":" in text or "=" in text) and _SPEAKER.match(text) is not None

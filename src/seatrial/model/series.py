@@ -68,6 +68,8 @@ class Metrics:
     scalars: dict[str, Scalar] = field(default_factory=dict)
     """Top-level values without steps, as some metrics.json files hold."""
     damage: tuple[Damage, ...] = ()
+    words: dict[str, Damage] = field(default_factory=dict)
+    """Tags of rows that hold text, true or false and never a number: damage where the tag is known to be a metric."""
     overlaps: tuple[Overlap, ...] = ()
     sources: tuple[str, ...] = ()
     """Files that were read."""

@@ -63,3 +63,10 @@ class Signals:
         """What each logged step has, where the loop logs it at all."""
         ends = tuple(tag for pair in self.spreads for tag in pair)
         return (*self.loss, *self.grad_norm, *self.rate, *self.reward, *ends, *self.deviations, *self.ties, *self.lengths, *self.entropy)
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All that are numbers by definition."""
+        ordered = tuple(tag for pair in self.ordered for tag in pair)
+        bounded = tuple(bound.tag for bound in self.bounds)
+        return (*self.every_step, *self.moving, *self.counters, *self.shares, *self.not_negative, *ordered, *bounded)

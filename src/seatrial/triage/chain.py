@@ -295,10 +295,13 @@ def _event(line: Line, text: str) -> tuple[How, str, str] | None:
         return (How.REPORT, inner[1], inner[2]) if inner else (How.REPORT, "FAIL", report[1] or report[2])
     if text[0] == "E" and (test := shapes.TEST.match(text)):
         return How.TEST, test[1] or "AssertionError", test[2] or test[3] or ""
-    if shapes.CRASHED.match(text):
+    shell = ": line " in text
+    if (shell or text[0] in "F[*SABt") and shapes.CRASHED.match(text):
         return How.UNCAUGHT, CRASH, text
-    if not line.process and shapes.KILLED.match(text):
+    if not line.process and (shell or text[0] in "[*TKHs" or "eceived " in text) and shapes.KILLED.match(text):
         return How.KILLED, "killed", text
-    if bare := shapes.BARE.match(text):
+    if ("rror" in text or "xception" in text or "fatal: " in text or "ERROR: " in text or "Traceback" in text) and (
+        bare := shapes.BARE.match(text)
+    ):
         return (How.BARE, bare[1], bare[2] or "") if bare[1] else (How.BARE, bare[3], bare[4])
     return None

@@ -15,6 +15,7 @@ import re
 from typing import NamedTuple
 
 from seatrial.model.find import Stems
+from seatrial.model.log_text import is_sample
 from seatrial.model.verdict import Boundary
 from seatrial.triage.quotes import denied, quoted
 
@@ -40,7 +41,7 @@ _PARTS: tuple[tuple[str, Boundary], ...] = (
         Boundary.REFIT,
     ),
     (
-        r"\boptimi[sz]er|\bbackward\b|\bgradients?\b|\bgrads?\b|\bupdates?\b|\bloss\b|\blogits\b|\blog.?probs?\b|\bkl\b"
+        r"\boptimi[sz]er|\bbackward\b|\bgradients?\b|(?<![a-z])grads?(?![a-z])|\bupdates?\b|\bloss\b|\blogits\b|(?<![a-z])log.?probs?\b|\bkl\b"
         r"|\bmodel outputs?\b|\bmini-?batch",
         Boundary.OPTIMIZER,
     ),
@@ -51,6 +52,7 @@ _PARTS: tuple[tuple[str, Boundary], ...] = (
         r"|\binference\b|\bengine\b|\bvllm\b|\bsglang\b",
         Boundary.ROLLOUT,
     ),
+    (r"\bcritic\b|\bpolicy\b|\bvalue (?:head|model|function)\b", Boundary.OPTIMIZER),
     (r"\bdata_?loader|\bbatch(?:es)?\b|\bdatasets?\b|\bprompts?\b|\btokeni[sz]er\b", Boundary.DATA),
 )
 _COMPILED = tuple((re.compile(words, re.IGNORECASE), boundary) for words, boundary in _PARTS)
@@ -72,27 +74,30 @@ _TROUBLE = re.compile(
     r"|\bnans?\b|\bno-?op\b|\bno (?:matching|gradients?|valid|tokens?|output|usable|lora|adapter)\b|\b0 tokens\b|\bexploded\b|\bran out\b"
     r"|\breturned [45]\d\d\b|\bHTTP [45]\d\d\b|\bswallowed\b|\bsuccess ?[=:] ?false\b|\btoo (?:high|large)\b"
     r"|> ?threshold|\bbroken?\b|\bfatal\b"
-    r"|\bexceed(?:s|ed)\b|\blag(?:s|ged|ging)?\b|\bfell (?:behind|off)\b|\bzeroed\b|\bno (?:rewards?|advantages?) (?:was|were|could)\b"
+    r"|\bexceed(?:s|ed)\b|\blag(?:s|ged|ging)?\b|\bfell (?:behind|off|out)\b|\bzeroed\b|\bno (?:rewards?|advantages?) (?:was|were|could)\b"
     r"|\bexpected\b.{0,30}\b(?:got|found|reports?|received)\b"
+    r"|\bunresponsive\b|\b(?:is|are|was|were|looks?) truncated\b|\bafter (?:a |the )?time-?out\b"
     r"|\bexhausted\b|\binvalid\b|\bmissing\b|\babandon\w+|\bdrift\w*|\bunhealthy\b",
     re.IGNORECASE,
 )
 _STRONG = re.compile(
     rf"\bfail(?:ed|ure)\b|\b{_NEGATED}|\bnever\b|\bmismatch\w*|\bdiffers?\b|\bcorrupt\w*|\blost\b|\bunreachable\b|\bcrash\w*|\bdied\b"
     r"|\bdisagree\w*|\bhung\b|\bsuccess ?[=:] ?false\b|\bcould ?(?:n[o']t|not)\b|\bunable\b|\brejected\b|\bno rewards?\b|\bzeroed\b"
-    r"|\btensors? missing\b|\bmissing tensors?\b|\blag\w*\b|\bfell behind\b|\bexpected\b.{0,30}\b(?:got|found|reports?|received)\b",
+    r"|\btensors? missing\b|\bmissing tensors?\b|\blag\w*\b|\bfell (?:behind|out)\b|\baborted\b"
+    r"|\bexpected\b.{0,30}\b(?:got|found|reports?|received)\b",
     re.IGNORECASE,
 )
 _DEAD = re.compile(r"\bdied\b|\bcrashed\b|\bunreachable\b|\bhung\b", re.IGNORECASE)
 """Of a part that a run cannot do without, one such word says it all."""
 _CLEAR = frozenset({Boundary.REFIT, Boundary.PEFT, Boundary.CHECKPOINT, Boundary.DDP, Boundary.OPTIMIZER})
 """Parts of which a strong word is enough: graders and generators say such things of answers, too."""
+_NO_TROUBLE = re.compile(r"\b(?:no|0|without|zero) errors?\b|\berrors?\W+(?:0|none)\b", re.IGNORECASE)
 _INSTEAD = re.compile(
     r"\bcontinu\w*|\bproceed\w*|\bkeep\w* going\b|\bgo(?:es|ing)? on\b|\bcarr\w+ on\b|\bignor\w+|\banyway\b"
     r"|\bskip(?:s|ped|ping)?\b|\bus(?:ing|ed)\b"
     r"|\btreat\w* as\b|\bassum(?:ed|ing)\b|\bzeroed\b|\bzeros\b"
     r"|\b(?:with|as|to|by|scored|returning|returned) 0(?:\.0+)?\b|\bpadd(?:ed|ing)\b|\bfill\w+\b"
-    r"|\binstead\b|\bf[ae]ll\w* back\b|\broll\w* back\b|\babandon\w+|\bkeeps?\b|\bkept\b|\bleft out\b"
+    r"|\binstead\b|\bset to\b|\bf[ae]ll\w* back\b|\broll\w* back\b|\babandon\w+|\bkeeps?\b|\bkept\b|\bleft out\b"
     r"|\brunning with\b|\bre-?(?:start|spawn|creat|launch)\w*|\brecover\w*|\bduplicat\w+|\breus\w+|\brepeat\w*"
     r"|\bdisabled\b|\bwithout\b|\bstarting (?:with|from)\b|\bfresh\b|\bdropp\w+|\bdiscard\w+|\bunchanged\b"
     r"|\blater\b|\bno-?op\b|\bexcluded\b|\breplac\w+"
@@ -101,9 +106,10 @@ _INSTEAD = re.compile(
     re.IGNORECASE,
 )
 _LEVEL = re.compile(
-    r"\W*(?:[\w.:/-]+ ){0,5}?\W*(?:(ERROR|CRITICAL|FATAL)|(WARN(?:ING)?))\b"
+    r"\W*(?:[\w.:/-]+ ){0,5}?(?:[\d:.,]+\W+)?\W*(?:(ERROR|CRITICAL|FATAL|[EF]\d{4} \d\d:\d\d)|(WARN(?:ING)?))\b"
     r"|\W*(?:((?i:error|critical|fatal))|((?i:warning))):|(AssertionError)\b"
 )
+_GLOG = re.compile(r"\[?[ef]\d{4} \d\d:\d\d")
 _AGAIN = re.compile(
     r"\bretry(?!\w* (?:at|in) (?:the )?next (?:step|sync|round))|\bretries\b|\battempt \d|\btry(?:ing)? again\b"
     r"|\b(?:newly|re-?)initiali[sz]ed\b|\btarget kl\b|\bdeprecat|\b\w+Warning: |\bwill be\b|\bwould\b|\bif\b"
@@ -113,7 +119,8 @@ _AGAIN = re.compile(
 _ASIDE = re.compile(
     r"\bwandb|\bmlflow|\btensorboard|\bprometheus|\bswanlab|\btelemetry|\bmetrics?\b|\bexporter|\bdashboard"
     r"|\blogg(?:er|ing)\b|\bupload|\bhub\b|\bplot|\bimport"
-    r"|\bcompil|\bdynamo|\binductor|\btriton|\bkernels?\b|\bcuda graphs?|\bcache|\bfuture\w*|\bprofil|\bmodel card"
+    r"|\bcompil|\bdynamo|\binductor|\btriton|\bkernels?\b|\bcuda graphs?"
+    r"|\bcache(?!d (?:reward|score|weight|response|rollout|batch|completion|advantage))|\bfuture\w*|\bprofil|\bmodel card"
     r"|\breadme|\bwarm-?up\b|\bversion (?:check|mismatch)"
     r"|\btools?\b|\bNET/|\bplugins?\b|\bsockets?\b|\bTCP\b|\brotary|\bcode execution|\bweights only|\bweights_only",
     re.IGNORECASE,
@@ -129,6 +136,8 @@ _OLD = re.compile(r"\breus\w+|\bold(?:er)?\b|\bprevious\b|\bstale\b|\bduplicat\w
 _QUIET = re.compile(r"\W*(?:[\w.:/\[\]-]+ ){0,5}?\W*\b(?:INFO|DEBUG|TRACE)\b|\W*(?i:info|debug|note):|[ID]\d{4} \d\d:")
 """Said as information."""
 _ALL = re.compile(r"\b(?:all|every|everything|nothing|entire|whole)\b|\b(\d+) ?(?:of|/) ?\1\b", re.IGNORECASE)
+_SHARE_OF = re.compile(r"\b(\d{1,6}) (?:out )?of (\d{1,6})\b")
+"""`12 of 16`: half of a step is as good as all."""
 _RIGHT = re.compile(r"\s*(?:[=:]\s*)?(?:0(?:\.0+)?\b(?![.\d])|false\b|\[\]|none\b)", re.IGNORECASE)
 """`errors: 0`."""
 
@@ -169,6 +178,10 @@ _STEMS = (
         "threshold",
         "broke",
         "fatal",
+        "critical",
+        "unresponsive",
+        "truncated",
+        "timeout",
         "exhausted",
     ),
     *("invalid", "missing", "exceed", "lag", "fell ", "zeroed", "expected"),
@@ -212,7 +225,21 @@ _OF_PARTS = Stems(
             "ddp",
         ),
         *("fsdp", "gloo", "worker", "actor", "node", "replica", "engine", "rollout", "generat", "completion", "trajector", "response"),
-        *("sampler", "inference", "vllm", "sglang", "loader", "dataset", "prompt", "tokeni"),
+        *(
+            "sampler",
+            "critic",
+            "policy",
+            "value head",
+            "value model",
+            "value function",
+            "inference",
+            "vllm",
+            "sglang",
+            "loader",
+            "dataset",
+            "prompt",
+            "tokeni",
+        ),
     )
 )
 """Every part holds one of these."""
@@ -220,7 +247,7 @@ _OF_PARTS = Stems(
 
 def may_doubt(lower: str, words: frozenset[str]) -> bool:
     """Whether a line in small letters, of these words, may hold a doubt: keeps the patterns from most lines."""
-    return _TROUBLES.within(f" {lower}", words) and _OF_PARTS.within(lower, words)
+    return (_TROUBLES.within(f" {lower}", words) or _GLOG.match(lower) is not None) and _OF_PARTS.within(lower, words)
 
 
 def doubt(text: str) -> Doubt | None:
@@ -233,17 +260,17 @@ def doubt(text: str) -> Doubt | None:
     if boundary in (Boundary.DATA, Boundary.ROLLOUT) and _TOO_LONG.search(text):
         return None
     troubles = [found for found in _TROUBLE.finditer(text) if not _RIGHT.match(text, found.end()) and not denied(text[: found.start()])]
-    if not troubles:
-        return None
     level = _LEVEL.match(text)
+    if not troubles and not (boundary in _CLEAR and level is not None and (level[1] or level[3]) and not _NO_TROUBLE.search(text)):
+        return None  # an error that names such a part says enough
     error = level is not None and (level[1] or level[3] or level[5]) is not None
     warned = level is not None and _STRONG.search(text) is not None
-    whole = _ALL.search(text) is not None
+    whole = _ALL.search(text) is not None or any(2 * int(part) >= int(all_of) > 1 for part, all_of in _SHARE_OF.findall(text))
     strong = boundary in _CLEAR and any(_STRONG.match(found[0]) for found in troubles)
     dead = any(_DEAD.match(found[0]) for found in troubles)
     said = (
         error or warned or whole or strong or dead or len({found[0].lower() for found in troubles}) > 1 or _INSTEAD.search(text) is not None
     )
-    if not said or quoted(text, troubles[0]):
+    if not said or (quoted(text, troubles[0]) if troubles else is_sample(text)):
         return None
     return Doubt(boundary, error or whole or dead or _OLD.search(text) is not None)

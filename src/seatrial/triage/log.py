@@ -20,7 +20,7 @@ from typing import NamedTuple
 from seatrial.files import read_pieces
 from seatrial.model.errors import UserError
 from seatrial.model.guarded import open_file
-from seatrial.model.log_text import ANSI, split_process, without_head
+from seatrial.model.log_text import ANSI, MAY_BEGIN, split_process, without_head
 
 _REPEATED = re.compile(r" ?\[repeated \d+x across cluster\].*$")
 """What Ray puts behind a line that it shows once for several processes; a frame or a message ends before it."""
@@ -45,12 +45,15 @@ class Log:
     path: Path
 
     def __iter__(self) -> Iterator[Line]:
-        process, blank = "", 0
+        process, blank, new = "", 0, tuple.__new__
         for number, start, piece in read_pieces(self.path):
             if blank:
                 yield Line(blank, "", "", "")
             blank = 0 if piece else number  # what follows the last line feed is no line
             if blank:
+                continue
+            if start and piece[0] not in MAY_BEGIN and piece.isprintable() and "| " not in piece:  # nearly every line
+                yield new(Line, (number, "", _REPEATED.sub("", piece) if " across cluster]" in piece else piece, piece))
                 continue
             if start:
                 process, body, text = _head(piece.rstrip("\r"))

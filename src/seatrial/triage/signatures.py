@@ -79,6 +79,8 @@ def _signature(where: str, entry: Any) -> Signature:
         raise UserError(f"{where}: verdict: {signature.verdict} is not supported by a failure", fix)
     if (signature.tolerated or signature.share) and not signature.silent:
         raise UserError(f"{where}: tolerated and share are limits of silent signatures", "add silent = true, or remove them")
+    if signature.bare and (signature.tolerated or signature.share or not signature.silent):
+        raise UserError(f"{where}: bare needs silent, and no limit", "add silent = true, remove tolerated and share")
     if signature.frame and (signature.silent or signature.harmless):
         raise UserError(f"{where}: frame excludes silent and harmless", "remove one of them")
     return signature

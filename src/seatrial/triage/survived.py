@@ -133,6 +133,7 @@ STEMS = (
     *("fell behind", "excluded", "responded", " are 0", " were 0", "is zero", "is none", "are none", "all zero", "all none", "flow to 0"),
     *("ignored", "incomplete", "to resume", "to restore", "infinit", "throw", "not applied", "not loaded", "not merged", "not attached"),
     *("not transferred", "not found", "base model", "base weights", "base policy", "original", "untrained", "initial "),
+    *("disk full", "disk is full", "disk was full", "still ", "is 0", "= 0", "became 0", "reached 0", "to 0"),
     *("unhealthy", "lost", "replac", "filling", "filled", "unable", "could not", "cannot", "incompat", "invalid", "abort"),
 )
 """Every line of `survived.toml` holds one of these words: one search keeps the others from most lines."""
@@ -212,7 +213,9 @@ class Survivors:
     """Feed the lines of a log in order, then ask for what went beyond its limit."""
 
     def __init__(self) -> None:
-        self._known = load_signatures(LINES)
+        known = load_signatures(LINES)
+        self._known = tuple(signature for signature in known if not signature.bare)
+        self._bare = tuple(signature for signature in known if signature.bare)
         self._patterns = [(s, _finder(s)) for s in self._known]
         self._hits: dict[str, list[Hit]] = {}
         self._counts: dict[str, int] = {}
@@ -229,6 +232,7 @@ class Survivors:
         words = words_of(lower)
         stems, parts = _STEMS.within(lower, words), may_doubt(lower, words)
         if not (stems or parts) or METRICS_ROW.match(text):
+            self._note_dull(text)
             return
         tolerated = False
         for signature, pattern in self._patterns if stems else ():
@@ -245,7 +249,12 @@ class Survivors:
         said = doubt(text) if parts and len(self._doubts) < _MOST else None
         if said is not None:
             self._doubts.append((said, Hit(line.number, line.text), times(line.text)))
-        elif not tolerated and len(text) < _SHORT and len(self._doubts) < _MOST:
+        elif not tolerated and len(self._doubts) < _MOST:
+            self._note_dull(text)
+
+    def _note_dull(self, text: str) -> None:
+        """Remember a short line as one that says nothing."""
+        if len(text) < _SHORT:
             if len(self._dull) >= _MOST_DULL:
                 self._dull.clear()
             self._dull.add(text)
@@ -275,7 +284,7 @@ class Survivors:
         if last is None:
             return
         steps = progress.rounds()
-        for found in _classes(chains, progress, framed, steps):
+        for found in _classes(chains, progress, framed, self._bare, steps):
             if len(found.hits) > found.limit:
                 yield _raised(found, steps)
         acquit = [(s.ending, compile_pattern(f"signature {s.id}", s.pattern)) for s in harmless]
@@ -346,13 +355,15 @@ def _often(count: int, steps: int) -> str:
     return f"{count} time{'s' if count > 1 else ''} in {steps} step{'s' if steps != 1 else ''}."
 
 
-def _classes(chains: Sequence[Chain], progress: Progress, framed: Sequence[Signature], steps: int) -> Iterator[_Class]:
+def _classes(
+    chains: Sequence[Chain], progress: Progress, framed: Sequence[Signature], bare: Sequence[Signature], steps: int
+) -> Iterator[_Class]:
     """The survived errors, by what they raised and where."""
     found: dict[tuple[str, Boundary, int], list[Chain]] = {}
     for chain in chains:
         if not survived(chain, progress) or not progress.after(chain.end, main=False):
             continue
-        place = _place(chain, progress, framed, steps)
+        place = _untold(chain, progress, bare) or _place(chain, progress, framed, steps)
         if place is not None:
             boundary, limit = place
             found.setdefault((shapes.short(chain.first.name), boundary, limit), []).append(chain)
@@ -362,6 +373,17 @@ def _classes(chains: Sequence[Chain], progress: Progress, framed: Sequence[Signa
         native = group[0].how is How.KILLED or group[0].crash
         hits = tuple(Hit(c.first.line, c.first.lines[0][1].strip()) for c in group)
         yield _Class(boundary, hits, "" if native else name, limit, excerpt)
+
+
+def _untold(chain: Chain, progress: Progress, bare: Sequence[Signature]) -> tuple[Boundary, int] | None:
+    """Where an exception without a traceback hit, if its own words name a part whose errors are never noise."""
+    first = chain.first
+    if chain.how is not How.BARE or chain.crash or not progress.building(chain.start):
+        return None
+    if not _exception(first.name) or shapes.short(first.name) in _OPTIONAL:
+        return None
+    said = f"{shapes.short(first.name)}: {first.message}"
+    return next(((s.boundary, 0) for s in bare if s.boundary is not None and _finder(s).search(said)), None)
 
 
 def _place(chain: Chain, progress: Progress, framed: Sequence[Signature], steps: int) -> tuple[Boundary, int] | None:
@@ -407,7 +429,7 @@ def _place(chain: Chain, progress: Progress, framed: Sequence[Signature], steps:
 
 def _exception(name: str) -> bool:
     """Whether a bare line names an exception; `error: …` is a tool's word."""
-    return name[:1].isupper() and name not in ("ERROR",)
+    return shapes.short(name)[:1].isupper() and name not in ("ERROR",)
 
 
 def _boundary(frames: Sequence[str], said: str, framed: Sequence[Signature]) -> Boundary | None:

@@ -6,6 +6,7 @@ not move although there were advantages and a learning rate are a failure, not a
 
 from __future__ import annotations
 
+from seatrial.checks.training_run import DEAD_RATE
 from seatrial.model.loop import Vacuity
 from seatrial.model.series import Metrics
 from seatrial.model.verdict import Boundary
@@ -21,7 +22,7 @@ def is_evaluation(run: str) -> bool:
 
 def vacuous(metrics: Metrics) -> Vacuity | None:
     """Why this run could not have shown anything, or None."""
-    for tag, series in sorted(metrics.series.items()):
+    for tag, series in sorted(metrics.series.items(), key=lambda item: (not item[0].endswith("learning_rate"), item[0])):
         run, _, name = tag.rpartition("/")
         where = "" if run in ("train", "") else f" in {run}"
         if not series.values or is_evaluation(run):
@@ -30,7 +31,7 @@ def vacuous(metrics: Metrics) -> Vacuity | None:
             return Vacuity(f"vacuous: every group of completions earned the same reward at every step{where}, so all advantages are zero")
         if name == "reward_std" and max(series.values) == 0:
             return Vacuity(f"vacuous: the reward never varied{where}, so all advantages are zero")
-        if name == "learning_rate" and "control" not in run and max(series.values) == 0:
+        if name == "learning_rate" and "control" not in run and max(map(abs, series.values)) <= DEAD_RATE:
             reason = f"vacuous: the learning rate was 0 at every step{where}, so no weight could change"
             return Vacuity(reason, Boundary.OPTIMIZER)
     return None

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from seatrial.loops.lines import lines
+from seatrial.loops.verl.signals import SIGNALS
 from seatrial.model.guarded import parse_float, parse_step, parse_whole
 from seatrial.model.series import Damage, Metrics, Overlap, Series
 
@@ -25,7 +26,7 @@ _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*(?:e[-+]?[0-9]+)?|\.[0-9]+|nan|NaN|inf|Infini
 TRAINED = re.compile(r"(?:^|.*/)(?:training/global_step|actor/(?:pg_)?loss|critic/vf_loss|train/loss)$")
 """Metrics that only a training step writes."""
 WORDS = {"True": "1", "False": "0", "None": "nan", "null": "nan"}
-NUMBERS = re.compile(rf"{TRAINED.pattern}|(?:.*/)?(?:grad_norm|lr)$")
+NUMBERS = re.compile(rf"(?:[^/]+/)*?(?:{'|'.join(SIGNALS.every)})$")
 """Metrics of which True and False are damage."""
 ITEM = re.compile(rf"(?P<key>\S.*):(?:np\.\w+\((?P<wrapped>{_NUMBER})\)|(?P<plain>{_NUMBER}))")
 """A key may hold colons, so the value stands after the last one."""
@@ -44,7 +45,7 @@ def read_console(log: Path) -> Metrics:
     again: dict[str, set[int]] = {}
     latest: dict[str, int] = {}
     damage: list[Damage] = []
-    texts: list[tuple[str, int]] = []
+    words: dict[str, Damage] = {}
     end = last = 0
     for number, _, text in lines(log):
         end = number
@@ -54,7 +55,8 @@ def read_console(log: Path) -> Metrics:
                 damage.append(Damage(str(log), f"line {number}", 1, "a record of metrics whose step is no step"))
                 continue
             values, logic, torn = _values(body)
-            texts += [(key, number) for key in logic]
+            for key in logic:
+                words.setdefault(key, Damage(str(log), f"line {number}", 1, f"the value of {key!r} is not a number"))
             if torn is not None:
                 damage.append(Damage(str(log), f"line {number}", 1, f"not a record of metrics: {torn[:80]!r}"))
             for tag, value in values.items():
@@ -64,13 +66,13 @@ def read_console(log: Path) -> Metrics:
                 if points.setdefault(tag, {}).get(step, value) != value:
                     twice.setdefault(tag, set()).add(step)
                 points[tag][step] = value
-    damage += [Damage(str(log), f"line {number}", 1, f"the value of {key!r} is not a number") for key, number in texts]
     if last and last == end and not damage:  # no line feed after it: the last number may be half of one
         damage.append(Damage(str(log), f"line {end}", 1, "the log ends inside a record of metrics"))
     series = {tag: Series(tag, tuple(sorted(table)), tuple(table[s] for s in sorted(table))) for tag, table in points.items()}
     overlaps = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(twice.items()))
     restarts = tuple(Overlap(tag, tuple(sorted(steps))) for tag, steps in sorted(again.items()))
-    return Metrics(series=series, damage=tuple(damage), overlaps=overlaps, sources=(str(log),) if series else (), restarts=restarts)
+    sources = (str(log),) if series else ()
+    return Metrics(series=series, damage=tuple(damage), words=words, overlaps=overlaps, sources=sources, restarts=restarts)
 
 
 def _records(text: str) -> Iterator[tuple[int | None, str]]:
@@ -95,6 +97,7 @@ def _values(body: str) -> tuple[dict[str, float], list[str], str | None]:
         key, text = match["key"], match["wrapped"] or match["plain"]
         if text in ("True", "False") and NUMBERS.match(key):
             logic.append(key)
+            continue
         if key.endswith("/lr") and text == "0.000":
             continue  # older versions print three digits, and learning rates are smaller than that
         values[key] = parse_float(WORDS.get(text, text))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from seatrial.checks.training_run import DEAD_RATE
 from seatrial.loops.verl.console import skipped_steps
 from seatrial.model.loop import Vacuity
 from seatrial.model.series import Metrics, Series
@@ -28,7 +29,7 @@ def vacuous(metrics: Metrics) -> Vacuity | None:
         where = f" in {run.rstrip('/')}" if run else ""
         for part in (ACTOR, SUPERVISED):
             rate = metrics.series.get(f"{run}{part}/lr")
-            if rate and rate.values and max(rate.values) == 0 and run != CONTROL:
+            if rate and rate.values and max(map(abs, rate.values)) <= DEAD_RATE and run != CONTROL:
                 reason = f"vacuous: the learning rate was 0 at every step{where}, so no weight could change"
                 return Vacuity(reason, Boundary.OPTIMIZER)
         for name, what in SPREADS:

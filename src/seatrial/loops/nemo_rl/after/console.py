@@ -68,7 +68,8 @@ class _Reader:
 
     def feed(self, process: str, text: str) -> bool:
         """Take the next line; whether it was a row of results."""
-        if match := STEP.search(text):
+        ruled = "=====" in text
+        if ruled and (match := STEP.search(text)):
             self.step, self.process, self.block = self.before + parse_whole(match[1]), process, ""
         elif match := EPOCH.search(text):
             self.before = self.step if parse_whole(match[1]) > 1 else 0
