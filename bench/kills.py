@@ -5,7 +5,7 @@
 
 - One whole trial is timed first, from its directory's first appearance to its end. The kills are spread over this time, one random
   moment in each of equal parts.
-- A trial that ended before its kill does not count: the same part is drawn again, earlier each time.
+- A trial that ended before its kill does not count: its part is drawn again, of the time that it took.
 - Each kill is followed by `seatrial resume`; every second one is killed again while it resumes.
 - A trial must end with a Pass whose files are as they were recorded, or be refused before anything ran (no trial.json). Anything else
   is printed, and the exit code is 1; 77 where the environment is not in the cache.
@@ -33,7 +33,7 @@ ENDED = "ended before the kill"
 START_S = 0.3
 """A resume takes about so long before it touches the trial."""
 TRIES = 20
-"""Draws of one moment; each later one lies nearer to the start."""
+"""Draws of one moment."""
 
 
 def program(loop: str) -> tuple[str, ...]:
@@ -71,12 +71,12 @@ def run(command: list[str], kill_after: float | None = None, out: Path | None = 
         return process.returncode, said.read(), seconds
 
 
-def one(loop: str, out: Path, moment: float, again: float | None) -> str:
-    """What became of one trial that was killed at a moment, and of its resume at another."""
+def one(loop: str, out: Path, moment: float, again: float | None) -> str | float:
+    """What became of one trial that was killed at a moment, and of its resume at another; its seconds if it ended before."""
     cli = program(loop)
-    code, _, _ = run(words(loop, out), moment, out)
+    code, _, seconds = run(words(loop, out), moment, out)
     if code >= 0:
-        return ENDED
+        return seconds
     started = (out / "trial.json").exists()
     twice = ""
     if again is not None and started:
@@ -111,14 +111,16 @@ def main() -> int:
     began = time.monotonic()
     for number in range(chosen.kills):
         outcome = ENDED
-        for attempt in range(TRIES):
-            moment = whole * (number + rng.random()) / chosen.kills * 0.9**attempt
+        for _ in range(TRIES):
+            moment = whole * (number + rng.random()) / chosen.kills
             again = whole * rng.random() + START_S if number % 2 else None
-            outcome = one(chosen.loop, place / str(number), moment, again)
+            ended = one(chosen.loop, place / str(number), moment, again)
             shutil.rmtree(place / str(number), ignore_errors=True)
             tries += 1
-            if outcome != ENDED:
+            if isinstance(ended, str):
+                outcome = ended
                 break
+            whole = min(whole, ended)
         found[outcome.split("\n")[0]] += 1
         print(f"{number + 1:3} killed after {moment:.2f} s of {whole:.1f}: {outcome}", flush=True)
     print(f"{json.dumps(found)}, {tries} trials in {time.monotonic() - began:.0f} s")

@@ -52,7 +52,7 @@ class Workers:
         self._turn = asyncio.Semaphore(count or min(os.cpu_count() or 1, _MOST))
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
-        self._closed = False
+        self._closed = asyncio.Event()
 
     async def ask(self, request: Mapping[str, Any]) -> Any:
         """The answer to a request. Raises WorkerError, and UserError when a worker cannot load what it needs."""
@@ -63,7 +63,7 @@ class Workers:
                 return await self._ask(request)
 
     async def _ask(self, request: Mapping[str, Any]) -> Any:
-        if self._closed:  # a retry, or a request that waited for its turn, would start a worker that nobody ends
+        if self._closed.is_set():  # a retry, or a request that waited for its turn, would start a worker that nobody ends
             raise WorkerError("the verifier was closed", heals=True)
         worker = self._idle.pop() if self._idle else await self._start()
         try:
@@ -86,7 +86,7 @@ class Workers:
 
     async def close(self) -> None:
         """End every worker, also those that load or answer."""
-        self._closed = True
+        self._closed.set()
         self._idle.clear()
         workers = [*self._all]
         for worker in workers:  # before the first wait: that may be cancelled
@@ -97,7 +97,7 @@ class Workers:
         words = (sys.executable, "-m", "seatrial.rollouts.verify.worker", *self._arguments)
         worker = _Worker(await start_child(words, start_new_session=True, before_exec=_before_exec()))
         self._all.add(worker)
-        if self._closed:  # while it started
+        if self._closed.is_set():  # while it started
             await self._end(worker)
             raise WorkerError("the verifier was closed", heals=True)
         what = f"a worker of the verifier ({' '.join(self._arguments)})"
@@ -108,7 +108,7 @@ class Workers:
             await self._end(worker)
             raise UserError(f"{what} did not load within {_LOAD_S:g} s", "see what its import waits for") from None
         except (asyncio.IncompleteReadError, ConnectionError, ValueError):
-            if self._closed:
+            if self._closed.is_set():
                 await self._end(worker)
                 raise WorkerError("the verifier was closed", heals=True) from None
             raise UserError(f"{what} died while loading ({_how(await self._end(worker))})", "import it in a Python of your own") from None
