@@ -16,6 +16,7 @@ import pytest
 
 from cli.command import inside
 from fuzz import DATA, fuzz
+from seatrial.evidence.lazy_redactor import LazyRedactor
 from seatrial.files import CUT, LINE, MOST_TELLING, PIECE, LeftOut, left_out_of, read_pieces
 
 
@@ -131,6 +132,13 @@ def test_a_line_costs_no_square_of_its_length(tmp_path: Path, text: str) -> None
 
     judge(100)  # imports
     assert growth(judge) < QUADRATIC
+
+
+@pytest.mark.parametrize("text", ["x", "x1_", ":__", "://", " ", "a.b", "<a ", "name: ", '"', "\\\\"])
+def test_what_the_redactor_reads_costs_no_square_of_its_length(text: str) -> None:
+    redactor = LazyRedactor({})
+    redactor.tokens("ghp_" + "a1B2" * 9)  # imports
+    assert growth(lambda length: [redactor.tokens((text * length)[:length]) for _ in range(4)] and None) < QUADRATIC
 
 
 def test_growth_tells_a_square_from_a_line() -> None:
