@@ -166,6 +166,7 @@ def campaign(folder: Path) -> World:
             ("rollouts", "export", "{}/campaign", "gym"),
         ),
         ("rollouts", "rescore", "{}/campaign", "--out", "{}/again", "--verifier", "exact"),
+        *(("collect",), ("collect",)),
         ("history", "import", "{}/campaign", "--store", "{}/h.db"),
     )
     return taken(folder, *asked, spared=("campaign/merged/.lease",), moved=False)
@@ -270,7 +271,8 @@ def jobs(folder: Path) -> World:
         place.log("client", 0, index).write_text("hello\n")
     place.submission_file.write_text(Submission(job="c", name="c-1", slurm="12", profile="p", units=(0, 1), submitted=1).model_dump_json())
     logs = ("jobs", "logs", "{}", "c", "--index", "1")
-    return taken(folder, ("jobs", "list", "{}"), ("jobs", "list", "{}", "--units"), ("jobs", "list", "{}", "--json"), logs)
+    more = (("jobs", "wait", "{}", "--deadline", "0.01"), ("jobs", "resubmit", "{}", "--on", "slurm:a"))
+    return taken(folder, *more, ("jobs", "list", "{}"), ("jobs", "list", "{}", "--units"), ("jobs", "list", "{}", "--json"), logs)
 
 
 def environments(folder: Path) -> World:
