@@ -302,4 +302,22 @@ def chunks(rng: random.Random, place: Path) -> None:
     asyncio.run(read())
 
 
-PARSERS: tuple[Parser, ...] = (slurm, verified, source, weights, refit, selection, selecting, locks, nightly, chunks)
+def leftovers(rng: random.Random, place: Path) -> None:
+    """What a killed Seatrial left to tell which processes are its own. No process gets a signal."""
+    from seatrial.launch import descendants
+    from seatrial.model.errors import UserError
+
+    path = place / "1.pids"
+    path.write_bytes(b'{"run_id": "no-such-run", "pid": 4194305, "started": 1.5, "owner": 4194306, "owner_started": 1.0}')
+    mutate(rng, path)
+    said = ""
+    with mock.patch.object(descendants, "send") as sent:
+        try:
+            descendants.end_leftovers(path, grace_s=0)
+        except UserError as error:
+            said = str(error)
+    assert not said or path.name in said
+    assert not sent.called
+
+
+PARSERS: tuple[Parser, ...] = (slurm, verified, source, weights, refit, selection, selecting, locks, nightly, chunks, leftovers)

@@ -20,6 +20,7 @@ from rollouts.gym_instance import campaign as gym_campaign
 from rollouts.imports_made import gym_files
 from rollouts.profiled import campaign, collected, ok, questions
 from seatrial.checks.step import limitations, read_shadow
+from seatrial.launch.descendants import end_leftovers
 from seatrial.launch.slurm import commands
 from seatrial.launch.staged import ray_step
 from seatrial.loops import get_loop
@@ -60,6 +61,7 @@ from seatrial.trial.plan import parse_levels
 
 DEEP = "[" * 900 + "]" * 900
 DIGITS = "9" * 5000
+RAW_NAN = "a place for NaN"
 
 
 BEYOND_64_BITS = '{"answer": 123456789012345678901234567890}'
@@ -409,3 +411,41 @@ def test_requirements_that_name_a_file_whose_name_is_too_long(tmp_path: Path) ->
 def test_a_header_of_a_refit_that_is_nested_too_deeply() -> None:
     with pytest.raises(RefitRefused, match="header is not valid"):
         header.parse(b"[" * 30_000)
+
+
+def test_an_edited_record_with_its_checksum_is_named_by_export(tmp_path: Path) -> None:
+    place = collected(campaign(tmp_path, {"a": questions(1)}), [[ok(1.0), ok(0.0), ok(1.0), ok(1.0)]])
+    shards = list(place.root.rglob("attempt-*.jsonl"))
+    for shard in shards:
+        lines = shard.read_bytes().splitlines()
+        shard.write_bytes(b"".join(with_nan(line) + b"\n" for line in lines))
+    assert inside("rollouts", "merge", place.root, "--partial", HOME=str(tmp_path)).code == 0
+    for layout in ("gym", "skills"):
+        answer = inside("rollouts", "export", place.root, layout)
+        assert (answer.code, str(place.merged) in answer.err) == (2, True), answer.err
+
+
+def with_nan(line: bytes) -> bytes:
+    """A record whose row holds NaN, with a checksum that holds."""
+    head = json.loads(line)[KEY]
+    return sealed(json.dumps({KEY: head, "reward": RAW_NAN}).replace(f'"{RAW_NAN}"', "NaN").encode())
+
+
+@pytest.mark.parametrize(("key", "value"), [("weight", 0), ("limit", -1)])
+def test_a_damaged_campaign_is_named_by_what_goes_on_with_it(tmp_path: Path, key: str, value: int) -> None:
+    place = collected(campaign(tmp_path, {"a": questions(1)}), [[ok(1.0), ok(0.0), ok(1.0), None]])
+    table = json.loads(place.campaign.read_text())
+    table["datasets"][0][key] = value
+    place.campaign.write_text(json.dumps(table))
+    words = (("rescore", place.root, "--out", tmp_path / "again", "--verifier", "exact"), ("resume", place.root))
+    for command in words:
+        answer = inside("rollouts", *command, HOME=str(tmp_path))
+        assert (answer.code, str(place.campaign) in answer.err) == (2, True), answer.err
+
+
+@pytest.mark.parametrize("change", [{"owner": -1}, {"run_id": ""}, {"started": 0}, {"owner": "x"}])
+def test_a_damaged_list_of_processes_is_named_and_ends_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    row = {"run_id": "no-such-run", "pid": 1, "started": 1.0, "owner": 4194306, "owner_started": 1.0}
+    (tmp_path / "1.pids").write_text(json.dumps({**row, **change}))
+    with pytest.raises(UserError, match=r"1\.pids"):
+        end_leftovers(tmp_path / "1.pids")
