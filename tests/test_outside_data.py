@@ -443,7 +443,7 @@ def test_a_damaged_campaign_is_named_by_what_goes_on_with_it(tmp_path: Path, key
         assert (answer.code, str(place.campaign) in answer.err) == (2, True), answer.err
 
 
-@pytest.mark.parametrize("change", [{"owner": -1}, {"run_id": ""}, {"started": 0}, {"owner": "x"}])
+@pytest.mark.parametrize("change", [{"owner": -1}, {"run_id": ""}, {"started": -1}, {"owner": "x"}])
 def test_a_damaged_list_of_processes_is_named_and_ends_none(tmp_path: Path, change: dict[str, Any]) -> None:
     row = {"run_id": "no-such-run", "pid": 1, "started": 1.0, "owner": 4194306, "owner_started": 1.0}
     (tmp_path / "1.pids").write_text(json.dumps({**row, **change}))

@@ -66,7 +66,7 @@ class PidFile(Record):
     run_id: str = Field(min_length=1)
     pid: int | None
     """Its child; None while that is being started."""
-    started: float = Field(gt=0)
+    started: float = Field(ge=0)
     """Nothing of the run is older: the start of its child, or, while that is being started, of the owner."""
     owner: int = Field(gt=0)
     """The Seatrial process that runs it."""
