@@ -31,7 +31,7 @@ from unittest import mock
 from cli.command import Answer, inside
 from fuzz_mutate import changed, rows_changed, written
 from fuzz_parsers import PARSERS
-from fuzz_worlds import WORLDS, World, damage
+from fuzz_worlds import WORLDS, World, damage, fake_loop
 from seatrial.launch.environments import Environments
 from seatrial.loops import get_loop
 from seatrial.model.errors import BlockedError, UserError
@@ -262,6 +262,7 @@ class Corpus:
         self.store = self._store()
         self.parquet = _parquet()
         self.worlds: dict[str, World] = {}
+        self._refused: dict[tuple[str, tuple[str, ...]], bool] = {}
 
     def world(self, name: str) -> World:
         """A directory that commands read; made when it is first wanted."""
@@ -270,6 +271,16 @@ class Corpus:
                 (place := Path(folder) / "run").mkdir()
                 self.worlds[name] = WORLDS[name](place)
         return self.worlds[name]
+
+    def refused(self, name: str, command: tuple[str, ...], fuzzer: Fuzzer) -> bool:
+        """Whether a command is a usage error in the undamaged world, too."""
+        if (name, command) not in self._refused:
+            with tempfile.TemporaryDirectory(prefix="seatrial-fuzz-world-") as folder:
+                world = self.world(name)
+                world.write(place := world.home or Path(folder) / "run")
+                answer = fuzzer._asked(place, tuple(word.replace("{}", str(place)) for word in command))
+            self._refused[name, command] = answer is not None and answer.code == 2
+        return self._refused[name, command]
 
     def _below(self, folder: str, endings: tuple[str, ...]) -> list[Path]:
         return sorted(path for path in (DATA / folder).rglob("*") if path.name.endswith(endings))
@@ -548,14 +559,36 @@ class Fuzzer:
     def world(self, rng: random.Random) -> Answer | None:
         """A whole directory with one or two files damaged, and a command that reads it."""
         name = rng.choice(sorted(WORLDS))
-        world, place = self.corpus.world(name), self.place / "run"
+        world = self.corpus.world(name)
+        place = world.home or self.place / "run"
+        shutil.rmtree(place, ignore_errors=True)
         files = world.write(place)
-        command = tuple(word.replace("{}", str(place)) for word in rng.choice(world.commands))
-        self.said = [" ".join(command), *damage(rng, files)]
-        known: dict[str, Callable[..., None]] = {"replay": self._replay, "prepare": self._prepare}
+        commands = [rng.choice(world.commands) for _ in range(rng.choice((1, 1, 2)))]
+        damaged = damage(rng, files)
+        self.said, answer = damaged, None
+        for words in commands:  # what one writes, the next reads
+            self.said = [*self.said, " ".join(words)]
+            answer = self._asked(place, tuple(word.replace("{}", str(place)) for word in words))
+            if answer is None or answer.code not in ALLOWED:
+                return answer
+        if (
+            answer is not None
+            and len(commands) == 1
+            and not named(answer, damaged, place)
+            and not self.corpus.refused(name, commands[0], self)
+        ):
+            raise AssertionError(f"the message names no file: exit code {answer.code}: {answer.out}{answer.err}")
+        return answer
+
+    def _asked(self, place: Path, command: tuple[str, ...]) -> Answer | None:
+        """The answer to a command of a world; None where it has none."""
+        known: dict[str, Callable[..., None]] = {"replay": self._replay, "prepare": self._prepare, "collect": self._collected}
         if command[0] in known:
             known[command[0]](place, *command[1:])
             return None
+        if command[0] == "fake":
+            with fake_loop():
+                return inside(*command[1:], cwd=self.place, HOME=str(place / "home"), SEATRIAL_HISTORY="off", SEATRIAL_BASE_CACHE="off")
         if command[:2] == ("functional", "judge"):
             self._judged(place, *command[2:])
             return None
@@ -573,6 +606,28 @@ class Fuzzer:
         from seatrial.regress.bisect.logs.replay import read_marks
 
         read_marks(Path(file), place / repo)
+
+    def _collected(self, place: Path) -> None:
+        """What a collector does with a campaign that others left: take each shard, and write down what it owes."""
+        from seatrial.rollouts.collect.book import Book
+        from seatrial.rollouts.journal.lease import HeldError
+        from seatrial.rollouts.manifest import load
+        from seatrial.rollouts.place import Place
+        from seatrial.rollouts.record import Head
+        from seatrial.rollouts.units import Units
+
+        campaign = Place(place / "campaign")
+        manifest = load(campaign)
+        with Units(campaign, manifest) as units:
+            for shard in range(min(manifest.shards, 4)):
+                with suppress(HeldError):
+                    book = Book.open(campaign, shard, lambda: True)
+                    if book is None:
+                        continue
+                    for number in [*book.numbers(units)]:
+                        unit = units.unit(number)
+                        book.write(Head(number, unit.row.id, unit.repeat, unit.seed, "ok", reward=1.0), {"text": "x"})
+                    book.close("done")
 
     def _judged(self, place: Path, code: str = "0") -> None:
         from seatrial.regress.functional.judge import Ran, judge
@@ -745,6 +800,13 @@ class Fuzzer:
         path = self._file("evidence.jsonl", rows_changed(rng, row * 2))
         with suppress(ValueError):  # "nothing was recorded" is what it becomes
             evidence.read(path)
+
+
+def named(answer: Answer, damaged: list[str], place: Path) -> bool:
+    """Whether a usage error says which file it is about: one of the damaged ones, or one of their directory."""
+    text = "".join(f"{answer.out}{answer.err}".split())
+    names = [said.partition(":")[0] for said in damaged]
+    return answer.code != 2 or any("".join(name.split()) in text for name in (*names, str(place)))
 
 
 @contextmanager

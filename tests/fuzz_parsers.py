@@ -4,11 +4,15 @@ refits, the state of test selection, locks. Each takes a generator and an empty 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import os
 import random
 import sqlite3
 import struct
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -17,6 +21,7 @@ from unittest import mock
 
 from fuzz_mutate import NUMBERS, TEXTS, changed, hostile, json_changed, mutate, toml_changed, written
 
+STATE = ".seatrial-select.sqlite"
 Parser = Callable[[random.Random, Path], None]
 
 
@@ -189,6 +194,53 @@ def selection(rng: random.Random, place: Path) -> None:
             state.save(path, given, "d", outcomes, lambda path, block: "1")
 
 
+PROJECT = {
+    "pytest.ini": "[pytest]\npythonpath = .\n",
+    "a.py": "def f():\n    return 1\n",
+    "test_a.py": "import a\n\n\ndef test_a():\n    assert a.f() == 1\n\n\ndef test_b():\n    pass\n",
+}
+
+
+@functools.cache
+def _recorded() -> bytes:
+    """The state file of a session that recorded the project."""
+    with tempfile.TemporaryDirectory(prefix="seatrial-fuzz-select-") as folder:
+        _session(Path(folder), "--seatrial-record")
+        return (Path(folder) / STATE).read_bytes()
+
+
+def _session(place: Path, option: str) -> str:
+    """A session of pytest over the project, in a process of its own."""
+    for name, text in PROJECT.items():
+        (place / name).write_text(text)
+    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", option)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "SEATRIAL_"))}
+    cache = {"XDG_CACHE_HOME": str(place / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(words, cwd=place, env={**kept, **cache}, capture_output=True, text=True, check=False, timeout=60)
+    said = done.stdout + done.stderr
+    assert done.returncode in (0, 5), said  # 5: no test was selected
+    assert "INTERNALERROR" not in said, said
+    assert "Traceback" not in said, said
+    return said
+
+
+def selecting(rng: random.Random, place: Path) -> None:
+    """A session that selects by a damaged state file: it says so and runs every test, or what it says still holds. Few: a process each."""
+    if rng.random() < 0.9:
+        return
+    path = place / STATE
+    path.write_bytes(_recorded())
+    if rng.random() < 0.4:
+        mutate(rng, path)
+    else:
+        data = bytearray(path.read_bytes())
+        for _ in range(rng.choice((1, 3, 30))):
+            at = rng.randrange(len(data))
+            data[at : at + rng.choice((1, 4, 64))] = bytes([rng.randrange(256)]) * rng.choice((1, 4, 64))
+        path.write_bytes(bytes(data))
+    _session(place, "--seatrial-select")
+
+
 def locks(rng: random.Random, place: Path) -> None:
     """Locks of environments, of ours and of a commit; groups of tests."""
     import pytest
@@ -250,4 +302,22 @@ def chunks(rng: random.Random, place: Path) -> None:
     asyncio.run(read())
 
 
-PARSERS: tuple[Parser, ...] = (slurm, verified, source, weights, refit, selection, locks, nightly, chunks)
+def leftovers(rng: random.Random, place: Path) -> None:
+    """What a killed Seatrial left to tell which processes are its own. No process gets a signal."""
+    from seatrial.launch import descendants
+    from seatrial.model.errors import UserError
+
+    path = place / "1.pids"
+    path.write_bytes(b'{"run_id": "no-such-run", "pid": 4194305, "started": 1.5, "owner": 4194306, "owner_started": 1.0}')
+    mutate(rng, path)
+    said = ""
+    with mock.patch.object(descendants, "send") as sent:
+        try:
+            descendants.end_leftovers(path, grace_s=0)
+        except UserError as error:
+            said = str(error)
+    assert not said or path.name in said
+    assert not sent.called
+
+
+PARSERS: tuple[Parser, ...] = (slurm, verified, source, weights, refit, selection, selecting, locks, nightly, chunks, leftovers)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import random
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fuzz_mutate import mutate
 from seatrial.files import write_json
@@ -34,6 +38,8 @@ class World:
     """Beginnings of paths that are not damaged."""
     empty: tuple[str, ...] = field(default=())
     """Directories without files."""
+    home: Path | None = None
+    """Where it must lie, since digests cover files that name their directory."""
 
     def write(self, root: Path) -> list[Path]:
         """Put it there; gives the files that may be damaged."""
@@ -160,6 +166,7 @@ def campaign(folder: Path) -> World:
             ("rollouts", "export", "{}/campaign", "gym"),
         ),
         ("rollouts", "rescore", "{}/campaign", "--out", "{}/again", "--verifier", "exact"),
+        *(("collect",), ("collect",)),
         ("history", "import", "{}/campaign", "--store", "{}/h.db"),
     )
     return taken(folder, *asked, spared=("campaign/merged/.lease",), moved=False)
@@ -176,6 +183,46 @@ def rollouts(folder: Path) -> World:
     gym = ("rollouts", "import", "gym", f"{{}}/gym/{made.name}", "--out", "{}/c")
     known = ("rollouts", "import", "skills", "{}/output-rs0.jsonl", "{}/output-rs1.jsonl", "--out", "{}/c")
     return taken(folder, gym, (*gym, "--partial"), (*gym, "--inputs", f"{{}}/gym/{inputs.name}"), known, (*known, "--partial"))
+
+
+def stopped(_: Path) -> World:
+    """A trial of the fake loop that was killed in its second level: `resume` judges the first and runs the second, see `fake_loop`."""
+    from cli.command import inside
+    from trial.test_kills import CUTTER, KilledError
+
+    folder = Path(tempfile.mkdtemp(prefix="seatrial-fuzz-trial-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    words, run = ("--level", "0-1", "--python", sys.executable), folder / "run"
+    for after in range(20, 1000, 20):
+        shutil.rmtree(run, ignore_errors=True)
+        with fake_loop(), suppress(KilledError), CUTTER.cut(run, after):
+            inside("run", "fake", *words, "--out", run, SEATRIAL_HISTORY="off", SEATRIAL_BASE_CACHE="off")
+        if (run / "levels" / "1-second" / "run.log").exists():
+            break
+    asked = (("fake", "resume", "{}"), ("fake", "resume", "{}", "--json"), ("fake", "report", "{}"), ("fake", "report", "{}", "-f", "json"))
+    return replace(taken(run, *asked, moved=False), home=run)
+
+
+@contextmanager
+def fake_loop() -> Iterator[None]:
+    """The fake loop instead of the real ones, whose process runs in this one."""
+    import seatrial.loops
+    from seatrial.model.loop import Loop
+    from seatrial.trial import conduct
+    from trial.conftest import asked_once
+    from trial.fake import FakeLoop
+    from trial.test_kills import run_here
+
+    def get(_: object) -> Loop:
+        return FakeLoop()
+
+    with ExitStack() as patches:
+        for owner, name, value in (
+            *((seatrial.loops, "get_loop", get), (conduct, "loop_of", get), (conduct, "environment_record", asked_once)),
+            *((os, "fsync", lambda _: None), (sys.modules["seatrial.trial.level"], "run", run_here)),
+        ):
+            patches.enter_context(mock.patch.object(owner, name, value))
+        yield
 
 
 def bisect(folder: Path) -> World:
@@ -224,7 +271,8 @@ def jobs(folder: Path) -> World:
         place.log("client", 0, index).write_text("hello\n")
     place.submission_file.write_text(Submission(job="c", name="c-1", slurm="12", profile="p", units=(0, 1), submitted=1).model_dump_json())
     logs = ("jobs", "logs", "{}", "c", "--index", "1")
-    return taken(folder, ("jobs", "list", "{}"), ("jobs", "list", "{}", "--units"), ("jobs", "list", "{}", "--json"), logs)
+    more = (("jobs", "wait", "{}", "--deadline", "0.01"), ("jobs", "resubmit", "{}", "--on", "slurm:a"))
+    return taken(folder, *more, ("jobs", "list", "{}"), ("jobs", "list", "{}", "--units"), ("jobs", "list", "{}", "--json"), logs)
 
 
 def environments(folder: Path) -> World:
@@ -331,6 +379,7 @@ WORLDS: dict[str, Callable[[Path], World]] = {
             over,
             finished,
             compared,
+            stopped,
             campaign,
             rollouts,
             bisect,
@@ -348,7 +397,7 @@ WORLDS: dict[str, Callable[[Path], World]] = {
 
 
 def damage(rng: random.Random, files: list[Path]) -> list[str]:
-    """Damage one or two files; says which, and how."""
+    """Damage one or two files; says which (up to a colon), and how."""
     said = []
     for path in rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2)))):
         said.append(f"{path.name}: {mutate(rng, path)}")

@@ -16,6 +16,7 @@ import pytest
 
 from cli.command import inside
 from fuzz import DATA, fuzz
+from seatrial.evidence.lazy_redactor import LazyRedactor
 from seatrial.files import CUT, LINE, MOST_TELLING, PIECE, LeftOut, left_out_of, read_pieces
 
 
@@ -131,6 +132,18 @@ def test_a_line_costs_no_square_of_its_length(tmp_path: Path, text: str) -> None
 
     judge(100)  # imports
     assert growth(judge) < QUADRATIC
+
+
+@pytest.mark.parametrize("text", ["x", "x1_", ":__", "://", " ", "a.b", "<a ", "name: ", '"', "\\\\"])
+def test_what_the_redactor_reads_costs_no_square_of_its_length(text: str) -> None:
+    redactor = LazyRedactor({})
+    redactor.tokens("ghp_" + "a1B2" * 9)  # imports
+
+    def read(length: int) -> None:
+        for _ in range(4):
+            redactor.tokens((text * length)[:length])
+
+    assert growth(read) < QUADRATIC
 
 
 def test_growth_tells_a_square_from_a_line() -> None:

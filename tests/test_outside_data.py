@@ -20,12 +20,15 @@ from rollouts.gym_instance import campaign as gym_campaign
 from rollouts.imports_made import gym_files
 from rollouts.profiled import campaign, collected, ok, questions
 from seatrial.checks.step import limitations, read_shadow
+from seatrial.launch.descendants import end_leftovers
 from seatrial.launch.slurm import commands
 from seatrial.launch.staged import ray_step
 from seatrial.loops import get_loop
 from seatrial.loops.nemo_rl.after.steps import finite
 from seatrial.loops.nemo_rl.after.tokens import LISTS, tokens
 from seatrial.loops.nemo_rl.ahead.compose import default_config
+from seatrial.loops.nemo_rl.drive import sync
+from seatrial.loops.nemo_rl.drive.process import Failed
 from seatrial.loops.options import number
 from seatrial.loops.verl.gpu.proofs import adapters
 from seatrial.model.errors import UserError
@@ -48,7 +51,7 @@ from seatrial.rollouts.direct.errors import of_status, retry_after
 from seatrial.rollouts.direct.request import sort_sampling
 from seatrial.rollouts.gym.rows import body_of, outcome_of
 from seatrial.rollouts.inputs.reading import Source
-from seatrial.rollouts.record import KEY, TornError, check
+from seatrial.rollouts.record import KEY, TornError, check, row_of
 from seatrial.rollouts.server_json import parse_json_fast
 from seatrial.rollouts.verify.cases import cases_of
 from seatrial.rollouts.work import RolloutError, Row, Unit
@@ -58,12 +61,66 @@ from seatrial.trial.plan import parse_levels
 
 DEEP = "[" * 900 + "]" * 900
 DIGITS = "9" * 5000
+RAW_NAN = "a place for NaN"
 
 
-@pytest.mark.parametrize("text", [DEEP, DEEP.encode(), "NaN", '"\\ud800"', "1e999", DIGITS, "[" * 3000, ""])
+BEYOND_64_BITS = '{"answer": 123456789012345678901234567890}'
+TWICE = '{"reward": 1.0, "text": "\\"a\\":", "reward" : 0.0}'
+
+
+@pytest.mark.parametrize("text", [DEEP, DEEP.encode(), "NaN", '"\\ud800"', "1e999", DIGITS, "[" * 3000, "", BEYOND_64_BITS, TWICE])
 def test_the_fast_reader_is_as_strict_as_the_guarded_one(text: str | bytes) -> None:
     with pytest.raises(BadValue):
         parse_json_fast(text)
+
+
+def test_the_fast_reader_takes_what_looks_like_a_doubled_key_in_a_text() -> None:
+    given = {"a": '{"a": 1, "a": 2}', "b": {"a": [18446744073709551615, -(1 << 63)]}, "1234567890123456789012": ["a", {"a": 1}]}
+    assert parse_json_fast(json.dumps(given)) == given
+
+
+@pytest.mark.parametrize(("line", "what"), [(TWICE, "stands twice"), (BEYOND_64_BITS, "64 bits"), (DEEP, "nested"), ("NaN", "not JSON")])
+def test_rows_that_would_not_survive_are_damage_with_their_line(tmp_path: Path, line: str, what: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "p"}}\n{line}\n')
+    [_, (number, found)] = Source(tmp_path / "rows.jsonl").rows()
+    assert (number, what in str(found)) == (2, True), found
+
+
+def test_a_record_whose_row_is_no_json_is_torn() -> None:
+    line = sealed(b'{"%s":{"crc":"","end":"","unit":7},"reward":NaN}' % KEY.encode()) + b"\n"
+    assert check(line)
+    with pytest.raises(TornError, match="its row"):
+        row_of(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("17", 17), ("0", 0), ("-1", None), ("", None), ("9" * 5000, None), ("²", None), ("9999", None)]
+)
+def test_numbers_in_the_state_of_a_cluster(text: str, number: int | None) -> None:
+    assert ray_step._number(text, 255) == number
+
+
+def test_a_state_file_of_a_cluster_may_hold_anything(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "bytes").write_bytes(b"\xff1\n")
+    assert [ray_step._read(tmp_path / name) for name in ("pipe", "bytes", "absent", ".")] == ["", "\ufffd1", "", ""]
+    assert ray_step._address("a" * 70 + ".b:x", 1) is None
+    assert ray_step._address("127.0.0.1:" + "9" * 30, 1) is None
+
+
+@pytest.mark.parametrize("marker", ["", "[]", DEEP, '{"target": 1, "keep": "k"}', '{"target": "t"}', "\x00"])
+def test_a_damaged_marker_of_a_sync_says_what_to_do(tmp_path: Path, marker: str) -> None:
+    (tmp_path / "marker").write_text(marker)
+    with pytest.raises(Failed, match="marker"):
+        sync.restore(tmp_path / "marker")
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", '{"a": 1}', '{"a": [1, 2]}', '{"a": ["x"]}'])
+def test_a_damaged_manifest_of_a_sync_says_what_to_do(tmp_path: Path, manifest: str) -> None:
+    (tmp_path / "manifest.json").write_text(manifest)
+    (tmp_path / "marker").write_text(json.dumps({"target": str(tmp_path / "t"), "keep": str(tmp_path)}))
+    with pytest.raises(Failed, match=r"manifest\.json.*by hand"):
+        sync.restore(tmp_path / "marker")
 
 
 def test_counts_beyond_any_count_stay_huge() -> None:
@@ -354,3 +411,41 @@ def test_requirements_that_name_a_file_whose_name_is_too_long(tmp_path: Path) ->
 def test_a_header_of_a_refit_that_is_nested_too_deeply() -> None:
     with pytest.raises(RefitRefused, match="header is not valid"):
         header.parse(b"[" * 30_000)
+
+
+def test_an_edited_record_with_its_checksum_is_named_by_export(tmp_path: Path) -> None:
+    place = collected(campaign(tmp_path, {"a": questions(1)}), [[ok(1.0), ok(0.0), ok(1.0), ok(1.0)]])
+    shards = list(place.root.rglob("attempt-*.jsonl"))
+    for shard in shards:
+        lines = shard.read_bytes().splitlines()
+        shard.write_bytes(b"".join(with_nan(line) + b"\n" for line in lines))
+    assert inside("rollouts", "merge", place.root, "--partial", HOME=str(tmp_path)).code == 0
+    for layout in ("gym", "skills"):
+        answer = inside("rollouts", "export", place.root, layout)
+        assert (answer.code, str(place.merged) in answer.err) == (2, True), answer.err
+
+
+def with_nan(line: bytes) -> bytes:
+    """A record whose row holds NaN, with a checksum that holds."""
+    head = json.loads(line)[KEY]
+    return sealed(json.dumps({KEY: head, "reward": RAW_NAN}).replace(f'"{RAW_NAN}"', "NaN").encode())
+
+
+@pytest.mark.parametrize(("key", "value"), [("weight", 0), ("limit", -1)])
+def test_a_damaged_campaign_is_named_by_what_goes_on_with_it(tmp_path: Path, key: str, value: int) -> None:
+    place = collected(campaign(tmp_path, {"a": questions(1)}), [[ok(1.0), ok(0.0), ok(1.0), None]])
+    table = json.loads(place.campaign.read_text())
+    table["datasets"][0][key] = value
+    place.campaign.write_text(json.dumps(table))
+    words = (("rescore", place.root, "--out", tmp_path / "again", "--verifier", "exact"), ("resume", place.root))
+    for command in words:
+        answer = inside("rollouts", *command, HOME=str(tmp_path))
+        assert (answer.code, str(place.campaign) in answer.err) == (2, True), answer.err
+
+
+@pytest.mark.parametrize("change", [{"owner": -1}, {"run_id": ""}, {"started": -1}, {"owner": "x"}])
+def test_a_damaged_list_of_processes_is_named_and_ends_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    row = {"run_id": "no-such-run", "pid": 1, "started": 1.0, "owner": 4194306, "owner_started": 1.0}
+    (tmp_path / "1.pids").write_text(json.dumps({**row, **change}))
+    with pytest.raises(UserError, match=r"1\.pids"):
+        end_leftovers(tmp_path / "1.pids")

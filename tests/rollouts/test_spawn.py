@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from seatrial.rollouts.sandbox.spawn import Child, start_child
-from seatrial.rollouts.verify.workers import Workers
+from seatrial.rollouts.verify.workers import WorkerError, Workers
 
 pytestmark = pytest.mark.timeout(60)
 SLEEP = ("sleep", "61")
@@ -58,6 +58,87 @@ def test_a_start_that_the_end_of_its_loop_cancels(turns: int) -> None:
 def test_a_verifier_whose_loop_ends_while_a_worker_starts(turns: int) -> None:
     assert cut_off(Workers(["math"], 5).ask({"expected": ["1"], "text": "1"}), turns).cancelled()
     assert left("seatrial.rollouts.verify.worker") == []
+
+
+FUNCTION = """
+import os
+def late(row, text):
+    if text == "late":
+        os.write(4, b"%012d%012d" % (row["number"], 12) + b'{"value": 7}')
+    if text == "fork" and os.fork() == 0:
+        return 8
+    if text == "stop":
+        os.kill(os.getpid(), 19)
+    return {"reward": 1, "pid": os.getpid()}
+"""
+
+
+def workers(place: Path, timeout_s: float = 30) -> Workers:
+    (place / "mine.py").write_text(FUNCTION)
+    return Workers(["function", str(place), "mine.py:late"], timeout_s, count=1)
+
+
+def request(text: str, number: int = 0) -> dict[str, Any]:
+    return {"row": {"number": number}, "text": text}
+
+
+def test_an_answer_to_an_earlier_request_is_none_to_this_one(tmp_path: Path) -> None:
+    """Whatever wrote it: the worker is replaced, and the next request gets its own answer."""
+
+    async def main() -> None:
+        pool = workers(tmp_path)
+        first = (await pool.ask(request("x")))["value"]
+        with pytest.raises(WorkerError, match="answered request 99 where 1 was asked"):
+            await pool.ask(request("late", 99))
+        second = (await pool.ask(request("x")))["value"]
+        assert (second["reward"], second["pid"] != first["pid"]) == (1, True)
+        await pool.close()
+
+    asyncio.run(main())
+    assert left("seatrial.rollouts.verify.worker") == []
+
+
+def test_the_child_of_a_function_that_forks_answers_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        pool = workers(tmp_path)
+        found = [(await pool.ask(request(text)))["value"] for text in ("fork", "x", "fork", "x")]
+        assert [one["reward"] for one in found] == [1] * 4
+        assert len({one["pid"] for one in found}) == 1
+        await pool.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("timeout_s", [0, 0.2])
+def test_a_worker_whose_answer_never_comes_is_ended(timeout_s: float, tmp_path: Path) -> None:
+    """It is stopped in the middle, or the time is over before it can answer: its streams stay open until it is killed."""
+
+    async def main() -> None:
+        pool = workers(tmp_path, timeout_s)
+        with pytest.raises(WorkerError, match="no answer within"):
+            await pool.ask(request("stop"))
+        assert left("seatrial.rollouts.verify.worker") == []
+        await pool.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 100])
+def test_nothing_starts_after_the_end_of_a_verifier(turns: int, tmp_path: Path) -> None:
+    """It ends while its only worker starts, loads or is stopped, and while another request waits for its turn."""
+
+    async def main() -> None:
+        pool = workers(tmp_path)
+        asked = [asyncio.create_task(pool.ask(request("stop"))) for _ in range(2)]
+        for _ in range(turns):
+            await asyncio.sleep(0.02 if turns == 100 else 0)
+        await pool.close()
+        for one in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(one, WorkerError)
+            assert (str(one), one.heals) == ("the verifier was closed", True)
+        assert left("seatrial.rollouts.verify.worker") == []
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("errors", [True, False])

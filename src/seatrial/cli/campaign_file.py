@@ -21,11 +21,15 @@ _RIVALS = {"work.repeats": ("seeds", "repeats"), "work.seeds": ("repeats", "repe
 
 
 def read_campaign(
-    file: Path | None, flags: Mapping[str, Any], settings: Sequence[str] = (), stored: Mapping[str, Any] | None = None
+    file: Path | None,
+    flags: Mapping[str, Any],
+    settings: Sequence[str] = (),
+    stored: Mapping[str, Any] | None = None,
+    stored_in: Path | None = None,
 ) -> Campaign:
     """The campaign of a file, of flags (dotted keys; None is unsaid), or of both: flags win. Paths in it become absolute.
 
-    `stored` are the settings of a campaign that was started, instead of a file.
+    `stored` are the settings of a campaign that was started, instead of a file; errors name the file that they are `stored_in`.
     """
     from pydantic import ValidationError
 
@@ -39,6 +43,8 @@ def read_campaign(
             _clear_rivals(data, key)
             _put(data, key, value)
     if not data.get("datasets"):
+        if stored_in:
+            raise UserError(f"{stored_in}: names no datasets", "the file was edited; restore it")
         raise UserError("nothing to collect: no campaign file, and no --input", "name a campaign.toml, or say --input FILE.jsonl --url URL")
     _make_absolute(data, file.parent if file else Path.cwd())
     data.setdefault("name", "rollouts")
@@ -47,7 +53,7 @@ def read_campaign(
     except ValidationError as error:
         # A key that nobody knows explains why another one is missing.
         first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-        where = ": ".join(filter(None, (str(file or ""), place_of(data, first["loc"]) if first["loc"] else "")))
+        where = ": ".join(filter(None, (str(file or stored_in or ""), place_of(data, first["loc"]) if first["loc"] else "")))
         # The policy's server has no name but "server", which the place has said.
         shown = {**first, "input": "…"} if "key_env" in first["loc"] else first
         message = Redactor(os.environ).text(message_of(shown).removeprefix("server server: "))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from seatrial.evidence.redact import Redactor
 
 _MAY_HOLD = re.compile(
-    r"(?a:(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[\w-]{20,})|:(?:\\?/|_){2}[^\s/]*@|BEGIN|\$\w{1,12}\$|\{S?(?:SHA|MD5|CRYPT)|hooks\.|ebhook"
+    r"(?a:(?<![\w-])(?=[A-Za-z_-]*\d)(?=[\d_-]*[A-Za-z])[\w-]{20,})|:(?:\\?/|_){2}(?:[^\s/]{0,1000}@|[^\s/]{1000})|BEGIN|\$\w{1,12}\$|\{S?(?:SHA|MD5|CRYPT)|hooks\.|ebhook"
 )
 
 

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+from pydantic import Field
 
 from seatrial import files
 from seatrial.launch.processes import (
@@ -62,12 +63,12 @@ _lock = threading.Lock()
 class PidFile(Record):
     """What `end_leftovers` must know of a run whose Seatrial was killed."""
 
-    run_id: str
+    run_id: str = Field(min_length=1)
     pid: int | None
     """Its child; None while that is being started."""
-    started: float
+    started: float = Field(ge=0)
     """Nothing of the run is older: the start of its child, or, while that is being started, of the owner."""
-    owner: int
+    owner: int = Field(gt=0)
     """The Seatrial process that runs it."""
     owner_started: float
 

@@ -47,6 +47,7 @@ _DOTTED = re.compile(rf"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){{{_PARTS}}}"
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _MARKED = re.compile(r"\\u[dD][89a-fA-F]")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_COLON = re.compile(rb'"\s*:')
 _SIGNS = re.compile(r"[-+~(\[{][-+~(\[{\s]{" + str(DEPTH) + "}")
 _FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?(?:nan|inf(?:inity)?)", re.IGNORECASE | re.ASCII)
 _NAN = re.compile(r"[-+]?(?:nan(?:\((?:ind|snan|qnan|0x[0-9a-f]+)?\))?|1\.#(?:qnan|snan|ind)0*)", re.IGNORECASE)
@@ -153,6 +154,23 @@ def parse_json_once(text: str | bytes, *, finite: bool = False) -> Any:
         raise BadValue(f"the key {key!r} stands twice in one object")
 
     return parse_json(text, twice=refuse, finite=finite)
+
+
+def has_every_key(value: Any, data: bytes) -> bool:
+    """Whether a value that a fast reader made of this text certainly lost no key that stands twice. A text holds at least as many `":` as
+    keys: when the tables have as many keys as that, none was lost. False where it may have, or is nested too deeply to tell."""
+    return _keys(value) == len(_COLON.findall(data))
+
+
+def _keys(value: Any) -> int | None:
+    """Keys in all tables of a value; None where it is nested too deeply."""
+    total, level = 0, [value] if isinstance(value, dict | list) else []
+    for _ in range(DEPTH):
+        if not level:
+            break
+        total += sum(len(one) for one in level if isinstance(one, dict))
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)]
+    return None if level else total
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -180,7 +180,10 @@ def check_types(fields: Mapping[str, Any]) -> None:
 
 
 def row_of(line: bytes) -> dict[str, Any]:
-    """The row as other tools know it, without our head."""
-    row: dict[str, Any] = orjson.loads(line)
+    """The row as other tools know it, without our head. Raises TornError where somebody wrote it anew, checksum included, as no JSON."""
+    try:
+        row: dict[str, Any] = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise TornError(f"its row cannot be read: {error}") from error
     row.pop(KEY, None)
     return row

@@ -229,7 +229,7 @@ def _unchanged(place: Place, file: Path | None, settings: list[str]) -> Campaign
     from seatrial.model.errors import UserError
     from seatrial.rollouts.manifest import changes, load
 
-    campaign = read_campaign(file, {}, settings, stored=read_table(place.campaign))
+    campaign = read_campaign(file, {}, settings, read_table(place.campaign), None if file else place.campaign)
     found = changes(load(place), campaign, Path.cwd(), may_be_gone=file is None)
     if found:
         lines = "\n  ".join(found)

@@ -165,7 +165,7 @@ def rescore(
     if stored and verifier:
         # Gym's servers verified while it was collected; now the named verifier does.
         stored |= {"gym": None, "sandbox_service": False}
-    campaign = read_campaign(file, {"verifier": verifier}, settings or (), stored)
+    campaign = read_campaign(file, {"verifier": verifier}, settings or (), stored, None if file else source.campaign)
     check_judges(source, campaign)
     with Interruptible() as stop:
         status = rescore_campaign(source, Place(out.absolute()), campaign, say)

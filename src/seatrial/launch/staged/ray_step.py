@@ -61,10 +61,16 @@ def _write(path: Path, text: str) -> None:
 
 
 def _read(path: Path) -> str:
+    """What a file says; nothing where it is none: a pipe would hold its reader for ever."""
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
     except OSError:
         return ""
+
+
+def _number(text: str, most: int) -> int | None:
+    """A number from 0 to `most`; None for other text. This file runs where there is no Seatrial, so it reads with care itself."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) and int(text) <= most else None
 
 
 def _code(status: int) -> int:
@@ -165,9 +171,13 @@ class Node:
                 if not client:
                     _say("told to stop before the client had started")
                     return 128 + told.signal
+                process = _number(client, 1 << 22)  # Linux has no higher one
+                if not process or process == 1:  # 0 is the whole group, and a negative one even more
+                    _say(f"told to stop, but {self.state / 'client'} names no process: {client[:80]!r}")
+                    return 128 + told.signal
                 try:
-                    os.kill(int(client), told.signal)
-                except ProcessLookupError:
+                    os.kill(process, told.signal)
+                except (ProcessLookupError, PermissionError):
                     pass  # it has just ended, and its code says how
             time.sleep(_TICK_S)
         code = _read(self.state / "code")
@@ -175,7 +185,11 @@ class Node:
             began = "did not end by itself" if _read(self.state / "client") else "never started"
             _say(f"ray symmetric-run ended with {_code(child.returncode)}, but the client {began}: Ray is to blame, see above")
             return BLOCKED
-        return int(code)
+        ended = _number(code, 255)
+        if ended is None:
+            _say(f"{self.state / 'code'} holds no exit code: {code[:80]!r}")
+            return BLOCKED
+        return ended
 
     def _other(self, child: subprocess.Popen[bytes], told: Told) -> int:
         """Wait until the client has ended on the first node, or Ray here."""
@@ -236,7 +250,7 @@ def _address(text: str, nodes: int) -> str | None:
     host, _, port = text.rpartition(":")
     try:
         found = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, ValueError, OverflowError) as error:  # a label that is too long, no number, no port
         _say(f"the name of the first node cannot be resolved here: {host}: {error}")
         return None
     ip = str(found[0][4][0])

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from seatrial.rollouts.inputs.rows import ROLLOUT_INDEX, TASK_INDEX
 from seatrial.rollouts.manifest import Manifest
 from seatrial.rollouts.merge.result import FAILURES, ROLLOUTS, Written, read_result
 from seatrial.rollouts.place import Place
-from seatrial.rollouts.record import check, head_of, row_of, unit_of
+from seatrial.rollouts.record import TornError, check, head_of, row_of, unit_of
 from seatrial.rollouts.results.targets import spare_campaigns
 from seatrial.rollouts.units import Units
 
@@ -39,7 +39,7 @@ def write_skills_layout(place: Place, directory: Path | None = None) -> tuple[Pa
     target = directory or place.root / "skills"
     spare_campaigns(target, place.root / "skills")
     made: list[Path] = []
-    with Units(place, manifest) as units:
+    with _whole(place), Units(place, manifest) as units:
         records = _Ahead(_records(place, ROLLOUTS))
         end = 0
         for file in manifest.files:
@@ -50,6 +50,15 @@ def write_skills_layout(place: Place, directory: Path | None = None) -> tuple[Pa
             _spare(manifest, paths.values())
             made += _write_seeds(paths, records, end, file.rows, units)
     return tuple(made)
+
+
+@contextmanager
+def _whole(place: Place) -> Iterator[None]:
+    """A UserError for a record whose checksum holds, though no collector wrote it: the merge copies rows as they stand."""
+    try:
+        yield
+    except TornError as error:
+        raise UserError(f"{place.merged}: a record was edited: {error}", f"restore the shards of {place.root}, and merge again") from error
 
 
 def _spare(manifest: Manifest, paths: Iterable[Path]) -> None:
@@ -99,7 +108,7 @@ def write_gym_layout(place: Place, directory: Path | None = None, stem: str = "r
     spare_campaigns(target, place.root / "gym")
     inputs, rollouts, failures = (target / f"{stem}{more}.jsonl" for more in ("_materialized_inputs", "", "_failures"))
     _spare(manifest, (inputs, rollouts, failures))
-    with Units(place, manifest) as units, ExitStack() as stack:
+    with _whole(place), Units(place, manifest) as units, ExitStack() as stack:
         # The last to be opened is the first to appear: rollouts come after what they are read with.
         stack.enter_context(replacing(rollouts)).writelines(_row(line, units, unit) for unit, line in _records(place, ROLLOUTS))
         stack.enter_context(replacing(failures)).writelines(_failures(place, units))

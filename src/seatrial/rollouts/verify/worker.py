@@ -1,9 +1,10 @@
 """What runs in a worker process: `python -m seatrial.rollouts.verify.worker math`, or `function BASE SPEC`.
 
-- Requests come on standard input, answers go to what was standard output, each behind 12 digits of its length. What a function
-  prints goes nowhere.
-- The first answer says whether it could load: null, or why not. Then one answer for each request: {"error": …}, or what the kind
-  gives.
+- Requests come on standard input, answers go to what was standard output, each behind 12 digits of its number and 12 of its length.
+  What a function prints goes nowhere.
+- The first answer, number 0, says whether it could load: null, or why not. Then one answer for each request: {"error": …}, or what
+  the kind gives.
+- Only the process that was asked answers: a function may fork, and its child may return.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else repr(value)
 
 
-def _send(stream: IO[bytes], answer: Any) -> None:
+def _send(stream: IO[bytes], number: int, answer: Any) -> None:
     body = json.dumps(answer).encode()
-    stream.write(b"%012d" % len(body) + body)
+    stream.write(b"%012d%012d" % (number, len(body)) + body)
     stream.flush()
 
 
@@ -77,6 +78,7 @@ def main() -> None:
     for stop in STOPS:
         # A handler that does nothing, because what is ignored would stay ignored in whatever a function starts.
         signal.signal(stop, lambda *_: None)
+    own = os.getpid()
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
@@ -86,18 +88,20 @@ def main() -> None:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # noqa: BLE001 - whatever a user's module raises, even SystemExit, is why it was not loaded
-        _send(answers, f"verifier {' '.join(sys.argv[1:])}: {_last(error)}")
+        _send(answers, 0, f"verifier {' '.join(sys.argv[1:])}: {_last(error)}")
         return
-    _send(answers, None)
-    while size := requests.read(12):
-        request = json.loads(requests.read(int(size)))
+    _send(answers, 0, None)
+    while head := requests.read(24):
+        request = json.loads(requests.read(int(head[12:])))
         try:
             answer = answerer(request)
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001 - a function may raise anything; it is the answer's failure, not the worker's
             answer = {"error": _last(error)}
-        _send(answers, answer)
+        if os.getpid() != own:
+            os._exit(0)
+        _send(answers, int(head[:12]), answer)
 
 
 def _last(error: BaseException) -> str:

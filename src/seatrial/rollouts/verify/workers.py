@@ -4,8 +4,10 @@
 - Ctrl-C and SIGTERM are for the collector, which drains: workers do not heed them, though whoever ends a job sends them to everybody.
 - A worker that dies is replaced once for the same request. When the new one dies too, by a signal (out of memory, somebody's kill),
   nobody knows whose fault that was: another try may heal it. By an exit code of its own it never does.
-- Requests and answers are JSON; see `worker`, which runs in the process.
-- Workers die with this process, however it dies.
+- Requests and answers are JSON with a number; see `worker`, which runs in the process. An answer with another number than the request's
+  is no answer to it: the worker counts as dead.
+- Workers die with this process, however it dies. After `close` none is left and none starts: a request that is under way fails.
+- Every wait has a bound: for a worker to load, to answer, and to end.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class Workers:
         self._turn = asyncio.Semaphore(count or min(os.cpu_count() or 1, _MOST))
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
+        self._closed = asyncio.Event()
 
     async def ask(self, request: Mapping[str, Any]) -> Any:
         """The answer to a request. Raises WorkerError, and UserError when a worker cannot load what it needs."""
@@ -60,6 +63,8 @@ class Workers:
                 return await self._ask(request)
 
     async def _ask(self, request: Mapping[str, Any]) -> Any:
+        if self._closed.is_set():  # a retry, or a request that waited for its turn, would start a worker that nobody ends
+            raise WorkerError("the verifier was closed", heals=True)
         worker = self._idle.pop() if self._idle else await self._start()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -67,6 +72,9 @@ class Workers:
         except TimeoutError:
             await self._end(worker)
             raise WorkerError(f"no answer within {self._timeout_s:g} s") from None
+        except _StaleError as error:
+            await self._end(worker)
+            raise _DiedError(str(error)) from None
         except (asyncio.IncompleteReadError, ConnectionError, ValueError):
             code = await self._end(worker)
             raise _DiedError(f"the worker process died ({_how(code)})", heals=code < 0) from None
@@ -77,23 +85,32 @@ class Workers:
         return answer
 
     async def close(self) -> None:
-        """End every worker."""
-        for worker in [*self._all]:
-            await self._end(worker)
+        """End every worker, also those that load or answer."""
+        self._closed.set()
         self._idle.clear()
+        workers = [*self._all]
+        for worker in workers:  # before the first wait: that may be cancelled
+            worker.kill()
+        await asyncio.gather(*(self._end(worker) for worker in workers))
 
     async def _start(self) -> _Worker:
         words = (sys.executable, "-m", "seatrial.rollouts.verify.worker", *self._arguments)
         worker = _Worker(await start_child(words, start_new_session=True, before_exec=_before_exec()))
         self._all.add(worker)
+        if self._closed.is_set():  # while it started
+            await self._end(worker)
+            raise WorkerError("the verifier was closed", heals=True)
         what = f"a worker of the verifier ({' '.join(self._arguments)})"
         try:
             async with asyncio.timeout(_LOAD_S):
-                said = await worker.read()
+                said = await worker.read(0)
         except TimeoutError:
             await self._end(worker)
             raise UserError(f"{what} did not load within {_LOAD_S:g} s", "see what its import waits for") from None
-        except (asyncio.IncompleteReadError, ValueError):
+        except (asyncio.IncompleteReadError, ConnectionError, ValueError):
+            if self._closed.is_set():
+                await self._end(worker)
+                raise WorkerError("the verifier was closed", heals=True) from None
             raise UserError(f"{what} died while loading ({_how(await self._end(worker))})", "import it in a Python of your own") from None
         except BaseException:
             await self._end(worker)
@@ -108,32 +125,50 @@ class Workers:
         return await worker.end()
 
 
+class _StaleError(Exception):
+    """What came is the answer to another request."""
+
+
 class _Worker:
     def __init__(self, process: Child) -> None:
         self._process = process
+        self._number = 0
+        self._ended = False
 
     async def ask(self, request: Mapping[str, Any]) -> Any:
         body = json.dumps(request).encode()
-        self._process.stdin.write(b"%012d" % len(body) + body)
+        self._number += 1
+        self._process.stdin.write(b"%012d%012d" % (self._number, len(body)) + body)
         await self._process.stdin.drain()
-        return await self.read()
+        return await self.read(self._number)
 
-    async def read(self) -> Any:
-        length = int(await self._process.stdout.readexactly(12))
-        return parse_json(await self._process.stdout.readexactly(length))
+    async def read(self, number: int) -> Any:
+        """The answer with this number."""
+        head = await self._process.stdout.readexactly(24)
+        answer = parse_json(await self._process.stdout.readexactly(int(head[12:])))
+        if int(head[:12]) != number:
+            raise _StaleError(f"the worker process answered request {int(head[:12])} where {number} was asked")
+        return answer
 
-    async def end(self) -> int:
-        """Kill it and what it started; its exit code, negative for a signal."""
+    def kill(self) -> None:
+        """Kill it and what it started. Not twice: its number may be another process's by then."""
+        if self._ended:
+            return
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+    async def end(self) -> int:
+        """Kill it and what it started; its exit code, negative for a signal."""
+        self.kill()
         self._process.close()
         try:
             async with asyncio.timeout(END_S):
                 code = await self._process.wait()
         except TimeoutError:  # the kernel holds it; it dies when that lets it go
             return -signal.SIGKILL
+        self._ended = True
         try:
             # What it had started may be ours now (see `adopt_orphans`); there is nobody else to collect it.
             while os.waitpid(-self._process.pid, os.WNOHANG)[0]:

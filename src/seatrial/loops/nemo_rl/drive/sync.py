@@ -19,6 +19,7 @@ import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from seatrial.loops.nemo_rl.drive.process import USAGE, Failed, say
 from seatrial.probes import safe_git
@@ -102,18 +103,34 @@ def restore(marker: Path) -> None:
     """Put back what `start` replaced, by the marker that it left; nothing to do without one."""
     if not marker.is_file():
         return
-    said = json.loads(marker.read_text(encoding="utf-8"))
+    said = _table(marker, f"see which vendored tree holds a copy (git status), restore it by hand, then remove {marker}")
+    if not all(isinstance(said.get(name), str) for name in ("target", "keep")):
+        raise Failed(USAGE, f"{marker}: names no tree: restore it by hand, then remove the file")
     target, keep = Path(said["target"]), Path(said["keep"])
     by_hand = f"restore it by hand (git -C {target} status), then remove {marker}"
     if not (keep / "manifest.json").is_file():
         raise Failed(USAGE, f"{target} holds a copy that a killed run left, and what was there is not in {keep} any more: {by_hand}")
-    manifest: Manifest = {name: tuple(pair) for name, pair in json.loads((keep / "manifest.json").read_text()).items()}
+    pairs = _table(keep / "manifest.json", by_hand)
+    if not all(isinstance(pair, list) and len(pair) == 2 and {*map(type, pair)} <= {str, type(None)} for pair in pairs.values()):
+        raise Failed(USAGE, f"{keep / 'manifest.json'}: not what a sync writes: {by_hand}")
+    manifest: Manifest = {name: tuple(pair) for name, pair in pairs.items()}
     with _told("restore"):
         left = _put_back(target, keep / "files", manifest)
     if left:
         raise Failed(NOT_EQUAL, f"restore failed: {target / left[0]} was edited since ({len(left)} files); saved in {keep}: {by_hand}")
     marker.unlink()
     say(f"{target} is as it was before: {len(manifest)} files restored and compared")
+
+
+def _table(path: Path, fix: str) -> dict[str, Any]:
+    """What a sync wrote; Failed, with what to do, where that is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise Failed(USAGE, f"{path}: cannot be read: {error}: {fix}") from error
+    if not isinstance(found, dict):
+        raise Failed(USAGE, f"{path}: not what a sync writes: {fix}")
+    return found
 
 
 def recover(marker: Path) -> None:

@@ -257,6 +257,6 @@ def _json(text: Any) -> dict[str, float]:
         return {}
     try:
         made = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return made if isinstance(made, dict) else {}

@@ -83,22 +83,33 @@ def _words(processor: Any) -> dict[str, Any]:
     tokenizer = getattr(processor, "tokenizer", processor)
     made = {name: getattr(tokenizer, name, None) for name in ("eos_token", "pad_token", "padding_side", "chat_template")}
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    return made | ({"vocabulary": _lasting(backend.to_str())} if backend is not None else {})
+    return made | ({"vocabulary": _lasting(json.loads(backend.to_str()))} if backend is not None else {})
 
 
-def _lasting(text: str) -> dict[str, Any]:
+def _table(path: Path) -> dict[str, Any]:
+    """A file of settings that training has saved; a ValueError that names it where it holds none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: saved, but cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: saved, but holds no table of settings")
+    return found
+
+
+def _lasting(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     """A tokenizer without what each call sets anew."""
-    return {name: value for name, value in json.loads(text).items() if name not in ("padding", "truncation")}
+    return {name: value for name, value in tokenizer.items() if name not in ("padding", "truncation")}
 
 
 def _lost_words(words: Mapping[str, Any], directory: Path) -> list[str]:
     """What saved files say otherwise than the tokenizer did before; a file that is missing is told elsewhere."""
     settings, whole, template = (directory / name for name in ("tokenizer_config.json", "tokenizer.json", "chat_template.jinja"))
-    stored = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    stored = _table(settings) if settings.is_file() else {}
     if template.is_file():
         stored["chat_template"] = template.read_text(encoding="utf-8")
     if whole.is_file():
-        stored["vocabulary"] = _lasting(whole.read_text(encoding="utf-8"))
+        stored["vocabulary"] = _lasting(_table(whole))
     return [name for name, value in words.items() if value is not None and stored and _named(stored.get(name)) != value]
 
 
@@ -111,7 +122,7 @@ def _changed_settings(source: Path, target: Path) -> list[str]:
     """Settings of a model that saving changed or lost."""
     if not source.is_file() or not target.is_file():
         return []
-    before, after = (_settled(json.loads(path.read_text(encoding="utf-8"))) for path in (source, target))
+    before, after = (_settled(_table(path)) for path in (source, target))
     return [name for name, value in before.items() if name not in after or after[name] != value]
 
 
@@ -127,7 +138,7 @@ def adapter(model: Any, asked: Mapping[str, Any], directory: Path, path: Path, f
     from safetensors.torch import load_file
 
     live = {name: _listed(value) for name, value in next(iter(model.peft_config.values())).to_dict().items() if name not in VOLATILE}
-    stored = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
+    stored = _table(directory / "adapter_config.json")
     wrong = [name for name, value in {**live, **asked}.items() if name not in stored or _listed(value) != _listed(stored[name])]
     wrong += [name for name in KEPT[1:4] if not (directory / name).is_file()]
     factors = {name: value for name, value in load_file(directory / ADAPTER_FILE).items() if "magnitude" not in name}

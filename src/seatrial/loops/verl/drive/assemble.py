@@ -56,7 +56,17 @@ def assemble(run: Path, rows: int, tokenizer: Any, prompts: Sequence[Sequence[in
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    """Rows that a run wrote. A ValueError that names the line which is none: left out, it would look as if a row had no reward."""
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n") if path.is_file() else (), 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: line {number}: {error}") from error
+        if row is not None and not isinstance(row, dict):
+            raise ValueError(f"{path}: line {number}: not a table")
+        found += [row] if row is not None else []
+    return found
 
 
 def _by_version(directory: Path) -> dict[int, list[Event]]:

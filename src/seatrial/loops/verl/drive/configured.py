@@ -150,7 +150,7 @@ def _value(text: str) -> Any:
         return None
     if plain.startswith("[") and plain.endswith("]"):
         return [_value(item) for item in plain[1:-1].split(",") if item.strip()]
-    if re.fullmatch(r"[-+]?\d+", plain):
+    if re.fullmatch(r"[-+]?\d{1,300}", plain):  # Python reads no 5,000 digits; as a float they are infinite
         return int(plain)
     try:
         return float(plain)
@@ -158,7 +158,7 @@ def _value(text: str) -> Any:
         pass
     try:
         return json.loads(plain)
-    except ValueError:
+    except (ValueError, RecursionError):
         return plain
 
 

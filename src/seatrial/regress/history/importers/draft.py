@@ -15,11 +15,10 @@ from typing import Any
 import orjson
 
 from seatrial.model.errors import UserError
-from seatrial.model.guarded import DEPTH, BadValue, parse_json_once, read_file
+from seatrial.model.guarded import BadValue, has_every_key, parse_json_once, read_file
 from seatrial.regress.history.record import Kind, Point
 from seatrial.regress.history.tables import EARLIEST, LATEST
 
-_COLON = re.compile(rb'"\s*:')
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
@@ -91,27 +90,15 @@ def read_bytes(path: Path) -> bytes:
 def parse(path: Path, data: bytes) -> Any:
     """JSON without a key that stands twice, where Python would keep the last one without a word.
 
-    The fast reader decides only where it can vouch for that: a text holds at least as many `":` as keys, so when the tables that
-    came out have as many keys as that, none was lost. Otherwise, and for NaN, which it does not read, the slow one does.
+    The fast reader decides only where it can vouch for that. Otherwise, and for NaN, which it does not read, the slow one does.
     """
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:
         found = None
-    if found is not None and _keys(found) == len(_COLON.findall(data)):
+    if found is not None and has_every_key(found, data):
         return found
     try:
         return parse_json_once(data)
     except BadValue as error:
         raise UserError(f"{path}: not valid JSON: {error.what}", "the file is torn or was edited; restore it") from error
-
-
-def _keys(value: Any) -> int | None:
-    """Keys in all tables of a value; None where it is nested too deeply."""
-    total, level = 0, [value] if isinstance(value, dict | list) else []
-    for _ in range(DEPTH):
-        if not level:
-            break
-        total += sum(len(one) for one in level if isinstance(one, dict))
-        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one) if isinstance(inner, dict | list)]
-    return None if level else total
