@@ -86,7 +86,7 @@ def test_gyms_environment_is_built_only_where_it_is_ours(monkeypatch: pytest.Mon
         def find(self, name: str, lock: Path) -> None:
             return None
 
-        def build(self, name: str, lock: Path, progress: object) -> None:
+        def build(self, name: str, lock: Path, progress: object, line_filter: object) -> None:
             assert lock.is_file()
             built.append(name)
 
