@@ -308,7 +308,7 @@ def node(number: int, file: str | None = "/co/pkg/__init__.py", ok: bool = True,
 
 
 def problems(*nodes: dict[str, Any], expected: int = 2) -> str:
-    return "\n".join(finding.message for finding in check_nodes({"nodes": nodes}, expected, {"pkg": "/co"}) if not finding.ok)
+    return "\n".join(finding.message for finding in check_nodes({"nodes": list(nodes)}, expected, {"pkg": "/co"}) if not finding.ok)
 
 
 def test_nodes_that_agree_are_well() -> None:
