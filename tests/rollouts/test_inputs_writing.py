@@ -114,7 +114,7 @@ def test_a_misspelt_tag_column_is_told(tmp_path: Path) -> None:
 
 def test_rows_that_are_nested_too_deeply_are_told(tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl", ['{"prompt": "x", "answer": "y", "deep": ' + "[" * 400 + "]" * 400 + "}"])
-    with pytest.raises(UserError, match="cannot be stored"):
+    with pytest.raises(UserError, match="nested deeper than 100"):
         write(tmp_path)
 
 
