@@ -153,6 +153,7 @@ WRONG: tuple[tuple[str, str], ...] = (
 )
 """What a run prints between two steps although a part of it went wrong, and the boundaries that may be named."""
 CALM: tuple[str, ...] = (
+    "(WorkerDict pid=4903) WARNING: Shape mismatch for megatron param output_layer.weight allowed by whitelist. Skipping.",
     "INFO: early stopping of PPO epochs: target KL reached",
     "WARNING: 3 of 64 prompts exceed max length and were truncated",
     "WARNING: failed to import flash_attn, using sdpa",

@@ -121,7 +121,7 @@ _ASIDE = re.compile(
     r"|\blogg(?:er|ing)\b|\bupload|\bhub\b|\bplot|\bimport"
     r"|\bcompil|\bdynamo|\binductor|\btriton|\bkernels?\b|\bcuda graphs?"
     r"|\bcache(?!d (?:reward|score|weight|response|rollout|batch|completion|advantage))|\bfuture\w*|\bprofil|\bmodel card"
-    r"|\breadme|\bwarm-?up\b|\bversion (?:check|mismatch)"
+    r"|\breadme|\bwarm-?up\b|\bversion (?:check|mismatch)|\ballowed by (?:the |a )?(?:white|allow)[- ]?list"
     r"|\btools?\b|\bNET/|\bplugins?\b|\bsockets?\b|\bTCP\b|\brotary|\bcode execution|\bweights only|\bweights_only",
     re.IGNORECASE,
 )
