@@ -9,16 +9,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
-setup: $(VENV)/.core ## Make .venv with the light core (.venv/bin/seatrial)
+setup: $(VENV)/.core ## Make .venv with the light core (.venv/bin/seatrial) and the pytest plugins
 
-$(VENV)/.core: pyproject.toml
+$(VENV)/.core: pyproject.toml packages/pytest-seatrial/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Seatrial needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --editable .
+	$(PIP) install --editable . --editable packages/pytest-seatrial
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(PIP) install --editable '.[dev]'
+	$(PIP) install --editable '.[dev]' --editable packages/pytest-seatrial
 	@touch $@
 
 trial: setup ## Run the default trial: real GRPO training to a verdict and a report
@@ -33,7 +33,7 @@ lint: $(VENV)/.dev ## Ruff and mypy (strict)
 # thirteen seconds each.
 check test: export PYTHONDONTWRITEBYTECODE :=
 compiled: $(VENV)/.dev
-	@$(BIN)/python -m compileall -q src
+	@$(BIN)/python -m compileall -q src packages/pytest-seatrial/src
 
 check: lint compiled ## Lint and the quick tests (under two minutes)
 	$(BIN)/pytest -m "not real and not slow" -n 3 --dist loadfile -q -o tmp_path_retention_policy=failed

@@ -12,8 +12,8 @@ import statistics
 import time
 from collections.abc import Callable
 
-from seatrial.regress.bisect.record import History, Mark, Pin, Point, Run
-from seatrial.regress.bisect.search.choose import Settings, Threshold, answer, assess, choose
+from seatrial.bisect.bisect_records import BisectRun, History, Mark, Pin, Point
+from seatrial.bisect.posterior import SearchSettings, Threshold, answer, assess, choose_points
 
 POINTS, SEEDS, RATIO, CONFIDENCE, REPEAT = 500, 20, 1.5, 0.99, 30
 STEPS = math.ceil(math.log2(POINTS - 1))
@@ -31,16 +31,16 @@ def line(count: int) -> History:
 
 def ours(history: History, measure: Callable[[int], float]) -> tuple[str, int | None, int]:
     """State, the commit if one was found, runs."""
-    settings = Settings(REPEAT, CONFIDENCE, Threshold(0.5, good_below=True))
-    rows: list[Run] = []
+    settings = SearchSettings(REPEAT, CONFIDENCE, Threshold(0.5, good_below=True))
+    rows: list[BisectRun] = []
     todo = [0, history.last]
     while todo:
         for index in todo:
             value, point = measure(index), history.points[index]
             mark = Mark.BAD if value >= 0.5 else Mark.GOOD
             number = len(rows) + 1
-            rows.append(Run(number=number, stage="search", round=number, point=point.id, commit=point.commit, mark=mark, value=value))
-        todo = choose(assess(history, rows, settings), 1)
+            rows.append(BisectRun(number=number, stage="search", round=number, point=point.id, commit=point.commit, mark=mark, value=value))
+        todo = choose_points(assess(history, rows, settings), 1)
     found = answer(assess(history, rows, settings))
     return found.state, history.by_id[found.suspects[0].point] if found.state == "found" else None, len(rows)
 

@@ -37,7 +37,7 @@ def large(place: Path) -> Path:
     import torch
     import transformers
 
-    from seatrial.probes.engines import tiny_models
+    from seatrial.instruments.engines import tiny_models
 
     torch.manual_seed(7)
     config = transformers.Qwen2Config(**{key: value for key, value in SIZES.items() if key != "rope_theta"})
@@ -53,7 +53,7 @@ def large(place: Path) -> Path:
 
 def run(out: Path, models: list[str], rungs: list[str], faults: list[str], options: dict[str, object]) -> int:
     """The ladder in a process of its own: clean rungs, or seeded faults on the first of the rungs that are to see each."""
-    from seatrial.probes.bridge.faults import FAULTS
+    from seatrial.instruments.bridge.faults import FAULTS
 
     out.mkdir(parents=True, exist_ok=True)
     items = [{"model": model, "rung": rung, "fault": None} for model in models for rung in rungs]
@@ -62,29 +62,29 @@ def run(out: Path, models: list[str], rungs: list[str], faults: list[str], optio
     places = {name: str(large(out / "large")) if name == LARGE else None for name in dict.fromkeys(item["model"] for item in items)}
     plan = out / "plan.json"
     plan.write_text(json.dumps({"device": "cuda", "models": places, "items": items, "options": options}), encoding="utf-8")
-    return subprocess.run([sys.executable, "-m", "seatrial.probes.bridge.ladder", str(plan), str(out)], check=False).returncode
+    return subprocess.run([sys.executable, "-m", "seatrial.instruments.bridge.ladder", str(plan), str(out)], check=False).returncode
 
 
 def judge(out: Path) -> None:
     """The table, and every check that was missed."""
-    from seatrial.loops.facts import read_facts
-    from seatrial.proving.bridge.judge import judge as judge_facts
-    from seatrial.proving.bridge.record import Asked
-    from seatrial.proving.bridge.text import table
-    from seatrial.proving.text import check_line
+    from seatrial.checks.probe_facts import read_facts
+    from seatrial.probes.bridge_report import bridge_table
+    from seatrial.probes.bridge_verdict import BridgeRequest
+    from seatrial.probes.bridge_verdict import judge_ladder as judge_facts
+    from seatrial.probes.refit_run import check_line
 
     facts = read_facts(out / "facts.jsonl")
     for row in facts.of("rung"):
         if row["fault"]:
-            asked = Asked(models=(row["model"],), rungs=(row["rung"],), device="cuda", fault=row["fault"])
+            asked = BridgeRequest(models=(row["model"],), rungs=(row["rung"],), device="cuda", fault=row["fault"])
             found = judge_facts(facts, asked)
             print(f"fault {row['fault']}: {found.verdict}: {found.reason[:200]}")
     ends = facts.of("rung", fault=None)
     if not ends:
         return
     models, rungs = (tuple(dict.fromkeys(str(row[key]) for row in ends)) for key in ("model", "rung"))
-    judged = judge_facts(facts, Asked(models=models, rungs=rungs, device="cuda"))
-    print(f"{judged.verdict}: {judged.reason}\n\n{table(judged.families, rungs)}\n")
+    judged = judge_facts(facts, BridgeRequest(models=models, rungs=rungs, device="cuda"))
+    print(f"{judged.verdict}: {judged.reason}\n\n{bridge_table(judged.families, rungs)}\n")
     for family in judged.families:
         for rung in family.rungs:
             print(f"{family.model}: {rung.rung}: {rung.verdict}, {rung.seconds:.1f} s: {rung.reason[:300]}")
@@ -94,7 +94,7 @@ def judge(out: Path) -> None:
 
 def main() -> None:
     """Run or judge."""
-    from seatrial.probes.bridge.rungs import TABLE
+    from seatrial.instruments.bridge.rungs import TABLE
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("run", "judge"))

@@ -19,9 +19,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from seatrial.metrics.crc32c import crc32c, masked
+from seatrial.core.series import Metrics
 from seatrial.metrics.read import read_metrics
-from seatrial.model.series import Metrics
+from seatrial.metrics.tensorboard import crc32c, masked
 
 TAGS = 50
 STEPS = 6000

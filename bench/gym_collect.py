@@ -18,9 +18,9 @@ from pathlib import Path
 import orjson
 import psutil
 
+from seatrial.rollouts.backends.gym_backend import GymCollector
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.gym.streaming import GymCollector
-from seatrial.rollouts.work import Outcome, Row, Unit
+from seatrial.rollouts.rollout_record import InputRow, RolloutOutcome, Unit
 
 AGENT = "mcqa_simple_agent"
 
@@ -28,7 +28,7 @@ AGENT = "mcqa_simple_agent"
 def units(path: Path) -> list[Unit]:
     """One unit per row."""
     rows = [orjson.loads(line) for line in path.read_bytes().splitlines()]
-    return [Unit(number, Row(number, f"t{number}", "rows", row, agent=AGENT), 0, number) for number, row in enumerate(rows)]
+    return [Unit(number, InputRow(number, f"t{number}", "rows", row, agent=AGENT), 0, number) for number, row in enumerate(rows)]
 
 
 def used() -> tuple[float, int]:
@@ -54,7 +54,7 @@ async def measure(path: Path, url: str, python: str, logs: Path) -> list[float]:
     await backend.open()
     try:
         async for unit, result in backend.stream(units(path)):
-            if not isinstance(result, Outcome):
+            if not isinstance(result, RolloutOutcome):
                 raise RuntimeError(f"row {unit.number} failed: {result}")
             if not done:
                 began, before = time.monotonic(), used()[0]

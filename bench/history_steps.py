@@ -18,10 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.regress.history.numbers.bands import band
-from seatrial.regress.history.numbers.steps import detect
-from seatrial.regress.history.numbers.thresholds import propose
-from seatrial.regress.unit.machine import machine_here
+from pytest_seatrial.gpus import machine_here
+from seatrial.history.change_points import find_changes
+from seatrial.history.thresholds import band, propose
 
 NEAR, SIGMAS, ALARM = 3, 1.5, 0.01
 PEER = Path.home() / ".cache/seatrial/bench/asv"
@@ -221,7 +220,7 @@ def compare(count: int) -> dict[str, float]:
     for kind, make in KINDS.items():
         series = [make(random.Random(f"{kind} {number}")) for number in range(count)]
         begun = time.process_time()
-        changes = [detect(truth.values, alarm=ALARM) for truth in series]
+        changes = [find_changes(truth.values, alarm=ALARM) for truth in series]
         took = time.process_time() - begun
         ours = score(series, [[change.index for change in found if change.kind == "step"] for found in changes])
         spent, found = asked(python, series)
@@ -255,7 +254,7 @@ def alarms(count: int) -> dict[str, float]:
     for name, noise in (("normal", normal), ("skewed (exponential)", skewed), ("heavy tails (t, 3)", student)):
         source = random.Random(name)
         told = sum(
-            any(change.kind != "outlier" for change in detect([noise(source) for _ in range(size)], alarm=ALARM))
+            any(change.kind != "outlier" for change in find_changes([noise(source) for _ in range(size)], alarm=ALARM))
             for size in (12, 40, 150)
             for _ in range(count)
         )
@@ -289,7 +288,7 @@ def main() -> None:
     source = random.Random(0)
     long = [source.gauss(0, 1) + 1.5 * (index // 500 % 2) for index in range(10_000)]
     begun = time.process_time()
-    steps = len(detect(long))
+    steps = len(find_changes(long))
     took = time.process_time() - begun
     spent, found = asked(peer(), [Series(long)])
     print(f"10,000 points with 19 steps: ours {steps} changes in {took:.2f} s, asv {len(found[0][0])} in {spent:.2f} s")

@@ -16,9 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from seatrial.regress.history.adding import Stated, add
-from seatrial.regress.history.record import Kind, Point, Run
-from seatrial.regress.history.store import Store
+from seatrial.history.importing import Stated, add
+from seatrial.history.run_records import Kind, Point, StoredRun
+from seatrial.history.store import Store
 
 SHAPES = {"100 runs x 100 metrics x 100 steps": (100, 100, 100), "10,000 runs x 100 metrics x 1": (10_000, 100, 1)}
 METRIC = "test_m::test_50/value"
@@ -47,7 +47,7 @@ def fill(path: Path, runs: int, metrics: int, steps: int) -> float:
                 for step in range(steps)
             ]
             store.add(
-                Run(
+                StoredRun(
                     project="bench",
                     kind=Kind.TEST,
                     name="unit",

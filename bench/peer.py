@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from seatrial.launch.environments import Environments
 from seatrial.loops import environments
-from seatrial.rollouts import gym
+from seatrial.rollouts.backends import gym_install
+from seatrial.runtime.environments import Environments
 
 name = sys.argv[1] if len(sys.argv) > 1 else "trl"
-found = Environments().find(name, {**environments(), gym.ENVIRONMENT: gym.LOCK}[name])
+found = Environments().find(name, {**environments(), gym_install.GYM_ENVIRONMENT: gym_install.GYM_LOCK}[name])
 print(found.python if found else f"missing: run `seatrial env build {name}`")

@@ -25,10 +25,9 @@ from refit_peers import Codec, Head, Overwrite, SparseIndices
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from seatrial.probes.bits import delta, hashing, native
-from seatrial.probes.refit import planes
-from seatrial.probes.refit.consumer import Consumer
-from seatrial.probes.refit.producer import Producer
+from seatrial.instruments.bits import delta, fingerprint, native
+from seatrial.instruments.refit import payload as planes
+from seatrial.instruments.refit.weight_transfer import Consumer, Producer
 
 ROUNDS = 3
 LARGE = 256 << 20
@@ -58,7 +57,7 @@ def hashes() -> float:
     words = source.view(torch.int64)
     calls: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         "memcpy": (lambda: None, lambda _: ctypes.memmove(target.data_ptr(), source.data_ptr(), LARGE)),
-        "ours": (lambda: None, lambda _: hashing.sums([source])),
+        "ours": (lambda: None, lambda _: fingerprint.sums([source])),
         "xxh3_64": (lambda: None, lambda _: xxhash.xxh3_64_intdigest(source.numpy())),
         "byte sum (order-blind)": (lambda: None, lambda _: source[: LARGE // 8].sum(dtype=torch.int64)),
     }

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from seatrial.probes.bits import delta, gpu, hashing, plain
+from seatrial.instruments.bits import delta, gpu, plain
+from seatrial.instruments.bits import fingerprint as hashing
 
 REPEATS = 7
 GROUP = 128 << 20
@@ -119,7 +120,7 @@ def check() -> int:
         touched[9, :255] = 2.0
         pairs.append((touched.cuda(), hot.cuda()))
         wanted.append((touched, hot, reference(touched, hot, kind)))
-        plan = gpu.Plan([now for now, _ in pairs], [old for _, old in pairs])
+        plan = gpu.KernelPlan([now for now, _ in pairs], [old for _, old in pairs])
         made = plan.encode(kind == "overwrite")
         for (_, base), planes, count, sums, (now, _, (*expected, changed)) in zip(
             pairs, plan.planes(made), made.changed, made.sums, wanted, strict=True
@@ -132,7 +133,7 @@ def check() -> int:
             cases += 1
         for sparse in (made, plan.joined(plan.planes(made))):
             targets = [old.cuda() for _, old, _ in wanted]
-            there = gpu.Plan(targets)
+            there = gpu.KernelPlan(targets)
             there.apply(sparse, "add" if kind == "difference" else "overwrite")
             assert all(same(target, now) for target, (now, _, _) in zip(targets, wanted, strict=True))
             if kind == "difference":
@@ -229,7 +230,7 @@ class Run:
         self.row("device copy (read + write)", spent, f"{self.flat.numel() * 4 / spent[0] / 1e9:.2f} TB/s")
         print("fingerprint of the whole model")
         tensors = self.cut(self.flat)
-        plan = gpu.Plan(tensors)
+        plan = gpu.KernelPlan(tensors)
         assert plan.sums() == hashing.sums(tensors)
         self.row("ours: plan made once, sums on the host", timed(plan.sums), "order-sensitive")
         self.row("ours: hashing.sums(tensors)", timed(lambda: hashing.sums(tensors)), "order-sensitive")
@@ -243,7 +244,7 @@ class Run:
         self.other.copy_(self.flat)
         current = perturbed(self.flat, share, 7)
         nows, olds = self.cut(current), self.cut(self.other)
-        plan, target = gpu.Plan(nows, olds), gpu.Plan(olds)
+        plan, target = gpu.KernelPlan(nows, olds), gpu.KernelPlan(olds)
         made = plan.encode(overwrite=False)
         assert torch.equal(self.other.view(torch.int16), current.view(torch.int16))
         found, entries = sum(made.changed), made.ends[-1]

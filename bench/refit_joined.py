@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seatrial.probes.engines.serve import Server
-from seatrial.probes.engines.transformers_loop import Loop
-from seatrial.probes.engines.vllm_loop import Engine, Policy, device
-from seatrial.probes.refit import export_faults
-from seatrial.probes.refit.driver import say
-from seatrial.probes.refit.header import TRANSPORTS
+from seatrial.instruments.engines.transformers_loop import Loop
+from seatrial.instruments.engines.vllm_loop import Engine, Policy, device
+from seatrial.instruments.engines.vllm_server import VllmServer
+from seatrial.instruments.refit import refit_driver
+from seatrial.instruments.refit.payload_header import TRANSPORTS
+from seatrial.instruments.refit.refit_driver import say
 
 LIMIT = 1.05
 """The field's limit for token_mult_prob_error."""
@@ -57,7 +57,7 @@ def main() -> None:
     policy = Policy(arguments.model, False, device())
     dtype = str(policy.model.dtype).removeprefix("torch.")
     options = ("--dtype", dtype, *arguments.server)
-    with Server(arguments.model, arguments.out / "server.log", say, options) as server:
+    with VllmServer(arguments.model, arguments.out / "server.log", say, options) as server:
         say(f"server ready after {time.monotonic() - began:.0f} s")
         loop = Loop(policy, Engine(server, arguments.out, None), arguments.out, TRANSPORTS, None)
         loop.driver.first = {name: value.clone() for name, value in policy.export().items()}
@@ -66,7 +66,7 @@ def main() -> None:
         say(f"clean: {arguments.steps} steps, error at most {max(values):.7f}, {time.monotonic() - began:.0f} s")
         loop.driver.facts = arguments.out / "faults.jsonl"
         table = []
-        for index, fault in enumerate(export_faults.FAULTS):
+        for index, fault in enumerate(refit_driver.EXPORT_FAULTS):
             step = arguments.steps + 1 + 2 * index
             loop.driver.fault = fault
             try:

@@ -27,14 +27,14 @@ import aiohttp
 import orjson
 from peak import peak_kib
 
-from seatrial.launch.ports import free_port
 from seatrial.rollouts import manifest as manifests
+from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.collect.engine import Ended, collect
-from seatrial.rollouts.direct.backend import DirectBackend
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.units import Units
-from seatrial.rollouts.verify import make_verifier
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.collector.collect_engine import CollectEnd, collect
+from seatrial.rollouts.manifest import Units
+from seatrial.rollouts.verifiers import make_verifier
+from seatrial.runtime.servers import free_port
 
 HERE = Path(__file__).parent
 ROUNDS = 3
@@ -103,20 +103,20 @@ def make_campaign(folder: Path, count: int, url: str) -> None:
             "work": {"shards": 1},
         }
     )
-    manifests.make(campaign, folder, Place(folder / "campaign"))
+    manifests.create_campaign(campaign, folder, CampaignDir(folder / "campaign"))
 
 
 def ours(folder: Path) -> int:
     """Collect a campaign with the real collector, backend, verifier and journal; gives the rollouts."""
-    place = Place(folder / "campaign")
+    place = CampaignDir(folder / "campaign")
     campaign = manifests.load_campaign(place)
     datasets = {dataset.name: dataset for dataset in campaign.datasets}
     verify = campaign.verifier_of(campaign.datasets[0])
 
-    async def main() -> Ended:
+    async def main() -> CollectEnd:
         verifier = make_verifier(verify, campaign.sandbox, folder, None, datasets)
         backend = DirectBackend(campaign, [str(campaign.policy.url)], {"rows": verifier}, None)
-        with Units(place, manifests.load(place)) as units:
+        with Units(place, manifests.load_manifest(place)) as units:
             return await collect(place, campaign, units, [0], backend, stop=lambda: None, progress=lambda _: None)
 
     ended = asyncio.run(main())
@@ -128,7 +128,7 @@ def ours(folder: Path) -> int:
 def bare(folder: Path) -> int:
     """The least that a client can do: post, read, match, write a line."""
     boxed = re.compile(r"\\boxed\{(\w+)\}")
-    url = str(manifests.load_campaign(Place(folder / "campaign")).policy.url)
+    url = str(manifests.load_campaign(CampaignDir(folder / "campaign")).policy.url)
     done = 0
 
     async def main() -> None:

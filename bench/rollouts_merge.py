@@ -24,22 +24,19 @@ from peak import peak_kib
 
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.journal.attempt import Attempt
-from seatrial.rollouts.journal.holder import Holder
-from seatrial.rollouts.journal.lease import Lease
-from seatrial.rollouts.journal.scan import Scanner
-from seatrial.rollouts.manifest import Manifest
-from seatrial.rollouts.merge.merging import merge
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.record import Head, encode
-from seatrial.rollouts.units import Units
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.journal.attempts import Attempt, Lease, LeaseHolder
+from seatrial.rollouts.journal.journal_scan import Scanner
+from seatrial.rollouts.manifest import Manifest, Units
+from seatrial.rollouts.results.campaign_merge import merge_campaign
+from seatrial.rollouts.rollout_record import Head, encode
 
 REPEATS = 16
 SHARDS = 400
 TEXT = "".join(random.Random(0).choices("abcdefgh ijklm nopqr ", k=4000))
 
 
-def make_campaign(place: Place, rows: int) -> Manifest:
+def make_campaign(place: CampaignDir, rows: int) -> Manifest:
     """The directory of a campaign that was collected, with everything that can go wrong on the way."""
     base = place.root.parent
     with (base / "rows.jsonl").open("w", encoding="utf-8") as stream:
@@ -54,7 +51,7 @@ def make_campaign(place: Place, rows: int) -> Manifest:
             "verifier": "exact",
         }
     )
-    return manifests.make(campaign, base, place)
+    return manifests.create_campaign(campaign, base, place)
 
 
 def line_of(units: Units, number: int, source: random.Random, *, fails: bool = False) -> bytes:
@@ -82,7 +79,7 @@ def line_of(units: Units, number: int, source: random.Random, *, fails: bool = F
     return encode(head, row)
 
 
-def fill(place: Place, units: Units, shards: int) -> int:
+def fill(place: CampaignDir, units: Units, shards: int) -> int:
     """Write every shard's journal, in the order in which rollouts end: two attempts in every fourth; gives the number of lines."""
     source, lines = random.Random(1), 0
     for shard in range(shards):
@@ -91,7 +88,7 @@ def fill(place: Place, units: Units, shards: int) -> int:
         cut = len(numbers) // 2 if shard % 4 == 0 else len(numbers)
         again = source.sample(numbers[:cut], len(numbers) // 100)
         for part in filter(None, (numbers[:cut], numbers[cut:] + again)):
-            with Lease.acquire(place.shard(shard), Holder.here(), 0) as lease, Attempt.open(lease.directory, lease.holder) as attempt:
+            with Lease.acquire(place.shard(shard), LeaseHolder.here(), 0) as lease, Attempt.open(lease.directory, lease.holder) as attempt:
                 for number in part:
                     if source.random() < 0.002:
                         attempt.append(line_of(units, number, source, fails=True))
@@ -104,7 +101,7 @@ def fill(place: Place, units: Units, shards: int) -> int:
     return lines
 
 
-def apart(name: str, place: Place, what: str) -> str:
+def apart(name: str, place: CampaignDir, what: str) -> str:
     """Run one of WORK in a process of its own, print what it cost, and give back what it says."""
     command = [sys.executable, __file__, "--one", name, str(place.root)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -117,32 +114,32 @@ def apart(name: str, place: Place, what: str) -> str:
 def one(name: str, root: str) -> int:
     """The other side of `apart`."""
     began = time.monotonic()
-    rows, word = WORK[name](Place(Path(root)))
+    rows, word = WORK[name](CampaignDir(Path(root)))
     wall, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
     print(json.dumps([wall, used.ru_utime + used.ru_stime, peak_kib(), rows, word]))
     return 0
 
 
-def scanned(place: Place) -> tuple[int, str]:
+def scanned(place: CampaignDir) -> tuple[int, str]:
     """What resume does first."""
-    with Units(place, manifests.load(place)) as units:
+    with Units(place, manifests.load_manifest(place)) as units:
         scan = Scanner(place, units).update()
     return scan.ok, f"{scan.ok} ok, {scan.failed} failed, {scan.owed} owed, {scan.torn} torn, {scan.tails} tails, {scan.duplicates} twice"
 
 
-def merged(place: Place) -> tuple[int, str]:
+def merged(place: CampaignDir) -> tuple[int, str]:
     """A merge, to disk."""
-    manifest = manifests.load(place)
+    manifest = manifests.load_manifest(place)
     with Units(place, manifest) as units:
-        result = merge(place, manifest, units)
+        result = merge_campaign(place, manifest, units)
     return result.ok, f"{result.ok} rows of {result.expected}, {result.rollouts.bytes / 1e9:.2f} GB, sha256 {result.sha256[:16]}"
 
 
-WORK: dict[str, Callable[[Place], tuple[int, str]]] = {work.__name__: work for work in (scanned, merged)}
+WORK: dict[str, Callable[[CampaignDir], tuple[int, str]]] = {work.__name__: work for work in (scanned, merged)}
 """Each gives rows, and a word about them."""
 
 
-def measure(place: Place, rows: int) -> int:
+def measure(place: CampaignDir, rows: int) -> int:
     """All figures; the exit code."""
     manifest = make_campaign(place, rows // REPEATS)
     with Units(place, manifest) as units:
@@ -164,7 +161,7 @@ def main() -> int:
     if options.one:
         return one(*options.one)
     with tempfile.TemporaryDirectory(prefix="seatrial-bench-") as folder:
-        return measure(Place(Path(folder) / "campaign"), options.rows)
+        return measure(CampaignDir(Path(folder) / "campaign"), options.rows)
 
 
 if __name__ == "__main__":

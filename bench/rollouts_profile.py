@@ -24,11 +24,11 @@ from typing import Any
 from peak import peak_kib
 from rollouts_merge import fill, make_campaign
 
-from seatrial.rollouts.merge.merging import merge
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.profile.build import profile
-from seatrial.rollouts.profile.write import write
-from seatrial.rollouts.units import Units
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.manifest import Units
+from seatrial.rollouts.results.campaign_merge import merge_campaign
+from seatrial.rollouts.results.profile_build import make_profile
+from seatrial.rollouts.results.profile_writer import write_profile
 
 REPEATS = 16
 FIGURES = ("mean", "std", "min", "max", "median")
@@ -60,9 +60,9 @@ print(json.dumps({"wall": wall, "cpu": cpu, "kib": int(marks[0]), "tasks": figur
 def one(root: str, out: str) -> int:
     """Profile in this process; write the files when a directory for them is named."""
     began, start = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
-    found = profile(Place(Path(root)))
+    found = make_profile(CampaignDir(Path(root)))
     if out:
-        write(found, Path(out))
+        write_profile(found, Path(out))
     wall, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
     cpu = used.ru_utime + used.ru_stime - start.ru_utime - start.ru_stime
     rewards = [task.reward for task in found.tasks if task.reward]
@@ -111,7 +111,7 @@ def main() -> int:
     if options.one:
         return one(*options.one)
     with tempfile.TemporaryDirectory(prefix="seatrial-bench-") as folder:
-        place = Place(Path(folder) / "campaign")
+        place = CampaignDir(Path(folder) / "campaign")
         manifest = make_campaign(place, options.rows // REPEATS)
         with Units(place, manifest) as units:
             fill(place, units, manifest.shards)
@@ -122,7 +122,7 @@ def main() -> int:
             if options.gym_python is None:
                 print("Gym RewardProfiler: not measured (give --gym-python)")
                 return 0
-            merge(place, manifest, units)
+            merge_campaign(place, manifest, units)
         peer = measured([options.gym_python, "-c", PEER, str(place.merged / "rollouts.jsonl")], "Gym RewardProfiler", ours["rows"])
         print(f"ratio: {peer['cpu'] / ours['cpu']:.0f} in CPU seconds, {peer['kib'] / ours['kib']:.0f} in memory")
         return 0 if agree(ours, peer) else 1

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from seatrial.launch.ports import free_port
-from seatrial.launch.staged import router
+from seatrial.runtime.servers import free_port
+from seatrial.runtime.staged import router
 
 REQUESTS = 500
 ROUNDS = 5

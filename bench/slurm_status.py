@@ -23,10 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.slurm.cluster import PrivateSlurm, missing
 
-from seatrial.launch.slurm import submit
-from seatrial.launch.slurm.status import Poller
-from seatrial.model.job import Batch, Component, Job
-from seatrial.model.profile import Profile
+from seatrial.core.jobs import Batch, Component, Job, Profile
+from seatrial.runtime import slurm_submit
+from seatrial.runtime.slurm_status import Poller
 
 UNITS = 300
 POLLS = 5
@@ -63,7 +62,7 @@ def main() -> int:
         directory = Path(folder) / "b"
         with PrivateSlurm(Path(folder) / "s", accounting=True, pyxis=False) as cluster:
             os.environ.update(cluster.env)
-            (sent,), _, seconds = measured(lambda: submit.submit(batch, Profile(), "bench", directory))
+            (sent,), _, seconds = measured(lambda: slurm_submit.submit(batch, Profile(), "bench", directory))
             print(f"slurm submit: array of {UNITS} units in {seconds:.2f} s (bar: 1)")
             time.sleep(10)  # until as many units run as fit, and accounting knows it
             poller = Poller([directory])
@@ -71,7 +70,7 @@ def main() -> int:
             snapshot = polls[-1][0]
             ours = min(used for _, used, _ in polls), min(wall for _, _, wall in polls)
             found, *peer = measured(lambda: one_call_per_job(sent.slurm or ""))
-            submit.cancel(directory)
+            slurm_submit.cancel(directory)
     print(f"slurm status, one poll of {UNITS} units: seatrial {snapshot.calls} call, {ours[0]:.3f} CPU-s (bar: 0.5), {ours[1]:.3f} s")
     print(f"slurm status, one call per job: {UNITS} calls, {peer[0]:.3f} CPU-s, {peer[1]:.3f} s")
     print(f"ratio: {peer[0] / ours[0]:.0f} in CPU seconds, {peer[1] / ours[1]:.0f} in seconds")

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.mutants.harness import Server, phases_of
 
-from seatrial.launch.environments import Environments
 from seatrial.loops.trl.loop import LOOP
+from seatrial.runtime.environments import Environments
 
 BAR = 1.15
 

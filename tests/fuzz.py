@@ -32,13 +32,13 @@ from cli.command import Answer, inside
 from fuzz_mutate import changed, rows_changed, written
 from fuzz_parsers import PARSERS
 from fuzz_worlds import WORLDS, World, damage, fake_loop
-from seatrial.launch.environments import Environments
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.guarded import BadValue
+from seatrial.core.loop import Loop
+from seatrial.core.series import Metrics, Series
+from seatrial.core.verdict import Boundary
 from seatrial.loops import get_loop
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.guarded import BadValue
-from seatrial.model.loop import Loop
-from seatrial.model.series import Metrics, Series
-from seatrial.model.verdict import Boundary
+from seatrial.runtime.environments import Environments
 
 DATA = Path(__file__).parent / "data"
 LIMIT_S = 10
@@ -451,7 +451,7 @@ class Fuzzer:
 
     def jobs(self, rng: random.Random) -> None:
         """jobs.toml."""
-        from seatrial.cli.jobs_file import read_jobs
+        from seatrial.cli.input_files import read_jobs
 
         read_jobs(
             self._file("jobs.toml", self._either(rng, f"[[jobs]]\nname = {some_json(rng, 1)}\ncomponents = [{some_json(rng)}]\n", [JOBS])),
@@ -461,7 +461,7 @@ class Fuzzer:
 
     def campaign(self, rng: random.Random) -> None:
         """campaign.toml."""
-        from seatrial.cli.campaign_file import read_campaign
+        from seatrial.cli.input_files import read_campaign
 
         made = (
             f'name = {some_json(rng, 1)}\n[[datasets]]\npath = "a.jsonl"\n[sampling]\nn = {number(rng)}\n[work]\nrepeats = {number(rng)}\n'
@@ -470,15 +470,15 @@ class Fuzzer:
 
     def replay(self, rng: random.Random) -> None:
         """A bisect's log, git's and ours."""
-        from seatrial.regress.bisect.logs import journal
+        from seatrial.bisect import bisect_dir
 
         row = f'{{"number": {number(rng)}, "commit": "0123", "mark": "bad", "value": {number(rng)}, "{text(rng)}": {some_json(rng, 2)}}}\n'
-        journal.read(self._file("runs.jsonl", self._either(rng, row * 2, [row.encode("utf-8", "surrogatepass")])))
+        bisect_dir.read_journal(self._file("runs.jsonl", self._either(rng, row * 2, [row.encode("utf-8", "surrogatepass")])))
 
     def junit(self, rng: random.Random) -> None:
         """junit.xml of a pre-test."""
         from seatrial.evidence.redact import Redactor
-        from seatrial.trial.sides import cleaned_cases
+        from seatrial.trial.pre_tests import cleaned_cases
 
         cleaned_cases(self._file("junit.xml", mutated(rng, rng.choice(self.corpus.reports))), Redactor({}))
 
@@ -501,14 +501,14 @@ class Fuzzer:
 
     def state(self, rng: random.Random) -> None:
         """The state of test selection."""
-        from seatrial.regress.select import state
+        from pytest_seatrial.select import selection_state
 
-        state.load(self._file("state.db", rng.choice((mutated(rng, self.corpus.store), rng.choice(JUNK)))), {"python": "3"})
+        selection_state.load_state(self._file("state.db", rng.choice((mutated(rng, self.corpus.store), rng.choice(JUNK)))), {"python": "3"})
 
     def trial(self, rng: random.Random) -> Answer:
         """trial.json and result.json, of `report` and `resume`."""
         from report.trials import TRIALS, write_run
-        from seatrial.files import write_json
+        from seatrial.core.files import write_json
 
         made = TRIALS[rng.choice(sorted(TRIALS))]()
         run = self.place / "run"
@@ -523,7 +523,7 @@ class Fuzzer:
 
     def tokens(self, rng: random.Random) -> None:
         """train_data_step1.jsonl, as `localize` reads it."""
-        from seatrial.loops.nemo_rl.after.tokens import tokens
+        from seatrial.loops.nemo_rl.nemo_outputs import tokens
 
         lists = ", ".join(
             f'"{name}": [[{number(rng)}, {number(rng)}]]'
@@ -536,7 +536,7 @@ class Fuzzer:
 
     def functional(self, rng: random.Random) -> None:
         """The text of a functional script."""
-        from seatrial.regress.functional.asserts import read_asserted
+        from seatrial.functional.plan_scripts import read_asserted
 
         read_asserted(
             self._file(
@@ -548,8 +548,8 @@ class Fuzzer:
 
     def proofs(self, rng: random.Random) -> None:
         """Import proofs and facts that probes leave."""
+        from seatrial.checks.probe_facts import read_facts
         from seatrial.evidence.imports import read_imports
-        from seatrial.loops.facts import read_facts
 
         row = f'{{"process": "worker", "package": "{text(rng)}", "method": "imported", "file": {some_json(rng, 1)}}}\n'
         path = self._file("imports.jsonl", self._either(rng, row, [row.encode("utf-8", "surrogatepass")]))
@@ -603,25 +603,24 @@ class Fuzzer:
                 return None
 
     def _replay(self, place: Path, file: str, repo: str) -> None:
-        from seatrial.regress.bisect.logs.replay import read_marks
+        from seatrial.bisect.git_bisect_log import read_marks
 
         read_marks(Path(file), place / repo)
 
     def _collected(self, place: Path) -> None:
         """What a collector does with a campaign that others left: take each shard, and write down what it owes."""
-        from seatrial.rollouts.collect.book import Book
-        from seatrial.rollouts.journal.lease import HeldError
-        from seatrial.rollouts.manifest import load
-        from seatrial.rollouts.place import Place
-        from seatrial.rollouts.record import Head
-        from seatrial.rollouts.units import Units
+        from seatrial.rollouts.campaign_dir import CampaignDir
+        from seatrial.rollouts.collector.dispatcher import ShardWriter
+        from seatrial.rollouts.journal.attempts import LeaseHeldError
+        from seatrial.rollouts.manifest import Units, load_manifest
+        from seatrial.rollouts.rollout_record import Head
 
-        campaign = Place(place / "campaign")
-        manifest = load(campaign)
+        campaign = CampaignDir(place / "campaign")
+        manifest = load_manifest(campaign)
         with Units(campaign, manifest) as units:
             for shard in range(min(manifest.shards, 4)):
-                with suppress(HeldError):
-                    book = Book.open(campaign, shard, lambda: True)
+                with suppress(LeaseHeldError):
+                    book = ShardWriter.open(campaign, shard, lambda: True)
                     if book is None:
                         continue
                     for number in [*book.numbers(units)]:
@@ -630,48 +629,50 @@ class Fuzzer:
                     book.close("done")
 
     def _judged(self, place: Path, code: str = "0") -> None:
-        from seatrial.regress.functional.judge import Ran, judge
-        from seatrial.regress.functional.plan import Asked, plan
+        from seatrial.functional.judge_script import ScriptRun, judge_script
+        from seatrial.functional.plan_scripts import FunctionalRequest, plan_scripts
 
         (place / "kept").mkdir()
-        planned = plan(Asked(scripts=(place / "script.sh",), checks=('max(data["train/loss"]) < 2',), metrics=place / "metrics.json"))
-        ran = Ran(directory=place / "kept", log=place / "run.log", started=0.0, ended="exited", exit_code=int(code), seconds=1.0)
-        judge(planned[0], ran)
+        planned = plan_scripts(
+            FunctionalRequest(scripts=(place / "script.sh",), checks=('max(data["train/loss"]) < 2',), metrics=place / "metrics.json")
+        )
+        ran = ScriptRun(directory=place / "kept", log=place / "run.log", started=0.0, ended="exited", exit_code=int(code), seconds=1.0)
+        judge_script(planned[0], ran)
 
     def _prepare(self, place: Path) -> None:
         """What `rollouts start` does before it asks anybody, and the requests that it would send."""
-        from seatrial.cli.campaign_file import read_campaign
+        from seatrial.cli.input_files import read_campaign
         from seatrial.rollouts import manifest as manifests
-        from seatrial.rollouts.place import Place
-        from seatrial.rollouts.units import Units
+        from seatrial.rollouts.campaign_dir import CampaignDir
+        from seatrial.rollouts.manifest import Units
 
         campaign = read_campaign(place / "campaign.toml", {}, [])
-        made = Place(place / "made")
-        with Units(made, manifests.make(campaign, place, made)) as units:
+        made = CampaignDir(place / "made")
+        with Units(made, manifests.create_campaign(campaign, place, made)) as units:
             for number in range(min(units.total, 20)):
                 self._requested(campaign, units.unit(number))
 
     def _requested(self, campaign: Any, unit: Any) -> None:
-        from seatrial.rollouts.direct.request import build, sort_sampling
-        from seatrial.rollouts.gym.rows import body_of
-        from seatrial.rollouts.inputs.prompts import PARAMS, prompt_messages
-        from seatrial.rollouts.work import RolloutError
+        from seatrial.rollouts.backends.gym_backend import body_of
+        from seatrial.rollouts.backends.openai_format import build_request, sort_sampling
+        from seatrial.rollouts.campaign import PARAMS, prompt_messages
+        from seatrial.rollouts.rollout_record import RolloutError
 
         sampling = sort_sampling(campaign.sampling)
         dataset = campaign.datasets[0]
         own = unit.row.data.get(PARAMS) or {"input": prompt_messages(unit.row.data, dataset)}
         for api in ("chat", "responses"):
             with suppress(ValueError):
-                build(own, sampling, api=api, model="m", seed=unit.seed)
+                build_request(own, sampling, api=api, model="m", seed=unit.seed)
         with suppress(RolloutError):
             body_of(unit, campaign, sampling)
 
     def rows(self, rng: random.Random) -> None:
         """Rows of inputs."""
-        from seatrial.cli.campaign_file import read_campaign
+        from seatrial.cli.input_files import read_campaign
         from seatrial.rollouts import manifest as manifests
-        from seatrial.rollouts.place import Place
-        from seatrial.rollouts.units import Units
+        from seatrial.rollouts.campaign_dir import CampaignDir
+        from seatrial.rollouts.manifest import Units
 
         made = "".join(
             f'{{"prompt": {some_json(rng, 2)}, "answer": {some_json(rng, 1)}, "{text(rng)}": {some_json(rng)}}}\n' for _ in range(3)
@@ -683,19 +684,18 @@ class Fuzzer:
             path.write_bytes(b"PAR1" + data[4:] if rng.random() < 0.7 else data)
         toml = f'name = "a"\nverifier = "exact"\n[policy]\nurl = "http://h/v1"\n[[datasets]]\nname = "d"\npath = "{path}"\n'
         campaign = read_campaign(self._file("campaign.toml", toml), {}, [])
-        made_at = Place(self.place / "made")
-        with Units(made_at, manifests.make(campaign, self.place, made_at)) as units:
+        made_at = CampaignDir(self.place / "made")
+        with Units(made_at, manifests.create_campaign(campaign, self.place, made_at)) as units:
             for number in range(units.total):
                 self._requested(campaign, units.unit(number))
 
     def answer(self, rng: random.Random) -> None:
         """Answers of policies and of Gym, and the records that are made of them."""
-        from seatrial.rollouts.direct.answer import read
-        from seatrial.rollouts.direct.errors import of_status
-        from seatrial.rollouts.gym.rows import outcome_of, result_of
-        from seatrial.rollouts.record import Head, encode
-        from seatrial.rollouts.server_json import parse_json_fast
-        from seatrial.rollouts.work import RolloutError
+        from seatrial.rollouts.backends.direct_backend import error_of_status
+        from seatrial.rollouts.backends.gym_backend import outcome_of, result_of
+        from seatrial.rollouts.backends.openai_format import read
+        from seatrial.rollouts.fast_json import parse_json_fast
+        from seatrial.rollouts.rollout_record import Head, RolloutError, encode
 
         call = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
         usage = {"prompt_tokens": 1, "completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 1}}
@@ -713,7 +713,7 @@ class Fuzzer:
         body = written(changed(rng, json.loads(json.dumps(data)), rng.choice((1, 2, 3))))
         body = mutated(rng, body) if rng.random() < 0.2 else body
         self._file("body.json", body)
-        of_status(rng.choice((400, 413, 429, 500, 302)), body, {"Retry-After": rng.choice(TEXTS), "Location": rng.choice(TEXTS)})
+        error_of_status(rng.choice((400, 413, 429, 500, 302)), body, {"Retry-After": rng.choice(TEXTS), "Location": rng.choice(TEXTS)})
         with suppress(RolloutError, BadValue):
             if api == "gym":
                 made = outcome_of(result_of({"_ng_task_index": 0, "_ng_rollout_index": 0, "agent_ref": {}}, parse_json_fast(body)))
@@ -728,7 +728,7 @@ class Fuzzer:
 
     def _encoded(self, encode: Callable[..., bytes], head: Any, row: Any) -> None:
         """As `collect.book` does: what cannot be stored is a ValueError or a TypeError there."""
-        from seatrial.rollouts.record import check, head_of, row_of
+        from seatrial.rollouts.rollout_record import check, head_of, row_of
 
         with suppress(ValueError):
             line = encode(head, row)
@@ -743,7 +743,7 @@ class Fuzzer:
 
     def level(self, rng: random.Random) -> None:
         """What a run of a level left: facts, shadows, dumps and logs, as `run` judges them."""
-        from seatrial.trial.assess import _asserted
+        from seatrial.trial.conclude import _asserted
 
         directory = self.place / "level"
         directory.mkdir()
@@ -782,16 +782,16 @@ class Fuzzer:
 
     def traces(self, rng: random.Random) -> None:
         """Logs of traced children, and what workers of a selecting session saw."""
-        from seatrial.regress.select.gather import evidence
-        from seatrial.regress.select.gather.children import Children
-        from seatrial.regress.select.trace.logs import read
+        from pytest_seatrial.select import evidence
+        from pytest_seatrial.select.evidence import Children
+        from pytest_seatrial.select.trace.trace_events import read_logs
 
         rows = ('["hello", 1, "python", "[\\"a\\", \\"b.py\\"]"]', '["hit", 1, "77", "a.py"]', '["spawn", 1, "[\\"python\\"]", "/"]')
         log = "\n".join(
             [*rows, '["call", 1, "0", "a.py\\u0000f\\u00003"]', f'["{text(rng)}", {number(rng)}, {some_json(rng, 1)}, "x"]', ""]
         )
         self._file("trace/7-ab.log", rows_changed(rng, log.encode("utf-8", "surrogatepass")))
-        found = list(read(self.place / "trace"))
+        found = list(read_logs(self.place / "trace"))
         Children(found, {}) if found else None
         row = (
             b'{"did": [[-1, 5], [3, "a.py", "f", 2], ["read", 1, "b", ""]], "ran": {"test": "t", "path": "t.py", "epoch": 1, "uses": [1], '
@@ -799,7 +799,7 @@ class Fuzzer:
         row += b'"outcome": "passed"}, "needs": [[1, [2]]], "collected": ["a"]}\n'
         path = self._file("evidence.jsonl", rows_changed(rng, row * 2))
         with suppress(ValueError):  # "nothing was recorded" is what it becomes
-            evidence.read(path)
+            evidence.read_evidence(path)
 
 
 def named(answer: Answer, damaged: list[str], place: Path) -> bool:

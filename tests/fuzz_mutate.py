@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from seatrial.rollouts.record import KEY
+from seatrial.rollouts.rollout_record import KEY
 
 RAW = "\ue000raw:"
 """Begins a text that is written as it stands, without quotes: a number that no JSON library would write."""

@@ -36,7 +36,7 @@ def text_changed(rng: random.Random, text: str, junk: tuple[str, ...] = (*NUMBER
 
 def slurm(rng: random.Random, place: Path) -> None:
     """What Slurm's commands print."""
-    from seatrial.launch.slurm import commands
+    from seatrial.runtime import slurm as commands
 
     queue = "12_3|RUNNING|2025-01-01T00:00:00|None|(null)|n\n12_[4-9%2]|PENDING|N/A|Priority|c|n\n13+1|COMPLETED|N/A|x||n\n"
     account = "12_3|COMPLETED|2025-01-01T00:00:00|2025-01-01T00:01:00|n\n12|CANCELLED by 0|2025-01-01T00:00:00|Unknown|n\n"
@@ -55,13 +55,11 @@ def slurm(rng: random.Random, place: Path) -> None:
 
 def verified(rng: random.Random, place: Path) -> None:
     """Rows and answers as verifiers read them."""
-    from seatrial.rollouts.direct.errors import retry_after
-    from seatrial.rollouts.sandbox.service import _asked
-    from seatrial.rollouts.verify import cases, judge, programs
-    from seatrial.rollouts.verify.choice import options_of, why_no_choice
-    from seatrial.rollouts.verify.exact import last_match
-    from seatrial.rollouts.verify.mathematics import bare
-    from seatrial.rollouts.verify.truth import boxed, last_line, texts_of
+    from seatrial.rollouts.backends.direct_backend import retry_after
+    from seatrial.rollouts.sandbox.sandbox_service import _asked
+    from seatrial.rollouts.verifiers import judge_verifier, process_verifiers, text_verifiers
+    from seatrial.rollouts.verifiers.process_verifiers import bare
+    from seatrial.rollouts.verifiers.text_verifiers import boxed, last_line, last_match, options_of, texts_of, why_no_choice
 
     code = "def check(f):\n    assert f(1) == 2\n"
     tests: tuple[Any, ...] = (
@@ -75,18 +73,25 @@ def verified(rng: random.Random, place: Path) -> None:
     given = changed(rng, json.loads(json.dumps(rng.choice(tests))), rng.choice((1, 2)))
     given = text_changed(rng, given, (*TEXTS, "-" * 3000, "(" * 250, "[" * 3000, "a" + ".b" * 3000)) if isinstance(given, str) else given
     with suppress(ValueError):
-        for case in cases.cases_of(given, rng.choice(("f", "a b", None))):
+        for case in text_verifiers.cases_of(given, rng.choice(("f", "a b", None))):
             json.dumps(getattr(case, "arguments", None))
     row = changed(rng, {"options": {"A": "x", "B": "y"}, "choices": [{"A": "x"}, "y"], "verifier_metadata": {"unit_tests": given}})
     if isinstance(row, dict):
         options_of(row)
         why_no_choice(row, hostile(rng))
         with suppress(ValueError):
-            cases.column(row, "verifier_metadata.unit_tests")
+            text_verifiers.column(row, "verifier_metadata.unit_tests")
     texts_of(hostile(rng))
     said = text_changed(rng, '</think> {"reward": 1} [[A=B]] \\boxed{1{2}}\n```python\nx\n```\n1 2.50\n')
-    judge.verdict(said), programs.extract(said), bare(said), boxed(said), last_line(said), cases.same_output(said, text_changed(rng, said))
-    cases.same_value(hostile(rng), hostile(rng)), last_match(judge._VERDICT, said), retry_after(said)
+    (
+        judge_verifier.verdict(said),
+        process_verifiers.extract(said),
+        bare(said),
+        boxed(said),
+        last_line(said),
+        text_verifiers.same_output(said, text_changed(rng, said)),
+    )
+    text_verifiers.same_value(hostile(rng), hostile(rng)), last_match(judge_verifier._VERDICT, said), retry_after(said)
     body = {"generated_code": "1", "timeout": 3, "language": "python", "std_input": "", "max_output_characters": 9}
     with suppress(ValueError):
         _asked(written(changed(rng, body)).decode("utf-8", "replace"), rng.choice(("s", None, "\x00")))
@@ -110,14 +115,14 @@ DEEP = ("-" * 3000 + "1", "(" * 199 + ")" * 199, "a" + ".b" * 3000, "[" * 90 + "
 
 def source(rng: random.Random, place: Path) -> None:
     """Source of a change, of the tests that select, and of a verifier."""
-    from seatrial.evidence.functions import _compared
-    from seatrial.loops.nemo_rl.ahead.compose import default_config
-    from seatrial.loops.nemo_rl.runs.source import _sections
-    from seatrial.model.errors import UserError
-    from seatrial.proving.bridge.touched import _around, _tree
-    from seatrial.regress.select.files.facts import facts
-    from seatrial.regress.select.trace.code import _make
-    from seatrial.rollouts.conduct.preflight import _check_function
+    from pytest_seatrial.select.source_digests import facts
+    from pytest_seatrial.select.trace.import_loader import _make
+    from seatrial.core.errors import UserError
+    from seatrial.evidence.changes import _compared
+    from seatrial.loops.nemo_rl.nemo_checkout import _sections
+    from seatrial.loops.nemo_rl.nemo_preflight import default_config
+    from seatrial.probes.bridge_verdict import _around, _tree
+    from seatrial.rollouts.campaign_preflight import _check_function
 
     text = text_changed(rng, SOURCE, (*TEXTS, *DEEP))
     data = text.encode("utf-8", "surrogatepass")
@@ -137,7 +142,7 @@ def source(rng: random.Random, place: Path) -> None:
 def weights(rng: random.Random, place: Path) -> None:
     """The files of a model, without loading them."""
     from seatrial.loops.model_files import _settings, _weights
-    from seatrial.proving.checkpoint import require_weights
+    from seatrial.probes.probe_process import require_weights
 
     header: Any = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}, "__metadata__": {"a": "b"}}
     body = written(header) if rng.random() < 0.3 else json_changed(rng, json.dumps(header).encode())
@@ -156,14 +161,14 @@ def weights(rng: random.Random, place: Path) -> None:
 def refit(rng: random.Random, place: Path) -> None:
     """A payload of a refit."""
     from probes.test_refit_payload import written as payload_of
-    from seatrial.probes.refit import header, payload
-    from seatrial.probes.refit.errors import RefitRefused
+    from seatrial.instruments.refit import payload, payload_header
+    from seatrial.instruments.refit.payload_header import RefitRefused
 
     whole = payload_of()
     _, body, *_ = payload.PREAMBLE.unpack(whole[: payload.PREAMBLE.size])
     text = json_changed(rng, whole[payload.PREAMBLE.size + body :])
     with suppress(RefitRefused):
-        header.parse(text)
+        payload_header.parse(text)
     made = bytearray(whole)
     made[rng.randrange(len(made))] = rng.randrange(256)
     (place / "payload").write_bytes(bytes(made)[: rng.choice((len(made), len(made), rng.randrange(len(made))))])
@@ -173,11 +178,11 @@ def refit(rng: random.Random, place: Path) -> None:
 
 def selection(rng: random.Random, place: Path) -> None:
     """The state of test selection, with cells and bytes of others."""
-    from seatrial.regress.select import state
+    from pytest_seatrial.select import selection_state
 
     path, given = place / "state.db", {"python": "3"}
-    outcomes = [state.Outcome(name, (frozenset({("a.py", name, "1"), ("é.py", "", "2")}),)) for name in ("one", "two")]
-    state.save(path, given, "c", [*outcomes, state.Outcome("three", None)], lambda path, block: "1")
+    outcomes = [selection_state.RecordedOutcome(name, (frozenset({("a.py", name, "1"), ("é.py", "", "2")}),)) for name in ("one", "two")]
+    selection_state.save_state(path, given, "c", [*outcomes, selection_state.RecordedOutcome("three", None)], lambda path, block: "1")
     if rng.random() < 0.4:
         mutate(rng, path)
     else:
@@ -188,10 +193,10 @@ def selection(rng: random.Random, place: Path) -> None:
         with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as base, base:
             name, _, column = table.partition(".")
             base.execute(f"update or ignore {name} set {column} = {value}")
-    _ = state.load(path, given).known
+    _ = selection_state.load_state(path, given).known
     if not path.is_fifo():
         with suppress(OSError, sqlite3.OperationalError):  # `recording` tells it
-            state.save(path, given, "d", outcomes, lambda path, block: "1")
+            selection_state.save_state(path, given, "d", outcomes, lambda path, block: "1")
 
 
 PROJECT = {
@@ -245,10 +250,10 @@ def locks(rng: random.Random, place: Path) -> None:
     """Locks of environments, of ours and of a commit; groups of tests."""
     import pytest
 
-    from seatrial.launch.locks import read_lock
-    from seatrial.regress.bisect.environments.locks import BuildFailed, read_wanted
-    from seatrial.regress.bisect.record import EnvironmentPlan
-    from seatrial.regress.unit.groups import read
+    from pytest_seatrial.suite_groups import read_groups
+    from seatrial.bisect.bisect_records import EnvironmentPlan
+    from seatrial.bisect.lockfile import BuildFailed, read_wanted
+    from seatrial.runtime.venvs import read_lock
 
     with suppress(BuildFailed, pytest.UsageError):
         match rng.randrange(4):
@@ -269,24 +274,24 @@ def locks(rng: random.Random, place: Path) -> None:
             case _:
                 table = b'[tool.seatrial.groups.gpu]\noption = "--gpu"\nmarker = "gpu"\nhours = 1.5\nmode = "only"\npaths = ["tests"]\n'
                 (place / "pyproject.toml").write_bytes(toml_changed(rng, table))
-                read(place)
+                read_groups(place)
 
 
 def nightly(rng: random.Random, place: Path) -> None:
     """Scripts of NeMo-RL's suites, and diffs of git."""
     from seatrial.evidence.changes import _marked_lines
-    from seatrial.loops.nemo_rl.nightly import describe
+    from seatrial.loops.nemo_rl.nightly import describe_nightly
 
     script = "# ===== BEGIN CONFIG =====\nNUM_NODES=1\nSTEPS_PER_RUN=10\nMAX_STEPS=10\n"
     script += "NUM_RUNS=$(( (MAX_STEPS + STEPS_PER_RUN - 1) / STEPS_PER_RUN ))\nNUM_MINUTES=30\n# ===== END CONFIG =====\nuv run x.py\n"
-    describe("tests/test_suites/llm/a.sh", text_changed(rng, script, (*NUMBERS, *TEXTS, "-" * 3000, "(" * 300, "9*" * 2000 + "9")))
+    describe_nightly("tests/test_suites/llm/a.sh", text_changed(rng, script, (*NUMBERS, *TEXTS, "-" * 3000, "(" * 300, "9*" * 2000 + "9")))
     diff = 'diff --git a/x b/x\n--- a/x\n+++ "b/\\303\\251 \\t"\n@@ -1,2 +3 @@ def f():\n-a\n+b\n'
     list(_marked_lines(text_changed(rng, diff).encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")))
 
 
 def chunks(rng: random.Random, place: Path) -> None:
     """A body in chunks, as the router passes it on."""
-    from seatrial.launch.staged import router
+    from seatrial.runtime.staged import router
 
     data = text_changed(rng, "3\r\nabc\r\n1;x=y\r\nd\r\n0\r\nX: y\r\n\r\n").encode("utf-8", "replace")
 
@@ -304,16 +309,16 @@ def chunks(rng: random.Random, place: Path) -> None:
 
 def leftovers(rng: random.Random, place: Path) -> None:
     """What a killed Seatrial left to tell which processes are its own. No process gets a signal."""
-    from seatrial.launch import descendants
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
+    from seatrial.runtime import process_tree
 
     path = place / "1.pids"
     path.write_bytes(b'{"run_id": "no-such-run", "pid": 4194305, "started": 1.5, "owner": 4194306, "owner_started": 1.0}')
     mutate(rng, path)
     said = ""
-    with mock.patch.object(descendants, "send") as sent:
+    with mock.patch.object(process_tree, "send") as sent:
         try:
-            descendants.end_leftovers(path, grace_s=0)
+            process_tree.end_leftovers(path, grace_s=0)
         except UserError as error:
             said = str(error)
     assert not said or path.name in said

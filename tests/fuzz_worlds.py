@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from fuzz_mutate import mutate
-from seatrial.files import write_json
+from seatrial.core.files import write_json
 from seatrial.trial.level import Limits
 
 DATA = Path(__file__).parent / "data"
@@ -103,8 +103,8 @@ def trial(folder: Path, name: str, loop: str = "trl", sealed: bool = True) -> Wo
 
 def _submitted(folder: Path) -> None:
     """A trial runs as a job of Slurm."""
-    from seatrial.launch.jobdir import job_dir, save
-    from seatrial.model.job import Batch, Component, Job, Submission
+    from seatrial.core.jobs import Batch, Component, Job, Submission
+    from seatrial.runtime.jobdir import job_dir, save
 
     save(folder, Batch(jobs=(Job(name="trial", components=(Component(name="client", role="client", command=("true",)),)),)))
     job = job_dir(folder, "trial")
@@ -145,7 +145,7 @@ def campaign(folder: Path) -> World:
     from cli.command import inside
     from rollouts.profiled import Result, collected, failed, ok, questions
     from rollouts.profiled import campaign as make
-    from seatrial.rollouts.journal.holder import Holder
+    from seatrial.rollouts.journal.attempts import LeaseHolder
 
     results: list[list[Result]] = [
         [ok(1.0, "4", input_tokens=3, finish="stop"), ok(0.0), failed(), ok(0.5)],
@@ -154,7 +154,7 @@ def campaign(folder: Path) -> World:
     place = collected(make(folder, {"a": questions(2, level="x")}, a={"tag_columns": ["level"]}), results)
     assert inside("rollouts", "merge", place.root, "--partial").code == 0
     assert inside("rollouts", "profile", place.root).code == 0
-    holder = Holder(host="h", boot="b", namespace="n", pid=1, started=1, token="00ff", number=1)
+    holder = LeaseHolder(host="h", boot="b", namespace="n", pid=1, started=1, token="00ff", number=1)
     place.shard(0).joinpath("lease-0001.json").write_text(holder.model_dump_json())
     asked = (
         *(("rollouts", "status", "{}/campaign"), ("rollouts", "status", "{}/campaign", "--json"), ("rollouts", "merge", "{}/campaign")),
@@ -207,8 +207,8 @@ def stopped(_: Path) -> World:
 def fake_loop() -> Iterator[None]:
     """The fake loop instead of the real ones, whose process runs in this one."""
     import seatrial.loops
-    from seatrial.model.loop import Loop
-    from seatrial.trial import conduct
+    from seatrial.core.loop import Loop
+    from seatrial.trial import runner
     from trial.conftest import asked_once
     from trial.fake import FakeLoop
     from trial.test_kills import run_here
@@ -218,7 +218,7 @@ def fake_loop() -> Iterator[None]:
 
     with ExitStack() as patches:
         for owner, name, value in (
-            *((seatrial.loops, "get_loop", get), (conduct, "loop_of", get), (conduct, "environment_record", asked_once)),
+            *((seatrial.loops, "get_loop", get), (runner, "loop_of", get), (runner, "environment_record", asked_once)),
             *((os, "fsync", lambda _: None), (sys.modules["seatrial.trial.level"], "run", run_here)),
         ):
             patches.enter_context(mock.patch.object(owner, name, value))
@@ -228,18 +228,18 @@ def fake_loop() -> Iterator[None]:
 def bisect(folder: Path) -> World:
     """The directory of a bisect."""
     from regress.bisects import PLAN, answer, history, runs
+    from seatrial.bisect.bisect_records import Mark
+    from seatrial.bisect.bisect_report import write_reports
+    from seatrial.bisect.commit_history import HISTORY, CachedHistory
+    from seatrial.core.files import write_text
     from seatrial.evidence.redact import Redactor
-    from seatrial.files import write_text
-    from seatrial.regress.bisect.kept import HISTORY, Kept
-    from seatrial.regress.bisect.record import Mark
-    from seatrial.regress.bisect.reports.report import write_reports
 
     past = history(12)
     plan = PLAN.model_copy(update={"check": 'mean(data["reward"]) > 0.5', "repeat": 10})
     rows = runs(past, (0, Mark.GOOD, 0.9), (11, Mark.BAD, 0.1), (6, Mark.GOOD, 0.8), (9, Mark.BAD, 0.3), (7, Mark.SKIP))
     write_json(folder / "bisect.json", plan)
     write_text(folder / "runs.jsonl", "".join(row.model_dump_json() + "\n" for row in rows))
-    write_text(folder / HISTORY, Kept(points=past.points).model_dump_json() + "\n")
+    write_text(folder / HISTORY, CachedHistory(points=past.points).model_dump_json() + "\n")
     write_reports(folder, plan, past, rows, answer(past, 7), Redactor({}))
     return taken(folder, ("bisect", "report", "{}"), ("bisect", "report", "{}", "--json"), ("replay", "{}/runs.jsonl", "."))
 
@@ -258,8 +258,8 @@ def replayed(folder: Path) -> World:
 
 def jobs(folder: Path) -> World:
     """The directory of a batch of jobs that were submitted and left results."""
-    from seatrial.launch.jobdir import job_dir, save
-    from seatrial.model.job import Batch, Component, Job, Submission
+    from seatrial.core.jobs import Batch, Component, Job, Submission
+    from seatrial.runtime.jobdir import job_dir, save
 
     one = Job(name="c", array=2, components=(Component(name="client", role="client", command=("true",)),))
     save(folder, Batch(jobs=(one,)))
@@ -277,7 +277,7 @@ def jobs(folder: Path) -> World:
 
 def environments(folder: Path) -> World:
     """A cache of environments."""
-    from seatrial.launch.environments import BuildRecord
+    from seatrial.runtime.environments import BuildRecord
 
     for name in ("envs/trl-0123456789ab", "layers/torch-cpu-0123456789ab"):
         place = folder / name

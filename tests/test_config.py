@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from seatrial import config
 from seatrial.cli.config import app
 from seatrial.cli.request import profile_named
-from seatrial.model.errors import UserError
-from seatrial.model.profile import Profile
+from seatrial.core import config
+from seatrial.core.errors import UserError
+from seatrial.core.jobs import Profile
 
 
 def write(tmp_path: Path, text: str) -> Path:

@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import pytest
 
-from seatrial import files
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.record import CheckResult
+from seatrial.core import files
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.records import CheckResult
 
 
 def test_a_file_is_written_whole_with_its_directory(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from cli.command import inside
 from fuzz import DATA, fuzz
+from seatrial.core.files import CUT, LINE, MOST_TELLING, PIECE, LeftOut, left_out_of, read_pieces
 from seatrial.evidence.lazy_redactor import LazyRedactor
-from seatrial.files import CUT, LINE, MOST_TELLING, PIECE, LeftOut, left_out_of, read_pieces
 
 
 def test_no_input_ends_in_a_crash_or_a_hang(tmp_path: Path) -> None:

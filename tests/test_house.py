@@ -27,44 +27,40 @@ LOOP_LIBRARIES = {
     *("vllm", "zstandard", "xxhash"),
 }
 ALLOWED = {
-    "model": {"model"},
-    "files": {"model"},
-    "config": {"model"},
-    "metrics": {"model", "files", "metrics"},
-    "triage": {"model", "files", "triage"},
-    "evidence": {"model", "files", "evidence"},
-    "launch": {"model", "files", "launch"},
-    "report": {"model", "files", "report"},
-    "checks": {"model", "files", "checks"},
-    "loops": {"model", "files", "checks", "loops"},
-    "probes": {"probes"},
-    "instruments": {"probes", "instruments"},
-    "shadow": {"probes", "instruments", "shadow"},
-    "rollouts": {"model", "files", "launch", "evidence", "report", "rollouts"},
-    "proving": {"model", "files", "loops", "launch", "evidence", "report", "trial", "probes", "proving"},
-    "trial": {"model", "files", "metrics", "checks", "triage", "evidence", "launch", "report", "loops", "trial"},
-    "regress": {"model", "files", "metrics", "checks", "triage", "evidence", "launch", "report", "loops", "trial", "regress"},
-    "cli": {
-        "model",
-        "files",
-        "config",
+    "core": {"core"},
+    "metrics": {"core", "metrics"},
+    "triage": {"core", "triage"},
+    "evidence": {"core", "evidence", "instruments"},
+    "runtime": {"core", "runtime"},
+    "report": {"core", "triage", "report"},
+    "checks": {"core", "checks", "instruments", "metrics"},
+    "instruments": {"instruments"},
+    "loops": {"core", "checks", "loops", "instruments"},
+    "trial": {"core", "metrics", "checks", "triage", "evidence", "runtime", "report", "loops", "trial"},
+    "probes": {"core", "checks", "loops", "runtime", "evidence", "report", "trial", "instruments", "probes"},
+    "rollouts": {"core", "runtime", "evidence", "report", "rollouts"},
+    "bisect": {"core", "metrics", "checks", "triage", "evidence", "runtime", "report", "loops", "trial", "bisect"},
+    "functional": {
+        "core",
         "metrics",
+        "checks",
         "triage",
         "evidence",
-        "launch",
+        "runtime",
         "report",
         "loops",
         "trial",
-        "rollouts",
-        "proving",
-        "regress",
-        "cli",
+        "bisect",
+        "history",
+        "functional",
     },
+    "history": {"core", "metrics", "checks", "triage", "evidence", "runtime", "report", "trial", "history"},
+    "cli": set[str](),  # everything but instruments
     "skills": set[str](),
     "__init__": set[str](),
 }
 """What each room may use of the others."""
-MAY_SAY = ("cli/", "probes/", "config.py")
+MAY_NAME_A_LOOP = ("cli/", "instruments/", "core/config.py")
 """Where the name of a loop may stand besides its own folder."""
 
 
@@ -100,7 +96,7 @@ def place(path: Path) -> str:
 
 
 def is_driver(path: Path) -> bool:
-    return re.match(r"loops/\w+/drive/", place(path)) is not None
+    return re.match(rf"instruments/(?:{'|'.join(LOOPS)})/", place(path)) is not None
 
 
 def foreign(path: Path) -> set[str]:
@@ -120,28 +116,27 @@ def misused(path: Path) -> list[str]:
     if is_driver(path):
         loop = path.relative_to(ROOT).parts[1]
         # A driver runs in the loop's interpreter, where nothing else of ours is.
-        rooms = tuple(f"seatrial.{name}." for name in ("probes", "instruments", "shadow", f"loops.{loop}.drive"))
-        wrong = {name for name in ours if not name.startswith(rooms)} - {"seatrial.probes"}
+        rooms = tuple(f"seatrial.{name}." for name in ("instruments", f"instruments.{loop}"))
+        wrong = {name for name in ours if not name.startswith(rooms)} - {"seatrial.instruments"}
         return sorted(wrong | foreign(path) - LOOP_LIBRARIES)
     used = {room(name) for name in ours if name != "seatrial.__version__"}
     # The judge of refits reads what the probe writes: kinds, transports and the order of versions are said once, there.
     # What git may run of a foreign checkout is said once, in a file that drivers can import.
-    used -= {"probes"} if place(path).startswith(("loops/refits/", "evidence/git.py")) else set()
-    return sorted((used - ALLOWED[own]) | foreign(path) - may_import(path, own))
+    used -= {"instruments"} if place(path).startswith(("checks/refit_", "evidence/git.py")) else set()
+    allowed = ALLOWED[own] if own != "cli" else set(ALLOWED) - {"instruments"}
+    return sorted((used - allowed) | foreign(path) - may_import(path, own))
 
 
 def may_import(path: Path, own: str) -> set[str]:
     """Packages of others that a file may use."""
-    if own in ("probes", "instruments", "shadow") or place(path).startswith("rollouts/demo/"):
+    if own == "instruments" or place(path) == "rollouts/demo_server.py":
         return LOOP_LIBRARIES
-    if place(path).startswith(("regress/unit/", "regress/select/")):
-        # The plugin lives in the user's pytest; Ray only where the tests under it use it.
-        return {"pytest", "_pytest", "xdist", "ray", "coverage"}
-    return THIRD_PARTY | (ROLLOUT_LIBRARIES if own == "rollouts" or place(path).startswith("regress/history/") else set())
+    return THIRD_PARTY | (ROLLOUT_LIBRARIES if own == "rollouts" or place(path).startswith("history/") else set())
 
 
 def test_probes_import_a_loops_libraries_only_when_they_are_used() -> None:
-    for path in (ROOT / "probes").rglob("*.py"):
+    torch = ("instruments/shadow/", "instruments/batch_record.py", *(f"instruments/{loop}/" for loop in LOOPS))
+    for path in (path for path in (ROOT / "instruments").rglob("*.py") if not place(path).startswith(torch)):
         top = [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {alias.name if isinstance(node, ast.Import) else node.module for node in top for alias in node.names}
         assert {str(name).partition(".")[0] for name in names} <= {*sys.stdlib_module_names, "seatrial"}, path
@@ -166,7 +161,7 @@ def called(path: Path, *names: str) -> list[str]:
 
 
 def test_only_commands_and_what_runs_inside_a_loop_may_print() -> None:
-    silent = [path for path in FILES if not place(path).startswith(("cli/", "probes/")) and not is_driver(path)]
+    silent = [path for path in FILES if not place(path).startswith(("cli/", "instruments/")) and not is_driver(path)]
     assert [line for path in silent for line in called(path, "print")] == []
 
 
@@ -188,12 +183,12 @@ def named_loops(path: Path) -> list[str]:
 
 def test_a_loop_is_named_only_in_its_own_folder_and_on_the_command_line() -> None:
     texts = [path for suffix in ("py", "toml", "lock", "j2") for path in ROOT.rglob(f"*.{suffix}")]
-    outside = [path for path in texts if not place(path).startswith((*MAY_SAY, *(f"loops/{loop}/" for loop in LOOPS)))]
+    outside = [path for path in texts if not place(path).startswith((*MAY_NAME_A_LOOP, *(f"loops/{loop}/" for loop in LOOPS)))]
     assert [line for path in outside for line in named_loops(path)] == []
 
 
 def test_the_configuration_names_a_loop_only_as_its_default() -> None:
-    assert [line.partition(": ")[2] for line in named_loops(ROOT / "config.py")] == [
+    assert [line.partition(": ")[2] for line in named_loops(ROOT / "core" / "config.py")] == [
         'loop: str = Field(default="trl", description="the loop")'
     ]
 
@@ -205,7 +200,7 @@ def test_the_package_alone_is_light(heavy: str) -> None:
 
 
 def test_probes_and_drivers_compile_for_the_oldest_python_of_a_loop() -> None:
-    for path in [*(ROOT / "probes").rglob("*.py"), *ROOT.glob("loops/*/drive/*.py")]:
+    for path in (ROOT / "instruments").rglob("*.py"):
         with tokenize.open(path) as source:
             ast.parse(source.read(), feature_version=(3, 10))
 
@@ -228,6 +223,6 @@ def test_the_rules_see_a_violation(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (called(bad, "print"), called(bad, "eval", "exec")) == ([f"{bad}:7"], [f"{bad}:7"])
     made = tmp_path / "metrics" / "bad.py"
     made.parent.mkdir()
-    made.write_text("from seatrial.model import verdict\nfrom seatrial.cli import main\nimport torch\n")
+    made.write_text("from seatrial.core import verdict\nfrom seatrial.cli import main\nimport torch\n")
     monkeypatch.setattr("test_house.ROOT", tmp_path)
     assert misused(made) == ["cli", "torch"]

@@ -15,47 +15,46 @@ from cli.command import inside
 from fuzz_mutate import sealed
 from fuzz_worlds import bisect, finished, unsealed
 from loops import test_trl_proofs as trl
+from pytest_seatrial.select import evidence
+from pytest_seatrial.select.trace.trace_events import read_logs
 from regress.repos import build, linear
 from rollouts.gym_instance import campaign as gym_campaign
 from rollouts.imports_made import gym_files
 from rollouts.profiled import campaign, collected, ok, questions
+from seatrial.bisect.bisect_records import EnvironmentPlan
+from seatrial.bisect.git_bisect_log import read_marks
+from seatrial.bisect.lockfile import BuildFailed, read_wanted
 from seatrial.checks.step import limitations, read_shadow
-from seatrial.launch.descendants import end_leftovers
-from seatrial.launch.slurm import commands
-from seatrial.launch.staged import ray_step
+from seatrial.core.errors import UserError
+from seatrial.core.guarded import BadValue, parse_count, parse_python
+from seatrial.core.records import CheckResult
+from seatrial.core.series import Metrics, Series
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.instruments.nemo_rl import vendored_bridge
+from seatrial.instruments.nemo_rl.nemo_process import Failed
+from seatrial.instruments.refit import payload_header
+from seatrial.instruments.refit.payload_header import RefitRefused
 from seatrial.loops import get_loop
-from seatrial.loops.nemo_rl.after.steps import finite
-from seatrial.loops.nemo_rl.after.tokens import LISTS, tokens
-from seatrial.loops.nemo_rl.ahead.compose import default_config
-from seatrial.loops.nemo_rl.drive import sync
-from seatrial.loops.nemo_rl.drive.process import Failed
-from seatrial.loops.options import number
-from seatrial.loops.verl.gpu.proofs import adapters
-from seatrial.model.errors import UserError
-from seatrial.model.guarded import BadValue, parse_count, parse_python
-from seatrial.model.record import CheckResult
-from seatrial.model.series import Metrics, Series
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.probes.refit import header
-from seatrial.probes.refit.errors import RefitRefused
-from seatrial.proving.bridge.touched import _tree
-from seatrial.proving.checkpoint import require_weights
-from seatrial.regress.bisect.environments.locks import BuildFailed, read_wanted
-from seatrial.regress.bisect.logs.replay import read_marks
-from seatrial.regress.bisect.record import EnvironmentPlan
-from seatrial.regress.select.gather import evidence
-from seatrial.regress.select.trace.logs import read
-from seatrial.rollouts.conduct.preflight import _check_function
-from seatrial.rollouts.direct.answer import read as read_answer
-from seatrial.rollouts.direct.errors import of_status, retry_after
-from seatrial.rollouts.direct.request import sort_sampling
-from seatrial.rollouts.gym.rows import body_of, outcome_of
-from seatrial.rollouts.inputs.reading import Source
-from seatrial.rollouts.record import KEY, TornError, check, row_of
-from seatrial.rollouts.server_json import parse_json_fast
-from seatrial.rollouts.verify.cases import cases_of
-from seatrial.rollouts.work import RolloutError, Row, Unit
-from seatrial.trial.assess import _asserted
+from seatrial.loops.base_loop import int_option
+from seatrial.loops.nemo_rl.nemo_metrics import finite
+from seatrial.loops.nemo_rl.nemo_outputs import LISTS, tokens
+from seatrial.loops.nemo_rl.nemo_preflight import default_config
+from seatrial.loops.verl.gpu_side import adapters
+from seatrial.probes.bridge_verdict import _tree
+from seatrial.probes.probe_process import require_weights
+from seatrial.rollouts.backends.direct_backend import error_of_status, retry_after
+from seatrial.rollouts.backends.gym_backend import body_of, outcome_of
+from seatrial.rollouts.backends.openai_format import read as read_answer
+from seatrial.rollouts.backends.openai_format import sort_sampling
+from seatrial.rollouts.campaign_preflight import _check_function
+from seatrial.rollouts.fast_json import parse_json_fast
+from seatrial.rollouts.input_reader import RowSource
+from seatrial.rollouts.rollout_record import KEY, InputRow, RolloutError, TornError, Unit, check, row_of
+from seatrial.rollouts.verifiers.text_verifiers import cases_of
+from seatrial.runtime import slurm
+from seatrial.runtime.process_tree import end_leftovers
+from seatrial.runtime.staged import ray_step
+from seatrial.trial.conclude import _asserted
 from seatrial.trial.judge import Evidence, judge
 from seatrial.trial.plan import parse_levels
 
@@ -82,7 +81,7 @@ def test_the_fast_reader_takes_what_looks_like_a_doubled_key_in_a_text() -> None
 @pytest.mark.parametrize(("line", "what"), [(TWICE, "stands twice"), (BEYOND_64_BITS, "64 bits"), (DEEP, "nested"), ("NaN", "not JSON")])
 def test_rows_that_would_not_survive_are_damage_with_their_line(tmp_path: Path, line: str, what: str) -> None:
     (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "p"}}\n{line}\n')
-    [_, (number, found)] = Source(tmp_path / "rows.jsonl").rows()
+    [_, (number, found)] = RowSource(tmp_path / "rows.jsonl").rows()
     assert (number, what in str(found)) == (2, True), found
 
 
@@ -112,7 +111,7 @@ def test_a_state_file_of_a_cluster_may_hold_anything(tmp_path: Path) -> None:
 def test_a_damaged_marker_of_a_sync_says_what_to_do(tmp_path: Path, marker: str) -> None:
     (tmp_path / "marker").write_text(marker)
     with pytest.raises(Failed, match="marker"):
-        sync.restore(tmp_path / "marker")
+        vendored_bridge.restore_tree(tmp_path / "marker")
 
 
 @pytest.mark.parametrize("manifest", ["", "[]", '{"a": 1}', '{"a": [1, 2]}', '{"a": ["x"]}'])
@@ -120,7 +119,7 @@ def test_a_damaged_manifest_of_a_sync_says_what_to_do(tmp_path: Path, manifest: 
     (tmp_path / "manifest.json").write_text(manifest)
     (tmp_path / "marker").write_text(json.dumps({"target": str(tmp_path / "t"), "keep": str(tmp_path)}))
     with pytest.raises(Failed, match=r"manifest\.json.*by hand"):
-        sync.restore(tmp_path / "marker")
+        vendored_bridge.restore_tree(tmp_path / "marker")
 
 
 def test_counts_beyond_any_count_stay_huge() -> None:
@@ -140,13 +139,13 @@ def test_levels_and_options_of_5000_digits() -> None:
         with pytest.raises(UserError):
             parse_levels(text, get_loop("trl"))
     with pytest.raises(UserError):
-        number({"tp": DIGITS}, "tp", 1, most=8)
+        int_option({"tp": DIGITS}, "tp", 1, most=8)
 
 
 @pytest.mark.parametrize("row", [DEEP, "[1", '["hit",3,"x",""]', '["hello",0,"python","[["]', '["spawn",0,"{}",""]', '["hit",3,"²",""]'])
 def test_a_line_of_a_child_that_cannot_be_read_is_told(tmp_path: Path, row: str) -> None:
     (tmp_path / "7-a.log").write_text('["hello",0,"python","[]"]\n' + row + "\n")
-    [(process, events)] = read(tmp_path)
+    [(process, events)] = read_logs(tmp_path)
     assert (process.trouble, len(events)) == (("line 2 cannot be read",), 1)
 
 
@@ -154,11 +153,11 @@ def test_a_worker_whose_evidence_is_damaged_has_no_records(tmp_path: Path) -> No
     path = tmp_path / "evidence.jsonl"
     line = json.dumps({"did": [[], [], []], "ran": None, "needs": [], "collected": ["\udcff.py"]})
     path.write_text(line + "\n" + line[:20])  # the last line belongs to a test that was killed
-    assert evidence.read(path).collected == {"\udcff.py"}
+    assert evidence.read_evidence(path).collected == {"\udcff.py"}
     for damage in ("[1]", DEEP, line[:20], '{"did": 5}'):
         path.write_text(f"{damage}\n{line}\n")
         with pytest.raises(ValueError, match="line 1: not what a worker writes"):
-            evidence.read(path)
+            evidence.read_evidence(path)
 
 
 def test_a_torn_result_of_a_killed_unit_is_no_result() -> None:
@@ -166,18 +165,18 @@ def test_a_torn_result_of_a_killed_unit_is_no_result() -> None:
 
 
 def test_times_and_ranges_that_slurm_cannot_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "_MOST_UNITS", 100)
-    [row] = commands._rows("12_3", "COMPLETED", "", "n", "(null)", "2026-99-99T00:00:00")
+    monkeypatch.setattr(slurm, "_MOST_UNITS", 100)
+    [row] = slurm._rows("12_3", "COMPLETED", "", "n", "(null)", "2026-99-99T00:00:00")
     assert (row.index, row.ended) == (3, None)
-    assert len(commands._rows(f"12_[0-{DIGITS}]", "PENDING", "", "n", "", "")) == 100
-    assert commands._rows("12_٣", "PENDING", "", "n", "", "") == []
+    assert len(slurm._rows(f"12_[0-{DIGITS}]", "PENDING", "", "n", "", "")) == 100
+    assert slurm._rows("12_٣", "PENDING", "", "n", "", "") == []
 
 
 @pytest.mark.parametrize("body", [DEEP, '{"choices": [{"message": {"content": ' + DEEP + "}}]}", '{"choices": 1e999}', "NaN"])
 def test_an_answer_that_no_journal_could_hold_is_a_parse_failure(body: str) -> None:
     with pytest.raises(RolloutError):
         read_answer(body.encode(), "chat", 0)
-    assert "HTTP 500" in str(of_status(500, body.encode(), {}))
+    assert "HTTP 500" in str(error_of_status(500, body.encode(), {}))
     assert retry_after("Fri, 31 Dec 99999 23:59:59 GMT") is None
 
 
@@ -235,7 +234,7 @@ def test_parquet_with_a_column_whose_name_is_no_text(tmp_path: Path) -> None:
     data = (tmp_path / "rows.parquet").read_bytes()
     (tmp_path / "rows.parquet").write_bytes(data.replace(b"prompt", b"pro\x9fpt"))
     with pytest.raises(UserError, match="not a whole Parquet file"):
-        list(Source(tmp_path / "rows.parquet").rows())
+        list(RowSource(tmp_path / "rows.parquet").rows())
 
 
 @pytest.mark.parametrize("odd", ["a\0b", "x" * 200_000])
@@ -311,7 +310,7 @@ def test_a_journal_with_a_directory_in_the_place_of_a_file(tmp_path: Path) -> No
 def test_an_extra_body_that_is_no_object_in_a_text(extra: object) -> None:
     row = {"responses_create_params": {"input": "a", "metadata": {"extra_body": extra}}}
     with pytest.raises(RolloutError):
-        body_of(Unit(0, Row(0, "t", "d", row, agent="a"), 0, 1), gym_campaign("http://h/v1"), sort_sampling({}))
+        body_of(Unit(0, InputRow(0, "t", "d", row, agent="a"), 0, 1), gym_campaign("http://h/v1"), sort_sampling({}))
 
 
 @pytest.mark.parametrize("change", [{"parents": [5]}, {"parents": [-1]}])
@@ -367,11 +366,11 @@ def test_a_program_that_cannot_be_parsed(tmp_path: Path, source: str) -> None:
 
 def test_lines_that_are_not_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "Welcome\n12|RUNNING\n12_3|COMPLETED|2025-01-01T00:00:00|2025-01-01T00:00:00|x|n\nMaxArraySize = (null)\n"
-    monkeypatch.setattr(commands, "_call", lambda *_, **__: subprocess.CompletedProcess([], 0, said, ""))
-    assert [row.index for row in commands.squeue("", ["12"])] == [3]
-    assert [row.index for row in commands.sacct("", ["12"]) or ()] == [3]
-    with pytest.raises(commands.ControllerDown, match="MaxArraySize is"):
-        commands.largest_array("")
+    monkeypatch.setattr(slurm, "_call", lambda *_, **__: subprocess.CompletedProcess([], 0, said, ""))
+    assert [row.index for row in slurm.squeue("", ["12"])] == [3]
+    assert [row.index for row in slurm.sacct("", ["12"]) or ()] == [3]
+    with pytest.raises(slurm.ControllerDown, match="MaxArraySize is"):
+        slurm.largest_array("")
 
 
 def test_tokens_and_weights_that_are_pipes_or_infinite(tmp_path: Path) -> None:
@@ -410,7 +409,7 @@ def test_requirements_that_name_a_file_whose_name_is_too_long(tmp_path: Path) ->
 
 def test_a_header_of_a_refit_that_is_nested_too_deeply() -> None:
     with pytest.raises(RefitRefused, match="header is not valid"):
-        header.parse(b"[" * 30_000)
+        payload_header.parse(b"[" * 30_000)
 
 
 def test_an_edited_record_with_its_checksum_is_named_by_export(tmp_path: Path) -> None:

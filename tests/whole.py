@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 
-from seatrial.launch.environments import Environments
 from seatrial.loops.trl.loop import LOOP
+from seatrial.runtime.environments import Environments
 
 KEPT = ("-q", "-o", "tmp_path_retention_policy=failed")
 QUICK = ("-m", "not real and not slow", "-n", "3", "--dist", "loadfile", *KEPT)

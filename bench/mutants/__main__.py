@@ -25,7 +25,7 @@ from typing import Any
 
 from bench.mutants.harness import BLOCKED, Server, phases_of, run, same_record, spread, trl_python
 
-from seatrial.model.record import CheckResult
+from seatrial.core.records import CheckResult
 
 HERE = Path(__file__).parent
 TARGETS: dict[str, tuple[int, float, tuple[str, ...]]] = {

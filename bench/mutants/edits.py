@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.mutants.harness import Outcome, Server, run, spread, trl_python
 
-from seatrial.model.record import CheckResult
+from seatrial.core.records import CheckResult
 
 TRAINER, UTILS = "trl/trainer/grpo_trainer.py", "trl/trainer/utils.py"
 BASE, DECODING, PROCESSORS = "transformers/trainer.py", "transformers/generation/utils.py", "transformers/generation/logits_process.py"

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seatrial.launch.environments import Environments
+from seatrial.core.loop import Context, Phase
+from seatrial.core.records import CheckResult, PhaseOutcome
+from seatrial.core.verdict import Verdict
 from seatrial.loops.trl.loop import LOOP
-from seatrial.loops.trl.proofs import prove
+from seatrial.loops.trl.trl_proofs import prove
 from seatrial.metrics.checks import evaluate
-from seatrial.model.loop import Context, Phase
-from seatrial.model.record import CheckResult, PhaseOutcome
-from seatrial.model.verdict import Verdict
+from seatrial.runtime.environments import Environments
 from seatrial.trial.judge import Evidence, Judgement, judge
-from seatrial.trial.level_files import read_level_metrics
+from seatrial.trial.level import read_level_metrics
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")

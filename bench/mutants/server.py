@@ -27,16 +27,16 @@ from typing import Any
 from bench.mutants.mutations import mutated, mutations
 
 IMPORTS = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors.torch")
-DRIVE = "seatrial.loops.trl.drive"
+DRIVE = "seatrial.instruments.trl"
 
 
 def warm() -> None:
     """Import all that drivers use."""
     for name in (*IMPORTS, "trl.trainer.grpo_trainer", "peft.tuners.lora.layer", "transformers.models.qwen2.modeling_qwen2"):
         importlib.import_module(name)
-    for name in ("train", "shadow", "step_record", "tasks", "faults", "record", "disk", "images", "models"):
+    for name in ("train", "shadow", "recorders", "tasks", "run_faults", "models_on_disk"):
         importlib.import_module(f"{DRIVE}.{name}")
-    importlib.import_module("seatrial.shadow.recompute")
+    importlib.import_module("seatrial.instruments.shadow.recompute")
     import torch
 
     torch.set_num_threads(1)

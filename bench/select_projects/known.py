@@ -12,7 +12,7 @@ from select_projects.projects import Project
 
 def _ray() -> Path:
     """site-packages of the environment with Ray that our own tests use; built here if it is not there."""
-    from seatrial.launch.environments import Environments
+    from seatrial.runtime.environments import Environments
 
     lock = Path(__file__).resolve().parents[2] / "tests" / "data" / "ray" / "environment.lock"
     found = Environments().find("ray", lock) or Environments().build("ray", lock, print)

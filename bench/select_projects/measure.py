@@ -31,7 +31,7 @@ class Selector:
     state: str
 
 
-PLUGIN = ("-p", "seatrial.regress.select.plugin", "-p", "no:pytest-testmon")
+PLUGIN = ("-p", "pytest_seatrial.select.select_plugin", "-p", "no:pytest-testmon")
 OURS = Selector("ours", (*PLUGIN, "--seatrial-record"), (*PLUGIN, "--seatrial-select", "--collect-only"), ".seatrial-select.sqlite")
 TESTMON = Selector("testmon", ("--testmon",), ("--testmon", "--testmon-nocollect", "--collect-only"), ".testmondata")
 SELECTORS = (OURS, TESTMON)

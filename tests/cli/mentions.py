@@ -17,7 +17,7 @@ import typer.main
 
 from seatrial import loops
 from seatrial.cli import main
-from seatrial.model.errors import UserError
+from seatrial.core.errors import UserError
 from seatrial.trial.plan import parse_levels
 
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)

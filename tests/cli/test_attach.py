@@ -16,12 +16,12 @@ from unittest import mock
 
 import pytest
 
-from seatrial.files import read_model
-from seatrial.launch.jobdir import job_dir
-from seatrial.model.job import Ending
-from seatrial.model.record import Trial
-from seatrial.model.verdict import Verdict
-from seatrial.trial import rundir
+from seatrial.core.files import read_model
+from seatrial.core.jobs import Ending
+from seatrial.core.records import Trial
+from seatrial.core.verdict import Verdict
+from seatrial.runtime.jobdir import job_dir
+from seatrial.trial import run_dir
 from trial.conftest import asked_once
 from trial.fake import FakeLoop
 from trial.fake_slurm import FakeSlurm, leave_result, make_slurm
@@ -80,7 +80,7 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     for name in [name for name in os.environ if name.startswith(("SLURM_", "SEATRIAL_JOB"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr("seatrial.trial.conduct.environment_record", asked_once)
+    monkeypatch.setattr("seatrial.trial.runner.environment_record", asked_once)
     (tmp_path / "seatrial.toml").write_text(TOML)
     return Desk(tmp_path, make_slurm(tmp_path / "slurm"))
 
@@ -202,14 +202,14 @@ def test_a_run_directory_in_use_is_said(desk: Desk, monkeypatch: pytest.MonkeyPa
     desk.slurm.says("NODE_FAIL")
     looks: list[str] = []
     held = contextlib.ExitStack()
-    held.enter_context(rundir.locked(desk.run))
+    held.enter_context(run_dir.locked(desk.run))
 
     def sleep(_: float) -> None:
         looks.append(desk.trial.status)
         if len(looks) == 3:
             held.close()
 
-    monkeypatch.setattr("seatrial.trial.remote.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr("seatrial.trial.slurm_job.time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     code, _, _ = desk.call("attach", desk.run)
     assert (code, looks) == (99, ["planned"] * 3)
     assert desk.trial.verdict is Verdict.BLOCKED, "judged when nobody worked there any more"

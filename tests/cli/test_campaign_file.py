@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.cli.campaign_file import read_campaign
-from seatrial.model.errors import UserError
+from seatrial.cli.input_files import read_campaign
+from seatrial.core.errors import UserError
 
 FILE = """
 name = "small"

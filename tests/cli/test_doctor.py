@@ -14,15 +14,14 @@ import pytest
 from cli.command import Answer, inside
 from loops.tiny_model import make_model
 from seatrial.cli import doctor
-from seatrial.launch.cachelock import exclusive
+from seatrial.core.errors import BlockedError, FindingCode, UserError
+from seatrial.core.loop import Context
+from seatrial.core.records import Finding
+from seatrial.core.verdict import Boundary
 from seatrial.loops import names
 from seatrial.loops.trl.loop import Trl
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.finding_codes import FindingCode
-from seatrial.model.loop import Context
-from seatrial.model.record import Finding
-from seatrial.model.verdict import Boundary
-from seatrial.trial import interpreter
+from seatrial.runtime.filelock import exclusive
+from seatrial.trial import staging
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +38,7 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment of every loop is there."""
-    found = interpreter.Interpreter(Path("/bin/sh"), None, (Finding(name="environment", ok=True, message="built"),))
+    found = staging.Interpreter(Path("/bin/sh"), None, (Finding(name="environment", ok=True, message="built"),))
     monkeypatch.setattr(doctor, "_environment", lambda _: (found.python, found.findings))
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.isolation import Matrix, Rerun
-from seatrial.model.verdict import Verdict
-from seatrial.trial import isolate
+from seatrial.core.records import Matrix, Rerun
+from seatrial.core.verdict import Verdict
+from seatrial.trial import analyses
 
 from .command import inside
 
@@ -46,7 +46,7 @@ def made(run: Path, complete: bool = True, interrupted: bool = False) -> Matrix:
         interrupted=interrupted,
         conclusion=("the original stays a Fail",),
     )
-    (run / isolate.TEXT).write_text("the table\n")
+    (run / analyses.ISOLATE_TEXT).write_text("the table\n")
     return found
 
 
@@ -59,7 +59,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[object,
         seen.append((run, level, only))
         return FakeCase(tmp_path)
 
-    monkeypatch.setattr(isolate, "open_case", open_case)
+    monkeypatch.setattr(analyses, "open_case", open_case)
     return seen
 
 
@@ -71,7 +71,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[object,
 def test_the_exit_code(
     tmp_path: Path, asked: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch, complete: bool, interrupted: bool, code: int
 ) -> None:
-    monkeypatch.setattr(isolate, "isolate", lambda *_: made(tmp_path, complete, interrupted))
+    monkeypatch.setattr(analyses, "isolate", lambda *_: made(tmp_path, complete, interrupted))
     answer = inside("isolate", tmp_path, "--level", "2", "--only", "repeat, tp-1,")
     assert answer.code == code, answer.err
     assert asked == [(tmp_path, 2, ("repeat", "tp-1"))]
@@ -80,7 +80,7 @@ def test_the_exit_code(
 
 
 def test_machines_get_the_matrix(tmp_path: Path, asked: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolate, "isolate", lambda *_: made(tmp_path))
+    monkeypatch.setattr(analyses, "isolate", lambda *_: made(tmp_path))
     answer = inside("isolate", tmp_path, "--json")
     found = json.loads(answer.out)
     assert (found["verdict"], found["reruns"][0]["options"]) == ("Fail", {"transports": "full"})
@@ -88,7 +88,7 @@ def test_machines_get_the_matrix(tmp_path: Path, asked: list[tuple[object, ...]]
 
 
 def test_a_dry_run_only_prints(tmp_path: Path, asked: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolate, "scripts", lambda _, only: [(f"/place/{name}", "echo\n") for name in only])
+    monkeypatch.setattr(analyses, "scripts", lambda _, only: [(f"/place/{name}", "echo\n") for name in only])
     answer = inside("isolate", tmp_path, "--dry-run", "--only", "a,b")
     assert (answer.code, answer.out) == (0, "# /place/a\necho\n\n# /place/b\necho\n\n")
     assert list(tmp_path.iterdir()) == []

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import pytest
 
-from seatrial.model.record import Cost, LevelResult, Plan, PlannedLevel, Trial
-from seatrial.model.tokens import TokenRow
-from seatrial.model.verdict import Verdict
-from seatrial.trial import localize
+from seatrial.core.records import Cost, LevelResult, Plan, PlannedLevel, Trial
+from seatrial.core.series import TokenRow
+from seatrial.core.verdict import Verdict
+from seatrial.trial import analyses
 from triage.token_rows import row, rows
 from trial.fake import FakeLoop
 
@@ -33,7 +33,7 @@ class Logged(FakeLoop):
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A trial whose level 1 failed."""
-    monkeypatch.setattr(localize, "loop_of", lambda _: Logged())
+    monkeypatch.setattr(analyses, "loop_of", lambda _: Logged())
     planned = tuple(PlannedLevel(number=n, name=name, title=name, reasons=(), cost=Cost(minutes=1)) for n, name in NAMES.items())
     verdicts = {0: Verdict.PASS, 1: Verdict.FAIL}
     results = tuple(LevelResult(number=n, name=name, title=name, verdict=verdicts[n], reason="") for n, name in NAMES.items())

@@ -16,8 +16,8 @@ import typer.main
 
 import seatrial as package
 from seatrial.cli import main
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.verdict import Boundary
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.verdict import Boundary
 
 from .command import SEATRIAL, inside, seatrial
 

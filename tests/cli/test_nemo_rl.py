@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.errors import UserError
+from seatrial.core.records import Plan, RepoState
 from seatrial.loops import environments, get_loop, loop_of
-from seatrial.model.errors import UserError
-from seatrial.model.record import Plan, RepoState
 
 from .command import seatrial
 

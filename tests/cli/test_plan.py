@@ -218,7 +218,7 @@ def test_commands_are_shown_as_they_will_run() -> None:
     assert answer.code == 0
     shown = answer.out.partition("export PYTHONPATH=")[2]
     assert "# level 0: " in shown
-    assert "seatrial.loops.trl.drive" in shown
+    assert "seatrial.instruments.trl" in shown
     assert '"$OUT"' in shown
     assert "# level 1" not in shown
 

@@ -15,10 +15,10 @@ import pytest
 
 from proving.run_facts import NAMES, clean, of
 from proving.tiny_weights import weights
-from seatrial.model.verdict import Verdict
-from seatrial.proving import schema
-from seatrial.proving.record import TRANSPORTS, Wanted
-from seatrial.proving.run import Setup, faults, prove
+from seatrial.checks.probe_refit import TRANSPORTS, RefitRequest
+from seatrial.core.verdict import Verdict
+from seatrial.probes import refit_run
+from seatrial.probes.refit_run import RefitSetup, faults, probe_refit
 
 from .command import SEATRIAL, environ, inside
 
@@ -56,7 +56,7 @@ def engine(tmp_path: Path) -> Path:
 @pytest.fixture
 def unstaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in imports none of the instruments: copying them once, in one test, is enough."""
-    monkeypatch.setattr("seatrial.proving.run.stage_packages", lambda packages, out: out)
+    monkeypatch.setattr("seatrial.probes.refit_run.stage_packages", lambda packages, out: out)
 
 
 def words(engine: Path, *more: str) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ def test_a_clean_run_passes_and_leaves_its_evidence(engine: Path, tmp_path: Path
     assert (out / "summary.md").read_text().startswith("Result: Pass - ")
     probe = json.loads((out / "probe.json").read_text())
     assert (probe["judged"]["verdict"], probe["wanted"]["steps"]) == ("Pass", 3)
-    shipped = json.loads((schema.DIRECTORY / "probe-refit.schema.json").read_text())
+    shipped = json.loads((refit_run.DIRECTORY / "probe-refit.schema.json").read_text())
     jsonschema.validate(probe, shipped, cls=jsonschema.Draft202012Validator)
     log = (out / "run.log").read_text()
     assert "[redacted" in log
@@ -188,8 +188,8 @@ def test_a_deadline_ends_a_driver_that_hangs(engine: Path, tmp_path: Path, monke
     monkeypatch.setenv("ROWS", str(tmp_path / "rows.json"))
     monkeypatch.setenv("FAKE", "hang")
     (tmp_path / "out").mkdir()
-    wanted = Wanted(source="driver", engine="vllm", model="tiny-llama", steps=3, transports=TRANSPORTS)
-    judged = prove(Setup(wanted=wanted, python=engine, out=tmp_path / "out", deadline_s=0.6), lambda _: None)
+    wanted = RefitRequest(source="driver", engine="vllm", model="tiny-llama", steps=3, transports=TRANSPORTS)
+    judged = probe_refit(RefitSetup(wanted=wanted, python=engine, out=tmp_path / "out", deadline_s=0.6), lambda _: None)
     assert judged.verdict is Verdict.FAIL
     assert "no end within 0.01 minutes" in judged.reason
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from proving.tiny_weights import weights
-from seatrial.model.verdict import Verdict
-from seatrial.probes.bridge.families import FAMILIES, RUNNING, STOPPED
-from seatrial.probes.bridge.faults import FAULTS
-from seatrial.probes.bridge.rungs import TABLE
-from seatrial.proving.bridge.record import Judged
-from seatrial.proving.bridge.run import Setup, require_models, require_rungs
+from seatrial.core.verdict import Verdict
+from seatrial.instruments.bridge.faults import FAULTS
+from seatrial.instruments.bridge.rungs import FAMILIES, RUNNING, STOPPED, TABLE
+from seatrial.probes.bridge_run import BridgeSetup, require_models, require_rungs
+from seatrial.probes.bridge_verdict import JudgedBridgeProbe
 
 from .command import inside
 
@@ -163,7 +162,7 @@ def test_a_card_that_proves_impossible_costs_nothing_else(
     root = bridge(tmp_path / "b")
     python = tmp_path / "python"
     python.touch()
-    monkeypatch.setattr("seatrial.proving.bridge.run.prove", lambda *_: Judged(verdict=verdict, reason="r"))
+    monkeypatch.setattr("seatrial.probes.bridge_run.probe_bridge", lambda *_: JudgedBridgeProbe(verdict=verdict, reason="r"))
     words = ("--python", python, "--change", f"bridge={root}", "--card", "c.yaml", "--out", "o", "--no-tests", "--no-base")
     answer = inside("probe", "bridge", *words, cwd=tmp_path)
     assert (answer.code, "a card is of one model, and here are 0" in answer.err) == (code, True), answer.err
@@ -176,17 +175,17 @@ def test_own_tests_get_what_the_ladder_left_of_the_deadline(tmp_path: Path, monk
     python, left = tmp_path / "python", list[float]()
     python.touch()
 
-    def tests(_setup: object, judged: Judged, left_s: float, _tell: object) -> Judged:
+    def tests(_setup: object, judged: JudgedBridgeProbe, left_s: float, _tell: object) -> JudgedBridgeProbe:
         left.append(left_s)
         return judged
 
-    def prove(setup: Setup, _tell: object) -> Judged:
+    def prove(setup: BridgeSetup, _tell: object) -> JudgedBridgeProbe:
         time.sleep(0.05)
         left.append(setup.deadline_s)
-        return Judged(verdict=Verdict.FAIL, reason="r")
+        return JudgedBridgeProbe(verdict=Verdict.FAIL, reason="r")
 
-    monkeypatch.setattr("seatrial.proving.bridge.run.prove", prove)
-    monkeypatch.setattr("seatrial.proving.bridge.conclude.run_own_tests", tests)
+    monkeypatch.setattr("seatrial.probes.bridge_run.probe_bridge", prove)
+    monkeypatch.setattr("seatrial.probes.bridge_run.run_own_tests", tests)
     assert inside("probe", "bridge", "--python", python, "--deadline", "1", cwd=tmp_path).code == 1
     assert left[0] == 60
     assert 50 < left[1] <= 59.95

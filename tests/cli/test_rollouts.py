@@ -11,11 +11,10 @@ import pytest
 
 from rollouts.served import QUICK, halves, run_in_process, serving, write_rows
 from rollouts.stub import Stub
-from seatrial.cli.rollouts import results
-from seatrial.rollouts.collect.stops import stopped
-from seatrial.rollouts.conduct import rounds
-from seatrial.rollouts.manifest import load, load_campaign
-from seatrial.rollouts.place import Place
+from seatrial.cli import rollouts_results
+from seatrial.rollouts import campaign_rounds
+from seatrial.rollouts.campaign_dir import CampaignDir, read_stop_file
+from seatrial.rollouts.manifest import load_campaign, load_manifest
 
 from .command import Answer, inside
 
@@ -32,7 +31,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 @pytest.fixture
 def stub(served: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
     """For tests that are not about the profile, which takes longest."""
-    monkeypatch.setattr(results, "_profile", lambda *_: "")
+    monkeypatch.setattr(rollouts_results, "_profile", lambda *_: "")
     return served
 
 
@@ -74,7 +73,7 @@ def test_a_complete_campaign_is_only_merged_and_profiled_again(tmp_path: Path, s
     answer = inside("rollouts", "resume", "c", cwd=tmp_path)
     assert answer.code == 0, answer.err
     assert (files(tmp_path), served.calls) == (before, calls)
-    assert len(rounds.rounds(Place(tmp_path / "c"))) == 1
+    assert len(campaign_rounds.list_rounds(CampaignDir(tmp_path / "c"))) == 1
     assert (tmp_path / "c/profile/profile.md").is_file()
 
 
@@ -82,7 +81,7 @@ def test_flags_win_over_the_file(tmp_path: Path, stub: Stub) -> None:
     file = campaign_file(tmp_path, "http://127.0.0.1:9/v1")
     answer = inside("rollouts", "start", file, "--url", stub.url, "--repeats", "3", "--out", "c", "--set", "name=other", cwd=tmp_path)
     assert answer.code == 0, answer.err
-    manifest = load(Place(tmp_path / "c"))
+    manifest = load_manifest(CampaignDir(tmp_path / "c"))
     assert (manifest.name, manifest.units, manifest.shards) == ("other", 6, 2)
 
 
@@ -188,12 +187,12 @@ def test_an_incomplete_campaign_ends_with_99_and_the_command_that_goes_on(tmp_pa
     assert not (tmp_path / "c/merged").exists()
     resumed = inside("rollouts", "resume", "c", "--set", f"policy.url={stub.url}", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
-    assert load_campaign(Place(tmp_path / "c")).policy.url == stub.url
+    assert load_campaign(CampaignDir(tmp_path / "c")).policy.url == stub.url
 
 
 def test_resume_names_what_changed_and_stores_nothing(tmp_path: Path) -> None:
     file = campaign_file(tmp_path, "http://127.0.0.1:9/v1", "[requests]\ndead_s = 0.1\n")
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     with pytest.MonkeyPatch.context() as patch:
         run_in_process(patch)
         assert inside("rollouts", "start", file, "--out", "c", cwd=tmp_path).code == 99
@@ -210,7 +209,7 @@ def test_resume_names_what_changed_and_stores_nothing(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").unlink()
     answer = inside("rollouts", "resume", "c", file, cwd=tmp_path)
     assert "cannot be read any more" in answer.err
-    assert (place.campaign.read_bytes(), len(rounds.rounds(place))) == (before, 1)
+    assert (place.campaign.read_bytes(), len(campaign_rounds.list_rounds(place))) == (before, 1)
 
 
 def test_edited_inputs_are_refused(tmp_path: Path, stub: Stub) -> None:
@@ -228,13 +227,13 @@ def test_a_spent_failure_budget_ends_with_99_and_the_reason_and_resume_goes_on(t
     assert answer.code == 99
     assert "stopped:    1 of 1 units failed; failures.max_count is 0" in answer.out
     assert "seatrial rollouts resume" in answer.err
-    place = Place(tmp_path / "c")
-    assert stopped(place)
+    place = CampaignDir(tmp_path / "c")
+    assert read_stop_file(place)
     resumed = inside("rollouts", "resume", "c", "--set", "failures.max_count=1", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
     assert "it had stopped: 1 of 1 units failed" in resumed.err
     assert "3 ok, 1 failed for good; 0 owed" in resumed.out
-    assert not stopped(place)
+    assert not read_stop_file(place)
 
 
 def test_a_campaign_in_which_no_rollout_worked_is_no_success(tmp_path: Path, stub: Stub) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rollouts.profiled import campaign, collected, ok, questions
 from rollouts.served import halves, run_in_process, serving, write_rows
-from seatrial.rollouts.place import Place
+from seatrial.rollouts.campaign_dir import CampaignDir
 
 from .command import inside
 
@@ -27,7 +27,7 @@ def whole(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def torn(tmp_path: Path) -> Path:
-    place: Place = campaign(tmp_path, {"a": questions(2)})
+    place: CampaignDir = campaign(tmp_path, {"a": questions(2)})
     return collected(place, [[ok(1.0), ok(0.0), None, ok(0.0)], [ok(1.0)] * 4]).root
 
 

@@ -12,10 +12,9 @@ import pytest
 
 from rollouts.served import QUICK, run_in_process, serving
 from rollouts.stub import Stub
-from seatrial.cli import hermetic
-from seatrial.cli.rollouts import results
-from seatrial.proving.run import DRIVERS
-from seatrial.regress.hermetic.place import Place
+from seatrial.cli import hermetic, rollouts_results
+from seatrial.functional.hermetic import ExecutionPlace
+from seatrial.probes.refit_run import DRIVERS
 from triage.token_rows import rows
 
 from .command import Answer, inside
@@ -35,7 +34,7 @@ def said(tmp_path: Path) -> Path:
 
 
 def test_a_command_in_another_place(said: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hermetic, "make_place", lambda *_, **__: Place())
+    monkeypatch.setattr(hermetic, "make_place", lambda *_, **__: ExecutionPlace())
     log = tmp_path / "out" / "kept.log"
     log.parent.mkdir()
     program = ("sh", "-c", f'cat {said}; echo "$PLANTED_API_KEY"; exit 3', "--api-key", PASSWORD, TOKEN)
@@ -124,7 +123,7 @@ def test_job_files_without_secrets_are_taken(tmp_path: Path) -> None:
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     """A model server that takes one key."""
     run_in_process(monkeypatch)
-    monkeypatch.setattr(results, "_profile", lambda *_: "")
+    monkeypatch.setattr(rollouts_results, "_profile", lambda *_: "")
     with serving(key=KNOWN) as found:
         yield found
 
@@ -165,7 +164,7 @@ def test_a_campaign_file_with_a_secret(line: str, tmp_path: Path) -> None:
 @pytest.fixture
 def engine(tmp_path: Path, said: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An interpreter that runs no driver, prints and leaves an error."""
-    monkeypatch.setattr("seatrial.proving.run.stage_packages", lambda packages, out: out)
+    monkeypatch.setattr("seatrial.probes.refit_run.stage_packages", lambda packages, out: out)
     place = tmp_path / "python"
     text = INTERPRETER.format(python=sys.executable).replace("print(", f"print(open({str(said)!r}).read())\nprint(", 1)
     place.write_text(text.replace('"RuntimeError: boom"', f"'RuntimeError: password={PASSWORD} {TOKEN}'"))

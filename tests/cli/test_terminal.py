@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 
 from seatrial.cli import display, main
-from seatrial.cli.check import print_table
-from seatrial.model.record import CheckResult
-from seatrial.model.verdict import Boundary
+from seatrial.cli.judge import print_table
+from seatrial.core.records import CheckResult
+from seatrial.core.verdict import Boundary
 from seatrial.trial.progress import SideRunning, Stage
 
 from .command import inside

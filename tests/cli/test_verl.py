@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.errors import UserError
+from seatrial.core.records import Plan
 from seatrial.loops import environments, get_loop, loop_of
-from seatrial.model.errors import UserError
-from seatrial.model.record import Plan
 
 from .command import inside, seatrial
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.errors import UserError
 from seatrial.evidence import changes as module
-from seatrial.evidence import worktree
+from seatrial.evidence import repos
 from seatrial.evidence.changes import ChangedLine, ChangedPath, changed_lines, changed_paths, read_changes
-from seatrial.model.errors import UserError
 
 from .conftest import MakeRepo, commit, put, run_git
 
@@ -179,7 +179,7 @@ def test_cut_lines_say_so(make_repo: MakeRepo, monkeypatch: pytest.MonkeyPatch) 
 def test_files_too_large_to_read_are_listed_and_said(make_repo: MakeRepo, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_repo()
     put(root, {"checkpoint.bin": b"x" * 5000})
-    monkeypatch.setattr(worktree, "UNTRACKED_LIMIT", 1000)
+    monkeypatch.setattr(repos, "UNTRACKED_LIMIT", 1000)
     assert changed_paths(root, "HEAD") == (ChangedPath("checkpoint.bin", "A"),)
     assert not changed_lines(root, "HEAD").complete
 

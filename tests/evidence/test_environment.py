@@ -11,10 +11,10 @@ from unittest.mock import patch
 
 import pytest
 
-from seatrial.evidence.environment import compare, environment_record, fingerprint, gpu_names
-from seatrial.model.errors import BlockedError
-from seatrial.model.record import EnvironmentRecord
-from seatrial.model.verdict import Boundary
+from seatrial.core.errors import BlockedError
+from seatrial.core.records import EnvironmentRecord
+from seatrial.core.verdict import Boundary
+from seatrial.trial.staging import environment_differences, environment_record, fingerprint, gpu_names
 
 from .conftest import put
 
@@ -105,7 +105,7 @@ def test_the_fingerprint_knows_versions_not_order() -> None:
 
 def test_differences_are_named() -> None:
     new = record(python_version="3.12.0", packages={"torch": "2.2", "vllm": "0.9"}, platform="Other", gpus=("H200",))
-    assert compare(record(packages={"torch": "2.1", "peft": "1"}), new) == (
+    assert environment_differences(record(packages={"torch": "2.1", "peft": "1"}), new) == (
         "python: 3.11.7 -> 3.12.0",
         "platform: Linux -> Other",
         "peft: 1 -> absent",
@@ -113,7 +113,7 @@ def test_differences_are_named() -> None:
         "vllm: absent -> 0.9",
         "GPUs: none -> H200",
     )
-    assert compare(record(), record(python="/elsewhere")) == ()
+    assert environment_differences(record(), record(python="/elsewhere")) == ()
 
 
 def test_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

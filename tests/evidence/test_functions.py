@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.evidence.functions import ChangedCode, ChangedFile, ChangedFunction, changed_code
+from seatrial.core.records import RepoState
+from seatrial.evidence.changes import ChangedCode, ChangedFile, ChangedFunction, changed_code
+from seatrial.evidence.imports import Executed, idle, limitations, required
 from seatrial.evidence.repos import repo_state
-from seatrial.evidence.use import Executed, idle, limitations, required
-from seatrial.model.record import RepoState
 from trial.conftest import commit, git
 
 BASE = '''

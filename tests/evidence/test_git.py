@@ -9,10 +9,10 @@ from unittest.mock import patch
 
 import pytest
 
+from seatrial.core.errors import UserError
 from seatrial.evidence import git as module
 from seatrial.evidence.git import commit_of, fields, git, printable, text, top_level
 from seatrial.evidence.repos import repo_state
-from seatrial.model.errors import UserError
 
 from .conftest import MakeRepo, run_git
 

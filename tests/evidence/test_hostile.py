@@ -17,19 +17,18 @@ from pathlib import Path
 import pytest
 
 from cli.command import inside
+from pytest_seatrial.results_collector import read_origin
+from seatrial.bisect.bisect_records import Pin, Repo
+from seatrial.bisect.git_stores import Stores
+from seatrial.bisect.worktrees import make_tree
+from seatrial.core.errors import UserError
+from seatrial.core.files import LFS_POINTER as POINTER
 from seatrial.evidence.changes import base_contents, changed_lines, read_changes
 from seatrial.evidence.git import MissingObjectsError, git, top_level
-from seatrial.evidence.patch import make_patch
 from seatrial.evidence.redact import Redactor
-from seatrial.evidence.repos import repo_state, write_repos
-from seatrial.files import LFS_POINTER as POINTER
-from seatrial.model.errors import UserError
-from seatrial.probes import safe_git
-from seatrial.regress.bisect.record import Pin, Repo
-from seatrial.regress.bisect.trees.making import make_tree
-from seatrial.regress.bisect.trees.stores import Stores
-from seatrial.regress.unit.origin import read_origin
-from seatrial.trial.unchanged import unchanged
+from seatrial.evidence.repos import make_patch, repo_state, write_repos
+from seatrial.instruments import safe_git
+from seatrial.trial.base_worktrees import unchanged
 
 from .conftest import commit, put, run_git
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.errors import UserError
+from seatrial.core.records import ImportProof, RepoState
 from seatrial.evidence import imports
 from seatrial.evidence.imports import judge_imports, read_imports
-from seatrial.model.errors import UserError
-from seatrial.model.record import ImportProof, RepoState
-from seatrial.probes import provenance
+from seatrial.instruments import provenance
 
 from .conftest import put
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.evidence.packages import provided
+from seatrial.evidence.repos import provided
 
 from .conftest import put
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.evidence.plain_lines import Needs, PlainLines
-from seatrial.evidence.redact import Redactor
+from seatrial.evidence.redact import Needs, PlainLines, Redactor
 
 from .attacks import ATTACKS, LATER
 from .harmless import RL_LINES

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.secret_names import Says, says_secret
 from seatrial.evidence.redact import Redactor
-from seatrial.model.secret_names import Says, says_secret
 
 PLAIN = Redactor({})
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.evidence import worktree
+from seatrial.core.errors import UserError
+from seatrial.core.records import RepoState
+from seatrial.evidence import repos
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import repo_state, repo_states, write_repos
-from seatrial.model.errors import UserError
-from seatrial.model.record import RepoState
 
 from .conftest import MakeRepo, commit, put, run_git
 
@@ -285,7 +285,7 @@ def test_what_a_patch_cannot_hold_is_said_in_it(make_repo: MakeRepo, tmp_path: P
     root = make_repo()
     make_repo("repo/nested")
     put(root, {"checkpoint.bin": b"x" * 5000, "small.txt": "kept\n"})
-    monkeypatch.setattr(worktree, "UNTRACKED_LIMIT", 1000)
+    monkeypatch.setattr(repos, "UNTRACKED_LIMIT", 1000)
     (state,) = write_repos([repo_state(root)], tmp_path / "evidence", PLAIN)
     assert state.dirty == ("checkpoint.bin", "nested/", "small.txt")
     patch = (tmp_path / "evidence/repo.patch").read_text()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.errors import UserError
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import differs, repo_state, write_repos
-from seatrial.launch.linelog import LineLog
-from seatrial.model.errors import UserError
+from seatrial.runtime.process import LineLog
 
 from .attacks import ATTACKS, LATER
 from .conftest import MakeRepo, put, run_git

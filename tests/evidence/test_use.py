@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import seatrial.probes.provenance as probe
-from seatrial.evidence.use import Executed, loads_itself, not_loaded, read_executed, read_loaded, unused
-from seatrial.model.errors import UserError
-from seatrial.model.record import RepoState
+import seatrial.instruments.provenance as probe
+from seatrial.core.errors import UserError
+from seatrial.core.records import RepoState
+from seatrial.evidence.imports import Executed, loads_itself, not_loaded, read_executed, read_loaded, unused
 
 
 def repo(root: Path, *changed: str) -> RepoState:

@@ -13,9 +13,8 @@ from typing import Any
 
 import psutil
 
-from seatrial.launch.interrupt import stop_requested
-from seatrial.launch.linelog import STAMP_LENGTH
-from seatrial.launch.process import ProcessSpec
+from seatrial.runtime.interrupt import stop_requested
+from seatrial.runtime.process import STAMP_LENGTH, ProcessSpec
 
 DAEMON = """
 import os, sys, time

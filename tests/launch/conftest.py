@@ -6,15 +6,15 @@ import subprocess
 
 import pytest
 
-from seatrial.launch import process
+from seatrial.runtime import process
 
 from .children import wait_for
 
 
 @pytest.fixture(autouse=True)
 def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seatrial.launch.process._TICK_S", 0.1)
-    monkeypatch.setattr("seatrial.launch.ready._ASK_EVERY_S", 0.05)
+    monkeypatch.setattr("seatrial.runtime.process._TICK_S", 0.1)
+    monkeypatch.setattr("seatrial.runtime.servers._ASK_EVERY_S", 0.05)
 
 
 @pytest.fixture

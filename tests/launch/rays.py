@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import seatrial
-from seatrial.launch.environments import Environment, Environments
+from seatrial.runtime.environments import Environment, Environments
 
 LOCK = Path(__file__).parents[1] / "data" / "ray" / "environment.lock"
 COMMAND = "python -m tests.launch.rays"
@@ -35,9 +35,9 @@ def need_namespaces() -> None:
 
 def instruments(directory: Path) -> Path:
     """A copy of the probes as a loop's interpreter sees them; returns the directory for PYTHONPATH."""
-    source = Path(seatrial.__file__).parent / "probes"
+    source = Path(seatrial.__file__).parent / "instruments"
     for file in sorted(source.glob("*.py")):
-        place = directory / "seatrial" / "probes" / file.name
+        place = directory / "seatrial" / "instruments" / file.name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(file.read_bytes())
     (directory / "seatrial" / "__init__.py").write_bytes(b"")

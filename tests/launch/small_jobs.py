@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from seatrial.launch import ready
-from seatrial.launch.jobdir import job_dir
-from seatrial.launch.local import run_batch
-from seatrial.model.job import Batch, Component, Ending, Job, Ready, Result
+from seatrial.core.jobs import Batch, Component, Ending, Job, Ready, Result
+from seatrial.runtime import servers
+from seatrial.runtime.jobdir import job_dir
+from seatrial.runtime.local_jobs import run_batch
 
 PYTHON = (sys.executable, "-S", "-E", "-c")
 
@@ -103,15 +103,15 @@ def log(tmp_path: Path, name: str, job: str = "job") -> list[str]:
 
 def patient_clock(monkeypatch: pytest.MonkeyPatch, *answers: str, step: float) -> None:
     """The time of `ready` stands still until each answer was given twice, and then goes on by a step at every look at it."""
-    owed, passed, ask = Counter(dict.fromkeys(answers, 2)), itertools.count(step, step), ready.ask
+    owed, passed, ask = Counter(dict.fromkeys(answers, 2)), itertools.count(step, step), servers.ask
 
-    def counted(target: ready.Target) -> tuple[bool, str]:
+    def counted(target: servers.Target) -> tuple[bool, str]:
         found = ask(target)
         owed[found[1]] -= 1
         return found
 
-    monkeypatch.setattr(ready, "ask", counted)
-    monkeypatch.setattr(ready, "time", SimpleNamespace(monotonic=lambda: next(passed) if max(owed.values()) <= 0 else 0.0))
+    monkeypatch.setattr(servers, "ask", counted)
+    monkeypatch.setattr(servers, "time", SimpleNamespace(monotonic=lambda: next(passed) if max(owed.values()) <= 0 else 0.0))
 
 
 ALMOST_A_MINUTE = 45

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from seatrial.cli.env import app
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.verdict import ExitCode
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.verdict import ExitCode
 
 from .wheels import only_local
 

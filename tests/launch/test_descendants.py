@@ -15,11 +15,11 @@ from unittest import mock
 import psutil
 import pytest
 
-from seatrial import files
-from seatrial.launch import descendants, process, processes
-from seatrial.launch.descendants import PidFile, Tree, announced
-from seatrial.launch.process import end_leftovers, pid_file, run
-from seatrial.model.errors import UserError
+from seatrial.core import files
+from seatrial.core.errors import UserError
+from seatrial.runtime import process, process_tree
+from seatrial.runtime.process import end_leftovers, pid_file, run
+from seatrial.runtime.process_tree import PidFile, ProcessTree, announced
 
 from .children import DAEMON, ended, gone, lines, spec, wait_for, wait_until
 from .small_jobs import ALMOST_A_MINUTE
@@ -158,7 +158,7 @@ def test_many_runs_at_once(tmp_path: Path) -> None:
 SEATRIAL = """
 import sys
 from pathlib import Path
-from seatrial.launch.process import run
+from seatrial.runtime.process import run
 sys.path.insert(0, sys.argv[3])
 from children import DAEMON, spec
 run(spec(Path(sys.argv[1]), DAEMON.format(before="pass", after="print(os.getpid(), flush=True); time.sleep(60)"), run_id=sys.argv[2]))
@@ -189,7 +189,7 @@ def test_a_killed_seatrial_takes_its_child_along_and_leftovers_are_ended(killed:
 KILLED_AT_THE_START = """
 import os, signal, sys
 from pathlib import Path
-from seatrial.launch import process
+from seatrial.runtime import process
 sys.path.insert(0, sys.argv[3])
 from children import DAEMON, spec, wait_for
 start = process._start
@@ -244,7 +244,7 @@ time.sleep(60)
 
 def starting_another(below: Path, monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """In the last of so many looks at all processes, after they were listed, the first starts another and ends."""
-    marked, looked = processes.marked, iter(range(looks - 1, -1, -1))
+    marked, looked = process_tree.marked, iter(range(looks - 1, -1, -1))
 
     def then(run_id: str) -> list[int]:
         found = list(marked(run_id))
@@ -254,7 +254,7 @@ def starting_another(below: Path, monkeypatch: pytest.MonkeyPatch, looks: int) -
             wait_until(lambda: ended(int((below / "first").read_text())), "the first has ended")
         return found
 
-    monkeypatch.setattr(descendants, "marked", then)
+    monkeypatch.setattr(process_tree, "marked", then)
 
 
 def test_what_starts_another_and_ends_while_it_is_looked_for_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,8 +264,8 @@ def test_what_starts_another_and_ends_while_it_is_looked_for_leaves_nothing(tmp_
         argv = [sys.executable, "-S", "-c", STARTS_ANOTHER]
         child = subprocess.Popen(argv, cwd=tmp_path, env={**os.environ, "SEATRIAL_RUN": run_id}, start_new_session=True)
         wait_for(tmp_path / "first")
-        descendants.adopt_orphans()
-        tree = Tree(child.pid, run_id)
+        process_tree.adopt_orphans()
+        tree = ProcessTree(child.pid, run_id)
         starting_another(tmp_path, monkeypatch, looks=1)
         assert not tree.end(0, time.sleep)
     child.returncode = tree.status  # or Popen says that it still runs
@@ -289,13 +289,13 @@ def test_parents_are_asked_to_end_before_their_children(tmp_path: Path, monkeypa
     # Each starts the one before it, so that numbers fall from parents to children.
     parents = {8: os.getpid(), **{pid: pid + 1 for pid in range(2, 8)}}
     asked: list[int] = []
-    monkeypatch.setattr(descendants, "by_parent", lambda: {parent: [pid] for pid, parent in parents.items() if pid not in asked})
-    monkeypatch.setattr(descendants, "marked", lambda _: sorted(parents.keys() - set(asked)))
-    monkeypatch.setattr(descendants, "processes", lambda pids: [mock.Mock(pid=pid) for pid in pids])
-    monkeypatch.setattr(descendants, "is_alive", lambda process: process.pid not in asked)
-    monkeypatch.setattr(descendants, "send", lambda process, _: asked.append(process.pid))
+    monkeypatch.setattr(process_tree, "by_parent", lambda: {parent: [pid] for pid, parent in parents.items() if pid not in asked})
+    monkeypatch.setattr(process_tree, "marked", lambda _: sorted(parents.keys() - set(asked)))
+    monkeypatch.setattr(process_tree, "processes", lambda pids: [mock.Mock(pid=pid) for pid in pids])
+    monkeypatch.setattr(process_tree, "is_alive", lambda process: process.pid not in asked)
+    monkeypatch.setattr(process_tree, "send", lambda process, _: asked.append(process.pid))
     with announced(str(tmp_path)):
-        tree = Tree(8, str(tmp_path))
+        tree = ProcessTree(8, str(tmp_path))
         tree.status = 0  # or its end would be waited for
         assert not tree.end(60, lambda _: None)
     assert asked == [8, 7, 6, 5, 4, 3, 2]
@@ -338,7 +338,7 @@ def test_a_torn_pid_file_is_an_error(tmp_path: Path) -> None:
 
 def test_ended_orphans_of_no_run_are_collected_and_own_children_are_not(tmp_path: Path) -> None:
     """Of a Seatrial that was killed, or of a helper: nobody else would, and a long session would fill the table of processes."""
-    descendants.adopt_orphans()
+    process_tree.adopt_orphans()
     leave = "sleep 0.05 & echo $! > orphan"
     subprocess.run(["sh", "-c", leave], cwd=tmp_path, start_new_session=True, check=True)
     with subprocess.Popen(["sh", "-c", "exit 7"]) as own, subprocess.Popen(["sh", "-c", "exit 8"], start_new_session=True) as leader:

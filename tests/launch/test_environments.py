@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch.environments import Environment, Environments, default_root
-from seatrial.launch.interrupt import Interrupted, Interruptible
-from seatrial.launch.process import end_leftovers
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.verdict import Boundary
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.verdict import Boundary
+from seatrial.runtime.environments import Environment, Environments, default_root
+from seatrial.runtime.interrupt import Interrupted, Interruptible
+from seatrial.runtime.process import end_leftovers
 
 from .wheels import make_wheel, only_local
 
@@ -225,7 +225,7 @@ def test_a_build_that_takes_too_long_blocks(house: House, monkeypatch: pytest.Mo
     slow = house.tmp / "python"
     slow.write_text("#!/bin/sh\nsleep 60\n")
     slow.chmod(0o755)
-    monkeypatch.setattr("seatrial.launch.venvs.find_python", lambda _: str(slow))
+    monkeypatch.setattr("seatrial.runtime.venvs.find_python", lambda _: str(slow))
     with pytest.raises(BlockedError, match="creating took too long"):
         house.cache.build("loop", house.lock(), house.said.append, deadline_s=0.1)
 
@@ -290,7 +290,7 @@ def test_leftovers_of_a_killed_build_are_ended_before_the_next(house: House, mon
         asked.append(path)
         return end_leftovers(path)
 
-    monkeypatch.setattr("seatrial.launch.environments.end_leftovers", record)
+    monkeypatch.setattr("seatrial.runtime.environments.end_leftovers", record)
     environment = house.build(house.lock())
     assert asked == [environment.path / "build.log.pids"]
 

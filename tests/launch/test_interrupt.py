@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from seatrial.launch.interrupt import Interrupted, Interruptible, check_stop, stop_requested
+from seatrial.runtime.interrupt import Interrupted, Interruptible, check_stop, stop_requested
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

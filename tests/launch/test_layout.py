@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from seatrial.launch.layout import layout
-from seatrial.model.errors import UserError
-from seatrial.model.job import Component, Job
+from seatrial.core.errors import UserError
+from seatrial.core.jobs import Component, Job
+from seatrial.runtime.jobdir import layout
 
 
 def part(name: str, **more: Any) -> Component:

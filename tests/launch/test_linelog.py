@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch.linelog import STAMP_LENGTH, LineLog, stamp
-from seatrial.model.errors import BlockedError
+from seatrial.core.errors import BlockedError
+from seatrial.runtime.process import STAMP_LENGTH, LineLog, stamp
 
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
 

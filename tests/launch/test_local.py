@@ -14,16 +14,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from seatrial import files
-from seatrial.launch import process
-from seatrial.launch.descendants import PidFile
-from seatrial.launch.interrupt import Interrupted, Interruptible
-from seatrial.launch.jobdir import job_dir
-from seatrial.launch.local import run_batch
-from seatrial.launch.local.copies import Copy
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.job import Batch, Component, Ending, Job, Ready, Result
-from seatrial.model.verdict import Boundary
+from seatrial.core import files
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.jobs import Batch, Component, Ending, Job, Ready, Result
+from seatrial.core.verdict import Boundary
+from seatrial.runtime import process
+from seatrial.runtime.interrupt import Interrupted, Interruptible
+from seatrial.runtime.jobdir import job_dir
+from seatrial.runtime.local_jobs import Copy, run_batch
+from seatrial.runtime.process_tree import PidFile
 
 from .children import DAEMON, ended, gone, send, wait_for, wait_until
 from .small_jobs import ALMOST_A_MINUTE, FETCH, Clock, client, left_behind, log, patient_clock, python, run_jobs, run_one, server, shell
@@ -142,7 +141,7 @@ def test_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_port_that_was_lost_fails_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr("seatrial.launch.local.copies.free_port", lambda: taken.getsockname()[1])
+        monkeypatch.setattr("seatrial.runtime.local_jobs.free_port", lambda: taken.getsockname()[1])
         result = run_one(tmp_path, server(), client("exit 0"))
     assert (result.ending, result.component, result.exit_code) == (Ending.SERVICE_ENDED, "server.0", 1)
 
@@ -168,8 +167,8 @@ def test_the_time_limit_asks_the_client_first(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("near")
 def test_a_client_that_ignores_the_warning_is_killed_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seatrial.launch.local.unit._MINUTE_S", 1.0)
-    monkeypatch.setattr("seatrial.launch.local.unit._GRACE_S", 60.0)
+    monkeypatch.setattr("seatrial.runtime.local_jobs._MINUTE_S", 1.0)
+    monkeypatch.setattr("seatrial.runtime.local_jobs._GRACE_S", 60.0)
     with Clock() as clock:
         result = run_one(tmp_path, client("trap '' TERM; touch \"$SEATRIAL_JOB/up\"; while :; do sleep 0.05; done"), minutes=1)
     assert (result.ending, result.exit_code) == (Ending.TIME_LIMIT, 137)
@@ -177,7 +176,7 @@ def test_a_client_that_ignores_the_warning_is_killed_at_the_limit(tmp_path: Path
 
 
 def test_the_time_limit_counts_while_services_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seatrial.launch.local.unit._MINUTE_S", 59.3)
+    monkeypatch.setattr("seatrial.runtime.local_jobs._MINUTE_S", 59.3)
     result = run_one(tmp_path, server("server", "503"), client("exit 0"), minutes=1, warn_s=59)
     assert (result.ending, result.component, result.exit_code) == (Ending.TIME_LIMIT, "", None)
 
@@ -196,7 +195,7 @@ def test_interrupted(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_kills_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seatrial.launch.local.unit._GRACE_S", 60.0)
+    monkeypatch.setattr("seatrial.runtime.local_jobs._GRACE_S", 60.0)
     stubborn = "trap '' TERM; while :; do sleep 0.1; done"
     work = Job(
         name="job", components=(shell("service", stubborn), client(f'echo $$ > "$SEATRIAL_JOB/pid"; {stubborn}')), array=2, parallel=2
@@ -278,7 +277,7 @@ def test_a_result_that_cannot_be_written_is_no_success(tmp_path: Path, monkeypat
     def full(path: Path, value: object) -> None:
         raise BlockedError(boundary=Boundary.ENVIRONMENT, message=f"{path}: cannot write: No space left on device")
 
-    monkeypatch.setattr("seatrial.launch.local.unit.write_json", full)
+    monkeypatch.setattr("seatrial.runtime.local_jobs.write_json", full)
     with pytest.raises(BlockedError, match="No space left"):
         run_one(tmp_path, server(), client("exit 0"))
     assert left_behind(tmp_path) == []
@@ -305,7 +304,7 @@ def test_a_killed_seatrial_takes_its_components_along_and_the_next_one_ends_what
     job = Job(name="job", components=(service, waits))
     (tmp_path / "job.json").write_text(Batch(jobs=(job,)).model_dump_json())
     program = (
-        "import sys\nfrom pathlib import Path\nfrom seatrial.launch.local import run_batch\nfrom seatrial.model.job import Batch\n"
+        "import sys\nfrom pathlib import Path\nfrom seatrial.runtime.local_jobs import run_batch\nfrom seatrial.core.jobs import Batch\n"
         "run_batch(Batch.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), print)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "job.json"), str(batch)]) as seatrial:

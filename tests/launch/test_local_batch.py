@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from seatrial.files import write_json
-from seatrial.launch.jobdir import job_dir, load
-from seatrial.launch.local import run_batch
-from seatrial.launch.local.machine import gpus_here
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.job import PLACEHOLDERS, After, Batch, Component, Ending, Job
-from seatrial.model.verdict import Boundary
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.files import write_json
+from seatrial.core.jobs import PLACEHOLDERS, After, Batch, Component, Ending, Job
+from seatrial.core.verdict import Boundary
+from seatrial.runtime.jobdir import job_dir, load
+from seatrial.runtime.local_jobs import gpus_here, run_batch
 
 from .small_jobs import ALMOST_A_MINUTE, FETCH, Clock, client, left_behind, log, python, run_jobs, run_one, server, shell
 
@@ -128,7 +127,7 @@ def test_an_error_in_one_unit_ends_the_others(tmp_path: Path, monkeypatch: pytes
             raise BlockedError(boundary=Boundary.ENVIRONMENT, message=f"{path}: cannot write: No space left on device")
         write_json(path, value)
 
-    monkeypatch.setattr("seatrial.launch.local.unit.write_json", full)
+    monkeypatch.setattr("seatrial.runtime.local_jobs.write_json", full)
     command = ("bash", "-c", "exec sleep $((60 * (1 - {index})))")
     job = Job(name="job", components=(Component(name="client", command=command, role="client"),), array=3, parallel=2)
     with Clock() as clock, pytest.raises(BlockedError, match="No space left"):
@@ -191,8 +190,8 @@ def test_a_server_that_runs_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "batch.json").write_text(json.dumps({"jobs": [inner.model_dump(mode="json")]}))
     start = python(
         "client",
-        "import sys; sys.path[:0] = sys.argv[4:]\nfrom pathlib import Path\nfrom seatrial.model.job import Batch\n"
-        "from seatrial.launch.local import run_batch\n"
+        "import sys; sys.path[:0] = sys.argv[4:]\nfrom pathlib import Path\nfrom seatrial.core.jobs import Batch\n"
+        "from seatrial.runtime.local_jobs import run_batch\n"
         "text = Path(sys.argv[1]).read_text().replace('http://127.0.0.1:9/v1', sys.argv[2])\n"
         "sys.exit(run_batch(Batch.model_validate_json(text), Path(sys.argv[3]), print)[0].ending != 'done')",
         *(str(tmp_path / "batch.json"), "{url:server}", str(tmp_path / "within"), *filter(None, sys.path)),
@@ -204,7 +203,7 @@ def test_a_server_that_runs_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_server_elsewhere_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seatrial.launch.local.unit._FOREIGN_S", 0.5)
+    monkeypatch.setattr("seatrial.runtime.local_jobs._FOREIGN_S", 0.5)
     result = run_one(tmp_path, client("exit 0"), servers={"judge": "http://127.0.0.1:9/v1"})
     assert (result.ending, result.component) == (Ending.NOT_READY, "judge")
     assert result.message == "not ready within 0.5 s: judge: http://127.0.0.1:9/v1/models refused the connection"

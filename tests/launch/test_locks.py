@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch.locks import LAYERS, read_lock, same_version
-from seatrial.model.errors import UserError
+from seatrial.core.errors import UserError
+from seatrial.runtime.venvs import LAYERS, read_lock, same_version
 
 ENVIRONMENT_LOCK = Path(__file__).parents[2] / "src" / "seatrial" / "loops"
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from seatrial.launch.ports import free_port, port_in_use
+from seatrial.runtime.servers import free_port, port_in_use
 
 
 def test_a_free_port_can_be_bound() -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from seatrial.launch import process
-from seatrial.launch.process import Control, Interrupted, Interruptible, Outcome, ProcessSpec, Tick, pid_file, run
-from seatrial.model.errors import BlockedError
+from seatrial.core.errors import BlockedError
+from seatrial.runtime import process
+from seatrial.runtime.process import Control, Interrupted, Interruptible, Outcome, ProcessSpec, Tick, pid_file, run
 
 from .children import gone, lines, send, spec, wait_for, wait_until
 from .small_jobs import ALMOST_A_MINUTE, Clock

@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from seatrial.files import read_model
-from seatrial.launch.ports import free_port
-from seatrial.launch.ray import STEP, check_nodes, launcher_call, ray_job, ray_sub, with_ray
-from seatrial.launch.staged import PROGRAMS, ray_step, stage
-from seatrial.model.errors import UserError
-from seatrial.model.job import Component, Ending, Job, Result
-from seatrial.model.profile import Profile
+from seatrial.core.errors import UserError
+from seatrial.core.files import read_model
+from seatrial.core.jobs import Component, Ending, Job, Profile, Result
+from seatrial.runtime.ray import STEP, check_nodes, launcher_call, ray_job, ray_sub, with_ray
+from seatrial.runtime.servers import free_port
+from seatrial.runtime.staged import PROGRAMS, ray_step, stage
 
 from .children import wait_until
 from .rays import NEW_PIDS, environment, instruments, leftovers, need_namespaces
@@ -368,7 +367,7 @@ def probe(tmp_path: Path, paths: list[Path], *options: str) -> tuple[int, dict[s
     for path in paths:
         (path / "fakepkg").mkdir(parents=True, exist_ok=True)
         (path / "fakepkg" / "__init__.py").write_text("")
-    command = [str(interpreter), "-m", "seatrial.probes.ray_nodes", "--out", str(out), "--nodes", "2", "--root", f"fakepkg={paths[0]}"]
+    command = [str(interpreter), "-m", "seatrial.instruments.ray_nodes", "--out", str(out), "--nodes", "2", "--root", f"fakepkg={paths[0]}"]
     argv = [*NEW_PIDS, str(interpreter), "-c", CLUSTER, json.dumps([str(path) for path in paths]), *command, *options]
     variables = {"INSTRUMENTS": str(instruments(tmp_path / "instruments")), "RAY_TMPDIR": f"/tmp/ray-test-{os.getpid()}"}
     done = subprocess.run(argv, cwd=tmp_path, env={**os.environ, **variables}, capture_output=True, text=True, check=False, timeout=150)

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from seatrial.launch.ports import free_port
-from seatrial.launch.ready import Missed, Target, ask, foreign_target, wait_ready
+from seatrial.runtime.servers import Missed, Target, ask, foreign_target, free_port, wait_ready
 
 from .small_jobs import ALMOST_A_MINUTE, Clock, patient_clock
 
@@ -161,7 +160,7 @@ def test_each_target_has_its_own_deadline() -> None:
 
 
 def test_waiting_says_what_for_and_how_long_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seatrial.launch.ready._SAY_EVERY_S", 0.3)
+    monkeypatch.setattr("seatrial.runtime.servers._SAY_EVERY_S", 0.3)
     patient_clock(monkeypatch, "answered 503", "refused the connection", step=0.05)
     said: list[str] = []
     with serving(503) as (url, _):

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from seatrial.launch.slurm.render import comment, render
-from seatrial.launch.slurm.resolve import resolve, time_minutes
-from seatrial.model.errors import UserError
-from seatrial.model.job import After, Component, Job, Ready
-from seatrial.model.profile import Profile
+from seatrial.core.errors import UserError
+from seatrial.core.jobs import After, Component, Job, Profile, Ready
+from seatrial.runtime.slurm import comment, render, resolve, time_minutes
 
 HERE = Path("/shared/jobs/b-1")
 CLIENT = Component(name="client", role="client", command=("ask", "{urls:server}"))

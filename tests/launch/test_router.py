@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.launch.ports import free_port
-from seatrial.launch.staged import router
+from seatrial.runtime.servers import free_port
+from seatrial.runtime.staged import router
 
 PROGRAM = Path(router.__file__)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
-from seatrial.launch.staged import router
+from seatrial.runtime.staged import router
 
 Talk = Callable[[int, list[bytes]], Awaitable[None]]
 ENDED = b"(ended)"

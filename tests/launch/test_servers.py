@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.launch.servers import Server, components, prehosted, url
-from seatrial.launch.staged import stage
-from seatrial.launch.words import fill
-from seatrial.model.errors import UserError
-from seatrial.model.job import Component, Job
+from seatrial.core.errors import UserError
+from seatrial.core.jobs import Component, Job, fill
+from seatrial.runtime.servers import Server, components, prehosted, url
+from seatrial.runtime.staged import stage
 
 VARIABLES = {
     "SEATRIAL_BIND": "0.0.0.0",

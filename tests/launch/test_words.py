@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from seatrial.launch.words import bash_word, fill, grouped, referred
+from seatrial.core.jobs import bash_word, fill, grouped, referred
 
 VALUES = {"SEATRIAL_PORT": "8 0$(id)", "SEATRIAL_URLS_MY_SERVER": "http://a:1,http://b:2", "SEATRIAL_INDEX": "7"}
 

@@ -73,7 +73,7 @@ class Stage:
 
     def start(self, *more: str, python: str = sys.executable, **variables: str) -> subprocess.Popen[str]:
         """The driver as a process of its own."""
-        command = [python, "-m", "seatrial.loops.nemo_rl.drive.functional", *self.words(*more)]
+        command = [python, "-m", "seatrial.instruments.nemo_rl.run_functional", *self.words(*more)]
         return subprocess.Popen(
             command, env=self.environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self.checkout
         )

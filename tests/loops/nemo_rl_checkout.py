@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from loops.tiny_model import make_model
-from seatrial.loops.nemo_rl.runs import checkout
-from seatrial.loops.nemo_rl.runs.source import read_source
-from seatrial.model.loop import Context
-from seatrial.model.record import RepoState
+from seatrial.core.loop import Context
+from seatrial.core.records import RepoState
+from seatrial.loops.nemo_rl import nemo_checkout
+from seatrial.loops.nemo_rl.nemo_checkout import read_source
 
 SOURCE = Path(__file__).parents[1] / "data" / "nemo_rl" / "checkout"
 PYTHON = Path(sys.executable)
@@ -76,10 +76,10 @@ def repo(name: str, path: Path, root: Path, packages: tuple[str, ...], companion
 
 def make_bridge(place: Path) -> None:
     """A Bridge checkout with its Megatron-LM."""
-    for package in (place / checkout.BRIDGE, place / checkout.CORE / "megatron" / "core"):
+    for package in (place / nemo_checkout.BRIDGE, place / nemo_checkout.CORE / "megatron" / "core"):
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("")
-    (place / checkout.BRIDGE / "provider.py").write_text("NAME = 'provider'\n")
+    (place / nemo_checkout.BRIDGE / "provider.py").write_text("NAME = 'provider'\n")
 
 
 def make_bench(root: Path) -> Bench:
@@ -90,7 +90,7 @@ def make_bench(root: Path) -> Bench:
             place = bench.nemo_rl / str(file.relative_to(SOURCE)).removesuffix(".txt")
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(file.read_bytes())
-    make_bridge(bench.nemo_rl / checkout.VENDORED)
+    make_bridge(bench.nemo_rl / nemo_checkout.VENDORED)
     make_bridge(bench.bridge)
     for name, text in {"__init__.py": OMEGACONF, "errors.py": "class OmegaConfBaseException(Exception): ...\n"}.items():
         (bench.site / "omegaconf" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def make_bench(root: Path) -> Bench:
 
 def as_repository(place: Path) -> None:
     """Commit everything there; the vendored Bridge becomes a repository of its own, as a submodule is."""
-    for each in (place / checkout.VENDORED, place):
+    for each in (place / nemo_checkout.VENDORED, place):
         if each.is_dir():
             who = ("-c", "user.name=test", "-c", "user.email=test@example.org", "-c", "commit.gpgsign=false")
             for words in (("init", "-q", "-b", "main"), ("add", "-A"), ("commit", "-q", "-m", "all")):
@@ -126,6 +126,6 @@ def on_gpus(root: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     for name in (*unset, "NRL_FORCE_REBUILD_VENVS", "NRL_IGNORE_TP_ACCURACY_CHECK", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     bench = make_bench(root)
-    ours = checkout.python_path
-    monkeypatch.setattr(checkout, "python_path", lambda context: f"{ours(context)}:{bench.site}")
+    ours = nemo_checkout.python_path
+    monkeypatch.setattr(nemo_checkout, "python_path", lambda context: f"{ours(context)}:{bench.site}")
     return bench

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from seatrial.core.loop import Loop
 from seatrial.evidence.changes import ChangedLine
 from seatrial.loops import get_loop
-from seatrial.model.loop import Loop
-from seatrial.trial.causes import Diff, read
-from seatrial.trial.plan import required
+from seatrial.trial.plan import Diff, read_diff, required
 
 NEMO, VERL = get_loop("nemo-rl"), get_loop("verl")
 BRIDGE = "src/megatron/bridge/"
@@ -88,13 +87,13 @@ def of_bridge(*paths: str, lines: tuple[ChangedLine, ...] = ()) -> Diff:
 
 
 def asked(loop: Loop, *paths: str, lines: tuple[ChangedLine, ...] = ()) -> set[int]:
-    return {cause.level for cause in read(loop, of_bridge(*paths, lines=lines)).causes}
+    return {cause.level for cause in read_diff(loop, of_bridge(*paths, lines=lines)).causes}
 
 
 def test_a_changed_path_asks_for_its_levels() -> None:
     wrong = {path: got for path, levels in PATHS if (got := (asked(NEMO, path), asked(VERL, path))) != levels}
     assert wrong == {}
-    aside = {path for path, _ in PATHS if read(VERL, of_bridge(path)).not_needed}
+    aside = {path for path, _ in PATHS if read_diff(VERL, of_bridge(path)).not_needed}
     assert aside == {path for path, levels in PATHS if levels == NONE}
 
 
@@ -146,10 +145,10 @@ def test_a_pin_counts_by_what_is_pinned(file: str, text: str, within: str, count
 def test_what_a_loop_imports_is_said() -> None:
     path = f"{BRIDGE}training/utils/train_utils.py"
     lines = (ChangedLine(path, 9, "    x = 1", within="def make_value_model(hidden):"),)
-    assert any(cause.rule == "is in make_value_model, which verl imports" for cause in read(VERL, of_bridge(path, lines=lines)).causes)
-    assert not any("imports" in cause.rule for cause in read(NEMO, of_bridge(path, lines=lines)).causes)
+    assert any(cause.rule == "is in make_value_model, which verl imports" for cause in read_diff(VERL, of_bridge(path, lines=lines)).causes)
+    assert not any("imports" in cause.rule for cause in read_diff(NEMO, of_bridge(path, lines=lines)).causes)
     flops = f"{BRIDGE}training/utils/flop_utils.py"
-    causes = read(NEMO, of_bridge(flops, lines=(ChangedLine(flops, 3, "x"),))).causes
+    causes = read_diff(NEMO, of_bridge(flops, lines=(ChangedLine(flops, 3, "x"),))).causes
     assert [cause.rule for cause in causes] == ["is in megatron.bridge.training.utils.flop_utils, which NeMo-RL imports"]
 
 
@@ -178,5 +177,5 @@ def test_other_repositories(path: str, nemo: set[int], verl: set[int]) -> None:
 
 def test_examples_of_nemo_rl_are_no_papers() -> None:
     diff = Diff("rl", "b", ("examples/configs/grpo.yaml", "README.md"), packages=("nemo_rl",))
-    found = read(NEMO, diff)
+    found = read_diff(NEMO, diff)
     assert ({cause.level for cause in found.causes}, found.not_needed) == ({0}, ["rl: README.md"])

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops import get_loop
-from seatrial.loops.conformance import conformance, rows
-from seatrial.loops.engines import MEGATRON_CPU
-from seatrial.model.loop import Context, SideTests
-from seatrial.model.record import RepoState
-from seatrial.probes.bridge.families import FAMILIES
-from seatrial.probes.bridge.rungs import TABLE
+from seatrial.core.loop import Context, SideTests
+from seatrial.core.records import RepoState
+from seatrial.instruments.bridge.rungs import FAMILIES, TABLE
+from seatrial.loops import MEGATRON_CPU, get_loop
+from seatrial.loops.bridge_tests import conformance, conformance_rows
 
 BRIDGE = "src/megatron/bridge/"
 GENERAL = ["build", "import", "roundtrip", "parity"]
@@ -96,12 +94,14 @@ def test_a_family_does_not_climb_what_it_fails_as_released() -> None:
 
 
 def test_every_rung_and_family_exists_and_can_be_made_here() -> None:
-    assert {rung for row in rows() for rung in (*row.rungs, *row.without)} <= set(TABLE)
-    assert all(row.families for row in rows() if row.without)
-    assert {family for row in rows() for family in row.families} <= {name for name, family in FAMILIES.items() if not family.needs}
-    assert all(row.rungs or row.families for row in rows())
-    assert rows()[0].rungs
-    assert rows()[0].families
+    assert {rung for row in conformance_rows() for rung in (*row.rungs, *row.without)} <= set(TABLE)
+    assert all(row.families for row in conformance_rows() if row.without)
+    assert {family for row in conformance_rows() for family in row.families} <= {
+        name for name, family in FAMILIES.items() if not family.needs
+    }
+    assert all(row.rungs or row.families for row in conformance_rows())
+    assert conformance_rows()[0].rungs
+    assert conformance_rows()[0].families
 
 
 def test_it_is_a_gate_of_our_own_command() -> None:

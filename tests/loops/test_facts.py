@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.facts import Facts, read_facts
-from seatrial.probes import facts as probe
+from seatrial.checks.probe_facts import Facts, read_facts
+from seatrial.instruments import facts as probe
 
 
 def test_what_the_probe_writes_is_read(tmp_path: Path) -> None:

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch.locks import read_lock
+from seatrial.core.errors import UserError
+from seatrial.core.loop import Loop
+from seatrial.core.specs import Concern, Level, Milestone, Signature, matches
+from seatrial.core.verdict import Verdict
 from seatrial.loops import HERE, get_loop, names
-from seatrial.loops.knowledge import read_tables
-from seatrial.metrics.grammar import parse
-from seatrial.model.errors import UserError
-from seatrial.model.globs import matches
-from seatrial.model.knowledge import Concern, Level, Milestone, Signature
-from seatrial.model.loop import Loop
-from seatrial.model.verdict import Verdict
+from seatrial.loops.base_loop import read_tables
+from seatrial.metrics.checks import parse
+from seatrial.runtime.venvs import read_lock
 from seatrial.triage.signatures import compile_pattern, load_signatures
 
 LOOPS = [get_loop(name) for name in names()]

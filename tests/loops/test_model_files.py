@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from loops.tiny_model import make_model, safetensors
-from seatrial.files import LFS_POINTER
+from seatrial.core.errors import FindingCode, Severity
+from seatrial.core.files import LFS_POINTER
+from seatrial.core.loop import Context
+from seatrial.core.records import Finding, RepoState
 from seatrial.loops import model_files
-from seatrial.loops.child import NoAnswerError
-from seatrial.loops.model_files import Use, model_findings
-from seatrial.model.finding_codes import FindingCode, Severity
-from seatrial.model.loop import Context
-from seatrial.model.record import Finding, RepoState
+from seatrial.loops.host_findings import NoAnswerError
+from seatrial.loops.model_files import ModelUse, model_findings
 
-USE = Use(build="seatrial env build x", own=True)
+USE = ModelUse(build="seatrial env build x", own=True)
 TOKENIZER = {"kind": "Fast", "size": 16, "template": True, "rows": 16}
 WHOLE: dict[str, Any] = {"transformers": "5.0", "config": "Qwen2Config", "tokenizer": TOKENIZER, "problems": []}
 
@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def look(
-    model: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any] | NoAnswerError = WHOLE, use: Use = USE, **more: Any
+    model: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any] | NoAnswerError = WHOLE, use: ModelUse = USE, **more: Any
 ) -> tuple[Finding, ...]:
     """The findings with this answer of the loop's interpreter."""
 
@@ -180,7 +180,7 @@ def test_code_of_the_model_that_the_user_allowed_is_left_to_the_level(model: Pat
 def test_a_chat_template_is_missed_only_where_the_loop_needs_one(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = {**WHOLE, "tokenizer": {**TOKENIZER, "template": False}}
     assert codes(look(model, monkeypatch, bare)) == []
-    needs = Use(build="x", template=True)
+    needs = ModelUse(build="x", template=True)
     assert codes(look(model, monkeypatch, bare, needs)) == [FindingCode.CHAT_TEMPLATE]
     assert codes(look(model, monkeypatch, WHOLE, needs)) == []
 
@@ -193,7 +193,7 @@ def test_without_an_interpreter_it_is_said_what_builds_one(model: Path) -> None:
 def test_an_interpreter_without_an_answer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = NoAnswerError("python: ModuleNotFoundError: No module named 'transformers'")
     assert look(model, monkeypatch, gone)[0].severity is Severity.BLOCKS
-    assert look(model, monkeypatch, gone, Use(build="x"))[0].severity is Severity.WARNS, "another process of the loop may have it"
+    assert look(model, monkeypatch, gone, ModelUse(build="x"))[0].severity is Severity.WARNS, "another process of the loop may have it"
     assert look(model, monkeypatch, NoAnswerError("slow", late=True))[0].severity is Severity.WARNS
     strange: tuple[Any, ...] = (15, [], {}, {**WHOLE, "problems": [{"code": "no such code"}]})
     assert all(codes(look(model, monkeypatch, odd)) == [FindingCode.MODEL_NOT_LOADED] for odd in strange)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.knowledge import read_tables
-from seatrial.loops.nemo_rl.runs import shell
-from seatrial.loops.nemo_rl.runs.assertions import assertions_in, own_checks, prefixed, unexpanded, unread
-from seatrial.loops.nemo_rl.runs.shell import commands
-from seatrial.metrics.grammar import parse
-from seatrial.model.knowledge import CheckSpec, Level
-from seatrial.model.record import Cost
+from seatrial.core.records import Cost
+from seatrial.core.specs import CheckSpec, Level
+from seatrial.loops.base_loop import read_tables
+from seatrial.loops.nemo_rl import script_reader
+from seatrial.loops.nemo_rl.script_reader import assertions_in, commands, own_checks, prefixed, unexpanded, unread
+from seatrial.metrics.checks import parse
 
 LEVEL = Level(number=2, name="refit", title="t", proves="p", cost=Cost(minutes=1))
 
@@ -184,7 +183,7 @@ def test_every_tag_of_an_expression_gets_the_prefix() -> None:
 
 
 def test_the_levels_own_checks_are_of_the_check_language() -> None:
-    levels = read_tables(Path(shell.__file__).parents[1] / "levels.toml", "level", Level, beside=("concern", "surface"))
+    levels = read_tables(Path(script_reader.__file__).parent / "levels.toml", "level", Level, beside=("concern", "surface"))
     for level in levels:
         for check in level.checks:
             parse(check.expr)

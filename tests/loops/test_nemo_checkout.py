@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_rl_checkout import REAL, Bench, as_repository, make_bench, repo
-from seatrial.loops.nemo_rl.runs import checkout
-from seatrial.loops.nemo_rl.runs.source import Source, read_source
-from seatrial.model.errors import BlockedError
+from seatrial.core.errors import BlockedError
+from seatrial.loops.nemo_rl import nemo_checkout
+from seatrial.loops.nemo_rl.nemo_checkout import ConfigSource, read_source
 
 SPARSE = "policy.generation.refit_cfg.sparse"
 SEED = "policy.generation.delta_compression"
@@ -30,11 +30,11 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def test_a_checkout_says_what_it_offers(bench: Bench) -> None:
-    found = checkout.layout(bench.nemo_rl)
+    found = nemo_checkout.layout(bench.nemo_rl)
     assert found.ok
     assert "NeMo-RL 0.6.0, refit by refit_transport; transports packed, vllm_zmq_sparse" in found.message
     assert "; LoRA with Megatron; Megatron generation; 9 functionals" in found.message
-    offers = checkout.generation(bench.nemo_rl)
+    offers = nemo_checkout.generation(bench.nemo_rl)
     assert offers.refit == "refit_transport"
     assert offers.check_interface == "positional"
     assert "grpo_megatron.sh" in offers.scripts
@@ -43,63 +43,67 @@ def test_a_checkout_says_what_it_offers(bench: Bench) -> None:
 def test_an_older_generation_is_told_by_its_files(bench: Bench) -> None:
     code = bench.nemo_rl / "nemo_rl" / "models" / "generation" / "config.py"
     edit(code, "refit_transport", "sending")
-    assert checkout.generation(bench.nemo_rl).refit == "delta_compression"
+    assert nemo_checkout.generation(bench.nemo_rl).refit == "delta_compression"
     edit(code, "delta_compression", "other")
     edit(code, "mcore_generation_config", "none_such")
     edit(bench.nemo_rl / "examples" / "configs" / "grpo_math_1B.yaml", "peft:", "left:")
-    edit(bench.nemo_rl / checkout.CHECKER, '"checks"', '"--check"')
-    offers = checkout.generation(bench.nemo_rl)
+    edit(bench.nemo_rl / nemo_checkout.CHECKER, '"checks"', '"--check"')
+    offers = nemo_checkout.generation(bench.nemo_rl)
     assert (offers.refit, offers.peft, offers.megatron_generation, offers.check_interface) == ("none", False, False, "unknown")
-    said = checkout.layout(bench.nemo_rl).message
+    said = nemo_checkout.layout(bench.nemo_rl).message
     assert "one refit transport" in said
     assert "an interface that Seatrial does not know" in said
 
 
 def test_what_is_no_checkout_is_said(bench: Bench, tmp_path: Path) -> None:
-    assert "no NeMo-RL checkout was named" in checkout.layout(None).message
-    other = checkout.layout(tmp_path)
-    assert (other.ok, other.fix) == (False, checkout.CLONE)
+    assert "no NeMo-RL checkout was named" in nemo_checkout.layout(None).message
+    other = nemo_checkout.layout(tmp_path)
+    assert (other.ok, other.fix) == (False, nemo_checkout.CLONE)
     assert "nemo_rl/package_info.py is missing" in other.message
-    (bench.nemo_rl / checkout.LOADER).unlink()
-    assert "nemo_rl/utils/config.py is missing" in checkout.layout(bench.nemo_rl).message
-    assert checkout.generation(tmp_path).scripts == frozenset()
+    (bench.nemo_rl / nemo_checkout.LOADER).unlink()
+    assert "nemo_rl/utils/config.py is missing" in nemo_checkout.layout(bench.nemo_rl).message
+    assert nemo_checkout.generation(tmp_path).scripts == frozenset()
 
 
 def test_the_checkout_is_the_one_named_or_the_one_under_test(bench: Bench) -> None:
     context = bench.context()
-    assert checkout.checkout_of(context) == bench.nemo_rl
+    assert nemo_checkout.checkout_of(context) == bench.nemo_rl
     own = replace(context, options={}, changes=(repo("nemo-rl", bench.nemo_rl, bench.nemo_rl, ("nemo_rl",)),))
-    assert checkout.checkout_of(own) == bench.nemo_rl
-    assert checkout.import_path(own) == (str(bench.nemo_rl / checkout.VENDORED / checkout.CORE),), "itself is in front already"
-    assert checkout.checkout_of(replace(context, options={}, changes=())) is None
+    assert nemo_checkout.checkout_of(own) == bench.nemo_rl
+    assert nemo_checkout.import_path(own) == (str(bench.nemo_rl / nemo_checkout.VENDORED / nemo_checkout.CORE),), (
+        "itself is in front already"
+    )
+    assert nemo_checkout.checkout_of(replace(context, options={}, changes=())) is None
 
 
 def test_the_bridge_under_test_brings_its_own_megatron(bench: Bench) -> None:
     context = bench.context()
-    assert checkout.import_path(context) == (str(bench.bridge / checkout.CORE), str(bench.nemo_rl))
-    assert checkout.python_path(context).split(":")[0] == str(bench.bridge / "src")
-    (bench.bridge / checkout.CORE / "megatron" / "core").rename(bench.root / "gone")
-    assert checkout.bundled_core(context) == [bench.nemo_rl / checkout.VENDORED / checkout.CORE], "an empty submodule provides nothing"
+    assert nemo_checkout.import_path(context) == (str(bench.bridge / nemo_checkout.CORE), str(bench.nemo_rl))
+    assert nemo_checkout.python_path(context).split(":")[0] == str(bench.bridge / "src")
+    (bench.bridge / nemo_checkout.CORE / "megatron" / "core").rename(bench.root / "gone")
+    assert nemo_checkout.bundled_core(context) == [bench.nemo_rl / nemo_checkout.VENDORED / nemo_checkout.CORE], (
+        "an empty submodule provides nothing"
+    )
     core = repo("megatron", bench.root, bench.root, ("megatron.core",))
-    assert checkout.bundled_core(replace(context, changes=(*context.changes, core))) == []
+    assert nemo_checkout.bundled_core(replace(context, changes=(*context.changes, core))) == []
 
 
 def test_the_interpreter_is_that_of_uvs_environment(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"nemo_rl": str(bench.nemo_rl)}
     monkeypatch.delenv("UV_PROJECT_ENVIRONMENT", raising=False)
-    monkeypatch.setattr(checkout, "IMAGE", bench.root / "image")
+    monkeypatch.setattr(nemo_checkout, "IMAGE", bench.root / "image")
     with pytest.raises(BlockedError, match="uv has not made the environment") as caught:
-        checkout.interpreter(options)
+        nemo_checkout.interpreter(options)
     assert caught.value.fix == f"cd {bench.nemo_rl} && git submodule update --init --recursive && uv sync"
     for place in (bench.root / "image", bench.nemo_rl / ".venv", bench.root / "named"):
         (place / "bin").mkdir(parents=True)
         (place / "bin" / "python").touch()
         if place.name == "named":
             monkeypatch.setenv("UV_PROJECT_ENVIRONMENT", str(place))
-        assert checkout.interpreter(options) == place / "bin" / "python"
+        assert nemo_checkout.interpreter(options) == place / "bin" / "python"
     monkeypatch.setenv("UV_PROJECT_ENVIRONMENT", "elsewhere")
     with pytest.raises(BlockedError, match="elsewhere"):
-        checkout.interpreter(options)
+        nemo_checkout.interpreter(options)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_a_key_that_no_code_reads_is_found(bench: Bench, key: str, added: str | 
 
 
 def test_a_name_that_code_looks_up_by_its_text_may_stand_anywhere() -> None:
-    source = Source(frozenset({"a", "b", "c"}), frozenset({"c"}), {"c": frozenset({"b"}), "b": frozenset({"c"})})
+    source = ConfigSource(frozenset({"a", "b", "c"}), frozenset({"c"}), {"c": frozenset({"b"}), "b": frozenset({"c"})})
     assert source.unread("a.c", "a.c") is None
     assert source.unread("a.b", "a.b") is not None
     assert source.unread("a.b", None) is None, "a YAML file has it there"
@@ -139,8 +143,8 @@ def test_a_name_that_code_looks_up_by_its_text_may_stand_anywhere() -> None:
 @pytest.mark.skipif(not REAL, reason="no real checkout: SEATRIAL_NEMO_RL_CHECKOUT=DIR")
 def test_the_real_checkout_offers_what_is_known_of_it() -> None:
     place = Path(str(REAL))
-    offers = checkout.generation(place)
-    assert checkout.layout(place).ok
+    offers = nemo_checkout.generation(place)
+    assert nemo_checkout.layout(place).ok
     assert offers.refit == "refit_transport"
     assert {"packed", "nccl_reshard", "vllm_zmq_sparse"} <= set(offers.transports)
     assert offers.peft
@@ -153,9 +157,9 @@ def test_the_real_checkout_offers_what_is_known_of_it() -> None:
 def test_the_fixture_can_be_a_repository_with_a_submodule(bench: Bench) -> None:
     """The scripts' results are ignored there, so that a trial leaves it clean."""
     as_repository(bench.nemo_rl)
-    (bench.nemo_rl / checkout.FUNCTIONAL / "grpo_megatron").mkdir()
-    (bench.nemo_rl / checkout.FUNCTIONAL / "grpo_megatron" / "run.log").touch()
-    for place in (bench.nemo_rl, bench.nemo_rl / checkout.VENDORED):
+    (bench.nemo_rl / nemo_checkout.FUNCTIONAL / "grpo_megatron").mkdir()
+    (bench.nemo_rl / nemo_checkout.FUNCTIONAL / "grpo_megatron" / "run.log").touch()
+    for place in (bench.nemo_rl, bench.nemo_rl / nemo_checkout.VENDORED):
         words = ["git", "-C", str(place), "status", "--porcelain"]
         assert subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout == ""
-    assert (bench.nemo_rl / checkout.VENDORED / ".git").is_dir()
+    assert (bench.nemo_rl / nemo_checkout.VENDORED / ".git").is_dir()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_rl_checkout import PYTHON, REAL, Bench, make_bench
-from seatrial.loops.nemo_rl.ahead.compose import Wanted, compose, default_config
-from seatrial.loops.nemo_rl.ahead.record import ScriptError, Training, record
-from seatrial.model.record import Finding
+from seatrial.core.records import Finding
+from seatrial.loops.nemo_rl.nemo_preflight import ComposeRequest, config_findings, default_config
+from seatrial.loops.nemo_rl.script_dry_run import ScriptError, Training, record_script
 
 MEGATRON = "examples/configs/grpo_math_1B_megatron.yaml"
 TP = "policy.megatron_cfg.tensor_model_parallel_size"
@@ -36,8 +36,8 @@ def training(*overrides: str, config: str | None = MEGATRON, program: str = "exa
 
 
 def composed(bench: Bench, item: Training, own: tuple[str, ...] = (), **claims: object) -> list[Finding]:
-    wanted = Wanted("smoke (run)", item, {key.replace("__", "."): value for key, value in claims.items()})
-    return compose([wanted], bench.nemo_rl, [str(PYTHON)], {"PYTHONPATH": str(bench.site), "PATH": os.environ["PATH"]}, own)
+    wanted = ComposeRequest("smoke (run)", item, {key.replace("__", "."): value for key, value in claims.items()})
+    return config_findings([wanted], bench.nemo_rl, [str(PYTHON)], {"PYTHONPATH": str(bench.site), "PATH": os.environ["PATH"]}, own)
 
 
 def test_a_configuration_that_composes_is_one_good_finding(bench: Bench) -> None:
@@ -76,8 +76,8 @@ def test_every_rejected_override_is_named_with_the_nearest_key(bench: Bench) -> 
 
 def test_what_a_level_sets_and_a_checkout_does_not_have_is_one_finding(bench: Bench) -> None:
     word = "policy.generation.no_such_key=true"
-    item = Wanted("refit (x)", training(word), {"policy.generation.no_such_key": True}, ours=(word,))
-    found = compose([item], bench.nemo_rl, [str(PYTHON)], {"PYTHONPATH": str(bench.site), "PATH": os.environ["PATH"]}, ())
+    item = ComposeRequest("refit (x)", training(word), {"policy.generation.no_such_key": True}, ours=(word,))
+    found = config_findings([item], bench.nemo_rl, [str(PYTHON)], {"PYTHONPATH": str(bench.site), "PATH": os.environ["PATH"]}, ())
     assert [(finding.ok, "rejects" in finding.message) for finding in found] == [(False, True)], "not a second time as a claim"
     assert "leave the level out" in found[0].fix
 
@@ -123,17 +123,17 @@ def test_sizes_and_the_guard_of_tensor_parallelism(bench: Bench) -> None:
 
 
 def test_the_same_of_several_trainings_is_said_once(bench: Bench) -> None:
-    item = Wanted("resume (run)", training("grpo.x=1"), {})
-    assert len(compose([item, item], bench.nemo_rl, [str(PYTHON)], {"PYTHONPATH": str(bench.site)}, ())) == 1
+    item = ComposeRequest("resume (run)", training("grpo.x=1"), {})
+    assert len(config_findings([item, item], bench.nemo_rl, [str(PYTHON)], {"PYTHONPATH": str(bench.site)}, ())) == 1
 
 
 def test_a_broken_checkout_and_a_python_without_omegaconf_are_told_apart(bench: Bench) -> None:
     (broken,) = composed(bench, training(config="examples/none.yaml"))
     assert "NeMo-RL's own configuration does not compose" in broken.message
-    (bare,) = compose([Wanted("x", training(), {})], bench.nemo_rl, [str(PYTHON)], {"PYTHONPATH": ""}, ())
+    (bare,) = config_findings([ComposeRequest("x", training(), {})], bench.nemo_rl, [str(PYTHON)], {"PYTHONPATH": ""}, ())
     assert "No module named 'omegaconf'" in bare.message
     assert "uv sync" in bare.fix
-    (gone,) = compose([Wanted("x", training(), {})], bench.nemo_rl, ["/nowhere/python"], {}, ())
+    (gone,) = config_findings([ComposeRequest("x", training(), {})], bench.nemo_rl, ["/nowhere/python"], {}, ())
     assert "could not be composed" in gone.message
 
 
@@ -153,12 +153,12 @@ def test_no_override_of_the_real_scripts_is_rejected_or_without_effect() -> None
         if "chaos" in script.name or "failover" in script.name:
             continue  # they wait for a job that is to be killed
         try:
-            trainings = record(script, place, (), {**os.environ, "HF_TOKEN": "none"}).trainings
+            trainings = record_script(script, place, (), {**os.environ, "HF_TOKEN": "none"}).trainings
         except ScriptError:
             continue
-        wanted += [Wanted(script.name, item, {}) for item in trainings]
+        wanted += [ComposeRequest(script.name, item, {}) for item in trainings]
     assert len(wanted) > 60
-    assert [finding.message for finding in compose(wanted, place, [python], os.environ, ()) if not finding.ok] == []
+    assert [finding.message for finding in config_findings(wanted, place, [python], os.environ, ()) if not finding.ok] == []
 
 
 @pytest.mark.real
@@ -166,7 +166,7 @@ def test_the_seed_settings_are_found_at_the_real_checkout() -> None:
     python, place = interpreter(), Path(str(REAL))
     seeds = tuple(f"policy.generation.delta_compression.{setting}" for setting in SEED)
     words = (*seeds, *(f"++{word}" for word in (*seeds, "policy.megatron_cfg.converter_type=Qwen2ForCausalLM")))
-    recording = record(place / "tests/functional/grpo_megatron.sh", place, words, os.environ)
-    found = compose([Wanted("smoke", recording.trainings[0], {})], place, [python], os.environ, words)
+    recording = record_script(place / "tests/functional/grpo_megatron.sh", place, words, os.environ)
+    found = config_findings([ComposeRequest("smoke", recording.trainings[0], {})], place, [python], os.environ, words)
     assert sum("rejects" in finding.message for finding in found) == 6
     assert sum("would be vacuous" in finding.message for finding in found) == 7

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.claims import lookup
-from seatrial.loops.nemo_rl.after.claims import in_force, other_run
-from seatrial.loops.nemo_rl.after.console import completed_steps, read_console, steps_planned, steps_reached
-from seatrial.loops.nemo_rl.after.dump import read_configs
-from seatrial.model.series import Metrics, Series
+from seatrial.checks.probe_facts import lookup
+from seatrial.core.series import Metrics, Series
+from seatrial.loops.nemo_rl.nemo_outputs import (
+    completed_steps,
+    in_force,
+    other_run,
+    read_configs,
+    read_console,
+    steps_planned,
+    steps_reached,
+)
 
 from .nemo_logs import CONFIG, CONTROLLER, LINE, POLICY, grpo_log, nested, printed_config
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_driver import FOLDER, Stage, put
-from seatrial.loops.nemo_rl.drive import functional
-from seatrial.loops.nemo_rl.drive.process import Child
+from seatrial.instruments.nemo_rl import run_functional
+from seatrial.instruments.nemo_rl.nemo_process import DriverChild
 
 WAITS = 'echo waiting > $EXP_DIR/run.log; echo "in the script"; sleep 60'
 
@@ -93,8 +93,8 @@ def test_a_script_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: py
     stage = Stage(tmp_path, "")
     started = tmp_path / "started"
     ignores = f"trap '' TERM; touch {started}; for n in $(seq 600); do sleep 0.1; done"
-    monkeypatch.setattr("seatrial.loops.nemo_rl.drive.process.GRACE_S", 0.2)
-    child = Child()
+    monkeypatch.setattr("seatrial.instruments.nemo_rl.nemo_process.GRACE_S", 0.2)
+    child = DriverChild()
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)]
     child.listen()
     try:
@@ -115,7 +115,7 @@ def test_a_script_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: py
 
 def test_a_child_has_a_deadline(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGALRM)
-    child = Child()
+    child = DriverChild()
     signal.signal(signal.SIGALRM, child._late)
     try:
         assert child.run(["sleep", "60"], os.environ, tmp_path, seconds=0.1) == 128 + signal.SIGKILL
@@ -126,7 +126,7 @@ def test_a_child_has_a_deadline(tmp_path: Path) -> None:
 def test_two_drivers_do_not_meet(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     put(stage.folder, {"run.log": "of the other"})
-    with (stage.checkout / ".git" / functional.LOCK).open("ab") as handle:
+    with (stage.checkout / ".git" / run_functional.LOCK).open("ab") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         code, log = stage.run()
     assert code == 2
@@ -160,7 +160,7 @@ def test_across_file_systems_files_are_copied_then_removed(tmp_path: Path, monke
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "rename", refused)
-    assert functional.move(tmp_path / "from", tmp_path / "to") == tmp_path / "to"
+    assert run_functional.move(tmp_path / "from", tmp_path / "to") == tmp_path / "to"
     assert (tmp_path / "to" / "a" / "b").read_text() == "kept"
     assert not (tmp_path / "from").exists()
 
@@ -168,7 +168,7 @@ def test_across_file_systems_files_are_copied_then_removed(tmp_path: Path, monke
 def test_evidence_that_cannot_be_moved_is_told_and_stays(tmp_path: Path) -> None:
     stage = Stage(tmp_path, "echo x > $EXP_DIR/run.log; rm -rf $PHASE; echo file > $PHASE")
     code, log = stage.run(PHASE=str(stage.out))
-    assert code == functional.NOT_KEPT
+    assert code == run_functional.NOT_KEPT
     assert "seatrial: driver stopped: evidence not kept: " in log
     assert (stage.checkout / FOLDER / "run.log").read_text() == "x\n"
 
@@ -177,5 +177,5 @@ def test_the_witness_goes_first_on_the_path_when_it_is_asked_for(tmp_path: Path)
     stage = Stage(tmp_path, "echo $PYTHONPATH > $EXP_DIR/path")
     assert stage.run(SEATRIAL_IMPORTS=str(tmp_path))[0] == 0
     root, start = (stage.out / "results" / "path").read_text().split(":")[:2]
-    assert (root, start) == (str(stage.checkout), str(functional.START))
-    assert [path.name for path in functional.START.glob("*.py")].count("sitecustomize.py") == 1
+    assert (root, start) == (str(stage.checkout), str(run_functional.START))
+    assert [path.name for path in run_functional.START.glob("*.py")].count("sitecustomize.py") == 1

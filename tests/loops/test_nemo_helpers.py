@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_driver import Stage, put
-from seatrial.loops.nemo_rl.drive import helpers
-from seatrial.loops.nemo_rl.drive.process import Child, Failed
+from seatrial.instruments.nemo_rl import vendored_bridge
+from seatrial.instruments.nemo_rl.nemo_process import DriverChild, Failed
 
 MAKEFILE = """LIBEXT = $(shell python3-config-that-is-not-there --extension-suffix)
 OUT = helpers_cpp$(LIBEXT)
@@ -46,16 +46,16 @@ def node_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_copy_has_helpers_that_python_can_import(tmp_path: Path, node_local: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = core(tmp_path)
     before = files(place)
-    copy = helpers.build(place, Path(sys.executable), tmp_path / "log", Child())
+    copy = vendored_bridge.build_helpers(place, Path(sys.executable), tmp_path / "log", DriverChild())
     assert copy.is_relative_to(node_local)
-    built = copy / helpers.DATASETS / f"helpers_cpp{SUFFIX}"
+    built = copy / vendored_bridge.DATASETS / f"helpers_cpp{SUFFIX}"
     assert built.is_file()
     assert built.name.startswith("helpers_cpp.cpython-")
     assert files(place) == before
     assert not (copy / ".git").exists()
     assert capsys.readouterr().out == f"seatrial: helpers built for {sys.executable} in {built.parent}\n"
     assert str(Path(sys.executable).parent) in (tmp_path / "log").read_text(), "make asks the Python of the workers"
-    helpers.remove(copy)
+    vendored_bridge.remove_helpers(copy)
     assert files(node_local) == []
 
 
@@ -74,17 +74,17 @@ def test_the_copy_has_helpers_that_python_can_import(tmp_path: Path, node_local:
 def test_a_failed_build_ends_the_phase(tmp_path: Path, node_local: Path, makefile: str, said: str) -> None:
     place = core(tmp_path, makefile)
     with pytest.raises(Failed) as caught:
-        helpers.build(place, Path(sys.executable), tmp_path / "log", Child())
-    assert caught.value.code == helpers.NOT_BUILT
+        vendored_bridge.build_helpers(place, Path(sys.executable), tmp_path / "log", DriverChild())
+    assert caught.value.code == vendored_bridge.NOT_BUILT
     assert said in str(caught.value)
     assert list(node_local.iterdir()) == []
 
 
 def test_a_python_without_a_suffix_and_an_empty_submodule(tmp_path: Path, node_local: Path) -> None:
     with pytest.raises(Failed, match=r"Makefile is missing: git submodule update"):
-        helpers.build(tmp_path, Path(sys.executable), tmp_path / "log", Child())
+        vendored_bridge.build_helpers(tmp_path, Path(sys.executable), tmp_path / "log", DriverChild())
     with pytest.raises(Failed, match="names no suffix for extension modules, but ''"):
-        helpers.build(core(tmp_path), Path("/bin/true"), tmp_path / "log", Child())
+        vendored_bridge.build_helpers(core(tmp_path), Path("/bin/true"), tmp_path / "log", DriverChild())
     assert list(node_local.iterdir()) == []
 
 
@@ -94,24 +94,24 @@ def test_a_full_disk_is_told(tmp_path: Path, node_local: Path, monkeypatch: pyte
 
     monkeypatch.setattr("shutil.copytree", full)
     with pytest.raises(Failed, match=r"helpers failed: .*No space left on device") as caught:
-        helpers.build(core(tmp_path), Path(sys.executable), tmp_path / "log", Child())
-    assert caught.value.code == helpers.NOT_BUILT
+        vendored_bridge.build_helpers(core(tmp_path), Path(sys.executable), tmp_path / "log", DriverChild())
+    assert caught.value.code == vendored_bridge.NOT_BUILT
     assert list(node_local.iterdir()) == []
 
 
 def test_the_copy_goes_before_the_original() -> None:
     path = os.pathsep.join(("/bridge/src", "/lm", "/rl"))
     expected = os.pathsep.join(("megatron.bridge=/bridge/src", "megatron.core=/lm"))
-    made = helpers.variables({"PYTHONPATH": path, "SEATRIAL_UNDER_TEST": expected}, Path("/lm"), Path("/tmp/x/lm"))
+    made = vendored_bridge.helper_variables({"PYTHONPATH": path, "SEATRIAL_UNDER_TEST": expected}, Path("/lm"), Path("/tmp/x/lm"))
     assert made["PYTHONPATH"] == os.pathsep.join(("/bridge/src", "/tmp/x/lm", "/lm", "/rl"))
     assert made["SEATRIAL_UNDER_TEST"] == os.pathsep.join(("megatron.bridge=/bridge/src", "megatron.core=/tmp/x/lm"))
-    assert helpers.variables({}, Path("/lm"), Path("/copy")) == {"PYTHONPATH": "/copy", "SEATRIAL_UNDER_TEST": ""}
+    assert vendored_bridge.helper_variables({}, Path("/lm"), Path("/copy")) == {"PYTHONPATH": "/copy", "SEATRIAL_UNDER_TEST": ""}
 
 
 def test_the_script_runs_with_the_copy_which_goes_afterwards(tmp_path: Path) -> None:
     stage = Stage(tmp_path, "echo $PYTHONPATH > $EXP_DIR/path")
     place = core(tmp_path)
-    code, log = stage.run("--helpers", str(place), PYTHONPATH=os.pathsep.join((str(Path(helpers.__file__).parents[4]), str(place))))
+    code, log = stage.run("--helpers", str(place), PYTHONPATH=os.pathsep.join((str(Path(vendored_bridge.__file__).parents[3]), str(place))))
     assert code == 0, log
     path = (stage.out / "results" / "path").read_text().strip().split(os.pathsep)
     copy = Path(path[-2])

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.nemo_rl.loop import LOOP
-from seatrial.loops.nemo_rl.runs.isolations import ILLEGAL_ACCESS, NOT_FULL, OVERRIDDEN, isolations, relaxed
-from seatrial.loops.nemo_rl.runs.limits import limitations
-from seatrial.loops.nemo_rl.runs.variants import TRANSPORTS, variants
-from seatrial.model.loop import Context, Isolation
-from seatrial.model.record import CheckResult, Diagnosis, LevelResult, PhaseOutcome
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.loop import Context, Isolation
+from seatrial.core.records import CheckResult, Diagnosis, LevelResult, PhaseOutcome
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.loops.nemo_rl.failed_level import ILLEGAL_ACCESS, NOT_FULL, OVERRIDDEN, isolations, relaxed
+from seatrial.loops.nemo_rl.loop import LOOP, run_limitations
+from seatrial.loops.nemo_rl.nemo_runs import TRANSPORTS, variants
 from seatrial.triage.signatures import GENERAL, load_signatures
 
 NAMES = {0: "smoke", 1: "lora-checkpoint", 2: "refit", 3: "megatron-generation", 4: "parallelism"}
@@ -169,7 +168,7 @@ def test_a_rerun_of_the_refit_has_no_phase_that_would_be_vacuous() -> None:
 def test_the_full_transport_alone_is_no_rerun_of_itself() -> None:
     assert {"full", *NOT_FULL} == set(TRANSPORTS)
     level = LOOP.levels()[2]
-    full, delta = (missed(number=2, limits=limitations(level, context(None, names))) for names in ("full", "delta"))
+    full, delta = (missed(number=2, limits=run_limitations(level, context(None, names))) for names in ("full", "delta"))
     assert list(named(full)) == [*NUMERICS, "colocated"]
     assert list(named(delta)) == [*NUMERICS, "full-transport", "colocated"]
 

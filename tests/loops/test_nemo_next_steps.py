@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.nemo_rl.after.next_steps import next_steps
-from seatrial.model.loop import Context
-from seatrial.model.record import Diagnosis, LevelResult
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.loop import Context
+from seatrial.core.records import Diagnosis, LevelResult
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.loops.nemo_rl.failed_level import next_steps
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 

@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_rl_checkout import Bench, on_gpus
-from seatrial.loops.nemo_rl.ahead import machine, models, preflight
-from seatrial.loops.nemo_rl.ahead.record import Training
-from seatrial.loops.nemo_rl.runs import checkout
-from seatrial.loops.nemo_rl.runs.variant import MASKING, Call
-from seatrial.loops.nemo_rl.runs.variants import variants
-from seatrial.model.finding_codes import FindingCode
-from seatrial.model.loop import Context
-from seatrial.model.record import Finding
-from seatrial.model.verdict import Boundary
+from seatrial.core.errors import FindingCode
+from seatrial.core.loop import Context
+from seatrial.core.records import Finding
+from seatrial.core.verdict import Boundary
+from seatrial.loops.nemo_rl import nemo_checkout, nemo_preflight
+from seatrial.loops.nemo_rl.nemo_runs import MASKING, ScriptCall, variants
+from seatrial.loops.nemo_rl.script_dry_run import Training
 
 pytestmark = pytest.mark.slow
 
@@ -33,35 +31,35 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def bad(context: Context) -> list[Finding]:
-    return [finding for finding in preflight.findings(context) if not finding.ok]
+    return [finding for finding in nemo_preflight.nemo_findings(context) if not finding.ok]
 
 
 def named(name: str, context: Context) -> list[Finding]:
-    return [finding for finding in preflight.findings(context) if finding.name == name]
+    return [finding for finding in nemo_preflight.nemo_findings(context) if finding.name == name]
 
 
 def test_every_level_composes(bench: Bench) -> None:
     levels = ("smoke", "lora-checkpoint", "refit", "megatron-generation", "parallelism", "learning")
-    made = preflight.findings(bench.context(levels=levels))
+    made = nemo_preflight.nemo_findings(bench.context(levels=levels))
     assert [finding.message for finding in made if not finding.ok] == []
     assert made[-1].message.startswith("14 runs composed, ")
     assert made[-1].message.endswith(" values as claimed, every override is read")
 
 
 def test_every_architecture_and_a_recipe_compose(bench: Bench) -> None:
-    made: list[Call] = []
+    made: list[ScriptCall] = []
     for kind in ("moe", "vlm", "audio", "eagle", "fp8", "qat"):
         made += variants("architecture", bench.context(architecture=kind))
     made += variants("parallelism", bench.context(recipe=RECIPE))
-    found = preflight.configuration({"architecture": made}, bench.context(gpus="8"), bench.nemo_rl)
+    found = nemo_preflight.configuration({"architecture": made}, bench.context(gpus="8"), bench.nemo_rl)
     assert [finding.message for finding in found if not finding.ok] == []
     assert found[-1].message.startswith("8 runs composed, ")
 
 
 def test_what_is_no_checkout_hides_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "gpus_here", lambda *_: Finding(name="GPUs", ok=False, message="none"))
+    monkeypatch.setattr(nemo_preflight, "gpus_here", lambda *_: Finding(name="GPUs", ok=False, message="none"))
     (found, gpus) = bad(replace(bench.context(), options={"nemo_rl": str(bench.root)}))
-    assert (found.name, found.code, found.fix) == ("NeMo-RL", FindingCode.CHECKOUT, checkout.CLONE)
+    assert (found.name, found.code, found.fix) == ("NeMo-RL", FindingCode.CHECKOUT, nemo_checkout.CLONE)
     assert gpus.name == "GPUs"
 
 
@@ -72,7 +70,7 @@ def test_the_machine_is_said_to_be_incomplete_and_the_configuration_is_composed_
     monkeypatch.setattr(shutil, "which", lambda name: None if name in ("uv", "nvidia-smi") else real(name))
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST")
     (bench.nemo_rl / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99.1,<4"\n')
-    made = preflight.findings(bench.context())
+    made = nemo_preflight.nemo_findings(bench.context())
     assert [finding.name for finding in made if not finding.ok] == ["launcher", "Python", "variables", "GPUs"]
     wanted = {finding.name: finding for finding in made if not finding.ok}
     assert "requires >=3.99.1,<4" in wanted["Python"].message
@@ -93,35 +91,35 @@ def test_a_recipe_may_ask_for_more_gpus_than_are_to_be_used(bench: Bench) -> Non
 
 def test_an_empty_submodule(bench: Bench) -> None:
     context = bench.context()
-    (bench.nemo_rl / checkout.VENDORED / checkout.BRIDGE).rename(bench.root / "away")
-    found = machine.vendored(context, bench.nemo_rl)
+    (bench.nemo_rl / nemo_checkout.VENDORED / nemo_checkout.BRIDGE).rename(bench.root / "away")
+    found = nemo_preflight.vendored_finding(context, bench.nemo_rl)
     assert (found.ok, found.fix) == (False, f"cd {bench.nemo_rl} && git submodule update --init --recursive")
-    assert list(machine.submodule_core(context, bench.nemo_rl)) == []
-    for place in (bench.bridge, bench.nemo_rl / checkout.VENDORED):
-        (place / checkout.CORE / "megatron").rename(bench.root / f"core-{place.name}")
-    (found,) = machine.submodule_core(context, bench.nemo_rl)
+    assert list(nemo_preflight.submodule_core(context, bench.nemo_rl)) == []
+    for place in (bench.bridge, bench.nemo_rl / nemo_checkout.VENDORED):
+        (place / nemo_checkout.CORE / "megatron").rename(bench.root / f"core-{place.name}")
+    (found,) = nemo_preflight.submodule_core(context, bench.nemo_rl)
     assert (found.name, found.ok) == ("Megatron-LM", False)
 
 
 def test_commands_that_fix_something_quote_their_paths() -> None:
     place = Path("/my checkouts/RL")
-    assert shlex.split(checkout.submodules_command(place))[:3] == ["cd", str(place), "&&"]
-    assert checkout.sync_command(place).endswith(" && uv sync")
+    assert shlex.split(nemo_checkout.submodules_command(place))[:3] == ["cd", str(place), "&&"]
+    assert nemo_checkout.sync_command(place).endswith(" && uv sync")
 
 
 def test_the_vendored_bridge_is_compared_with_the_one_under_test(bench: Bench) -> None:
     context = bench.context()
-    assert "is the same as" in machine.vendored(context, bench.nemo_rl).message
-    (bench.bridge / checkout.BRIDGE / "provider.py").write_text("NAME = 'changed'\n")
-    (bench.bridge / checkout.BRIDGE / "new.py").touch()
-    assert "in 2 files (new.py, provider.py): it stands behind it" in machine.vendored(context, bench.nemo_rl).message
+    assert "is the same as" in nemo_preflight.vendored_finding(context, bench.nemo_rl).message
+    (bench.bridge / nemo_checkout.BRIDGE / "provider.py").write_text("NAME = 'changed'\n")
+    (bench.bridge / nemo_checkout.BRIDGE / "new.py").touch()
+    assert "in 2 files (new.py, provider.py): it stands behind it" in nemo_preflight.vendored_finding(context, bench.nemo_rl).message
     synced = replace(context, changes=(context.changes[0].model_copy(update={"synced": "x"}),))
-    assert "is replaced by a copy of it" in machine.vendored(synced, bench.nemo_rl).message
-    assert "no Bridge is under test" in machine.vendored(replace(context, changes=()), bench.nemo_rl).message
+    assert "is replaced by a copy of it" in nemo_preflight.vendored_finding(synced, bench.nemo_rl).message
+    assert "no Bridge is under test" in nemo_preflight.vendored_finding(replace(context, changes=()), bench.nemo_rl).message
 
 
 def test_sizes_must_divide_the_gpus_that_train(bench: Bench) -> None:
-    made = preflight.findings(bench.context(levels=("parallelism",), tp="3"))
+    made = nemo_preflight.nemo_findings(bench.context(levels=("parallelism",), tp="3"))
     assert [finding.message for finding in made if not finding.ok] == ["parallelism (run): TP 3 x PP 1 x CP 1 = 3 does not divide 2 GPUs"]
     assert made[-1].message == "not composed, because this must be right before: sizes"
 
@@ -131,7 +129,7 @@ def test_evidence_never_rests_on_a_guard_that_is_switched_off(bench: Bench, monk
     (found,) = bad(bench.context(word))
     assert "evidence must not rest on that" in found.message
     monkeypatch.setenv("NRL_IGNORE_TP_ACCURACY_CHECK", "1")
-    (found,) = machine.variables(bench.context(), bench.nemo_rl)
+    (found,) = nemo_preflight.variable_findings(bench.context(), bench.nemo_rl)
     assert (found.ok, found.fix) == (False, "unset NRL_IGNORE_TP_ACCURACY_CHECK")
 
 
@@ -206,45 +204,45 @@ def test_a_local_model_must_be_whole(bench: Bench) -> None:
     place = bench.root / "model"
     assert bad(bench.context(model=str(place))) == []
     (place / "tokenizer.json").unlink()
-    (found, _) = models.model_findings(asked(f"policy.model_name={place}"), bench.context())
+    (found, _) = nemo_preflight.named_model_findings(asked(f"policy.model_name={place}"), bench.context())
     assert (found.ok, found.message) == (False, f"{place}: no tokenizer files")
     elsewhere = asked(f"policy.model_name={place}", "policy.tokenizer.name=other")
-    assert models.model_findings(elsewhere, bench.context())[0].ok
+    assert nemo_preflight.named_model_findings(elsewhere, bench.context())[0].ok
     (place / "config.json").unlink()
-    found = models.model_findings(asked("policy.model_name=first", f"policy.model_name='{place}'"), bench.context())[0]
+    found = nemo_preflight.named_model_findings(asked("policy.model_name=first", f"policy.model_name='{place}'"), bench.context())[0]
     assert (found.ok, found.message) == (False, f"{place}: config.json is missing")
-    (found,) = models.model_findings(asked("policy.model_name=/none/such"), bench.context())
+    (found,) = nemo_preflight.named_model_findings(asked("policy.model_name=/none/such"), bench.context())
     assert found.message == "/none/such: no such model directory"
 
 
 def test_a_model_of_the_hub(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = asked(f"policy.model_name={HUB}", "policy.draft.model_name=null")
-    (found,) = models.model_findings(wanted, bench.context())
+    (found,) = nemo_preflight.named_model_findings(wanted, bench.context())
     assert found.ok
     assert found.message.endswith("NeMo-RL will download it")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (found,) = models.model_findings(wanted, bench.context())
+    (found,) = nemo_preflight.named_model_findings(wanted, bench.context())
     assert not found.ok
     assert found.message == f"{HUB}: offline, and no snapshot of it below {bench.root / 'hf' / 'hub'}"
     stored = bench.root / "hf" / "hub" / "models--Qwen--Qwen2.5-0.5B"
     for name, text in {"refs/main": "abc", "snapshots/abc/config.json": "{}"}.items():
         (stored / name).parent.mkdir(parents=True, exist_ok=True)
         (stored / name).write_text(text)
-    (found,) = models.model_findings(wanted, bench.context())
+    (found,) = nemo_preflight.named_model_findings(wanted, bench.context())
     assert found.ok
     assert f"policy.model_name={stored}/snapshots/abc policy.tokenizer.name={stored}/snapshots/abc" in found.message
 
 
 def test_old_environments_of_workers_are_mentioned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(machine.worker_environments(bench.nemo_rl)) == []
+    assert list(nemo_preflight.worker_environments(bench.nemo_rl)) == []
     python = bench.nemo_rl / "venvs" / "nemo_rl.Worker" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
     os.utime(python, (1, 1))
-    (found,) = machine.worker_environments(bench.nemo_rl)
+    (found,) = nemo_preflight.worker_environments(bench.nemo_rl)
     assert found.ok
     assert "1 environments of Ray workers" in found.message
     assert "are older than uv.lock (nemo_rl.Worker)" in found.message
     monkeypatch.setenv("NRL_FORCE_REBUILD_VENVS", "true")
-    (found,) = machine.worker_environments(bench.nemo_rl)
+    (found,) = nemo_preflight.worker_environments(bench.nemo_rl)
     assert "are made anew" in found.message

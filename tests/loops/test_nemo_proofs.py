@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.nemo_rl.after.proofs import Trained, dumps_agree, proofs
-from seatrial.loops.nemo_rl.after.results import metric_files
+from seatrial.core.records import CheckResult, Cost
+from seatrial.core.series import Metrics, Series
+from seatrial.core.specs import Level
+from seatrial.core.verdict import Boundary
+from seatrial.loops.nemo_rl.nemo_outputs import metric_files
+from seatrial.loops.nemo_rl.nemo_proofs import Trained, dumps_agree, proofs
 from seatrial.metrics.read import read_metrics
-from seatrial.model.knowledge import Level
-from seatrial.model.record import CheckResult, Cost
-from seatrial.model.series import Metrics, Series
-from seatrial.model.verdict import Boundary
 
 Points = dict[str, tuple[float, ...]]
 MEGATRON = {"policy": {"megatron_cfg": {"enabled": True, "peft": {"enabled": True}}, "dtensor_cfg": {"enabled": False}}}

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_rl_checkout import REAL, Bench, make_bench
-from seatrial.loops.child import run_child
-from seatrial.loops.nemo_rl.ahead import record as module
-from seatrial.loops.nemo_rl.ahead.record import Recording, ScriptError, record
-from seatrial.loops.nemo_rl.ahead.stage import Stage
-from seatrial.loops.overrides import key_of
+from seatrial.loops.base_loop import override_key
+from seatrial.loops.host_findings import run_child
+from seatrial.loops.nemo_rl import script_dry_run as module
+from seatrial.loops.nemo_rl.script_dry_run import RecordedScript, ScriptError, ShadowCheckout, record_script
 
 FUNCTIONAL = "tests/functional"
 
@@ -25,9 +24,9 @@ def bench(tmp_path: Path) -> Bench:
     return make_bench(tmp_path)
 
 
-def recorded(checkout: Path, name: str, *words: str, **variables: str) -> Recording:
+def recorded(checkout: Path, name: str, *words: str, **variables: str) -> RecordedScript:
     place = name if "/" in name else f"{FUNCTIONAL}/{name}.sh"
-    return record(checkout / place, checkout, words, {**os.environ, "PYTHONPATH": "/mine", **variables})
+    return record_script(checkout / place, checkout, words, {**os.environ, "PYTHONPATH": "/mine", **variables})
 
 
 def script(bench: Bench, text: str) -> str:
@@ -64,7 +63,7 @@ def test_no_value_of_the_users_environment_is_written_down(bench: Bench) -> None
     """Tokens are among them. What the script sets or unsets is told all the same."""
     name = script(bench, "export NEW=mine CHANGED=after; unset GONE; uv run $ROOT/examples/run_grpo.py")
     given = {**os.environ, "HF_TOKEN": "hf_verysecret", "CHANGED": "secret-before", "GONE": "secret-gone"}
-    stage = Stage(bench.root / "stage", bench.nemo_rl, Path(FUNCTIONAL, f"{name}.sh"), given)
+    stage = ShadowCheckout(bench.root / "stage", bench.nemo_rl, Path(FUNCTIONAL, f"{name}.sh"), given)
     stage.build()
     assert run_child(["bash", str(stage.script)], stage.root, stage.environment(), 60).returncode == 0
     written = [path for path in stage.folder.rglob("*") if path.is_file() and not path.is_relative_to(stage.root)]
@@ -182,4 +181,4 @@ def test_the_fixture_has_the_interface_of_the_real_checkout(bench: Bench, name: 
     for own, their in zip(ours.trainings, theirs.trainings, strict=True):
         assert own.program == their.program
         assert str(own.config).removeprefix(str(bench.nemo_rl)) == str(their.config).removeprefix(str(place))
-        assert set(map(key_of, own.overrides)) == set(map(key_of, their.overrides))
+        assert set(map(override_key, own.overrides)) == set(map(override_key, their.overrides))

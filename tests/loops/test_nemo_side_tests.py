@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.nemo_rl.runs.side_tests import side_tests
-from seatrial.model.loop import Context, SideTests
-from seatrial.model.record import RepoState
+from seatrial.core.loop import Context, SideTests
+from seatrial.core.records import RepoState
+from seatrial.loops.nemo_rl.loop import side_tests
 
 
 def put(root: Path, *names: str, text: str = "def test_x(): ...\n") -> None:

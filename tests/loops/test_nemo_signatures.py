@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 
 import seatrial.loops.nemo_rl as package
-from seatrial.loops.knowledge import read_tables
-from seatrial.model.knowledge import Milestone, Signature
-from seatrial.model.loop import Loop
-from seatrial.model.record import Diagnosis
-from seatrial.model.verdict import Verdict
+from seatrial.core.loop import Loop
+from seatrial.core.records import Diagnosis
+from seatrial.core.specs import Milestone, Signature
+from seatrial.core.verdict import Verdict
+from seatrial.loops.base_loop import read_tables
 from seatrial.triage.signatures import GENERAL, load_signatures
-from seatrial.trial.diagnosis import read_diagnosis
+from seatrial.trial.level import read_diagnosis
 
 from .nemo_logs import HEADER, POLICY, VLLM, frames, grpo_log, raised
 

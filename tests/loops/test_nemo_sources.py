@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_rl_checkout import Bench, as_repository, make_bench
+from seatrial.core.errors import BlockedError
+from seatrial.core.loop import Context
+from seatrial.instruments.nemo_rl import recover, vendored_bridge
 from seatrial.loops import get_loop
-from seatrial.loops.nemo_rl.ahead import machine, models
-from seatrial.loops.nemo_rl.drive import recover, sync
-from seatrial.loops.nemo_rl.runs import checkout
-from seatrial.model.errors import BlockedError
-from seatrial.model.loop import Context
+from seatrial.loops.nemo_rl import nemo_checkout, nemo_preflight
 
 
 @pytest.fixture
@@ -27,34 +26,34 @@ def bench(tmp_path: Path) -> Bench:
 
 def synced(bench: Bench) -> Context:
     context = bench.context()
-    target = str(bench.nemo_rl / checkout.VENDORED)
+    target = str(bench.nemo_rl / nemo_checkout.VENDORED)
     changes = (context.changes[0].model_copy(update={"synced": target}), *context.changes[1:])
     return replace(context, changes=changes)
 
 
 def said(context: Context, bench: Bench) -> list[str]:
-    return [finding.message for finding in machine.sources(context, bench.nemo_rl) if not finding.ok]
+    return [finding.message for finding in nemo_preflight.source_findings(context, bench.nemo_rl) if not finding.ok]
 
 
 def test_a_clean_vendored_tree_can_be_replaced_and_one_with_changes_cannot(bench: Bench) -> None:
     assert said(synced(bench), bench) == []
-    (bench.nemo_rl / checkout.VENDORED / checkout.BRIDGE / "provider.py").write_text("mine\n")
+    (bench.nemo_rl / nemo_checkout.VENDORED / nemo_checkout.BRIDGE / "provider.py").write_text("mine\n")
     (message,) = said(synced(bench), bench)
     assert "uncommitted changes" in message
     assert said(bench.context(), bench) == [], "on PYTHONPATH nothing is replaced"
 
 
 def test_what_a_killed_run_left_blocks_the_next_one_until_it_is_restored(bench: Bench, tmp_path: Path) -> None:
-    target = bench.nemo_rl / checkout.VENDORED
-    marker = sync.git_directory(bench.nemo_rl) / sync.MARKER
-    (bench.bridge / checkout.BRIDGE / "provider.py").write_text("changed\n")
+    target = bench.nemo_rl / nemo_checkout.VENDORED
+    marker = vendored_bridge.git_directory(bench.nemo_rl) / vendored_bridge.MARKER
+    (bench.bridge / nemo_checkout.BRIDGE / "provider.py").write_text("changed\n")
     as_repository(bench.bridge)
-    sync.start(bench.bridge, target, tmp_path / "kept", marker)
-    (finding,) = [found for found in machine.sources(bench.context(), bench.nemo_rl) if not found.ok]
+    vendored_bridge.start_sync(bench.bridge, target, tmp_path / "kept", marker)
+    (finding,) = [found for found in nemo_preflight.source_findings(bench.context(), bench.nemo_rl) if not found.ok]
     assert "still holds the Bridge of a run that was killed" in finding.message
-    assert finding.fix.endswith(f"-m seatrial.loops.nemo_rl.drive.recover {bench.nemo_rl}")
+    assert finding.fix.endswith(f"-m seatrial.instruments.nemo_rl.recover {bench.nemo_rl}")
     assert recover.main([str(bench.nemo_rl)]) == 0
-    assert (target / checkout.BRIDGE / "provider.py").read_text() == "NAME = 'provider'\n"
+    assert (target / nemo_checkout.BRIDGE / "provider.py").read_text() == "NAME = 'provider'\n"
     assert said(bench.context(), bench) == []
     assert recover.main([str(tmp_path / "nowhere")]) == 2
 
@@ -72,21 +71,21 @@ def test_expert_parallelism_is_for_a_model_with_experts(bench: Bench, settings: 
         bench.context(levels=("architecture",), architecture="moe", model=str(place)),
         bench.context(levels=("parallelism",), ep="2", model=str(place)),
     ):
-        assert all(finding.ok for finding in models.experts(context)) is ok
+        assert all(finding.ok for finding in nemo_preflight.expert_findings(context)) is ok
 
 
 def test_a_model_that_is_not_here_cannot_be_asked_but_the_default_is_known(bench: Bench) -> None:
     context = bench.context(levels=("architecture",), architecture="moe")
-    assert [finding.ok for finding in models.experts(context)] == [False]
-    (unknown,) = models.experts(replace(context, model="org/unknown"))
+    assert [finding.ok for finding in nemo_preflight.expert_findings(context)] == [False]
+    (unknown,) = nemo_preflight.expert_findings(replace(context, model="org/unknown"))
     assert unknown.ok
     assert "not known" in unknown.message
-    assert list(models.experts(bench.context())) == []
+    assert list(nemo_preflight.expert_findings(bench.context())) == []
 
 
 def test_without_a_checkout_the_missing_option_is_what_is_said() -> None:
     with pytest.raises(BlockedError, match="no NeMo-RL checkout was named") as caught:
-        checkout.interpreter({})
+        nemo_checkout.interpreter({})
     assert "--nemo-rl PATH" in caught.value.fix
 
 
@@ -100,8 +99,8 @@ def test_coverage_is_named_in_the_title_and_what_it_leaves_out_in_the_limitation
     context = bench.context()
     assert any("all parallel sizes were 1" in text for text in loop.limitations(loop.levels()[0], context))
     assert any("expert parallel size 1" in text for text in loop.limitations(loop.levels()[4], context))
-    for file in (bench.bridge / checkout.CORE).rglob("*.py"):
+    for file in (bench.bridge / nemo_checkout.CORE).rglob("*.py"):
         file.unlink()
-    (bench.bridge / checkout.CORE / "megatron" / "core").rmdir()
+    (bench.bridge / nemo_checkout.CORE / "megatron" / "core").rmdir()
     foreign = [text for text in loop.limitations(loop.levels()[0], context) if "Megatron-Core came from" in text]
-    assert str(bench.nemo_rl / checkout.VENDORED) in foreign[0]
+    assert str(bench.nemo_rl / nemo_checkout.VENDORED) in foreign[0]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from loops.test_nemo_proofs import GRPO, MEGATRON, Bench, config, ended, whole
-from seatrial.loops.nemo_rl.after.steps import agreed
-from seatrial.model.series import Metrics, Series
-from seatrial.model.verdict import Boundary
+from seatrial.core.series import Metrics, Series
+from seatrial.core.verdict import Boundary
+from seatrial.loops.nemo_rl.nemo_metrics import agreed
 
 GENERATION: dict[str, Any] = {"policy": {**MEGATRON["policy"], "generation": {"backend": "megatron"}}}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from loops.nemo_driver import Stage, commit, git, put
-from seatrial.loops.nemo_rl.drive import sync
-from seatrial.loops.nemo_rl.drive.process import Failed
+from seatrial.instruments.nemo_rl import vendored_bridge
+from seatrial.instruments.nemo_rl.nemo_process import Failed
 
 BEFORE = {
     "src/megatron/bridge/__init__.py": "VERSION = 1\n",
@@ -58,7 +58,7 @@ def test_the_script_sees_the_bridge_under_test_and_nobody_does_afterwards(tmp_pa
     assert (stage.out / "results" / "seen").read_text() == "VERSION = 2\nuntracked\n__init__.py\ngone\nsame.py\n"
     assert tree(target) == before, "also the times: bytecode and git's index still fit"
     assert git(target, "status", "--porcelain") == ""
-    assert not (stage.checkout / ".git" / sync.MARKER).exists()
+    assert not (stage.checkout / ".git" / vendored_bridge.MARKER).exists()
     manifest = json.loads((stage.out / "vendored-before" / "manifest.json").read_text())
     assert set(manifest) == {
         "src/megatron/bridge/__init__.py",
@@ -89,8 +89,8 @@ def test_a_failing_script_and_a_signal_restore_too(tmp_path: Path) -> None:
 
 def test_what_a_killed_run_left_is_restored_at_the_next_start(tmp_path: Path) -> None:
     stage, source, target = make(tmp_path, "cat $VENDORED/src/megatron/bridge/__init__.py > $EXP_DIR/seen")
-    before, marker = tree(target), stage.checkout / ".git" / sync.MARKER
-    sync.start(source, target, tmp_path / "killed", marker)
+    before, marker = tree(target), stage.checkout / ".git" / vendored_bridge.MARKER
+    vendored_bridge.start_sync(source, target, tmp_path / "killed", marker)
     (target / "new.py.seatrial-new").write_text("half")
     code, log = stage.run(VENDORED=str(target))
     assert code == 0
@@ -102,8 +102,8 @@ def test_what_a_killed_run_left_is_restored_at_the_next_start(tmp_path: Path) ->
 
 def test_a_run_killed_halfway_is_restored_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage, source, target = make(tmp_path)
-    before, marker = tree(target), stage.checkout / ".git" / sync.MARKER
-    put_file, files = sync._put, []
+    before, marker = tree(target), stage.checkout / ".git" / vendored_bridge.MARKER
+    put_file, files = vendored_bridge._put, []
 
     def cut(*words: object) -> None:
         files.append(words)
@@ -111,12 +111,12 @@ def test_a_run_killed_halfway_is_restored_too(tmp_path: Path, monkeypatch: pytes
             raise KeyboardInterrupt
         put_file(*words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sync, "_put", cut)
+    monkeypatch.setattr(vendored_bridge, "_put", cut)
     with pytest.raises(KeyboardInterrupt):
-        sync.start(source, target, tmp_path / "killed", marker)
-    monkeypatch.setattr(sync, "_put", put_file)
+        vendored_bridge.start_sync(source, target, tmp_path / "killed", marker)
+    monkeypatch.setattr(vendored_bridge, "_put", put_file)
     assert tree(target) != before
-    sync.recover(marker)
+    vendored_bridge.recover_tree(marker)
     assert tree(target) == before
 
 
@@ -128,19 +128,19 @@ def test_uncommitted_changes_are_refused(tmp_path: Path) -> None:
     assert code == 2
     assert "has uncommitted changes (?? mine.py), which could be lost" in log
     assert tree(target) == before
-    assert not (stage.checkout / ".git" / sync.MARKER).exists()
+    assert not (stage.checkout / ".git" / vendored_bridge.MARKER).exists()
 
 
 def test_a_file_edited_meanwhile_is_left_alone_and_named(tmp_path: Path) -> None:
     stage, source, target = make(tmp_path, "echo edited > $VENDORED/new.py")
     code, log = stage.run("--sync", f"{source}={target}", VENDORED=str(target))
-    assert code == sync.NOT_EQUAL
+    assert code == vendored_bridge.NOT_EQUAL
     assert f"restore failed: {target / 'new.py'} was edited since (1 files)" in log
     assert (target / "new.py").read_text() == "edited\n"
     assert (target / "src/megatron/bridge/__init__.py").read_text() == "VERSION = 1\n", "the others are restored"
     assert (stage.out / "results").is_dir()
     code, log = stage.run("--out", str(tmp_path / "again"))
-    assert code == sync.NOT_EQUAL
+    assert code == vendored_bridge.NOT_EQUAL
     assert "was edited since (1 files)" in log, "it stays a problem until somebody looks at it"
     (target / "new.py").unlink()
     assert stage.run("--out", str(tmp_path / "third"), VENDORED=str(target))[0] == 0
@@ -149,12 +149,12 @@ def test_a_file_edited_meanwhile_is_left_alone_and_named(tmp_path: Path) -> None
 def test_a_difference_ends_the_phase_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, source, target = make(tmp_path)
     before, marker = tree(target), tmp_path / "marker"
-    monkeypatch.setattr(sync, "_put", lambda *_: None)
+    monkeypatch.setattr(vendored_bridge, "_put", lambda *_: None)
     with pytest.raises(Failed, match=r"sync failed: .* is not that of .*\(5 files differ\)") as caught:
-        sync.start(source, target, tmp_path / "keep", marker)
-    assert caught.value.code == sync.NOT_EQUAL
+        vendored_bridge.start_sync(source, target, tmp_path / "keep", marker)
+    assert caught.value.code == vendored_bridge.NOT_EQUAL
     monkeypatch.undo()
-    sync.restore(marker)
+    vendored_bridge.restore_tree(marker)
     assert tree(target) == before
 
 
@@ -163,7 +163,7 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     before = tree(target)
     put(stage.out, {"vendored-before": "in the way"})
     code, log = stage.run("--sync", f"{source}={target}")
-    assert code == sync.NOT_EQUAL
+    assert code == vendored_bridge.NOT_EQUAL
     assert "seatrial: driver stopped: sync failed: " in log
     assert tree(target) == before
 
@@ -176,7 +176,7 @@ def test_links_out_of_the_tree_are_not_followed(tmp_path: Path) -> None:
     git(target, "add", "-A")
     git(target, "commit", "-qm", "link")
     with pytest.raises(Failed, match="lies behind a link"):
-        sync.start(source, target, tmp_path / "keep", tmp_path / "marker")
+        vendored_bridge.start_sync(source, target, tmp_path / "keep", tmp_path / "marker")
     assert (tmp_path / "outside" / "file").read_text() == "mine\n"
 
 
@@ -186,7 +186,7 @@ def test_submodules_stay_as_they_are(tmp_path: Path) -> None:
         commit(place / "3rdparty" / "Megatron-LM", {"core.py": text})
         git(place, "add", "3rdparty/Megatron-LM")
         git(place, "commit", "-qm", "submodule")
-    sync.start(source, target, tmp_path / "keep", stage.checkout / ".git" / sync.MARKER)
+    vendored_bridge.start_sync(source, target, tmp_path / "keep", stage.checkout / ".git" / vendored_bridge.MARKER)
     assert (target / "3rdparty" / "Megatron-LM" / "core.py").read_text() == "ours"
     assert not any("3rdparty" in name for name in json.loads((tmp_path / "keep" / "manifest.json").read_text()))
 
@@ -196,21 +196,21 @@ def test_an_empty_submodule_and_the_tree_itself(tmp_path: Path, capsys: pytest.C
     empty = stage.checkout / "empty"
     empty.mkdir()
     with pytest.raises(Failed, match="not a checkout of its own: git submodule update --init") as caught:
-        sync.start(source, empty, tmp_path / "keep", tmp_path / "marker")
+        vendored_bridge.start_sync(source, empty, tmp_path / "keep", tmp_path / "marker")
     assert caught.value.code == 2
     put(target, {"mine.py": "under test"})
-    sync.start(target, target, tmp_path / "keep", tmp_path / "marker")
+    vendored_bridge.start_sync(target, target, tmp_path / "keep", tmp_path / "marker")
     assert "is the tree under test itself" in capsys.readouterr().out
-    sync.restore(tmp_path / "marker")
+    vendored_bridge.restore_tree(tmp_path / "marker")
     assert (target / "mine.py").exists()
 
 
 def test_a_marker_whose_copies_are_gone_needs_a_person(tmp_path: Path) -> None:
     _, source, target = make(tmp_path)
     marker = tmp_path / "marker"
-    sync.start(source, target, tmp_path / "keep", marker)
+    vendored_bridge.start_sync(source, target, tmp_path / "keep", marker)
     (tmp_path / "keep").rename(tmp_path / "deleted")
     with pytest.raises(Failed, match=r"is not in .*/keep any more: restore it by hand \(git -C") as caught:
-        sync.recover(marker)
+        vendored_bridge.recover_tree(marker)
     assert caught.value.code == 2
     assert marker.exists()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.nemo_rl.after.tokens import tokens
-from seatrial.model.errors import UserError
+from seatrial.core.errors import UserError
+from seatrial.loops.nemo_rl.nemo_outputs import tokens
 
 CONFIG = "Final config:\n{'policy': {'generation': {'max_new_tokens': 2, 'temperature': 1.0, 'top_k': None, 'top_p': 0.9}}}\n"
 

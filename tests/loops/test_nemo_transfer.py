@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.nemo_rl.after.transfer import MEANING, WORDS, read_transfer
-from seatrial.model.series import Metrics, Series
+from seatrial.core.series import Metrics, Series
+from seatrial.loops.nemo_rl.weight_transfer import MEANING, WORDS, read_transfer
 
 PREPARE = "timing/train/prepare_for_generation"
 WORKER = "(MegatronPolicyWorker[rank=0] pid=7) "

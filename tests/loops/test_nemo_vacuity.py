@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.loops.nemo_rl.after.training import runs
-from seatrial.loops.nemo_rl.after.vacuity import unseen, vacuous
-from seatrial.model.series import Metrics, Series
-from seatrial.model.verdict import Boundary
+from seatrial.core.series import Metrics, Series
+from seatrial.core.verdict import Boundary
+from seatrial.loops.nemo_rl.nemo_metrics import training_runs, unseen, vacuous
 
 Points = dict[str, tuple[float, ...]]
 
@@ -40,9 +39,9 @@ def both(one: Metrics, two: Metrics) -> Metrics:
 
 
 def test_runs_are_told_apart_by_their_prefixes() -> None:
-    assert runs(metrics_of(GRPO)) == [""]
-    assert runs(both(metrics_of(SFT, prefix="resume/mcore/"), metrics_of(GRPO, prefix="lora/"))) == ["lora/", "resume/mcore/"]
-    assert runs(metrics_of({"timing/train/total_step_time": (1.0,), "retrain/loss": (1.0,)})) == []
+    assert training_runs(metrics_of(GRPO)) == [""]
+    assert training_runs(both(metrics_of(SFT, prefix="resume/mcore/"), metrics_of(GRPO, prefix="lora/"))) == ["lora/", "resume/mcore/"]
+    assert training_runs(metrics_of({"timing/train/total_step_time": (1.0,), "retrain/loss": (1.0,)})) == []
 
 
 @pytest.mark.parametrize("metrics", [metrics_of(GRPO), metrics_of(SFT), metrics_of(GRPO, HEAD_DELTA, prefix="delta/"), Metrics()])

@@ -10,9 +10,9 @@ import pytest
 
 from loops.nemo_rl_checkout import Bench, make_bench
 from seatrial.loops import get_loop
-from seatrial.loops.nemo_rl.runs import calls, variants
-from seatrial.loops.nemo_rl.runs.checkout import generation
-from seatrial.loops.nemo_rl.runs.variant import Call
+from seatrial.loops.nemo_rl import nemo_runs
+from seatrial.loops.nemo_rl.nemo_checkout import generation
+from seatrial.loops.nemo_rl.nemo_runs import ScriptCall
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +20,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return make_bench(tmp_path_factory.mktemp("variants"))
 
 
-def one(bench: Bench, level: str, **options: Any) -> Call:
-    (call,) = variants.variants(level, bench.context(**options))
+def one(bench: Bench, level: str, **options: Any) -> ScriptCall:
+    (call,) = nemo_runs.variants(level, bench.context(**options))
     return call
 
 
@@ -35,14 +35,14 @@ def test_the_smoke_is_the_functional_as_it_is(bench: Bench) -> None:
 
 def test_another_model_takes_its_tokenizer_along(bench: Bench) -> None:
     context = bench.context(model="/models/m")
-    (call,) = variants.variants("smoke", context)
+    (call,) = nemo_runs.variants("smoke", context)
     assert call.overrides == ("policy.model_name=/models/m", "policy.tokenizer.name=/models/m")
     assert call.claims["policy.model_name"] == "/models/m"
 
 
 def test_lora_is_left_out_where_the_checkout_is_known_to_be_broken(bench: Bench) -> None:
-    assert [call.name for call in variants.variants("lora-checkpoint", bench.context())] == ["lora", "resume"]
-    assert [call.name for call in variants.variants("lora-checkpoint", bench.context(peft="broken"))] == ["resume"]
+    assert [call.name for call in nemo_runs.variants("lora-checkpoint", bench.context())] == ["lora", "resume"]
+    assert [call.name for call in nemo_runs.variants("lora-checkpoint", bench.context(peft="broken"))] == ["resume"]
     loop = get_loop("nemo-rl").configured({"nemo_rl": str(bench.nemo_rl), "peft": "broken"})
     level = loop.levels()[1]
     assert "LoRA was not run" in level.proves
@@ -52,14 +52,14 @@ def test_lora_is_left_out_where_the_checkout_is_known_to_be_broken(bench: Bench)
 
 
 def test_every_transport_of_the_checkout_is_a_run_of_its_own(bench: Bench) -> None:
-    made = {call.name: call for call in variants.variants("refit", bench.context())}
+    made = {call.name: call for call in nemo_runs.variants("refit", bench.context())}
     assert list(made) == ["full", "packed", "reshard", "delta"]
     assert made["packed"].variables["NRL_REFIT_BUFFER_MEMORY_RATIO"] == "0.0005"
     assert made["reshard"].script.endswith("grpo_nccl_reshard_refit.sh")
     assert made["delta"].claims["policy.generation.refit_transport"] == "vllm_zmq_sparse"
     assert all(call.claims["policy.generation.colocated.enabled"] is False for call in made.values())
     assert all(call.steps == 3 for call in made.values()), "two transfers of trained weights"
-    assert [call.name for call in variants.variants("refit", bench.context(transports="delta"))] == ["delta"]
+    assert [call.name for call in nemo_runs.variants("refit", bench.context(transports="delta"))] == ["delta"]
 
 
 def test_the_older_generation_is_told_by_its_own_keys(tmp_path: Path) -> None:
@@ -68,11 +68,11 @@ def test_the_older_generation_is_told_by_its_own_keys(tmp_path: Path) -> None:
     (config / "config.py").write_text('x = cfg["delta_compression"]\n')
     found = generation(tmp_path)
     assert found.refit == "delta_compression"
-    words = variants.delta_settings(found)
+    words = nemo_runs.delta_settings(found)
     assert words[0] == "policy.generation.delta_compression.enabled=true"
     assert len(words) == 6
     assert not any(word.startswith("+") for word in words), "with ++ any key would be accepted, and have no effect"
-    assert variants.available(found) == ("full", "delta")
+    assert nemo_runs.available(found) == ("full", "delta")
 
 
 def test_sizes_are_explicit_and_claimed(bench: Bench) -> None:
@@ -120,8 +120,8 @@ def test_learning_runs_twenty_steps_in_a_fixed_order(bench: Bench) -> None:
 
 def test_the_users_words_come_last_and_their_steps_count(bench: Bench) -> None:
     context = bench.context("grpo.max_num_steps=5", "++a.b=1")
-    (call,) = variants.variants("smoke", context)
-    phase = calls.training(call, context, bench.root / "level")
+    (call,) = nemo_runs.variants("smoke", context)
+    phase = nemo_runs.training(call, context, bench.root / "level")
     assert phase.steps == 5
     assert phase.argv[-2:] == ("grpo.max_num_steps=5", "++a.b=1")
     assert phase.cwd == bench.nemo_rl
@@ -129,7 +129,7 @@ def test_the_users_words_come_last_and_their_steps_count(bench: Bench) -> None:
 
 def test_a_level_begins_with_the_import_check_which_carries_claims_and_assertions(bench: Bench) -> None:
     context, level = bench.context(), get_loop("nemo-rl").levels()[0]
-    imports, run = calls.phases(level, context, bench.root / "level")
+    imports, run = nemo_runs.phases(level, context, bench.root / "level")
     assert (imports.name, run.name) == ("imports", "run")
     assert imports.processes == ("imports-driver", "imports-worker")
     said = " ".join(imports.argv)
@@ -141,8 +141,8 @@ def test_a_synced_bridge_and_local_helpers_are_the_drivers_business(bench: Bench
     context = bench.context(helpers="local")
     synced = context.changes[0].model_copy(update={"synced": "/vendored"})
     changed = type(context)(context.run_dir, context.python, context.model, context.levels, (synced,), (), context.options)
-    (call,) = variants.variants("smoke", changed)
-    words = calls.training(call, changed, bench.root / "level").argv
+    (call,) = nemo_runs.variants("smoke", changed)
+    words = nemo_runs.training(call, changed, bench.root / "level").argv
     assert f"{bench.bridge}=/vendored" in words
     assert words[words.index("--helpers") + 1].endswith("3rdparty/Megatron-LM")
     assert str(bench.bridge / "src") not in changed.import_path()
@@ -161,22 +161,22 @@ def test_a_synced_bridge_and_local_helpers_are_the_drivers_business(bench: Bench
 def test_an_argument_that_takes_from_what_the_level_proves_is_claimed_otherwise(bench: Bench, word: str, key: str, claimed: Any) -> None:
     assert key not in one(bench, "smoke").claims
     context = replace(bench.context(), arguments=(word,))
-    (call,) = variants.variants("smoke", context)
+    (call,) = nemo_runs.variants("smoke", context)
     assert key in call.claims
     assert call.claims[key] == claimed
-    _, resume = variants.variants("lora-checkpoint", context)
+    _, resume = nemo_runs.variants("lora-checkpoint", context)
     assert resume.claims[key] == claimed
 
 
 def test_checkpoints_and_converted_models_of_a_level_are_its_own(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script's own place may hold what a killed run left; the user's cache what another Bridge converted."""
     context, level = bench.context(), tmp_path / "1-lora-checkpoint"
-    lora, resume = variants.variants("lora-checkpoint", context)
-    assert calls.training(lora, context, level).argv[-1] == f"checkpointing.checkpoint_dir={level}/lora/checkpoints"
-    assert not any("checkpoint_dir" in word for word in calls.training(resume, context, level).argv), "its script has places of its own"
-    assert calls.training(resume, context, level).env["NRL_MEGATRON_CHECKPOINT_DIR"] == f"{level}/converted"
+    lora, resume = nemo_runs.variants("lora-checkpoint", context)
+    assert nemo_runs.training(lora, context, level).argv[-1] == f"checkpointing.checkpoint_dir={level}/lora/checkpoints"
+    assert not any("checkpoint_dir" in word for word in nemo_runs.training(resume, context, level).argv), "its script has places of its own"
+    assert nemo_runs.training(resume, context, level).env["NRL_MEGATRON_CHECKPOINT_DIR"] == f"{level}/converted"
     monkeypatch.setenv("NRL_MEGATRON_CHECKPOINT_DIR", "/scratch")
-    place = calls.training(resume, context, level).env["NRL_MEGATRON_CHECKPOINT_DIR"]
+    place = nemo_runs.training(resume, context, level).env["NRL_MEGATRON_CHECKPOINT_DIR"]
     assert place == f"/scratch/seatrial-{context.run_dir.name}/1-lora-checkpoint/converted"
 
 

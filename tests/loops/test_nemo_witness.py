@@ -17,14 +17,13 @@ import pytest
 
 from loops.nemo_driver import SOURCE, VENDORED, Stage, commit, put
 from probes.world import World
-from seatrial.evidence.imports import judge_imports, read_imports
-from seatrial.evidence.use import read_executed, read_loaded, unused
-from seatrial.loops.nemo_rl.drive import functional, imports, venvs
-from seatrial.loops.nemo_rl.drive.kinds import process_kind, program
-from seatrial.loops.nemo_rl.runs import witness
-from seatrial.model.loop import Context
-from seatrial.model.record import RepoState
-from seatrial.probes import ray_imports
+from seatrial.core.loop import Context
+from seatrial.core.records import RepoState
+from seatrial.evidence.imports import judge_imports, read_executed, read_imports, read_loaded, unused
+from seatrial.instruments import ray_imports
+from seatrial.instruments.nemo_rl import check_imports, nemo_process, run_functional
+from seatrial.instruments.nemo_rl.nemo_process import process_kind, program
+from seatrial.loops.nemo_rl import nemo_checkout
 
 VERSIONS = sorted(Path("~/.pyenv/versions").expanduser().glob("3.*"))
 PYTHONS = [path / "bin" / "python" for path in VERSIONS if int(path.name.split(".")[1]) >= 9]
@@ -67,7 +66,7 @@ def world(tmp_path: Path) -> World:
 
 def run(world: World, words: list[str], path: list[Path], tested: dict[str, Path], **more: str) -> subprocess.CompletedProcess[str]:
     """A process as the driver starts it."""
-    return world.run(words, [functional.START, *path], tested, **more)
+    return world.run(words, [run_functional.START, *path], tested, **more)
 
 
 def test_a_driver_proves_what_it_imports_and_may_lack_the_rest(world: World) -> None:
@@ -95,7 +94,7 @@ def test_a_driver_and_its_modules_say_which_changed_functions_ran(world: World, 
     (root / "nemo_rl" / "loss.py").write_text("def used(): return 1\ndef idle(): return 1\n")
     watched(world, root, "nemo_rl/loss.py")
     put(root, {"examples/run_grpo.py": "import nemo_rl.loss\nnemo_rl.loss.used()\n"})
-    done = world.run([str(root / "examples" / "run_grpo.py")], [functional.START, root], {"nemo_rl": root}, python=str(python))
+    done = world.run([str(root / "examples" / "run_grpo.py")], [run_functional.START, root], {"nemo_rl": root}, python=str(python))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert {row[2] for row in read_executed(world.out / "executed.jsonl").ran} == {"<module>", "used"}
 
@@ -152,15 +151,15 @@ def test_a_start_module_that_is_hidden_runs_too(world: World) -> None:
 def test_every_python_of_a_loop_can_be_watched(world: World, python: Path) -> None:
     root = world.package("rl", "nemo_rl")
     put(root, {"examples/run_grpo.py": "import nemo_rl\n"})
-    done = world.run([str(root / "examples" / "run_grpo.py")], [functional.START, root], {"nemo_rl": root}, str(python))
+    done = world.run([str(root / "examples" / "run_grpo.py")], [run_functional.START, root], {"nemo_rl": root}, str(python))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert {row["process"] for row in world.rows()} == {"driver"}
     assert world.methods("nemo_rl") == ["found", "imported"]
 
 
 def test_the_instruments_have_the_grammar_of_an_old_python() -> None:
-    drive = Path(functional.__file__).parent
-    for path in [*drive.rglob("*.py"), *(SOURCE / "seatrial" / "probes").glob("*.py")]:
+    drive = Path(run_functional.__file__).parent
+    for path in [*drive.rglob("*.py"), *(SOURCE / "seatrial" / "instruments").glob("*.py")]:
         ast.parse(path.read_text(), feature_version=(3, 9))
 
 
@@ -180,25 +179,25 @@ def test_every_package_is_expected_where_it_is_imported_from(tmp_path: Path) -> 
         repo("nemo-rl", rl, ("nemo_rl",), companion=True),
     )
     context = Context(run_dir=tmp_path, python=Path(sys.executable), model="m", changes=changes, options={"nemo_rl": str(rl)})
-    made = witness.witness_variables(context, tmp_path / "level")
+    made = nemo_checkout.witness_variables(context, tmp_path / "level")
     core = f"megatron.core={bridge}/3rdparty/Megatron-LM"
     assert made["SEATRIAL_UNDER_TEST"].split(os.pathsep) == [f"megatron.bridge={bridge}/src", f"nemo_rl={rl}", core]
     assert made["SEATRIAL_IMPORTS"] == str(tmp_path / "level")
     synced = (changes[0].model_copy(update={"synced": str(rl / VENDORED)}), changes[1])
     context = Context(run_dir=tmp_path, python=Path(sys.executable), model="m", changes=synced, options={"nemo_rl": str(rl)})
-    assert f"megatron.bridge={rl / VENDORED}{os.pathsep}" in witness.witness_variables(context, tmp_path)["SEATRIAL_UNDER_TEST"]
+    assert f"megatron.bridge={rl / VENDORED}{os.pathsep}" in nemo_checkout.witness_variables(context, tmp_path)["SEATRIAL_UNDER_TEST"]
 
 
 def test_the_workers_python_is_that_of_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(venvs, "IMAGE", tmp_path / "image")
-    assert venvs.policy_python(tmp_path, {}) is None
+    monkeypatch.setattr(nemo_process, "IMAGE", tmp_path / "image")
+    assert nemo_process.policy_python(tmp_path, {}) is None
     places = [tmp_path / "image", tmp_path / "venvs", tmp_path / "named"]
     for place in places:
-        put(place, {f"{venvs.POLICY}/bin/python": ""})
-        assert venvs.policy_python(tmp_path, {"NEMO_RL_VENV_DIR": str(tmp_path / "gone")}) is None
+        put(place, {f"{nemo_process.POLICY}/bin/python": ""})
+        assert nemo_process.policy_python(tmp_path, {"NEMO_RL_VENV_DIR": str(tmp_path / "gone")}) is None
         named = {"NEMO_RL_VENV_DIR": str(place)} if place.name == "named" else {}
-        assert venvs.policy_python(tmp_path, named) == place / venvs.POLICY / "bin" / "python"
-    assert venvs.policy_python(tmp_path, {"NEMO_RL_PY_EXECUTABLES_SYSTEM": "1"}) == Path(sys.executable)
+        assert nemo_process.policy_python(tmp_path, named) == place / nemo_process.POLICY / "bin" / "python"
+    assert nemo_process.policy_python(tmp_path, {"NEMO_RL_PY_EXECUTABLES_SYSTEM": "1"}) == Path(sys.executable)
 
 
 def test_the_check_asks_a_worker_in_the_policys_environment(
@@ -211,14 +210,14 @@ def test_the_check_asks_a_worker_in_the_policys_environment(
         return 0
 
     monkeypatch.setattr(ray_imports, "main", check)
-    monkeypatch.setattr(venvs, "IMAGE", tmp_path / "image")
+    monkeypatch.setattr(nemo_process, "IMAGE", tmp_path / "image")
     monkeypatch.setenv("NEMO_RL_VENV_DIR", str(tmp_path / "my venvs"))
-    assert imports.main(["--checkout", str(tmp_path), "--claims", "{}"]) == 0
+    assert check_imports.main(["--checkout", str(tmp_path), "--claims", "{}"]) == 0
     assert told.pop() == ["--claims", "{}", "--may-lack", "imports-driver,imports-worker"]
     assert "is not made yet" in capsys.readouterr().out
-    put(tmp_path / "my venvs", {f"{venvs.POLICY}/bin/python": ""})
-    assert imports.main(["--checkout", str(tmp_path), "--claims", "{}"]) == 0
-    quoted = f"'{tmp_path / 'my venvs' / venvs.POLICY / 'bin' / 'python'}'"
+    put(tmp_path / "my venvs", {f"{nemo_process.POLICY}/bin/python": ""})
+    assert check_imports.main(["--checkout", str(tmp_path), "--claims", "{}"]) == 0
+    quoted = f"'{tmp_path / 'my venvs' / nemo_process.POLICY / 'bin' / 'python'}'"
     assert told.pop() == ["--claims", "{}", "--may-lack", "imports-driver", "--py-executable", quoted]
 
 
@@ -261,7 +260,7 @@ class RayStage(Stage):
             {"src/megatron/bridge/__init__.py": "", "src/megatron/bridge/model.py": "NAME = 'vendored'\n"},
             {"src/megatron/bridge/__init__.py": "", "src/megatron/bridge/model.py": "NAME = 'under test'\n"},
         )
-        self.worker = self.checkout / "venvs" / venvs.POLICY / "bin" / "python"
+        self.worker = self.checkout / "venvs" / nemo_process.POLICY / "bin" / "python"
         subprocess.run([python, "-m", "venv", "--without-pip", self.worker.parents[1]], check=True)
 
     def installed(self, bridge: Path) -> None:
@@ -289,7 +288,7 @@ class RayStage(Stage):
         """The import check, as a phase of its own."""
         (self.level / "imports").mkdir()
         words = ["--out", str(self.level), "--phase-dir", str(self.level / "imports"), "--checkout", str(self.checkout)]
-        command = [str(self.python), "-m", imports.__name__, *words, "--packages", "nemo_rl,megatron.bridge", "--claims", "{}"]
+        command = [str(self.python), "-m", check_imports.__name__, *words, "--packages", "nemo_rl,megatron.bridge", "--claims", "{}"]
         done = subprocess.run(command, env=self.environment(**self.variables()), capture_output=True, text=True, timeout=100, check=False)
         return done.returncode, done.stdout + done.stderr
 

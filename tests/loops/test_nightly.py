@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from seatrial.loops.nightly import Nightly, describe
-from seatrial.model.errors import UserError
+from seatrial.core.errors import UserError
+from seatrial.loops.nightly_scripts import Nightly, describe_nightly
 
 from .nemo_rl_checkout import REAL, SOURCE
 
@@ -36,7 +36,7 @@ MAX_STEPS=900
 
 
 def described(text: str = BLOCK, script: str = SCRIPT) -> Nightly:
-    found = describe(script, text)
+    found = describe_nightly(script, text)
     assert found is not None
     return found
 
@@ -61,8 +61,8 @@ def test_a_script_without_runs_has_one() -> None:
 
 
 def test_what_is_no_such_script_is_nobodys() -> None:
-    assert describe("tests/functional/grpo.sh", "#!/bin/bash\nMAX_STEPS=3\n") is None
-    assert describe("README.md", BLOCK) is None
+    assert describe_nightly("tests/functional/grpo.sh", "#!/bin/bash\nMAX_STEPS=3\n") is None
+    assert describe_nightly("README.md", BLOCK) is None
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_is_no_such_script_is_nobodys() -> None:
 )
 def test_a_damaged_block_is_named_with_its_key(old: str, new: str, named: str) -> None:
     with pytest.raises(UserError, match=f"{SCRIPT}: {named}"):
-        describe(SCRIPT, BLOCK.replace(old, new))
+        describe_nightly(SCRIPT, BLOCK.replace(old, new))
 
 
 # --- an exit code of 0

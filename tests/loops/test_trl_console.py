@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.trl.console import read_console, steps_planned
+from seatrial.loops.trl.trl_metrics import read_console, steps_planned
 from seatrial.metrics.read import read_metrics
 
 DATA = Path(__file__).parents[1] / "data" / "trl"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.errors import UserError
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import get_loop
-from seatrial.model.errors import UserError
-from seatrial.model.verdict import Boundary, Verdict
 from seatrial.trial.files_judge import FileVerdict, judge_files
 
 TRL = get_loop("trl")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.loop import Context, Phase
+from seatrial.core.records import RepoState
+from seatrial.core.series import Metrics, Series
+from seatrial.core.specs import Level
+from seatrial.core.verdict import Boundary
+from seatrial.instruments.trl.import_proofs import Imports
 from seatrial.loops import get_loop
-from seatrial.loops.trl.drive.imports import Imports
-from seatrial.model.knowledge import Level
-from seatrial.model.loop import Context, Phase
-from seatrial.model.record import RepoState
-from seatrial.model.series import Metrics, Series
-from seatrial.model.verdict import Boundary
 
 TRL = get_loop("trl")
 RUN = Path("/runs/a b")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops import get_loop, proof
-from seatrial.loops.refits import checks, coverage, weights
-from seatrial.loops.trl import proofs
-from seatrial.model.record import CheckResult
-from seatrial.model.series import Metrics, Series
+from seatrial.checks import probe_facts, refit_coverage, refit_judge, refit_weights
+from seatrial.core.records import CheckResult
+from seatrial.core.series import Metrics, Series
+from seatrial.loops import get_loop
+from seatrial.loops.trl import trl_proofs
 
 LEVELS = {level.name: level for level in get_loop("trl").levels()}
 Row = dict[str, Any]
@@ -242,7 +242,7 @@ def shadow(steps: int, **changes: Any) -> Row:
     return {"schema_version": 1, "steps": steps, "stages": stages, "divergence": None, "knobs": []} | changes
 
 
-CHECKPOINT = proofs.CHECKPOINT_FILES
+CHECKPOINT = trl_proofs.CHECKPOINT_FILES
 
 
 def prove(directory: Path, name: str, world: World, series: dict[str, Series]) -> tuple[CheckResult, ...]:
@@ -255,7 +255,7 @@ def prove(directory: Path, name: str, world: World, series: dict[str, Series]) -
     for run_of, steps in SHADOWS.get(name, {}).items():
         (directory / run_of).mkdir(parents=True, exist_ok=True)
         (directory / run_of / "shadow.json").write_text(json.dumps(shadow(steps)))
-    return proofs.prove(LEVELS[name], directory, Metrics(series=series))
+    return trl_proofs.prove(LEVELS[name], directory, Metrics(series=series))
 
 
 def missed(made: tuple[CheckResult, ...]) -> list[str]:
@@ -279,7 +279,7 @@ def test_a_run_that_was_not_recomputed_proves_nothing(tmp_path: Path, name: str,
     made: tuple[CheckResult, ...] = ()
     for text in (None, "", "[]", "{}", '{"error": "x"}', json.dumps(whole | {"steps": 2}), json.dumps(whole | {"divergence": divergence})):
         file.unlink(missing_ok=True) if text is None else file.write_text(text)
-        made = proofs.prove(LEVELS[name], tmp_path, Metrics(series=WORLDS[name][1]))
+        made = trl_proofs.prove(LEVELS[name], tmp_path, Metrics(series=WORLDS[name][1]))
         assert len(missed(made)) == 1, text
     (wrong,) = (check for check in made if not check.passed)
     assert (wrong.stage, wrong.step, wrong.tensor, wrong.message) == ("gradient", 2, "w", "step 2, tensor w: norm: expected 1, found 2")
@@ -288,7 +288,7 @@ def test_a_run_that_was_not_recomputed_proves_nothing(tmp_path: Path, name: str,
 @pytest.mark.parametrize("name", WORLDS)
 def test_without_facts_every_proof_is_missed(tmp_path: Path, name: str) -> None:
     for series in ({}, WORLDS[name][1]):
-        made = proofs.prove(LEVELS[name], tmp_path, Metrics(series=series))
+        made = trl_proofs.prove(LEVELS[name], tmp_path, Metrics(series=series))
         met = [check.name for check in made if check.passed]
         assert made
         assert [text for text in met if not text.startswith("trajectory")] == []  # which is made of metrics alone
@@ -329,7 +329,7 @@ def test_a_torn_row_is_a_missed_proof(tmp_path: Path, name: str, phase: str) -> 
     prove(tmp_path, name, *WORLDS[name])
     with (tmp_path / phase / "facts.jsonl").open("a") as stream:
         stream.write('{"fact": "state", "wei')
-    made = proofs.prove(LEVELS[name], tmp_path, Metrics(series=WORLDS[name][1]))
+    made = trl_proofs.prove(LEVELS[name], tmp_path, Metrics(series=WORLDS[name][1]))
     assert "facts are whole" in missed(made)
 
 
@@ -352,56 +352,56 @@ def drop(phase: str, fact: str, **match: Any) -> Callable[[World], None]:
 
 
 REFITS: list[tuple[str, str, Callable[[World], None]]] = [
-    ("refit", weights.REFITS, change("run", "parameters", max_steps=5)),
-    ("refit", weights.REFITS, change("run", "parameters", max_steps=3)),
-    ("refit", weights.REFITS, change("run", "refit", 2, step=1)),
-    ("refit", weights.EQUAL, change("run", "refit", 1, wrong_names=["w"])),
-    ("refit", weights.EQUAL, change("run", "refit", 1, consumed="y")),
-    ("refit", weights.EQUAL, change("run", "refit", 1, names=0)),
-    ("refit", weights.EQUAL, change("run", "refit", 1, produced=None, consumed=None)),
-    ("refit", checks.WHOLE, change("run", "refit", 1, produced=FIRST, consumed=FIRST)),
-    ("refit", weights.EQUAL, change("run", "hashes", 2, hashes={"w": "1"})),
-    ("refit", weights.EQUAL, change("run", "hashes", 3, hashes={"w": "1", "v": "0"})),
-    ("refit", weights.COMMITTED, change("run", "refit", 1, produced=None, consumed=None)),
-    ("refit", weights.COMMITTED, change("run", "refit", 1, committed=False)),
-    ("refit", weights.COMMITTED, change("run", "refit", 1, committed=None)),
-    ("refit", weights.COMMITTED, change("run", "refit", 1, consumed="y")),
-    ("refit", weights.COMMITTED, change("run", "refit", 1, refused="mismatch")),
-    ("refit", weights.REFUSED, change("run", "refit", 1, refused="mismatch")),
-    ("refit", weights.BASE, change("run", "refit", 0, touched_names=1)),
-    ("refit", weights.BASE, change("run", "refit", 0, stale_names=1)),
-    ("refit", weights.CONTROL, change("run", "refit", 2, touched_names=0)),
-    ("refit", weights.CONTROL, change("run", "refit", 2, touched_names=1)),
-    ("refit", weights.CONTROL, change("run", "refit", 2, stale_names=0)),
-    ("refit", weights.CONTROL, change("run", "refit", 2, stale_names=1)),
-    ("refit", weights.CONTROL, change("run", "refit", 2, stale_max_dlogp=None)),
-    ("refit", checks.TRANSPORTS, change("run", "refit", 1, transport="full")),
-    ("refit", checks.TRANSPORTS, change("run", "refit", 3, transport="packed")),
-    ("refit", checks.TRANSPORTS, change("run", "refit", 2, kind="overwrite")),
-    ("refit", checks.TRANSPORTS, change("run", "refit", 2, refused="truncated")),
-    ("refit", checks.WHOLE, change("run", "refit", 2, modes={"same": 2})),
-    ("refit", checks.WHOLE, change("run", "refit", 1, bytes=0)),
-    ("refit", checks.WHOLE, change("run", "refit", 1, elements=None)),
-    ("refit", checks.STAMPED, change("run", "sample", 3, version=1)),
-    ("refit", checks.STAMPED, change("run", "sample", 3, version=None)),
-    ("refit", checks.STAMPED, drop("run", "sample", version=2)),
-    ("refit", checks.STAMPED, drop("run", "sample", version=COUNT)),
-    ("refit", checks.STAMPED, change("run", "sample", 3, id="0-1")),
-    ("refit", checks.VERSIONS, change("run", "refit", 1, version=1)),
-    ("refit", checks.MISMATCH, change("run", "mismatch", 0, value=1.05)),
-    ("refit", checks.MISMATCH, change("run", "mismatch", 1, value="NaN")),
-    ("refit", checks.MISMATCH, change("run", "refit", 1, fresh_max_dlogp=0.1)),
+    ("refit", refit_weights.REFITS, change("run", "parameters", max_steps=5)),
+    ("refit", refit_weights.REFITS, change("run", "parameters", max_steps=3)),
+    ("refit", refit_weights.REFITS, change("run", "refit", 2, step=1)),
+    ("refit", refit_weights.EQUAL, change("run", "refit", 1, wrong_names=["w"])),
+    ("refit", refit_weights.EQUAL, change("run", "refit", 1, consumed="y")),
+    ("refit", refit_weights.EQUAL, change("run", "refit", 1, names=0)),
+    ("refit", refit_weights.EQUAL, change("run", "refit", 1, produced=None, consumed=None)),
+    ("refit", refit_judge.WHOLE, change("run", "refit", 1, produced=FIRST, consumed=FIRST)),
+    ("refit", refit_weights.EQUAL, change("run", "hashes", 2, hashes={"w": "1"})),
+    ("refit", refit_weights.EQUAL, change("run", "hashes", 3, hashes={"w": "1", "v": "0"})),
+    ("refit", refit_weights.COMMITTED, change("run", "refit", 1, produced=None, consumed=None)),
+    ("refit", refit_weights.COMMITTED, change("run", "refit", 1, committed=False)),
+    ("refit", refit_weights.COMMITTED, change("run", "refit", 1, committed=None)),
+    ("refit", refit_weights.COMMITTED, change("run", "refit", 1, consumed="y")),
+    ("refit", refit_weights.COMMITTED, change("run", "refit", 1, refused="mismatch")),
+    ("refit", refit_weights.REFUSED, change("run", "refit", 1, refused="mismatch")),
+    ("refit", refit_weights.BASE, change("run", "refit", 0, touched_names=1)),
+    ("refit", refit_weights.BASE, change("run", "refit", 0, stale_names=1)),
+    ("refit", refit_weights.CONTROL, change("run", "refit", 2, touched_names=0)),
+    ("refit", refit_weights.CONTROL, change("run", "refit", 2, touched_names=1)),
+    ("refit", refit_weights.CONTROL, change("run", "refit", 2, stale_names=0)),
+    ("refit", refit_weights.CONTROL, change("run", "refit", 2, stale_names=1)),
+    ("refit", refit_weights.CONTROL, change("run", "refit", 2, stale_max_dlogp=None)),
+    ("refit", refit_judge.TRANSPORTS, change("run", "refit", 1, transport="full")),
+    ("refit", refit_judge.TRANSPORTS, change("run", "refit", 3, transport="packed")),
+    ("refit", refit_judge.TRANSPORTS, change("run", "refit", 2, kind="overwrite")),
+    ("refit", refit_judge.TRANSPORTS, change("run", "refit", 2, refused="truncated")),
+    ("refit", refit_judge.WHOLE, change("run", "refit", 2, modes={"same": 2})),
+    ("refit", refit_judge.WHOLE, change("run", "refit", 1, bytes=0)),
+    ("refit", refit_judge.WHOLE, change("run", "refit", 1, elements=None)),
+    ("refit", refit_judge.STAMPED, change("run", "sample", 3, version=1)),
+    ("refit", refit_judge.STAMPED, change("run", "sample", 3, version=None)),
+    ("refit", refit_judge.STAMPED, drop("run", "sample", version=2)),
+    ("refit", refit_judge.STAMPED, drop("run", "sample", version=COUNT)),
+    ("refit", refit_judge.STAMPED, change("run", "sample", 3, id="0-1")),
+    ("refit", refit_judge.VERSIONS, change("run", "refit", 1, version=1)),
+    ("refit", refit_judge.MISMATCH, change("run", "mismatch", 0, value=1.05)),
+    ("refit", refit_judge.MISMATCH, change("run", "mismatch", 1, value="NaN")),
+    ("refit", refit_judge.MISMATCH, change("run", "refit", 1, fresh_max_dlogp=0.1)),
 ]
 RESTORED = "the coordinate map was made, and the weights restored bit for bit"
 READ: list[tuple[str, str, Callable[[World], None]]] = [
-    ("refit", checks.VERSIONS, change("run", "sample", 1, incarnation="7-2")),
-    ("refit", checks.STAMPED, change("run", "sample", 2, incarnation=None)),
-    ("refit", checks.VERSIONS, change("run", "refit", 2, incarnation="8-1")),
-    ("refit", checks.VERSIONS, change("run", "version", 2, incarnation="8-1")),
-    ("refit", checks.VERSIONS, change("run", "version", 2, version=2)),
-    ("refit", coverage.METHODS, change("run", "refit", 1, methods={"read": 1})),
-    ("refit", coverage.METHODS, change("run", "refit", 1, methods={"guess": 2})),
-    ("refit", coverage.METHODS, change("run", "refit", 2, methods={})),
+    ("refit", refit_judge.VERSIONS, change("run", "sample", 1, incarnation="7-2")),
+    ("refit", refit_judge.STAMPED, change("run", "sample", 2, incarnation=None)),
+    ("refit", refit_judge.VERSIONS, change("run", "refit", 2, incarnation="8-1")),
+    ("refit", refit_judge.VERSIONS, change("run", "version", 2, incarnation="8-1")),
+    ("refit", refit_judge.VERSIONS, change("run", "version", 2, version=2)),
+    ("refit", refit_coverage.METHODS, change("run", "refit", 1, methods={"read": 1})),
+    ("refit", refit_coverage.METHODS, change("run", "refit", 1, methods={"guess": 2})),
+    ("refit", refit_coverage.METHODS, change("run", "refit", 2, methods={})),
     ("refit", RESTORED, change("run", "map", restored=False)),
     ("refit", RESTORED, change("run", "map", elements=0)),
     ("refit", RESTORED, change("run", "map", replica="1")),
@@ -468,22 +468,22 @@ FALSE: list[tuple[str, str, Callable[[World], None]]] = [
     ("vllm", "vLLM generates in its own process", change("run", "process", engine="transformers")),
     ("vllm", "vLLM generates in its own process", change("run", "process", parent=7)),
     ("refit", "generation runs in its own process", change("run", "process", parent=7)),
-    ("refit", checks.WHOLE, change("run", "refit", 1, bytes="9")),
-    ("refit", checks.WHOLE, change("run", "coverage", written="w")),
+    ("refit", refit_judge.WHOLE, change("run", "refit", 1, bytes="9")),
+    ("refit", refit_judge.WHOLE, change("run", "coverage", written="w")),
     *READ,
     *(("vllm", name, falsify) for _, name, falsify in READ),
-    ("vllm", checks.WHOLE, change("run", "coverage", written="w")),
-    ("vllm", checks.WHOLE, change("run", "refit", 1, bytes="9")),
-    ("vllm", checks.WHOLE, change("run", "map", elements=-4)),
+    ("vllm", refit_judge.WHOLE, change("run", "coverage", written="w")),
+    ("vllm", refit_judge.WHOLE, change("run", "refit", 1, bytes="9")),
+    ("vllm", refit_judge.WHOLE, change("run", "map", elements=-4)),
     ("vllm", "TRL's own sync sent every tensor under its name (sync)", change("sync", "refit", 1, unsent=["w"])),
     ("vllm", "TRL's own sync sent every tensor under its name (lora)", change("lora", "refit", 1, unknown=["x"])),
     ("vllm", "TRL's own sync leaves the policy as it was (sync)", change("sync", "refit", 1, policy_moved_by=1e-9)),
     ("vllm", "TRL's own sync leaves the policy as it was (lora)", change("lora", "refit", 1, policy_moved_by=1e-4)),
-    ("vllm", f"{weights.EQUAL} (sync)", change("sync", "refit", 1, wrong_names=["w"])),
-    ("vllm", f"{weights.EQUAL} (lora)", change("lora", "refit", 2, consumed="other")),
-    ("vllm", f"{weights.CONTROL} (sync)", change("sync", "refit", 1, stale_names=0)),
-    ("vllm", f"{checks.STAMPED} (sync)", change("sync", "sample", 1, version=None)),
-    ("vllm", f"{checks.WHOLE} (lora)", change("lora", "refit", 1, transport="full")),
+    ("vllm", f"{refit_weights.EQUAL} (sync)", change("sync", "refit", 1, wrong_names=["w"])),
+    ("vllm", f"{refit_weights.EQUAL} (lora)", change("lora", "refit", 2, consumed="other")),
+    ("vllm", f"{refit_weights.CONTROL} (sync)", change("sync", "refit", 1, stale_names=0)),
+    ("vllm", f"{refit_judge.STAMPED} (sync)", change("sync", "sample", 1, version=None)),
+    ("vllm", f"{refit_judge.WHOLE} (lora)", change("lora", "refit", 1, transport="full")),
     ("vllm", "vLLM generates in its own process (sync)", change("sync", "process", process="other")),
     ("vllm", "adapter weights (lora) changed", change("lora", "end", weights=BASE | {"w.lora_A": "0"})),
     ("ranks", "two processes form one group", change("two", "parameters", world_size=1)),
@@ -535,7 +535,7 @@ def test_a_trajectory_that_differs_is_seen(tmp_path: Path) -> None:
 def test_a_checkpoint_without_one_of_its_files_is_incomplete(tmp_path: Path, file: str) -> None:
     prove(tmp_path, "lora-resume", *WORLDS["lora-resume"])
     (tmp_path / "full" / "checkpoint-3" / file).unlink()
-    made = proofs.prove(LEVELS["lora-resume"], tmp_path, Metrics(series=WORLDS["lora-resume"][1]))
+    made = trl_proofs.prove(LEVELS["lora-resume"], tmp_path, Metrics(series=WORLDS["lora-resume"][1]))
     assert missed(made) == ["checkpoint is complete"]
     assert next(check.message for check in made if not check.passed) == file
 
@@ -547,8 +547,8 @@ def test_seeds_without_a_gain_are_missed(tmp_path: Path) -> None:
 
 
 def test_differing_names_both_sides() -> None:
-    assert proof.differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
-    assert proof.differing({"a": "1"}, {"a": "1"}) == []
+    assert probe_facts.differing({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == ["a", "b", "c"]
+    assert probe_facts.differing({"a": "1"}, {"a": "1"}) == []
 
 
 def test_a_first_refit_that_was_refused_is_a_missed_proof(tmp_path: Path) -> None:
@@ -557,5 +557,5 @@ def test_a_first_refit_that_was_refused_is_a_missed_proof(tmp_path: Path) -> Non
     first = next(place for place, row in enumerate(world["run"]) if kind(row) == "refit")
     del world["run"][first + 1 :]
     change("run", "refit", 0, refused="truncated", committed=False, consumed=None, touched_names=0)(world)
-    wanted = {weights.REFUSED, weights.REFITS, weights.EQUAL, checks.TRANSPORTS}
+    wanted = {refit_weights.REFUSED, refit_weights.REFITS, refit_weights.EQUAL, refit_judge.TRANSPORTS}
     assert wanted <= set(missed(prove(tmp_path, "refit", world, series)))

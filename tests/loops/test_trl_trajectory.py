@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from seatrial.loops.trl.trajectory import ABSOLUTE, COMPARED, RELATIVE, same_trajectory, within_tolerance
-from seatrial.loops.trl.vacuity import vacuous
-from seatrial.model.series import Metrics, Series
+from seatrial.core.series import Metrics, Series
+from seatrial.loops.trl.trl_metrics import ABSOLUTE, COMPARED, RELATIVE, same_trajectory, vacuous, within_tolerance
 
 
 def metrics(values: dict[str, dict[int, float]]) -> Metrics:

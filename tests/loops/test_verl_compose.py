@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from loops.verl_checkout import PYTHON, Bench, level, make_bench
-from seatrial.loops.claims import holds
-from seatrial.loops.verl.gpu import calls, checkout
-from seatrial.loops.verl.gpu import side as wrapper
-from seatrial.loops.verl.gpu.compose import Recording, ScriptError, Wanted, compose, record
-from seatrial.loops.verl.gpu.preflight import MACHINE
-from seatrial.model.loop import Context
-from seatrial.model.record import Finding
+from seatrial.checks.probe_facts import claim_holds
+from seatrial.core.loop import Context
+from seatrial.core.records import Finding
+from seatrial.loops.verl import gpu_runs, verl_checkout
+from seatrial.loops.verl import gpu_side as wrapper
+from seatrial.loops.verl.gpu_side import MACHINE, HydraRequest, ScriptError, ScriptRecording, compose, record_script
 
 HYDRA = """
 from contextlib import nullcontext
@@ -77,8 +76,8 @@ def hydra(tmp_path: Path) -> dict[str, str]:
 
 
 def composed(hydra: dict[str, str], *overrides: str, name: str = "good", own: tuple[str, ...] = (), **claims: object) -> list[Finding]:
-    recording = Recording(("python3", "-m", "verl.trainer.main_ppo", f"--config-name={name}", *overrides), {})
-    wanted = Wanted("smoke (run)", recording, {key.replace("_", "."): value for key, value in claims.items()})
+    recording = ScriptRecording(("python3", "-m", "verl.trainer.main_ppo", f"--config-name={name}", *overrides), {})
+    wanted = HydraRequest("smoke (run)", recording, {key.replace("_", "."): value for key, value in claims.items()})
     return compose([wanted], Path(hydra["PYTHONPATH"]), [str(PYTHON)], hydra, own)
 
 
@@ -135,22 +134,22 @@ def test_a_broken_checkout_and_a_python_without_hydra_are_told_apart(hydra: dict
     ],
 )
 def test_claims_are_strict_about_types(claimed: object, value: object, held: bool) -> None:
-    assert holds(claimed, value) is held
+    assert claim_holds(claimed, value) is held
 
 
-def run_script(bench: Bench, context: Context, name: str = "smoke") -> Recording:
-    phase = calls.phases(level(name), context, bench.level_directory(name))[1]
-    environment = {**os.environ, **phase.env, "PYTHONPATH": checkout.python_path(context)}
-    return record(context_checkout(context) / phase.argv[1], context_checkout(context), phase.argv[2:], environment)
+def run_script(bench: Bench, context: Context, name: str = "smoke") -> ScriptRecording:
+    phase = gpu_runs.phases(level(name), context, bench.level_directory(name))[1]
+    environment = {**os.environ, **phase.env, "PYTHONPATH": verl_checkout.python_path(context)}
+    return record_script(context_checkout(context) / phase.argv[1], context_checkout(context), phase.argv[2:], environment)
 
 
 def context_checkout(context: Context) -> Path:
-    found = checkout.checkout_of(context)
+    found = verl_checkout.checkout_of(context)
     assert found is not None
     return found
 
 
-def assert_level_0(recording: Recording, context: Context) -> None:
+def assert_level_0(recording: ScriptRecording, context: Context) -> None:
     """The contract with the wrapper: what it makes of our variables and arguments."""
     words = recording.overrides()
     last = dict(word.lstrip("+").partition("=")[::2] for word in words)
@@ -169,7 +168,7 @@ def assert_level_0(recording: Recording, context: Context) -> None:
     assert last["trainer.total_training_steps"] == "1"
     assert last["global_profiler.steps"] == "null"
     assert last["reward.reward_model.enable"] == "False"
-    assert recording.environment["PYTHONPATH"] == f"/workspace/Megatron-LM:{checkout.python_path(context)}"
+    assert recording.environment["PYTHONPATH"] == f"/workspace/Megatron-LM:{verl_checkout.python_path(context)}"
     assert recording.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
 
 
@@ -186,10 +185,10 @@ def test_with_uv_the_script_starts_everything_through_it(tmp_path: Path) -> None
     bench = make_bench(tmp_path)
     context = bench.context(launcher="uv")
     recording = run_script(bench, context)
-    extras = checkout.extras("vllm")
-    assert recording.launch() == ("uv", *checkout.uv_words(extras), "python3")
+    extras = verl_checkout.extras("vllm")
+    assert recording.launch() == ("uv", *verl_checkout.uv_words(extras), "python3")
     key = "ray_kwargs.ray_init.runtime_env.py_executable="
-    assert key + str(checkout.worker_command(context, extras)) in recording.argv
+    assert key + str(verl_checkout.worker_command(context, extras)) in recording.argv
 
 
 def test_a_dummy_model_is_made_before_training(tmp_path: Path) -> None:
@@ -202,11 +201,11 @@ def test_a_script_that_fails_or_hangs_shows_its_last_words(tmp_path: Path, monke
     script = tmp_path / "script.sh"
     script.write_text("set -xeu\necho $GONE\n")
     with pytest.raises(ScriptError, match="GONE: unbound variable"):
-        record(script, tmp_path, (), os.environ)
+        record_script(script, tmp_path, (), os.environ)
     script.write_text("sleep 20 | cat\necho on\n")
-    monkeypatch.setattr("seatrial.loops.verl.gpu.compose.SCRIPT_SECONDS", 0.1)
+    monkeypatch.setattr("seatrial.loops.verl.gpu_side.SCRIPT_SECONDS", 0.1)
     with pytest.raises(ScriptError, match="timed out"):
-        record(script, tmp_path, (), os.environ)
+        record_script(script, tmp_path, (), os.environ)
 
 
 # A real checkout.
@@ -231,7 +230,7 @@ def test_the_real_wrapper_has_the_interface_of_the_fixture(real: Bench) -> None:
     context = real_context(real)
     assert_level_0(run_script(real, context), context)
     uv = run_script(real, real_context(real, launcher="uv"))
-    assert uv.launch() == ("uv", *checkout.uv_words(checkout.extras("vllm")), "python3")
+    assert uv.launch() == ("uv", *verl_checkout.uv_words(verl_checkout.extras("vllm")), "python3")
 
 
 def test_the_real_configuration_composes_on_every_level(real: Bench) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.verl import vacuity
-from seatrial.loops.verl.console import read_console, steps_planned, steps_reached
-from seatrial.loops.verl.dump import read_config
+from seatrial.core.series import Metrics, Series
+from seatrial.loops.verl import verl_log
+from seatrial.loops.verl.verl_log import read_config, read_console, steps_planned, steps_reached
 from seatrial.metrics.read import read_metrics
-from seatrial.model.series import Metrics, Series
 
 TESTS = Path(__file__).parents[1]
 TRIAGE = TESTS / "data" / "triage"
@@ -204,15 +203,15 @@ def test_the_last_run_counts(ppo: Path, tmp_path: Path) -> None:
 
 def test_vacuous_and_unseen_by_run() -> None:
     spread = {"critic/score/max": (0.0, 1.0), "critic/score/min": (0.0, 0.0), "actor/grad_norm": (0.1, 0.1), "actor/lr": (0.0, 1e-6)}
-    assert (vacuity.vacuous(metrics(**spread)), vacuity.unseen(metrics(**spread))) == (None, None)
+    assert (verl_log.vacuous(metrics(**spread)), verl_log.unseen(metrics(**spread))) == (None, None)
     flat = {f"resume/{tag}": (0.0,) for tag in spread}
-    found = vacuity.vacuous(metrics(**spread, **flat))
+    found = verl_log.vacuous(metrics(**spread, **flat))
     assert found is not None
     assert "in resume" in found.reason
     assert found.boundary.value == "optimizer"
     still = {f"control/{tag}": (0.0, 0.0) if tag == "actor/lr" else row for tag, row in spread.items()}
-    assert vacuity.vacuous(metrics(**spread, **still)) is None, "a control is to learn nothing"
-    assert vacuity.unseen(metrics(**{"train/loss": (1.0,), "train/grad_norm": (1.0,)})) is None, "no rewards where none are"
-    assert "no train/grad_norm" in (vacuity.unseen(metrics(**{"train/loss": (1.0,)})) or "")
-    assert vacuity.unseen(Metrics()) is not None
-    assert vacuity.unseen(metrics(**spread, **{"val-core/train/acc/mean@1": (1.0,)})) is None, "a data source called train is no run"
+    assert verl_log.vacuous(metrics(**spread, **still)) is None, "a control is to learn nothing"
+    assert verl_log.unseen(metrics(**{"train/loss": (1.0,), "train/grad_norm": (1.0,)})) is None, "no rewards where none are"
+    assert "no train/grad_norm" in (verl_log.unseen(metrics(**{"train/loss": (1.0,)})) or "")
+    assert verl_log.unseen(Metrics()) is not None
+    assert verl_log.unseen(metrics(**spread, **{"val-core/train/acc/mean@1": (1.0,)})) is None, "a data source called train is no run"

@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 
 from loops.tiny_model import make_model
+from seatrial.core.errors import FindingCode, UserError
+from seatrial.core.loop import Context, Phase
+from seatrial.core.records import Finding, RepoState
+from seatrial.core.series import Metrics, Series
+from seatrial.core.specs import Level
+from seatrial.instruments.verl import reward, train
+from seatrial.instruments.verl import train as gains
+from seatrial.instruments.verl.verl_process import FAULTS
 from seatrial.loops import get_loop
-from seatrial.loops.verl.cpu import imports
-from seatrial.loops.verl.cpu.claims import claims
-from seatrial.loops.verl.cpu.settings import STRATEGIES
-from seatrial.loops.verl.cpu.side import DRIVE
-from seatrial.loops.verl.drive import gains, reward, train
-from seatrial.loops.verl.drive.fault_names import FAULTS
-from seatrial.model.errors import UserError
-from seatrial.model.finding_codes import FindingCode
-from seatrial.model.knowledge import Level
-from seatrial.model.loop import Context, Phase
-from seatrial.model.record import Finding, RepoState
-from seatrial.model.series import Metrics, Series
+from seatrial.loops.verl import cpu_runs
+from seatrial.loops.verl.cpu_runs import DRIVE
+from seatrial.loops.verl.cpu_settings import STRATEGIES, phase_claims
 
 SIDES = {strategy: get_loop("verl").configured({"device": "cpu", "strategy": strategy}) for strategy in STRATEGIES}
 VERL = get_loop("verl").configured({"device": "cpu"})
@@ -62,7 +61,7 @@ def test_every_level_has_complete_commands(strategy: str, name: str) -> None:
     assert len({phase.name for phase in made}) == len(made) == 2
     for phase in made:
         out = RUN / "levels" / f"{level.number}-{level.name}" / phase.name
-        assert phase.argv[:3] == ("/env/bin/python", "-m", "seatrial.loops.verl.drive.train")
+        assert phase.argv[:3] == ("/env/bin/python", "-m", "seatrial.instruments.verl.train")
         assert phase.argv[-1] == "actor_rollout_ref.actor.clip_ratio=0.3"
         assert setting(phase, "trainer.total_training_steps") == str(phase.steps)
         assert phase.env["SEATRIAL_FACTS"] == str(out / "facts.jsonl")
@@ -227,7 +226,7 @@ def no_shims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in ("__init__", "megatron_on_cpu", "without_megatron"):
         (drive / f"{file}.py").touch()
     (drive / "import_check.py").write_bytes((DRIVE_DIRECTORY / "import_check.py").read_bytes())
-    monkeypatch.setattr(imports, "DRIVE", drive)
+    monkeypatch.setattr(cpu_runs, "INSTRUMENTS", drive)
 
 
 def importing(root: Path, strategy: str, source: str, package: str = "megatron.bridge") -> list[Finding]:
@@ -294,7 +293,7 @@ DEFAULTS = (
 def test_the_commands_set_what_is_claimed(strategy: str, name: str) -> None:
     for phase in trained(strategy, name):
         given = {word.lstrip("+").partition("=")[0] for word in phase.argv}
-        for key, value in claims(strategy, phase.name, phase.steps or 0).items():
+        for key, value in phase_claims(strategy, phase.name, phase.steps or 0).items():
             if key in given or not (key.endswith(DEFAULTS) or value == 0):
                 assert setting(phase, key) == str(value), key
 
@@ -309,7 +308,7 @@ def test_gains_are_paired_by_prompt(tmp_path: Path) -> None:
     for name, end in (("control", [0.5]), ("learn", [0.75, 1.0])):
         dump(tmp_path / name, 0, {"b": [0.5], "a": [0.25]})
         dump(tmp_path / name, 9, {"a": [0.25], "b": end})
-        gains.write(tmp_path / name, tmp_path / "control" if name == "learn" else None)
+        gains.write_gains(tmp_path / name, tmp_path / "control" if name == "learn" else None)
     rows = [json.loads(line) for line in (tmp_path / "learn" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
     assert [row["data"] for row in rows] == [
@@ -322,13 +321,13 @@ def test_gains_of_other_prompts_are_refused(tmp_path: Path) -> None:
     dump(tmp_path / "one", 0, {"a": [0.5]})
     dump(tmp_path / "one", 2, {"b": [0.5]})
     with pytest.raises(RuntimeError, match="not the same ones"):
-        gains.write(tmp_path / "one", None)
+        gains.write_gains(tmp_path / "one", None)
     dump(tmp_path / "two", 0, {"b": [0.5]})
     dump(tmp_path / "two", 2, {"b": [0.5]})
     dump(tmp_path / "three", 0, {"c": [0.5]})
     dump(tmp_path / "three", 2, {"c": [0.5]})
     with pytest.raises(RuntimeError, match="different prompts"):
-        gains.write(tmp_path / "two", tmp_path / "three")
+        gains.write_gains(tmp_path / "two", tmp_path / "three")
 
 
 @pytest.mark.parametrize(("text", "score"), [("", 0.0), ("bd", 1.0), ("abcd", 0.5), ("\U0001f600", 1.0)])

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from seatrial.core.records import CheckResult
+from seatrial.core.series import Metrics, Series
 from seatrial.loops import get_loop
-from seatrial.loops.verl.cpu import proofs as cpu_proofs
-from seatrial.loops.verl.cpu.claims import claims
-from seatrial.loops.verl.cpu.settings import UPDATES
-from seatrial.model.record import CheckResult
-from seatrial.model.series import Metrics, Series
+from seatrial.loops.verl import cpu_proofs
+from seatrial.loops.verl.cpu_settings import UPDATES, phase_claims
 
 LEVELS = {
     f"{strategy} {level.name}": level
@@ -164,7 +163,7 @@ def judged(directory: Path, name: str, series: dict[str, Series] | None = None) 
 def config(level: str, phase: str) -> Row:
     """The configuration that a run of this phase prints."""
     made: Row = {"actor_rollout_ref": {}}
-    for key, value in claims(level.partition(" ")[0], phase, 2 if phase == "control" else LEVELS[level].steps or 0).items():
+    for key, value in phase_claims(level.partition(" ")[0], phase, 2 if phase == "control" else LEVELS[level].steps or 0).items():
         *parts, last = key.split(".")
         place = made
         for part in parts:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.verdict import Verdict
+from seatrial.core.verdict import Verdict
 
 from .verl_logs import DATA, DONE, MILESTONES, RUNNER, SECOND, TRIAGE, WORKER, begun, failed, frames, healthy, judge, line, write
 

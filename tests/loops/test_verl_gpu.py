@@ -13,12 +13,12 @@ import pytest
 
 from loops.tiny_model import make_model
 from loops.verl_checkout import LADDER, PYTHON, Bench, level, on_gpus, repo
-from seatrial.loops.verl.gpu import checkout
-from seatrial.loops.verl.gpu import side as wrapper
-from seatrial.loops.verl.gpu.calls import phases
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.loop import Context, Phase
-from seatrial.model.record import Finding
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.loop import Context, Phase
+from seatrial.core.records import Finding
+from seatrial.loops.verl import gpu_side as wrapper
+from seatrial.loops.verl import verl_checkout
+from seatrial.loops.verl.gpu_runs import phases
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_each_level_sets_the_variables_of_level_0_and_what_differs(bench: Bench,
     assert len(made) == len(DIFFERS[name])
     for phase, differs in zip(made, DIFFERS[name], strict=True):
         assert {key: phase.env[key] for key in LEVEL_0} == {**LEVEL_0, **differs}
-        assert phase.argv[:2] == ("bash", checkout.WRAPPER)
+        assert phase.argv[:2] == ("bash", verl_checkout.WRAPPER)
         assert phase.cwd == bench.verl
         assert phase.env["MODEL_PATH"] == str(bench.root / "model")
         assert phase.env["TRAIN_FILES"] == str(bench.root / "train.parquet")
@@ -80,15 +80,15 @@ def test_overrides_are_appended_and_the_users_come_last(bench: Bench) -> None:
     ):
         assert word in words
     inside = dict(re.findall(r"\+\+ray_kwargs\.ray_init\.runtime_env\.env_vars\.(\w+)='(.*?)'", " ".join(words)))
-    assert inside["PYTHONPATH"] == checkout.python_path(bench.context())
+    assert inside["PYTHONPATH"] == verl_checkout.python_path(bench.context())
     assert inside["VERL_FILE_LOGGER_PATH"] == phase.env["VERL_FILE_LOGGER_PATH"] == f"{place}/metrics.jsonl"
     assert inside["SEATRIAL_UNDER_TEST"] == phase.env["SEATRIAL_UNDER_TEST"]
     assert "megatron.core=" in inside["SEATRIAL_UNDER_TEST"], "Bridge's own Megatron-LM is Bridge's"
-    assert inside["VERL_USE_EXTERNAL_MODULES"] == "seatrial.loops.verl.drive.imports"
+    assert inside["VERL_USE_EXTERNAL_MODULES"] == "seatrial.instruments.verl.import_witness"
 
 
 def test_the_import_path_has_the_change_then_its_megatron_then_verl(bench: Bench) -> None:
-    path = checkout.python_path(bench.context()).split(":")
+    path = verl_checkout.python_path(bench.context()).split(":")
     parts = (bench.bridge / "src", bench.bridge / "3rdparty" / "Megatron-LM", bench.verl, bench.root / "run" / "instruments")
     assert path == [str(part) for part in parts]
 
@@ -134,7 +134,7 @@ def test_sizes_follow_the_gpus_and_experts_are_spread_for_a_moe_model(bench: Ben
 
 def test_the_import_check_uses_the_launcher_of_training(bench: Bench) -> None:
     plain = phases(level("smoke"), bench.context(), bench.level_directory("smoke"))[0]
-    assert plain.argv[:3] == (str(PYTHON), "-m", "seatrial.probes.ray_imports")
+    assert plain.argv[:3] == (str(PYTHON), "-m", "seatrial.instruments.ray_imports")
     assert "--py-executable" not in plain.argv
     assert "VERL_USE_EXTERNAL_MODULES" not in plain.env, "the witness speaks for training only"
     uv = phases(level("smoke"), bench.context(launcher="uv"), bench.level_directory("smoke"))
@@ -170,8 +170,8 @@ def test_a_healthy_setup_has_no_bad_finding(bench: Bench) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Bench], object], dict[str, Any], str]] = {
-    "not a checkout": (lambda b: (b.verl / checkout.VERSION).unlink(), {}, "not a verl checkout"),
-    "no configuration": (lambda b: shutil.rmtree(b.verl / checkout.CONFIG), {}, "is missing"),
+    "not a checkout": (lambda b: (b.verl / verl_checkout.VERSION).unlink(), {}, "not a verl checkout"),
+    "no configuration": (lambda b: shutil.rmtree(b.verl / verl_checkout.CONFIG), {}, "is missing"),
     "no model": (lambda b: (b.root / "model" / "config.json").unlink(), {}, "no config.json"),
     "no weights": (lambda b: (b.root / "model" / "model.safetensors").unlink(), {}, "no weights"),
     "no tokenizer": (lambda b: (b.root / "model" / "tokenizer.json").unlink(), {}, "no tokenizer"),
@@ -200,10 +200,10 @@ def test_bad_input_is_a_finding_with_a_fix(bench: Bench, case: str) -> None:
 def test_no_checkout_and_a_moved_wrapper_say_what_was_looked_for(bench: Bench) -> None:
     nothing = Context(run_dir=bench.root, python=PYTHON, model="m")
     assert "no verl checkout was named" in bad(nothing)[0].message
-    old = bench.verl / checkout.WRAPPER
+    old = bench.verl / verl_checkout.WRAPPER
     old.rename(old.with_name("run_ppo_megatron.sh"))
     (found,) = bad(bench.context())
-    assert checkout.WRAPPER in found.message
+    assert verl_checkout.WRAPPER in found.message
     assert "tests/special_e2e/run_ppo_megatron.sh" in found.message
 
 
@@ -245,21 +245,21 @@ def test_an_argument_that_the_wrapper_would_split_is_refused(bench: Bench) -> No
 
 
 def test_a_script_that_never_starts_training_is_refused(bench: Bench) -> None:
-    (bench.verl / checkout.WRAPPER).write_text("set -eu\n: VERL_USE_UV\necho $NOT_SET\n")
+    (bench.verl / verl_checkout.WRAPPER).write_text("set -eu\n: VERL_USE_UV\necho $NOT_SET\n")
     (found,) = bad(bench.context())
     assert "NOT_SET" in found.message
     assert "before training" in found.message
 
 
 def test_the_megatron_of_an_image_must_not_shadow_the_one_under_test(bench: Bench) -> None:
-    checkout.SHADOW.mkdir(parents=True)
+    verl_checkout.SHADOW.mkdir(parents=True)
     (found,) = bad(bench.context())
     assert "puts it before" in found.message
-    core = repo("megatron", checkout.SHADOW, checkout.SHADOW, ("megatron.core",))
+    core = repo("megatron", verl_checkout.SHADOW, verl_checkout.SHADOW, ("megatron.core",))
     mounted = Context(run_dir=bench.root / "run", python=PYTHON, model="m", changes=(core,))
-    assert all(finding.ok for finding in checkout.shadowing(mounted))
+    assert all(finding.ok for finding in verl_checkout.shadowing(mounted))
     nothing = Context(run_dir=bench.root / "run", python=PYTHON, model="m")
-    assert checkout.import_path(nothing) == (str(checkout.SHADOW),), "driver and workers see the same"
+    assert verl_checkout.import_path(nothing) == (str(verl_checkout.SHADOW),), "driver and workers see the same"
 
 
 def test_the_model_is_found_in_the_offline_cache(bench: Bench) -> None:
@@ -280,19 +280,19 @@ def test_the_model_is_found_in_the_offline_cache(bench: Bench) -> None:
 
 def test_the_interpreter_is_the_one_that_the_wrapper_starts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"verl": str(bench.verl)}
-    assert checkout.interpreter(options).name == "python3"
+    assert verl_checkout.interpreter(options).name == "python3"
     uv = bench.root / "bin" / "uv"
     uv.write_text("#!/bin/sh\n")
     uv.chmod(0o755)
     with pytest.raises(BlockedError, match="has not made the environment") as caught:
-        checkout.interpreter(options)
+        verl_checkout.interpreter(options)
     assert "uv sync --frozen --all-packages --extra vllm" in caught.value.fix
     python = bench.verl / ".venv" / "bin" / "python3"
     python.parent.mkdir(parents=True)
     python.symlink_to(PYTHON)
-    assert checkout.interpreter(options) == python
-    assert checkout.launcher(bench.context(python=python)) == "uv"
-    assert checkout.launcher(bench.context()) == "python", "--python was given"
+    assert verl_checkout.interpreter(options) == python
+    assert verl_checkout.launcher(bench.context(python=python)) == "uv"
+    assert verl_checkout.launcher(bench.context()) == "python", "--python was given"
     monkeypatch.setenv("PATH", str(bench.root / "nowhere"))
     with pytest.raises(BlockedError, match="no python3"):
-        checkout.interpreter(options)
+        verl_checkout.interpreter(options)

@@ -11,16 +11,15 @@ import pytest
 
 from loops.verl_checkout import PYTHON, Bench, level, on_gpus, run_level, run_phase
 from loops.verl_logs import DATA
-from seatrial.evidence.imports import judge_imports, read_imports
-from seatrial.evidence.use import read_loaded, unused
-from seatrial.loops.verl.claims import in_force
-from seatrial.loops.verl.gpu import proofs
-from seatrial.loops.verl.gpu import side as wrapper
-from seatrial.loops.verl.gpu.calls import phases
+from seatrial.core.records import CheckResult
+from seatrial.core.series import Metrics, Series
+from seatrial.evidence.imports import judge_imports, read_imports, read_loaded, unused
+from seatrial.loops.verl import gpu_side
+from seatrial.loops.verl import gpu_side as wrapper
+from seatrial.loops.verl.gpu_runs import phases
+from seatrial.loops.verl.verl_log import in_force
 from seatrial.metrics.checks import evaluate
 from seatrial.metrics.read import read_metrics
-from seatrial.model.record import CheckResult
-from seatrial.model.series import Metrics, Series
 
 pytestmark = pytest.mark.slow  # processes that are waited for; `make check` has two minutes
 
@@ -135,8 +134,8 @@ def test_claims_of_one_phase_do_not_stand_for_the_other(bench: Bench) -> None:
 
 def test_a_step_that_was_not_logged_is_not_a_pass() -> None:
     steps = Series("actor/pg_loss", (1, 2, 4), (0.1, 0.2, 0.3))
-    assert "not logged at step 3" in proofs.every_step(Metrics(series={steps.tag: steps})).message
-    assert proofs.every_step(Metrics(series={"actor/pg_loss": Series("actor/pg_loss", (3, 4), (0.1, 0.2))})).passed, "resumed"
+    assert "not logged at step 3" in gpu_side.every_step(Metrics(series={steps.tag: steps})).message
+    assert gpu_side.every_step(Metrics(series={"actor/pg_loss": Series("actor/pg_loss", (3, 4), (0.1, 0.2))})).passed, "resumed"
 
 
 def test_save_and_resume_are_proven_from_log_and_files(bench: Bench) -> None:
@@ -171,17 +170,17 @@ def scores(folder: Path, step: int, values: list[float]) -> None:
 def test_a_learning_signal_is_a_gain_over_the_same_prompts(tmp_path: Path) -> None:
     folder = tmp_path / "validation"
     scores(folder, 0, [0.0] * 40)
-    assert not proofs.validation_rose(folder).passed, "validated once"
+    assert not gpu_side.validation_rose(folder).passed, "validated once"
     scores(folder, 20, [float(i % 2) for i in range(40)])
-    assert proofs.validation_rose(folder).passed
+    assert gpu_side.validation_rose(folder).passed
     scores(folder, 20, [float(i == 3) for i in range(40)])
-    assert not proofs.validation_rose(folder).passed, "one prompt of forty is noise"
+    assert not gpu_side.validation_rose(folder).passed, "one prompt of forty is noise"
     scores(folder, 20, [0.0] * 40)
-    assert not proofs.validation_rose(folder).passed, "nothing moved"
+    assert not gpu_side.validation_rose(folder).passed, "nothing moved"
     scores(folder, 20, [1.0] * 20)
-    assert not proofs.validation_rose(folder).passed, "other prompts"
+    assert not gpu_side.validation_rose(folder).passed, "other prompts"
     scores(folder, 20, [float("nan")] * 40)
-    assert not proofs.validation_rose(folder).passed
+    assert not gpu_side.validation_rose(folder).passed
 
 
 @pytest.mark.parametrize(("name", "caught"), [("stale_adapters", True), ("fresh_adapters", False)])

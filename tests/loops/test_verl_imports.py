@@ -15,21 +15,20 @@ import pytest
 
 from loops.verl_checkout import Bench, level, make_bench, run_phase
 from probes.world import World
-from seatrial.evidence.imports import judge_imports, read_imports
-from seatrial.evidence.use import read_loaded
-from seatrial.loops.verl.drive.kinds import main_module, process_kind
-from seatrial.loops.verl.gpu.calls import phases
-from seatrial.model.loop import Phase
-from seatrial.probes.witness import under_test
+from seatrial.core.loop import Phase
+from seatrial.evidence.imports import judge_imports, read_imports, read_loaded
+from seatrial.instruments.verl.verl_process import main_module, process_kind
+from seatrial.instruments.witness import under_test
+from seatrial.loops.verl.gpu_runs import phases
 
-START = "import seatrial.loops.verl.drive.imports\n"
+START = "import seatrial.instruments.verl.import_witness\n"
 
 
 @pytest.mark.parametrize(
     ("command", "kind"),
     [
         (["python3", "-m", "verl.trainer.main_ppo", "a=1"], "driver"),
-        (["python3", "-u", "-m", "seatrial.loops.verl.drive.train"], "driver"),
+        (["python3", "-u", "-m", "seatrial.instruments.verl.train"], "driver"),
         (["/v/bin/python", "/v/lib/ray/_private/workers/default_worker.py", "--node-ip-address=1"], "worker"),
         (["python3", "-"], "child"),
         (["python3", "-c", "from multiprocessing.spawn import spawn_main", "--multiprocessing-fork"], "child"),

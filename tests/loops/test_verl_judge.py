@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.trial.files_judge import judge_files
 
 from .verl_logs import DATA, TRIAGE, VERL, judge, line

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from loops.verl_checkout import PYTHON, Bench, on_gpus
-from seatrial.loops.verl.gpu import checkout
-from seatrial.loops.verl.gpu import side as wrapper
-from seatrial.model.loop import Context
-from seatrial.model.record import Finding
+from seatrial.core.loop import Context
+from seatrial.core.records import Finding
+from seatrial.loops.verl import gpu_side as wrapper
+from seatrial.loops.verl import verl_checkout
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def bad(context: Context) -> list[Finding]:
 
 
 def test_similar_scripts_are_ranked_and_those_of_other_devices_left_out(bench: Bench) -> None:
-    (bench.verl / checkout.WRAPPER).unlink()
+    (bench.verl / verl_checkout.WRAPPER).unlink()
     names = ("tests/a/run_megatron.sh", "tests/special_npu/run_ppo_trainer_megatron.sh", "tests/special_e2e/run_ppo_megatron.sh")
     for name in names:
         (bench.verl / name).parent.mkdir(parents=True, exist_ok=True)
@@ -33,12 +33,12 @@ def test_similar_scripts_are_ranked_and_those_of_other_devices_left_out(bench: B
 
 
 def test_the_own_python_of_seatrial_is_not_that_of_verl(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkout, "OWN", PYTHON.parents[1])
-    monkeypatch.setattr(checkout, "NEEDED", ("json", "no_such_package"))
+    monkeypatch.setattr(verl_checkout, "OWN", PYTHON.parents[1])
+    monkeypatch.setattr(verl_checkout, "NEEDED", ("json", "no_such_package"))
     (found,) = bad(bench.context())
     assert found.message.endswith("is Seatrial's own Python, which has no no_such_package")
     assert found.fix == "--python /path/to/verl/env/bin/python"
-    monkeypatch.setattr(checkout, "NEEDED", ("json",))
+    monkeypatch.setattr(verl_checkout, "NEEDED", ("json",))
     assert bad(bench.context()) == [], "Seatrial may be installed beside verl"
 
 

@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from seatrial.loops.verl.drive import layout
-from seatrial.probes.megatron import import_patches
-from seatrial.probes.witness import Witness
+from seatrial.instruments.megatron import import_patches
+from seatrial.instruments.verl import megatron_layout
+from seatrial.instruments.witness import Witness
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_tensors_that_are_not_fused_get_their_other_name() -> None:
         "decoder.layers.0.mlp.linear_fc1.adapter.linear_in.weight": "a",
         "decoder.layers.0.mlp.linear_fc2.adapter.linear_out.weight": "b",
     }
-    assert layout.exported(held, 2, 16) == {
+    assert megatron_layout.exported(held, 2, 16) == {
         "model.embed_tokens.weight": "e",
         "model.norm.weight": "n",
         "lm_head.weight": "o",
@@ -117,4 +117,4 @@ def test_tensors_that_are_not_fused_get_their_other_name() -> None:
     ],
 )
 def test_one_tensor_that_is_not_known_and_there_is_no_opinion(name: str) -> None:
-    assert layout.exported({"output_layer.weight": "o", name: "x"}, 2, 16) is None
+    assert megatron_layout.exported({"output_layer.weight": "o", name: "x"}, 2, 16) is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.model.verdict import Verdict
+from seatrial.core.verdict import Verdict
 from seatrial.trial.files_judge import FileVerdict
 
 from .verl_logs import (

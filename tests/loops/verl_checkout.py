@@ -14,18 +14,18 @@ import pytest
 
 import seatrial
 from loops.tiny_model import make_model
-from seatrial.loops.knowledge import read_tables
-from seatrial.loops.verl.gpu import checkout, compose
-from seatrial.loops.verl.gpu import side as wrapper
-from seatrial.loops.verl.gpu.calls import phases
-from seatrial.loops.verl.gpu.checkout import python_path
-from seatrial.model.knowledge import Level
-from seatrial.model.loop import Context, Phase
-from seatrial.model.record import RepoState
+from seatrial.core.loop import Context, Phase
+from seatrial.core.records import RepoState
+from seatrial.core.specs import Level
+from seatrial.loops.base_loop import read_tables
+from seatrial.loops.verl import gpu_side, verl_checkout
+from seatrial.loops.verl import gpu_side as wrapper
+from seatrial.loops.verl.gpu_runs import phases
+from seatrial.loops.verl.verl_checkout import python_path
 
 SOURCE = Path(__file__).parents[1] / "data" / "verl" / "checkout"
 PYTHON = Path(sys.executable).parent / "python3"
-LADDER = read_tables(Path(wrapper.__file__).parents[1] / "levels.toml", "level", Level, beside=("concern", "surface"))
+LADDER = read_tables(Path(wrapper.__file__).parent / "levels.toml", "level", Level, beside=("concern", "surface"))
 
 
 @dataclass(frozen=True)
@@ -97,22 +97,20 @@ def on_gpus(root: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv(name, value)
     for name in ("VERL_USE_EXTERNAL_MODULES", "RAY_ADDRESS", "HF_HUB_CACHE", "UV_PROJECT_ENVIRONMENT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(checkout, "OWN", root / "seatrial")  # the loop's Python is that of the tests
-    monkeypatch.setattr(checkout, "SHADOW", root / "workspace" / "Megatron-LM")
-    monkeypatch.setattr(compose, "compose", lambda *_: [])
+    monkeypatch.setattr(verl_checkout, "OWN", root / "seatrial")  # the loop's Python is that of the tests
+    monkeypatch.setattr(verl_checkout, "SHADOW", root / "workspace" / "Megatron-LM")
+    monkeypatch.setattr(gpu_side, "compose", lambda *_: [])
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     return make_bench(root)
 
 
 def _stage(target: Path) -> None:
-    """What `trial.inject` copies into a run directory."""
+    """What `trial.staging` copies into a run directory."""
     if target.exists():
         return
     source = Path(seatrial.__file__).parent
-    for part in ("probes", "loops/verl/drive"):
-        shutil.copytree(source / part, target / "seatrial" / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for part in (".", "loops", "loops/verl"):
-        (target / "seatrial" / part / "__init__.py").touch()
+    shutil.copytree(source / "instruments", target / "seatrial" / "instruments", ignore=shutil.ignore_patterns("__pycache__"))
+    (target / "seatrial" / "__init__.py").touch()
 
 
 def level(name: str) -> Level:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.nemo_rl.runs.assertions import assertions_in
+from seatrial.loops.nemo_rl.script_reader import assertions_in
 
 from .upstream_cases import cases
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.metrics.grammar import CheckSyntaxError, parse
+from seatrial.metrics.checks import CheckSyntaxError, parse
 
 
 @pytest.mark.parametrize(

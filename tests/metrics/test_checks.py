@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from seatrial.metrics.checks import evaluate, undamaged
-from seatrial.metrics.grammar import CheckSyntaxError
+from seatrial.core.series import Damage, Metrics, Series
+from seatrial.core.verdict import Boundary
+from seatrial.metrics.checks import CheckSyntaxError, evaluate, undamaged
 from seatrial.metrics.read import read_metrics
-from seatrial.model.series import Damage, Metrics, Series
-from seatrial.model.verdict import Boundary
 
 DATA = Path(__file__).parent.parent / "data" / "metrics"
 CASES: dict[str, Any] = json.loads((DATA / "check_metrics_cases.json").read_text())

@@ -8,10 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from seatrial.cli.check import check
+from seatrial.cli.judge import check
 from seatrial.cli.metrics import app as metrics_app
 from seatrial.cli.metrics import sparkline
-from seatrial.model.errors import UserError
+from seatrial.core.errors import UserError
 
 DATA = Path(__file__).parent.parent / "data" / "metrics"
 RUN = str(DATA / "logger_run")

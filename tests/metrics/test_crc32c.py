@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from seatrial.metrics.crc32c import crc32c, crc32c_many, masked
+from seatrial.metrics.tensorboard import crc32c, crc32c_many, masked
 
 from .writer import slow_crc32c, stored
 

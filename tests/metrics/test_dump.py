@@ -4,10 +4,10 @@ import json
 import math
 from pathlib import Path
 
-from seatrial.files import write_json
-from seatrial.metrics.dump import to_metrics_json
+from seatrial.core.files import write_json
+from seatrial.core.series import Metrics, Series
+from seatrial.metrics.json_files import to_metrics_json
 from seatrial.metrics.read import read_metrics
-from seatrial.model.series import Metrics, Series
 
 DATA = Path(__file__).parent.parent / "data" / "metrics"
 

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.metrics.events import read_events
-from seatrial.metrics.points import Reading
-from seatrial.model.errors import UserError
+from seatrial.core.errors import UserError
+from seatrial.metrics.readings import FileReading
+from seatrial.metrics.tensorboard import read_events
 
 from .writer import event, field, record, simple, tensor, varint, version, write_series
 
 DATA = Path(__file__).parent.parent / "data" / "metrics"
 
 
-def points(reading: Reading) -> dict[str, list[tuple[int, float]]]:
+def points(reading: FileReading) -> dict[str, list[tuple[int, float]]]:
     return {tag: list(zip(found.steps, found.values, strict=True)) for tag, found in reading.points.items()}
 
 
-def read(tmp_path: Path, data: bytes) -> Reading:
+def read(tmp_path: Path, data: bytes) -> FileReading:
     path = tmp_path / "events.out.tfevents.1.host.1.0"
     path.write_bytes(data)
     return read_events(path)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.metrics.grammar import CheckSyntaxError, parse
-from seatrial.model.errors import UserError
+from seatrial.core.errors import UserError
+from seatrial.metrics.checks import CheckSyntaxError, parse
 
 EXPRESSIONS: list[dict[str, str]] = json.loads((Path(__file__).parent.parent / "data" / "metrics" / "check_expressions.json").read_text())
 

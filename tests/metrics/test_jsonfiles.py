@@ -6,30 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.metrics.jsonfiles import read_json_metrics, read_jsonl
-from seatrial.metrics.points import Reading
+from seatrial.metrics.json_files import read_json_metrics, read_jsonl
+from seatrial.metrics.readings import FileReading
 
 DATA = Path(__file__).parent.parent / "data" / "metrics"
 
 
-def jsonl(tmp_path: Path, text: str, name: str = "rows.jsonl") -> Reading | None:
+def jsonl(tmp_path: Path, text: str, name: str = "rows.jsonl") -> FileReading | None:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     return read_jsonl(path)
 
 
-def table(tmp_path: Path, text: str, name: str = "metrics.json") -> Reading | None:
+def table(tmp_path: Path, text: str, name: str = "metrics.json") -> FileReading | None:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     return read_json_metrics(path)
 
 
-def must(reading: Reading | None) -> Reading:
+def must(reading: FileReading | None) -> FileReading:
     assert reading is not None
     return reading
 
 
-def points(reading: Reading, tag: str) -> list[tuple[int, float]]:
+def points(reading: FileReading, tag: str) -> list[tuple[int, float]]:
     return list(zip(reading.points[tag].steps, reading.points[tag].values, strict=True))
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.metrics.merge import as_float32, same
+from seatrial.core.errors import UserError
+from seatrial.core.series import Overlap
 from seatrial.metrics.read import read_metrics
-from seatrial.model.errors import UserError
-from seatrial.model.series import Overlap
+from seatrial.metrics.readings import as_float32, same
 
 from .writer import write_series
 

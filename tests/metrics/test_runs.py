@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cli.command import inside
+from seatrial.core.errors import UserError
 from seatrial.metrics.read import read_metrics, read_run
-from seatrial.model.errors import UserError
 
 from .test_read import DATA, rows
 from .writer import write_series

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.metrics.checks import evaluate
-from seatrial.metrics.grammar import CheckSyntaxError, parse
-from seatrial.model.series import Metrics, Series
+from seatrial.core.series import Metrics, Series
+from seatrial.metrics.checks import CheckSyntaxError, evaluate, parse
 
 from .upstream_cases import SHAPES, cases
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from seatrial.metrics.grammar import literal, parse
+from seatrial.metrics.checks import literal, parse
 
 Table = dict[str, float]
 LENGTH = 12

@@ -12,10 +12,10 @@ import pytest
 
 from cli.mentions import problems
 from seatrial import loops
-from seatrial.cli.bisect_checks import check_trial
+from seatrial.cli.bisect_options import check_trial
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import get_loop
-from seatrial.model.advice import ADVICE, PROOFS, Situation, advise, proving_level
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.triage.advice import ADVICE, PROOFS, Situation, advise, proving_level
 from seatrial.trial.files_judge import judge_files
 
 LOOPS = loops.names()

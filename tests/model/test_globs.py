@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.model.globs import matches
+from seatrial.core.specs import matches
 
 
 @pytest.mark.parametrize(

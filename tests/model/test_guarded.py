@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.model.guarded import BadValue, parse_float, parse_json, parse_json_once, parse_literal, parse_toml, parse_whole
+from seatrial.core.guarded import BadValue, parse_float, parse_json, parse_json_once, parse_literal, parse_toml, parse_whole
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.model.job import After, Batch, Component, Ending, Job, Ready, Result, UnitState, UnitStatus
-from seatrial.model.verdict import Verdict
+from seatrial.core.jobs import After, Batch, Component, Ending, Job, Ready, Result, UnitState, UnitStatus
+from seatrial.core.verdict import Verdict
 
 CLIENT: dict[str, Any] = {"name": "client", "role": "client", "command": ["true"]}
 SERVER: dict[str, Any] = {"name": "server", "command": ["serve", "{port}"], "port": True, "ready": {}}

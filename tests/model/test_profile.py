@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.model.profile import Profile
+from seatrial.core.jobs import Profile
 
 
 @pytest.mark.parametrize(

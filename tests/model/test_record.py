@@ -7,8 +7,8 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from seatrial.model.record import CheckResult, RepoState
-from seatrial.model.series import Damage, Metrics, Series
+from seatrial.core.records import CheckResult, RepoState
+from seatrial.core.series import Damage, Metrics, Series
 
 
 def test_an_unknown_key_is_refused() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.verdict import Boundary, ExitCode, Verdict, exit_code, worst
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.verdict import Boundary, ExitCode, Verdict, exit_code, worst
 
 ORDER = (Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED, Verdict.PASS)
 

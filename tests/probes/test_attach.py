@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from probes.world import SOURCE
-from seatrial.loops.nemo_rl.drive import start as nemo_start
-from seatrial.probes.engines import attach, pairs
-from seatrial.probes.engines.recorder import Recorder
+from seatrial.instruments.engines import attach
+from seatrial.instruments.engines.recorder import RefitRecorder
+from seatrial.instruments.nemo_rl import start as nemo_start
+from seatrial.instruments.refit import agreement
 
 STANDINS = Path(__file__).parent / "standins"
 VERL = "import verl.workers.rollout.vllm_rollout.utils as utils, verl.workers.rollout.vllm_rollout.bucketed_weight_transfer\n"
@@ -37,7 +38,7 @@ def rows(file: Path, fact: str) -> list[dict[str, Any]]:
 
 
 def test_verl_starts_it_with_the_import_witness(tmp_path: Path) -> None:
-    told = {"VERL_USE_EXTERNAL_MODULES": "seatrial.loops.verl.drive.imports", "SEATRIAL_IMPORTS": str(tmp_path)}
+    told = {"VERL_USE_EXTERNAL_MODULES": "seatrial.instruments.verl.import_witness", "SEATRIAL_IMPORTS": str(tmp_path)}
     facts = tmp_path / "facts.jsonl"
     done = run(VERL + SAY, [STANDINS], **told, SEATRIAL_UNDER_TEST=f"verl={STANDINS}", SEATRIAL_REFIT_FACTS=str(facts))
     assert (done.returncode, done.stderr) == (0, "")
@@ -92,7 +93,7 @@ def test_an_upstream_without_the_class_is_said(upstream: Path) -> None:
     importlib.import_module("nemo_rl.models.generation.vllm.vllm_backend")
     (row,) = rows(upstream / "facts", "attached")
     assert (row["owner_found"], row["found"]) == (False, [])
-    said = pairs.problems([row])
+    said = agreement.problems([row])
     assert "nemo_rl.models.generation.vllm.vllm_backend: VllmInternalWorkerExtension is not there in this version" in said
     assert "no process has a generator whose entry points are known here" in said
 
@@ -133,10 +134,10 @@ def test_what_the_probe_itself_meets_never_reaches_the_loop(upstream: Path, monk
     def full(*_: Any) -> None:
         raise MemoryError("no room for the row")
 
-    monkeypatch.setattr("seatrial.probes.facts.append", full)
+    monkeypatch.setattr("seatrial.instruments.facts.append", full)
     monkeypatch.setattr("sys.stdout", (upstream / "out").open("w"))
     sys.stdout.close()
-    recorder = Recorder(str(upstream / "facts"), "nemo_rl")
+    recorder = RefitRecorder(str(upstream / "facts"), "nemo_rl")
     with recorder.guard("here"):
         raise KeyError("ours")
 

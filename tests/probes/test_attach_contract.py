@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 from probes.signatures import file_of, signature
-from seatrial.probes.engines import nemo_rl, verl
-from seatrial.probes.engines.wrapping import GENERATOR, POLICY, Target
+from seatrial.instruments.engines import nemo_rl_hooks, verl_hooks
+from seatrial.instruments.engines.attach import GENERATOR, POLICY, Target
 
 DATA = Path(__file__).parents[1] / "data" / "refit"
 STANDINS = Path(__file__).parent / "standins"
-ADAPTERS = (verl, nemo_rl)
+ADAPTERS = (verl_hooks, nemo_rl_hooks)
 CHECKOUTS = {"verl": "SEATRIAL_CHECK_VERL", "nemo_rl": "SEATRIAL_CHECK_NEMO_RL"}
 
 
 def framework(adapter: ModuleType) -> str:
     """Adapters are named after what they adapt."""
-    return adapter.__name__.rpartition(".")[2]
+    return adapter.__name__.rpartition(".")[2].removesuffix("_hooks")
 
 
 by_name = pytest.mark.parametrize("adapter", ADAPTERS, ids=framework)
@@ -39,7 +39,7 @@ def recorded(adapter: ModuleType) -> list[dict[str, Any]]:
 
 def targets(adapter: ModuleType) -> list[Target]:
     """All of an adapter, with what it treats in its own way."""
-    return [*adapter.TARGETS, *([verl.SEND] if adapter is verl else [])]
+    return [*adapter.TARGETS, *([verl_hooks.SEND] if adapter is verl_hooks else [])]
 
 
 def find(version: dict[str, Any], target: Target, name: str) -> dict[str, Any] | None:
@@ -83,8 +83,8 @@ def test_entry_points_of_generators_are_not_asynchronous(adapter: ModuleType) ->
 
 
 def test_conditions_on_who_sends_name_real_parameters() -> None:
-    head = recorded(nemo_rl)[0]
-    packed = next(target for target in nemo_rl.TARGETS if target.mapped)
+    head = recorded(nemo_rl_hooks)[0]
+    packed = next(target for target in nemo_rl_hooks.TARGETS if target.mapped)
     row = find(head, packed, "packed_broadcast_producer")
     assert row is not None
     assert {"group", "src"} <= set(row["parameters"])

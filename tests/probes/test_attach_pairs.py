@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.probes.engines.pairs import problems
+from seatrial.instruments.refit.agreement import problems
 
 
 def row(side: str, version: int, hashes: dict[str, str], who: str = "", **more: Any) -> dict[str, Any]:

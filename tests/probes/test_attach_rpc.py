@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from seatrial.probes.engines.attach import via_rpc
-from seatrial.probes.engines.rpc import RpcFailed
+from seatrial.instruments.engines.attach import RpcFailed, via_rpc
 
 
 class Engine:
@@ -74,7 +73,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     made.cloudpickle = SimpleNamespace(register_pickle_by_value=lambda module: None)
     made.get = lambda value, timeout: value
     monkeypatch.setitem(sys.modules, "ray", made)
-    monkeypatch.setattr("seatrial.probes.engines.rpc.POLL_S", 0.01)
+    monkeypatch.setattr("seatrial.instruments.engines.attach.POLL_S", 0.01)
     yield
     while Handle.started:
         loop, thread = Handle.started.pop()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.probes.bits import delta, gpu, hashing, keys
+from seatrial.instruments.bits import delta, fingerprint, gpu, plain
 
 SOURCE = Path(gpu.__file__).with_name("bits.cu")
 
@@ -52,10 +52,10 @@ def test_the_kernels_compile_for_a_device(shape: dict[str, int], tmp_path: Path)
 
 def test_the_numbers_in_the_source_are_those_of_the_specification() -> None:
     text = SOURCE.read_text(encoding="utf-8")
-    assert gpu.ROWS * gpu.ROW_BYTES == gpu.TILE_BYTES == keys.BLOCK_BYTES
+    assert gpu.ROWS * gpu.ROW_BYTES == gpu.TILE_BYTES == plain.BLOCK_BYTES
     assert f"#define ROWS {gpu.ROWS}\n#define ROW_BYTES {gpu.ROW_BYTES}\n" in text
-    assert f"#define KEYS {(keys.WORDS + keys.SHIFT) // 4} " in text
-    assert all(f"0x{value:X}ull" in text for value in keys.GAMMA)
+    assert f"#define KEYS {(plain.WORDS + plain.SHIFT) // 4} " in text
+    assert all(f"0x{value:X}ull" in text for value in plain.GAMMA)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_only_plain_aligned_tensors_of_a_gpu_are_worked_on_in_place(wrong: dict[
 @pytest.mark.parametrize("wrong", [{"address": 0}, {"held": 0}, {"held": 79}], ids=["no address", "freed", "too small"])
 def test_a_tensor_without_its_memory_is_refused_and_never_copied(wrong: dict[str, object]) -> None:
     said = r"types\.SimpleNamespace of bf16\(4, 10\) on cuda has no memory of its own(?s:.*)gather it with full_tensor\(\) first"
-    for call in (lambda tensor: gpu.Plan([tensor]), lambda tensor: gpu.sums([tensor]), lambda tensor: hashing.sums([tensor])):
+    for call in (lambda tensor: gpu.KernelPlan([tensor]), lambda tensor: gpu.sums([tensor]), lambda tensor: fingerprint.sums([tensor])):
         with pytest.raises(TypeError, match=said):
             call(standin(**wrong))
     with pytest.raises(TypeError, match=said):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from probes import bits_reference as reference
-from seatrial.probes.bits import hashing, keys, native
+from seatrial.instruments.bits import fingerprint, native, plain
 
 DATA = random.Random(3).randbytes(3 * 16384 + 777)
 
@@ -22,16 +22,16 @@ def library() -> native.Library:
 
 
 def test_the_keys_are_those_of_the_specification() -> None:
-    assert list(keys.TABLE) == reference.KEYS
-    assert len(keys.TABLE) == 4096 + 4
-    assert all(0 <= key < 1 << 32 for key in keys.TABLE)
-    assert len(set(keys.TABLE)) > 4090
+    assert list(plain.TABLE) == reference.KEYS
+    assert len(plain.TABLE) == 4096 + 4
+    assert all(0 <= key < 1 << 32 for key in plain.TABLE)
+    assert len(set(plain.TABLE)) > 4090
 
 
 def test_signed_keeps_the_bits() -> None:
     for value in (0, 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1):
-        assert keys.signed(value) % (1 << 64) == value
-        assert -(1 << 63) <= keys.signed(value) < 1 << 63
+        assert plain.signed(value) % (1 << 64) == value
+        assert -(1 << 63) <= plain.signed(value) < 1 << 63
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 16383, 16384, 16385, len(DATA)])
@@ -47,7 +47,7 @@ def test_any_address_will_do() -> None:
 
 @pytest.mark.parametrize("step", [1000, 16383, 16384, 16385, 40000, 10**6])
 def test_any_chunking_gives_the_same(step: int) -> None:
-    stream = hashing.Stream()
+    stream = fingerprint.Stream()
     for start in range(0, len(DATA), step):
         stream.update(DATA[start : start + step])
     assert stream.finish() == reference.sums(DATA)
@@ -58,7 +58,7 @@ def test_uneven_and_empty_chunks_of_every_kind(tmp_path: Path) -> None:
     place.write_bytes(DATA)
     draw = random.Random(4)
     with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-        stream, start = hashing.Stream(), 0
+        stream, start = fingerprint.Stream(), 0
         stream.update(b"")
         while start < len(DATA):
             end = start + draw.choice((0, 1, 7, 500, 16384, 30000))
@@ -67,13 +67,13 @@ def test_uneven_and_empty_chunks_of_every_kind(tmp_path: Path) -> None:
             start = end
         assert stream.finish() == stream.finish() == reference.sums(DATA)
     words = memoryview(DATA[:40000]).cast("I")
-    stream = hashing.Stream()
+    stream = fingerprint.Stream()
     stream.update(words)
     assert stream.finish() == reference.sums(DATA[:40000])
 
 
 def test_an_unfinished_stream_may_go_on() -> None:
-    stream = hashing.Stream()
+    stream = fingerprint.Stream()
     assert stream.finish() == (0, 0)
     stream.update(DATA[:100])
     assert stream.finish() == reference.sums(DATA[:100])

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from probes import bits_reference as reference
-from seatrial.probes.bits import delta, native
+from seatrial.instruments.bits import delta, native
 
 ANSWER = (
-    "from seatrial.probes.bits import native; l = native.library(); "
+    "from seatrial.instruments.bits import native; l = native.library(); "
     "print(l and l.add_sums(b'abc', 3, 0, (0, 0)) == native.library().add_sums(b'abc', 3, 0, (0, 0)), '|', native.why_not())"
 )
 

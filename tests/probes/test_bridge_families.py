@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from seatrial.probes.bridge import families
-from seatrial.probes.bridge.families import FAMILIES, RUNNING, STOPPED, Family
-from seatrial.probes.bridge.rank import Missing
-from seatrial.probes.engines import tiny_models
+from seatrial.instruments.bridge import rungs
+from seatrial.instruments.bridge.rungs import FAMILIES, RUNNING, STOPPED, Family, Missing
+from seatrial.instruments.engines import tiny_models
 
 SUPPORTED = [
     "BailingMoeV2ForCausalLM",
@@ -101,13 +100,13 @@ def test_a_family_that_runs_says_how(name: str) -> None:
 @pytest.mark.parametrize("name", STOPPED)
 def test_a_family_that_cannot_run_names_the_part(name: str, tmp_path: Path) -> None:
     with pytest.raises(Missing, match=r"Transformer Engine|mamba-ssm|transformers class|tiny checkpoint"):
-        families.ensure(name, tmp_path / name)
+        rungs.ensure_family(name, tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", RUNNING)
 def test_sizes_can_be_split_and_show_mistakes(name: str) -> None:
-    found = families.settings(FAMILIES[name])
+    found = rungs.family_settings(FAMILIES[name])
     assert found["num_key_value_heads"] % 2 == found["num_attention_heads"] % 2 == found["num_hidden_layers"] % 2 == 0
     assert found["vocab_size"] % 2 == (name == "qwen2-odd")
     assert found["vocab_size"] > 98, "the tokenizer has 98 words"
@@ -118,25 +117,25 @@ def test_sizes_can_be_split_and_show_mistakes(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, family in RUNNING.items() if family.moe])
 def test_experts_are_four_and_two_are_chosen(name: str) -> None:
-    found = families.settings(FAMILIES[name])
+    found = rungs.family_settings(FAMILIES[name])
     assert 4 in {found.get(key) for key in ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")}
     assert 2 in {found.get(key) for key in ("num_experts_per_tok", "moe_k")}
 
 
 def test_of_architecture_gives_the_first() -> None:
-    assert families.of_architecture("Qwen2ForCausalLM") == "qwen2"
-    assert families.of_architecture("GemmaForCausalLM") == "gemma"
-    assert families.of_architecture("GPT2LMHeadModel") is None
+    assert rungs.of_architecture("Qwen2ForCausalLM") == "qwen2"
+    assert rungs.of_architecture("GemmaForCausalLM") == "gemma"
+    assert rungs.of_architecture("GPT2LMHeadModel") is None
 
 
 def test_an_unknown_family_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no family 'qwen9'; known: qwen2, "):
-        families.ensure("qwen9", tmp_path / "x")
+        rungs.ensure_family("qwen9", tmp_path / "x")
 
 
 def test_a_checkpoint_that_is_there_is_kept(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    assert families.ensure("llama", tmp_path) == tmp_path
+    assert rungs.ensure_family("llama", tmp_path) == tmp_path
     assert (tmp_path / "config.json").read_text(encoding="utf-8") == "{}"
 
 
@@ -148,12 +147,12 @@ def test_another_class_than_the_table_says_is_an_error(tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(manual_seed=lambda seed: None, float32="float32"))
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoModelForCausalLM=auto, LlamaConfig=dict))
     with pytest.raises(ValueError, match="LlamaConfig makes a Other, not the LlamaForCausalLM"):
-        families.ensure("llama", tmp_path / "llama")
+        rungs.ensure_family("llama", tmp_path / "llama")
     assert not list(tmp_path.iterdir()), "a torn checkpoint was left behind"
 
 
 def test_none_leaves_a_size_out() -> None:
-    found: dict[str, Any] = families.settings(Family("X", "XConfig", {"head_dim": None, "norm_eps": 1e-3}))
+    found: dict[str, Any] = rungs.family_settings(Family("X", "XConfig", {"head_dim": None, "norm_eps": 1e-3}))
     assert "head_dim" not in found
     assert found["norm_eps"] == 1e-3
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.evidence.use import Executed, read_executed
-from seatrial.probes import executed
+from seatrial.evidence.imports import Executed, read_executed
+from seatrial.instruments import executed
 
 SOURCE = Path(__file__).parents[2] / "src"
 PYENV = Path.home() / ".pyenv" / "versions"
 OTHERS = sorted(str(place) for version in ("3.9", "3.10", "3.12", "3.13") for place in PYENV.glob(f"{version}.*/bin/python"))
 PYTHONS = [sys.executable, *OTHERS]
-START = "from seatrial.probes import executed; executed.start({out!r}, 'driver'{more})\n"
+START = "from seatrial.instruments import executed; executed.start({out!r}, 'driver'{more})\n"
 
 
 class Place:
@@ -243,7 +243,7 @@ def test_a_process_that_is_killed_has_told(place: Place) -> None:
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_program_itself(place: Place, python: str) -> None:
     file = place.change("import time\ndef f(): return 1\ndef idle(): return 1\nf()\ntime.sleep(0.6)\n", "run.py")
-    start = SOURCE / "seatrial" / "probes" / "start"
+    start = SOURCE / "seatrial" / "instruments" / "start"
     done = place.run([str(file)], python, (start,), SEATRIAL_EXECUTED=str(place.out))
     assert (done.returncode, done.stderr) == (0, "")
     assert names(read_executed(place.out / "executed.jsonl")) == {"<module>", "f"}
@@ -251,7 +251,7 @@ def test_the_program_itself(place: Place, python: str) -> None:
 
 def test_a_module_that_is_run(place: Place) -> None:
     place.change("def f(): return 1\nif __name__ == '__main__':\n    f()\n")
-    start = SOURCE / "seatrial" / "probes" / "start"
+    start = SOURCE / "seatrial" / "instruments" / "start"
     done = place.run(["-m", "pkg.mod"], path=(start,), SEATRIAL_EXECUTED=str(place.out))
     assert (done.returncode, done.stderr) == (0, "")
     assert names(read_executed(place.out / "executed.jsonl")) == {"<module>", "f"}
@@ -282,7 +282,7 @@ def test_where_runs_cannot_be_counted_it_says_so(place: Place, monkeypatch: pyte
 
     monkeypatch.setattr(executed, "calibrated", none)
     monkeypatch.delattr(sys, "monitoring", raising=False)
-    executed.Recorder(str(place.out), "driver", []).start(fresh=True)
+    executed.ExecutedRecorder(str(place.out), "driver", []).start(fresh=True)
     found = read_executed(place.out / "executed.jsonl")
     assert (found.recorded, found.ran) == (False, frozenset())
     assert "the run counter of code objects was not found: 2 candidates" in found.why

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.probes import load_model
+from seatrial.instruments import load_model
 
 
 class Tokenizer:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from seatrial.probes.megatron import import_patches, shims
+from seatrial.instruments.megatron import import_patches, shims
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from seatrial.evidence.imports import read_imports
-from seatrial.probes import ray_imports
-from seatrial.probes.ray_imports import DRIVER, WORKER, Places, problems
+from seatrial.instruments import ray_imports
+from seatrial.instruments.ray_imports import DRIVER, WORKER, Places, problems
 
 CORE = "/a/megatron/core/__init__.py"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from seatrial.probes.refit.mismatch import Mismatch, token_mult_prob_error
+from seatrial.instruments.refit.agreement import Mismatch, token_mult_prob_error
 
 
 def compare(*gaps: Sequence[float]) -> Mismatch:

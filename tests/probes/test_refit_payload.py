@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.probes.refit import payload
-from seatrial.probes.refit.errors import REASONS, RefitRefused
-from seatrial.probes.refit.header import Entry, Header, parse
+from seatrial.instruments.refit import payload
+from seatrial.instruments.refit.payload_header import REASONS, Entry, Header, RefitRefused, parse
 
 CHUNKS = [b"abcdef" * 100, b"", b"xy"]
 

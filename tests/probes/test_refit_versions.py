@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.probes.refit.versions import Ledger
+from seatrial.instruments.refit.agreement import Ledger
 
 
 def running(*replicas: str, version: int = 1) -> Ledger:

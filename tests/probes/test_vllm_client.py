@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from seatrial.probes.engines.vllm_client import PROOFS, Client, ServerError
-from seatrial.probes.engines.vllm_extension import Extension
+from seatrial.instruments.engines.vllm_extension import Extension
+from seatrial.instruments.engines.vllm_server import PROOFS, ServerError, VllmClient
 
 Answer = Callable[[str, dict[str, Any]], tuple[int, Any]]
 
 
 @contextmanager
-def stub(answer: Answer, timeout_s: float | None = 5.0) -> Iterator[tuple[Client, list[str]]]:
+def stub(answer: Answer, timeout_s: float | None = 5.0) -> Iterator[tuple[VllmClient, list[str]]]:
     """A client of a server that answers every route with `answer`, and the routes that were called."""
     called: list[str] = []
 
@@ -41,7 +41,7 @@ def stub(answer: Answer, timeout_s: float | None = 5.0) -> Iterator[tuple[Client
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield Client(f"http://127.0.0.1:{server.server_address[1]}/", timeout_s=timeout_s), called
+        yield VllmClient(f"http://127.0.0.1:{server.server_address[1]}/", timeout_s=timeout_s), called
     finally:
         server.shutdown()
         thread.join()
@@ -98,7 +98,7 @@ def test_a_server_that_is_slow_or_gone_is_an_error_within_the_deadline() -> None
         client.call("/resume", {})
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        nobody = Client(f"http://127.0.0.1:{probe.getsockname()[1]}", timeout_s=1)
+        nobody = VllmClient(f"http://127.0.0.1:{probe.getsockname()[1]}", timeout_s=1)
         with pytest.raises(ServerError, match="no answer"):
             nobody.versions()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from probes.world import World
-from seatrial.evidence.use import read_executed, read_loaded
+from seatrial.evidence.imports import read_executed, read_loaded
 
-START = "import os, sys\nfrom seatrial.probes.witness import watch_this_process\n"
+START = "import os, sys\nfrom seatrial.instruments.witness import watch_this_process\n"
 
 
 @pytest.fixture

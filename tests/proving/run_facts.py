@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from seatrial.loops.facts import Facts, Row
-from seatrial.proving.record import TRANSPORTS, Judged, Wanted
+from seatrial.checks.probe_facts import Facts, Row
+from seatrial.checks.probe_refit import TRANSPORTS, JudgedRefitProbe, RefitRequest
 
 NAMES = ("model.embed.weight", "model.layers.0.q.weight", "model.layers.1.q.weight", "model.layers.2.q.weight", "model.norm.weight")
 REPLICAS = ("0", "1")
 STEPS = 3
-DRIVER = Wanted(source="driver", engine="vllm", model="tiny-llama", steps=STEPS, transports=TRANSPORTS)
-FOREIGN = Wanted(source="facts", model="facts.jsonl")
+DRIVER = RefitRequest(source="driver", engine="vllm", model="tiny-llama", steps=STEPS, transports=TRANSPORTS)
+FOREIGN = RefitRequest(source="facts", model="facts.jsonl")
 
 
 def hashes(version: int) -> dict[str, str]:
@@ -116,6 +116,6 @@ def facts(rows: list[Row]) -> Facts:
     return Facts(tuple(rows))
 
 
-def missed(judged: Judged) -> set[str]:
+def missed(judged: JudgedRefitProbe) -> set[str]:
     """Names of the checks that were not met."""
     return {check.name for check in judged.checks if not check.passed}

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from proving.tiny_weights import weights
-from seatrial.model.errors import BlockedError
-from seatrial.model.verdict import Verdict
-from seatrial.proving.attach import _why, judge_attached, look
-from seatrial.proving.record import Judged, Probe, Wanted
-from seatrial.proving.text import summary
+from seatrial.checks.probe_refit import JudgedRefitProbe, RefitProbe, RefitRequest
+from seatrial.core.errors import BlockedError
+from seatrial.core.verdict import Verdict
+from seatrial.probes.refit_run import _why, ask_server, judge_attached, refit_summary
 
 NAMES = ["a.weight", "b.weight"]
 
@@ -68,22 +67,22 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def judged(checkpoint: Path, *ranks: dict[str, Any]) -> Judged:
+def judged(checkpoint: Path, *ranks: dict[str, Any]) -> JudgedRefitProbe:
     with serving(list(ranks), []) as url:
-        return judge_attached(look(url, checkpoint, 5), Wanted(source="attach", engine=url, model=str(checkpoint)))
+        return judge_attached(ask_server(url, checkpoint, 5), RefitRequest(source="attach", engine=url, model=str(checkpoint)))
 
 
 def test_a_server_that_holds_the_files_passes(checkpoint: Path) -> None:
     calls: list[str] = []
     with serving([answers()], calls) as url:
-        found = judge_attached(look(url, checkpoint, 5), Wanted(source="attach", engine=url, model="M"))
+        found = judge_attached(ask_server(url, checkpoint, 5), RefitRequest(source="attach", engine=url, model="M"))
     assert (found.verdict, found.reason) == (Verdict.PASS, "2 tensors are bit-equal: the server holds M")
     assert calls[:2] == ["seatrial_version", "/pause"]
     assert calls[-1] == "/resume"
     assert any("one look" in text for text in found.limitations)
     assert "1 buffers were compared with nothing: rope" in found.limitations
     assert "Refits:" not in (
-        said := summary(Probe(seatrial="0", created="now", command=(), wanted=Wanted(source="attach"), judged=found), None)
+        said := refit_summary(RefitProbe(seatrial="0", created="now", command=(), wanted=RefitRequest(source="attach"), judged=found), None)
     )
     assert said.startswith("Result: Pass - 2 tensors are bit-equal: the server")
 
@@ -152,7 +151,7 @@ def test_what_cannot_be_shown_is_blocked(checkpoint: Path) -> None:
 def test_a_server_without_the_extension_is_blocked_and_resumed(checkpoint: Path) -> None:
     calls: list[str] = []
     with serving([answers()], calls, broken="seatrial_map") as url, pytest.raises(BlockedError) as caught:
-        look(url, checkpoint, 5)
+        ask_server(url, checkpoint, 5)
     assert "/collective_rpc: status 500" in caught.value.message
     assert "--worker-extension-cls" in caught.value.fix
     assert calls[-1] == "/resume"
@@ -161,7 +160,7 @@ def test_a_server_without_the_extension_is_blocked_and_resumed(checkpoint: Path)
 def test_a_server_that_cannot_be_looked_at_is_not_disturbed(checkpoint: Path) -> None:
     calls: list[str] = []
     with serving([answers()], calls, broken="seatrial_version") as url, pytest.raises(BlockedError):
-        look(url, checkpoint, 5)
+        ask_server(url, checkpoint, 5)
     assert not [call for call in calls if "pause" in call]
 
 
@@ -169,7 +168,7 @@ def test_a_server_that_is_not_there_is_blocked(checkpoint: Path) -> None:
     with serving([], []) as url:
         pass
     with pytest.raises(BlockedError, match=f"nothing listens at {url}"):
-        look(url, checkpoint, 5)
+        ask_server(url, checkpoint, 5)
 
 
 @pytest.mark.parametrize(

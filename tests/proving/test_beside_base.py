@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
+from seatrial.core.errors import BlockedError
+from seatrial.core.records import CheckResult
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.evidence.repos import repo_state
-from seatrial.model.errors import BlockedError
-from seatrial.model.record import CheckResult
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.proving.bridge import beside_base as module
-from seatrial.proving.bridge.record import Asked, FamilyResult, Judged, RungResult
-from seatrial.proving.bridge.run import Setup
+from seatrial.probes import bridge_run as module
+from seatrial.probes.bridge_run import BridgeSetup
+from seatrial.probes.bridge_verdict import BridgeRequest, FamilyResult, JudgedBridgeProbe, RungResult
 from trial.conftest import commit, git
 
 FAIL = Verdict.FAIL
 
 
-def judged(*missed: str, raised: str = "", verdict: Verdict = FAIL) -> Judged:
+def judged(*missed: str, raised: str = "", verdict: Verdict = FAIL) -> JudgedBridgeProbe:
     """A ladder with one rung, which measured or raised."""
     checks = tuple(CheckResult(name=name, passed=False, value=1.0, threshold="< 0.5") for name in missed)
     rung = RungResult(rung="parity", title="t", verdict=verdict, reason=raised or "missed", checks=checks)
-    return Judged(
+    return JudgedBridgeProbe(
         verdict=verdict,
         reason="because",
         boundary=Boundary.PROVIDER,
@@ -40,24 +40,26 @@ def root(tmp_path: Path) -> Path:
     return place
 
 
-def setup_of(root: Path, base: str | None) -> Setup:
+def setup_of(root: Path, base: str | None) -> BridgeSetup:
     state = repo_state(root, "bridge").model_copy(update={"base": base})
-    asked = Asked(models=("qwen2",), rungs=("parity",))
-    return Setup(asked=asked, python=root, out=root.parent / "out", deadline_s=60, changes=(state,))
+    asked = BridgeRequest(models=("qwen2",), rungs=("parity",))
+    return BridgeSetup(asked=asked, python=root, out=root.parent / "out", deadline_s=60, changes=(state,))
 
 
-def beside(root: Path, now: Judged, before: Judged | Exception, monkeypatch: pytest.MonkeyPatch, **more: Any) -> tuple[Judged, list[Setup]]:
+def beside(
+    root: Path, now: JudgedBridgeProbe, before: JudgedBridgeProbe | Exception, monkeypatch: pytest.MonkeyPatch, **more: Any
+) -> tuple[JudgedBridgeProbe, list[BridgeSetup]]:
     """The verdict of a dirty checkout beside its base."""
     (root / "src/megatron/bridge/__init__.py").write_text("a = 2\n")
-    seen: list[Setup] = []
+    seen: list[BridgeSetup] = []
 
-    def prove(setup: Setup, _: object) -> Judged:
+    def prove(setup: BridgeSetup, _: object) -> JudgedBridgeProbe:
         seen.append(setup)
         if isinstance(before, Exception):
             raise before
         return before
 
-    monkeypatch.setattr(module, "prove", prove)
+    monkeypatch.setattr(module, "probe_bridge", prove)
     given = setup_of(root, more.get("base", git(root, "rev-parse", "HEAD")))
     return module.beside_base(given, now, more.get("left", 600.0), lambda _: None), seen
 
@@ -76,7 +78,7 @@ def beside(root: Path, now: Judged, before: Judged | Exception, monkeypatch: pyt
     ],
 )
 def test_the_base_decides(
-    root: Path, monkeypatch: pytest.MonkeyPatch, now: Judged, before: Judged | Exception, verdict: Verdict, words: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, now: JudgedBridgeProbe, before: JudgedBridgeProbe | Exception, verdict: Verdict, words: str
 ) -> None:
     found, seen = beside(root, now, before, monkeypatch)
     assert (found.verdict, words in (found.reason if found.own else found.limitations[-1])) == (verdict, True), found
@@ -89,7 +91,7 @@ def test_the_base_decides(
 @pytest.mark.parametrize(("now", "verdict"), [(judged("a"), FAIL), (judged(raised="x"), Verdict.BLOCKED), (judged("a", raised="x"), FAIL)])
 @pytest.mark.parametrize("more", [{"base": None}, {"left": 1.0}])
 def test_without_a_base_only_what_was_measured_is_a_fail(
-    root: Path, monkeypatch: pytest.MonkeyPatch, now: Judged, verdict: Verdict, more: dict[str, Any]
+    root: Path, monkeypatch: pytest.MonkeyPatch, now: JudgedBridgeProbe, verdict: Verdict, more: dict[str, Any]
 ) -> None:
     found, seen = beside(root, now, judged(), monkeypatch, **more)
     assert (found.verdict, seen) == (verdict, [])

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.model.record import RepoState
-from seatrial.model.verdict import Verdict
-from seatrial.proving.bridge.card import DISCLAIMER, HARDWARE, _scalar, about, card, card_text, require_card
-from seatrial.proving.bridge.record import Asked, FamilyResult, Judged, Probe, RungResult
+from seatrial.core.errors import UserError
+from seatrial.core.records import RepoState
+from seatrial.core.verdict import Verdict
+from seatrial.probes.bridge_report import DISCLAIMER, HARDWARE, _scalar, about, card, card_text, require_card
+from seatrial.probes.bridge_verdict import BridgeProbe, BridgeRequest, FamilyResult, JudgedBridgeProbe, RungResult
 
 COMMIT = "067f987df" + "0" * 31
 BRIDGE = RepoState(name="bridge", path="/work/bridge", commit=COMMIT, branch=None, packages=("megatron.bridge",))
@@ -27,16 +27,16 @@ RUNGS = (
 
 def probe(
     *models: str, changes: tuple[RepoState, ...] = (BRIDGE,), fault: str | None = None, device: str = "cpu", transformers: str = "5.17.0"
-) -> Probe:
+) -> BridgeProbe:
     families = tuple(FamilyResult(model=Path(model).name, verdict=Verdict.FAIL, reason="", rungs=RUNGS) for model in models)
-    judged = Judged(
+    judged = JudgedBridgeProbe(
         verdict=Verdict.FAIL, reason="", families=families, versions={"transformers": f"{transformers} from /venv/transformers/__init__.py"}
     )
-    asked = Asked(models=models, rungs=(), device=device, fault=fault)
-    return Probe(seatrial="1", created="now", command=(), asked=asked, changes=changes, judged=judged)
+    asked = BridgeRequest(models=models, rungs=(), device=device, fault=fault)
+    return BridgeProbe(seatrial="1", created="now", command=(), asked=asked, changes=changes, judged=judged)
 
 
-def made(of: Probe) -> dict[str, Any]:
+def made(of: BridgeProbe) -> dict[str, Any]:
     family = of.judged.families[0]
     return card(family, about(of, family))
 
@@ -123,13 +123,13 @@ def test_a_checkpoint_of_ones_own_is_not_called_tiny_and_still_not_verified(tmp_
         (probe("qwen2", transformers="unknown version"), "version of transformers"),
     ],
 )
-def test_why_there_can_be_no_card(given: Probe, why: str) -> None:
+def test_why_there_can_be_no_card(given: BridgeProbe, why: str) -> None:
     with pytest.raises(UserError, match=why):
         card_text(given)
 
 
 def test_what_can_be_known_before_the_run_is(tmp_path: Path) -> None:
-    def refused(given: Probe, place: Path) -> str:
+    def refused(given: BridgeProbe, place: Path) -> str:
         with pytest.raises(UserError) as caught:
             require_card(given.asked, given.changes, place)
         return caught.value.message

@@ -6,21 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.record import RepoState
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.proving.bridge import conclude
-from seatrial.proving.bridge.own_tests import OwnTests
-from seatrial.proving.bridge.record import Asked, Judged
-from seatrial.proving.bridge.run import Setup
+from seatrial.core.records import RepoState
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.probes import bridge_run
+from seatrial.probes.bridge_run import BridgeSetup
+from seatrial.probes.bridge_verdict import BridgeRequest, JudgedBridgeProbe
+from seatrial.probes.own_tests import OwnTests
 
-PASS = Judged(verdict=Verdict.PASS, reason="all of it", limitations=("old",))
+PASS = JudgedBridgeProbe(verdict=Verdict.PASS, reason="all of it", limitations=("old",))
 BRIDGE = RepoState(
     name="bridge", path="/b", commit="0" * 40, branch=None, packages=("megatron.bridge",), base="main", changed=("src/a.py",)
 )
 
 
-def setup(*changes: RepoState) -> Setup:
-    return Setup(asked=Asked(models=("qwen2",), rungs=()), python=Path("python"), out=Path("out"), deadline_s=60, changes=changes)
+def setup(*changes: RepoState) -> BridgeSetup:
+    return BridgeSetup(
+        asked=BridgeRequest(models=("qwen2",), rungs=()), python=Path("python"), out=Path("out"), deadline_s=60, changes=changes
+    )
 
 
 def silent(_: str) -> None:
@@ -38,7 +40,7 @@ def silent(_: str) -> None:
 )
 def test_the_worse_of_both_counts(ladder: Verdict, tests: Verdict, both: Verdict, boundary: Boundary | None) -> None:
     found = OwnTests(verdict=tests, reason="why", notes=("n",), dead=("a", "b", "c", "d"))
-    judged = conclude.joined(PASS.model_copy(update={"verdict": ladder}), found)
+    judged = bridge_run.joined(PASS.model_copy(update={"verdict": ladder}), found)
     assert (judged.verdict, judged.boundary, judged.own_tests) == (both, boundary, found)
     assert judged.reason == ("all of it" if ladder is both else "the Bridge's own tests: why")
     assert judged.limitations == ("old", "own tests: n")
@@ -52,31 +54,31 @@ def test_tests_run_only_for_a_change_of_a_bridge_and_in_the_time_left(monkeypatc
         given.extend(words)
         return OwnTests(verdict=Verdict.PASS, reason="")
 
-    monkeypatch.setattr(conclude, "own_tests", ran)
-    assert conclude.run_own_tests(setup(), PASS, 9, silent) == PASS
-    unknown = conclude.run_own_tests(setup(BRIDGE.model_copy(update={"base": None})), PASS, 9, silent)
+    monkeypatch.setattr(bridge_run, "own_tests", ran)
+    assert bridge_run.run_own_tests(setup(), PASS, 9, silent) == PASS
+    unknown = bridge_run.run_own_tests(setup(BRIDGE.model_copy(update={"base": None})), PASS, 9, silent)
     assert (unknown.verdict, unknown.own_tests) == (Verdict.PASS, None)
     assert "no change against a base is known" in unknown.limitations[-1]
-    late = conclude.run_own_tests(setup(BRIDGE), PASS, -1, silent)
+    late = bridge_run.run_own_tests(setup(BRIDGE), PASS, -1, silent)
     assert late.verdict is Verdict.BLOCKED
     assert "no time was left of the deadline" in late.reason
     assert not given
-    assert conclude.run_own_tests(setup(BRIDGE), PASS, 9, silent).verdict is Verdict.PASS
+    assert bridge_run.run_own_tests(setup(BRIDGE), PASS, 9, silent).verdict is Verdict.PASS
     assert given[3:5] == [9, "main"]
 
 
 def test_an_edit_takes_a_pass_back_and_nothing_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fail = PASS.model_copy(update={"verdict": Verdict.FAIL})
-    monkeypatch.setattr(conclude, "differs", lambda *_: None)
-    assert conclude.unless_edited(PASS, (BRIDGE,), tmp_path) == PASS
-    monkeypatch.setattr(conclude, "differs", lambda *_: "a.py")
-    assert conclude.unless_edited(fail, (BRIDGE,), tmp_path) == fail
-    edited = conclude.unless_edited(PASS, (BRIDGE,), tmp_path)
+    monkeypatch.setattr(bridge_run, "differs", lambda *_: None)
+    assert bridge_run.unless_edited(PASS, (BRIDGE,), tmp_path) == PASS
+    monkeypatch.setattr(bridge_run, "differs", lambda *_: "a.py")
+    assert bridge_run.unless_edited(fail, (BRIDGE,), tmp_path) == fail
+    edited = bridge_run.unless_edited(PASS, (BRIDGE,), tmp_path)
     assert (edited.verdict, edited.reason) == (Verdict.BLOCKED, "/b was edited while it was probed: a.py")
 
 
 def test_a_checkout_without_its_tests_is_no_worse_for_it() -> None:
     found = OwnTests(verdict=Verdict.SKIPPED, reason="none of the focused tests exists")
-    judged = conclude.joined(Judged(verdict=Verdict.PASS, reason="all"), found)
+    judged = bridge_run.joined(JudgedBridgeProbe(verdict=Verdict.PASS, reason="all"), found)
     assert (judged.verdict, judged.reason) == (Verdict.PASS, "all")
     assert judged.limitations == ("own tests: none ran: none of the focused tests exists",)

@@ -9,17 +9,13 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.facts import Facts, Row
-from seatrial.loops.proof import proof
-from seatrial.model.record import RepoState
-from seatrial.model.series import Damage
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.proving.bridge import judge as judging
-from seatrial.proving.bridge.judge import judge, last_line
-from seatrial.proving.bridge.judgement import Judgement
-from seatrial.proving.bridge.missing import lacking
-from seatrial.proving.bridge.record import Asked, Judged
-from seatrial.proving.bridge.touched import Function, touched
+from seatrial.checks.bridge_rungs import RungJudgement
+from seatrial.checks.probe_facts import Facts, Row, proof
+from seatrial.core.records import RepoState
+from seatrial.core.series import Damage
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.probes import bridge_verdict as judging
+from seatrial.probes.bridge_verdict import BridgeRequest, Function, JudgedBridgeProbe, judge_ladder, lacking, last_line, touched
 
 IMPORTED: Row = {
     "fact": "imported",
@@ -30,11 +26,11 @@ CUDA = 'Traceback (most recent call last):\n  File "x.py", line 1\nAssertionErro
 BROKEN = 'Traceback (most recent call last):\n  File "x.py", line 1\nValueError: shapes differ\nmore of it'
 
 
-def stub(rows: Sequence[Row], device: str) -> Judgement:
+def stub(rows: Sequence[Row], device: str) -> RungJudgement:
     """Passes when the rung wrote a value of 1."""
     assert device == "cpu"
     met = [row.get("value") == 1 for row in rows]
-    return Judgement(tuple(proof("value", good, "x", Boundary.PROVIDER, "1", "at layer 3") for good in met), "1.0", ("small",))
+    return RungJudgement(tuple(proof("value", good, "x", Boundary.PROVIDER, "1", "at layer 3") for good in met), "1.0", ("small",))
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +46,9 @@ def value(rung: str, found: float, model: str = "qwen2") -> Row:
     return {"fact": "x", "model": model, "rung": rung, "fault": None, "value": found}
 
 
-def told(*rows: Row, rungs: Sequence[str] = ("build", "parity"), changes: Sequence[RepoState] = (), **asked: Any) -> Judged:
-    wanted = Asked(models=asked.pop("models", ("qwen2",)), rungs=tuple(rungs), **asked)
-    return judge(Facts((IMPORTED, *rows)), wanted, changes)
+def told(*rows: Row, rungs: Sequence[str] = ("build", "parity"), changes: Sequence[RepoState] = (), **asked: Any) -> JudgedBridgeProbe:
+    wanted = BridgeRequest(models=asked.pop("models", ("qwen2",)), rungs=tuple(rungs), **asked)
+    return judge_ladder(Facts((IMPORTED, *rows)), wanted, changes)
 
 
 def repo(**fields: Any) -> RepoState:
@@ -143,28 +139,28 @@ def test_what_was_imported_must_be_the_checkout() -> None:
 def test_a_change_that_no_rung_calls_is_no_pass() -> None:
     functions = (Function("src/a.py", 3, "export"), Function("src/a.py", 9, "load"))
     called: Row = {"fact": "called", "model": "qwen2", "rung": "build", "fault": None, "functions": [["src/a.py", 1]]}
-    asked = Asked(models=("qwen2",), rungs=("build", "parity"))
-    judged = judge(Facts((IMPORTED, *GOOD, called)), asked, functions=functions)
+    asked = BridgeRequest(models=("qwen2",), rungs=("build", "parity"))
+    judged = judge_ladder(Facts((IMPORTED, *GOOD, called)), asked, functions=functions)
     assert (judged.verdict, judged.reason.split(":")[0]) == (Verdict.BLOCKED, "vacuous")
-    one = judge(Facts((IMPORTED, *GOOD, {**called, "functions": [["src/a.py", 3]]})), asked, functions=functions)
+    one = judge_ladder(Facts((IMPORTED, *GOOD, {**called, "functions": [["src/a.py", 3]]})), asked, functions=functions)
     assert one.verdict is Verdict.PASS
     assert "no rung called these changed functions: src/a.py: load" in one.limitations
     module = (Function("src/a.py", 0, ""), Function("src/b.py", 0, ""))
-    file = judge(Facts((IMPORTED, *GOOD, called)), asked, functions=module)
+    file = judge_ladder(Facts((IMPORTED, *GOOD, called)), asked, functions=module)
     assert file.verdict is Verdict.PASS
     assert "no rung called these changed functions: src/b.py" in file.limitations
     absent = end("ep", "not applicable", "no experts")
     elsewhere = {**called, "rung": "ep", "functions": [["src/a.py", 3]]}
-    assert judge(Facts((IMPORTED, *GOOD, absent, elsewhere)), asked, functions=functions).verdict is Verdict.BLOCKED
+    assert judge_ladder(Facts((IMPORTED, *GOOD, absent, elsewhere)), asked, functions=functions).verdict is Verdict.BLOCKED
 
 
 def test_a_gpu_that_is_not_there_and_another_core_are_blocked() -> None:
-    asked = Asked(models=("qwen2",), rungs=("build", "parity"), device="cuda")
-    judged = judge(Facts((IMPORTED, *GOOD)), asked)
+    asked = BridgeRequest(models=("qwen2",), rungs=("build", "parity"), device="cuda")
+    judged = judge_ladder(Facts((IMPORTED, *GOOD)), asked)
     assert (judged.verdict, "no CUDA device" in judged.reason) == (Verdict.BLOCKED, True)
     cpu = asked.model_copy(update={"device": "cpu"})
-    assert judge(Facts((IMPORTED, *GOOD)), cpu, core="/b/3rdparty/Megatron-LM").verdict is Verdict.BLOCKED
-    assert judge(Facts((IMPORTED, *GOOD)), cpu, core="/env").verdict is Verdict.PASS
+    assert judge_ladder(Facts((IMPORTED, *GOOD)), cpu, core="/b/3rdparty/Megatron-LM").verdict is Verdict.BLOCKED
+    assert judge_ladder(Facts((IMPORTED, *GOOD)), cpu, core="/env").verdict is Verdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -178,14 +174,14 @@ def test_a_gpu_that_is_not_there_and_another_core_are_blocked() -> None:
 )
 def test_a_bridge_that_cannot_be_imported(error: str, changes: tuple[RepoState, ...], verdict: Verdict, boundary: Boundary) -> None:
     facts = Facts(({"fact": "unimportable", "error": f"Traceback (most recent call last):\n  File x\n{error}"},))
-    judged = judge(facts, Asked(models=("qwen2",), rungs=("build",)), changes)
+    judged = judge_ladder(facts, BridgeRequest(models=("qwen2",), rungs=("build",)), changes)
     assert (judged.verdict, judged.boundary) == (verdict, boundary)
 
 
 def test_nothing_at_all_and_torn_facts_are_blocked() -> None:
-    asked = Asked(models=("qwen2",), rungs=("build",))
-    assert judge(Facts(()), asked, (), "exit code 9").reason == "the ladder never began: exit code 9"
-    assert judge(Facts((IMPORTED, *GOOD), (Damage("f", "line 1", 1, "torn"),)), asked).verdict is Verdict.BLOCKED
+    asked = BridgeRequest(models=("qwen2",), rungs=("build",))
+    assert judge_ladder(Facts(()), asked, (), "exit code 9").reason == "the ladder never began: exit code 9"
+    assert judge_ladder(Facts((IMPORTED, *GOOD), (Damage("f", "line 1", 1, "torn"),)), asked).verdict is Verdict.BLOCKED
 
 
 def test_shims_are_limitations_and_dropped_ones_say_why() -> None:

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.facts import Row
-from seatrial.probes.bridge.policy_model import reward
-from seatrial.probes.bridge.rank import Missing, Rank
-from seatrial.probes.bridge.rungs.loop import chosen, experts_of
-from seatrial.proving.bridge.judgement import Judgement
-from seatrial.proving.bridge.judges.loop import CHANCE, chance, judge_loop
-from seatrial.proving.record import TRANSPORTS
+from seatrial.checks.bridge import CHANCE, chance, judge_loop
+from seatrial.checks.bridge_rungs import RungJudgement
+from seatrial.checks.probe_facts import Row
+from seatrial.checks.probe_refit import TRANSPORTS
+from seatrial.instruments.bridge.rungs import Missing, Rank
+from seatrial.instruments.bridge.rungs_loop import chosen, experts_of, reward
 
 STEPS, PARAMETERS = 20, 3
 NAMES = ("model.embed_tokens.weight", "model.layers.0.mlp.gate_proj.weight", "model.norm.weight")
@@ -80,7 +79,7 @@ def _clean() -> list[Row]:
 CLEAN = _clean()
 
 
-def judged(change: Callable[[dict[str, Any]], None] | None = None, device: str = "cpu") -> Judgement:
+def judged(change: Callable[[dict[str, Any]], None] | None = None, device: str = "cpu") -> RungJudgement:
     """The clean run with one thing changed; its facts are given by name."""
     rows = copy.deepcopy(CLEAN)
     if change is not None:
@@ -88,7 +87,7 @@ def judged(change: Callable[[dict[str, Any]], None] | None = None, device: str =
     return judge_loop(rows, device)
 
 
-def missed(found: Judgement) -> dict[str, str]:
+def missed(found: RungJudgement) -> dict[str, str]:
     """Messages of what was missed, by name."""
     return {check.name: check.message for check in found.checks if not check.passed}
 

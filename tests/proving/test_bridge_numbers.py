@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.facts import Row
-from seatrial.proving.bridge.judgement import Judgement
-from seatrial.proving.bridge.judges.numbers import judge_parallel, judge_parity, where
+from seatrial.checks.bridge_rungs import RungJudgement, judge_parallel, judge_parity, where
+from seatrial.checks.probe_facts import Row
 
 Rows = list[Row]
 Change = Callable[[Rows], object]
@@ -63,7 +62,7 @@ def good() -> Rows:
     return [parity("float32", 2.4e-6), parity("bfloat16", 0.04), located()]
 
 
-def failed(judged: Judgement) -> list[str]:
+def failed(judged: RungJudgement) -> list[str]:
     return [check.name for check in judged.checks if not check.passed]
 
 

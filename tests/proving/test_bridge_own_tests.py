@@ -7,19 +7,26 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.records import RepoState
+from seatrial.core.verdict import Verdict
 from seatrial.evidence.git import git, line
 from seatrial.evidence.repos import repo_state
-from seatrial.launch.process import Outcome
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.record import RepoState
-from seatrial.model.verdict import Verdict
-from seatrial.proving.bridge import own_tests as own_tests_module
-from seatrial.proving.bridge import own_tests_base
-from seatrial.proving.bridge.dead_paths import dead_paths
-from seatrial.proving.bridge.own_tests import OwnTests, Selection, judge, own_tests, select
-from seatrial.proving.bridge.own_tests_run import Ran
-from seatrial.proving.bridge.own_tests_sort import lacking, signatures
-from seatrial.trial.sides import Case
+from seatrial.probes import own_tests as own_tests_base
+from seatrial.probes import own_tests as own_tests_module
+from seatrial.probes.own_tests import (
+    OwnTests,
+    OwnTestsRun,
+    Selection,
+    dead_paths,
+    judge_own_tests,
+    lacking,
+    own_tests,
+    select_own_tests,
+    signatures,
+)
+from seatrial.runtime.process import Outcome
+from seatrial.trial.pre_tests import JUnitCase
 
 TEST = "tests/unit_tests/models/test_param_mapping.py"
 NAME = "tests.unit_tests.models.test_param_mapping"
@@ -41,37 +48,41 @@ def bridge(tmp_path: Path) -> Path:
 
 
 def ran(
-    root: Path, *cases: Case, code: int | None = None, said: str = "collected 9 items\n\nend", imported: dict[str, str | None] | None = None
-) -> Ran:
+    root: Path,
+    *cases: JUnitCase,
+    code: int | None = None,
+    said: str = "collected 9 items\n\nend",
+    imported: dict[str, str | None] | None = None,
+) -> OwnTestsRun:
     bad = any(case.outcome in ("failed", "error") for case in cases)
     files = imported or {"megatron.bridge": str(root / "src/megatron/bridge/__init__.py")}
-    return Ran(Outcome(int(bad) if code is None else code, None, "exited", 1.0), cases, said, files)
+    return OwnTestsRun(Outcome(int(bad) if code is None else code, None, "exited", 1.0), cases, said, files)
 
 
-def judged(root: Path, cases: list[Case], before: list[Case] | None = None) -> OwnTests:
-    return judge(ran(root, *cases), root, PICKED, "b" * 40, before)
+def judged(root: Path, cases: list[JUnitCase], before: list[JUnitCase] | None = None) -> OwnTests:
+    return judge_own_tests(ran(root, *cases), root, PICKED, "b" * 40, before)
 
 
-GOOD = Case("a", "passed")
+GOOD = JUnitCase("a", "passed")
 
 
 @pytest.mark.parametrize(
     ("now", "before", "verdict", "counts"),
     [
         ([GOOD], None, Verdict.PASS, (0, 0, 0)),
-        ([GOOD, Case("b", "failed", "ValueError: 1")], None, Verdict.BLOCKED, (1, 0, 0)),
-        ([GOOD, Case("b", "failed", CUDA)], None, Verdict.PASS, (0, 1, 0)),
-        ([GOOD, Case("b", "failed", CUDA)], [GOOD, Case("b", "passed")], Verdict.FAIL, (1, 0, 0)),
-        ([GOOD, Case("b", "failed", "ValueError: 1")], [Case("b", "failed", "ValueError: 2")], Verdict.PASS, (0, 0, 1)),
-        ([GOOD, Case("b", "failed", "ValueError: 1")], [Case("b", "failed", "KeyError: 'x'")], Verdict.FAIL, (1, 0, 0)),
-        ([GOOD, Case("b", "failed", "ValueError: 1")], [Case("b", "skipped", "no GPU")], Verdict.FAIL, (1, 0, 0)),
-        ([GOOD, Case("new", "failed", "ValueError: 1")], [GOOD], Verdict.FAIL, (1, 0, 0)),
-        ([Case("b", "failed", CUDA), Case("c", "skipped")], None, Verdict.BLOCKED, (0, 1, 0)),
-        ([GOOD, Case("a", "error", "ValueError: at its end")], [GOOD], Verdict.FAIL, (1, 0, 0)),
+        ([GOOD, JUnitCase("b", "failed", "ValueError: 1")], None, Verdict.BLOCKED, (1, 0, 0)),
+        ([GOOD, JUnitCase("b", "failed", CUDA)], None, Verdict.PASS, (0, 1, 0)),
+        ([GOOD, JUnitCase("b", "failed", CUDA)], [GOOD, JUnitCase("b", "passed")], Verdict.FAIL, (1, 0, 0)),
+        ([GOOD, JUnitCase("b", "failed", "ValueError: 1")], [JUnitCase("b", "failed", "ValueError: 2")], Verdict.PASS, (0, 0, 1)),
+        ([GOOD, JUnitCase("b", "failed", "ValueError: 1")], [JUnitCase("b", "failed", "KeyError: 'x'")], Verdict.FAIL, (1, 0, 0)),
+        ([GOOD, JUnitCase("b", "failed", "ValueError: 1")], [JUnitCase("b", "skipped", "no GPU")], Verdict.FAIL, (1, 0, 0)),
+        ([GOOD, JUnitCase("new", "failed", "ValueError: 1")], [GOOD], Verdict.FAIL, (1, 0, 0)),
+        ([JUnitCase("b", "failed", CUDA), JUnitCase("c", "skipped")], None, Verdict.BLOCKED, (0, 1, 0)),
+        ([GOOD, JUnitCase("a", "error", "ValueError: at its end")], [GOOD], Verdict.FAIL, (1, 0, 0)),
     ],
 )
 def test_what_a_failure_is_put_down_to(
-    bridge: Path, now: list[Case], before: list[Case] | None, verdict: Verdict, counts: tuple[int, int, int]
+    bridge: Path, now: list[JUnitCase], before: list[JUnitCase] | None, verdict: Verdict, counts: tuple[int, int, int]
 ) -> None:
     result = judged(bridge, now, before)
     assert result.verdict is verdict, result.reason
@@ -79,21 +90,21 @@ def test_what_a_failure_is_put_down_to(
 
 
 def test_a_file_that_no_longer_collects_is_the_changes_whatever_it_lacks(bridge: Path) -> None:
-    error = Case(NAME, "error", "ModuleNotFoundError: No module named 'requests'")
+    error = JUnitCase(NAME, "error", "ModuleNotFoundError: No module named 'requests'")
     assert judged(bridge, [GOOD, error]).needs == {"needs the package requests (package)": 1}
-    result = judged(bridge, [GOOD, error], [GOOD, Case(f"{NAME}.TestX::test_y", "passed")])
+    result = judged(bridge, [GOOD, error], [GOOD, JUnitCase(f"{NAME}.TestX::test_y", "passed")])
     assert result.verdict is Verdict.FAIL
     assert "1 tests of this file passed at the base" in result.reason
 
 
 def test_a_test_that_is_gone_or_skipped_now_is_a_note(bridge: Path) -> None:
-    result = judged(bridge, [GOOD, Case("b", "skipped")], [GOOD, Case("b", "passed"), Case("c", "passed")])
+    result = judged(bridge, [GOOD, JUnitCase("b", "skipped")], [GOOD, JUnitCase("b", "passed"), JUnitCase("c", "passed")])
     assert result.verdict is Verdict.PASS
     assert result.notes == ("2 tests that passed at the base did not run now: c, b",)
 
 
 def test_an_ambiguous_message_counts_as_missing_only_where_the_base_said_the_same(bridge: Path) -> None:
-    case = Case("b", "failed", "TypeError: isinstance() arg 2 must be a type, a tuple of types, or a union")
+    case = JUnitCase("b", "failed", "TypeError: isinstance() arg 2 must be a type, a tuple of types, or a union")
     assert (judged(bridge, [GOOD, case]).failed, judged(bridge, [GOOD, case]).verdict) == (1, Verdict.BLOCKED)
     assert judged(bridge, [GOOD, case], [GOOD, case]).needs == {"needs Transformer Engine (te-class)": 1}
 
@@ -128,8 +139,8 @@ def test_signatures_have_ids_of_their_own() -> None:
 
 
 def test_an_end_that_does_not_fit_and_megatron_from_elsewhere_are_no_pass(bridge: Path) -> None:
-    def verdict(made: Ran) -> tuple[Verdict, str]:
-        result = judge(made, bridge, PICKED, None, None)
+    def verdict(made: OwnTestsRun) -> tuple[Verdict, str]:
+        result = judge_own_tests(made, bridge, PICKED, None, None)
         return result.verdict, result.reason
 
     assert verdict(ran(bridge, GOOD, code=3))[0] is Verdict.FAIL
@@ -138,13 +149,13 @@ def test_an_end_that_does_not_fit_and_megatron_from_elsewhere_are_no_pass(bridge
     assert verdict(elsewhere)[0] is Verdict.BLOCKED
     assert "not from" in verdict(elsewhere)[1]
     assert verdict(ran(bridge, GOOD, imported={"megatron.core": None}))[0] is Verdict.BLOCKED
-    late = Ran(Outcome(None, 9, "deadline", 9.0), None, "collected 9 items", {})
+    late = OwnTestsRun(Outcome(None, 9, "deadline", 9.0), None, "collected 9 items", {})
     assert verdict(late) == (Verdict.BLOCKED, "no end within the 9 s that were left for them")
 
 
 def test_no_test_at_all_is_the_changes_only_when_it_can_be(bridge: Path) -> None:
-    def verdict(said: str, before: list[Case] | None = None) -> Verdict:
-        return judge(Ran(Outcome(4, None, "exited", 1.0), None, said, {}), bridge, PICKED, None, before).verdict
+    def verdict(said: str, before: list[JUnitCase] | None = None) -> Verdict:
+        return judge_own_tests(OwnTestsRun(Outcome(4, None, "exited", 1.0), None, said, {}), bridge, PICKED, None, before).verdict
 
     assert verdict("\n\nE   ModuleNotFoundError: No module named 'triton'") is Verdict.BLOCKED
     assert verdict("\n\nE   ModuleNotFoundError: No module named 'megatron.bridge.models.gone'") is Verdict.FAIL
@@ -198,11 +209,11 @@ def test_a_change_is_blamed_for_what_it_broke_and_the_base_runs_once(bridge: Pat
     assert line(git(bridge, "worktree", "list", "--porcelain")).count("worktree ") == 1
     assert repo_state(bridge, "bridge").dirty == repo.dirty
 
-    def never(*_: object) -> Ran:
+    def never(*_: object) -> OwnTestsRun:
         raise AssertionError("the base ran again")
 
-    monkeypatch.setattr(own_tests_base, "run", never)
-    place = own_tests_base.Place(python=python, instruments=tmp_path, out=tmp_path / "again", deadline_s=60, tell=said.append)
+    monkeypatch.setattr(own_tests_base, "run_pytest", never)
+    place = own_tests_base.BaseRun(python=python, instruments=tmp_path, out=tmp_path / "again", deadline_s=60, tell=said.append)
     kept = own_tests_base.baseline(place, repo, base, result.files)
     assert {case.name.rpartition("::")[2]: case.outcome for case in kept} == {
         "test_width": "passed",
@@ -223,7 +234,7 @@ def test_without_test_files_nothing_is_run_and_what_is_not_known_is_said(tmp_pat
     repo, said = RepoState(name="bridge", path=str(tmp_path), commit="0" * 40, branch=None), list[str]()
     result = own_tests(Path("none"), repo, tmp_path / "out", 60, None, said.append)
     assert (result.verdict, result.files) == (Verdict.SKIPPED, ())
-    assert any("not populated" in note for note in select(repo).notes)
+    assert any("not populated" in note for note in select_own_tests(repo).notes)
     put(tmp_path, {TEST: ""})
     monkeypatch.setattr(own_tests_module, "stage_packages", lambda _packages, out: out)
     result = own_tests(tmp_path / "no-python", repo, tmp_path / "out", 60, "HEAD", said.append)

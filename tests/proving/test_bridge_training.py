@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.facts import Row
-from seatrial.model.verdict import Boundary
-from seatrial.probes.bridge.faults_training import FAULTS
-from seatrial.probes.bridge.rungs import TABLE
-from seatrial.probes.bridge.rungs.lora import PLACEMENTS
-from seatrial.proving.bridge.judgement import Judgement
-from seatrial.proving.bridge.judges.training import judge_checkpoint, judge_lora, judge_optimizer, judge_policy
+from seatrial.checks.bridge_rungs import RungJudgement
+from seatrial.checks.bridge_training import judge_checkpoint, judge_lora, judge_optimizer, judge_policy
+from seatrial.checks.probe_facts import Row
+from seatrial.core.verdict import Boundary
+from seatrial.instruments.bridge.faults import TRAINING_FAULTS
+from seatrial.instruments.bridge.rungs import TABLE
+from seatrial.instruments.bridge.rungs_training import PLACEMENTS
 
 NONE: Row = {"count": 0, "first": []}
 BAD_NUMBERS = (None, "NaN", "Infinity", True, "1e-9")
@@ -81,7 +81,7 @@ def policy_rows() -> list[Row]:
     return [*rows, {"fact": "gradients", "tensors": 2, "largest": 0.09, "worst": {"count": 2, "first": worst}}]
 
 
-CASES: dict[str, tuple[Callable[[Any, str], Judgement], Callable[[], list[Row]]]] = {
+CASES: dict[str, tuple[Callable[[Any, str], RungJudgement], Callable[[], list[Row]]]] = {
     "optimizer": (judge_optimizer, optimizer_rows),
     "checkpoint": (judge_checkpoint, checkpoint_rows),
     "lora": (judge_lora, lora_rows),
@@ -271,8 +271,8 @@ def test_packed_expert_adapters_are_a_limitation() -> None:
 
 
 def test_faults_name_rungs_that_are_there() -> None:
-    assert len(FAULTS) >= 6
-    for fault in FAULTS.values():
+    assert len(TRAINING_FAULTS) >= 6
+    for fault in TRAINING_FAULTS.values():
         assert fault.rungs
         assert set(fault.rungs) <= set(CASES) <= set(TABLE)
         assert fault.named

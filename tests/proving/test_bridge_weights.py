@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.facts import Row
-from seatrial.model.verdict import Boundary
-from seatrial.probes.bridge.faults_weights import FAULTS
-from seatrial.probes.bridge.rungs import TABLE, build, mapping, order
-from seatrial.probes.megatron import local_names, shims
-from seatrial.probes.megatron.local_names import NORMS
-from seatrial.proving.bridge.judgement import Judge, Judgement
-from seatrial.proving.bridge.judges import weights
+from seatrial.checks import bridge_rungs
+from seatrial.checks.bridge_rungs import RungJudge, RungJudgement
+from seatrial.checks.probe_facts import Row
+from seatrial.core.verdict import Boundary
+from seatrial.instruments.bridge import rungs_weights
+from seatrial.instruments.bridge.faults_model import WEIGHT_FAULTS
+from seatrial.instruments.bridge.rungs import TABLE
+from seatrial.instruments.megatron import shims
+from seatrial.instruments.megatron import shims as local_names
+from seatrial.instruments.megatron.shims import NORMS
 
 NONE = {"count": 0, "first": []}
 COMPARED = ("missing", "extra", "unequal", "reshaped", "retyped", "wider", "tied_absent", "tied_extra")
@@ -33,9 +35,9 @@ def _setting(field: str, value: Any, provider: Any) -> Row:
     return {"key": field, "config": value, "field": field, "provider": provider}
 
 
-CLEAN: dict[str, tuple[Judge, list[Row]]] = {
+CLEAN: dict[str, tuple[RungJudge, list[Row]]] = {
     "build": (
-        weights.judge_build,
+        bridge_rungs.judge_build,
         [
             {
                 "fact": "build",
@@ -45,12 +47,12 @@ CLEAN: dict[str, tuple[Judge, list[Row]]] = {
         ],
     ),
     "import": (
-        weights.judge_import,
+        bridge_rungs.judge_import,
         [{"fact": "import", "parameters": 16, "stored": 26, "padding_rows": 0, "unreached": NONE, "unread": NONE, "nan_on_disk": NONE}],
     ),
-    "roundtrip": (weights.judge_roundtrip, [_compared("roundtrip", dtype=dtype) for dtype in ("float32", "bfloat16")]),
+    "roundtrip": (bridge_rungs.judge_roundtrip, [_compared("roundtrip", dtype=dtype) for dtype in ("float32", "bfloat16")]),
     "reload": (
-        weights.judge_reload,
+        bridge_rungs.judge_reload,
         [
             _compared("saved"),
             {
@@ -65,7 +67,7 @@ CLEAN: dict[str, tuple[Judge, list[Row]]] = {
         ],
     ),
     "mapping": (
-        weights.judge_mapping,
+        bridge_rungs.judge_mapping,
         [
             {
                 "fact": "mapping",
@@ -78,7 +80,7 @@ CLEAN: dict[str, tuple[Judge, list[Row]]] = {
         ],
     ),
     "order": (
-        weights.judge_order,
+        bridge_rungs.judge_order,
         [
             {
                 "fact": "order",
@@ -96,14 +98,14 @@ CLEAN: dict[str, tuple[Judge, list[Row]]] = {
 }
 
 
-def _judged(rung: str, change: Callable[[list[Row]], Any] = lambda rows: rows) -> Judgement:
+def _judged(rung: str, change: Callable[[list[Row]], Any] = lambda rows: rows) -> RungJudgement:
     judge, rows = CLEAN[rung]
     rows = [dict(row) for row in rows]
     change(rows)
     return judge(rows, "cpu")
 
 
-def _missed(found: Judgement) -> str:
+def _missed(found: RungJudgement) -> str:
     return " | ".join(f"{check.name}: {check.value}: {check.message}" for check in found.checks if not check.passed)
 
 
@@ -220,10 +222,10 @@ def test_settings_compare_only_what_the_configuration_says() -> None:
         hidden_size=64, rope_parameters={"rope_theta": 5e4}, num_experts=4, num_experts_per_tok=2, tie_word_embeddings=None
     )
     provider = SimpleNamespace(hidden_size=64, rotary_base=(1, 2), num_moe_experts=4, vocab_size=9)
-    found = {item["key"]: (item["config"], item["provider"]) for item in build.settings(config, provider)}
+    found = {item["key"]: (item["config"], item["provider"]) for item in rungs_weights.provider_settings(config, provider)}
     assert found == {"hidden_size": (64, 64), "rope_theta": (5e4, "(1, 2)"), "num_experts": (4, 4)}
     nested = SimpleNamespace(rope_parameters={"full_attention": {"rope_theta": 1.0}}, num_key_value_heads=2)
-    assert build.settings(nested, SimpleNamespace(rotary_base=1.0, num_query_groups=2, multi_latent_attention=True)) == []
+    assert rungs_weights.provider_settings(nested, SimpleNamespace(rotary_base=1.0, num_query_groups=2, multi_latent_attention=True)) == []
 
 
 NAMES = ["embed.weight", "m.layers.0.q", "m.layers.0.k", "m.layers.1.q", "m.layers.1.k"]
@@ -231,18 +233,18 @@ TASKS = [["embed.weight"], ["m.layers.0.q", "m.layers.0.k"], ["m.layers.1.q", "m
 
 
 def test_order_finds_late_names_and_torn_groups() -> None:
-    assert order._out_of_order(NAMES, TASKS) == [] == order._split(NAMES, TASKS)
+    assert rungs_weights._out_of_order(NAMES, TASKS) == [] == rungs_weights._split(NAMES, TASKS)
     woven = ["m.layers.0.q", "m.layers.1.q", "m.layers.0.k", "m.layers.1.k", "embed.weight"]
-    assert order._out_of_order(woven, TASKS) == ["m.layers.0.k", "embed.weight"]
-    assert [item["name"] for item in order._split(woven, TASKS)] == ["m.layers.0.q", "m.layers.1.q"]
+    assert rungs_weights._out_of_order(woven, TASKS) == ["m.layers.0.k", "embed.weight"]
+    assert [item["name"] for item in rungs_weights._split(woven, TASKS)] == ["m.layers.0.q", "m.layers.1.q"]
 
 
 def test_order_finds_experts_that_are_not_whole() -> None:
     names = [f"m.layers.{layer}.experts.{expert}.{kind}" for layer in range(2) for expert in range(2) for kind in ("up", "down")]
-    assert order._experts(names, 2)["expert_lacking"] == NONE
-    assert order._experts(names[:-1], 2)["expert_lacking"] == _found("m.layers.1.experts.1.down")
-    assert order._experts(names, 3)["expert_lacking"]["count"] == 4
-    assert order._experts(["embed.weight"], None) == {"expert_layers": 0, "expert_tensors": 0, "expert_lacking": NONE}
+    assert rungs_weights._experts(names, 2)["expert_lacking"] == NONE
+    assert rungs_weights._experts(names[:-1], 2)["expert_lacking"] == _found("m.layers.1.experts.1.down")
+    assert rungs_weights._experts(names, 3)["expert_lacking"]["count"] == 4
+    assert rungs_weights._experts(["embed.weight"], None) == {"expert_layers": 0, "expert_tensors": 0, "expert_lacking": NONE}
 
 
 class _Mapping:
@@ -260,19 +262,19 @@ def test_mapping_holds_a_name_against_every_pattern() -> None:
         _Mapping("layers.0.w", "zero"),
         _Mapping("layers.*.b", "h.*.b"),
     ]
-    assert [mapping._said(found) for found in mapping._matching("layers.0.w", registry)] == [
+    assert [rungs_weights._mapping_said(found) for found in rungs_weights._matching("layers.0.w", registry)] == [
         "_Mapping to h.0.w",
         "_Mapping to all.0.w",
         "_Mapping to zero",
     ]
-    assert mapping._matching("xlayers.0.w", registry) == []
-    assert mapping._unused(registry, {"layers.0.w": []}) == ["layers.*.b"]
+    assert rungs_weights._matching("xlayers.0.w", registry) == []
+    assert rungs_weights._unused(registry, {"layers.0.w": []}) == ["layers.*.b"]
 
 
 def test_mapping_counts_the_experts_of_one_tensor_once() -> None:
     plain, fused = _Mapping("a", {"q": "h.q", "k": "h.k"}), _Mapping("e", "h.experts", grouped=True)
-    assert mapping._claims({"a": plain, "b": None, "e.0": fused, "e.1": fused}) == {"h.q": ["a"], "h.k": ["a"], "h.experts": ["e.0"]}
-    assert mapping._claims({"a": plain, "b": _Mapping("b", "h.q")})["h.q"] == ["a", "b"]
+    assert rungs_weights._claims({"a": plain, "b": None, "e.0": fused, "e.1": fused}) == {"h.q": ["a"], "h.k": ["a"], "h.experts": ["e.0"]}
+    assert rungs_weights._claims({"a": plain, "b": _Mapping("b", "h.q")})["h.q"] == ["a", "b"]
 
 
 class _OtherMapping(_Mapping):
@@ -296,7 +298,7 @@ HF = "model.layers.*.input_layernorm.weight"
     ],
 )
 def test_mapping_holds_fused_norms_against_local_ones(registry: list[_Mapping], looks: str) -> None:
-    found = mapping._norms_unlike(registry, {"model.layers.0.input_layernorm.weight"})
+    found = rungs_weights._norms_unlike(registry, {"model.layers.0.input_layernorm.weight"})
     assert [item["name"] for item in found] == ([FUSED] if looks else [])
     assert all(looks in item["looks"] for item in found)
 
@@ -309,8 +311,8 @@ def test_a_local_norm_keeps_the_class_of_the_familys_mapping(monkeypatch: pytest
 
 
 def test_every_fault_names_rungs_of_the_ladder() -> None:
-    assert len(FAULTS) >= 12
-    for fault in FAULTS.values():
+    assert len(WEIGHT_FAULTS) >= 12
+    for fault in WEIGHT_FAULTS.values():
         assert fault.rungs
         assert set(fault.rungs) <= set(TABLE)
         assert fault.named

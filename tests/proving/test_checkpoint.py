@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.proving.checkpoint import require_weights
+from seatrial.core.errors import UserError
+from seatrial.probes.probe_process import require_weights
 
 from .tiny_weights import weights
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.loops.refits.weights import Seen, differing, looks_like
-from seatrial.model.verdict import Verdict
-from seatrial.proving.judge import judge
+from seatrial.checks.probe_refit import judge_refit_probe
+from seatrial.checks.refit_weights import SeenWeights, differing_tensors, looks_like
+from seatrial.core.verdict import Verdict
 
 from .run_facts import DRIVER, NAMES, clean, facts, hashes, of
 
@@ -14,9 +14,9 @@ EMBED, Q0, Q1, Q2, NORM = NAMES
 SENT = {version: hashes(version) for version in (1, 2, 3)}
 
 
-def held(**instead: str) -> Seen:
+def held(**instead: str) -> SeenWeights:
     """Version 3 with some hashes replaced; keys are the variables above."""
-    return Seen({**hashes(3), **{globals()[key]: value for key, value in instead.items()}})
+    return SeenWeights({**hashes(3), **{globals()[key]: value for key, value in instead.items()}})
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def held(**instead: str) -> Seen:
         (Q0, held(Q0=f"{EMBED}@3"), f"other name (holds {EMBED})"),
         (Q0, held(Q0="something else"), ""),
         (Q0, held(Q0=f"{Q1}@2"), ""),
-        (Q0, Seen({**hashes(3), Q0: "x"}, zeros=frozenset({Q0})), "zero"),
-        (Q0, Seen({**hashes(3), Q0: "x"}, nans={Q0: 7}), "NaN (7 elements)"),
-        (Q0, Seen({name: value for name, value in hashes(3).items() if name != Q0}), "not there"),
+        (Q0, SeenWeights({**hashes(3), Q0: "x"}, zeros=frozenset({Q0})), "zero"),
+        (Q0, SeenWeights({**hashes(3), Q0: "x"}, nans={Q0: 7}), "NaN (7 elements)"),
+        (Q0, SeenWeights({name: value for name, value in hashes(3).items() if name != Q0}), "not there"),
     ],
 )
-def test_kinds(name: str, seen: Seen, expected: str) -> None:
+def test_kinds(name: str, seen: SeenWeights, expected: str) -> None:
     assert looks_like(name, 3, SENT, seen) == expected
 
 
@@ -49,13 +49,13 @@ def test_nothing_is_claimed_when_two_explanations_fit() -> None:
 
 
 def test_names_on_one_side_only_differ() -> None:
-    assert differing({"a": "1", "b": "2"}, {"a": "1", "c": "2"}) == ["b", "c"]
+    assert differing_tensors({"a": "1", "b": "2"}, {"a": "1", "c": "2"}) == ["b", "c"]
 
 
 def test_the_judge_compares_hashes_itself() -> None:
     rows = clean()
     of(rows, "hashes", side="live", replica="1", version=3)[0]["hashes"] = {**hashes(3), Q1: f"{Q1}@2"}
-    judged = judge(facts(rows), DRIVER)
+    judged = judge_refit_probe(facts(rows), DRIVER)
     assert judged.verdict is Verdict.FAIL
     (wrong,) = judged.wrong
     assert (wrong.name, wrong.layer, wrong.replica, wrong.step, wrong.version) == (Q1, "model.layers.1", "1", 2, 3)
@@ -66,7 +66,7 @@ def test_the_judge_compares_hashes_itself() -> None:
 def test_a_mismatch_without_hashes_keeps_its_name() -> None:
     rows = [row for row in clean() if row["fact"] != "hashes"]
     of(rows, "refit", replica="0", index=2)[0]["wrong_names"] = [Q0]
-    judged = judge(facts(rows), DRIVER)
+    judged = judge_refit_probe(facts(rows), DRIVER)
     assert [(wrong.name, wrong.looks) for wrong in judged.wrong] == [(Q0, "")]
     assert any("not its kind" in text for text in judged.limitations)
 
@@ -76,7 +76,7 @@ def test_what_a_driver_marks_is_told_with_the_runtime_tensor(mark: str, words: s
     rows = clean()
     of(rows, "hashes", side="live", replica="1", version=3)[0]["hashes"] = {**hashes(3), EMBED: mark}
     of(rows, "refit", replica="1", index=2)[0].update(wrong_names=[EMBED], wrong={EMBED: {"runtime": "lm_head.weight", "count": 3}})
-    judged = judge(facts(rows), DRIVER)
+    judged = judge_refit_probe(facts(rows), DRIVER)
     assert judged.verdict is Verdict.FAIL
     assert words in judged.wrong[0].looks
     assert "held as lm_head.weight, on replica 1" in judged.reason

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.facts import Row, read_facts
-from seatrial.model.verdict import Verdict
-from seatrial.proving.judge import judge
-from seatrial.proving.record import Probe, Wanted
-from seatrial.proving.text import summary, table
+from seatrial.checks.probe_facts import Row, read_facts
+from seatrial.checks.probe_refit import RefitProbe, RefitRequest, judge_refit_probe
+from seatrial.core.verdict import Verdict
+from seatrial.probes.refit_run import refit_summary, refit_table
 
 from .run_facts import DRIVER, FOREIGN, NAMES, clean, facts, hooked, of
 
@@ -154,12 +153,12 @@ HOOKS: dict[str, Lie] = {
 }
 
 
-def shown(rows: list[Row], wanted: Wanted) -> Verdict:
+def shown(rows: list[Row], wanted: RefitRequest) -> Verdict:
     """The verdict, after everything was put into words as well."""
-    judged = judge(facts(rows), wanted)
-    assert table(judged.refits)
-    made = Probe(seatrial="0", created="now", command=(), wanted=wanted, judged=judged)
-    assert summary(made, None).startswith(f"Result: {judged.verdict}")
+    judged = judge_refit_probe(facts(rows), wanted)
+    assert refit_table(judged.refits)
+    made = RefitProbe(seatrial="0", created="now", command=(), wanted=wanted, judged=judged)
+    assert refit_summary(made, None).startswith(f"Result: {judged.verdict}")
     assert made.model_dump_json()
     return judged.verdict
 
@@ -169,7 +168,7 @@ def test_no_lie_about_a_run_of_ours_passes(what: str) -> None:
     rows = clean()
     OWN[what](rows)
     assert shown(rows, DRIVER) is not Verdict.PASS
-    assert judge(facts(rows), FOREIGN).verdict is not Verdict.PASS, "nor as facts that were found somewhere"
+    assert judge_refit_probe(facts(rows), FOREIGN).verdict is not Verdict.PASS, "nor as facts that were found somewhere"
 
 
 @pytest.mark.parametrize("what", HOOKS)
@@ -203,8 +202,8 @@ def test_both_pass_without_a_lie() -> None:
 def test_no_line_that_does_not_belong_there_passes(line: bytes, tmp_path: Path) -> None:
     path = tmp_path / "facts.jsonl"
     path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in clean()) + line)
-    judged = judge(read_facts(path), FOREIGN)
+    judged = judge_refit_probe(read_facts(path), FOREIGN)
     assert judged.verdict is Verdict.FAIL
-    probe = Probe(seatrial="0", created="now", command=(), wanted=FOREIGN, judged=judged)
+    probe = RefitProbe(seatrial="0", created="now", command=(), wanted=FOREIGN, judged=judged)
     assert probe.model_dump_json()
-    summary(probe, None).encode()
+    refit_summary(probe, None).encode()

@@ -15,8 +15,9 @@ from unittest import mock
 import torch
 
 from real.attached import SIZE, VLLM, K, Model, Q, V, World, export, reused
-from seatrial.probes import fingerprint
-from seatrial.probes.engines import attach, nemo_rl, pairs, wrapping
+from seatrial.instruments.bits import fingerprint
+from seatrial.instruments.engines import attach, nemo_rl_hooks
+from seatrial.instruments.refit import agreement
 
 
 def send(world: World, weights: Any) -> Any:
@@ -49,7 +50,7 @@ def case_a_clean_run_proves_itself(tmp: Path) -> None:
     world = World(tmp, "verl")
     model = Model(torch.bfloat16)
     sent = refits(world, world.worker(model), 3)
-    assert pairs.problems(world.rows()) == [], pairs.problems(world.rows())
+    assert agreement.problems(world.rows()) == [], agreement.problems(world.rows())
     for version, weights in enumerate(sent, 1):
         for side in ("sent", "received", "live"):
             row = world.sides(side)[version - 1]
@@ -104,7 +105,7 @@ def case_bits_that_change_on_the_way_are_named(tmp: Path) -> None:
     worker = world.worker(Model(torch.bfloat16))
     world.module("wire").BROKEN.append(Q)
     refits(world, worker, 1)
-    found = pairs.problems(world.rows())
+    found = agreement.problems(world.rows())
     assert len(found) == 1, found
     assert f"1 of 4 names otherwise than sent: {Q}" in found[0], found
 
@@ -114,7 +115,7 @@ def case_wider_weights_are_compared_as_the_generator_casts_them(tmp: Path) -> No
     refits(world, world.worker(Model(torch.bfloat16)), 2, torch.float32)
     assert [(row["wrong_names"], row["methods"]) for row in world.rows("refit")] == [([], {"read": 4})] * 2
     assert set(world.sides("live")[0]["casts"]) == {"embed", Q, K, V}
-    assert pairs.problems(world.rows()) == []
+    assert agreement.problems(world.rows()) == []
 
 
 def case_a_lost_cast_is_not_taken_for_equal(tmp: Path) -> None:
@@ -180,7 +181,7 @@ def case_a_probe_that_fails_breaks_nothing(tmp: Path) -> None:
         assert worker.update_weights_from_ipc() == "loaded"
     assert torch.equal(worker.model_runner.model.embed, export(1)["embed"])
     assert "no memory for hashes" in world.rows("probe_error")[0]["error"]
-    assert any("could not be hashed" in text for text in pairs.problems(world.rows()))
+    assert any("could not be hashed" in text for text in agreement.problems(world.rows()))
 
 
 def case_nemo_rl_streams_and_broadcasts(tmp: Path) -> None:
@@ -194,7 +195,7 @@ def case_nemo_rl_streams_and_broadcasts(tmp: Path) -> None:
     for rank in (1, 0):  # every rank takes part, one sends; and what it sends is made by the function
         packed(iter(wide.items()), SimpleNamespace(rank=rank), 0, lambda item: item[1].to(torch.bfloat16))
     assert worker.update_weights_from_collective() is True
-    assert pairs.problems(world.rows()) == [], pairs.problems(world.rows())
+    assert agreement.problems(world.rows()) == [], agreement.problems(world.rows())
     assert [row["entry"] for row in world.sides("received")] == ["update_weights_via_ipc_zmq", "update_weights_from_collective"]
     assert world.sides("sent")[1]["hashes"] == fingerprint.tensors((name, value.bfloat16()) for name, value in wide.items())
     assert [row["wrong_names"] for row in world.rows("refit")] == [[], []]
@@ -237,7 +238,7 @@ def case_without_a_stream_method_the_loader_is_watched(tmp: Path) -> None:
                 self.model_runner.model.load_weights(weights=weights)
 
     recorder = next(finder for finder in sys.meta_path if isinstance(finder, attach.Hook)).recorder
-    Older.load = wrapping.receiving(Older.load, recorder, nemo_rl.TARGETS[0])  # type: ignore[method-assign]
+    Older.load = attach.receiving(Older.load, recorder, nemo_rl_hooks.TARGETS[0])  # type: ignore[method-assign]
     worker = Older()
     worker.model_runner = SimpleNamespace(model=Model(torch.bfloat16))
     worker.load()

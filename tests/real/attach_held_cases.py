@@ -12,7 +12,9 @@ import torch
 
 from real.attach_cases import send
 from real.attached import VLLM, Model, World, export
-from seatrial.probes.engines import live, nemo_rl, pairs, wrapping
+from seatrial.instruments.engines import attach, nemo_rl_hooks
+from seatrial.instruments.engines import recorder as live
+from seatrial.instruments.refit import agreement
 
 BF16, FP32 = torch.bfloat16, torch.float32
 EMBED, GATE = "embed_tokens.weight", "gate.weight"
@@ -77,7 +79,7 @@ def case_what_is_held_wider_than_sent_is_proven(tmp: Path) -> None:
     assert wrong(world) == [[]] * 5
     assert world.sides("live")[0]["casts"] == {GATE: "torch.bfloat16 to torch.float32"}
     assert [row["hashes"] for row in world.sides("live")] == [row["hashes"] for row in world.sides("sent")]
-    assert pairs.problems(world.rows()) == []
+    assert agreement.problems(world.rows()) == []
 
 
 def case_what_is_held_wider_and_is_wrong_is_named(tmp: Path) -> None:
@@ -102,7 +104,7 @@ def case_a_model_that_is_replaced_last_is_not_covered(tmp: Path) -> None:
     for seed, open_ in ((6, True), (7, False)):
         send(world, iter(weights(seed, BF16).items()))
         worker.update_weights_from_ipc()
-        assert any(said in text for text in pairs.problems(world.rows())) is open_, pairs.problems(world.rows())
+        assert any(said in text for text in agreement.problems(world.rows())) is open_, agreement.problems(world.rows())
     assert [row["version"] for row in world.rows("coverage")] == [2, 3, 4, 5, 7]
 
 
@@ -179,7 +181,7 @@ def case_a_loader_that_was_replaced_on_the_model_is_put_back(tmp: Path) -> None:
                 self.model_runner.model.load_weights = patch  # type: ignore[attr-defined]
             return done
 
-    Older.load = wrapping.receiving(Older.load, recorder, nemo_rl.TARGETS[0])  # type: ignore[method-assign]
+    Older.load = attach.receiving(Older.load, recorder, nemo_rl_hooks.TARGETS[0])  # type: ignore[method-assign]
     worker: Any = Older()
     model = Model(BF16)
     loader, own, other = model.load_weights, lambda given: loader(given), lambda given: loader(given)

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import verl.workers.rollout
 
-from seatrial.probes import fingerprint
-from seatrial.probes.engines import attach
+from seatrial.instruments.bits import fingerprint
+from seatrial.instruments.engines import attach
 
 PACKAGE = "verl.workers.rollout.vllm_rollout"
 

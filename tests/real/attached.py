@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from seatrial.probes.engines import attach
+from seatrial.instruments.engines import attach
 
 STANDINS = Path(__file__).parents[1] / "probes" / "standins"
 VLLM = {"verl": "verl.workers.rollout.vllm_rollout", "nemo_rl": "nemo_rl.models.generation.vllm"}

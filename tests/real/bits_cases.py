@@ -10,11 +10,9 @@ from typing import Any
 import torch
 
 from probes import bits_reference as reference
-from seatrial.probes import fingerprint
-from seatrial.probes.bits import delta, hashing, native, plain
-from seatrial.probes.refit import planes
-from seatrial.probes.refit.consumer import Consumer
-from seatrial.probes.refit.producer import Producer
+from seatrial.instruments.bits import delta, fingerprint, native, plain
+from seatrial.instruments.refit import payload
+from seatrial.instruments.refit.weight_transfer import Consumer, Producer
 
 DTYPES = (
     *(torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -47,9 +45,9 @@ def raw(tensor: Any) -> bytes:
 
 
 def sums_both_ways(tensor: Any) -> tuple[int, int]:
-    (found,) = hashing.sums([tensor])
+    (found,) = fingerprint.sums([tensor])
     with without_c():
-        assert hashing.sums([tensor]) == [found], tensor.dtype
+        assert fingerprint.sums([tensor]) == [found], tensor.dtype
     return found
 
 
@@ -132,10 +130,10 @@ def case_a_tensor_hashes_like_the_stream_of_its_bytes() -> None:
     for context in (nullcontext, without_c):
         for step in (1000, 16384, 99999):
             with context():
-                stream = hashing.Stream()
+                stream = fingerprint.Stream()
                 for start in range(0, len(raw(tensor)), step):
                     stream.update(raw(tensor)[start : start + step])
-                assert stream.finish() == hashing.sums([tensor])[0] == reference.sums(raw(tensor))
+                assert stream.finish() == fingerprint.sums([tensor])[0] == reference.sums(raw(tensor))
 
 
 def case_fingerprints_keep_names_order_and_refuse_duplicates() -> None:
@@ -157,7 +155,7 @@ def case_a_tensor_without_its_memory_is_refused() -> None:
     short.untyped_storage().resize_(39_999)
     for tensor in (freed, part, short, torch.empty(100, 100, device="meta"), turned, torch.nn.Parameter(part)):
         calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-            *((call, (tensor,)) for call in (fingerprint.tensor_hash, plain.flat, planes.to_bytes)),
+            *((call, (tensor,)) for call in (fingerprint.tensor_hash, plain.flat, payload.to_bytes)),
             (fingerprint.tensors, ({"x": tensor}.items(),)),
             *((delta.encode, pair) for pair in ((tensor, good), (good, tensor))),
             *((call, (tensor, coded, "difference")) for call in (delta.apply, delta.revert)),

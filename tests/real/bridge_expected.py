@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from seatrial.probes.bridge.families import RUNNING
-from seatrial.probes.bridge.rungs import TABLE
+from seatrial.instruments.bridge.rungs import RUNNING, TABLE
 
 DENSE = tuple(name for name, family in RUNNING.items() if not family.moe)
 LOOPS = ("qwen2", "qwen3-moe")

@@ -9,16 +9,15 @@ from typing import NamedTuple
 
 import pytest
 
+from seatrial.checks.probe_facts import Facts
+from seatrial.core.files import write_json
 from seatrial.evidence.redact import Redactor
-from seatrial.files import write_json
-from seatrial.launch.environments import Environments
 from seatrial.loops import environments
-from seatrial.loops.facts import Facts
-from seatrial.proving.bridge.judge import judge
-from seatrial.proving.bridge.record import Asked, RungResult
-from seatrial.proving.bridge.run import LADDER
-from seatrial.proving.driver import LOG, Driver, trouble
-from seatrial.trial.inject import stage_packages
+from seatrial.probes.bridge_run import LADDER
+from seatrial.probes.bridge_verdict import BridgeRequest, RungResult, judge_ladder
+from seatrial.probes.probe_process import LOG, Driver, trouble
+from seatrial.runtime.environments import Environments
+from seatrial.trial.staging import stage_packages
 
 ENVIRONMENT = "megatron-cpu"
 MINUTES = 9
@@ -58,7 +57,7 @@ def climb(out: Path, items: Sequence[Item]) -> Facts:
 
 def answer(facts: Facts, item: Item) -> RungResult:
     """The verdict on one item."""
-    (family,) = judge(facts, Asked(models=(item.model,), rungs=(item.rung,), fault=item.fault)).families
+    (family,) = judge_ladder(facts, BridgeRequest(models=(item.model,), rungs=(item.rung,), fault=item.fault)).families
     assert family.rungs, f"{item.model}: {family.reason}"
     return family.rungs[0]
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from bench.mutants.harness import Server
 
-from seatrial.launch.environments import Environment, Environments
 from seatrial.loops import environments
+from seatrial.runtime.environments import Environment, Environments
 
 LOOP = "trl"
 SECONDS = 1500

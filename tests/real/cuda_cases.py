@@ -9,8 +9,7 @@ import torch
 
 from real.bits_cases import DTYPES, random_bits, raw, refused, same
 from real.delta_cases import KINDS, changed_at
-from seatrial.probes import fingerprint
-from seatrial.probes.bits import delta, gpu, hashing
+from seatrial.instruments.bits import delta, fingerprint, gpu
 
 ABSENT = "no CUDA device"
 SIZES = (0, 1, 3, 255, 256, 257, 4099, 8192, 8193, 8192 * 9 + 5)
@@ -48,14 +47,14 @@ def planes_of(coded: delta.Coded) -> list[bytes | None]:
 def case_sums_on_a_gpu_are_those_of_the_cpu() -> None:
     there = device()
     held = [random_bits(dtype, size) for dtype in DTYPES for size in SIZES]
-    assert hashing.sums([tensor.to(there) for tensor in held]) == hashing.sums(held)
+    assert fingerprint.sums([tensor.to(there) for tensor in held]) == fingerprint.sums(held)
     whole = random_bits(torch.bfloat16, 130, 90)
     views = (whole.t(), whole[::2], whole[:, 3:17], whole[1:], whole.view(-1)[1:], whole.expand(2, 130, 90))
     moved = whole.to(there)
     there_too = (moved.t(), moved[::2], moved[:, 3:17], moved[1:], moved.view(-1)[1:], moved.expand(2, 130, 90))
-    assert hashing.sums(there_too) == hashing.sums(views)
+    assert fingerprint.sums(there_too) == fingerprint.sums(views)
     number = random_bits(torch.complex64, 100)
-    assert hashing.sums([number.to(there).conj()]) == hashing.sums([number.conj()])
+    assert fingerprint.sums([number.to(there).conj()]) == fingerprint.sums([number.conj()])
 
 
 def case_encoding_on_a_gpu_is_that_of_the_cpu() -> None:
@@ -90,7 +89,7 @@ def case_applying_and_reverting_on_a_gpu_is_that_of_the_cpu() -> None:
 def case_only_empty_tensors_on_a_gpu_are_no_work() -> None:
     there = device()
     nothing = [torch.empty(0, 5, device=there), torch.empty(0, dtype=torch.bfloat16, device=there)]
-    plan = gpu.Plan(nothing, [tensor.clone() for tensor in nothing])
+    plan = gpu.KernelPlan(nothing, [tensor.clone() for tensor in nothing])
     for _ in range(20):  # memory that was used before, and is not zero
         torch.full((1 << 16,), -1, dtype=torch.int32, device=there)
         made = plan.encode(overwrite=False)
@@ -106,5 +105,5 @@ def case_a_tensor_without_its_memory_is_refused_on_a_gpu() -> None:
     freed.untyped_storage().resize_(0)
     for tensor in (freed, part, turned):
         assert not gpu.usable(tensor)
-        for call in (fingerprint.tensor_hash, lambda held: gpu.Plan([held]), lambda held: gpu.sums([held])):
+        for call in (fingerprint.tensor_hash, lambda held: gpu.KernelPlan([held]), lambda held: gpu.sums([held])):
             assert "gather it with full_tensor() first" in refused(call, tensor, kind=TypeError)

@@ -13,7 +13,7 @@ import torch
 
 from probes import bits_reference as reference
 from real.bits_cases import DTYPES, random_bits, raw, refused, same, without_c
-from seatrial.probes.bits import cpu, delta, gpu, hashing, plain
+from seatrial.instruments.bits import delta, fingerprint, gpu, native, plain
 
 KINDS: tuple[delta.Kind, ...] = ("difference", "overwrite")
 torch.manual_seed(7)
@@ -33,7 +33,7 @@ def case_both_kernels_encode_as_the_specification_says() -> None:
         current = torch.where(torch.rand(nbytes) < 0.03, random_bits(torch.uint8, nbytes), base)
         for overwrite in (False, True):
             counts, offsets, values, changed = reference.planes(raw(current), raw(base), overwrite)
-            for kernels in (cpu, plain):
+            for kernels in (native, plain):
                 held = base.clone()
                 planes, found, sums = kernels.encode(current, held, overwrite)
                 assert (planes.counts.tolist(), planes.offsets.tolist()) == (counts, offsets), (kernels, nbytes)
@@ -41,11 +41,11 @@ def case_both_kernels_encode_as_the_specification_says() -> None:
                 assert (found, sums) == (changed, reference.sums(raw(current)))
                 assert same(held, current)
                 bitmap, dense = plain.to_bitmap(planes, nbytes), plain.to_dense(planes, nbytes)
-                assert same(bitmap, cpu.to_bitmap(planes, nbytes))
-                assert same(dense, cpu.to_dense(planes, nbytes))
+                assert same(bitmap, native.to_bitmap(planes, nbytes))
+                assert same(dense, native.to_dense(planes, nbytes))
                 gaps = plain.to_gaps(planes, nbytes)
                 assert gaps.tolist() == reference.gaps(counts, offsets, nbytes)
-                assert same(gaps, cpu.to_gaps(planes, nbytes))
+                assert same(gaps, native.to_gaps(planes, nbytes))
                 for again in (kernels.from_bitmap(bitmap, planes.values, nbytes), kernels.from_gaps(gaps, planes.values, nbytes)):
                     assert all(same(a, b) for a, b in zip(again, planes, strict=True))
 
@@ -56,7 +56,7 @@ def there_and_back(current: Any, base: Any, mode: str | None = None) -> None:
         refreshed, old = base.clone(), base.clone()
         coded, sums = delta.encode(current, refreshed, kind)
         assert mode in (None, coded.mode), (mode, coded.mode)
-        assert (sums, coded.nbytes) == (hashing.sums([current])[0], current.numel() * current.element_size())
+        assert (sums, coded.nbytes) == (fingerprint.sums([current])[0], current.numel() * current.element_size())
         assert same(refreshed, current)
         with without_c():
             slow, slow_sums = delta.encode(current, old, kind)
@@ -228,7 +228,7 @@ def case_only_empty_tensors_are_no_work_for_a_gpu() -> None:
     kernels = SimpleNamespace(device="cpu", empty=scratch, launch=mock.Mock(), keys=None)
     nothing = [torch.empty(0, 5), torch.empty(0, dtype=torch.bfloat16)]
     with mock.patch.object(gpu, "kernels", return_value=kernels), mock.patch.object(gpu, "usable", return_value=True):
-        plan = gpu.Plan(nothing, [tensor.clone() for tensor in nothing])
+        plan = gpu.KernelPlan(nothing, [tensor.clone() for tensor in nothing])
         made = plan.encode(overwrite=False)
         assert (made.ends, made.changed, made.sums) == ([0, 0], [0, 0], [(0, 0), (0, 0)])
         assert [(plane.numel(), plane.dtype) for own in plan.planes(made) for plane in own] == [

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from seatrial.shadow.draws import LIMIT, Draws
+from seatrial.instruments.shadow.draws import LIMIT, Draws
 
 ROWS, WORDS, POSITIONS, ROUNDS, GROUP = 36, 60, 8, 4, 4
 Sampler = Callable[[Any, Any, int], Any]

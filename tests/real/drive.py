@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from seatrial.files import read_model, read_text
-from seatrial.launch.processes import MARKER
-from seatrial.model.record import LevelResult, Trial
+from seatrial.core.files import read_model, read_text
+from seatrial.core.records import LevelResult, Trial
+from seatrial.runtime.process_tree import MARKER
 
 SEATRIAL = Path(sys.executable).with_name("seatrial")
 PLAIN = ("--", "--max_steps", "8")

@@ -50,9 +50,9 @@ def run_cases(
     """
     import pytest
 
-    from seatrial.launch.environments import Environments
     from seatrial.loops import environments
-    from seatrial.loops.child import run_child
+    from seatrial.loops.host_findings import run_child
+    from seatrial.runtime.environments import Environments
 
     if python is None:
         cache = Environments()
@@ -62,7 +62,7 @@ def run_cases(
                 f"the environment {environment} is not built in {cache.root}: run `seatrial env build {environment}`", pytrace=False
             )
         python = str(found.python)
-    path = os.pathsep.join(str(ROOT / part) for part in ("src", "tests"))
+    path = os.pathsep.join(str(ROOT / part) for part in ("src", "packages/pytest-seatrial/src", "tests"))
     own = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **(extra or {})}
     with tempfile.TemporaryDirectory(prefix="seatrial-cases-") as place:
         done = run_child([python, str(Path(__file__)), str(ROOT / file), place], ROOT, {**os.environ, **own}, SECONDS)
@@ -77,7 +77,7 @@ def run_cases(
 
 def main(file: str, place: str) -> None:
     """In the child: run every case, each in a directory of its own if it asks for one."""
-    from seatrial.probes import provenance
+    from seatrial.instruments import provenance
 
     spec = importlib.util.spec_from_file_location("cases", file)
     assert spec is not None

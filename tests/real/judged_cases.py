@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from real.attached import VLLM, Model, World, export, reused
-from seatrial.probes import fingerprint
+from seatrial.instruments.bits import fingerprint
 
 HALF = torch.bfloat16
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from seatrial.probes import fingerprint
-from seatrial.probes.refit import coordinates
+from seatrial.instruments.bits import fingerprint
+from seatrial.instruments.refit import map_learner
 
 Pairs = Iterable[tuple[str, Any]]
 
@@ -40,9 +40,9 @@ def change_a(change: Callable[[Any], Any], name: str, value: Any) -> Any:
     return change(value) if name == "a" else value
 
 
-def learned(module: Any, export: dict[str, Any], load: Callable[[Pairs], object] | None = None) -> coordinates.Map:
+def learned(module: Any, export: dict[str, Any], load: Callable[[Pairs], object] | None = None) -> map_learner.Map:
     """The map; the state must be the same afterwards, bit for bit."""
     before = fingerprint.model(module)
-    made = coordinates.learn(module, load or module.load_weights, export)
+    made = map_learner.learn(module, load or module.load_weights, export)
     assert fingerprint.model(module) == before
     return made

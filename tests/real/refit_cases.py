@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from real.refit_world import KINDS, World, broken, flat, raised, recovers, refused
-from seatrial.probes.refit.consumer import Consumer
+from seatrial.instruments.refit.weight_transfer import Consumer
 
 
 def case_every_transport_is_bit_equal(tmp: Path) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 import transformers
 
-from seatrial.probes import fingerprint
-from seatrial.probes.refit import coordinates, coverage
-from seatrial.probes.refit.consumer import Consumer
-from seatrial.probes.refit.producer import Producer
-from seatrial.probes.refit.versions import Ledger
+from seatrial.instruments.bits import fingerprint
+from seatrial.instruments.refit import map_learner, tensor_coverage
+from seatrial.instruments.refit.agreement import Ledger
+from seatrial.instruments.refit.weight_transfer import Consumer, Producer
 
 STEPS = 20
 SMALL = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -37,8 +36,8 @@ def run(config: Any, dtype: Any, tied: bool) -> None:
             live[name].copy_(value)
 
     export = policy.state_dict()
-    learned = coordinates.learn(generator, load, export)
-    watch, ledger = coverage.Watch(generator, learned), Ledger()
+    learned = map_learner.learn(generator, load, export)
+    watch, ledger = tensor_coverage.LoaderWatch(generator, learned), Ledger()
     producer, consumer = Producer(export), Consumer(live)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
     draw = torch.Generator().manual_seed(1)
@@ -64,22 +63,22 @@ def run(config: Any, dtype: Any, tied: bool) -> None:
     silent(policy, generator, learned, watch, ledger)
 
 
-def silent(policy: Any, generator: Any, learned: coordinates.Map, watch: coverage.Watch, ledger: Ledger) -> None:
+def silent(policy: Any, generator: Any, learned: map_learner.Map, watch: tensor_coverage.LoaderWatch, ledger: Ledger) -> None:
     """No instrument has anything to say after the run."""
     assert ledger.problems() == []
     assert ledger.seen["samples"] == STEPS
     assert learned.compare(generator, policy.state_dict()) == {}
     assert (learned.opaque, learned.unconsumed, learned.duplicates, learned.casts) == ({}, {}, {}, {})
-    assert coverage.misplaced(learned) == {}
-    found = coverage.classify(generator, learned, watch.touched, watch.moved)
+    assert tensor_coverage.misplaced(learned) == {}
+    found = tensor_coverage.classify(generator, learned, watch.touched, watch.moved)
     assert found.idle == ()
     assert all(part.constant for part in found.padding.values())
     assert found.derived == found.moved == {}
     parameters = dict(generator.named_parameters())
     assert set(parameters) <= set(found.written), set(parameters) - set(found.written)
-    kept = coverage.never_changed(watch.history)
+    kept = tensor_coverage.never_changed(watch.history)
     assert not [name for name in kept if name in parameters and "expert" not in name and "norm" not in name], kept
-    assert coverage.unexported(watch.history, policy.state_dict()) == []
+    assert tensor_coverage.unexported(watch.history, policy.state_dict()) == []
 
 
 def case_llama_untied() -> None:

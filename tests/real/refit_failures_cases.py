@@ -15,10 +15,10 @@ from unittest import mock
 import torch
 
 from real.refit_world import KINDS, World, broken, flat, raised, recovers, refused, weights
-from seatrial.probes.bits import delta
-from seatrial.probes.refit import payload, planes
-from seatrial.probes.refit.consumer import Consumer
-from seatrial.probes.refit.header import TRANSPORTS
+from seatrial.instruments.bits import delta
+from seatrial.instruments.refit import payload
+from seatrial.instruments.refit.payload_header import TRANSPORTS
+from seatrial.instruments.refit.weight_transfer import Consumer
 
 
 def cuts(data: bytes) -> Iterator[int]:
@@ -202,8 +202,8 @@ def case_planes_that_do_not_fit_are_refused() -> None:
     def shifted(coded: Any) -> list[memoryview]:
         return [memoryview(bytes(reversed(bytes(plane)))) for plane in real(coded)]
 
-    real = planes.of_coded
-    with mock.patch.object(planes, "of_coded", shifted):
+    real = payload.of_coded
+    with mock.patch.object(payload, "of_coded", shifted):
         data = world.producer.prepare(world.policy, "sparse")
     broken(world, "corrupt mismatch", data)
     recovers(world, root)
@@ -223,7 +223,7 @@ def misfits(planes_: list[memoryview]) -> Iterator[tuple[str, list[bytes]]]:
 
 def case_a_sparse_misfit_is_refused_before_anything_is_written() -> None:
     """Also if it is the last of several tensors."""
-    real, tried = planes.of_coded, 0
+    real, tried = payload.of_coded, 0
     for number in range(7):
         for codec in ("none", "zlib", "zstd"):
             world = World({"v": torch.randn(3000).bfloat16(), "w": torch.randn(5000).bfloat16()}, codec=codec)
@@ -235,7 +235,7 @@ def case_a_sparse_misfit_is_refused_before_anything_is_written() -> None:
                 made = real(coded)
                 return made if coded.nbytes != 10_000 else [memoryview(plane) for plane in [*misfits(made)][number][1]]
 
-            with mock.patch.object(planes, "of_coded", wrong):
+            with mock.patch.object(payload, "of_coded", wrong):
                 data = world.producer.prepare(world.policy, "sparse")
             with mock.patch.object(Consumer, "_write", side_effect=AssertionError("written")):
                 assert broken(world, "corrupt", data).names == ("w",), number
@@ -325,7 +325,7 @@ def case_failed_write_restores_the_baseline(tmp: Path) -> None:
             root = world.producer.root
             # Small groups, so that some tensors are done when the disk is full.
             with (
-                mock.patch("seatrial.probes.refit.producer.BUCKET", 100),
+                mock.patch("seatrial.instruments.refit.weight_transfer.BUCKET", 100),
                 mock.patch.object(delta, "encode_many", FullDisk(delta.encode_many, calls)),
             ):
                 error = raised(OSError, world.producer.prepare, world.policy, transport, kind, tmp / "weights")

@@ -20,13 +20,12 @@ from real import fused
 from real.fused import Rank, Shape, Weights
 from real.refit_fault_kinds import KINDS
 from real.refit_peers import Scene, SelfCompare, seen
-from seatrial.probes import fingerprint
-from seatrial.probes.refit import coordinates, coverage
-from seatrial.probes.refit.consumer import Consumer
-from seatrial.probes.refit.errors import RefitRefused
-from seatrial.probes.refit.mapping import bits
-from seatrial.probes.refit.producer import Producer
-from seatrial.probes.refit.versions import Ledger
+from seatrial.instruments.bits import fingerprint
+from seatrial.instruments.refit import map_learner, tensor_coverage
+from seatrial.instruments.refit.agreement import Ledger
+from seatrial.instruments.refit.coordinate_map import bits
+from seatrial.instruments.refit.payload_header import RefitRefused
+from seatrial.instruments.refit.weight_transfer import Consumer, Producer
 
 BIAS = "model.layers.2.mlp.gate.e_score_correction_bias"
 Q0, O0 = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.o_proj.weight"
@@ -44,9 +43,9 @@ def refit(
     start = exported(first)
     for rank in ranks + clean:
         rank.load_weights((first | start).items())  # from the checkpoint, which has everything
-    maps = [coordinates.learn(rank, rank.load_weights, start) for rank in ranks]
+    maps = [map_learner.learn(rank, rank.load_weights, start) for rank in ranks]
     said = [f"before the first refit {line}" for line in wrong(ranks, maps, start)]
-    watches = [coverage.Watch(rank, each) for rank, each in zip(ranks, maps, strict=True)]
+    watches = [tensor_coverage.LoaderWatch(rank, each) for rank, each in zip(ranks, maps, strict=True)]
     states = [fingerprint.tensors(first.items())]
     current, export = first, start
     for rank in ranks:
@@ -65,11 +64,13 @@ def refit(
         for rank in clean:
             rank.load_weights(export.items())
     said += wrong(ranks, maps, export)
-    said += [f"{name} changes and is not exported" for name in coverage.unexported(states, export)]
-    said += [f"{name}: {count} elements are consumed by no rank" for name, count in coverage.unconsumed(maps).items() if "mtp" not in name]
+    said += [f"{name} changes and is not exported" for name in tensor_coverage.unexported(states, export)]
+    said += [
+        f"{name}: {count} elements are consumed by no rank" for name, count in tensor_coverage.unconsumed(maps).items() if "mtp" not in name
+    ]
     for rank, each, watch in zip(ranks, maps, watches, strict=True):
-        said += [f"{name}: {reason}" for name, reason in coverage.misplaced(each).items()]
-        found = coverage.classify(rank, each, watch.touched, watch.moved)
+        said += [f"{name}: {reason}" for name, reason in tensor_coverage.misplaced(each).items()]
+        found = tensor_coverage.classify(rank, each, watch.touched, watch.moved)
         said += [f"{name}: no exported element reaches this parameter" for name in found.idle]
         said += [f"{name}: its padding ({part.elements} elements) changed" for name, part in found.padding.items() if not part.constant]
         said += [f"{name}: {how}, and nothing explains it" for name, how in found.moved.items()]
@@ -77,7 +78,7 @@ def refit(
     return Scene(ranks, clean, current, said, mismatches)
 
 
-def wrong(ranks: list[Rank], maps: list[coordinates.Map], export: Weights) -> list[str]:
+def wrong(ranks: list[Rank], maps: list[map_learner.Map], export: Weights) -> list[str]:
     """What the comparison through the maps says."""
     found = [(rank.rank, name, bad) for rank, each in zip(ranks, maps, strict=True) for name, bad in each.compare(rank, export).items()]
     return [f"rank {rank}: {name}: {bad.count} of {bad.total} elements are wrong, the first is {bad.first}" for rank, name, bad in found]
@@ -92,7 +93,7 @@ def transformed(rank: Rank, export: Weights) -> list[str]:
         elif name.endswith(".ssm.A"):
             expected[name] = -torch.exp(export[f"{name}_log"].float())
     return [
-        f"{name}: {bad.count} of {bad.total} transformed elements are wrong" for name, bad in coordinates.quantized(rank, expected).items()
+        f"{name}: {bad.count} of {bad.total} transformed elements are wrong" for name, bad in map_learner.quantized(rank, expected).items()
     ]
 
 
@@ -301,10 +302,10 @@ def case_the_clean_stand_in_is_silent() -> None:
 def case_a_right_kernel_layout_is_explained_by_its_slots() -> None:
     rank, weights = KINDS["kernel-layout-right"](Shape(), 0), fused.policy(Shape())
     rank.load_weights(weights.items())
-    each = coordinates.learn(rank, rank.load_weights, weights)
-    assert len(coverage.misplaced(each)) == 3  # nobody said that these kernels read up before gate
-    swapped = {name: slots[::-1] if name in ("gate_up_proj", "w13_weight") else slots for name, slots in coverage.FUSED.items()}
-    assert coverage.misplaced(each, swapped) == {}
+    each = map_learner.learn(rank, rank.load_weights, weights)
+    assert len(tensor_coverage.misplaced(each)) == 3  # nobody said that these kernels read up before gate
+    swapped = {name: slots[::-1] if name in ("gate_up_proj", "w13_weight") else slots for name, slots in tensor_coverage.FUSED.items()}
+    assert tensor_coverage.misplaced(each, swapped) == {}
 
 
 def case_no_other_check_sees_everything() -> None:

@@ -12,9 +12,9 @@ from torch import nn
 
 from real import fused
 from real.plain import Pairs, Plain, change_a, learned, raised
-from seatrial.probes import fingerprint
-from seatrial.probes.refit import coordinates, coverage
-from seatrial.probes.refit.saved import NotRestored, Saved
+from seatrial.instruments.bits import fingerprint
+from seatrial.instruments.refit import map_learner, tensor_coverage
+from seatrial.instruments.refit.map_learner import NotRestored, Saved
 
 
 def loaded(shape: fused.Shape, kind: type[fused.Rank] = fused.Rank) -> tuple[list[fused.Rank], fused.Weights]:
@@ -30,14 +30,14 @@ def case_every_dtype_maps_and_compares_element_for_element() -> None:
         maps = [learned(rank, weights) for rank in ranks]
         assert [each.compare(rank, weights) for each, rank in zip(maps, ranks, strict=True)] == [{}, {}]
         run = maps[1].runs["model.layers.0.self_attn.qkv_proj.weight"][1]
-        assert run == coordinates.Run("model.layers.0.self_attn.k_proj.weight", 512, 512, 512)
+        assert run == map_learner.Run("model.layers.0.self_attn.k_proj.weight", 512, 512, 512)
         assert torch.equal(maps[0].gather(ranks[0], "model.norm.weight"), weights["model.norm.weight"])
         assert maps[0].gather(ranks[0], "model.layers.0.self_attn.q_proj.weight") is None
         key = "model.layers.2.mlp.experts.3.down_proj.weight"
         weights[key][5, 40] = 3.0  # row 5, column 40: on rank 1
         assert [each.compare(rank, weights) for each, rank in zip(maps, ranks, strict=True)] == [
             {},
-            {key: coordinates.Wrong(1, 5 * 48 + 40, 32 * 24)},
+            {key: map_learner.Wrong(1, 5 * 48 + 40, 32 * 24)},
         ]
 
 
@@ -45,30 +45,30 @@ def case_bits_count_not_values() -> None:
     module = Plain(a=torch.tensor([0.0, 1.0, float("nan")]))
     each = learned(module, {"a": module.a})
     export = {"a": torch.tensor([-0.0, 1.0, float("nan")])}
-    assert each.compare(module, export) == {"a": coordinates.Wrong(1, 0, 3)}
+    assert each.compare(module, export) == {"a": map_learner.Wrong(1, 0, 3)}
     export["a"] = module.a.clone()
     export["a"].view(torch.int32)[2] ^= 1  # another NaN
-    assert each.compare(module, export) == {"a": coordinates.Wrong(1, 2, 3)}
+    assert each.compare(module, export) == {"a": map_learner.Wrong(1, 2, 3)}
 
 
 def case_coverage_of_the_stand_in() -> None:
     ranks, weights = loaded(fused.Shape())
     maps = [learned(rank, weights) for rank in ranks]
-    watches = [coverage.Watch(rank, each) for rank, each in zip(ranks, maps, strict=True)]
+    watches = [tensor_coverage.LoaderWatch(rank, each) for rank, each in zip(ranks, maps, strict=True)]
     for step in range(2):
         weights = fused.trained(weights, step)
         for rank, watch in zip(ranks, watches, strict=True):
             rank.load_weights(weights.items())
             watch.look()
-    found = [coverage.classify(rank, each, w.touched, w.moved) for rank, each, w in zip(ranks, maps, watches, strict=True)]
-    assert found[1].padding == {name: coverage.Padding(448, True) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    found = [tensor_coverage.classify(rank, each, w.touched, w.moved) for rank, each, w in zip(ranks, maps, watches, strict=True)]
+    assert found[1].padding == {name: tensor_coverage.Padding(448, True) for name in ("model.embed_tokens.weight", "lm_head.weight")}
     assert "model.layers.2.mlp.gate.e_score_correction_bias" in found[0].written
     assert set(found[0].derived) == {f"model.layers.{i}.{n}" for i in range(3) for n in ("ssm.A", "self_attn.rotary.inv_freq")}
     assert found[0].constant == ()
     assert found[0].shared == {}
-    assert coverage.unconsumed(maps) == {"mtp.fc.weight": 1024}
-    assert coverage.misplaced(maps[0]) == coverage.misplaced(maps[1]) == {}
-    assert coverage.never_changed(watches[0].history) == [f"model.layers.{i}.self_attn.rotary.inv_freq" for i in range(3)]
+    assert tensor_coverage.unconsumed(maps) == {"mtp.fc.weight": 1024}
+    assert tensor_coverage.misplaced(maps[0]) == tensor_coverage.misplaced(maps[1]) == {}
+    assert tensor_coverage.never_changed(watches[0].history) == [f"model.layers.{i}.self_attn.rotary.inv_freq" for i in range(3)]
     assert maps[0].opaque["model.layers.0.ssm.A_log"] == "it comes back changed, in model.layers.0.ssm.A"
     row = found[0].row("r0", [])
     assert row["fact"] == "coverage"
@@ -79,7 +79,7 @@ def case_coverage_of_the_stand_in() -> None:
 def case_tied_names_are_one_storage() -> None:
     ranks, weights = loaded(fused.Shape(tied=True))
     each = learned(ranks[0], weights)
-    found = coverage.classify(ranks[0], each, {})
+    found = tensor_coverage.classify(ranks[0], each, {})
     assert found.shared == {"lm_head.weight": "model.embed_tokens.weight"}
     assert each.duplicates == {}
     tied = Plain(embed=torch.ones(6))
@@ -89,7 +89,7 @@ def case_tied_names_are_one_storage() -> None:
     both = {"embed": one, "head": one.clone()}  # two tensors for one storage: the second wins
     assert learned(tied, both).unconsumed == {"embed": 6}
     aliases = learned(tied, {"embed": one, "head": one})
-    assert aliases.compare(tied, {"embed": one, "head": torch.zeros(6)}) == {"head": coordinates.Wrong(6, 0, 6)}
+    assert aliases.compare(tied, {"embed": one, "head": torch.zeros(6)}) == {"head": map_learner.Wrong(6, 0, 6)}
 
 
 def case_views_into_one_buffer_are_counted_once() -> None:
@@ -99,7 +99,7 @@ def case_views_into_one_buffer_are_counted_once() -> None:
     each = learned(module, export)
     assert each.duplicates == {}
     assert each.unconsumed == {}
-    assert coverage.classify(module, each, {}).shared == {"left": "flat", "right": "flat"}
+    assert tensor_coverage.classify(module, each, {}).shared == {"left": "flat", "right": "flat"}
     copies = Plain(one=torch.zeros(4), two=torch.zeros(4))
 
     def twice(weights: Pairs) -> None:
@@ -111,8 +111,8 @@ def case_views_into_one_buffer_are_counted_once() -> None:
     assert each.duplicates == {"one": 4}
     assert torch.equal(each.gather(copies, "one"), torch.zeros(4))
     copies.one[2] = 1.0  # the first copy is wrong, the second would hide it
-    assert "copies at runtime differ in 1 elements" in raised(lambda: each.gather(copies, "one"), coordinates.CannotMap).reason
-    assert each.compare(copies, {"one": torch.zeros(4)}) == {"one": coordinates.Wrong(1, 2, 8)}
+    assert "copies at runtime differ in 1 elements" in raised(lambda: each.gather(copies, "one"), map_learner.CannotMap).reason
+    assert each.compare(copies, {"one": torch.zeros(4)}) == {"one": map_learner.Wrong(1, 2, 8)}
 
 
 def case_a_loader_that_raises_leaves_every_bit() -> None:
@@ -125,7 +125,7 @@ def case_a_loader_that_raises_leaves_every_bit() -> None:
                 raise KeyError("no such slot")
 
     before = fingerprint.model(module)
-    error = raised(lambda: coordinates.learn(module, fails, {"a": module.a, "b": module.b, "c": module.a}), coordinates.LoadFailed)
+    error = raised(lambda: map_learner.learn(module, fails, {"a": module.a, "b": module.b, "c": module.a}), map_learner.LoadFailed)
     assert error.loaded == ("a", "b")
     assert "KeyError" in str(error)
     assert "2 of 3 names, the last b" in str(error)
@@ -207,10 +207,10 @@ def case_fp8_is_refused_by_the_map_and_compared_quantised() -> None:
     assert key not in each.tables
     bits, scale = fused.quantise(weights[key].chunk(2, 1)[0])
     expected = {key: bits, f"{key}_scale": scale}
-    assert coordinates.quantized(ranks[0], expected) == {}
+    assert map_learner.quantized(ranks[0], expected) == {}
     ranks[0].get_parameter(f"{key}_scale").fill_(1.0)
-    assert coordinates.quantized(ranks[0], expected) == {f"{key}_scale": coordinates.Wrong(1, 0, 1)}
-    assert coordinates.quantized(ranks[0], {"gone_scale": scale}) == {"gone_scale": coordinates.Wrong(1, 0, 1)}
+    assert map_learner.quantized(ranks[0], expected) == {f"{key}_scale": map_learner.Wrong(1, 0, 1)}
+    assert map_learner.quantized(ranks[0], {"gone_scale": scale}) == {"gone_scale": map_learner.Wrong(1, 0, 1)}
 
 
 def case_casts_are_said_and_compared_after_the_cast() -> None:
@@ -221,12 +221,12 @@ def case_casts_are_said_and_compared_after_the_cast() -> None:
     module.load_weights(export.items())
     assert each.compare(module, export) == {}
     module.a[7] += 1
-    assert each.compare(module, export) == {"a": coordinates.Wrong(1, 7, 300)}
+    assert each.compare(module, export) == {"a": map_learner.Wrong(1, 7, 300)}
 
 
 def case_meta_empty_and_integers() -> None:
     module = Plain(a=torch.zeros(3, device="meta"))
-    error = raised(lambda: coordinates.learn(module, module.load_weights, {"a": module.a}), coordinates.CannotMap)
+    error = raised(lambda: map_learner.learn(module, module.load_weights, {"a": module.a}), map_learner.CannotMap)
     assert error.name == "a"
     assert "meta device" in error.reason
     module = Plain(a=torch.zeros(0, 4), b=torch.randn(4), n=torch.zeros(4, dtype=torch.int64))
@@ -241,8 +241,8 @@ def case_meta_empty_and_integers() -> None:
     assert [run.export_start for run in each.runs["b"]] == [1, 0, 3, 2] == [run.export_start for run in each.runs["n"]]
     assert each.unwritten == {"places": 4}
     assert each.gather(module, "a").shape == (0, 4)
-    assert coverage.classify(module, each, {}).constant == ("a", "places")
-    assert coordinates.learn(module, module.load_weights, {}).unwritten == {"b": 4, "n": 4, "places": 4}
+    assert tensor_coverage.classify(module, each, {}).constant == ("a", "places")
+    assert map_learner.learn(module, module.load_weights, {}).unwritten == {"b": 4, "n": 4, "places": 4}
 
 
 def case_a_transposing_loader_has_many_runs_and_is_exact() -> None:
@@ -253,8 +253,8 @@ def case_a_transposing_loader_has_many_runs_and_is_exact() -> None:
     assert each.compare(module, export) == {}
     assert torch.equal(each.gather(module, "a"), export["a"])
     module.a[100, 3] += 1
-    assert each.compare(module, export) == {"a": coordinates.Wrong(1, 3 * 130 + 100, 130 * 70)}
-    assert "elements of a in another order" in coverage.misplaced(each)["a"]
+    assert each.compare(module, export) == {"a": map_learner.Wrong(1, 3 * 130 + 100, 130 * 70)}
+    assert "elements of a in another order" in tensor_coverage.misplaced(each)["a"]
 
 
 def case_rows_in_another_order_are_misplaced_and_shards_are_not() -> None:
@@ -262,9 +262,9 @@ def case_rows_in_another_order_are_misplaced_and_shards_are_not() -> None:
     module = Plain(lambda _, value: value[rows], a=torch.randn(8, 5), b=torch.randn(8, 5))
     each = learned(module, {"a": module.a, "b": module.b})
     assert each.compare(module, {name: value[rows.argsort()] for name, value in module.named_parameters()}) == {}, "the map agrees with it"
-    assert list(coverage.misplaced(each)) == ["a", "b"]
+    assert list(tensor_coverage.misplaced(each)) == ["a", "b"]
     module = Plain(lambda _, value: value[:, 2:4], a=torch.randn(8, 2))
-    assert coverage.misplaced(learned(module, {"a": torch.zeros(8, 5)})) == {}
+    assert tensor_coverage.misplaced(learned(module, {"a": torch.zeros(8, 5)})) == {}
 
 
 def case_a_changed_layout_is_an_error_not_a_smaller_comparison() -> None:
@@ -273,7 +273,7 @@ def case_a_changed_layout_is_an_error_not_a_smaller_comparison() -> None:
     raised(lambda: each.compare(module, {"a": export["a"]}), ValueError)
     raised(lambda: each.compare(module, {**export, "b": torch.zeros(2, 2)}), ValueError)
     module.a.data = torch.zeros(5)
-    assert "learn it again" in str(raised(lambda: each.compare(module, export), coordinates.CannotMap))
+    assert "learn it again" in str(raised(lambda: each.compare(module, export), map_learner.CannotMap))
 
 
 def case_misplaced_names_swapped_parts_layers_and_experts() -> None:
@@ -291,14 +291,14 @@ def case_misplaced_names_swapped_parts_layers_and_experts() -> None:
             return (0, 1, 3, 2)[expert]
 
     ranks, weights = loaded(fused.Shape(), Shifted)
-    found = coverage.misplaced(learned(ranks[0], weights))
+    found = tensor_coverage.misplaced(learned(ranks[0], weights))
     assert found == {f"model.layers.{i}.mlp.down_proj.weight": f"it holds model.layers.{1 - i}.mlp.down_proj.weight" for i in range(2)}
     clean, weights = loaded(fused.Shape())
-    unsaid = coverage.misplaced(learned(clean[0], weights), fused={})
+    unsaid = tensor_coverage.misplaced(learned(clean[0], weights), fused={})
     assert len(unsaid) == 7  # three qkv, two gate_up, w13 and w2: not judged is said, not passed
     assert "name its slots" in unsaid["model.layers.0.self_attn.qkv_proj.weight"]
     ranks, weights = loaded(fused.Shape(), Swapped)
-    found = coverage.misplaced(learned(ranks[0], weights))
+    found = tensor_coverage.misplaced(learned(ranks[0], weights))
     assert len(found) == 5
     assert "out of order" in found["model.layers.0.self_attn.qkv_proj.weight"]
     assert "experts.3" in found["model.layers.2.mlp.experts.w13_weight"]
@@ -306,9 +306,9 @@ def case_misplaced_names_swapped_parts_layers_and_experts() -> None:
 
 def case_changed_buffers_that_are_not_exported_are_found() -> None:
     history = [{"w": "1", "bias": "1", "table": "1"}, {"w": "2", "bias": "2", "table": "1"}]
-    assert coverage.unexported(history, {"w"}) == ["bias"]
-    assert coverage.unexported([*history, {**history[1], "late": "1"}], {"w"}) == ["bias", "late"]
-    raised(lambda: coverage.never_changed(history[:1]), ValueError)
+    assert tensor_coverage.unexported(history, {"w"}) == ["bias"]
+    assert tensor_coverage.unexported([*history, {**history[1], "late": "1"}], {"w"}) == ["bias", "late"]
+    raised(lambda: tensor_coverage.never_changed(history[:1]), ValueError)
 
 
 def case_a_policy_is_watched_with_its_buffers_and_ties() -> None:
@@ -316,7 +316,7 @@ def case_a_policy_is_watched_with_its_buffers_and_ties() -> None:
     module.head = module.a
     module.register_buffer("table", torch.zeros(2), persistent=False)
     module.register_buffer("still", torch.zeros(2))
-    owned, renamed, part = coverage.Owned(), coverage.Owned(), coverage.Owned()
+    owned, renamed, part = tensor_coverage.Owned(), tensor_coverage.Owned(), tensor_coverage.Owned()
     for _ in range(3):
         with torch.no_grad():
             for value in (module.a, module.b, module.table):
@@ -331,10 +331,10 @@ def case_a_policy_is_watched_with_its_buffers_and_ties() -> None:
 def case_a_tensor_that_only_moved_is_not_derived() -> None:
     module = Plain(a=torch.zeros(3))
     module.register_buffer("table", torch.zeros(2))
-    watch = coverage.Watch(module, learned(module, {"a": torch.zeros(3)}))
+    watch = tensor_coverage.LoaderWatch(module, learned(module, {"a": torch.zeros(3)}))
     module.table.add_(1)
     watch.look()
-    found = coverage.classify(module, watch.map, watch.touched, watch.moved)
+    found = tensor_coverage.classify(module, watch.map, watch.touched, watch.moved)
     assert (found.moved, found.derived, found.constant) == ({"table": "its bits changed with load 1"}, {}, ())
     assert found.row("0", [])["moved"] == found.moved
     assert found.row("0", [])["tensors"] == 2
@@ -359,10 +359,10 @@ def case_a_state_that_is_not_restored_is_an_error() -> None:
 def case_interleaved_views_and_aliases_of_changed_tensors() -> None:
     flat = torch.arange(8.0)
     module = Plain(even=flat[::2], odd=flat[1::2])
-    found = coverage.classify(module, learned(module, {"even": torch.zeros(4), "odd": torch.zeros(4)}), {})
+    found = tensor_coverage.classify(module, learned(module, {"even": torch.zeros(4), "odd": torch.zeros(4)}), {})
     assert found.written == ("even", "odd")
     module = Plain(partial(change_a, torch.exp), a=torch.zeros(4))
     module.again = module.a
-    found = coverage.classify(module, learned(module, {"a": torch.zeros(4)}), {})
+    found = tensor_coverage.classify(module, learned(module, {"a": torch.zeros(4)}), {})
     assert found.shared == {"again": "a"}
     assert set(found.derived) == {"a"}

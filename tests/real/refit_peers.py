@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from real import fused
 from real.fused import Rank, Weights
-from seatrial.probes import fingerprint
-from seatrial.probes.refit import mismatch
-from seatrial.probes.refit.mapping import bits
+from seatrial.instruments.bits import fingerprint
+from seatrial.instruments.refit import agreement
+from seatrial.instruments.refit.coordinate_map import bits
 
 
 class SelfCompare(TorchDispatchMode):  # type: ignore[misc]
@@ -77,7 +77,7 @@ def seen(scene: Scene) -> dict[str, Any]:
     shape = scene.ranks[0].shape
     drawn = [fused.logprobs(fused.served(ranks), shape) for ranks in (scene.ranks, *scene.replicas)]
     own = fused.logprobs(scene.truth, shape)
-    error = mismatch.token_mult_prob_error([line for each in drawn for line in each], own * len(drawn))
+    error = agreement.token_mult_prob_error([line for each in drawn for line in each], own * len(drawn))
     row |= {"self-comparison": scene.mismatches > 0, "token_mult_prob_error": error.value, "max |dlogp|": error.max_abs}
-    noise = mismatch.token_mult_prob_error(fused.logprobs(fused.served(scene.right), shape), own).value
+    noise = agreement.token_mult_prob_error(fused.logprobs(fused.served(scene.right), shape), own).value
     return row | {"error >= 1.05": not error.value < 1.05, "clean error": noise}

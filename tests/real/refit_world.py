@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from seatrial.probes import fingerprint
-from seatrial.probes.refit import payload
-from seatrial.probes.refit.consumer import Applied, Consumer
-from seatrial.probes.refit.errors import RefitRefused
-from seatrial.probes.refit.producer import Prepared, Producer
+from seatrial.instruments.bits import fingerprint
+from seatrial.instruments.refit import payload
+from seatrial.instruments.refit.payload_header import RefitRefused
+from seatrial.instruments.refit.weight_transfer import Applied, Consumer, Prepared, Producer
 
 E = TypeVar("E", bound=BaseException)
 KINDS = (("full", None), ("packed", None), ("sparse", "difference"), ("sparse", "overwrite"))

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from real.plain import Plain, raised
-from seatrial.probes.engines.transformers_generator import Covered, Generator, serve
-from seatrial.probes.engines.transformers_loop import Loop, Policy
-from seatrial.probes.engines.transformers_remote import Remote
-from seatrial.probes.refit.driver import RefitDriver
+from seatrial.instruments.engines.transformers_generator import Covered, Generator, Remote, serve
+from seatrial.instruments.engines.transformers_loop import Loop, TrainedPolicy
+from seatrial.instruments.refit.refit_driver import RefitDriver
 
 
 def table_of(module: Any) -> Any:
@@ -53,7 +52,7 @@ def case_a_loader_that_raises_is_a_fact_before_the_run_ends(tmp: Path) -> None:
     serve(SimpleNamespace(recv=receive, send=answers.append), generator)  # type: ignore[arg-type]
     remote = Remote.__new__(Remote)
     remote.connection = SimpleNamespace(send=lambda _: None, poll=lambda _: True, recv=lambda: answers[0])  # type: ignore[assignment]
-    policy = Policy.__new__(Policy)
+    policy = TrainedPolicy.__new__(TrainedPolicy)
     policy.model = Plain(a=torch.zeros(3))
     assert "no such weight" in str(raised(lambda: Loop(policy, remote, tmp, ("full",), None).run(1), RuntimeError))
     (row,) = [json.loads(line) for line in (tmp / "facts.jsonl").read_text().splitlines()]
@@ -159,7 +158,7 @@ def case_refused_payloads_leave_a_fact_and_no_bit(tmp: Path) -> None:
 
 
 def case_a_policy_without_a_buffer_cannot_have_the_fault() -> None:
-    policy = Policy.__new__(Policy)
+    policy = TrainedPolicy.__new__(TrainedPolicy)
     policy.model = Plain(a=torch.zeros(3))
     assert "unsynced-buffer" in str(raised(policy.drift, ValueError))
     table = table_of(policy.model)

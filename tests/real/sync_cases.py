@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from seatrial.loops.trl.drive.standin import allow_import
+from seatrial.instruments.trl.import_proofs import allow_vllm_import
 
-allow_import()
+allow_vllm_import()
 
 import torch  # noqa: E402 - TRL looks for vLLM as it is imported
 from accelerate import Accelerator  # noqa: E402
@@ -23,9 +23,19 @@ from peft import LoraConfig, get_peft_model  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 from trl.generation.vllm_generation import VLLMGeneration  # noqa: E402
 
-from seatrial.loops.trl.drive.synced import SKIPPED, SWAPPED, Transport, broken, merge  # noqa: E402
-from seatrial.probes.engines.serve import free_port  # noqa: E402
-from seatrial.probes.engines.stream import Receiver, Sender, StreamError  # noqa: E402
+from seatrial.instruments.engines.vllm_server import (  # noqa: E402
+    Receiver,
+    Sender,
+    StreamError,
+    free_port,
+)
+from seatrial.instruments.trl.vllm_rollouts import (  # noqa: E402
+    SKIPPED,
+    SWAPPED,
+    Transport,
+    broken,
+    merge,
+)
 
 
 class Held:

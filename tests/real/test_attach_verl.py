@@ -12,7 +12,7 @@ from real.inside import run_cases
 pytestmark = pytest.mark.real
 FILE = Path(__file__).with_name("attach_verl_cases.py")
 CASES = tuple(node.name for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_"))
-MODULES = ("seatrial.loops.verl.drive.imports", "seatrial.loops.verl.drive.cpu_platform")
+MODULES = ("seatrial.instruments.verl.import_witness", "seatrial.instruments.verl.cpu_platform")
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.files import read_text
-from seatrial.model.verdict import ExitCode, Verdict
+from seatrial.core.files import read_text
+from seatrial.core.verdict import ExitCode, Verdict
 
 from .conftest import git
 from .drive import PLAIN, run

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.child import run_child
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.probes.bridge.families import FAMILIES, STOPPED
-from seatrial.proving.bridge.record import Asked, FamilyResult, Judged, RungResult
-from seatrial.proving.bridge.run import Setup, prove
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.instruments.bridge.rungs import FAMILIES, STOPPED
+from seatrial.loops.host_findings import run_child
+from seatrial.probes.bridge_run import BridgeSetup, probe_bridge
+from seatrial.probes.bridge_verdict import BridgeRequest, FamilyResult, JudgedBridgeProbe, RungResult
 
 from .bridge_expected import ALL, DENSE, FAILS, LOOPS, RUNGS, TRIED, whole
 from .bridge_ladder import MINUTES, STEPS, missed, python
@@ -26,26 +26,28 @@ pytestmark = pytest.mark.real
 
 SUPPORTED = """
 import json
-from seatrial.probes.megatron import shims
+from seatrial.instruments.megatron import shims
 shims.install()
 from megatron.bridge import AutoBridge
 print("supported: " + json.dumps(sorted(AutoBridge.list_supported_models())))
 """
 
 
-def ladder(out: Path, asked: Asked) -> Judged:
+def ladder(out: Path, asked: BridgeRequest) -> JudgedBridgeProbe:
     """One ladder, from the plan to the verdict."""
-    return prove(Setup(asked=asked, python=python(), out=out, deadline_s=60 * MINUTES, options={"steps": STEPS}), lambda _: None)
+    return probe_bridge(
+        BridgeSetup(asked=asked, python=python(), out=out, deadline_s=60 * MINUTES, options={"steps": STEPS}), lambda _: None
+    )
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+def everything(tmp_path_factory: pytest.TempPathFactory) -> JudgedBridgeProbe:
     """Every family, every rung but the closed loop."""
-    return ladder(tmp_path_factory.mktemp("all"), Asked(models=(*TRIED, *STOPPED), rungs=RUNGS, models_named=False))
+    return ladder(tmp_path_factory.mktemp("all"), BridgeRequest(models=(*TRIED, *STOPPED), rungs=RUNGS, models_named=False))
 
 
 @pytest.fixture(scope="module")
-def families(everything: Judged) -> dict[str, FamilyResult]:
+def families(everything: JudgedBridgeProbe) -> dict[str, FamilyResult]:
     """The results by name."""
     return {family.model: family for family in everything.families}
 
@@ -53,7 +55,7 @@ def families(everything: Judged) -> dict[str, FamilyResult]:
 @pytest.fixture(scope="module")
 def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RungResult]:
     """Closed loops."""
-    judged = ladder(tmp_path_factory.mktemp("loops"), Asked(models=LOOPS, rungs=("loop",)))
+    judged = ladder(tmp_path_factory.mktemp("loops"), BridgeRequest(models=LOOPS, rungs=("loop",)))
     return {family.model: family.rungs[0] for family in judged.families}
 
 
@@ -112,7 +114,7 @@ def test_families_that_cannot_run_are_skipped_with_the_part_they_lack(families: 
         assert result.reason == f"cannot run here: {family.needs}"
 
 
-def test_the_whole_run_fails_for_what_upstream_does_not_do(everything: Judged) -> None:
+def test_the_whole_run_fails_for_what_upstream_does_not_do(everything: JudgedBridgeProbe) -> None:
     assert (everything.verdict, everything.boundary) == (Verdict.FAIL, Boundary.PROVIDER)
     assert everything.reason.startswith("qwen2-odd: tp: "), "the first family that fails"
     used = {use.id for use in everything.shims if use.state == "used"}

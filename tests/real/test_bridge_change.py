@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.model.verdict import ExitCode
+from seatrial.core.verdict import ExitCode
 
 from .bridge_ladder import python
 from .conftest import git

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.loops.facts import Facts
-from seatrial.model.verdict import Verdict
-from seatrial.probes.bridge.faults import FAULTS
+from seatrial.checks.probe_facts import Facts
+from seatrial.core.verdict import Verdict
+from seatrial.instruments.bridge.faults import FAULTS
 
 from .bridge_expected import ALL, LOOPS, RUNGS, TRIED
 from .bridge_ladder import Item, answer, climb, missed

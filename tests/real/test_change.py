@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch.environments import Environment
-from seatrial.model.record import Plan
-from seatrial.model.verdict import Boundary, ExitCode, Verdict
+from seatrial.core.records import Plan
+from seatrial.core.verdict import Boundary, ExitCode, Verdict
+from seatrial.runtime.environments import Environment
 
 from .conftest import git
 from .drive import PLAIN, Ran, call, hashes, run, says, start, wait_for

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.series import Metrics
+from seatrial.core.verdict import ExitCode
 from seatrial.metrics.read import read_metrics
-from seatrial.model.series import Metrics
-from seatrial.model.verdict import ExitCode
 
 from .drive import Ran, call, run
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from probes.test_executed import SOURCE
-from seatrial.evidence.use import read_executed
-from seatrial.launch.environments import Environment
-from seatrial.model.verdict import Boundary, ExitCode, Verdict
+from seatrial.core.verdict import Boundary, ExitCode, Verdict
+from seatrial.evidence.imports import read_executed
+from seatrial.runtime.environments import Environment
 
 from .drive import PLAIN, run
 from .test_change import TRAINER, again, checkout, edit
@@ -139,7 +139,7 @@ def test_what_torch_compiles_ran(environment: Environment, tmp_path: Path) -> No
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     (tmp_path / "changed.json").write_text(json.dumps({"files": [{"repo": "lib", "path": "pkg/mod.py", "sha256": digest}]}))
     program = (
-        f"from seatrial.probes import executed; executed.start({str(tmp_path)!r}, 'driver')\n"
+        f"from seatrial.instruments import executed; executed.start({str(tmp_path)!r}, 'driver')\n"
         "import torch; from pkg import mod\n"
         "x = torch.ones(3)\n"
         "assert mod.whole(x) == 9 and mod.without_gradient(x) is x and mod.over_a_generator(x).tolist() == [1, 1, 1]\n"

@@ -18,16 +18,15 @@ from bench.mutants.harness import Server, judged, phases_of
 from bench.mutants.harness import run as run_forked
 from bench.mutants.harness import start as start_phase
 
-from seatrial.launch.environments import Environment, Environments
-from seatrial.loops import environments
-from seatrial.loops.engines import VLLM_CPU
-from seatrial.loops.trl.drive.fault_names import FAULTS, OTHER
+from seatrial.core.records import CheckResult, PhaseOutcome
+from seatrial.core.verdict import Boundary, Verdict, exit_code
+from seatrial.instruments.trl.fault_names import FAULTS, OTHER
+from seatrial.loops import VLLM_CPU, environments
 from seatrial.loops.trl.loop import LOOP
-from seatrial.loops.trl.proofs import prove
-from seatrial.model.record import CheckResult, PhaseOutcome
-from seatrial.model.verdict import Boundary, Verdict, exit_code
+from seatrial.loops.trl.trl_proofs import prove
+from seatrial.runtime.environments import Environment, Environments
 from seatrial.trial.judge import Evidence, Judgement, judge
-from seatrial.trial.level_files import read_level_metrics
+from seatrial.trial.level import read_level_metrics
 
 from .drive import PLAIN, Ran, call, processes_of, run
 

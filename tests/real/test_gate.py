@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.files import read_text
-from seatrial.launch.environments import Environments
-from seatrial.loops import environments
-from seatrial.loops.engines import MEGATRON_CPU
-from seatrial.model.verdict import Boundary, ExitCode, Verdict
+from seatrial.core.files import read_text
+from seatrial.core.verdict import Boundary, ExitCode, Verdict
+from seatrial.loops import MEGATRON_CPU, environments
+from seatrial.runtime.environments import Environments
 
 from .conftest import git
 from .drive import processes_of, run

@@ -22,12 +22,10 @@ import pytest
 from rollouts import gym_instance
 from rollouts.gym_instance import KEY, Loop, campaign, unit
 from rollouts.stub import Stub
-from seatrial.launch.environments import Environments
-from seatrial.rollouts.gym import LOCK
-from seatrial.rollouts.gym.backend import GymBackend
-from seatrial.rollouts.gym.collector import collect_with_gym
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError, Unit
+from seatrial.rollouts.backends.gym_backend import GymBackend, collect_with_gym
+from seatrial.rollouts.backends.gym_install import GYM_LOCK
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, ServersGoneError, Unit
+from seatrial.runtime.environments import Environments
 
 pytestmark = pytest.mark.real
 
@@ -36,7 +34,7 @@ POISON = "[[status=500]]"
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    found = Environments().find("gym", LOCK)
+    found = Environments().find("gym", GYM_LOCK)
     if found is None:
         pytest.fail("the environment gym is not built: run `seatrial env build gym` first", pytrace=False)
     return str(found.python)
@@ -57,8 +55,8 @@ class Running:
         about = campaign(self.stub.url, gym={"python": self._python}, sampling={"temperature": 0.7})
         return GymBackend(about, [self.stub.url], KEY, logs, agents=(gym_instance.AGENT,))
 
-    def roll(self, units: Sequence[Unit]) -> list[Outcome | BaseException]:
-        async def all_of_them() -> list[Outcome | BaseException]:
+    def roll(self, units: Sequence[Unit]) -> list[RolloutOutcome | BaseException]:
+        async def all_of_them() -> list[RolloutOutcome | BaseException]:
             return await asyncio.gather(*(self.backend.roll(one) for one in units), return_exceptions=True)
 
         return self.loop(all_of_them())
@@ -86,16 +84,16 @@ def running(python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 def test_a_poisoned_prompt_costs_its_own_rollouts(running: Running) -> None:
     found = running.roll([unit(number, POISON if number // 2 == 7 else "", repeats=2) for number in range(80)])
-    failed = {number: outcome for number, outcome in enumerate(found) if not isinstance(outcome, Outcome)}
+    failed = {number: outcome for number, outcome in enumerate(found) if not isinstance(outcome, RolloutOutcome)}
     assert failed.keys() == {14, 15}
     for error in failed.values():
         assert isinstance(error, RolloutError)
         assert (error.kind, error.heals) == (FailureKind.HTTP_5XX, True)
         assert "VLLMModel___policy_model" in str(error)
-    rewards = [outcome.reward for outcome in found if isinstance(outcome, Outcome)]
+    rewards = [outcome.reward for outcome in found if isinstance(outcome, RolloutOutcome)]
     assert {0.0, 1.0} == set(rewards)
     first = found[0]
-    assert isinstance(first, Outcome)
+    assert isinstance(first, RolloutOutcome)
     assert (first.turns, first.finish, first.answer in ("A", "B", "C", "D")) == (1, "stop", True)
     assert first.output_tokens
 
@@ -135,7 +133,7 @@ def test_rows_are_those_that_gyms_own_collector_writes(running: Running, tmp_pat
     done = subprocess.run(words, env=dict(servers.environment), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    ours = [outcome.row for outcome in running.roll(units) if isinstance(outcome, Outcome)]
+    ours = [outcome.row for outcome in running.roll(units) if isinstance(outcome, RolloutOutcome)]
     assert [canonical(row) for row in by_key(ours)] == [canonical(row) for row in by_key(theirs)]
     assert [list(row) for row in by_key(ours)] == [list(row) for row in by_key(theirs)]
 
@@ -154,7 +152,7 @@ def canonical(row: Any) -> str:
 def test_the_seam_gives_the_same_rows_and_finds_the_poisoned_one(running: Running, tmp_path: Path) -> None:
     units = [unit(number, POISON if number == 2 else "") for number in range(6)]
 
-    async def collect() -> dict[int, Outcome | RolloutError]:
+    async def collect() -> dict[int, RolloutOutcome | RolloutError]:
         return {one.number: done async for one, done in collect_with_gym(running.backend, units, tmp_path)}
 
     found = running.loop(collect(), 90)
@@ -165,8 +163,8 @@ def test_the_seam_gives_the_same_rows_and_finds_the_poisoned_one(running: Runnin
     ours = running.roll([one for one in units if one.number != 2])
     for one, direct in zip(sorted(found), ours, strict=True):
         seam = found[one]
-        assert isinstance(seam, Outcome)
-        assert isinstance(direct, Outcome)
+        assert isinstance(seam, RolloutOutcome)
+        assert isinstance(direct, RolloutOutcome)
         assert canonical(seam.row) == canonical(direct.row)
 
 
@@ -191,7 +189,7 @@ def test_two_instances_at_once_and_a_killed_server_is_noticed(running: Running, 
 
     private = running.loop(both())
     assert not Path(private).exists()
-    assert isinstance(running.roll([unit(3)])[0], Outcome)
+    assert isinstance(running.roll([unit(3)])[0], RolloutOutcome)
 
 
 def test_kill_9_of_the_driver_leaves_nothing(python: str, running: Running, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from seatrial.files import read_json, read_text, write_json
-from seatrial.model.verdict import Boundary, ExitCode, Verdict
+from seatrial.core.files import read_json, read_text, write_json
+from seatrial.core.verdict import Boundary, ExitCode, Verdict
 
 from .drive import PLAIN, Ran, call, processes_of, says, start, wait_for
 

@@ -14,14 +14,14 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from bench.mutants.harness import phases_of
 
-from seatrial.files import read_json, read_model, read_text
-from seatrial.launch.environments import Environment
-from seatrial.loops.trl.drive.variants import VARIANTS
+from seatrial.core.files import read_json, read_model, read_text
+from seatrial.core.records import EnvironmentRecord, LevelResult, Report
+from seatrial.core.verdict import ExitCode, Verdict, worst
+from seatrial.instruments.trl.extra_runs import VARIANTS
 from seatrial.loops.trl.loop import LOOP
 from seatrial.metrics.read import read_metrics
-from seatrial.model.record import EnvironmentRecord, LevelResult, Report
-from seatrial.model.verdict import ExitCode, Verdict, worst
-from seatrial.report import schema
+from seatrial.report import build
+from seatrial.runtime.environments import Environment
 
 from .drive import Ran, call, environ, hashes, processes_of, run
 from .inside import run_cases, write_shadows
@@ -296,7 +296,7 @@ def test_default_levels_of_this_trial_are_a_pass(everything: Ran, tmp_path: Path
 
 def test_records_follow_the_shipped_schemas(everything: Ran) -> None:
     for name in ("trial", "report"):
-        shipped = read_json(schema.DIRECTORY / f"{name}.schema.json")
+        shipped = read_json(build.DIRECTORY / f"{name}.schema.json")
         jsonschema.Draft202012Validator.check_schema(shipped)
         jsonschema.validate(read_json(everything.directory / f"{name}.json"), shipped, jsonschema.Draft202012Validator)
 

@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 
 import seatrial
-from seatrial.files import read_text
-from seatrial.launch.environments import Environment
-from seatrial.loops.model_files import Use, model_findings
-from seatrial.model.finding_codes import FindingCode
-from seatrial.model.loop import Context
-from seatrial.model.verdict import Boundary, ExitCode, Verdict
+from seatrial.core.errors import FindingCode
+from seatrial.core.files import read_text
+from seatrial.core.loop import Context
+from seatrial.core.verdict import Boundary, ExitCode, Verdict
+from seatrial.loops.model_files import ModelUse, model_findings
+from seatrial.runtime.environments import Environment
 
 from .drive import environ, run
 
 pytestmark = pytest.mark.real
 
-MAKE = "import sys, pathlib; from seatrial.loops.trl.drive import models; models.ensure('dense', pathlib.Path(sys.argv[1]))"
+MAKE = "import sys, pathlib\n"
+MAKE += "from seatrial.instruments.trl.models_on_disk import ensure_model; ensure_model('dense', pathlib.Path(sys.argv[1]))"
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def spoil(place: Path, name: str, **values: object) -> None:
 def test_configuration_and_tokenizer_are_loaded_for_real(environment: Environment, model: Path, tmp_path: Path) -> None:
     """Every answer comes from the transformers of the loop's own environment."""
 
-    def look(name: str, *files: str, use: Use = Use(build="x", own=True), **values: object) -> list[FindingCode]:  # noqa: B008 - frozen
+    def look(name: str, *files: str, use: ModelUse = ModelUse(build="x", own=True), **values: object) -> list[FindingCode]:  # noqa: B008 - frozen
         place = tmp_path / name
         shutil.copytree(model, place)
         for file in files:
@@ -103,7 +104,7 @@ def test_configuration_and_tokenizer_are_loaded_for_real(environment: Environmen
     whole = (model / "chat_template.jinja").read_text(encoding="utf-8")
     (model / "chat_template.jinja").unlink()
     try:
-        assert look("no template", use=Use(build="x", template=True)) == [FindingCode.CHAT_TEMPLATE]
+        assert look("no template", use=ModelUse(build="x", template=True)) == [FindingCode.CHAT_TEMPLATE]
     finally:
         (model / "chat_template.jinja").write_text(whole, encoding="utf-8")
 

@@ -11,7 +11,7 @@ from bench.mutants.edits import EDITS, Edit, outcome, wrong
 from bench.mutants.harness import Server, run, same_record
 from bench.mutants.mutations import mutated, mutations
 
-from seatrial.launch.environments import Environment
+from seatrial.runtime.environments import Environment
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 COUNT = 6

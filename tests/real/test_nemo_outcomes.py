@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from loops.nemo_rl_checkout import Bench, as_repository, make_bench
+from seatrial.core.records import LevelResult, Trial
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.evidence.repos import repo_states
 from seatrial.loops import get_loop
-from seatrial.model.record import LevelResult, Trial
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial import conduct
+from seatrial.trial import runner
 from seatrial.trial.plan import make_plan, requested
 
 pytestmark = pytest.mark.real
@@ -44,7 +44,7 @@ class Machine:
         plan = make_plan(loop, requested(loop, (level,)), None, loop.placed(changes), None, arguments, loop.chosen)
         place = self.bench.root / out
         place.mkdir()
-        return conduct.start(conduct.Request(plan, place, self.python), lambda _: None)
+        return runner.start(runner.Request(plan, place, self.python), lambda _: None)
 
 
 @pytest.fixture(scope="module")

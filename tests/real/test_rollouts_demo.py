@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from seatrial.launch.environments import Environment
-from seatrial.launch.ports import free_port
-from seatrial.launch.ready import Target, wait_ready
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.demo.data import write_demo
+from seatrial.rollouts.demo_campaign import write_demo
+from seatrial.runtime.environments import Environment
+from seatrial.runtime.servers import Target, free_port, wait_ready
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -194,7 +193,7 @@ def test_a_second_server_takes_the_trained_model(served: Served, demo: Path) -> 
 
 
 def test_it_listens_on_loopback_only(demo: Path, environment: Environment) -> None:
-    words = [str(environment.python), "-m", "seatrial.rollouts.demo.serve", "--host", "0.0.0.0", "--port", "1", "--cache", "."]
+    words = [str(environment.python), "-m", "seatrial.rollouts.demo_server", "--host", "0.0.0.0", "--port", "1", "--cache", "."]
     ran = subprocess.run(words, env={"PYTHONPATH": str(demo.parent / "program")}, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 2
     assert "--host" in ran.stderr

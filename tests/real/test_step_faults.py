@@ -15,10 +15,10 @@ import pytest
 from bench.mutants.harness import Server, judged, phases_of, run
 
 from seatrial.checks.step import limitations, step_checks
-from seatrial.launch.environments import Environment
-from seatrial.loops.trl.drive.fault_names import AT_LEVEL_1, FAULTS, STEP
-from seatrial.model.verdict import Verdict
-from seatrial.shadow.result import STAGES
+from seatrial.core.verdict import Verdict
+from seatrial.instruments.shadow.interface import STAGES
+from seatrial.instruments.trl.fault_names import AT_LEVEL_1, FAULTS, STEP
+from seatrial.runtime.environments import Environment
 
 pytestmark = pytest.mark.real
 

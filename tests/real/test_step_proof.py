@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from bench.mutants.harness import Server, phases_of, run
 
-from seatrial.launch.environments import Environment
+from seatrial.runtime.environments import Environment
 
 from .inside import run_cases, write_shadows
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.files import read_text
-from seatrial.launch.environments import Environments
+from seatrial.core.files import read_text
+from seatrial.core.verdict import ExitCode, Verdict
+from seatrial.instruments.verl.verl_process import FAULTS
 from seatrial.loops import environments
-from seatrial.loops.verl.cpu.settings import STRATEGIES
-from seatrial.loops.verl.drive.fault_names import FAULTS
-from seatrial.model.verdict import ExitCode, Verdict
+from seatrial.loops.verl.cpu_settings import STRATEGIES
+from seatrial.runtime.environments import Environments
 
 from .conftest import git
 from .drive import Ran, processes_of, start

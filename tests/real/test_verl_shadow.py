@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.files import read_text
-from seatrial.launch.environments import Environments
+from seatrial.core.files import read_text
+from seatrial.core.verdict import ExitCode, Verdict
 from seatrial.loops import environments
-from seatrial.model.verdict import ExitCode, Verdict
+from seatrial.runtime.environments import Environments
 
 from .conftest import git
 from .drive import Ran, start

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seatrial.loops.trl.drive import configured, shadow, train, variants
+from seatrial.instruments.trl import extra_runs, shadow, train, trl_settings
 
 OTHER = {
     "seed": "7",
@@ -120,7 +120,7 @@ def unseen(run: str, arguments: Any, place: Path, words: list[str], done: set[st
         if row["status"] != "proven" or name in done or name not in OTHER or (name in UNSEEN and run):
             continue
         value = SAME.get((run, name), OTHER[name])
-        if configured.given(["--" + name, *shlex.split(value)])[name] == row["configured"]:
+        if trl_settings.given(["--" + name, *shlex.split(value)])[name] == row["configured"]:
             continue
         found = shadow.recompute(arguments, place, [*words, f"--{name}", *shlex.split(value)])
         done.add(name)
@@ -135,10 +135,10 @@ def case_every_proven_setting_diverges_as_another() -> None:
     done: set[str] = set()
     place: Path = arguments.record_dir
     wrong = unseen("", arguments, place, words, done)
-    for run in variants.VARIANTS:
-        own = variants.words_of(run, words)
-        wrong += unseen(run, variants.arguments_of(run, arguments), place / "variants" / run, own, done)
+    for run in extra_runs.VARIANTS:
+        own = extra_runs.words_of(run, words)
+        wrong += unseen(run, extra_runs.arguments_of(run, arguments), place / "variants" / run, own, done)
     assert wrong == [], wrong
     proven = {row["knob"] for row in knobs(place) if row["status"] == "proven"}
     assert proven & set(OTHER) <= done | set(UNSEEN), sorted(proven & set(OTHER) - done)
-    assert set(configured.KNOBS) <= set(OTHER) | set(UNSEEN), "a knob without another value"
+    assert set(trl_settings.KNOBS) <= set(OTHER) | set(UNSEEN), "a knob without another value"

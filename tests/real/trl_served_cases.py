@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from real.trl_knob_cases import OTHER, recorded, unseen
-from seatrial.loops.trl.drive import configured
+from seatrial.instruments.trl import trl_settings
 
 
 def case_settings_of_trls_own_generation_diverge_as_others() -> None:
     """Of level 3's runs with TRL's own sync: what vLLM was asked for, and the correction for its log-probabilities."""
     served = {name for name in OTHER if "vllm" in name}
-    sampling = {name for name, knob in configured.KNOBS.items() if knob.stage == "sampling"}
+    sampling = {name for name, knob in trl_settings.KNOBS.items() if knob.stage == "sampling"}
     tried: set[str] = set()
     for arguments, words in recorded():
         place, done = arguments.record_dir, set(OTHER) - served - sampling

@@ -9,7 +9,7 @@ import os
 import shlex
 from pathlib import Path
 
-from seatrial.loops.verl.drive import shadow, train
+from seatrial.instruments.verl import shadow, train
 
 ACTOR = "actor_rollout_ref.actor"
 GRPO = {
@@ -43,7 +43,7 @@ def words(run: str) -> list[str]:
     text = (place / "command.sh").read_text(encoding="utf-8").replace("\\\n", " ")
     line = next(line for line in text.splitlines() if ".drive.train " in line and f"/{run} " in line)
     found = [word.replace("$OUT", str(place)) for word in shlex.split(line)]
-    return found[found.index("seatrial.loops.verl.drive.train") + 1 :]
+    return found[found.index("seatrial.instruments.verl.train") + 1 :]
 
 
 def stages(run: str, settings: dict[str, str]) -> dict[str, str | None]:

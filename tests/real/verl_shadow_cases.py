@@ -13,11 +13,10 @@ import torch
 from verl.trainer.ppo import core_algos
 from verl.utils import torch_functional
 
-from seatrial.instruments.batch_record import BatchRecord
-from seatrial.loops.verl.drive import assemble, configured, record_parts
-from seatrial.shadow import formulas, updates
-from seatrial.shadow.record import events
-from seatrial.shadow.settings import Settings
+from seatrial.instruments.batch_record import BatchRecord, events
+from seatrial.instruments.shadow import formulas
+from seatrial.instruments.shadow.interface import ShadowSettings
+from seatrial.instruments.verl import shadow, verl_process, verl_settings
 
 ROWS, TOKENS, GROUP = 8, 5, 4
 ACTOR = "actor_rollout_ref.actor"
@@ -41,18 +40,18 @@ def near(own: Any, other: Any, tolerance: float = 1e-6) -> None:
 
 def case_group_advantages() -> None:
     made = batch()
-    rewards = formulas.token_rewards(made["rewards"], made["mask"], None, None, Settings(max_steps=1))
+    rewards = formulas.token_rewards(made["rewards"], made["mask"], None, None, ShadowSettings(max_steps=1))
     for scaled in (True, False):
         index = numpy.repeat(numpy.arange(ROWS // GROUP), GROUP)
         theirs, _ = core_algos.compute_grpo_outcome_advantage(rewards, made["mask"], index, norm_adv_by_std_in_grpo=scaled)
-        s = Settings(max_steps=1, group=GROUP, scale="group" if scaled else "none", std_floor=configured.GRPO_FLOOR)
+        s = ShadowSettings(max_steps=1, group=GROUP, scale="group" if scaled else "none", std_floor=verl_settings.GRPO_FLOOR)
         near(formulas.advantages(made["rewards"].unsqueeze(1), s).unsqueeze(1) * made["mask"], theirs)
 
 
 def case_gae_and_kl_in_the_reward() -> None:
     made = batch()
     for beta, kind in ((0.0, "kl"), (0.3, "kl"), (0.3, "low_var_kl"), (0.3, "mse"), (0.3, "abs")):
-        s = Settings(max_steps=1, reward_beta=beta, reward_kl=configured._kl(kind))
+        s = ShadowSettings(max_steps=1, reward_beta=beta, reward_kl=verl_settings._kl(kind))
         own = formulas.token_rewards(made["rewards"], made["mask"], made["old"], made["ref"], s)
         plain = formulas.token_rewards(made["rewards"], made["mask"], None, None, s)
         near(own, plain - beta * core_algos.kl_penalty(made["old"], made["ref"], kind) * made["mask"])
@@ -74,7 +73,7 @@ def case_kl_estimates_and_their_gradients() -> None:
     made = batch()
     for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k1+", "k3+", "low_var_kl+"):
         one, two = (made["logps"].clone().requires_grad_() for _ in range(2))
-        own = formulas.kl_estimate(one, made["ref"], configured._kl(name))
+        own = formulas.kl_estimate(one, made["ref"], verl_settings._kl(name))
         theirs = core_algos.kl_penalty(two, made["ref"], name)
         near(own, theirs)
         own.sum().backward()
@@ -86,7 +85,7 @@ def case_clipped_losses_in_every_reduction() -> None:
     made = batch()
     advantage = made["values"]
     for mode in formulas.REDUCTIONS:
-        s = Settings(
+        s = ShadowSettings(
             max_steps=1,
             loss_type=mode,
             epsilon_low=0.1,
@@ -111,7 +110,7 @@ def case_clipped_losses_in_every_reduction() -> None:
 
 def case_value_losses() -> None:
     made = batch()
-    s = Settings(max_steps=1, loss_type="token-mean", micro_batch=ROWS)
+    s = ShadowSettings(max_steps=1, loss_type="token-mean", micro_batch=ROWS)
     terms, clipped = formulas.value_terms(made["predicted"], made["values"], made["returns"], 0.2)
     loss, share = core_algos.compute_value_loss(made["predicted"], made["returns"], made["values"], made["mask"], 0.2, batch_num_tokens=50)
     near(formulas.reduced(terms, made["mask"], 0.0, s, 50.0), loss)
@@ -123,7 +122,7 @@ def case_schedules_of_fsdp2() -> None:
     words += ["algorithm.adv_estimator=grpo", f"{ACTOR}.optim.lr=0.5", f"{ACTOR}.optim.lr_warmup_steps=3", f"{ACTOR}.strategy=fsdp2"]
     for kind, first in (("constant", "True"), ("cosine", "True"), ("cosine", "False")):
         more = [f"{ACTOR}.optim.lr_scheduler_type={kind}", f"{ACTOR}.optim.min_lr_ratio=0.1", f"{ACTOR}.optim.zero_indexed_step={first}"]
-        s = configured.settings([*words, *more])
+        s = verl_settings.settings([*words, *more])
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
         if kind == "constant":
             theirs = torch_functional.get_constant_schedule_with_warmup(optimizer, 3)
@@ -131,16 +130,16 @@ def case_schedules_of_fsdp2() -> None:
             theirs = torch_functional.get_cosine_schedule_with_warmup(optimizer, 3, 9, 0.1, zero_indexed_step=first == "True")
         assert s.steps_per_round() == 4
         for step in range(36):
-            assert math.isclose(updates.rate(step + 1, s), optimizer.param_groups[0]["lr"], rel_tol=1e-12), (kind, first, step)
+            assert math.isclose(formulas.rate(step + 1, s), optimizer.param_groups[0]["lr"], rel_tol=1e-12), (kind, first, step)
             if step % 4 == 3:
                 optimizer.step()
                 theirs.step()
 
 
 def case_adam_with_odd_settings() -> None:
-    s = Settings(max_steps=9, betas=(0.8, 0.95), epsilon=1e-6, weight_decay=0.1, decays="all")
+    s = ShadowSettings(max_steps=9, betas=(0.8, 0.95), epsilon=1e-6, weight_decay=0.1, decays="all")
     weight = torch.nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.float64))
-    theirs, own = torch.optim.AdamW([weight], lr=0.01, betas=s.betas, eps=s.epsilon, weight_decay=0.1), updates.Moments(s)
+    theirs, own = torch.optim.AdamW([weight], lr=0.01, betas=s.betas, eps=s.epsilon, weight_decay=0.1), formulas.Moments(s)
     for step in range(4):
         weight.grad = torch.sin(weight.detach() * (step + 1))
         expected = own.step({"w": weight.detach().clone()}, {"w": weight.grad}, 0.01)["w"]
@@ -152,13 +151,13 @@ def case_overrides_are_read_as_hydra_reads_them() -> None:
     words = ["algorithm.adv_estimator=gae", "trainer.total_training_steps=3", "data.train_batch_size=8", "actor_rollout_ref.rollout.n=4"]
     words += f"{ACTOR}.ppo_mini_batch_size=4 {ACTOR}.ppo_micro_batch_size_per_gpu=8 {ACTOR}.optim.betas=[0.8,0.95]".split()
     words += f"+{ACTOR}.strategy=fsdp2 critic.cliprange_value=0.1 critic.ppo_epochs=3 {ACTOR}.clip_ratio_low=null".split()
-    s = configured.settings(words)
+    s = verl_settings.settings(words)
     assert (s.micro_batch, s.accumulation, s.splits, s.iterations, s.rows(), s.prompts()) == (8, 2, 4, 1, 32, 8)
     assert (s.betas, s.epsilon_low, s.dual_clip, s.estimator, s.beta) == ((0.8, 0.95), 0.2, 3.0, "gae", 0.0)
     assert s.critic is not None
     assert (s.critic.value_clip, s.critic.iterations, s.critic.micro_batch, s.critic.free_split) == (0.1, 3, 16, True)
     assert s.unsupported == {}
-    refused = configured.settings([*words, f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.optim.optimizer=SGD"]).unsupported
+    refused = verl_settings.settings([*words, f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.optim.optimizer=SGD"]).unsupported
     assert {"loss", "gradient", "update"} <= set(refused)
     assert "loss_mode=gspo" in refused["loss"]
 
@@ -176,23 +175,23 @@ class Words:
 
 
 def case_parts_become_one_record(tmp: Path) -> None:
-    parts = tmp / record_parts.PARTS
+    parts = tmp / verl_process.PARTS
     server, actor, critic = (BatchRecord(parts / name) for name in ("server", "actor", "critic"))
     for version in (0, 1):
         for prompt, tokens in (([5, 5], [1, 2]), ([6], [3]), ([5, 5], [2, 0])):  # as they happen to finish
             tensors = {"prompt": torch.tensor(prompt), "tokens": torch.tensor(tokens), "scores": torch.zeros(len(tokens), 9)}
             server.add("generated", "", {"version": version, "asked": {"temperature": 0.5}}, tensors)
-    os.environ[record_parts.VARIABLE] = str(parts)
+    os.environ[verl_process.RECORD_VARIABLE] = str(parts)
     for row, text in ((1, "c"), (0, "b"), (0, "zz"), (0, "ab"), (1, "c"), (0, "b")):
-        record_parts.rewarded(row, text, row + 0.5)
-    del os.environ[record_parts.VARIABLE]
+        verl_process.rewarded(row, text, row + 0.5)
+    del os.environ[verl_process.RECORD_VARIABLE]
     for record, prefix in ((actor, ""), (critic, "value_")):
         record.add(f"{prefix}started", "", {"trainable": []})
         for version in (0, 1):
             record.add(f"{prefix}loss", "", {"loss": 0.1, "round": version})
             record.add(f"{prefix}updated", "", {}, step=version + 1)
     (tmp / "metrics.jsonl").write_text('{"step": 1, "data": {"a": 1.0}}\n{"step": 2, "data": {"a": 2.0}}\n', encoding="utf-8")
-    assemble.assemble(tmp, 3, Words(), [[5, 5], [6]])
+    shadow.assemble(tmp, 3, Words(), [[5, 5], [6]])
     found = list(events(tmp))
     one = ["generated", "rewarded", "value_loss", "value_updated", "loss", "updated", "logged"]
     assert [event.kind for event in found] == ["started", "value_started", *one, *one]
@@ -204,5 +203,5 @@ def case_parts_become_one_record(tmp: Path) -> None:
     assert rewarded["lengths"].tolist() == [2, 2, 1]
     assert rewarded["completion_ids"].tolist() == [[26, 26], [2, 0], [3, 0]]
     assert not parts.exists()
-    assemble.assemble(tmp, 3, Words(), [[5, 5], [6]])
+    shadow.assemble(tmp, 3, Words(), [[5, 5], [6]])
     assert len(list(events(tmp))) == len(found)

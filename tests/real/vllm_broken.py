@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from seatrial.probes.engines.vllm_extension import Extension
+from seatrial.instruments.engines.vllm_extension import Extension
 
 _UNDO: list[Callable[[], None]] = []
 

@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from seatrial.probes import fingerprint
-from seatrial.probes.engines.serve import Server, running
-from seatrial.probes.engines.tiny_models import ensure
-from seatrial.probes.engines.transformers_loop import Loop
-from seatrial.probes.engines.vllm_client import ServerError
-from seatrial.probes.engines.vllm_loop import Engine, Policy
-from seatrial.probes.refit.driver import say
-from seatrial.probes.refit.errors import RefitRefused
-from seatrial.probes.refit.producer import Producer
+from seatrial.instruments.bits import fingerprint
+from seatrial.instruments.engines.tiny_models import ensure
+from seatrial.instruments.engines.transformers_loop import Loop
+from seatrial.instruments.engines.vllm_loop import Engine, Policy
+from seatrial.instruments.engines.vllm_server import ServerError, VllmServer, running
+from seatrial.instruments.refit.payload_header import RefitRefused
+from seatrial.instruments.refit.refit_driver import say
+from seatrial.instruments.refit.weight_transfer import Producer
 
 ALL = ("full", "packed", "sparse")
 NORMS = ["model.layers.0.input_layernorm.weight", "model.layers.0.post_attention_layernorm.weight"]
@@ -27,7 +26,7 @@ def served(kind: str, tmp: Path) -> Iterator[Loop]:
     """A loop over a fresh server; afterwards none of its processes is left."""
     model = ensure(kind, tmp / "model")
     options = ("--dtype", "float32", "--worker-extension-cls", "real.vllm_broken.Broken")
-    with Server(model, tmp / "server.log", say, options, faults=True) as server:
+    with VllmServer(model, tmp / "server.log", say, options, faults=True) as server:
         yield Loop(Policy(model, False), Engine(server, tmp, None), tmp, ALL, None)
     assert running(server.process.pid) == []
 

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seatrial.regress.bisect.record import (
-    Answer,
+from seatrial.bisect.bisect_records import (
+    BisectAnswer,
+    BisectPlan,
+    BisectRun,
     EnvironmentPlan,
     Failure,
     History,
     Mark,
     Pin,
-    Plan,
     Point,
     Repo,
-    Run,
     SkipKind,
     Suspect,
 )
-from seatrial.regress.bisect.reports.view import View
+from seatrial.bisect.bisect_view import BisectView
 
-PLAN = Plan(
+PLAN = BisectPlan(
     created="2025-01-01T00:00:00Z",
     repos=(Repo(name="loop", path="/src/loop", good="0" * 40, bad="9" * 40),),
     command=("bash", "tests/nightly.sh", "--seed", "{commit}"),
@@ -51,7 +51,7 @@ def history(count: int, commits: Sequence[str] = (), subject: str = "commit {}",
     return History(tuple(points))
 
 
-def run(past: History, number: int, index: int, mark: Mark, **more: Any) -> Run:
+def run(past: History, number: int, index: int, mark: Mark, **more: Any) -> BisectRun:
     """A row of a point."""
     if mark is Mark.SKIP:
         more.setdefault("skip", SkipKind.BUILD)
@@ -59,10 +59,10 @@ def run(past: History, number: int, index: int, mark: Mark, **more: Any) -> Run:
         more.setdefault("failure", Failure(kind="exit", cause="AssertionError", exit_code=1))
     point = past.points[index]
     base: dict[str, Any] = {"stage": "search", "round": number, "seconds": 2.0, "directory": f"steps/{number:04d}-{point.commit[:12]}"}
-    return Run(number=number, point=point.id, commit=point.commit, mark=mark, **(base | more))
+    return BisectRun(number=number, point=point.id, commit=point.commit, mark=mark, **(base | more))
 
 
-def runs(past: History, *marks: tuple[int, Mark] | tuple[int, Mark, float]) -> tuple[Run, ...]:
+def runs(past: History, *marks: tuple[int, Mark] | tuple[int, Mark, float]) -> tuple[BisectRun, ...]:
     """Rows in a row, each with a value if it is given one."""
     made = []
     for number, (index, mark, *value) in enumerate(marks, start=1):
@@ -71,7 +71,7 @@ def runs(past: History, *marks: tuple[int, Mark] | tuple[int, Mark, float]) -> t
     return tuple(made)
 
 
-def answer(past: History, *suspects: int, **more: Any) -> Answer:
+def answer(past: History, *suspects: int, **more: Any) -> BisectAnswer:
     """One commit, or a range of them."""
     found = tuple(
         Suspect(
@@ -86,9 +86,9 @@ def answer(past: History, *suspects: int, **more: Any) -> Answer:
     base: dict[str, Any] = {"state": "found" if len(suspects) == 1 else "range", "suspects": found, "confidence": 1.0}
     if suspects:
         base |= {"last_good": past.points[min(suspects) - 1].id, "first_bad": past.points[max(suspects)].id}
-    return Answer(**(base | more))
+    return BisectAnswer(**(base | more))
 
 
-def view(past: History, rows: Sequence[Run], found: Answer, plan: Plan = PLAN) -> View:
+def view(past: History, rows: Sequence[BisectRun], found: BisectAnswer, plan: BisectPlan = PLAN) -> BisectView:
     """What the reports are made of."""
-    return View(Path("/work/bisects/one"), plan, past, tuple(rows), found, 0.5 if plan.check else None)
+    return BisectView(Path("/work/bisects/one"), plan, past, tuple(rows), found, 0.5 if plan.check else None)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cli.command import SEATRIAL, environ, inside
-from seatrial.regress.bisect.logs import journal
-from seatrial.regress.bisect.record import Run, SkipKind
+from seatrial.bisect import bisect_dir
+from seatrial.bisect.bisect_records import BisectRun, SkipKind
 
 from .repos import Commit, Entry, build, linear
 
@@ -32,16 +32,16 @@ class Bisected:
     directory: Path
 
     @property
-    def rows(self) -> tuple[Run, ...]:
+    def rows(self) -> tuple[BisectRun, ...]:
         """The journal."""
-        return journal.read(self.directory / "runs.jsonl").rows
+        return bisect_dir.read_journal(self.directory / "runs.jsonl").rows
 
     @property
     def marks(self) -> dict[int, str]:
         """The last mark of each commit, by its place in the history."""
         return {self.ids.index(row.commit): row.mark.value for row in self.rows}
 
-    def row(self, index: int) -> Run:
+    def row(self, index: int) -> BisectRun:
         """The last row of a commit."""
         return [row for row in self.rows if row.commit == self.ids[index]][-1]
 

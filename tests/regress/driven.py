@@ -12,9 +12,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.files import read_model
-from seatrial.regress.bisect.record import Mark, Run
-from seatrial.regress.bisect.reports.report import BisectReport
+from seatrial.bisect.bisect_records import BisectRun, Mark
+from seatrial.bisect.bisect_report import BisectReport
+from seatrial.core.files import read_model
 
 from .big import BUILD, COMMAND, Big
 
@@ -32,7 +32,7 @@ class Driven:
     rounds: int
     allowed: int
     """ceil(log2 n) + 3, n the number of commits that may be the first bad one."""
-    rows: tuple[Run, ...]
+    rows: tuple[BisectRun, ...]
     builds: Counter[str]
     """How often the environment of each lock was begun to be built, as it was told while it ran; failed builds included."""
     seconds: float

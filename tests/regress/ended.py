@@ -7,19 +7,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-from seatrial.launch.process import Ended
-from seatrial.regress.bisect.judging.observe import Observation, observe
-from seatrial.regress.bisect.record import EnvironmentPlan, Failure, Mark, Plan, Repo
-from seatrial.regress.bisect.running.steps import Facts
+from seatrial.bisect.bisect_records import BisectPlan, EnvironmentPlan, Failure, Mark, Repo
+from seatrial.bisect.bisect_step import RunFacts
+from seatrial.bisect.judge_run import Observation, observe
+from seatrial.runtime.process import Ended
 
 DATA = Path(__file__).parents[1] / "data" / "bisect"
 STARTED = 1_000_000.0
 CHECK = 'data["loss"]["3"] < 1.0'
 
 
-def plan(**more: Any) -> Plan:
+def plan(**more: Any) -> BisectPlan:
     repo = Repo(name="main", path="/r", good="a" * 40, bad="b" * 40)
-    return Plan(created="", repos=(repo,), command=("x",), environment=EnvironmentPlan(kind="none"), **more)
+    return BisectPlan(created="", repos=(repo,), command=("x",), environment=EnvironmentPlan(kind="none"), **more)
 
 
 class Runs:
@@ -30,11 +30,11 @@ class Runs:
         for name in ("tree", "output", "trial"):
             (root / name).mkdir()
 
-    def facts(self, code: int | None, log: str = "", ended: Ended = "exited", scheduler: str = "") -> Facts:
+    def facts(self, code: int | None, log: str = "", ended: Ended = "exited", scheduler: str = "") -> RunFacts:
         file = self.root / "run.log"
         file.write_text(log, encoding="utf-8")
         places = {name: self.root / name for name in ("tree", "output", "trial")}
-        return Facts(exit_code=code, ended=ended, log=file, started=STARTED, scheduler=scheduler, **places)
+        return RunFacts(exit_code=code, ended=ended, log=file, started=STARTED, scheduler=scheduler, **places)
 
     def see(self, code: int | None, log: str = "", end: Failure | None = None, **more: Any) -> Observation:
         return observe(plan(**more), self.facts(code, log), end)

@@ -7,33 +7,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seatrial.regress.bisect.environments.cache import Ready
-from seatrial.regress.bisect.record import EnvironmentPlan, Pin, Plan, Point, Repo
-from seatrial.regress.bisect.running.steps import Prepared, Step, prepare
+from seatrial.bisect.bisect_records import BisectPlan, EnvironmentPlan, Pin, Point, Repo
+from seatrial.bisect.bisect_step import BisectStep, PreparedStep, write_step
+from seatrial.bisect.environment_cache import ReadyEnvironment
 
 GOOD, BAD = "a" * 40, "b" * 40
 
 
-def plan_of(*command: str, **more: Any) -> Plan:
+def plan_of(*command: str, **more: Any) -> BisectPlan:
     """A plan that runs a command in the caller's own environment."""
     repo = Repo(name="main", path="/nowhere", good=GOOD, bad=BAD)
-    return Plan(created="2026-11-16T00:00:00Z", repos=(repo,), command=command, environment=EnvironmentPlan(kind="none"), **more)
+    return BisectPlan(created="2026-11-16T00:00:00Z", repos=(repo,), command=command, environment=EnvironmentPlan(kind="none"), **more)
 
 
-def step_of(root: Path, number: int = 1, subject: str = "Change it") -> Step:
+def step_of(root: Path, number: int = 1, subject: str = "Change it") -> BisectStep:
     """A step in the bisect directory `root`, with its tree."""
     commit = f"{number:040x}"
     point = Point(repo="main", commit=commit, subject=subject, time=0, pins=(Pin(repo="main", commit=commit),), contents=commit)
-    step = Step(number=number, point=point, stage="search", round=1, directory=root / "steps" / f"{number:04d}-{commit[:12]}")
+    step = BisectStep(number=number, point=point, stage="search", round=1, directory=root / "steps" / f"{number:04d}-{commit[:12]}")
     step.tree.mkdir(parents=True)
     return step
 
 
-def ready_of(python: Path | None = None, **variables: str) -> Ready:
+def ready_of(python: Path | None = None, **variables: str) -> ReadyEnvironment:
     """An environment that is there."""
-    return Ready(python=python, variables=variables, key="", built=False)
+    return ReadyEnvironment(python=python, variables=variables, key="", built=False)
 
 
-def prepared_of(plan: Plan, root: Path, number: int = 1, base: Mapping[str, str] | None = None) -> Prepared:
+def prepared_of(plan: BisectPlan, root: Path, number: int = 1, base: Mapping[str, str] | None = None) -> PreparedStep:
     """A step that can be run."""
-    return prepare(plan, step_of(root, number), ready_of(), os.environ if base is None else base)
+    return write_step(plan, step_of(root, number), ready_of(), os.environ if base is None else base)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.command import Answer, environ, inside
-from seatrial.files import read_model
-from seatrial.regress.bisect.logs import journal
-from seatrial.regress.bisect.record import Run
-from seatrial.regress.bisect.reports.report import BisectReport
+from seatrial.bisect import bisect_dir
+from seatrial.bisect.bisect_records import BisectRun
+from seatrial.bisect.bisect_report import BisectReport
+from seatrial.core.files import read_model
 
 from .repos import START, STEP, Commit, Entry, Script, build
 
@@ -74,8 +74,8 @@ class Bisect:
         return read_model(self.path / "report.json", BisectReport)
 
     @property
-    def rows(self) -> tuple[Run, ...]:
-        return journal.read(self.path / "runs.jsonl").rows
+    def rows(self) -> tuple[BisectRun, ...]:
+        return bisect_dir.read_journal(self.path / "runs.jsonl").rows
 
     @property
     def headline(self) -> str:

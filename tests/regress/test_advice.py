@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from seatrial.regress.bisect.advice import for_failing_good, for_skip
-from seatrial.regress.bisect.record import EnvironmentPlan, Failure, Mark, Plan, Repo, Run, SkipKind
+from seatrial.bisect.bisect_records import BisectPlan, BisectRun, EnvironmentPlan, Failure, Mark, Repo, SkipKind
+from seatrial.bisect.search_loop import for_failing_good, for_skip
 
 from .prepared import plan_of
 from .repos import Commit, build
 
 
-def row(reason: str, **more: Any) -> Run:
-    return Run(number=1, stage="ends", round=0, point="p", commit="c" * 40, reason=reason, **more)
+def row(reason: str, **more: Any) -> BisectRun:
+    return BisectRun(number=1, stage="ends", round=0, point="p", commit="c" * 40, reason=reason, **more)
 
 
 def skip(kind: SkipKind, reason: str, name: str = "good", **more: Any) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def failing(
     missed: bool = False,
 ) -> str:
     environment = EnvironmentPlan.model_validate({"kind": env, "lock": "requirements.txt"})
-    plan: Plan = plan_of(*command.split()).model_copy(update={"repos": (repo,), "environment": environment})
+    plan: BisectPlan = plan_of(*command.split()).model_copy(update={"repos": (repo,), "environment": environment})
     (tmp_path / "run.log").write_text(log)
     failed = Failure(kind=kind, missed=missed, cause=cause, exit_code=1, shown=cause)
     return for_failing_good(plan, row("exit 1", mark=Mark.BAD, failure=failed), tmp_path / "run.log")

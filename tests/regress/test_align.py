@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect.align import aligned
-from seatrial.regress.bisect.record import History, Pin, Point, Repo
+from seatrial.bisect.bisect_records import History, Pin, Point, Repo
+from seatrial.bisect.commit_history import aligned
+from seatrial.core.errors import UserError
 
 
 def line(name: str, times: list[int], place: str = ".") -> tuple[Repo, History]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch.environments import MARKER
+from seatrial.runtime.environments import MARKER
 
 from .big import big_repository
 from .driven import Driven, drive

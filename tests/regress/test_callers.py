@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launch.wheels import make_wheel, only_local
-from seatrial.regress.bisect.environments.cache import BisectEnvironments, BuildFailed, Ready
-from seatrial.regress.bisect.record import EnvironmentPlan
+from seatrial.bisect.bisect_records import EnvironmentPlan
+from seatrial.bisect.environment_cache import BisectEnvironments, BuildFailed, ReadyEnvironment
 
 from .untouched import untouched
 
@@ -39,7 +39,7 @@ def _write(program: Path, text: str) -> None:
     program.chmod(0o755)
 
 
-def build(tree: Path, plan: EnvironmentPlan = PLAN) -> Ready:
+def build(tree: Path, plan: EnvironmentPlan = PLAN) -> ReadyEnvironment:
     cache = BisectEnvironments(tree.parent / "cache")
     ready = cache.ensure(tree, plan, lambda _: None, 120)
     if plan.build:
@@ -47,7 +47,7 @@ def build(tree: Path, plan: EnvironmentPlan = PLAN) -> Ready:
     return ready
 
 
-def output(ready: Ready, *argv: str) -> str:
+def output(ready: ReadyEnvironment, *argv: str) -> str:
     env = {**os.environ, **ready.variables}
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=True, cwd="/").stdout
 
@@ -104,4 +104,4 @@ def test_pip_in_a_shared_environment_is_never_the_callers(tree: Path) -> None:
         assert done.returncode == 1
         assert "shared by commits" in done.stderr
     assert not (tree.parent / "reached").exists()
-    assert build(tree, EnvironmentPlan(kind="pip", lock="requirements.txt")) == Ready(ready.python, ready.variables, ready.key)
+    assert build(tree, EnvironmentPlan(kind="pip", lock="requirements.txt")) == ReadyEnvironment(ready.python, ready.variables, ready.key)

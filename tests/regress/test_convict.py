@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
+from seatrial.bisect.bisect_records import BisectAnswer, BisectPlan, BisectRun, History, Mark, Pin, Point, Repo, SkipKind, Suspect
+from seatrial.bisect.bisect_session import BisectSession, MissingRun, Runner, RunRequest
+from seatrial.bisect.culprit import check_other_repositories, try_state
+from seatrial.bisect.step_preparer import StepPreparer
 from seatrial.evidence.redact import Redactor
-from seatrial.regress.bisect.convict import convict, try_state
-from seatrial.regress.bisect.record import Answer, History, Mark, Pin, Plan, Point, Repo, Run, SkipKind, Suspect
-from seatrial.regress.bisect.running.prepare import Kitchen
-from seatrial.regress.bisect.running.session import Owed, Runner, Session, Wanted
 
 from .prepared import plan_of
 
@@ -29,26 +29,26 @@ def named(pins: Sequence[Pin]) -> str:
 
 
 @dataclass
-class Staged(Session):
+class Staged(BisectSession):
     """A sitting whose runs are looked up."""
 
     world: World = field(default=lambda _: GOOD)
     ran: list[str] = field(default_factory=list)
 
-    def execute(self, wanted: Sequence[Wanted], useless: Callable[[Sequence[Wanted]], set[int]] | None = None) -> list[Run]:
+    def execute(self, wanted: Sequence[RunRequest], useless: Callable[[Sequence[RunRequest]], set[int]] | None = None) -> list[BisectRun]:
         if self.frozen:
-            raise Owed
+            raise MissingRun
         self.ran += [named(one.point.pins) for one in wanted]
         return [self.note(one, self.world(named(one.point.pins)), "") for one in wanted]
 
 
-def plan(**more: int) -> Plan:
+def plan(**more: int) -> BisectPlan:
     repos = tuple(Repo(name=name, path=f"/{name}", good=f"{name}0", bad=f"{name}2", place="." if name == "a" else name) for name in "abc")
     return plan_of("true", **more).model_copy(update={"repos": repos})
 
 
 def staged(root: Path, world: World, **more: int) -> Staged:
-    return Staged(root, plan(**more), cast(Kitchen, None), cast(Runner, None), Redactor({}), lambda _: None, world=world)
+    return Staged(root, plan(**more), cast(StepPreparer, None), cast(Runner, None), Redactor({}), lambda _: None, world=world)
 
 
 def state(text: str) -> tuple[Pin, ...]:
@@ -67,14 +67,14 @@ def bad_when(*states: str, skips: Sequence[str] = ()) -> World:
     return look
 
 
-def judged(session: Session, suspects: str = "a") -> dict[str, str]:
+def judged(session: BisectSession, suspects: str = "a") -> dict[str, str]:
     point = Point(repo="a", commit="a1", subject="", time=0, pins=state(FOUND), contents="")
-    found = Answer(
+    found = BisectAnswer(
         state="found" if len(suspects) == 1 else "range",
         suspects=tuple(Suspect(point=point.id, repo=name, commit=f"{name}1", subject="", probability=1.0) for name in suspects),
         first_bad=point.id,
     )
-    return {one.repo: one.verdict for one in convict(session, History((point,)), found).standings}
+    return {one.repo: one.verdict for one in check_other_repositories(session, History((point,)), found).standings}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_suspects_of_several_repositories_convict_none(tmp_path: Path) -> None:
 def test_nothing_is_run_where_only_the_journal_counts(tmp_path: Path) -> None:
     session = staged(tmp_path, bad_when("a1"))
     session.frozen = True
-    with pytest.raises(Owed):
+    with pytest.raises(MissingRun):
         judged(session)
 
 
@@ -126,7 +126,7 @@ def test_with_noise_a_state_is_run_several_times(tmp_path: Path) -> None:
 
 def test_what_the_machine_failed_in_an_earlier_sitting_is_tried_again(tmp_path: Path) -> None:
     session = staged(tmp_path, bad_when("a1"))
-    lost = Run(number=1, stage="conviction", round=0, point="", commit="a1", mark=SKIP, skip=SkipKind.ENVIRONMENT)
+    lost = BisectRun(number=1, stage="conviction", round=0, point="", commit="a1", mark=SKIP, skip=SkipKind.ENVIRONMENT)
     point = Point(repo="a", commit="a1", subject="", time=0, pins=state("a1 b0 c0"), contents="")
     session.rows.append(lost.model_copy(update={"point": point.id}))
     assert try_state(session, point.pins, "a", "a alone") is None

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect.record import Edit, Pin, SkipKind
-from seatrial.regress.bisect.trees.edits import apply_edits, apply_patches, check_edits
-from seatrial.regress.bisect.trees.making import make_tree
-from seatrial.regress.bisect.trees.stores import Stores, TreeError
+from seatrial.bisect.bisect_records import Edit, Pin, SkipKind
+from seatrial.bisect.git_stores import Stores, TreeError
+from seatrial.bisect.worktrees import apply_edits, apply_patches, check_edits, make_tree
+from seatrial.core.errors import UserError
 
 from .repos import Commit, Link, Script, build, gitmodules, run_git
 from .untouched import quiet, repo_of, untouched
@@ -81,7 +80,7 @@ def test_only_files_inside_the_tree(tmp_path: Path, tree: Path) -> None:
 
 
 def test_sed_itself_fails(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seatrial.regress.bisect.trees.edits.SED_S", 0.2)
+    monkeypatch.setattr("seatrial.bisect.worktrees.SED_S", 0.2)
     with pytest.raises(UserError, match="did not end within"):
         apply_edits(tree, [edit(":a;ba")])
     monkeypatch.setenv("PATH", str(tmp_path))

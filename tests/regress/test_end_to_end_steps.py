@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.command import SEATRIAL
-from seatrial.regress.bisect.record import SkipKind
+from seatrial.bisect.bisect_records import SkipKind
 
 from .calls import CHECK, Place, numbers
 from .repos import Commit, Entry, Link, Script, build, linear, populate, run_git, submodule

@@ -8,18 +8,18 @@ from typing import cast
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect import ends
-from seatrial.regress.bisect.ends import side
-from seatrial.regress.bisect.judging.measured import threshold
-from seatrial.regress.bisect.record import Failure, Mark, Run
-from seatrial.regress.bisect.running.session import Session
+from seatrial.bisect import search_loop
+from seatrial.bisect.bisect_records import BisectRun, Failure, Mark
+from seatrial.bisect.bisect_session import BisectSession
+from seatrial.bisect.judge_run import threshold
+from seatrial.bisect.search_loop import side
+from seatrial.core.errors import UserError
 
 from .bisects import history
 
 
-def row(mark: Mark, value: float | None = None, point: str = "p", exit_code: int = 0, failure: Failure | None = None) -> Run:
-    return Run(
+def row(mark: Mark, value: float | None = None, point: str = "p", exit_code: int = 0, failure: Failure | None = None) -> BisectRun:
+    return BisectRun(
         number=1, stage="ends", round=0, point=point, commit="c", mark=mark, value=value, exit_code=exit_code, failure=failure, reason="why"
     )
 
@@ -49,17 +49,17 @@ def test_without_a_limit_the_larger_number_counts() -> None:
     assert side([row(Mark.BAD), row(Mark.GOOD)], None) is Mark.GOOD
 
 
-def session(rows: Sequence[Run], tmp: str = "/nowhere") -> Session:
+def session(rows: Sequence[BisectRun], tmp: str = "/nowhere") -> BisectSession:
     from pathlib import Path
 
-    return cast(Session, SimpleNamespace(evidence=lambda number: rows, directory=Path(tmp)))
+    return cast(BisectSession, SimpleNamespace(evidence=lambda number: rows, directory=Path(tmp)))
 
 
 def test_a_good_end_that_fails_with_passing_metrics_counts_only_if_the_bad_end_fails_so() -> None:
     good, bad = history(2).points
     missed = Failure(kind="check", missed=True, cause="the check is missed, and it ends with 1: x", exit_code=1)
     passing = row(Mark.GOOD, 0.0, good.id, exit_code=1)
-    ends._refuse_failing_good(session([passing, row(Mark.BAD, 1.0, bad.id, 1, missed)]), good, bad, 0)
+    search_loop._refuse_failing_good(session([passing, row(Mark.BAD, 1.0, bad.id, 1, missed)]), good, bad, 0)
     clean = missed.model_copy(update={"exit_code": 0})
     with pytest.raises(UserError, match="cannot be judged"):
-        ends._refuse_failing_good(session([passing, row(Mark.BAD, 1.0, bad.id, 0, clean)]), good, bad, 0)
+        search_loop._refuse_failing_good(session([passing, row(Mark.BAD, 1.0, bad.id, 0, clean)]), good, bad, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.wheels import make_wheel
-from seatrial.regress.bisect.record import Mark, SkipKind
+from seatrial.bisect.bisect_records import Mark, SkipKind
 
 from .calls import CHECK, Place, numbers
 

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from launch.wheels import make_wheel, only_local
-from seatrial import files
-from seatrial.launch.cachelock import exclusive
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.regress.bisect.environments.cache import BisectEnvironments, BuildFailed, Ready
-from seatrial.regress.bisect.environments.complete import Complete, contents
-from seatrial.regress.bisect.record import EnvironmentPlan
+from seatrial.bisect.bisect_records import EnvironmentPlan
+from seatrial.bisect.environment_cache import BisectEnvironments, BuildFailed, Complete, ReadyEnvironment, contents
+from seatrial.core import files
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.runtime.filelock import exclusive
 
 pytestmark = pytest.mark.slow  # nearly every test here lets pip build something
 
@@ -45,7 +44,7 @@ class House:
             (tree / name).write_text(text)
         return tree
 
-    def ensure(self, tree: Path, plan: EnvironmentPlan = PIP, deadline_s: float = 120) -> Ready:
+    def ensure(self, tree: Path, plan: EnvironmentPlan = PIP, deadline_s: float = 120) -> ReadyEnvironment:
         return self.cache.ensure(tree, plan, self.said.append, deadline_s)
 
     def built(self) -> int:
@@ -64,7 +63,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
     return House(tmp_path)
 
 
-def output(ready: Ready, *argv: str) -> str:
+def output(ready: ReadyEnvironment, *argv: str) -> str:
     env = {**os.environ, **ready.variables}
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=True, cwd="/").stdout
 
@@ -167,15 +166,15 @@ def test_what_is_in_use_is_not_rebuilt(house: House) -> None:
 
 def test_threads_and_processes_share_one_build(house: House) -> None:
     trees = [house.tree("tiny==1.0\n") for _ in range(4)]
-    ready: list[Ready] = []
+    ready: list[ReadyEnvironment] = []
     others = [BisectEnvironments(house.tmp / "cache"), house.cache, house.cache]
     threads = [
         threading.Thread(target=lambda cache=cache, tree=tree: ready.append(cache.ensure(tree, PIP, house.said.append, 120)))
         for cache, tree in zip(others, trees, strict=False)
     ]
     program = (
-        "import sys; from pathlib import Path; from seatrial.regress.bisect.environments.cache import *; "
-        "from seatrial.regress.bisect.record import EnvironmentPlan as P; "
+        "import sys; from pathlib import Path; from seatrial.bisect.environment_cache import *; "
+        "from seatrial.bisect.bisect_records import EnvironmentPlan as P; "
         "print(BisectEnvironments(Path(sys.argv[1])).ensure(Path(sys.argv[2]), P(kind='pip', lock='requirements.lock'), str, 120).built)"
     )
     with subprocess.Popen(
@@ -213,7 +212,7 @@ def test_a_build_has_a_deadline(house: House, monkeypatch: pytest.MonkeyPatch) -
     slow = house.tmp / "python"
     slow.write_text("#!/bin/sh\nsleep 60\n")
     slow.chmod(0o755)
-    monkeypatch.setattr("seatrial.regress.bisect.environments.cache.find_python", lambda _: str(slow))
+    monkeypatch.setattr("seatrial.bisect.environment_cache.find_python", lambda _: str(slow))
     with pytest.raises(BuildFailed, match="creating took too long"):
         house.ensure(house.tree("tiny==1.0\n"), deadline_s=0.2)
     monkeypatch.undo()
@@ -231,7 +230,7 @@ def test_a_build_installs_into_the_tree_and_not_into_what_is_shared(house: House
     assert output(ready, "python", "-c", SHOW).startswith("2.0 ")
     assert output(ready, "python", "-m", "pip", "list", "--format=freeze").split() == ["tiny==2.0"]
     assert output(plain, "python", "-c", SHOW).startswith("1.0 ")
-    assert house.ensure(house.tree("tiny==1.0\n")) == Ready(
+    assert house.ensure(house.tree("tiny==1.0\n")) == ReadyEnvironment(
         plain.python, {**plain.variables, "PYTHONPATH": str(house.tmp / "tree3")}, plain.key
     )
     # A tree that is made again has nothing of the last build.
@@ -278,8 +277,8 @@ def test_a_build_command_that_fails_is_told_with_its_last_line(house: House, mon
 KILLED = """
 import os, sys
 from pathlib import Path
-from seatrial.regress.bisect.environments.cache import BisectEnvironments
-from seatrial.regress.bisect.record import EnvironmentPlan
+from seatrial.bisect.environment_cache import BisectEnvironments
+from seatrial.bisect.bisect_records import EnvironmentPlan
 tell = lambda line: os.kill(os.getpid(), 9) if "installing" in line else None
 BisectEnvironments(Path(sys.argv[1])).ensure(Path(sys.argv[2]), EnvironmentPlan(kind="pip", lock="requirements.lock"), tell, 60)
 """

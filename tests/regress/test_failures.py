@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from seatrial import loops
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.regress.bisect.judging import failures
-from seatrial.regress.bisect.judging.failures import MACHINE, Reading, read_failure
+from seatrial.bisect import run_failures
+from seatrial.bisect.run_failures import MACHINE, FailureReading, read_failure
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.triage.signatures import GENERAL, load_signatures
 
 DATA = Path(__file__).parents[1] / "data"
@@ -27,11 +27,11 @@ OWN = {
 }
 
 
-def read(name: str, exit_code: int = 1) -> Reading:
+def read(name: str, exit_code: int = 1) -> FailureReading:
     return read_failure(DATA / name, exit_code)
 
 
-def written(place: Path, *parts: str) -> Reading:
+def written(place: Path, *parts: str) -> FailureReading:
     log = place / "run.log"
     log.write_text("".join(parts), encoding="utf-8")
     return read_failure(log, 1)
@@ -173,7 +173,7 @@ def test_tests_that_did_not_run_are_noticed(tmp_path: Path, line: str, nothing: 
 
 
 def test_of_a_very_long_log_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "LONGEST", 300)
+    monkeypatch.setattr(run_failures, "LONGEST", 300)
     log = tmp_path / "run.log"
     raised = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: broken\n'
     log.write_text("Too Many Requests\n" * 100 + raised)

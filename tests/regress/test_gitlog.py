@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.bisect import git_bisect_log
+from seatrial.bisect.bisect_records import BisectAnswer, BisectRun, History, Mark, SkipKind
+from seatrial.core.errors import UserError
 from seatrial.evidence.redact import Redactor
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect.logs import gitlog
-from seatrial.regress.bisect.record import Answer, History, Mark, Run, SkipKind
 
 from .bisects import answer, history, run, runs
 from .repos import Commit, build, linear, run_git
 
 COUNT = 16
-OPEN = Answer(state="open")
+OPEN = BisectAnswer(state="open")
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +42,12 @@ def scratch(repo: Path, tmp_path: Path) -> Path:
     return tmp_path / "scratch"
 
 
-def written(past: History, rows: Sequence[Run], found: Answer = OPEN) -> str:
-    return gitlog.write(past, rows, found, Redactor({}).text)
+def written(past: History, rows: Sequence[BisectRun], found: BisectAnswer = OPEN) -> str:
+    return git_bisect_log.write_git_log(past, rows, found, Redactor({}).text)
 
 
-def read(text: str, repo: Path) -> gitlog.Replayed:
-    return gitlog.parse(text, repo, Path("bisect.log"))
+def read(text: str, repo: Path) -> git_bisect_log.Replayed:
+    return git_bisect_log.parse_git_log(text, repo, Path("bisect.log"))
 
 
 def state(repo: Path) -> set[str]:
@@ -76,7 +76,7 @@ def test_git_replays_our_log_and_comes_to_our_answer(scratch: Path, ids: list[st
     # And git's own account of it, read by us, is ours again.
     ours, gits = read(text, scratch), read(log, scratch)
     assert (ours.good, ours.bad, ours.skips) == (gits.good, gits.bad, gits.skips)
-    assert written(past, gitlog.as_rows(gits, past), answer(past, 9, 10)) == text
+    assert written(past, git_bisect_log.as_rows(gits, past), answer(past, 9, 10)) == text
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_a_log_of_a_real_run_is_read(scratch: Path, ids: list[str]) -> None:
     run_git(scratch, "bisect", "reset")
     assert found.bad == ids[9]
     assert {ids[0], ids[8]} <= set(found.good)
-    assert found.marks[0] == gitlog.Marked(Mark.BAD, ids[15], 3)
+    assert found.marks[0] == git_bisect_log.Marked(Mark.BAD, ids[15], 3)
     assert found.skips == (ids[7],)
     assert "number.txt" in found.notes[0]
 
@@ -273,7 +273,7 @@ def test_a_branch_that_looks_like_a_hash_is_a_name(tmp_path: Path) -> None:
 def test_rows_of_a_log(repo: Path, ids: list[str]) -> None:
     text = f"git bisect start\ngit bisect bad {ids[15]}\ngit bisect good {ids[0]}\ngit bisect skip {ids[4]}\ngit bisect skip {ids[4]}\n"
     past = history(COUNT, ids)
-    rows = gitlog.as_rows(read(text, repo), past)
+    rows = git_bisect_log.as_rows(read(text, repo), past)
     assert [(row.number, row.point, row.mark, row.stage) for row in rows] == [
         (1, ids[15], Mark.BAD, "replay"),
         (2, ids[0], Mark.GOOD, "replay"),
@@ -283,4 +283,4 @@ def test_rows_of_a_log(repo: Path, ids: list[str]) -> None:
     assert rows[2].reason == "bisect.log:4 says so"
     assert not any(row.directory for row in rows)
     with pytest.raises(UserError, match="speaks of one repository"):
-        gitlog.as_rows(read(text, repo), history(3, repos=2))
+        git_bisect_log.as_rows(read(text, repo), history(3, repos=2))

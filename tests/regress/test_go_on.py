@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.regress.bisect.record import Mark
+from seatrial.bisect.bisect_records import Mark
 
 from .calls import CHECK, DEADLINE_S, Bisected, Place, numbers, wait_for
 from .repos import run_git

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect.history import exists, introduced, missing_words, read_history, resolve, uncommitted
-from seatrial.regress.bisect.record import History, Pin, Repo
+from seatrial.bisect.bisect_records import History, Pin, Repo
+from seatrial.bisect.commit_history import exists, introduced, missing_words, read_history, resolve_commit, uncommitted
+from seatrial.core.errors import UserError
 
 from .repos import Commit, Entry, Link, build, linear, run_git
 
@@ -137,13 +137,13 @@ def test_a_branch_that_only_the_remote_has(line: tuple[Path, list[str]], tmp_pat
     shutil.copytree(path, tmp_path / "repo")
     run_git(tmp_path / "repo", "update-ref", "refs/remotes/origin/feature", ids[2])
     with pytest.raises(UserError) as caught:
-        resolve(tmp_path / "repo", "feature", "--bad")
+        resolve_commit(tmp_path / "repo", "feature", "--bad")
     assert caught.value.fix == "--bad origin/feature, which exists"
 
 
 def test_not_a_repository(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a git repository"):
-        resolve(tmp_path, "HEAD", "--good")
+        resolve_commit(tmp_path, "HEAD", "--good")
 
 
 def test_a_shallow_clone_without_the_good_end(line: tuple[Path, list[str]], tmp_path: Path) -> None:

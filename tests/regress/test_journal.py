@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect.logs import journal
-from seatrial.regress.bisect.record import Failure, Mark, Run, SkipKind
+from seatrial.bisect import bisect_dir
+from seatrial.bisect.bisect_records import BisectRun, Failure, Mark, SkipKind
+from seatrial.core.errors import UserError
 
 from .bisects import history, run
 
@@ -23,34 +23,34 @@ ROWS = (
 )
 
 
-def written(path: Path, rows: tuple[Run, ...] = ROWS) -> Path:
+def written(path: Path, rows: tuple[BisectRun, ...] = ROWS) -> Path:
     for row in rows:
-        journal.append(path, row)
+        bisect_dir.append_run(path, row)
     return path
 
 
-def edited(path: Path, line: int, **change: Any) -> Run:
+def edited(path: Path, line: int, **change: Any) -> BisectRun:
     """The row after a person changed keys of it."""
     lines = path.read_text(encoding="utf-8").splitlines()
     assert path.read_bytes().isascii()
     lines[line - 1] = json.dumps(json.loads(lines[line - 1]) | change)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return journal.read(path).rows[line - 1]
+    return bisect_dir.read_journal(path).rows[line - 1]
 
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
-    found = journal.read(written(tmp_path / "deep" / "runs.jsonl"))
-    assert found == journal.Journal(ROWS)
+    found = bisect_dir.read_journal(written(tmp_path / "deep" / "runs.jsonl"))
+    assert found == bisect_dir.RunJournal(ROWS)
 
 
 def test_a_journal_that_is_not_there_has_no_rows(tmp_path: Path) -> None:
-    assert journal.read(tmp_path / "runs.jsonl") == journal.Journal()
+    assert bisect_dir.read_journal(tmp_path / "runs.jsonl") == bisect_dir.RunJournal()
 
 
 @pytest.mark.parametrize(("value", "stored"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")])
 def test_what_is_not_finite_is_marked(tmp_path: Path, value: float, stored: str) -> None:
     path = written(tmp_path / "runs.jsonl", (run(PAST, 1, 0, Mark.BAD, value=value),))
-    assert journal.read(path).rows[0].value == stored
+    assert bisect_dir.read_journal(path).rows[0].value == stored
 
 
 def test_a_kill_at_any_byte_costs_at_most_the_row_that_was_written(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_kill_at_any_byte_costs_at_most_the_row_that_was_written(tmp_path: Pat
     before = len(b"".join(whole.splitlines(keepends=True)[:2]))
     for cut in [*range(before + 1, len(whole) - 3, 23), *range(len(whole) - 3, len(whole) + 1)]:
         path.write_bytes(whole[:cut])
-        found = journal.read(path)
+        found = bisect_dir.read_journal(path)
         complete = cut >= len(whole) - 1
         assert found.rows == (ROWS if complete else ROWS[:2])
         assert bool(found.notes) is not complete
@@ -69,9 +69,9 @@ def test_a_kill_at_any_byte_costs_at_most_the_row_that_was_written(tmp_path: Pat
 def test_the_next_row_takes_the_place_of_a_torn_one(tmp_path: Path, cut: int) -> None:
     path = written(tmp_path / "runs.jsonl")
     path.write_bytes(path.read_bytes()[:-cut])
-    kept = journal.read(path).rows
-    journal.append(path, run(PAST, 9, 2, Mark.GOOD))
-    found = journal.read(path)
+    kept = bisect_dir.read_journal(path).rows
+    bisect_dir.append_run(path, run(PAST, 9, 2, Mark.GOOD))
+    found = bisect_dir.read_journal(path)
     assert found.rows == (*kept, run(PAST, 9, 2, Mark.GOOD))
     assert found.notes == ()
 
@@ -80,7 +80,7 @@ def test_zeros_that_a_crash_left_are_a_torn_row(tmp_path: Path) -> None:
     path = written(tmp_path / "runs.jsonl")
     with path.open("ab") as stream:
         stream.write(b"\0" * 64)
-    found = journal.read(path)
+    found = bisect_dir.read_journal(path)
     assert found.rows == ROWS
     assert "line 4 was cut off" in found.notes[0]
 
@@ -101,7 +101,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: bytes, words: str) -> N
     with path.open("ab") as stream:
         stream.write(line + b"\n")
     with pytest.raises(UserError) as raised:
-        journal.read(path)
+        bisect_dir.read_journal(path)
     assert words in raised.value.message
     assert "line 2" in raised.value.fix
 
@@ -124,7 +124,7 @@ def test_a_deleted_row_is_gone(tmp_path: Path) -> None:
     path = written(tmp_path / "runs.jsonl")
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     path.write_text(lines[0] + "\n" + lines[2], encoding="utf-8")
-    assert journal.read(path).rows == (ROWS[0], ROWS[2])
+    assert bisect_dir.read_journal(path).rows == (ROWS[0], ROWS[2])
 
 
 def test_bad_changed_to_skip_is_a_skip_by_hand(tmp_path: Path) -> None:
@@ -155,12 +155,12 @@ def test_rows_that_contradict_nothing_are_left_alone(tmp_path: Path) -> None:
         run(PAST, 2, 1, Mark.SKIP, skip=SkipKind.OTHER_FAILURE, failure=failed),
         run(PAST, 3, 2, Mark.BAD, failure=None),  # from a log of git
     )
-    assert journal.read(written(tmp_path / "runs.jsonl", rows)).rows == rows
+    assert bisect_dir.read_journal(written(tmp_path / "runs.jsonl", rows)).rows == rows
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
-        journal.append(tmp_path / "file" / "runs.jsonl", ROWS[0])
+        bisect_dir.append_run(tmp_path / "file" / "runs.jsonl", ROWS[0])
     with pytest.raises(UserError, match="cannot read"):
-        journal.read(tmp_path)
+        bisect_dir.read_journal(tmp_path)

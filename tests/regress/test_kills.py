@@ -25,11 +25,11 @@ import psutil
 import pytest
 
 from launch.wheels import make_wheel
-from seatrial.files import read_model
-from seatrial.launch.environments import MARKER
-from seatrial.regress.bisect.logs.journal import read
-from seatrial.regress.bisect.record import Answer
-from seatrial.regress.bisect.reports.report import BisectReport
+from seatrial.bisect.bisect_dir import read_journal
+from seatrial.bisect.bisect_records import BisectAnswer
+from seatrial.bisect.bisect_report import BisectReport
+from seatrial.core.files import read_model
+from seatrial.runtime.environments import MARKER
 
 from .driven import SEATRIAL
 from .repos import Commit, Script, build, linear, populate, submodule
@@ -100,7 +100,7 @@ class Place:
         rows = self.out / "runs.jsonl"
         return rows.read_bytes().count(b"\n") if rows.exists() else 0 if (self.out / "bisect.json").exists() else -1
 
-    def answer(self) -> Answer:
+    def answer(self) -> BisectAnswer:
         return read_model(self.out / "report.json", BisectReport).answer
 
     def left(self) -> list[str]:
@@ -154,7 +154,7 @@ def killed(place: Place, rows: int, delay: float, attempt: int = 0) -> Place:
     return killed(place, rows // 2, delay / 2, attempt + 1)
 
 
-def uninterrupted(place: Place) -> tuple[float, Answer]:
+def uninterrupted(place: Place) -> tuple[float, BisectAnswer]:
     """How long it takes when nobody kills it, and its answer."""
     began = time.monotonic()
     assert place.start().wait(DEADLINE_S) == 0, (place.root / "said").read_text()
@@ -168,16 +168,16 @@ def cleaned(one: Place) -> list[str]:
     return left + one.left()
 
 
-def survive(place: Place, rows_first: int, delay: float, expected: Answer, *, clean_first: bool) -> tuple[str, int]:
+def survive(place: Place, rows_first: int, delay: float, expected: BisectAnswer, *, clean_first: bool) -> tuple[str, int]:
     """Kill one, resume it, clean it: what was wrong, or nothing; and how many rows it had when it was killed."""
     one = killed(place, rows_first, delay)
     said = f"{one.root.name}, {one.jobs} jobs, killed {delay:.2f} s after {rows_first} rows: "
-    before = read(one.out / "runs.jsonl").rows
+    before = read_journal(one.out / "runs.jsonl").rows
     ended = one.ended()
     problems = cleaned(one) if clean_first else []
     if one.finish("resume", str(one.out)) != 0:
         return said + (one.root / "said").read_text(), len(before)
-    rows = read(one.out / "runs.jsonl").rows
+    rows = read_journal(one.out / "runs.jsonl").rows
     if one.answer() != expected:
         problems.append(f"another answer: {one.answer()}")
     if rows[: len(before)] != before:

@@ -15,14 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
+from seatrial.bisect import runners
+from seatrial.bisect.bisect_records import BisectPlan
+from seatrial.bisect.bisect_step import PreparedStep, RunFacts
+from seatrial.bisect.runners import LocalRunner, end_local_leftovers
+from seatrial.core.errors import BlockedError
 from seatrial.evidence.redact import Redactor
-from seatrial.launch.interrupt import Interrupted, Interruptible
-from seatrial.launch.process import pid_file
-from seatrial.model.errors import BlockedError
-from seatrial.regress.bisect.record import Plan
-from seatrial.regress.bisect.running import local
-from seatrial.regress.bisect.running.local import LocalRunner, clean_up
-from seatrial.regress.bisect.running.steps import Facts, Prepared
+from seatrial.runtime.interrupt import Interrupted, Interruptible
+from seatrial.runtime.process import pid_file
 
 from .prepared import plan_of, prepared_of
 
@@ -35,16 +35,16 @@ def nothing() -> set[int]:
     return set()
 
 
-def runner(plan: Plan, told: list[str] | None = None) -> LocalRunner:
+def runner(plan: BisectPlan, told: list[str] | None = None) -> LocalRunner:
     return LocalRunner(plan, Redactor(os.environ), (told if told is not None else []).append)
 
 
-def run_one(plan: Plan, root: Path) -> Facts:
+def run_one(plan: BisectPlan, root: Path) -> RunFacts:
     [(_, facts)] = list(runner(plan).run([prepared_of(plan, root)], nothing))
     return facts
 
 
-def several(plans: Sequence[Plan], root: Path) -> list[Prepared]:
+def several(plans: Sequence[BisectPlan], root: Path) -> list[PreparedStep]:
     return [prepared_of(plan, root, number) for number, plan in enumerate(plans, 1)]
 
 
@@ -101,7 +101,7 @@ def test_the_deadline_ends_it_with_everything_that_it_started(tmp_path: Path) ->
 def test_a_step_that_no_longer_matters_is_ended_and_one_that_waits_is_never_begun(tmp_path: Path) -> None:
     plans = [plan_of("true", jobs=2), plan_of(*FOREVER), plan_of("true")]
     told: list[str] = []
-    ended: dict[int, Facts] = {}
+    ended: dict[int, RunFacts] = {}
     for prepared, facts in runner(plans[0], told).run(several(plans, tmp_path), lambda: {2, 3} if 1 in ended else set()):
         ended[prepared.step.number] = facts
     assert {number: facts.ended for number, facts in ended.items()} == {1: "exited", 2: "interrupted", 3: "interrupted"}
@@ -121,7 +121,7 @@ def test_a_run_that_is_begun_while_an_interrupt_comes_is_ended_at_once(tmp_path:
                 time.sleep(0.01)
             raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr(local, "ThreadPoolExecutor", Cut)
+    monkeypatch.setattr(runners, "ThreadPoolExecutor", Cut)
     with pytest.raises(Interrupted):
         list(runner(plan_of(*FOREVER, minutes=0.1)).run([prepared], nothing))
     assert "Seatrial was interrupted: ending the run" in prepared.log.read_text()
@@ -188,7 +188,7 @@ def test_what_a_killed_seatrial_left_is_ended_by_clean_up(tmp_path: Path) -> Non
             time.sleep(0.05)
         seatrial.kill()
     assert pid_file(log).is_file()
-    assert clean_up(tmp_path) >= 1
+    assert end_local_leftovers(tmp_path) >= 1
     assert not alive(tmp_path)
     assert not pid_file(log).exists()
-    assert clean_up(tmp_path) == 0
+    assert end_local_leftovers(tmp_path) == 0

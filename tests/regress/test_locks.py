@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.regress.bisect.environments.builds import MACHINE, by_machine
-from seatrial.regress.bisect.environments.cache import BisectEnvironments, BuildFailed, detect
-from seatrial.regress.bisect.environments.locks import read_wanted
-from seatrial.regress.bisect.record import EnvironmentPlan
+from seatrial.bisect.bisect_records import EnvironmentPlan
+from seatrial.bisect.environment_cache import BisectEnvironments, BuildFailed, detect_environment
+from seatrial.bisect.lockfile import MACHINE, by_machine, read_wanted
+from seatrial.core.errors import BlockedError, UserError
 from seatrial.triage.signatures import GENERAL, load_signatures
 
 from .repos import Commit, build
@@ -182,25 +181,25 @@ def test_the_way_is_chosen_by_the_lock_or_as_asked(tmp_path: Path, monkeypatch: 
     repo = tmp_path / "repo"
     ids = build(repo, [Commit(dict(text)) for text in texts])
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    found = [detect(repo, commit, None) for commit in ids]
+    found = [detect_environment(repo, commit, None) for commit in ids]
     assert [(plan.kind, plan.lock) for plan in found] == [
         *(("none", ""), ("pip", "requirements.txt"), ("pip", "requirements.lock")),
         *(("uv", "uv.lock"), ("uv", "uv.lock")),
     ]
-    assert detect(repo, ids[3], "none").kind == "none"
-    assert detect(repo, ids[3], "pip:requirements.txt").lock == "requirements.txt"
-    assert detect(repo, ids[3], "uv:uv.lock") == detect(repo, ids[3], "uv") == found[3]
+    assert detect_environment(repo, ids[3], "none").kind == "none"
+    assert detect_environment(repo, ids[3], "pip:requirements.txt").lock == "requirements.txt"
+    assert detect_environment(repo, ids[3], "uv:uv.lock") == detect_environment(repo, ids[3], "uv") == found[3]
     for wrong in ("conda", "pip", "pip:", ""):
         with pytest.raises(UserError, match=f"unknown way `{wrong}`"):
-            detect(repo, ids[3], wrong)
+            detect_environment(repo, ids[3], wrong)
     with pytest.raises(UserError, match=r"gone\.txt does not exist at"):
-        detect(repo, ids[3], "pip:gone.txt")
+        detect_environment(repo, ids[3], "pip:gone.txt")
     with pytest.raises(UserError, match=r"uv\.lock does not exist at"):
-        detect(repo, ids[0], "uv")
+        detect_environment(repo, ids[0], "uv")
     monkeypatch.setattr("shutil.which", lambda name: None if name == "uv" else f"/bin/{name}")
-    assert detect(repo, ids[3], None).kind == "pip"
+    assert detect_environment(repo, ids[3], None).kind == "pip"
     with pytest.raises(UserError, match="uv is not on PATH") as caught:
-        detect(repo, ids[4], None)
+        detect_environment(repo, ids[4], None)
     assert "--env none" in caught.value.fix
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from regress.ended import ASSERTION, CHECK, LIMIT, TESTS, Runs
-from seatrial.metrics.grammar import CheckSyntaxError
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect.judging.observe import threshold
-from seatrial.regress.bisect.record import Mark, SkipKind
-from seatrial.regress.bisect.search.noise import Threshold
+from seatrial.bisect.bisect_records import Mark, SkipKind
+from seatrial.bisect.judge_run import threshold
+from seatrial.bisect.noise_models import Threshold
+from seatrial.core.errors import UserError
+from seatrial.metrics.checks import CheckSyntaxError
 
 
 @pytest.fixture

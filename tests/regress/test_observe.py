@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from regress.ended import ASSERTION, CHECK, LIMIT, TESTS, Runs, plan, text
-from seatrial.files import write_json
-from seatrial.loops.nightly import Nightly
-from seatrial.model.errors import UserError
-from seatrial.model.record import CheckResult, Diagnosis, LevelResult, Trial
-from seatrial.model.record import Plan as TrialPlan
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.regress.bisect.judging import observe as module
-from seatrial.regress.bisect.judging.observe import observe
-from seatrial.regress.bisect.record import Failure, Mark, SkipKind
+from seatrial.bisect import judge_run as module
+from seatrial.bisect.bisect_records import Failure, Mark, SkipKind
+from seatrial.bisect.judge_run import observe
+from seatrial.core.errors import UserError
+from seatrial.core.files import write_json
+from seatrial.core.records import CheckResult, Diagnosis, LevelResult, Trial
+from seatrial.core.records import Plan as TrialPlan
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.loops.nightly_scripts import Nightly
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ class _Unfinished(Nightly):
 
 def test_a_nightly_that_did_not_come_to_its_end_is_not_good(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = _Unfinished(script="n.sh", nodes=1, gpus_per_node=8, minutes=1, steps=2, metrics="m", variables={})
-    monkeypatch.setattr(module, "describe", lambda script, text: asked if (script, text) == ("n.sh", "#!/bin/bash\n") else None)
+    monkeypatch.setattr(module, "describe_nightly", lambda script, text: asked if (script, text) == ("n.sh", "#!/bin/bash\n") else None)
     (runs.root / "tree" / "n.sh").write_text("#!/bin/bash\n", encoding="utf-8")
     end = runs.failure(1, ASSERTION, nightly="n.sh")
     assert runs.see(0, "table\n", end, nightly="n.sh").mark is Mark.GOOD

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from launch.wheels import make_wheel
-from seatrial.regress.bisect.environments.cache import BuildFailed
-from seatrial.regress.bisect.record import EnvironmentPlan
+from seatrial.bisect.bisect_records import EnvironmentPlan
+from seatrial.bisect.environment_cache import BuildFailed
 
 from .test_environments import PIP, SHOW, House, house, output
 

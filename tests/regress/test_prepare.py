@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.cli.bisect_options import Flags, make_plan
-from seatrial.cli.bisect_paths import check_distinct
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect.conduct import histories
-from seatrial.regress.bisect.environments.cache import BisectEnvironments
-from seatrial.regress.bisect.record import EnvironmentPlan, Mark, Patch, Plan, Repo, SkipKind
-from seatrial.regress.bisect.running.prepare import Kitchen
-from seatrial.regress.bisect.running.steps import Step
-from seatrial.regress.bisect.search.choose import known_by_contents
-from seatrial.regress.bisect.trees.stores import Stores
+from seatrial.bisect.bisect_records import BisectPlan, EnvironmentPlan, Mark, Patch, Repo, SkipKind
+from seatrial.bisect.bisect_runner import read_histories
+from seatrial.bisect.bisect_step import BisectStep
+from seatrial.bisect.environment_cache import BisectEnvironments
+from seatrial.bisect.git_stores import Stores
+from seatrial.bisect.posterior import known_by_contents
+from seatrial.bisect.step_preparer import StepPreparer
+from seatrial.cli.bisect_options import Flags, check_distinct, make_plan
+from seatrial.core.errors import UserError
 
 from .bisects import runs
 from .repos import Commit, build
@@ -25,17 +24,19 @@ from .untouched import look, quiet
 SAME_AGAIN = [Commit({"a.txt": "1\n"}), Commit({"a.txt": "2\n"}), Commit({"a.txt": "1\n"}), Commit({"a.txt": "3\n"})]
 
 
-def plan_of(path: Path, ids: list[str], *command: str, build: tuple[str, ...] = (), patches: tuple[Patch, ...] = ()) -> Plan:
+def plan_of(path: Path, ids: list[str], *command: str, build: tuple[str, ...] = (), patches: tuple[Patch, ...] = ()) -> BisectPlan:
     repo = Repo(name="loop", path=str(path), good=ids[0], bad=ids[-1])
     environment = EnvironmentPlan(kind="none", build=build)
-    return Plan(created="", repos=(repo,), command=command, environment=environment, patches=patches)
+    return BisectPlan(created="", repos=(repo,), command=command, environment=environment, patches=patches)
 
 
-def kitchen_of(root: Path, plan: Plan, named: tuple[str, ...] = ()) -> tuple[Kitchen, Step]:
+def kitchen_of(root: Path, plan: BisectPlan, named: tuple[str, ...] = ()) -> tuple[StepPreparer, BisectStep]:
     """And its step for the bad end."""
-    kitchen = Kitchen(plan, Stores(root / "stores", plan.repos, quiet), BisectEnvironments(root / "cache"), root / "patches", quiet, named)
-    point = histories(plan).points[-1]
-    return kitchen, Step(number=1, point=point, stage="search", round=1, directory=root / "steps" / "0001")
+    kitchen = StepPreparer(
+        plan, Stores(root / "stores", plan.repos, quiet), BisectEnvironments(root / "cache"), root / "patches", quiet, named
+    )
+    point = read_histories(plan).points[-1]
+    return kitchen, BisectStep(number=1, point=point, stage="search", round=1, directory=root / "steps" / "0001")
 
 
 @pytest.mark.slow
@@ -84,7 +85,7 @@ def test_the_same_files_are_not_the_same_tree_when_a_patch_goes_by_history(tmp_p
         "commit": Patch(source=ids[3]),
         "file": Patch(source="01-fix.patch"),
     }.items():
-        history = histories(plan_of(tmp_path / "loop", ids, "true", patches=(patch,)))
+        history = read_histories(plan_of(tmp_path / "loop", ids, "true", patches=(patch,)))
         known[name] = [row.commit for row in known_by_contents(history, runs(history, (0, Mark.GOOD)))]
     assert known == {"since": [], "commit": [], "file": [ids[2]]}
 

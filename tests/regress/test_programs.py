@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.regress.bisect.environments.programs import foreign
+from seatrial.bisect.step_preparer import foreign
 
 
 def put(place: Path, text: str) -> None:

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
+from seatrial.bisect.bisect_records import BisectAnswer, Edit, EnvironmentPlan, Failure, Mark, Patch, SkipKind, Standing
+from seatrial.bisect.bisect_report import BisectReport, bisect_summary, page, write_reports
+from seatrial.bisect.bisect_view import BisectView, percent
 from seatrial.evidence.redact import Redactor
-from seatrial.regress.bisect.record import Answer, Edit, EnvironmentPlan, Failure, Mark, Patch, SkipKind, Standing
-from seatrial.regress.bisect.reports.page import page
-from seatrial.regress.bisect.reports.report import BisectReport, summary, write_reports
-from seatrial.regress.bisect.reports.view import View, percent
 from seatrial.report.markdown import code, pieces, prose
 
 from .bisects import PLAN, TWO, answer, history, run, runs, view
@@ -59,7 +58,7 @@ class Page(HTMLParser):
         return json.loads(self.scripts[0])
 
 
-def hostile() -> View:
+def hostile() -> BisectView:
     """A bisect in which every free text tries to break out."""
     past = history(30, subject=HOSTILE.replace("{", "{{"))
     rows = [
@@ -87,14 +86,14 @@ def section(text: str, title: str) -> str:
 
 
 def test_the_first_line_is_the_answer() -> None:
-    first = summary(view(PAST, ROWS, FOUND)).splitlines()[0]
+    first = bisect_summary(view(PAST, ROWS, FOUND)).splitlines()[0]
     assert first == f"The first bad commit is `{PAST.points[25].commit[:12]}` `commit 25`."
     noisy = answer(PAST, 25, confidence=0.99999, model="step")
-    assert summary(view(PAST, ROWS, noisy)).splitlines()[0].endswith("with a confidence of 99.9 %.")
+    assert bisect_summary(view(PAST, ROWS, noisy)).splitlines()[0].endswith("with a confidence of 99.9 %.")
     between = answer(PAST, 24, 25, why="only skipped commits are left")
-    said = summary(view(PAST, ROWS, between)).splitlines()[0]
+    said = bisect_summary(view(PAST, ROWS, between)).splitlines()[0]
     assert said == "The first bad commit is one of 2, and no more can be told: only skipped commits are left."
-    assert summary(view(PAST, ROWS[:1], Answer(state="open", why="stopped"))).startswith("Not finished: ")
+    assert bisect_summary(view(PAST, ROWS[:1], BisectAnswer(state="open", why="stopped"))).startswith("Not finished: ")
 
 
 @pytest.mark.parametrize(("share", "shown"), [(1.0, "100 %"), (0.9999, "99.9 %"), (0.99, "99 %"), (0.29, "29 %"), (0.3333, "33.3 %")])
@@ -105,7 +104,7 @@ def test_confidence_is_never_rounded_up(share: float, shown: str) -> None:
 def test_an_open_bisect_blames_nobody() -> None:
     still = answer(PAST, 24, 25, 26).model_copy(update={"state": "open", "why": "stopped"})
     made = view(PAST, ROWS, still)
-    text = summary(made)
+    text = bisect_summary(made)
     assert "3 of 39 commits are still suspected" in text
     assert "## Reproduce" not in text
     assert "→" not in text
@@ -114,7 +113,7 @@ def test_an_open_bisect_blames_nobody() -> None:
 
 
 def test_the_steps_stand_in_the_order_of_the_commits_with_what_was_not_run() -> None:
-    steps = section(summary(view(PAST, VALUES, FOUND, CHECK)), "Steps")
+    steps = section(bisect_summary(view(PAST, VALUES, FOUND, CHECK)), "Steps")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in steps.splitlines()[4:]]
     short = [f"`{PAST.points[index].commit[:12]}`" for index in (0, 24, 25, 39)]
     assert [row[1] for row in rows] == [short[0], "… 23 not run", short[1], short[2], "… 13 not run", short[3]]
@@ -128,13 +127,13 @@ def test_values_that_are_not_finite_and_runs_that_disagree_are_shown() -> None:
     made = view(PAST, rows, answer(PAST, 3, flaky=(PAST.points[4].id,)), CHECK)
     assert made.lines[0].value == "1.5, NaN"
     assert made.lines[1].mark == "1 good, 1 bad"
-    assert "`commit 4`: 1 good, 1 bad" in section(summary(made), "Flaky")
+    assert "`commit 4`: 1 good, 1 bad" in section(bisect_summary(made), "Flaky")
 
 
 def test_skipped_commits_are_listed_by_reason() -> None:
     rows = [run(PAST, number, number, SKIP, skip=SkipKind.BUILD, reason=f"pip {number}") for number in range(1, 16)]
     rows += [run(PAST, 16, 20, SKIP, skip=SkipKind.ENVIRONMENT, reason="429"), run(PAST, 17, 21, SKIP), run(PAST, 18, 21, GOOD)]
-    lines = section(summary(view(PAST, rows, FOUND)), "Skipped").splitlines()
+    lines = section(bisect_summary(view(PAST, rows, FOUND)), "Skipped").splitlines()
     assert lines[0].startswith("- 15 commits: the environment could not be built: ")
     assert "and 3 more; the first one: `pip 1`" in lines[0]
     assert lines[1].startswith("- 1 commit: the machine, the network or the cluster failed")
@@ -144,7 +143,7 @@ def test_skipped_commits_are_listed_by_reason() -> None:
 def test_what_was_changed_comes_with_its_warning() -> None:
     edit = Edit(file="tests/nightly.sh", clauses="s/100/10/")
     plan = PLAN.model_copy(update={"edits": (edit,), "patches": (Patch(source="abc123"),), "extra": ("--max-steps", "10")})
-    text = summary(view(PAST, ROWS, FOUND, plan))
+    text = bisect_summary(view(PAST, ROWS, FOUND, plan))
     changed = section(text, "What was changed")
     for words in ("`tests/nightly.sh`", "`s/100/10/`", "`abc123`", "`--max-steps 10`", "Warning: this changes what is measured"):
         assert words in changed
@@ -152,12 +151,12 @@ def test_what_was_changed_comes_with_its_warning() -> None:
     assert "sed -i -e s/100/10/ -- tests/nightly.sh" in commands
     assert "git cherry-pick --no-commit abc123" in commands
     assert commands.index("cherry-pick") < commands.index("sed -i")
-    assert "## What was changed" not in summary(view(PAST, ROWS, FOUND))
+    assert "## What was changed" not in bisect_summary(view(PAST, ROWS, FOUND))
 
 
 def test_the_commands_run_that_commit_alone() -> None:
     commit = PAST.points[25].commit
-    commands = section(summary(view(PAST, ROWS, FOUND)), "Reproduce").splitlines()
+    commands = section(bisect_summary(view(PAST, ROWS, FOUND)), "Reproduce").splitlines()
     assert commands[1:-1] == [
         "cd /src/loop",
         f"git worktree add --detach ../loop-{commit[:12]} {commit}",
@@ -177,7 +176,7 @@ def test_several_repositories_are_named_and_judged() -> None:
         Standing(repo="bridge", verdict="acquitted", why="alone all is well"),
     )
     rows = (*runs(past, (0, GOOD), (5, BAD), (3, BAD), (2, GOOD)), run(past, 5, 3, BAD, stage="conviction", reason="loop alone"))
-    text = summary(view(past, rows, answer(past, 3, standings=standings), TWO))
+    text = bisect_summary(view(past, rows, answer(past, 3, standings=standings), TWO))
     assert f"`{past.points[3].commit[:12]}` of `loop`" in text.splitlines()[0]
     assert section(text, "Repositories").splitlines()[1] == "- `bridge`: acquitted: alone all is well"
     assert "`loop alone`" in section(text, "Further runs")
@@ -188,7 +187,7 @@ def test_several_repositories_are_named_and_judged() -> None:
 
 def test_a_commit_inside_a_submodule_is_part_of_the_answer() -> None:
     inside = Standing(repo="third/core", verdict="convicted", commit="d" * 40, subject="Break it", confidence=0.9996, why="good before")
-    text = summary(view(PAST, (*ROWS, run(PAST, 9, 3, BAD, history=1)), answer(PAST, 25, standings=(inside,))))
+    text = bisect_summary(view(PAST, (*ROWS, run(PAST, 9, 3, BAD, history=1)), answer(PAST, 25, standings=(inside,))))
     assert text.splitlines()[0].endswith(f"which it moves, it is `{'d' * 12}` `Break it`, with a confidence of 99.9 %.")
     assert "## Further runs" in text
 
@@ -205,12 +204,12 @@ def test_a_commit_inside_a_submodule_is_part_of_the_answer() -> None:
     ],
 )
 def test_limitations_are_said(change: dict[str, Any], words: str) -> None:
-    assert words in section(summary(view(PAST, ROWS, FOUND, PLAN.model_copy(update=change))), "Limitations")
+    assert words in section(bisect_summary(view(PAST, ROWS, FOUND, PLAN.model_copy(update=change))), "Limitations")
 
 
 def test_marks_that_were_not_run_here_are_said() -> None:
     rows = (run(PAST, 1, 0, GOOD, stage="replay", directory=""), run(PAST, 2, 39, BAD, notes=("marked bad by hand",)))
-    said = section(summary(view(PAST, rows, FOUND)), "Limitations")
+    said = section(bisect_summary(view(PAST, rows, FOUND)), "Limitations")
     assert "1 mark came from a log that was replayed, and was not run here" in said
     assert "1 row of the journal was changed by hand" in said
 
@@ -218,7 +217,7 @@ def test_marks_that_were_not_run_here_are_said() -> None:
 def test_environments_are_counted() -> None:
     rows = [row.model_copy(update={"environment": f"e{index // 4}", "built": index % 4 == 0}) for index, row in enumerate(ROWS)]
     assert (
-        section(summary(view(PAST, rows, FOUND)), "Environments")
+        section(bisect_summary(view(PAST, rows, FOUND)), "Environments")
         == "- 2 environments from `requirements.lock` by pip: 2 built, 6 times reused"
     )
 
@@ -233,7 +232,7 @@ def test_code_is_code_again_when_it_is_read(text: str) -> None:
 def test_recorded_text_is_no_markdown() -> None:
     assert prose("by @octocat, [x](http://y) *z* <b>") == "by `@octocat`, \\[x\\](`http://y)` \\*z\\* &lt;b>"
     assert prose("mail a@b.c") == "mail `a@b.c`"
-    text = summary(hostile())
+    text = bisect_summary(hostile())
     assert not re.search(r"[\x00\x1b]", text)
     titles = [line for line in text.split("\n") if line.startswith("#")]
     assert len(titles) == len(set(titles)) == 10
@@ -245,7 +244,7 @@ def test_recorded_text_is_no_markdown() -> None:
 
 def test_the_commands_keep_their_lines_and_cannot_leave_their_block() -> None:
     edit = Edit(file="a b", clauses="s/x/y/\n```\n# title\ns/y/z/")
-    commands = section(summary(view(PAST, ROWS, FOUND, PLAN.model_copy(update={"edits": (edit,)}))), "Reproduce")
+    commands = section(bisect_summary(view(PAST, ROWS, FOUND, PLAN.model_copy(update={"edits": (edit,)}))), "Reproduce")
     assert "sed -i -e 's/x/y/\n```\n# title\ns/y/z/' -- 'a b'\n" in commands
     assert commands.startswith("````sh\n")
     assert commands.endswith("\n````")
@@ -254,7 +253,7 @@ def test_the_commands_keep_their_lines_and_cannot_leave_their_block() -> None:
 def test_the_page_says_what_the_summary_says() -> None:
     made = view(PAST, VALUES, FOUND, CHECK)
     text = plain(Page(page(made)).text)
-    for line in summary(made).splitlines():
+    for line in bisect_summary(made).splitlines():
         if line.startswith("- "):
             assert plain(re.sub(r"[`\\]", "", line[2:])).rpartition(": ")[2] in text
 
@@ -323,7 +322,7 @@ def test_a_value_that_is_not_finite_can_be_reported(tmp_path: Path) -> None:
 
 
 def test_a_bisect_without_rows_can_be_reported(tmp_path: Path) -> None:
-    write_reports(tmp_path, PLAN, PAST, (), Answer(state="open", why="the ends were not verified"), Redactor({}))
+    write_reports(tmp_path, PLAN, PAST, (), BisectAnswer(state="open", why="the ends were not verified"), Redactor({}))
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert text.startswith("Not finished: the first bad commit is not known yet (the ends were not verified).")
     assert "40 not run" in text
@@ -338,7 +337,7 @@ def test_the_page_draws_its_plots_in_a_browser(tmp_path: Path, name: str) -> Non
         "metric": view(past, runs(past, (0, GOOD, 0.9), (499, BAD, 0.1), (250, BAD, 0.2), (249, SKIP)), answer(past, 250), CHECK),
         "marks": view(past, runs(past, (0, GOOD), (499, BAD), (250, BAD), (249, SKIP)), answer(past, 249, 250)),
         "hostile": hostile(),
-        "empty": view(PAST, (), Answer(state="open"), CHECK),
+        "empty": view(PAST, (), BisectAnswer(state="open"), CHECK),
     }[name]
     (tmp_path / "report.html").write_text(page(made), encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--enable-logging=stderr"]

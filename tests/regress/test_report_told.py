@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from seatrial.regress.bisect.record import Edit, EnvironmentPlan, Failure, Mark, Standing
-from seatrial.regress.bisect.reports.page import page
-from seatrial.regress.bisect.reports.report import summary
-from seatrial.regress.bisect.rounds import progress
-from seatrial.regress.bisect.search.choose import Settings, Threshold, answer, assess
-from seatrial.regress.bisect.trees.edits import unchanged
+from seatrial.bisect.bisect_records import Edit, EnvironmentPlan, Failure, Mark, Standing
+from seatrial.bisect.bisect_report import bisect_summary, page
+from seatrial.bisect.posterior import SearchSettings, Threshold, answer, assess
+from seatrial.bisect.search_loop import progress
+from seatrial.bisect.worktrees import unchanged
 
 from .bisects import PLAN, history, run, runs, view
 from .bisects import answer as told
@@ -60,38 +59,38 @@ def test_the_commands_go_to_the_commit_inside_of_the_submodule() -> None:
 def test_an_edit_that_matched_nothing_is_said() -> None:
     plan = PLAN.model_copy(update={"edits": (Edit(file="run.sh", clauses="s/a/b/"),)})
     rows = [row.model_copy(update={"notes": (unchanged("run.sh"),)}) if row.number in (1, 3) else row for row in ROWS]
-    text = summary(view(PAST, rows, FOUND, plan))
+    text = bisect_summary(view(PAST, rows, FOUND, plan))
     assert "an edit of `run.sh` changed nothing at 2 of the 7 commits that were run and judged" in section(text, "What was changed")
     assert "changed nothing" not in section(text, "Limitations")
     assert section(text, "Notes on runs") == f"- 2 commits: `{unchanged('run.sh')}`"
     rows = [row.model_copy(update={"notes": (unchanged("run.sh"),)}) if row.number == 5 else row for row in ROWS]
     made = view(PAST, rows, FOUND, plan)
     said = "an edit of `run.sh` changed nothing at the first bad commit, `0025cccccccc` `commit 25`"
-    assert said in section(summary(made), "Limitations")
+    assert said in section(bisect_summary(made), "Limitations")
     assert unchanged("run.sh") in page(made).partition("All runs")[2].partition("</table>")[0]
 
 
 def test_notes_that_name_their_commit_are_counted_together() -> None:
     rows = [row.model_copy(update={"notes": (f"--patch x: is in already at {row.commit[:12]}",)}) for row in ROWS[:3]]
-    assert section(summary(view(PAST, rows, FOUND)), "Notes on runs") == "- 3 commits: `--patch x: is in already at this commit`"
+    assert section(bisect_summary(view(PAST, rows, FOUND)), "Notes on runs") == "- 3 commits: `--patch x: is in already at this commit`"
 
 
 def test_the_reason_leaves_out_the_check() -> None:
     rows = [row.model_copy(update={"reason": f"{CHECK.check}: measured {row.value}, > 0.5"}) for row in VALUES]
     made = view(PAST, rows, FOUND, CHECK)
-    assert "`measured 0.9, > 0.5`" in section(summary(made), "Steps")
+    assert "`measured 0.9, > 0.5`" in section(bisect_summary(made), "Steps")
     assert page(made).count("measured 0.3, &gt; 0.5") == 2
 
 
 def test_why_stands_below_the_headline() -> None:
     rows = [row.model_copy(update={"failure": ASSERTION}) if row.mark is BAD else row for row in ROWS]
     found = view(PAST, rows, FOUND)
-    assert summary(found).splitlines()[2] == "It fails: `AssertionError: assert 4 == 3`."
+    assert bisect_summary(found).splitlines()[2] == "It fails: `AssertionError: assert 4 == 3`."
     assert '<p class="why">It fails: <code>AssertionError: assert 4 == 3</code>.</p>' in page(found)
-    between = summary(view(PAST, rows, told(PAST, 24, 25, why="x"))).splitlines()[2]
+    between = bisect_summary(view(PAST, rows, told(PAST, 24, 25, why="x"))).splitlines()[2]
     assert between == "The first commit that was seen to be bad fails: `AssertionError: assert 4 == 3`."
     values = [row.model_copy(update={"failure": missed(0.3)}) if row.mark is BAD else row for row in VALUES]
-    measured = summary(view(PAST, values, FOUND, CHECK)).splitlines()[2]
+    measured = bisect_summary(view(PAST, values, FOUND, CHECK)).splitlines()[2]
     assert measured == "`0.85 (0.8 to 0.9)` at the last good commit, `0.3` here, wanted `> 0.5`."
     assert view(PAST, ROWS, FOUND.model_copy(update={"state": "open"})).why == ""
 
@@ -99,7 +98,7 @@ def test_why_stands_below_the_headline() -> None:
 def test_runs_and_commits_are_counted_alike_everywhere() -> None:
     rows = (*ROWS, run(PAST, 9, 3, BAD, history=1), run(PAST, 10, 3, GOOD, history=1, stage="ends", directory=""))
     made = view(PAST, rows, FOUND)
-    text, html = summary(made), plain(page(made))
+    text, html = bisect_summary(made), plain(page(made))
     effort = (
         "9 runs of 18 s in all (1 of them further runs), 9 rounds of search, 1 row taken over without a run, 39 commits after the good end"
     )
@@ -113,7 +112,7 @@ def test_further_runs_name_the_submodule_and_the_subject() -> None:
     point = f"loop@{'a' * 40}+loop/third/lib@{'d' * 40}"
     inner = run(PAST, 9, 3, BAD, history=1).model_copy(update={"point": point, "commit": "d" * 40, "subject": "Break it"})
     made = view(PAST, (*ROWS, inner), FOUND)
-    assert re.search(r"\| `third/lib` +\| `d{12}` \| bad +\| `Break it`", section(summary(made), "Further runs"))
+    assert re.search(r"\| `third/lib` +\| `d{12}` \| bad +\| `Break it`", section(bisect_summary(made), "Further runs"))
     assert '<span class="stat">inside third/lib</span>' in page(made)
     assert f"<code>{'d' * 12}</code> Break it" in page(made)
 
@@ -124,27 +123,27 @@ def test_labels_of_the_page_have_no_backticks() -> None:
 
 
 def test_single_runs_claim_no_confidence() -> None:
-    text = summary(view(PAST, ROWS, FOUND))
+    text = bisect_summary(view(PAST, ROWS, FOUND))
     assert "- Confidence: each commit ran once, without noise handling\n" in text
     assert "100 %" not in text
-    assert "- Confidence: 99.5 %" in summary(view(PAST, VALUES, told(PAST, 25, confidence=0.995), CHECK))
+    assert "- Confidence: 99.5 %" in bisect_summary(view(PAST, VALUES, told(PAST, 25, confidence=0.995), CHECK))
 
 
 def test_sections_that_say_nothing_are_left_out() -> None:
-    titles = re.findall("^## (.*)", summary(view(PAST, [row for row in ROWS if row.mark is not SKIP], FOUND)), re.MULTILINE)
+    titles = re.findall("^## (.*)", bisect_summary(view(PAST, [row for row in ROWS if row.mark is not SKIP], FOUND)), re.MULTILINE)
     assert titles == ["Answer", "Reproduce", "Steps", "Environments", "Limitations", "How to go on"]
 
 
 def test_progress_names_the_leading_commit_with_noise() -> None:
     past = history(9)
-    how = Settings(10, 0.99, Threshold(0.5, False))
+    how = SearchSettings(10, 0.99, Threshold(0.5, False))
     rows = runs(past, (0, GOOD, 0.9), (8, BAD, 0.1))
     state = assess(past, rows, how)
     assert progress(state, answer(state)) == "most likely one of 8 commits with 12.5 % each"
     near = runs(past, (0, GOOD, 0.9), (0, GOOD, 0.7), (8, BAD, 0.1), (8, BAD, 0.3), (3, GOOD, 0.8), (4, BAD, 0.4))
     state = assess(past, near, how)
     assert re.fullmatch(r"most likely 0004c{8} with \d\d(\.\d)? %( \(\d more for 99 %\))?", progress(state, answer(state)))
-    exact = assess(past, rows, Settings(1, 0.99, None))
+    exact = assess(past, rows, SearchSettings(1, 0.99, None))
     assert progress(exact, answer(exact)) == "8 suspects left"
 
 

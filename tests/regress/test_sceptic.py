@@ -6,19 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect.conduct import standing
-from seatrial.regress.bisect.record import History, Mark, Run, SkipKind
-from seatrial.regress.bisect.search.assess import COPIED, Settings, assess, bits
-from seatrial.regress.bisect.search.choose import answer, known_by_contents
-from seatrial.regress.bisect.trees.stores import machine_or_tree
+from seatrial.bisect.bisect_records import BisectRun, History, Mark, SkipKind
+from seatrial.bisect.bisect_runner import current_answer
+from seatrial.bisect.git_stores import machine_or_tree
+from seatrial.bisect.posterior import COPIED, SearchSettings, answer, assess, bits, known_by_contents
+from seatrial.core.errors import UserError
 
 from .bisects import history, runs
 from .calls import Place
 from .repos import Commit
 from .untouched import untouched
 
-EXACT = Settings(repeat=1, confidence=0.99, metric=None)
+EXACT = SearchSettings(repeat=1, confidence=0.99, metric=None)
 NO_BAD = ("sh", "-c", "! test -e bad")
 
 
@@ -28,7 +27,7 @@ def with_contents(*contents: str) -> History:
     return History(tuple(point.model_copy(update={"contents": text}) for point, text in zip(past.points, contents, strict=True)))
 
 
-def known(past: History, *marks: tuple[int, Mark]) -> tuple[Run, ...]:
+def known(past: History, *marks: tuple[int, Mark]) -> tuple[BisectRun, ...]:
     """Rows, and what follows from them for equal contents."""
     rows = runs(past, *marks)
     return (*rows, *known_by_contents(past, rows))
@@ -65,7 +64,7 @@ def test_a_merge_that_takes_one_side_whole_is_no_suspect() -> None:
 @pytest.mark.parametrize("marks", [(Mark.BAD, Mark.BAD), (Mark.GOOD, Mark.GOOD), (Mark.BAD, Mark.GOOD)])
 def test_ends_that_do_not_hold_leave_no_suspects(marks: tuple[Mark, Mark]) -> None:
     past = history(4)
-    found = standing(past, runs(past, (0, marks[0]), (3, marks[1])), EXACT)
+    found = current_answer(past, runs(past, (0, marks[0]), (3, marks[1])), EXACT)
     assert (found.state, found.suspects, found.notes) == ("open", (), ())
 
 

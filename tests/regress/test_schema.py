@@ -8,17 +8,17 @@ import os
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from seatrial.regress.bisect import schema
+from seatrial.bisect import bisect_report
 
 
 def test_the_shipped_schemas_are_those_of_the_types() -> None:
     if os.environ.get("SEATRIAL_UPDATE_GOLDEN") == "1":
-        schema.write_schemas()
-    assert {path.name: path.read_text() for path in schema.DIRECTORY.iterdir()} == schema.schemas()
-    for text in schema.schemas().values():
+        bisect_report.write_schemas()
+    assert {path.name: path.read_text() for path in bisect_report.DIRECTORY.iterdir()} == bisect_report.schemas()
+    for text in bisect_report.schemas().values():
         jsonschema.Draft202012Validator.check_schema(json.loads(text))
 
 
 def test_they_refuse_what_is_no_run() -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"mark": "broken"}, json.loads(schema.schemas()["bisect-run.schema.json"]))
+        jsonschema.validate({"mark": "broken"}, json.loads(bisect_report.schemas()["bisect-run.schema.json"]))

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from seatrial.regress.bisect.record import Answer, History, Mark, Run
-from seatrial.regress.bisect.search.assess import COPIED, bits
-from seatrial.regress.bisect.search.choose import Settings, answer, assess, choose, known_by_contents, rounds_needed, useless
+from seatrial.bisect.bisect_records import BisectAnswer, BisectRun, History, Mark
+from seatrial.bisect.posterior import COPIED, SearchSettings, answer, assess, bits, choose_points, known_by_contents, rounds_needed, useless
 
 from .bisects import history, run, runs
 
-EXACT = Settings(repeat=1, confidence=0.99, metric=None)
+EXACT = SearchSettings(repeat=1, confidence=0.99, metric=None)
 POINTS = 500
 
 
@@ -24,14 +23,14 @@ def forked(parents: Sequence[tuple[int, ...]]) -> History:
     return History(tuple(point.model_copy(update={"parents": before}) for point, before in zip(past.points, parents, strict=True)))
 
 
-def drive(past: History, mark: Callable[[int], Mark], jobs: int = 1) -> tuple[Answer, list[Run], int]:
+def drive(past: History, mark: Callable[[int], Mark], jobs: int = 1) -> tuple[BisectAnswer, list[BisectRun], int]:
     """Run a bisect to its end: the answer, all rows, and the rounds after the ends."""
-    rows: list[Run] = []
+    rows: list[BisectRun] = []
     rounds, todo = -1, [0, past.last]
     while todo:
         rounds += 1
         rows += [run(past, len(rows) + place, index, mark(index)) for place, index in enumerate(todo, start=1)]
-        todo = choose(assess(past, rows, EXACT), jobs)
+        todo = choose_points(assess(past, rows, EXACT), jobs)
     return answer(assess(past, rows, EXACT)), rows, rounds
 
 
@@ -110,7 +109,7 @@ def test_a_suspect_that_was_never_run_is_run_before_it_is_blamed() -> None:
     past = forked([(), (0,), (1,), (1,), (2, 3), (4,)])
     rows = runs(past, (0, Mark.GOOD), (5, Mark.BAD), (2, Mark.BAD), (3, Mark.BAD))
     state = assess(past, rows, EXACT)
-    assert (bits(state.suspects), answer(state).state, choose(state, 1)) == ([1], "open", [1])
+    assert (bits(state.suspects), answer(state).state, choose_points(state, 1)) == ([1], "open", [1])
     state = assess(past, (*rows, run(past, 5, 1, Mark.GOOD)), EXACT)
     assert (answer(state).state, bits(state.suspects)) == ("found", [3])
     assert "another branch" in state.notes[0]
@@ -126,7 +125,7 @@ def test_disagreeing_runs_say_nothing_without_repeat() -> None:
 def test_a_bad_end_that_is_good_leaves_no_suspect() -> None:
     past = history(10)
     state = assess(past, runs(past, (0, Mark.GOOD), (9, Mark.GOOD)), EXACT)
-    assert (answer(state).state, answer(state).suspects, choose(state, 3)) == ("open", (), [])
+    assert (answer(state).state, answer(state).suspects, choose_points(state, 3)) == ("open", (), [])
     assert "contradict" in answer(state).why
 
 

@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 
+from seatrial.bisect import bisect_session as sitting
+from seatrial.bisect.bisect_session import BisectSession, Runner, RunRequest
+from seatrial.bisect.bisect_step import BisectStep
+from seatrial.bisect.step_preparer import StepPreparer, StepSetup
+from seatrial.core.errors import UserError
 from seatrial.evidence.redact import Redactor
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect.running import session as sitting
-from seatrial.regress.bisect.running.prepare import Kitchen, Served
-from seatrial.regress.bisect.running.session import Runner, Session, Wanted
-from seatrial.regress.bisect.running.steps import Step
 
 from .bisects import history
 from .prepared import plan_of
@@ -24,22 +24,22 @@ class Burnt:
     def __init__(self) -> None:
         self.cleared: list[int] = []
 
-    def serve(self, step: Step) -> Served:
+    def serve(self, step: BisectStep) -> StepSetup:
         if step.number > 1:
             raise UserError("a clause of sed is wrong", "correct it")
         step.tree.mkdir(parents=True)
-        return Served(step=step, started="", began=0.0)
+        return StepSetup(step=step, started="", began=0.0)
 
     again = serve
 
-    def clear(self, step: Step) -> None:
+    def clear(self, step: BisectStep) -> None:
         self.cleared.append(step.number)
 
 
 def execute(root: Path, kitchen: Burnt) -> None:
-    session = Session(root, plan_of("true", jobs=2), cast(Kitchen, kitchen), cast(Runner, None), Redactor({}), lambda _: None)
+    session = BisectSession(root, plan_of("true", jobs=2), cast(StepPreparer, kitchen), cast(Runner, None), Redactor({}), lambda _: None)
     with pytest.raises(UserError, match="a clause of sed"):
-        session.execute([Wanted(point, "search", 1) for point in history(2).points])
+        session.execute([RunRequest(point, "search", 1) for point in history(2).points])
 
 
 def test_trees_are_removed_when_a_preparation_raises(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect.running.steps import begun, prepare, variables, words
+from seatrial.bisect.bisect_step import begun, step_command, step_variables, write_step
+from seatrial.core.errors import UserError
 
 from .prepared import plan_of, prepared_of, ready_of, step_of
 
@@ -21,29 +21,29 @@ def test_placeholders_are_filled_in_words_and_values_and_other_braces_stay(tmp_p
     step = step_of(tmp_path)
     plan = plan_of("{python}", "{tree}/x", "--o={output}:{checkpoints}", "{commit}", '{"a": {}}', "{trees}", variables={"A": "{tree}/a"})
     python = tmp_path / "bin" / "python"
-    assert words(plan, step, ready_of(python)) == (
+    assert step_command(plan, step, ready_of(python)) == (
         *(str(python), f"{step.tree}/x", f"--o={step.output}:{step.checkpoints}"),
         *(step.point.commit, '{"a": {}}', "{trees}"),
     )
-    assert variables(plan, step, ready_of(), {})["A"] == f"{step.tree}/a"
-    assert words(plan_of("{python}"), step, ready_of()) == (sys.executable,)
+    assert step_variables(plan, step, ready_of(), {})["A"] == f"{step.tree}/a"
+    assert step_command(plan_of("{python}"), step, ready_of()) == (sys.executable,)
 
 
 def test_what_is_filled_in_is_not_filled_in_again(tmp_path: Path) -> None:
     step = step_of(tmp_path / "{commit}")
-    assert words(plan_of("{tree}"), step, ready_of()) == (str(step.tree),)
+    assert step_command(plan_of("{tree}"), step, ready_of()) == (str(step.tree),)
 
 
 def test_extra_arguments_stand_at_the_end(tmp_path: Path) -> None:
-    assert words(plan_of("run", "x", extra=("--more", "{commit}")), step_of(tmp_path), ready_of())[2:] == ("--more", f"{1:040x}")
+    assert step_command(plan_of("run", "x", extra=("--more", "{commit}")), step_of(tmp_path), ready_of())[2:] == ("--more", f"{1:040x}")
 
 
 def test_a_trial_tests_the_tree_and_keeps_its_run_directory_in_the_step(tmp_path: Path) -> None:
     step = step_of(tmp_path)
-    made = words(plan_of("trl", "--level", "0", "--", "--lr", "1", trial=True), step, ready_of())
+    made = step_command(plan_of("trl", "--level", "0", "--", "--lr", "1", trial=True), step, ready_of())
     assert made[1:5] == ("-P", "-m", "seatrial.cli.main", "run")
     assert made[5:] == ("--no-base", "--out", str(step.trial), "--change", str(step.tree), "trl", "--level", "0", "--", "--lr", "1")
-    named = words(plan_of("trl", "-c", "trl={tree}/part", trial=True), step, ready_of())
+    named = step_command(plan_of("trl", "-c", "trl={tree}/part", trial=True), step, ready_of())
     assert "--change" not in named
     assert f"trl={step.tree}/part" in named
 
@@ -51,14 +51,14 @@ def test_a_trial_tests_the_tree_and_keeps_its_run_directory_in_the_step(tmp_path
 def test_a_trial_does_not_run_the_trees_seatrial(tmp_path: Path) -> None:
     ready = ready_of(PYTHONPATH="/tree/src")
     step = step_of(tmp_path)
-    assert variables(plan_of("trl"), step, ready, {})["PYTHONPATH"] == "/tree/src"
-    assert "PYTHONPATH" not in variables(plan_of("trl", trial=True), step, ready, {"PYTHONPATH": "/caller"})
+    assert step_variables(plan_of("trl"), step, ready, {})["PYTHONPATH"] == "/tree/src"
+    assert "PYTHONPATH" not in step_variables(plan_of("trl", trial=True), step, ready, {"PYTHONPATH": "/caller"})
 
 
 def test_the_callers_environment_cannot_point_the_command_at_another_checkout(tmp_path: Path) -> None:
     lost = {"GIT_DIR": "/mine/.git", "GIT_INDEX_FILE": "/mine/index", "GIT_WORK_TREE": "/mine", "PYTHONPATH": "/mine", "RANK": "0"}
     kept = {"HOME": "/home/me", "GIT_SSH_COMMAND": "ssh -i key", "GIT_CONFIG_COUNT": "0"}
-    made = variables(plan_of("true"), step_of(tmp_path), ready_of(), {**lost, **kept})
+    made = step_variables(plan_of("true"), step_of(tmp_path), ready_of(), {**lost, **kept})
     assert not set(lost) & set(made)
     assert kept.items() <= made.items()
 
@@ -66,7 +66,7 @@ def test_the_callers_environment_cannot_point_the_command_at_another_checkout(tm
 def test_what_the_user_set_wins_over_the_environment_and_seatrials_own_over_both(tmp_path: Path) -> None:
     step = step_of(tmp_path)
     plan = plan_of("true", variables={"MODE": "user", "SEATRIAL_TREE": "elsewhere"})
-    made = variables(plan, step, ready_of(MODE="commit", ONLY="commit"), {"MODE": "caller", "ONLY": "caller"})
+    made = step_variables(plan, step, ready_of(MODE="commit", ONLY="commit"), {"MODE": "caller", "ONLY": "caller"})
     assert (made["MODE"], made["ONLY"], made["SEATRIAL_TREE"]) == ("user", "commit", str(step.tree))
     assert (made["SEATRIAL_OUTPUT"], made["SEATRIAL_CHECKPOINTS"]) == (str(step.output), str(step.checkpoints))
     assert made["SEATRIAL_COMMIT"] == step.point.commit
@@ -74,7 +74,7 @@ def test_what_the_user_set_wins_over_the_environment_and_seatrials_own_over_both
 
 def test_a_name_that_no_shell_takes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not the name of a variable"):
-        variables(plan_of("true", variables={"A B": "1"}), step_of(tmp_path), ready_of(), {})
+        step_variables(plan_of("true", variables={"A B": "1"}), step_of(tmp_path), ready_of(), {})
 
 
 def test_command_sh_runs_as_it_stands(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_no_secret_is_written_and_what_is_missing_is_named(tmp_path: Path) -> No
     mine, given = "hf_" + "m" * 34, "hf_" + "g" * 34
     base = {**PATH, "HF_TOKEN": mine}
     plan = plan_of("run", f"--token={given}", mine, variables={"WANDB_API_KEY": given, "HF_TOKEN": mine})
-    prepared = prepare(plan, step_of(tmp_path, subject=f"Use {mine}"), ready_of(), base)
+    prepared = write_step(plan, step_of(tmp_path, subject=f"Use {mine}"), ready_of(), base)
     text = prepared.step.command_file.read_text()
     assert mine not in text
     assert given not in text

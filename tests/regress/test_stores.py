@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.bisect import git_stores as fetching
+from seatrial.bisect.bisect_records import SkipKind
+from seatrial.bisect.git_stores import FetchFailed, Stores, TreeError, declared, gitlink, resolve_url
 from seatrial.evidence.git import commit_of, git, line
-from seatrial.regress.bisect.record import SkipKind
-from seatrial.regress.bisect.trees import fetch as fetching
-from seatrial.regress.bisect.trees.fetch import FetchFailed
-from seatrial.regress.bisect.trees.modules import declared, gitlink, resolve_url
-from seatrial.regress.bisect.trees.stores import Stores, TreeError
 
 from .repos import Commit, Link, build, gitmodules, linear, populate, run_git, submodule
 from .untouched import quiet, repo_of, untouched
@@ -140,7 +138,7 @@ def test_a_lost_commit_is_reported_with_the_fix(tmp_path: Path, monkeypatch: pyt
         stores.submodule("user", "third/library", gone)
     assert caught.value.kind is SkipKind.TREE
     assert caught.value.fix.startswith(f"git -C {world.user}/third/library fetch origin {gone}")
-    monkeypatch.setattr("seatrial.regress.bisect.trees.stores.fetch", None)  # it is not asked for again
+    monkeypatch.setattr("seatrial.bisect.git_stores.fetch", None)  # it is not asked for again
     with pytest.raises(TreeError, match="not our ref"):
         stores.submodule("user", "third/library", gone)
 

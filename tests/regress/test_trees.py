@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.bisect.bisect_records import Pin, SkipKind
+from seatrial.bisect.git_stores import Stores, TreeError
+from seatrial.bisect.worktrees import make_tree, moved_submodules, remove_tree
+from seatrial.core.errors import UserError
+from seatrial.core.files import LFS_POINTER as POINTER
 from seatrial.evidence.git import commit_of, git
-from seatrial.files import LFS_POINTER as POINTER
-from seatrial.model.errors import UserError
-from seatrial.regress.bisect.record import Pin, SkipKind
-from seatrial.regress.bisect.trees.making import make_tree, moved_submodules, remove_tree
-from seatrial.regress.bisect.trees.stores import Stores, TreeError
 
 from .repos import Commit, Entry, Link, Symlink, build, gitmodules, linear, populate, run_git, submodule
 from .untouched import quiet, repo_of, untouched
@@ -196,9 +196,9 @@ def test_several_trees_at_once(tmp_path: Path) -> None:
 LOOP = """
 import sys
 from pathlib import Path
-from seatrial.regress.bisect.record import Pin, Repo
-from seatrial.regress.bisect.trees.stores import Stores
-from seatrial.regress.bisect.trees.making import make_tree
+from seatrial.bisect.bisect_records import Pin, Repo
+from seatrial.bisect.git_stores import Stores
+from seatrial.bisect.worktrees import make_tree
 root, user, *ids = sys.argv[1:]
 stores = Stores(Path(root, "stores"), [Repo(name="user", path=user, good=ids[0], bad=ids[-1])], print)
 print("ready", flush=True)

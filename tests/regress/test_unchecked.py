@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.files import write_json
-from seatrial.launch import jobdir
-from seatrial.model.job import Batch, Submission
-from seatrial.model.profile import Profile
-from seatrial.regress.bisect import place
-from seatrial.regress.bisect.conduct import unchecked
-from seatrial.regress.bisect.record import Answer
-from seatrial.regress.bisect.reports.report import write_reports
-from seatrial.regress.bisect.running.cluster import JOB, JOBS, job_of
+from seatrial.bisect import bisect_dir
+from seatrial.bisect.bisect_records import BisectAnswer
+from seatrial.bisect.bisect_report import write_reports
+from seatrial.bisect.bisect_runner import unchecked
+from seatrial.bisect.runners import JOB, JOBS, job_of
+from seatrial.core.files import write_json
+from seatrial.core.jobs import Batch, Profile, Submission
+from seatrial.runtime import jobdir
 
 from .bisects import answer, history
 from .calls import Place
@@ -36,7 +35,7 @@ def test_what_the_search_alone_says_blames_nobody() -> None:
         assert found.state == "open"
         assert "not yet checked" in found.why
         assert all(past.points[index].commit[:12] in found.why for index in suspects)
-    assert unchecked(Answer(state="open", why="so")).why == "so"
+    assert unchecked(BisectAnswer(state="open", why="so")).why == "so"
 
 
 def forked(root: Path) -> Place:
@@ -78,11 +77,11 @@ def test_nothing_that_is_written_during_the_search_says_found(tmp_path: Path, mo
 
     def spy(*words: object) -> None:
         found = words[4]
-        assert isinstance(found, Answer)
+        assert isinstance(found, BisectAnswer)
         written.append(found.state)
         write_reports(*words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("seatrial.regress.bisect.conduct.write_reports", spy)
+    monkeypatch.setattr("seatrial.bisect.bisect_runner.write_reports", spy)
     repos = three(tmp_path, {"b": 2}, 4)
     done = bisect(tmp_path, repos)
     assert done.found == repos["b"].ids[2]
@@ -178,7 +177,7 @@ def test_secrets_are_not_kept_with_the_history(tmp_path: Path) -> None:
 
 def a_bisect(root: Path) -> tuple[Path, list[Path]]:
     """A directory with stores and the trees of two steps; one of them has a directory that a build made read-only."""
-    path = place.create(root, root / "out", plan_of("true"))
+    path = bisect_dir.create_bisect(root, root / "out", plan_of("true"))
     steps = [path / "steps" / name for name in ("0001-aaaaaaaaaaaa", "0002-bbbbbbbbbbbb")]
     for step in steps:
         (step / "tree/made").mkdir(parents=True)
@@ -200,7 +199,7 @@ def test_clean_removes_read_only_directories(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("SEATRIAL_CACHE", str(tmp_path / "cache"))
     path, steps = a_bisect(tmp_path)
     monkeypatch.setattr(shutil, "rmtree", strict)
-    assert len(place.clean(path, lambda _: None)) == 3
+    assert len(bisect_dir.clean_bisect(path, lambda _: None)) == 3
     assert not any((step / "tree").exists() for step in steps)
     assert not (path / "stores").exists()
 
@@ -214,7 +213,7 @@ def test_clean_keeps_what_a_job_may_still_use_and_says_so(tmp_path: Path, monkey
     away = Submission(job=JOB, name="x", slurm="7", profile="p", units=(0,), submitted=0, cluster=str(tmp_path / "none.conf"))
     write_json(jobdir.job_dir(batch, JOB).submission_file, away)
     told: list[str] = []
-    assert place.clean(path, told.append) == ("steps/0001-aaaaaaaaaaaa/tree",)
+    assert bisect_dir.clean_bisect(path, told.append) == ("steps/0001-aaaaaaaaaaaa/tree",)
     assert (steps[1] / "tree/made/file").exists()
     assert (path / "stores/main.git").exists()
     assert "jobs may still be in the queue" in told[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from seatrial.regress.bisect.record import Repo
+from seatrial.bisect.bisect_records import Repo
 
 Seen = dict[str, tuple[int, int, bytes]]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.record import Finding, ImportProof, LevelResult, Plan, Report, Trial
-from seatrial.model.verdict import Boundary, Verdict, worst
+from seatrial.core.records import Finding, ImportProof, LevelResult, Plan, Report, Trial
+from seatrial.core.verdict import Boundary, Verdict, worst
 from seatrial.report.build import build_report
 
 from .trials import (

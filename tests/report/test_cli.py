@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from seatrial.cli.report import report
-from seatrial.files import write_json
-from seatrial.model.errors import UserError
-from seatrial.model.verdict import Verdict
+from seatrial.cli.judge import report
+from seatrial.core.errors import UserError
+from seatrial.core.files import write_json
+from seatrial.core.verdict import Verdict
 
 from .trials import LADDER, SIDE, TITLE, TRIALS, failed, passed, store_run
 

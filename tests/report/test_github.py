@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seatrial.model.record import Report, Trial
-from seatrial.model.verdict import Verdict
-from seatrial.report import github
+from seatrial.core.records import Report, Trial
+from seatrial.core.verdict import Verdict
+from seatrial.report import ci
 from seatrial.report.build import build_report
-from seatrial.report.github import ANNOTATION_LIMIT, SUMMARY_LIMIT, publish, step_summary
+from seatrial.report.ci import ANNOTATION_LIMIT, SUMMARY_LIMIT, publish, step_summary
 
 from .trials import LADDER, TITLE, blocked_preflight, check, failed, level, passed, trial, write_run
 
@@ -42,18 +42,18 @@ def test_markup_in_recorded_text_is_escaped(tmp_path: Path) -> None:
 
 
 def test_annotations_are_errors_for_fail_and_warnings_for_blocked(tmp_path: Path) -> None:
-    assert github.annotations(report(tmp_path, passed())) == []
-    fail = github.annotations(report(tmp_path / "f", failed()))
+    assert ci.github_annotations(report(tmp_path, passed())) == []
+    fail = ci.github_annotations(report(tmp_path / "f", failed()))
     assert fail[0].startswith("::error title=Seatrial%3A Fail::level 1 failed")
     assert all(line.startswith("::error ") for line in fail)
-    blocked = github.annotations(report(tmp_path / "b", blocked_preflight()))
+    blocked = ci.github_annotations(report(tmp_path / "b", blocked_preflight()))
     assert all(line.startswith("::warning ") for line in blocked)
     assert "not evidence against the change" in blocked[0]
 
 
 def test_annotations_are_one_line_each_and_escaped(tmp_path: Path) -> None:
     miss = check("a, b: 100%", passed=False, message="first\n::set-output name=x::y\r\nlast 5%")
-    lines = github.annotations(report(tmp_path, trial(level(verdict=Verdict.FAIL, checks=(miss,)), verdict=Verdict.FAIL)))
+    lines = ci.github_annotations(report(tmp_path, trial(level(verdict=Verdict.FAIL, checks=(miss,)), verdict=Verdict.FAIL)))
     assert not [line for line in lines if "\n" in line or "\r" in line]
     assert any("%0A::set-output name=x::y%0Alast 5%25" in line for line in lines)
     assert all(line.startswith("::error title=") for line in lines)
@@ -61,7 +61,7 @@ def test_annotations_are_one_line_each_and_escaped(tmp_path: Path) -> None:
 
 def test_annotations_are_capped_and_say_so(tmp_path: Path) -> None:
     checks = tuple(check(f"check {number}", passed=False) for number in range(25))
-    lines = github.annotations(report(tmp_path, trial(level(verdict=Verdict.FAIL, checks=checks), verdict=Verdict.FAIL)))
+    lines = ci.github_annotations(report(tmp_path, trial(level(verdict=Verdict.FAIL, checks=checks), verdict=Verdict.FAIL)))
     assert len(lines) == ANNOTATION_LIMIT
     assert lines[-1] == "::error title=Seatrial::18 more; see the step summary and report.html"
 
@@ -73,7 +73,7 @@ def test_publish_only_inside_github_actions(tmp_path: Path) -> None:
     assert not target.exists()
     target.write_text("earlier\n")
     lines = publish(built, {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(target)})
-    assert lines == github.annotations(built)
+    assert lines == ci.github_annotations(built)
     assert target.read_text() == "earlier\n" + step_summary(built)
 
 

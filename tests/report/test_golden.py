@@ -10,9 +10,9 @@ from pathlib import Path
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from seatrial.model.record import Report
-from seatrial.report import schema
-from seatrial.report.write import HTML, JSON, JUNIT, SUMMARY, write_reports
+from seatrial.core.records import Report
+from seatrial.report import build
+from seatrial.report.build import HTML, JSON, JUNIT, SUMMARY, write_reports
 
 from .trials import LADDER, TITLE, TRIALS, write_run
 
@@ -55,7 +55,7 @@ def test_report_json_fits_the_shipped_schemas_and_reads_back(tmp_path: Path, nam
     report = write(tmp_path, name)
     data = json.loads((tmp_path / JSON).read_text())
     for file, value in (("report.schema.json", data), ("trial.schema.json", data["trial"])):
-        shipped = json.loads((schema.DIRECTORY / file).read_text())
+        shipped = json.loads((build.DIRECTORY / file).read_text())
         jsonschema.Draft202012Validator.check_schema(shipped)
         jsonschema.validate(value, shipped, cls=jsonschema.Draft202012Validator)
     assert Report.model_validate(data) == report
@@ -63,7 +63,7 @@ def test_report_json_fits_the_shipped_schemas_and_reads_back(tmp_path: Path, nam
 
 def test_schema_refuses_unknown_keys_and_verdicts(tmp_path: Path) -> None:
     write(tmp_path, "passed")
-    shipped = json.loads((schema.DIRECTORY / "report.schema.json").read_text())
+    shipped = json.loads((build.DIRECTORY / "report.schema.json").read_text())
     for change in ({"surprise": 1}, {"result": "Passed"}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(json.loads((tmp_path / JSON).read_text()) | change, shipped)
@@ -71,8 +71,8 @@ def test_schema_refuses_unknown_keys_and_verdicts(tmp_path: Path) -> None:
 
 def test_shipped_schemas_are_the_generated_ones() -> None:
     if UPDATE:
-        schema.write_schemas()
-    assert {path.name: path.read_text() for path in schema.DIRECTORY.iterdir()} == schema.schemas()
+        build.write_schemas()
+    assert {path.name: path.read_text() for path in build.DIRECTORY.iterdir()} == build.schemas()
 
 
 def test_write_leaves_four_reports_and_no_temporary_file(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from seatrial.model.record import Report, Trial
-from seatrial.model.series import Damage, Metrics, Overlap, Series
-from seatrial.model.verdict import Verdict
+from seatrial.core.records import Report, Trial
+from seatrial.core.series import Damage, Metrics, Overlap, Series
+from seatrial.core.verdict import Verdict
 from seatrial.report.build import build_report
 from seatrial.report.html import report_html
 

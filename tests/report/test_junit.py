@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.record import Trial
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.records import Trial
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.report.build import build_report
-from seatrial.report.junit import junit_xml
+from seatrial.report.ci import junit_xml
 
 from .trials import LADDER, LOSS, TITLE, TRIALS, blocked_preflight, check, failed, level, passed, skipped_mix, trial, write_run
 

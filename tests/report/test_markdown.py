@@ -11,15 +11,14 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from seatrial.model.record import Report
-from seatrial.model.verdict import Verdict
-from seatrial.report import github
-from seatrial.report.github import step_summary
+from seatrial.core.records import Report
+from seatrial.core.text import visible
+from seatrial.core.verdict import Verdict
+from seatrial.report import ci
+from seatrial.report.build import summary_md
+from seatrial.report.ci import junit_xml, step_summary
 from seatrial.report.html import report_html
-from seatrial.report.junit import junit_xml
 from seatrial.report.markdown import LONGEST, cell, code, prose
-from seatrial.report.summary import summary_md
-from seatrial.report.text import visible
 
 from .test_github import report
 from .trials import level, trial
@@ -226,4 +225,4 @@ def test_the_reports_of_a_trial(hostile: Report) -> None:
     page = report_html(hostile, {})
     assert page.count("</script>") == page.count("<script")
     assert "<img" not in page
-    assert all(line.startswith(("::error ", "::warning ")) and "\n" not in line for line in github.annotations(hostile))
+    assert all(line.startswith(("::error ", "::warning ")) and "\n" not in line for line in ci.github_annotations(hostile))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from seatrial.model.series import Series
-from seatrial.report.plots import POINTS, Gap, plots
+from seatrial.core.series import Series
+from seatrial.report.html import POINTS, Gap, plots
 
 
 def series(values: list[float], tag: str = "t") -> Series:

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.model.record import Report, Trial
-from seatrial.model.series import Damage, Metrics, Overlap, Series
-from seatrial.report import github as actions
-from seatrial.report.build import build_report
+from seatrial.core.records import Report, Trial
+from seatrial.core.series import Damage, Metrics, Overlap, Series
+from seatrial.core.text import visible
+from seatrial.report import ci as actions
+from seatrial.report.build import build_report, summary_md
+from seatrial.report.ci import junit_xml
 from seatrial.report.html import report_html
-from seatrial.report.junit import junit_xml
-from seatrial.report.summary import summary_md
-from seatrial.report.text import visible
 
 from .test_html import Page
 from .test_markdown import HOSTILE, shape
@@ -145,7 +144,7 @@ def test_every_report_is_well_formed(report: Report, payload: str) -> None:
     text = json.dumps(report.model_dump(mode="json"), ensure_ascii=False, allow_nan=False)
     assert json.loads(visible(text)) == json.loads(text)
     assert json.loads(visible(json.dumps(json.loads(text), ensure_ascii=False, indent=2))) == json.loads(text)
-    for line in actions.annotations(report):
+    for line in actions.github_annotations(report):
         assert line.startswith(("::error title=", "::warning title="))
         assert len(line.splitlines()) == 1
         assert not [letter for letter in HIDDEN if letter in line]

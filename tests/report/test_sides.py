@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.record import Baseline, Diagnosis, Report, SideResult, Trial
-from seatrial.model.verdict import Verdict, worst
+from seatrial.core.records import Baseline, Diagnosis, Report, SideResult, Trial
+from seatrial.core.verdict import Verdict, worst
 from seatrial.report.build import build_report
+from seatrial.report.ci import junit_xml
 from seatrial.report.html import report_html
-from seatrial.report.junit import junit_xml
 
 from .trials import LADDER, REPO, SIDE, TITLE, against_baseline, check, level, trial, write_run
 

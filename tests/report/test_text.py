@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.report.text import generic, number, one_line, ranges, unique, visible
+from seatrial.core.text import generic, number, one_line, ranges, unique, visible
 
 
 def test_controls_are_written_out_and_colours_removed() -> None:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from seatrial.files import write_json
-from seatrial.model.knowledge import CheckSpec, Level
-from seatrial.model.record import (
+from seatrial.core.files import write_json
+from seatrial.core.records import (
     Baseline,
     CheckResult,
     Comparison,
@@ -26,9 +25,11 @@ from seatrial.model.record import (
     SubmoduleState,
     Trial,
 )
-from seatrial.model.series import Metrics, Series
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial import digests, rundir
+from seatrial.core.series import Metrics, Series
+from seatrial.core.specs import CheckSpec, Level
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.trial import run_dir as digests
+from seatrial.trial import run_dir as rundir
 
 TITLE = "Toy RL"
 LOSS = 'mean(data["train/loss"]) < 1.05'
@@ -278,9 +279,9 @@ def store_run(run_dir: Path, made: Trial) -> Trial:
         write_json(run_dir / result.directory / "result.json", result)
     write_json(run_dir / "evidence" / "config.json", {})
     write_json(run_dir / "evidence" / "imports.json", [item.model_dump(mode="json") for item in made.imports])
-    files = digests.of_evidence(run_dir)
+    files = digests.evidence_digests(run_dir)
     for directory in (*(one.directory for one in made.levels), *(one.directory for one in made.sides)):
-        files |= digests.of_level(run_dir, directory)
+        files |= digests.level_digests(run_dir, directory)
     made = made.model_copy(update={"files": files})
     rundir.save(run_dir, made)
     return made

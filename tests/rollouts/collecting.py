@@ -12,17 +12,28 @@ import orjson
 
 from seatrial.rollouts import manifest
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.collect.engine import Ended, collect
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.record import FailureKind, Head, check, head_of, row_of
-from seatrial.rollouts.units import Units
-from seatrial.rollouts.work import Backend, Outcome, RolloutError, Row, Score, Unit
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.collector.collect_engine import CollectEnd, collect
+from seatrial.rollouts.manifest import Units
+from seatrial.rollouts.rollout_record import (
+    Backend,
+    FailureKind,
+    Head,
+    InputRow,
+    RolloutError,
+    RolloutOutcome,
+    Score,
+    Unit,
+    check,
+    head_of,
+    row_of,
+)
 
 QUICK = {"backoff_s": 0.0, "dead_s": 0.2, "connect_s": 2.0}
 """Of [requests], so that tests wait for nothing."""
 
 
-def make(folder: Path, prompts: Sequence[str], *, gold: str = "C", **tables: Any) -> tuple[Place, Campaign]:
+def make(folder: Path, prompts: Sequence[str], *, gold: str = "C", **tables: Any) -> tuple[CampaignDir, Campaign]:
     """A started campaign whose rows are these prompts."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"prompt": prompt, "expected_answer": gold, "id": index} for index, prompt in enumerate(prompts)]
@@ -37,8 +48,8 @@ def make(folder: Path, prompts: Sequence[str], *, gold: str = "C", **tables: Any
         **tables,
     }
     campaign = Campaign.model_validate({**said, "requests": requests})
-    place = Place(folder / "campaign")
-    manifest.make(campaign, folder, place)
+    place = CampaignDir(folder / "campaign")
+    manifest.create_campaign(campaign, folder, place)
     return place, campaign
 
 
@@ -46,7 +57,7 @@ def make(folder: Path, prompts: Sequence[str], *, gold: str = "C", **tables: Any
 class Told:
     """A backend whose `roll` is a function; counts what it is asked."""
 
-    act: Callable[[Unit], Awaitable[Outcome]]
+    act: Callable[[Unit], Awaitable[RolloutOutcome]]
     dead: Callable[[], str | None] = lambda: None
     opened: int = 0
     closed: int = 0
@@ -57,7 +68,7 @@ class Told:
     async def open(self) -> None:
         self.opened += 1
 
-    async def roll(self, unit: Unit) -> Outcome:
+    async def roll(self, unit: Unit) -> RolloutOutcome:
         self.rolled.append(unit.number)
         self.open_now += 1
         self.most_open = max(self.most_open, self.open_now)
@@ -81,7 +92,7 @@ def failing(kind: FailureKind, *numbers: int, heals: bool | None = None, times: 
     """A backend in which these units fail, so many times each."""
     seen: dict[int, int] = {}
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         if unit.number in numbers and (count := seen.get(unit.number, 0)) < times:
             seen[unit.number] = count + 1
             raise RolloutError(kind, f"made to fail {unit.number}", heals=heals, row={"kept": unit.number})
@@ -90,9 +101,9 @@ def failing(kind: FailureKind, *numbers: int, heals: bool | None = None, times: 
     return Told(act)
 
 
-async def fine(unit: Unit) -> Outcome:
+async def fine(unit: Unit) -> RolloutOutcome:
     """Every rollout works; its reward is its number."""
-    return Outcome({"reward": float(unit.number), "_ng_task_index": unit.row.index}, float(unit.number), "C", 1, 2, 1, "stop")
+    return RolloutOutcome({"reward": float(unit.number), "_ng_task_index": unit.row.index}, float(unit.number), "C", 1, 2, 1, "stop")
 
 
 class Boxed:
@@ -100,7 +111,7 @@ class Boxed:
 
     closed = 0
 
-    async def score(self, row: Row, text: str, output: Sequence[Mapping[str, Any]]) -> Score:
+    async def score(self, row: InputRow, text: str, output: Sequence[Mapping[str, Any]]) -> Score:
         got = text.rpartition("boxed{")[2].rstrip("}")
         return Score(float(got == row.data["expected_answer"]), got or None, {"extracted_answer": got})
 
@@ -109,7 +120,7 @@ class Boxed:
 
 
 def run(
-    place: Place,
+    place: CampaignDir,
     campaign: Campaign,
     backend: Backend,
     *,
@@ -118,12 +129,12 @@ def run(
     beside: Callable[[], Awaitable[None]] | None = None,
     said: list[str] | None = None,
     **more: Any,
-) -> Ended:
+) -> CollectEnd:
     """Collect; `beside` runs at the same time."""
 
-    async def main() -> Ended:
+    async def main() -> CollectEnd:
         other = asyncio.ensure_future(beside()) if beside else None
-        with Units(place, manifest.load(place)) as units:
+        with Units(place, manifest.load_manifest(place)) as units:
             progress = (said if said is not None else []).append
             ended = await asyncio.wait_for(
                 collect(place, campaign, units, shards, backend, stop=stop, progress=progress, **more), timeout=20
@@ -135,17 +146,17 @@ def run(
     return asyncio.run(main())
 
 
-def lines(place: Place) -> list[bytes]:
+def lines(place: CampaignDir) -> list[bytes]:
     """Every record of the campaign, in the order of files."""
     return [line for path in sorted(place.shards.glob("*/attempt-*.jsonl")) for line in path.read_bytes().splitlines(keepends=True)]
 
 
-def heads(place: Place) -> list[Head]:
+def heads(place: CampaignDir) -> list[Head]:
     """Their heads."""
     return [head_of(line, check(line)) for line in lines(place)]
 
 
-def rows(place: Place) -> dict[int, dict[str, Any]]:
+def rows(place: CampaignDir) -> dict[int, dict[str, Any]]:
     """Rows by unit; a unit that was written twice is an error."""
     found: dict[int, dict[str, Any]] = {}
     for line in lines(place):

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from seatrial.launch import process, ready
+from seatrial.rollouts.backends import gym_backend, gym_install, gym_servers
+from seatrial.rollouts.backends.gym_install import Generation
+from seatrial.rollouts.backends.gym_servers import GymServers, PolicyEndpoint
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.gym import backend, collector, install, servers
-from seatrial.rollouts.gym.command import Asked
-from seatrial.rollouts.gym.generation import Generation
-from seatrial.rollouts.gym.servers import GymServers
-from seatrial.rollouts.work import Row, Unit
+from seatrial.rollouts.rollout_record import InputRow, Unit
+from seatrial.runtime import process
+from seatrial.runtime import servers as ready
 
 T = TypeVar("T")
 
@@ -52,10 +52,10 @@ def hurry() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ready, "_ASK_EVERY_S", 0.05)
         patch.setattr(ready, "_LOOK_S", 0.02)
-        patch.setattr(servers, "_LOOK_S", 0.02)
-        patch.setattr(collector, "_LOOK_S", 0.02)
+        patch.setattr(gym_servers, "_LOOK_S", 0.02)
+        patch.setattr(gym_backend, "_LOOK_S", 0.02)
         patch.setattr(process, "_TICK_S", 0.05)
-        patch.setattr(backend, "_WATCH_S", 0.05)
+        patch.setattr(gym_backend, "_WATCH_S", 0.05)
         yield
 
 
@@ -67,12 +67,12 @@ def campaign(url: str, *, gym: dict[str, Any] | None = None, **more: Any) -> Cam
     return Campaign.model_validate({"name": "c", "datasets": datasets, "policy": {"url": url}, "gym": given, "requests": requests, **more})
 
 
-def row(index: int, mark: str = "", agent: str = AGENT) -> Row:
+def row(index: int, mark: str = "", agent: str = AGENT) -> InputRow:
     """A row of mcqa; `mark` is for the stub."""
     prompt = f"Answer in \\boxed{{}}. {mark} Question {index} [[gold=C p=0.5]]\nA: first\nB: second\nC: third\nD: fourth"
     params = {"input": [{"role": "user", "content": prompt}]}
     data = {"responses_create_params": params, "options": _OPTIONS, "expected_answer": "C", "grading_mode": "lenient_boxed"}
-    return Row(index, f"t{index}", "d", data, agent=agent, source=f"d.jsonl:{index + 1}")
+    return InputRow(index, f"t{index}", "d", data, agent=agent, source=f"d.jsonl:{index + 1}")
 
 
 def unit(number: int, mark: str = "", agent: str = AGENT, repeats: int = 1) -> Unit:
@@ -84,7 +84,7 @@ NEWER = Generation("0.4.9")
 OLDER = Generation("0.2.9", modern=False, liveness=False, lacks=("disable_aggregation",))
 
 
-def fake_installation(root: Path, generation: Generation = NEWER) -> install.Installation:
+def fake_installation(root: Path, generation: Generation = NEWER) -> gym_install.Installation:
     """A Gym that is a stand-in, below `root`."""
     configs = ("resources_servers/mcqa/configs/mcqa.yaml", "responses_api_models/vllm_model/configs/vllm_model.yaml")
     for name in ("bin/activate", *(f"site/{config}" for config in configs)):
@@ -93,14 +93,14 @@ def fake_installation(root: Path, generation: Generation = NEWER) -> install.Ins
     (root / "bin" / "python").symlink_to(sys.executable)
     for name in ("gym",) if generation.modern else ("ng_run", "ng_collect_rollouts"):
         (root / "bin" / name).symlink_to(Path(__file__).with_name("fake_gym.py"))
-    return install.Installation(root / "bin" / "python", root, Path(sys.base_prefix), root / "site", generation)
+    return gym_install.Installation(root / "bin" / "python", root, Path(sys.base_prefix), root / "site", generation)
 
 
 def drive(python: str, url: str, logs: str) -> None:
     """Start Gym, say so, and wait to be killed."""
     about = campaign(url, gym={"python": python}).gym
     assert about is not None
-    GymServers(about, install.find(about), Asked((url,), "stub", KEY), Path(logs), lambda _: None).start()
+    GymServers(about, gym_install.find_gym(about), PolicyEndpoint((url,), "stub", KEY), Path(logs), lambda _: None).start()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     time.sleep(600)

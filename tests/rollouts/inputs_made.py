@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.manifest import Manifest, load, make
-from seatrial.rollouts.merge.merging import merge
-from seatrial.rollouts.merge.result import MergeResult
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.units import Units
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.manifest import Manifest, Units, create_campaign, load_manifest
+from seatrial.rollouts.results.campaign_merge import MergeResult, merge_campaign
 
 
 def jsonl(path: Path, rows: Iterable[Any]) -> Path:
@@ -39,15 +37,15 @@ def campaign(*datasets: Mapping[str, Any], **tables: Any) -> Campaign:
     return Campaign.model_validate({"name": "tiny", "datasets": listed, "policy": {"url": "http://localhost:1/v1"}, **scored, **tables})
 
 
-def made(folder: Path, rows: Iterable[Any], **tables: Any) -> tuple[Place, Manifest]:
+def made(folder: Path, rows: Iterable[Any], **tables: Any) -> tuple[CampaignDir, Manifest]:
     """A campaign directory of one dataset, `a`."""
     jsonl(folder / "a.jsonl", rows)
-    place = Place(folder / "campaign")
-    return place, make(campaign(**tables), folder, place)
+    place = CampaignDir(folder / "campaign")
+    return place, create_campaign(campaign(**tables), folder, place)
 
 
-def merged(place: Place, *, partial: bool = False) -> MergeResult:
+def merged(place: CampaignDir, *, partial: bool = False) -> MergeResult:
     """Merge a campaign directory."""
-    manifest = load(place)
+    manifest = load_manifest(place)
     with Units(place, manifest) as units:
-        return merge(place, manifest, units, partial=partial)
+        return merge_campaign(place, manifest, units, partial=partial)

@@ -28,20 +28,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seatrial.launch.descendants import die_with_parent
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.collect import book
-from seatrial.rollouts.collect.engine import collect
-from seatrial.rollouts.journal import lease
-from seatrial.rollouts.journal.attempt import attempt_files
-from seatrial.rollouts.journal.scan import Scanner
-from seatrial.rollouts.merge.merging import merge
-from seatrial.rollouts.merge.result import MergeResult, read_result
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.record import FailureKind, Head, check, encode, unit_of
-from seatrial.rollouts.units import Units
-from seatrial.rollouts.work import Outcome, RolloutError, Unit
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.collector import dispatcher
+from seatrial.rollouts.collector.collect_engine import collect
+from seatrial.rollouts.journal import attempts
+from seatrial.rollouts.journal.attempts import attempt_files
+from seatrial.rollouts.journal.journal_scan import Scanner
+from seatrial.rollouts.manifest import Units
+from seatrial.rollouts.results.campaign_merge import MergeResult, merge_campaign, read_result
+from seatrial.rollouts.rollout_record import FailureKind, Head, RolloutError, RolloutOutcome, Unit, check, encode, unit_of
+from seatrial.runtime.process_tree import die_with_parent
 
 ROWS, REPEATS, SHARDS, AT_ONCE = 36, 4, 6, 3
 DEADLINE_S = 120.0
@@ -54,7 +52,7 @@ class Steady:
     async def open(self) -> None:
         """Nothing to do."""
 
-    async def roll(self, unit: Unit) -> Outcome:
+    async def roll(self, unit: Unit) -> RolloutOutcome:
         """A rollout: mostly small, now and then megabytes; one in thirty fails for good."""
         source = random.Random(unit.seed)
         await asyncio.sleep(source.random() * 0.05)
@@ -63,7 +61,7 @@ class Steady:
         size = source.choices((100, 4000, 100_000, 4_000_000), weights=(10, 20, 6, 2))[0]
         reward = source.random()
         row = {"reward": reward, "text": "x" * size, "_ng_task_index": unit.row.index, "_ng_rollout_index": unit.repeat}
-        return Outcome(row=row, reward=reward)
+        return RolloutOutcome(row=row, reward=reward)
 
     async def alive(self) -> str | None:
         """Always."""
@@ -78,7 +76,7 @@ def timeless(head: Head, row: Mapping[str, Any]) -> bytes:
     return encode(replace(head, latency_s=0.0, ended=0.0), row)
 
 
-def make(root: Path) -> Place:
+def make(root: Path) -> CampaignDir:
     """A campaign directory; the same one each time, of the same file, since failures name it."""
     root.mkdir(parents=True)
     rows = root.parent / "rows.jsonl"
@@ -92,26 +90,26 @@ def make(root: Path) -> Place:
         "failures": {"max_share": 1.0},
         "verifier": "exact",
     }
-    place = Place(root / "campaign")
-    manifests.make(Campaign.model_validate(said), root, place)
+    place = CampaignDir(root / "campaign")
+    manifests.create_campaign(Campaign.model_validate(said), root, place)
     return place
 
 
-def collecting(place: Place, shards: Sequence[int], rash: bool = False) -> None:
+def collecting(place: CampaignDir, shards: Sequence[int], rash: bool = False) -> None:
     """One collector, to its end. A rash one takes over from holders that live, so that a shard really runs twice."""
     if rash:
-        lease.STALE_S, lease._POLL_S = 0.02, 0.01
-    book.encode = timeless  # type: ignore[attr-defined]
+        attempts.STALE_S, attempts._POLL_S = 0.02, 0.01
+    dispatcher.encode = timeless  # type: ignore[attr-defined]
     campaign = manifests.load_campaign(place)
-    with Units(place, manifests.load(place)) as units:
+    with Units(place, manifests.load_manifest(place)) as units:
         asyncio.run(collect(place, campaign, units, shards, Steady(), stop=lambda: None, progress=lambda _: None))
 
 
-def merging(place: Place) -> MergeResult:
+def merging(place: CampaignDir) -> MergeResult:
     """One merge."""
-    manifest = manifests.load(place)
+    manifest = manifests.load_manifest(place)
     with Units(place, manifest) as units:
-        return merge(place, manifest, units)
+        return merge_campaign(place, manifest, units)
 
 
 def start(work: Callable[..., object], *words: object) -> int:
@@ -152,11 +150,11 @@ class Killer:
         time.sleep(self.source.random() * most_s)
 
 
-def collect_with_kills(place: Place, killer: Killer) -> None:
+def collect_with_kills(place: CampaignDir, killer: Killer) -> None:
     """Collectors over random shards, killed at random, until nothing is owed."""
     stops = time.monotonic() + DEADLINE_S
     running: list[int] = []
-    with Units(place, manifests.load(place)) as units:
+    with Units(place, manifests.load_manifest(place)) as units:
         # One scanner all the way, as a status that is watched: it must see files that grow, come and shrink.
         scanner = Scanner(place, units)
         try:
@@ -175,13 +173,13 @@ def collect_with_kills(place: Place, killer: Killer) -> None:
                 os.waitpid(pid, 0)
 
 
-def kill_one(place: Place, running: list[int], killer: Killer) -> None:
+def kill_one(place: CampaignDir, running: list[int], killer: Killer) -> None:
     """Kill a collector; sometimes its machine is lost with it."""
     if killer.kill(running.pop(killer.source.randrange(len(running))), "collector") and killer.source.random() < 0.3:
         lose_a_node(place, killer)
 
 
-def lose_a_node(place: Place, killer: Killer) -> None:
+def lose_a_node(place: CampaignDir, killer: Killer) -> None:
     """Cut off the end of one file that nobody writes any more."""
     files = [file.path for shard in range(SHARDS) for file in attempt_files(place.shard(shard)) if file.path.stat().st_size]
     path = killer.source.choice(files) if files else None
@@ -208,7 +206,7 @@ def ended(pid: int) -> bool:
     return bool(done)
 
 
-def merge_with_kills(place: Place, killer: Killer, times: int) -> MergeResult:
+def merge_with_kills(place: CampaignDir, killer: Killer, times: int) -> MergeResult:
     """Kill some merges, now and then one of two, then let one through; what lies under the final names is whole at any time."""
     for _ in range(min(times, killer.left)):
         other = start(merging, place) if killer.source.random() < 0.3 else None
@@ -224,7 +222,7 @@ def merge_with_kills(place: Place, killer: Killer, times: int) -> MergeResult:
     return merging(place)
 
 
-def compare(place: Place, reference: Place) -> None:
+def compare(place: CampaignDir, reference: CampaignDir) -> None:
     """Nothing lost, nothing twice, the same bytes."""
     found: Counter[int] = Counter()
     for name in ("rollouts.jsonl", "failures.jsonl"):

@@ -9,15 +9,17 @@ from typing import Any
 
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.record import Head, encode
-from seatrial.rollouts.units import Units
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.manifest import Units
+from seatrial.rollouts.rollout_record import Head, encode
 
 Result = Mapping[str, Any] | None
 """Fields of a head; None where the unit is owed."""
 
 
-def campaign(root: Path, datasets: Mapping[str, Sequence[Mapping[str, Any]]], *, repeats: int = 4, shards: int = 2, **more: Any) -> Place:
+def campaign(
+    root: Path, datasets: Mapping[str, Sequence[Mapping[str, Any]]], *, repeats: int = 4, shards: int = 2, **more: Any
+) -> CampaignDir:
     """A campaign over these rows of each dataset; `more` are further keys of each dataset, by its name."""
     tables = []
     for name, rows in datasets.items():
@@ -26,8 +28,8 @@ def campaign(root: Path, datasets: Mapping[str, Sequence[Mapping[str, Any]]], *,
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         tables.append({"name": name, "path": str(path), **more.get(name, {})})
     said = {"name": "small", "datasets": tables, "work": {"repeats": repeats, "shards": shards}, "policy": {"url": "http://h/v1"}}
-    place = Place(root / "campaign")
-    manifests.make(Campaign.model_validate({**said, "verifier": "exact"}), root, place)
+    place = CampaignDir(root / "campaign")
+    manifests.create_campaign(Campaign.model_validate({**said, "verifier": "exact"}), root, place)
     return place
 
 
@@ -46,14 +48,14 @@ def failed(kind: str = "timeout", *, final: bool = True) -> dict[str, Any]:
     return {"outcome": "failed", "kind": kind, "final": final}
 
 
-def record(place: Place, unit: int, result: Mapping[str, Any]) -> bytes:
+def record(place: CampaignDir, unit: int, result: Mapping[str, Any]) -> bytes:
     """The line of a unit."""
-    with Units(place, manifests.load(place)) as units:
+    with Units(place, manifests.load_manifest(place)) as units:
         known = units.unit(unit)
         return encode(Head(unit=unit, task=known.row.id, repeat=known.repeat, seed=known.seed, **result), {"reward": result.get("reward")})
 
 
-def attempt(place: Place, shard: int, lines: Iterable[bytes], number: int = 1) -> Path:
+def attempt(place: CampaignDir, shard: int, lines: Iterable[bytes], number: int = 1) -> Path:
     """One attempt's file."""
     path = place.shard(shard) / f"attempt-{number:04d}-00ff.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,9 +63,9 @@ def attempt(place: Place, shard: int, lines: Iterable[bytes], number: int = 1) -
     return path
 
 
-def collected(place: Place, tasks: Sequence[Sequence[Result]]) -> Place:
+def collected(place: CampaignDir, tasks: Sequence[Sequence[Result]]) -> CampaignDir:
     """The results of each row, by repetition, in one attempt of each shard."""
-    manifest = manifests.load(place)
+    manifest = manifests.load_manifest(place)
     lines: dict[int, list[bytes]] = {}
     with Units(place, manifest) as units:
         for index, results in enumerate(tasks):

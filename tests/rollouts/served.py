@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from rollouts.stub import Stub
-from seatrial.launch import jobdir
-from seatrial.model.errors import BlockedError
-from seatrial.model.job import Batch
-from seatrial.rollouts.conduct import conductor
-from seatrial.rollouts.conduct.client import collect_task
-from seatrial.rollouts.place import Place
+from seatrial.core.errors import BlockedError
+from seatrial.core.jobs import Batch
+from seatrial.rollouts import campaign_runner
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.campaign_rounds import collect_task
+from seatrial.runtime import jobdir
 
 QUICK = ("--set", "requests.backoff_s=0", "--set", "requests.dead_s=0.2", "--set", "requests.tries=1")
 """So that a command waits for nothing."""
@@ -53,7 +53,7 @@ def halves(count: int) -> list[str]:
 
 def run_in_process(patch: pytest.MonkeyPatch) -> None:
     """Rounds on this machine start no process: their tasks are collected here, one after another."""
-    patch.setattr(conductor, "run_batch", _run_batch)
+    patch.setattr(campaign_runner, "run_batch", _run_batch)
 
 
 def _run_batch(batch: Batch, directory: Path, say: Callable[[str], None], _: object = None) -> None:
@@ -61,6 +61,6 @@ def _run_batch(batch: Batch, directory: Path, say: Callable[[str], None], _: obj
     (job,) = batch.jobs
     for task in job.units():
         try:
-            collect_task(Place(directory.parents[1]), int(directory.name), task, (), None, say)
+            collect_task(CampaignDir(directory.parents[1]), int(directory.name), task, (), None, say)
         except BlockedError as error:
             say(f"task {task}: {error.message}")

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.values import parse_numbers
+from seatrial.rollouts.campaign import Campaign, parse_numbers
 
 PLAIN: dict[str, Any] = {
     "name": "small",

@@ -13,13 +13,12 @@ from rollouts.collecting import Told, fine, make, prompts
 from rollouts.collecting import run as collect_here
 from rollouts.served import halves, serving
 from rollouts.test_campaign import made
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.rollouts import manifest
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.rollouts import campaign_rounds, manifest
 from seatrial.rollouts.campaign import Campaign, Verify
-from seatrial.rollouts.conduct import rounds
-from seatrial.rollouts.conduct.client import agents_of, base_url, collect_task, make_verifiers
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.work import Outcome, Unit
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.campaign_rounds import agents_of, base_url, collect_task, make_verifiers
+from seatrial.rollouts.rollout_record import RolloutOutcome, Unit
 
 
 @pytest.mark.parametrize(
@@ -36,8 +35,8 @@ def test_a_server_in_the_job_is_known_by_host_and_port(said: str, base: str) -> 
     assert base_url(said) == base
 
 
-def planned(place: Place, tasks: dict[int, int], parallel: int) -> None:
-    rounds.store(place, rounds.plan(place, tasks, 10, "local", parallel))
+def planned(place: CampaignDir, tasks: dict[int, int], parallel: int) -> None:
+    campaign_rounds.save_round(place, campaign_rounds.plan_round(place, tasks, 10, "local", parallel))
 
 
 def test_a_task_collects_its_own_shards_and_says_what_they_owe(tmp_path: Path) -> None:
@@ -71,7 +70,7 @@ def test_all_slots_work_on_in_the_next_shard(tmp_path: Path) -> None:
     place, campaign = make(tmp_path, prompts(24), work={"shards": 6}, requests={"concurrency": 4})
     open_at: list[int] = []
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         await asyncio.sleep(0.01)
         open_at.append(backend.open_now)
         return await fine(unit)
@@ -87,8 +86,8 @@ def test_agents_are_those_of_the_rows_of_the_task(tmp_path: Path) -> None:
     rows = [{"responses_create_params": {"input": "hi"}, "agent_ref": {"name": name}, "n": number} for number, name in enumerate("abc")]
     (tmp_path / "rows.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     said = {"name": "g", "datasets": [{"name": "rows", "path": "rows.jsonl"}], "policy": {"url": "http://h/v1"}, "work": {"shards": 3}}
-    place = Place(tmp_path / "campaign")
-    manifest.make(Campaign.model_validate({**said, "gym": {"resources": ["mcqa"]}}), tmp_path, place)
+    place = CampaignDir(tmp_path / "campaign")
+    manifest.create_campaign(Campaign.model_validate({**said, "gym": {"resources": ["mcqa"]}}), tmp_path, place)
     assert agents_of(place, [0, 2]) == {"a", "c"}
 
 
@@ -105,7 +104,7 @@ def test_datasets_that_are_scored_alike_share_a_verifier() -> None:
 
 def test_a_judge_without_an_address_is_the_policy_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Verify] = []
-    monkeypatch.setattr("seatrial.rollouts.verify.make_verifier", lambda verify, *_: seen.append(verify))
+    monkeypatch.setattr("seatrial.rollouts.verifiers.make_verifier", lambda verify, *_: seen.append(verify))
     verifiers(verifier="judge", policy={"url": "http://p/v1", "model": "m", "key_env": "K"})
     judge = next(verify for verify in seen if verify.kind == "judge")
     assert (judge.url, judge.model, judge.key_env) == ("http://p/v1", "m", "K")

@@ -8,22 +8,27 @@ from pathlib import Path
 import pytest
 
 from rollouts.collecting import Told, failing, fine, heads, make, prompts, rows, run
-from seatrial.files import read_model
-from seatrial.model.errors import BlockedError
-from seatrial.model.verdict import Boundary
-from seatrial.rollouts.collect import engine
-from seatrial.rollouts.collect.budget import accepting
-from seatrial.rollouts.collect.state import ShardState, newest_states
-from seatrial.rollouts.collect.stops import Stop, go_on, stop, stopped
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError, Unit
+from seatrial.core.errors import BlockedError
+from seatrial.core.files import read_model
+from seatrial.core.verdict import Boundary
+from seatrial.rollouts.campaign_dir import (
+    CampaignDir,
+    ShardState,
+    Stop,
+    newest_states,
+    read_stop_file,
+    set_stop_file_aside,
+    write_stop_file,
+)
+from seatrial.rollouts.collector import collect_engine
+from seatrial.rollouts.collector.collect_engine import accepting
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, ServersGoneError, Unit
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_LOOK_S", 0.01)
-    monkeypatch.setattr(engine, "_KEEP_S", 0.02)
+    monkeypatch.setattr(collect_engine, "_LOOK_S", 0.01)
+    monkeypatch.setattr(collect_engine, "_KEEP_S", 0.02)
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
@@ -31,7 +36,7 @@ def test_asked_to_stop_it_drains_what_is_open_and_leaves_the_rest_owed(tmp_path:
     gate = asyncio.Event()
     asked: list[str] = []
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         asked.append("stop now")
         await gate.wait()
         return await fine(unit)
@@ -48,7 +53,7 @@ def test_asked_to_stop_it_drains_what_is_open_and_leaves_the_rest_owed(tmp_path:
 
 
 def test_the_drain_has_a_deadline_and_units_that_wait_do_not_hold_it_up(tmp_path: Path) -> None:
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         if unit.number:
             raise RolloutError(FailureKind.HTTP_5XX, "later", after_s=60)
         await asyncio.sleep(60)
@@ -70,7 +75,7 @@ def test_too_many_failures_stop_the_campaign_for_everybody(tmp_path: Path) -> No
     backend = Told(fine)
     assert run(place, campaign, backend, shards=[1]).reason == "budget"
     assert backend.opened == 0
-    go_on(place)
+    set_stop_file_aside(place)
     assert run(place, campaign, Told(fine), shards=[1]).reason == "done", "4 of 24 is within the budget"
 
 
@@ -79,7 +84,7 @@ def test_failures_of_other_shards_count(tmp_path: Path) -> None:
     place, campaign = make(tmp_path, prompts(12), work={"shards": 2}, failures=limits, requests={"concurrency": 1})
     assert run(place, campaign, failing(FailureKind.HTTP_4XX, 0, 2, 4, 6)).failed == 4
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         await asyncio.sleep(0.03)
         raise RolloutError(FailureKind.HTTP_4XX, "no")
 
@@ -93,29 +98,29 @@ def test_units_given_up_for_now_count_while_their_attempt_runs_and_not_after_it(
     place, campaign = make(tmp_path, prompts(8), work={"shards": 2}, failures=limits, requests={"concurrency": 1, "tries": 1})
     ended = run(place, campaign, failing(FailureKind.HTTP_5XX, *range(8)))
     assert (ended.reason, ended.owed) == ("budget", 4)
-    go_on(place)
+    set_stop_file_aside(place)
     assert run(place, campaign, Told(fine), shards=[0, 1]).ok == 8
 
 
 def test_somebody_else_stops_the_campaign_while_we_collect(tmp_path: Path) -> None:
     place, campaign = make(tmp_path, prompts(50), requests={"concurrency": 1})
 
-    async def act(unit: Unit) -> Outcome:
-        stop(place, "enough", "a test")
+    async def act(unit: Unit) -> RolloutOutcome:
+        write_stop_file(place, "enough", "a test")
         await asyncio.sleep(0.02)
         return await fine(unit)
 
     ended = run(place, campaign, Told(act))
     assert (ended.reason, ended.message) == ("budget", "enough")
     assert 0 < ended.ok < 50
-    assert stopped(place) is not None
+    assert read_stop_file(place) is not None
 
 
 def test_a_dead_endpoint_ends_the_shard_within_its_deadline_and_costs_no_unit_a_try(tmp_path: Path) -> None:
     place, campaign = make(tmp_path, prompts(5))
     said: list[str] = []
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         raise RolloutError(FailureKind.CONNECTION, "refused")
 
     ended = run(place, campaign, Told(act, dead=lambda: "refused"), said=said)
@@ -128,7 +133,7 @@ def test_a_dead_endpoint_ends_the_shard_within_its_deadline_and_costs_no_unit_a_
 def test_a_server_that_comes_back_within_the_deadline_goes_on(tmp_path: Path) -> None:
     dead: list[bool] = []
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         if unit.number == 2 and not dead:
             dead.append(True)
         if dead and dead[0]:
@@ -156,7 +161,7 @@ def test_a_connection_that_one_prompt_loses_costs_that_row(tmp_path: Path) -> No
 def test_a_prompt_that_kills_the_server_each_time_is_given_up(tmp_path: Path) -> None:
     down: list[int] = []
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         if unit.number == 1:
             down.append(2)
             raise RolloutError(FailureKind.CONNECTION, "the server went away")
@@ -174,7 +179,7 @@ def test_a_prompt_that_kills_the_server_each_time_is_given_up(tmp_path: Path) ->
 
 
 def test_a_server_that_hangs_is_noticed_without_a_lost_connection(tmp_path: Path) -> None:
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         await asyncio.sleep(60)
         return await fine(unit)
 
@@ -183,7 +188,7 @@ def test_a_server_that_hangs_is_noticed_without_a_lost_connection(tmp_path: Path
 
 
 def test_a_backend_that_knows_ends_it_at_once(tmp_path: Path) -> None:
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         raise ServersGoneError("the policy's process ended with 1")
 
     place, campaign = make(tmp_path, prompts(2))
@@ -194,7 +199,7 @@ def test_a_backend_that_knows_ends_it_at_once(tmp_path: Path) -> None:
 
 
 def test_what_blocks_is_raised_and_everything_is_closed(tmp_path: Path) -> None:
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         raise BlockedError(Boundary.ENVIRONMENT, "no sandbox here", "install bubblewrap")
 
     place, campaign = make(tmp_path, prompts(2))
@@ -209,7 +214,7 @@ def test_what_blocks_is_raised_and_everything_is_closed(tmp_path: Path) -> None:
 def test_a_newer_attempt_fences_this_one_off(tmp_path: Path) -> None:
     place, campaign = make(tmp_path, prompts(20), requests={"concurrency": 1})
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         if unit.number == 3:
             (place.shard(0) / "lease-0007.json").write_text("{}")
             await asyncio.sleep(0.1)
@@ -223,24 +228,22 @@ def test_a_newer_attempt_fences_this_one_off(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_somebody_holds_is_left_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from seatrial.rollouts.collect import book
-    from seatrial.rollouts.journal.holder import Holder
-    from seatrial.rollouts.journal.lease import Lease
+    from seatrial.rollouts.collector import dispatcher
+    from seatrial.rollouts.journal.attempts import Lease, LeaseHolder
 
-    monkeypatch.setattr(book, "WAIT_S", 0.05)
+    monkeypatch.setattr(dispatcher, "WAIT_S", 0.05)
     place, campaign = make(tmp_path, prompts(6), work={"shards": 2})
-    with Lease.acquire(place.shard(0), Holder.here(), 1):
+    with Lease.acquire(place.shard(0), LeaseHolder.here(), 1):
         ended = run(place, campaign, Told(fine), shards=[0, 1])
     assert (ended.reason, ended.ok, ended.owed) == ("fenced", 3, 3)
     assert "holds the lease" in ended.message
 
 
 def test_a_wait_for_a_lease_ends_when_asked_to_stop(tmp_path: Path) -> None:
-    from seatrial.rollouts.journal.holder import Holder
-    from seatrial.rollouts.journal.lease import Lease
+    from seatrial.rollouts.journal.attempts import Lease, LeaseHolder
 
     place, campaign = make(tmp_path, prompts(2))
-    with Lease.acquire(place.shard(0), Holder.here(), 1):
+    with Lease.acquire(place.shard(0), LeaseHolder.here(), 1):
         backend = Told(fine)
         assert run(place, campaign, backend, stop=lambda: "now").reason == "stopped"
     assert backend.opened == 0
@@ -264,7 +267,7 @@ def test_the_state_says_how_it_stands(tmp_path: Path) -> None:
     assert last.host
 
 
-def state(place: Place) -> ShardState:
+def state(place: CampaignDir) -> ShardState:
     return newest_states(place, [0])[0][0]
 
 

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from rollouts.collecting import Told, failing, fine, heads, make, prompts, rows, run
-from seatrial.rollouts.collect import engine
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.work import Outcome, RolloutError, Unit
+from seatrial.rollouts.collector import collect_engine
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, Unit
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_LOOK_S", 0.01)
-    monkeypatch.setattr(engine, "_KEEP_S", 0.02)
+    monkeypatch.setattr(collect_engine, "_LOOK_S", 0.01)
+    monkeypatch.setattr(collect_engine, "_KEEP_S", 0.02)
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
@@ -46,7 +45,7 @@ def test_the_head_says_what_the_rollout_was(tmp_path: Path) -> None:
 
 
 def test_at_most_the_asked_number_is_in_memory_and_open(tmp_path: Path) -> None:
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         await asyncio.sleep(0.001)
         return await fine(unit)
 
@@ -98,7 +97,7 @@ def test_an_unreadable_answer_is_final_after_its_tries(tmp_path: Path) -> None:
 def test_refusals_cost_more_patience_and_the_asked_wait(tmp_path: Path) -> None:
     waits: list[float] = []
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         waits.append(asyncio.get_running_loop().time())
         if len(waits) <= 6:
             raise RolloutError(FailureKind.RATE_LIMIT, "busy", after_s=0.02)
@@ -110,7 +109,7 @@ def test_refusals_cost_more_patience_and_the_asked_wait(tmp_path: Path) -> None:
 
 
 def test_a_rollout_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         if unit.number == 0:
             await asyncio.sleep(60)
         return await fine(unit)
@@ -122,8 +121,8 @@ def test_a_rollout_that_takes_too_long_is_a_timeout(tmp_path: Path) -> None:
 
 
 def test_a_bug_costs_the_row_that_meets_it(tmp_path: Path) -> None:
-    async def act(unit: Unit) -> Outcome:
-        return await fine(unit) if unit.number else Outcome({}, unit.row.data["no such key"])
+    async def act(unit: Unit) -> RolloutOutcome:
+        return await fine(unit) if unit.number else RolloutOutcome({}, unit.row.data["no such key"])
 
     place, campaign = make(tmp_path, prompts(3), requests={"tries": 1})
     ended = run(place, campaign, Told(act))
@@ -136,8 +135,8 @@ def test_a_bug_costs_the_row_that_meets_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", [{"reward": 1.0, "what": object()}, {"huge": 1 << 70}])
 def test_a_rollout_that_cannot_be_stored_is_a_failure(tmp_path: Path, row: dict[str, object]) -> None:
-    async def act(unit: Unit) -> Outcome:
-        return Outcome(row, 1.0)
+    async def act(unit: Unit) -> RolloutOutcome:
+        return RolloutOutcome(row, 1.0)
 
     place, campaign = make(tmp_path, prompts(1))
     assert run(place, campaign, Told(act)).failed == 1
@@ -145,16 +144,16 @@ def test_a_rollout_that_cannot_be_stored_is_a_failure(tmp_path: Path, row: dict[
 
 
 def test_a_metric_that_is_not_finite_is_a_failure(tmp_path: Path) -> None:
-    async def act(unit: Unit) -> Outcome:
-        return Outcome({}, 1.0, metrics={"score": float("nan")})
+    async def act(unit: Unit) -> RolloutOutcome:
+        return RolloutOutcome({}, 1.0, metrics={"score": float("nan")})
 
     place, campaign = make(tmp_path, prompts(1))
     assert run(place, campaign, Told(act)).failed == 1
 
 
 def test_long_answers_stay_apart_and_short_in_the_head(tmp_path: Path) -> None:
-    async def act(unit: Unit) -> Outcome:
-        return Outcome({}, 1.0, "x" * 100_000 + str(unit.number))
+    async def act(unit: Unit) -> RolloutOutcome:
+        return RolloutOutcome({}, 1.0, "x" * 100_000 + str(unit.number))
 
     place, campaign = make(tmp_path, prompts(2))
     run(place, campaign, Told(act))
@@ -166,7 +165,7 @@ def test_long_answers_stay_apart_and_short_in_the_head(tmp_path: Path) -> None:
 def test_messages_are_short_and_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "a-value-that-only-the-variable-knows")
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         raise RolloutError(FailureKind.HTTP_4XX, "sent a-value-that-only-the-variable-knows, " + "and so on " * 100)
 
     place, campaign = make(tmp_path, prompts(1))

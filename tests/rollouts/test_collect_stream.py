@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from rollouts.collecting import Told, fine, heads, make, prompts, run
-from seatrial.rollouts.collect import engine
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError, Streaming, Unit
+from seatrial.rollouts.collector import collect_engine
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, ServersGoneError, Streaming, Unit
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_LOOK_S", 0.01)
-    monkeypatch.setattr(engine, "_BATCH", 4)
+    monkeypatch.setattr(collect_engine, "_LOOK_S", 0.01)
+    monkeypatch.setattr(collect_engine, "_BATCH", 4)
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
@@ -28,7 +27,7 @@ class Streams(Told):
         self.poisoned, self.lost, self.gone_after = poisoned, lost, gone_after
         self.batches: list[int] = []
 
-    async def stream(self, units: Sequence[Unit]) -> AsyncGenerator[tuple[Unit, Outcome | RolloutError], None]:
+    async def stream(self, units: Sequence[Unit]) -> AsyncGenerator[tuple[Unit, RolloutOutcome | RolloutError], None]:
         self.batches.append(len(units))
         for unit in reversed(units):
             if self.gone_after == 0:

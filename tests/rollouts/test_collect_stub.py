@@ -11,29 +11,28 @@ import pytest
 
 from rollouts.collecting import Boxed, heads, make, rows
 from rollouts.stub import Stub, reply
+from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.collect import engine
-from seatrial.rollouts.collect.engine import Ended, collect
-from seatrial.rollouts.direct.backend import DirectBackend
-from seatrial.rollouts.manifest import load
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.units import Units
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.collector import collect_engine
+from seatrial.rollouts.collector.collect_engine import CollectEnd, collect
+from seatrial.rollouts.manifest import Units, load_manifest
 
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_LOOK_S", 0.01)
+    monkeypatch.setattr(collect_engine, "_LOOK_S", 0.01)
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
-def gather(place: Place, campaign: Campaign, stub: Stub, beside: Callable[[], Awaitable[Any]] | None = None) -> Ended:
+def gather(place: CampaignDir, campaign: Campaign, stub: Stub, beside: Callable[[], Awaitable[Any]] | None = None) -> CollectEnd:
     """Collect from a stub that runs in the same loop."""
 
-    async def main() -> Ended:
+    async def main() -> CollectEnd:
         async with stub:
             backend = DirectBackend(campaign, [stub.url], {"rows": Boxed()}, None)
             other = asyncio.ensure_future(beside()) if beside else None
-            with Units(place, load(place)) as units:
+            with Units(place, load_manifest(place)) as units:
                 run = collect(place, campaign, units, [0], backend, stop=lambda: None, progress=lambda _: None)
                 ended = await asyncio.wait_for(run, 20)
             if other is not None:

@@ -10,18 +10,15 @@ import pytest
 
 from rollouts.collecting import make
 from rollouts.served import halves, run_in_process, serving
-from seatrial.launch import jobdir
-from seatrial.launch.interrupt import Interrupted, Interruptible
-from seatrial.launch.jobdir import job_dir
-from seatrial.launch.slurm.status import Poller, Snapshot
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.job import Batch, UnitState, UnitStatus
-from seatrial.model.profile import Profile
-from seatrial.rollouts.collect import stops
-from seatrial.rollouts.conduct import conductor, rounds
-from seatrial.rollouts.conduct.conductor import Conductor, Where, cancel, conducting
-from seatrial.rollouts.conduct.status import Status
-from seatrial.rollouts.place import Place
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.jobs import Batch, Profile, UnitState, UnitStatus
+from seatrial.rollouts import campaign_dir, campaign_rounds, campaign_runner
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.campaign_runner import CampaignRunner, RunTarget, Status, campaign_lock, cancel
+from seatrial.runtime import jobdir
+from seatrial.runtime.interrupt import Interrupted, Interruptible
+from seatrial.runtime.jobdir import job_dir
+from seatrial.runtime.slurm_status import Poller, Snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -29,16 +26,16 @@ def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     run_in_process(monkeypatch)
 
 
-def campaign(tmp_path: Path, url: str, prompts: list[str], **tables: Any) -> Place:
+def campaign(tmp_path: Path, url: str, prompts: list[str], **tables: Any) -> CampaignDir:
     tables = {"work": {"repeats": 2, "shards": 2}, "verifier": "choice", **tables}
     place, _ = make(tmp_path, prompts, policy={"url": url, "model": "stub"}, **tables)
     return place
 
 
-def carried(place: Place, where: Where | None = None) -> tuple[Status, list[str]]:
+def carried(place: CampaignDir, where: RunTarget | None = None) -> tuple[Status, list[str]]:
     said: list[str] = []
-    with conducting(place, said.append):
-        status = Conductor(place, where or Where(), said.append, lambda status: None).carry()
+    with campaign_lock(place, said.append):
+        status = CampaignRunner(place, where or RunTarget(), said.append, lambda status: None).carry()
     return status, said
 
 
@@ -91,9 +88,9 @@ def test_nobody_answers(tmp_path: Path) -> None:
 
 
 def test_one_conductor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conductor, "_LOCK_S", 0.0)
+    monkeypatch.setattr(campaign_runner, "_LOCK_S", 0.0)
     place = campaign(tmp_path, "http://h/v1", halves(1))
-    with conducting(place, print), pytest.raises(BlockedError, match=r"another seatrial that carries .*process") as caught:
+    with campaign_lock(place, print), pytest.raises(BlockedError, match=r"another seatrial that carries .*process") as caught:
         carried(place)
     assert caught.value.fix.endswith(f"stop it: seatrial rollouts cancel {place.root}")
 
@@ -105,7 +102,7 @@ def test_a_key_is_looked_for_only_when_something_is_launched(tmp_path: Path, mon
         monkeypatch.delenv("S4_KEY")
         with pytest.raises(UserError, match="S4_KEY"):
             carried(place)
-        assert rounds.rounds(place) == ()
+        assert campaign_rounds.list_rounds(place) == ()
         monkeypatch.setenv("S4_KEY", "k")
         assert carried(place)[0].owed == 0
     monkeypatch.delenv("S4_KEY")
@@ -119,35 +116,35 @@ def test_asked_to_stop_it_ends_after_the_round_that_runs(tmp_path: Path, monkeyp
         def interrupted(batch: Batch, directory: Path, say: object, line_filter: object) -> None:
             stop.signal = 2
 
-        monkeypatch.setattr(conductor, "run_batch", interrupted)
+        monkeypatch.setattr(campaign_runner, "run_batch", interrupted)
         with pytest.raises(Interrupted):
             carried(place)
 
 
 def test_the_last_words_of_a_collector_and_their_fix(tmp_path: Path) -> None:
-    log = job_dir(tmp_path, rounds.COLLECT).log("client", 0, 3)
-    assert conductor._last_words(tmp_path, 3) == []
+    log = job_dir(tmp_path, campaign_rounds.COLLECT).log("client", 0, 3)
+    assert campaign_runner._last_words(tmp_path, 3) == []
     log.parent.mkdir(parents=True)
     stamp = "2026-11-15T17:08:11.568Z "
     log.write_text("".join(stamp + text + "\n" for text in ("seatrial: waiting", "seatrial: Blocked: nobody answers", "  fix: start it")))
-    assert conductor._last_words(tmp_path, 3) == ["Blocked: nobody answers", "fix: start it"]
+    assert campaign_runner._last_words(tmp_path, 3) == ["Blocked: nobody answers", "fix: start it"]
 
 
 def test_nothing_to_cancel(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no manifest\.json"):
-        cancel(Place(tmp_path))
+        cancel(CampaignDir(tmp_path))
     place = campaign(tmp_path, "http://h/v1", halves(1))
     assert cancel(place) == ()
-    rounds.store(place, rounds.plan(place, {0: 2}, 2, "slurm:x"))  # planned, and never submitted
+    campaign_rounds.save_round(place, campaign_rounds.plan_round(place, {0: 2}, 2, "slurm:x"))  # planned, and never submitted
     assert cancel(place) == ()
-    assert stops.stopped(place) is None
+    assert campaign_dir.read_stop_file(place) is None
 
 
 def test_a_campaign_that_somebody_carries_is_stopped(tmp_path: Path) -> None:
     place = campaign(tmp_path, "http://h/v1", halves(1))
-    with conducting(place, print):
+    with campaign_lock(place, print):
         assert cancel(place) == ("what another seatrial carries",)
-    found = stops.stopped(place)
+    found = campaign_dir.read_stop_file(place)
     assert found is not None
     assert found.reason == "it was cancelled"
     assert carried(place)[0].round == 0
@@ -157,32 +154,32 @@ def test_left_on_slurm_nothing_is_submitted_twice_or_needlessly(tmp_path: Path, 
     place = campaign(tmp_path, "http://h/v1", halves(1))
     handed: list[int] = []
     said: list[str] = []
-    monkeypatch.setattr(Where, "most_tasks", 1000)
+    monkeypatch.setattr(RunTarget, "most_tasks", 1000)
 
     def submit(batch: Batch, *_: object) -> tuple[()]:
         handed.append(len(batch.jobs))
         return ()
 
-    monkeypatch.setattr("seatrial.rollouts.conduct.conductor.slurm.submit", submit)
-    conductor = Conductor(place, Where("slurm:x", Profile(partition="p")), said.append, lambda status: None)
+    monkeypatch.setattr("seatrial.rollouts.campaign_runner.slurm_submit.submit", submit)
+    conductor = CampaignRunner(place, RunTarget("slurm:x", Profile(partition="p")), said.append, lambda status: None)
     conductor.submit()
     assert handed == [2]
-    monkeypatch.setattr(conductor, "_live", lambda: rounds.rounds(place)[-1])
+    monkeypatch.setattr(conductor, "_live", lambda: campaign_rounds.list_rounds(place)[-1])
     conductor.submit()
     assert handed == [2]
     assert said[-1] == "round 1 on slurm:x has not ended: nothing was submitted"
 
 
-def ended(place: Place, reason: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, bool]:
+def ended(place: CampaignDir, reason: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, bool]:
     """What is said of a task that ended for this reason after it had said something."""
-    rounds.store(place, rounds.plan(place, {0: 2}, 2, "local"))
-    log = job_dir(rounds.directory(place, 1), rounds.COLLECT).log("client", 0, 0)
+    campaign_rounds.save_round(place, campaign_rounds.plan_round(place, {0: 2}, 2, "local"))
+    log = job_dir(campaign_rounds.round_dir(place, 1), campaign_rounds.COLLECT).log("client", 0, 0)
     log.parent.mkdir(parents=True)
     log.write_text("2026-11-15T17:08:11.568Z seatrial: done: 3 ok, 1 owed.\n")
-    unit = UnitStatus(job=rounds.COLLECT, index=0, state=UnitState.FAILED, slurm="", reason=reason)
+    unit = UnitStatus(job=campaign_rounds.COLLECT, index=0, state=UnitState.FAILED, slurm="", reason=reason)
     monkeypatch.setattr(Poller, "__init__", lambda self, directories: None)
     monkeypatch.setattr(Poller, "poll", lambda self: Snapshot(((place.root, (unit,)),), 0))
-    found = Conductor(place, Where(), print, lambda status: None)
+    found = CampaignRunner(place, RunTarget(), print, lambda status: None)
     return found._why(), found.refused
 
 
@@ -201,12 +198,12 @@ def test_one_that_was_killed_is_not_believed_and_one_that_refused_is_known(tmp_p
 
 def test_while_nothing_happens_the_collector_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = campaign(tmp_path, "http://h/v1", halves(1))
-    monkeypatch.setattr(conductor, "_LOOK_S", 0.01)
+    monkeypatch.setattr(campaign_runner, "_LOOK_S", 0.01)
     said: list[str] = []
 
     def waiting(batch: Batch, directory: Path, say: object, line_filter: object) -> None:
         jobdir.save(directory, batch)
-        log = job_dir(directory, rounds.COLLECT).log("client", 0, 0)
+        log = job_dir(directory, campaign_rounds.COLLECT).log("client", 0, 0)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("2026-11-15T17:08:11.568Z seatrial: no answer yet\n")
         until = time.monotonic() + 60
@@ -214,9 +211,9 @@ def test_while_nothing_happens_the_collector_is_heard(tmp_path: Path, monkeypatc
             time.sleep(0.01)
         time.sleep(0.05)
 
-    monkeypatch.setattr(conductor, "run_batch", waiting)
-    with conducting(place, said.append):
-        Conductor(place, Where(), said.append, lambda status: None).carry()
+    monkeypatch.setattr(campaign_runner, "run_batch", waiting)
+    with campaign_lock(place, said.append):
+        CampaignRunner(place, RunTarget(), said.append, lambda status: None).carry()
     assert said[1] == "task 0: no answer yet"
     assert said.count("task 0: no answer yet") == 1
 
@@ -231,7 +228,7 @@ def test_a_wrong_address_ends_in_one_round_whatever_was_written(tmp_path: Path) 
 
 def test_how_the_process_of_a_collector_ended_is_told_only_when_it_did_not_say_so(tmp_path: Path) -> None:
     said: list[str] = []
-    found = Conductor(campaign(tmp_path, "http://h/v1", halves(1)), Where(), said.append, lambda status: None)
+    found = CampaignRunner(campaign(tmp_path, "http://h/v1", halves(1)), RunTarget(), said.append, lambda status: None)
     for text in ("the client exited with 99; its log: x", "the client exited with 990", "the client exited with 1; its log: x"):
         found._tell(f"collect[0]: client-failed: {text}")
     assert [text.rpartition("with ")[2] for text in said] == ["990", "1; its log: x"]

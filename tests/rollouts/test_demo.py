@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.rollouts import demo_server
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.demo import questions
-from seatrial.rollouts.demo.data import write_demo
-from seatrial.rollouts.demo.policy import choose
-from seatrial.rollouts.manifest import load_campaign, make
-from seatrial.rollouts.place import Place
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.demo_campaign import write_demo
+from seatrial.rollouts.demo_server import choose
+from seatrial.rollouts.manifest import create_campaign, load_campaign
 
 
 def demo(where: Path) -> Path:
@@ -29,7 +29,7 @@ def test_the_campaign_loads_and_serves_itself(tmp_path: Path) -> None:
     campaign = Campaign.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
     server = campaign.policy.server
     assert server is not None
-    assert server.command[:3] == ("/env/bin/python", "-m", "seatrial.rollouts.demo.serve")
+    assert server.command[:3] == ("/env/bin/python", "-m", "seatrial.rollouts.demo_server")
     assert server.command[-1] == str(file.parent / "cache")
     assert server.environment["PYTHONPATH"] == str(file.parent / "program")
     assert [campaign.verifier_of(dataset).kind for dataset in campaign.datasets] == ["exact", "choice"]
@@ -39,14 +39,14 @@ def test_the_campaign_loads_and_serves_itself(tmp_path: Path) -> None:
 def test_the_campaign_is_stored_as_it_is(tmp_path: Path) -> None:
     file = demo(tmp_path / "demo")
     campaign = Campaign.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
-    place = Place(tmp_path / "campaign")
-    assert make(campaign, file.parent, place, lambda _: None).units == 48 * 8
+    place = CampaignDir(tmp_path / "campaign")
+    assert create_campaign(campaign, file.parent, place, lambda _: None).units == 48 * 8
     assert load_campaign(place) == campaign
 
 
 def test_rows_are_right_different_and_the_same_each_time(tmp_path: Path) -> None:
     first, again = demo(tmp_path / "a").parent, demo(tmp_path / "b").parent
-    rows = {name: [json.loads(line) for line in (first / f"{name}.jsonl").read_text().splitlines()] for name in questions.MAKERS}
+    rows = {name: [json.loads(line) for line in (first / f"{name}.jsonl").read_text().splitlines()] for name in demo_server.MAKERS}
     for name, found in rows.items():
         assert (first / f"{name}.jsonl").read_bytes() == (again / f"{name}.jsonl").read_bytes()
         assert len({row["prompt"] for row in found}) == len(found) == 24
@@ -62,10 +62,10 @@ def test_rows_are_right_different_and_the_same_each_time(tmp_path: Path) -> None
 
 def test_the_program_needs_nothing_else_of_ours(tmp_path: Path) -> None:
     program = demo(tmp_path).parent / "program"
-    code = "import sys, seatrial.rollouts.demo.serve as serve; print(serve.__file__, 'torch' in sys.modules, 'pydantic' in sys.modules)"
+    code = "import sys, seatrial.rollouts.demo_server as serve; print(serve.__file__, 'torch' in sys.modules, 'pydantic' in sys.modules)"
     # -S: nothing is installed there, Seatrial neither.
     ran = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(program)}, capture_output=True, text=True, check=False)
-    assert ran.stdout.split() == [str(program / "seatrial/rollouts/demo/serve.py"), "False", "False"], ran.stderr
+    assert ran.stdout.split() == [str(program / "seatrial/rollouts/demo_server.py"), "False", "False"], ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import aiohttp
 import orjson
 import pytest
 
-from seatrial.rollouts.direct.answer import read
-from seatrial.rollouts.direct.errors import of_exception, of_status, retry_after
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.work import RolloutError
+from seatrial.rollouts.backends.direct_backend import error_of_exception, error_of_status, retry_after
+from seatrial.rollouts.backends.openai_format import read
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError
 
 
 def chat(message: dict[str, Any], **more: Any) -> bytes:
@@ -129,7 +128,7 @@ def test_little_is_kept_of_a_long_unreadable_answer() -> None:
     ],
 )
 def test_a_prompt_that_does_not_fit_is_told_by_its_words(body: dict[str, Any]) -> None:
-    error = of_status(400, orjson.dumps(body), {})
+    error = error_of_status(400, orjson.dumps(body), {})
     assert (error.kind, error.heals) == (FailureKind.CONTEXT_LENGTH, False)
 
 
@@ -149,19 +148,19 @@ def test_a_prompt_that_does_not_fit_is_told_by_its_words(body: dict[str, Any]) -
     ],
 )
 def test_classes_of_status(status: int, kind: FailureKind, heals: bool) -> None:
-    error = of_status(status, b'{"error":{"message":"why"}}', {"Retry-After": "3"})
+    error = error_of_status(status, b'{"error":{"message":"why"}}', {"Retry-After": "3"})
     assert (error.kind, error.heals) == (kind, heals)
     assert str(error).startswith(f"HTTP {status}: ")
     assert error.after_s == (3.0 if kind is FailureKind.RATE_LIMIT else None)
 
 
 def test_a_context_that_a_500_mentions_is_no_context_failure() -> None:
-    assert of_status(500, b"maximum context length", {}).kind is FailureKind.HTTP_5XX
+    assert error_of_status(500, b"maximum context length", {}).kind is FailureKind.HTTP_5XX
 
 
 @pytest.mark.parametrize("body", [b"", b"plain words", b'{"detail":[1]}', b'["x"]', b"\xff\xfe"])
 def test_error_bodies_of_any_shape_are_words(body: bytes) -> None:
-    assert str(of_status(500, body, {})).startswith("HTTP 500")
+    assert str(error_of_status(500, body, {})).startswith("HTTP 500")
 
 
 def test_retry_after_is_seconds_or_a_date_and_bounded() -> None:
@@ -175,7 +174,7 @@ def test_retry_after_is_seconds_or_a_date_and_bounded() -> None:
 
 
 def test_exceptions_of_the_client() -> None:
-    assert of_exception(aiohttp.ServerDisconnectedError(), "http://a").kind is FailureKind.CONNECTION
-    refused = of_exception(ConnectionRefusedError(111, "refused"), "http://a")
+    assert error_of_exception(aiohttp.ServerDisconnectedError(), "http://a").kind is FailureKind.CONNECTION
+    refused = error_of_exception(ConnectionRefusedError(111, "refused"), "http://a")
     assert (refused.kind, "http://a" in str(refused)) == (FailureKind.CONNECTION, True)
-    assert "TimeoutError" in str(of_exception(TimeoutError(), "http://a"))
+    assert "TimeoutError" in str(error_of_exception(TimeoutError(), "http://a"))

@@ -11,13 +11,12 @@ import pytest
 
 from rollouts.collecting import QUICK, Boxed, heads, lines, make, run
 from rollouts.stub import Stub, reply
-from seatrial.launch.ports import free_port
-from seatrial.model.errors import BlockedError, UserError
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.collect.engine import Ended
-from seatrial.rollouts.direct.backend import DirectBackend
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.work import Outcome, RolloutError, Row, Score, Unit
+from seatrial.rollouts.collector.collect_engine import CollectEnd
+from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, RolloutOutcome, Score, Unit
+from seatrial.runtime.servers import free_port
 
 KEY = "not-a-shape-that-any-pattern-knows-7f3"
 
@@ -33,7 +32,7 @@ def campaign(**tables: Any) -> Campaign:
 
 
 def unit(prompt: str, number: int = 4, seed: int = 11) -> Unit:
-    return Unit(number, Row(2, "task", "rows", {"prompt": prompt, "expected_answer": "C"}, source="rows.jsonl:3"), 1, seed)
+    return Unit(number, InputRow(2, "task", "rows", {"prompt": prompt, "expected_answer": "C"}, source="rows.jsonl:3"), 1, seed)
 
 
 def with_backend(
@@ -69,7 +68,7 @@ def fails(prompt: str, **more: Any) -> RolloutError:
 def test_a_row_comes_out_in_gyms_shape(api: str) -> None:
     prompt = "which? [[gold=C p=1.0]]"
     policy = {"url": "http://127.0.0.1:9/v1", "api": api}
-    outcome: Outcome = with_backend(lambda backend, _: backend.roll(unit(prompt)), policy=policy, sampling={"max_output_tokens": 5})
+    outcome: RolloutOutcome = with_backend(lambda backend, _: backend.roll(unit(prompt)), policy=policy, sampling={"max_output_tokens": 5})
     row = outcome.row
     assert (outcome.reward, outcome.answer, outcome.input_tokens, outcome.output_tokens, outcome.turns) == (1.0, "C", 40, 12, 1)
     assert row["responses_create_params"]["input"] == [{"role": "user", "content": prompt}]
@@ -135,7 +134,7 @@ def test_a_redirect_is_told_and_not_followed() -> None:
     ("marker", "finish", "kinds"), [("[[length]]", "length", ["message"]), ("[[tool]]", "tool_calls", ["function_call"])]
 )
 def test_how_it_finished(marker: str, finish: str, kinds: list[str]) -> None:
-    outcome: Outcome = with_backend(lambda backend, _: backend.roll(unit(marker)))
+    outcome: RolloutOutcome = with_backend(lambda backend, _: backend.roll(unit(marker)))
     assert outcome.finish == finish
     assert [item["type"] for item in outcome.row["response"]["output"]] == kinds
 
@@ -173,7 +172,7 @@ def test_a_reward_that_is_not_finite_is_a_failure() -> None:
 def test_a_row_that_chat_cannot_ask_is_a_failure_that_names_its_place() -> None:
     async def act(backend: DirectBackend, _: Stub) -> RolloutError:
         params = {"input": "x", "previous_response_id": "r"}
-        row = Row(0, "t", "rows", {"responses_create_params": params}, source="rows.jsonl:9")
+        row = InputRow(0, "t", "rows", {"responses_create_params": params}, source="rows.jsonl:9")
         with pytest.raises(RolloutError) as caught:
             await backend.roll(Unit(0, row, 0, 1))
         return caught.value
@@ -259,7 +258,7 @@ def test_the_key_is_nowhere_but_in_the_header(tmp_path: Path) -> None:
     place, small = make(tmp_path, ["fine", "[[echo]]", f"say {KEY}"], requests={"tries": 1})
     said: list[str] = []
 
-    async def main() -> tuple[Ended, list[dict[str, Any]]]:
+    async def main() -> tuple[CollectEnd, list[dict[str, Any]]]:
         async with Stub(key=KEY) as server:
             backend = DirectBackend(small, [server.url], {"rows": Boxed()}, KEY)
             return await asyncio.to_thread(lambda: run(place, small, _Own(backend), said=said)), server.bodies
@@ -284,14 +283,14 @@ class _Own:
 
 def test_columns_and_tags_of_the_row_stay_where_they_do_not_collide() -> None:
     data = {"prompt": "hi", "expected_answer": "C", "level": 3, "reward": 9, "response": "mine", "extracted_answer": "mine"}
-    asked = Unit(0, Row(0, "task", "rows", data, tags=("hard",)), 0, 1)
-    outcome: Outcome = with_backend(lambda backend, _: backend.roll(asked))
+    asked = Unit(0, InputRow(0, "task", "rows", data, tags=("hard",)), 0, 1)
+    outcome: RolloutOutcome = with_backend(lambda backend, _: backend.roll(asked))
     row = outcome.row
     assert (row["level"], row["expected_answer"], row["tags"], row["reward"]) == (3, "C", ["hard"], outcome.reward)
     assert row["response"]["object"] == "response"
     assert row["extracted_answer"] != "mine"
     assert "prompt" not in row
-    tested = Unit(0, Row(0, "task", "rows", {**data, "tests": ["x"], "tags": "own"}, tags=("hard",)), 0, 1)
-    coded: Outcome = with_backend(lambda backend, _: backend.roll(tested), verifier="code")
+    tested = Unit(0, InputRow(0, "task", "rows", {**data, "tests": ["x"], "tags": "own"}, tags=("hard",)), 0, 1)
+    coded: RolloutOutcome = with_backend(lambda backend, _: backend.roll(tested), verifier="code")
     assert "tests" not in coded.row
     assert coded.row["tags"] == "own"

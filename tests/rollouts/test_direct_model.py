@@ -10,25 +10,24 @@ from typing import Any
 import pytest
 
 from rollouts.stub import Stub
-from seatrial.launch.ports import free_port
-from seatrial.model.errors import BlockedError, UserError
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.rollouts.backends import direct_backend as clients
+from seatrial.rollouts.backends.direct_backend import OpenAIClient, choose_model
 from seatrial.rollouts.campaign import Requests
-from seatrial.rollouts.direct import client as clients
-from seatrial.rollouts.direct.client import Client
-from seatrial.rollouts.direct.model import choose
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.work import RolloutError
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.rollout_record import RolloutError
+from seatrial.runtime.servers import free_port
 
 
-def asked(place: Place | None, named: str | None = None, models: Sequence[str] = ("toy",)) -> str:
+def asked(place: CampaignDir | None, named: str | None = None, models: Sequence[str] = ("toy",)) -> str:
     """What a collector finds at a server with these models."""
 
     async def main() -> str:
         async with Stub(models=tuple(models)) as stub:
-            client = Client([stub.url], "chat/completions", None, Requests(dead_s=1))
+            client = OpenAIClient([stub.url], "chat/completions", None, Requests(dead_s=1))
             await client.open()
             try:
-                return await choose(client, named, place)
+                return await choose_model(client, named, place)
             finally:
                 await client.close()
 
@@ -36,7 +35,7 @@ def asked(place: Place | None, named: str | None = None, models: Sequence[str] =
 
 
 def test_the_first_ones_model_is_pinned_and_another_is_refused_with_both_names(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = CampaignDir(tmp_path)
     assert asked(place) == "toy"
     assert asked(place) == "toy"
     with pytest.raises(UserError, match="has the model 'other', and this campaign began with 'toy'") as caught:
@@ -47,7 +46,7 @@ def test_the_first_ones_model_is_pinned_and_another_is_refused_with_both_names(t
 
 
 def test_nothing_is_pinned_by_a_server_that_is_refused(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = CampaignDir(tmp_path)
     with pytest.raises(UserError, match="the server has no 'gpt'; it has toy") as caught:
         asked(place, "gpt")
     assert caught.value.fix == "nothing was collected: start anew with --model toy (policy.model)"
@@ -57,7 +56,7 @@ def test_nothing_is_pinned_by_a_server_that_is_refused(tmp_path: Path) -> None:
 
 
 def test_once_something_may_be_collected_the_server_is_to_be_mended(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = CampaignDir(tmp_path)
     assert asked(place, "gpt", ["gpt"]) == "gpt"
     with pytest.raises(UserError, match="it has toy") as caught:
         asked(place, "gpt")
@@ -66,16 +65,16 @@ def test_once_something_may_be_collected_the_server_is_to_be_mended(tmp_path: Pa
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises((UserError, BlockedError), match=r"model\.json"):
-        asked(Place(tmp_path / "gone"))
+        asked(CampaignDir(tmp_path / "gone"))
 
 
 def no_listing(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     """GET models is answered with this status."""
 
-    async def ask(self: Client, server: Any) -> tuple[int, str]:
+    async def ask(self: OpenAIClient, server: Any) -> tuple[int, str]:
         return status, f"answered {status}"
 
-    monkeypatch.setattr(Client, "_ask", ask)
+    monkeypatch.setattr(OpenAIClient, "_ask", ask)
 
 
 def test_a_path_that_lists_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +88,7 @@ def test_a_path_that_lists_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_address_stands_in_what_speaks_of_it() -> None:
     async def main() -> tuple[str, str]:
         async with Stub() as stub:
-            client = Client([stub.url], "chat/completions", None, Requests())
+            client = OpenAIClient([stub.url], "chat/completions", None, Requests())
             await client.open()
             said = []
             for status in (404, 418):
@@ -111,7 +110,7 @@ def test_a_wait_for_nobody_is_told_after_a_moment_and_once(monkeypatch: pytest.M
     url = f"http://127.0.0.1:{free_port()}/v1"
 
     async def main() -> None:
-        client = Client([url], "x", None, Requests(dead_s=0.4), said.append)
+        client = OpenAIClient([url], "x", None, Requests(dead_s=0.4), said.append)
         await client.open()
         try:
             await client.models()

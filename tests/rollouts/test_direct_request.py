@@ -7,15 +7,17 @@ from typing import Any
 import orjson
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.rollouts.direct.request import Asked, build, sort_sampling
-from seatrial.rollouts.units import NO_SEED
+from seatrial.core.errors import UserError
+from seatrial.rollouts.backends.openai_format import PolicyRequest, build_request, sort_sampling
+from seatrial.rollouts.manifest import NO_SEED
 
 HI = [{"role": "user", "content": "hi"}]
 
 
-def ask(own: dict[str, Any], sampling: dict[str, Any] | None = None, *, api: Any = "chat", seed: int = 7) -> tuple[dict[str, Any], Asked]:
-    asked = build({"input": HI, **own}, sort_sampling(sampling or {}), api=api, model="m", seed=seed)
+def ask(
+    own: dict[str, Any], sampling: dict[str, Any] | None = None, *, api: Any = "chat", seed: int = 7
+) -> tuple[dict[str, Any], PolicyRequest]:
+    asked = build_request({"input": HI, **own}, sort_sampling(sampling or {}), api=api, model="m", seed=seed)
     return orjson.loads(asked.body), asked
 
 
@@ -35,7 +37,7 @@ def test_responses_get_the_seed_as_gym_sends_it() -> None:
 def test_responses_of_vllm_get_the_seed_beside_the_others_too() -> None:
     """vLLM 0.32 ignores metadata: without this, rollouts had a recorded seed that nobody used."""
     for seed, sent in ((7, 7), (NO_SEED, None)):
-        asked = build({"input": HI}, sort_sampling({}), api="responses", model="m", seed=seed, vllm=True)
+        asked = build_request({"input": HI}, sort_sampling({}), api="responses", model="m", seed=seed, vllm=True)
         assert orjson.loads(asked.body).get("seed") == sent
         assert "seed" not in asked.params  # recorded as Gym writes it
 

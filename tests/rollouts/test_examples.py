@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import pytest
 
-from seatrial.launch.servers import components
 from seatrial.rollouts.campaign import Campaign, Collector, Dataset, Failures, Gym, Policy, Requests, SandboxLimits, Verify, Work
+from seatrial.runtime.servers import components
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "rollouts"

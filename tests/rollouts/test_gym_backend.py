@@ -14,11 +14,10 @@ import pytest
 
 from rollouts.gym_instance import KEY, Loop, campaign, fake_installation, hurry, unit
 from rollouts.stub import Stub
-from seatrial.model.errors import UserError
-from seatrial.rollouts.gym import install
-from seatrial.rollouts.gym.backend import GymBackend
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.work import Outcome, RolloutError, ServersGoneError
+from seatrial.core.errors import UserError
+from seatrial.rollouts.backends import gym_install
+from seatrial.rollouts.backends.gym_backend import GymBackend
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, ServersGoneError
 
 pytestmark = pytest.mark.slow
 
@@ -41,15 +40,15 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[install.Installation]:
+def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[gym_install.Installation]:
     found = fake_installation(tmp_path_factory.mktemp("gym"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(install, "find", lambda _: found)
+        patch.setattr(gym_install, "find_gym", lambda _: found)
         yield found
 
 
 @pytest.fixture(scope="module")
-def running(installation: install.Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(installation: gym_install.Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     found = Running(tmp_path_factory.mktemp("run"), requests={"timeout_s": 0.5})
     found.loop(found.backend.open())
     yield found
@@ -75,11 +74,11 @@ def test_a_rollout_is_the_agents_answer_with_our_indices(running: Running) -> No
     ],
 )
 def test_a_failure_is_its_rows_alone(running: Running, mark: str, kind: FailureKind, heals: bool, words: str) -> None:
-    async def both() -> tuple[Outcome | BaseException, Outcome | BaseException]:
+    async def both() -> tuple[RolloutOutcome | BaseException, RolloutOutcome | BaseException]:
         return await asyncio.gather(running.backend.roll(unit(0, mark)), running.backend.roll(unit(1)), return_exceptions=True)
 
     failed, fine = running.loop(both())
-    assert isinstance(fine, Outcome)
+    assert isinstance(fine, RolloutOutcome)
     assert isinstance(failed, RolloutError)
     assert (failed.kind, failed.heals) == (kind, heals)
     assert words in str(failed)
@@ -91,7 +90,7 @@ def test_an_agent_that_gym_has_not_is_told_with_those_it_has(running: Running) -
     assert not caught.value.heals
 
 
-def test_what_is_wrong_from_the_start_starts_nothing(installation: install.Installation, tmp_path: Path) -> None:
+def test_what_is_wrong_from_the_start_starts_nothing(installation: gym_install.Installation, tmp_path: Path) -> None:
     del installation
     found = Running(tmp_path, models=("a", "b"))
     try:
@@ -104,7 +103,7 @@ def test_what_is_wrong_from_the_start_starts_nothing(installation: install.Insta
 
 
 def test_an_agent_of_a_campaign_that_gym_has_not_is_told_before_anything_is_rolled_out(
-    installation: install.Installation, tmp_path: Path
+    installation: gym_install.Installation, tmp_path: Path
 ) -> None:
     del installation
     found = Running(tmp_path, agents=("nobody",))
@@ -116,7 +115,7 @@ def test_an_agent_of_a_campaign_that_gym_has_not_is_told_before_anything_is_roll
         found.close()
 
 
-def test_a_death_ends_open_requests_at_once(installation: install.Installation, tmp_path: Path) -> None:
+def test_a_death_ends_open_requests_at_once(installation: gym_install.Installation, tmp_path: Path) -> None:
     del installation
     found = Running(tmp_path, requests={"dead_s": 0.2})
 
@@ -138,7 +137,7 @@ def test_a_death_ends_open_requests_at_once(installation: install.Installation, 
         found.close()
 
 
-def test_a_policy_that_is_gone_ends_them_too(installation: install.Installation, tmp_path: Path) -> None:
+def test_a_policy_that_is_gone_ends_them_too(installation: gym_install.Installation, tmp_path: Path) -> None:
     del installation
     found = Running(tmp_path, requests={"dead_s": 0.2})
 
@@ -155,7 +154,7 @@ def test_a_policy_that_is_gone_ends_them_too(installation: install.Installation,
 
 
 def test_an_opening_that_is_cancelled_leaves_nothing_behind(
-    installation: install.Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    installation: gym_install.Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del installation
     monkeypatch.setenv("FAKE_GYM", "deaf")

@@ -10,12 +10,10 @@ import pytest
 
 from rollouts.gym_instance import KEY, Loop, campaign, fake_installation, hurry, unit
 from rollouts.stub import Stub
-from seatrial.model.errors import BlockedError
-from seatrial.rollouts.gym import collector, install
-from seatrial.rollouts.gym.backend import GymBackend
-from seatrial.rollouts.gym.collector import collect_with_gym
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.work import Outcome, RolloutError, Unit
+from seatrial.core.errors import BlockedError
+from seatrial.rollouts.backends import gym_backend, gym_install
+from seatrial.rollouts.backends.gym_backend import GymBackend, collect_with_gym
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, Unit
 
 pytestmark = pytest.mark.slow
 
@@ -28,8 +26,8 @@ class Collecting:
     def __init__(self, loop: Loop, backend: GymBackend) -> None:
         self.loop, self.backend = loop, backend
 
-    def __call__(self, units: Sequence[Unit], directory: Path) -> dict[int, Outcome | RolloutError]:
-        async def collect() -> list[tuple[Unit, Outcome | RolloutError]]:
+    def __call__(self, units: Sequence[Unit], directory: Path) -> dict[int, RolloutOutcome | RolloutError]:
+        async def collect() -> list[tuple[Unit, RolloutOutcome | RolloutError]]:
             return [done async for done in collect_with_gym(self.backend, units, directory)]
 
         done = self.loop(collect())
@@ -42,7 +40,7 @@ def collecting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collecting]
     root, loop, stub = tmp_path_factory.mktemp("collect"), Loop(), Stub()
     loop(stub.start())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(install, "find", lambda _: fake_installation(root / "gym"))
+        patch.setattr(gym_install, "find_gym", lambda _: fake_installation(root / "gym"))
         about = campaign(stub.url, gym={"driver": "collector"}, requests={"timeout_s": 20, "concurrency": 2})
         backend = GymBackend(about, [stub.url], KEY, root / "logs")
         loop(backend.open())
@@ -52,7 +50,7 @@ def collecting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Collecting]
     loop.close()
 
 
-def failures(found: dict[int, Outcome | RolloutError]) -> dict[int, FailureKind]:
+def failures(found: dict[int, RolloutOutcome | RolloutError]) -> dict[int, FailureKind]:
     return {number: outcome.kind for number, outcome in found.items() if isinstance(outcome, RolloutError)}
 
 
@@ -61,7 +59,7 @@ def test_every_row_comes_out_once_and_the_one_that_ends_the_collector_is_found(c
     assert found.keys() == set(range(8))
     assert failures(found) == {5: FailureKind.HTTP_5XX}
     assert "ClientResponseError: 500" in str(found[5])
-    assert isinstance(found[0], Outcome)
+    assert isinstance(found[0], RolloutOutcome)
     assert found[0].row["_ng_task_index"] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["gym-collect.log"]
 
@@ -99,7 +97,7 @@ def test_a_collector_that_fails_whatever_it_is_given_is_no_rows_fault(
 def test_a_collector_that_never_gets_to_its_rows_is_no_rows_fault(
     collecting: Collecting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector, "_START_S", 0.2)
+    monkeypatch.setattr(gym_backend, "_START_S", 0.2)
     monkeypatch.setattr(collecting.backend.servers, "environment", {**collecting.backend.servers.environment, "FAKE_GYM": "asleep"})
     with pytest.raises(BlockedError, match=r"sent no row within 0.2 s of its start"):
         collecting([unit(0)], tmp_path)

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 
 from rollouts.gym_instance import KEY, campaign, fake_installation
-from seatrial.launch.locks import read_lock
-from seatrial.launch.ports import port_in_use
-from seatrial.launch.venvs import find_python
-from seatrial.model.errors import BlockedError, UserError
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.rollouts.backends import gym_install, gym_servers
+from seatrial.rollouts.backends.gym_install import GYM_LOCK
+from seatrial.rollouts.backends.gym_servers import Block, PolicyEndpoint, Private, collect_words, environment, quoted, start_words
 from seatrial.rollouts.campaign import Gym
-from seatrial.rollouts.gym import LOCK, install, ports
-from seatrial.rollouts.gym.command import Asked, Private, collect_words, environment, quoted, start_words
-from seatrial.rollouts.gym.ports import Block
+from seatrial.runtime.servers import port_in_use
+from seatrial.runtime.venvs import find_python, read_lock
 
-POLICY = Asked(("http://h:1/v1",), "org/model", KEY)
+POLICY = PolicyEndpoint(("http://h:1/v1",), "org/model", KEY)
 
 
 def about(**gym: Any) -> Gym:
@@ -30,7 +29,7 @@ def about(**gym: Any) -> Gym:
 
 
 def test_the_lock_is_a_full_freeze_for_python_3_12() -> None:
-    lock = read_lock(LOCK)
+    lock = read_lock(GYM_LOCK)
     assert (lock.python, lock.pins["nemo-gym"]) == ("3.12", "0.4.0")
     assert {"ray", "tiktoken", "uvicorn"} <= lock.pins.keys()
     assert lock.disk_mb >= 900
@@ -53,7 +52,7 @@ def test_its_python_is_found_where_only_pyenv_has_it(monkeypatch: pytest.MonkeyP
 def test_an_environment_that_is_not_built_says_how(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SEATRIAL_CACHE", str(tmp_path))
     with pytest.raises(BlockedError) as caught:
-        install.find(about())
+        gym_install.find_gym(about())
     assert caught.value.fix == "seatrial env build gym"
 
 
@@ -67,7 +66,7 @@ def test_an_environment_that_is_not_built_says_how(monkeypatch: pytest.MonkeyPat
 )
 def test_a_gym_that_is_none_is_refused(gym: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        install.find(about(**gym))
+        gym_install.find_gym(about(**gym))
 
 
 @pytest.mark.parametrize(
@@ -86,24 +85,24 @@ def test_a_gym_that_is_none_is_refused(gym: dict[str, Any], message: str) -> Non
 def test_what_would_fail_or_be_ignored_is_refused(tmp_path: Path, gym: dict[str, Any], message: str) -> None:
     (tmp_path / "own,1.yaml").touch()
     with pytest.raises(UserError, match=message) as caught:
-        install.check(about(**{"directory": str(tmp_path), **gym}), fake_installation(tmp_path / "gym"))
+        gym_install.check_gym(about(**{"directory": str(tmp_path), **gym}), fake_installation(tmp_path / "gym"))
     assert caught.value.fix
 
 
 def test_a_name_that_is_nearly_right_is_offered(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        install.check(about(resources=["mcqaa"]), fake_installation(tmp_path))
+        gym_install.check_gym(about(resources=["mcqaa"]), fake_installation(tmp_path))
     assert "did you mean resources_servers/mcqa?" in caught.value.fix
 
 
 def test_servers_share_only_a_venv_and_run_only_from_a_plain_path(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="such signs"):
-        install.check(about(), fake_installation(tmp_path / "a b"))
+        gym_install.check_gym(about(), fake_installation(tmp_path / "a b"))
     found = fake_installation(tmp_path / "ab")
-    install.check(about(), found)
+    gym_install.check_gym(about(), found)
     (tmp_path / "ab" / "bin" / "activate").unlink()
     with pytest.raises(UserError, match="no venv"):
-        install.check(about(), found)
+        gym_install.check_gym(about(), found)
 
 
 def test_the_key_is_in_no_word_and_gym_is_told_the_variable(tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_logs_of_its_own_are_asked_for_only_where_gym_can_bear_it(tmp_path: Path
 
 def test_several_servers_of_a_policy_are_a_list_and_any_text_is_quoted(tmp_path: Path) -> None:
     with Block() as block:
-        several = Asked(("http://a/v1", "http://b/v1"), "it's")
+        several = PolicyEndpoint(("http://a/v1", "http://b/v1"), "it's")
         words = start_words(about(), fake_installation(tmp_path), block, several, Private(tmp_path))
     assert "+policy_base_url=['http://a/v1','http://b/v1']" in words
     assert "+policy_model_name='it\\'s'" in words
@@ -155,25 +154,25 @@ def test_the_environment_ties_an_instance_to_nothing_else(tmp_path: Path) -> Non
     assert found["no_proxy"] == found["NO_PROXY"] == "corp,127.0.0.1,localhost"
     assert found["PATH"].split(":") == [str(tmp_path / "bin"), f"{sys.base_prefix}/bin", "/bin"]
     assert (found["RAY_TMPDIR"], found["UV_PYTHON_DOWNLOADS"], found["X"]) == (str(tmp_path / "p" / "r"), "never", "1")
-    passed = environment(given, fake_installation(tmp_path / "2"), Asked(("u",), "m"), Private(tmp_path), None)
+    passed = environment(given, fake_installation(tmp_path / "2"), PolicyEndpoint(("u",), "m"), Private(tmp_path), None)
     assert (passed["SEATRIAL_POLICY_API_KEY"], passed["NEMO_SKILLS_SANDBOX_HOST"]) == ("EMPTY", "old")
 
 
 def two_free_blocks() -> int:
     """Where two blocks begin in which nobody listens: other tests start servers meanwhile."""
-    starts = random.sample(range(ports._LOW, ports._HIGH - ports.SIZE, ports.SIZE), 60)
-    return next(start for start in starts if not any(map(port_in_use, range(start, start + 2 * ports.SIZE))))
+    starts = random.sample(range(gym_servers._LOW, gym_servers._HIGH - gym_servers.SIZE, gym_servers.SIZE), 60)
+    return next(start for start in starts if not any(map(port_in_use, range(start, start + 2 * gym_servers.SIZE))))
 
 
 def test_two_instances_never_share_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     start = two_free_blocks()
-    monkeypatch.setattr(ports, "_LOW", start)
-    monkeypatch.setattr(ports, "_HIGH", start + ports.SIZE + 1)
+    monkeypatch.setattr(gym_servers, "_LOW", start)
+    monkeypatch.setattr(gym_servers, "_HIGH", start + gym_servers.SIZE + 1)
     with Block() as first, Block() as second:
-        assert {first.head, second.head} == {start + 1, start + ports.SIZE + 1}
+        assert {first.head, second.head} == {start + 1, start + gym_servers.SIZE + 1}
         with pytest.raises(BlockedError, match="no 200 free ports"):
             Block()
-    monkeypatch.setattr(ports, "_HIGH", start + 1)
+    monkeypatch.setattr(gym_servers, "_HIGH", start + 1)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", start + 101))
         listener.listen()

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from rollouts.gym_instance import campaign, row, unit
-from seatrial.rollouts.direct.request import sort_sampling
-from seatrial.rollouts.gym.backend import readable
-from seatrial.rollouts.gym.rows import body_of, outcome_of, result_of
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.units import NO_SEED
-from seatrial.rollouts.work import RolloutError, Row, Unit
+from seatrial.rollouts.backends.gym_backend import body_of, outcome_of, readable, result_of
+from seatrial.rollouts.backends.openai_format import sort_sampling
+from seatrial.rollouts.manifest import NO_SEED
+from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Unit
 
 ABOUT = campaign("http://h/v1")
 
@@ -24,7 +22,7 @@ def sent(given: Unit, **sampling: Any) -> dict[str, Any]:
 
 def with_params(**params: Any) -> Unit:
     data = {"responses_create_params": {"input": "q", **params}, "agent_ref": {"name": "own"}}
-    return Unit(5, Row(2, "t", "d", data, agent="own", source="d.jsonl:3"), 1, 77)
+    return Unit(5, InputRow(2, "t", "d", data, agent="own", source="d.jsonl:3"), 1, 77)
 
 
 def test_a_row_gets_global_indices_its_agent_and_its_seed_where_gym_puts_them() -> None:
@@ -52,7 +50,7 @@ def test_without_a_seed_nothing_is_added() -> None:
 
 
 def test_a_plain_row_becomes_gyms() -> None:
-    body = sent(Unit(0, Row(0, "t", "d", {"prompt": "2+2?", "answer": "4"}, agent="a"), 0, 1))
+    body = sent(Unit(0, InputRow(0, "t", "d", {"prompt": "2+2?", "answer": "4"}, agent="a"), 0, 1))
     assert body["responses_create_params"]["input"] == [{"role": "user", "content": "2+2?"}]
     assert body["expected_answer"] == "4"
 

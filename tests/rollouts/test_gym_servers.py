@@ -14,11 +14,10 @@ import psutil
 import pytest
 
 from rollouts.gym_instance import KEY, campaign, fake_installation, hurry
-from seatrial.launch.process import pid_file
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.rollouts.gym.command import Asked
-from seatrial.rollouts.gym.guard import Guard
-from seatrial.rollouts.gym.servers import GymServers
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.rollouts.backends.gym_guard import Guard
+from seatrial.rollouts.backends.gym_servers import GymServers, PolicyEndpoint
+from seatrial.runtime.process import pid_file
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +28,7 @@ def servers(tmp_path: Path, said: list[str] | None = None, **gym: Any) -> GymSer
     about = campaign("http://h/v1", gym=gym).gym
     assert about is not None
     tell = (lambda _: None) if said is None else said.append
-    return GymServers(about, fake_installation(tmp_path / "gym"), Asked(("http://h/v1",), "m", KEY), tmp_path / "logs", tell)
+    return GymServers(about, fake_installation(tmp_path / "gym"), PolicyEndpoint(("http://h/v1",), "m", KEY), tmp_path / "logs", tell)
 
 
 def below() -> set[int]:
@@ -110,7 +109,7 @@ def test_without_uv_each_server_cannot_have_its_environment(tmp_path: Path, monk
 
 def test_the_guard_removes_what_a_killed_collector_left(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
-    code = "import sys; from pathlib import Path; from seatrial.rollouts.gym.guard import Guard\n"
+    code = "import sys; from pathlib import Path; from seatrial.rollouts.backends.gym_guard import Guard\n"
     code += "Guard(*map(Path, sys.argv[1:])); sys.stdin.read()"
     words = [sys.executable, "-c", code, str(tmp_path / "none.pids"), str(tmp_path / "private")]
     driver = subprocess.Popen(words, stdin=subprocess.PIPE)

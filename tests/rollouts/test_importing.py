@@ -10,18 +10,17 @@ import pytest
 
 from rollouts.imports_made import KEYS, gym_files, materialized, rollout, skills
 from rollouts.inputs_made import gym, jsonl, merged
-from seatrial.model.errors import UserError
-from seatrial.rollouts.importing import import_rollouts
-from seatrial.rollouts.manifest import load, load_campaign
-from seatrial.rollouts.merge.result import MergeRefusedError
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.record import Head, check, head_of
-from seatrial.rollouts.units import NO_SEED, Units
+from seatrial.core.errors import UserError
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.manifest import NO_SEED, Units, load_campaign, load_manifest
+from seatrial.rollouts.results.campaign_import import import_rollouts
+from seatrial.rollouts.results.campaign_merge import MergeRefusedError
+from seatrial.rollouts.rollout_record import Head, check, head_of
 
 SAMPLE = Path(__file__).parent.parent / "data" / "rollouts" / "gym_rollouts.jsonl"
 
 
-def heads(place: Place, name: str = "rollouts") -> list[Head]:
+def heads(place: CampaignDir, name: str = "rollouts") -> list[Head]:
     """Of the merged records."""
     return [head_of(line, check(line)) for line in (place.merged / f"{name}.jsonl").read_bytes().splitlines(keepends=True)]
 
@@ -34,9 +33,9 @@ def refusal(*arguments: Any, **options: Any) -> str:
 
 def test_gym_with_its_inputs(tmp_path: Path) -> None:
     rollouts, inputs = gym_files(tmp_path, t1_0=0.5)
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     manifest = import_rollouts("gym", [rollouts], place, inputs=[inputs], name="mine")
-    assert load(place) == manifest
+    assert load_manifest(place) == manifest
     assert (manifest.name, manifest.rows, manifest.units, manifest.repeats) == ("mine", 3, 6, {"solver": (0, 1)})
     result = merged(place)
     assert (result.ok, result.missing, result.duplicates, result.foreign, result.torn) == (6, 0, 0, 0, 0)
@@ -59,7 +58,7 @@ def test_gym_with_its_inputs(tmp_path: Path) -> None:
 
 def test_gym_alone_owes_what_any_task_of_the_agent_has(tmp_path: Path) -> None:
     rows = [rollout(0, 0), rollout(0, 1), rollout(7, 1), rollout(3, 0, "other")]
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     manifest = import_rollouts("gym", [jsonl(tmp_path / "out.jsonl", rows)], place)
     assert (manifest.rows, manifest.units, manifest.repeats) == (3, 5, {"solver": (0, 1), "other": (0,)})
     with Units(place, manifest) as units:
@@ -77,14 +76,14 @@ def test_tasks_with_other_repetitions_are_a_dataset_of_their_own(tmp_path: Path)
     keys = [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1)]
     rollouts = jsonl(tmp_path / "out.jsonl", [rollout(*key) for key in keys])
     inputs = jsonl(tmp_path / "in.jsonl", [materialized(*key) for key in keys])
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     manifest = import_rollouts("gym", [rollouts], place, inputs=[inputs])
     assert (manifest.units, manifest.repeats) == (5, {"solver": (0, 1), "solver.2": (0,)})
     assert merged(place).ok == 5
 
 
 def test_what_gym_really_wrote(tmp_path: Path) -> None:
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     import_rollouts("gym", [SAMPLE], place)
     merged(place, partial=True)
     rows = {(row["_ng_task_index"], row["_ng_rollout_index"]): row for row in map(json.loads, SAMPLE.read_text().splitlines())}
@@ -96,7 +95,7 @@ def test_what_gym_really_wrote(tmp_path: Path) -> None:
 def test_a_torn_line_is_refused_or_kept_in_the_manifest(tmp_path: Path) -> None:
     rollouts, inputs = gym_files(tmp_path)
     rollouts.write_bytes(rollouts.read_bytes()[:-300])
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     said = refusal("gym", [rollouts], place, inputs=[inputs])
     assert said.startswith("1 bad row; nothing was started:\n" + f"{rollouts}:6: not JSON")
     assert not place.root.exists()
@@ -122,7 +121,7 @@ def test_bad_rollouts_are_named(tmp_path: Path, row: dict[str, Any], said: str) 
     rollouts, inputs = gym_files(tmp_path)
     with rollouts.open("a") as stream:
         stream.write(json.dumps(row) + "\n")
-    assert f"{rollouts}:7: {said}" in refusal("gym", [rollouts], Place(tmp_path / "c"), inputs=[inputs])
+    assert f"{rollouts}:7: {said}" in refusal("gym", [rollouts], CampaignDir(tmp_path / "c"), inputs=[inputs])
 
 
 def test_failures_stay_failures_and_a_rollout_beats_them(tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_failures_stay_failures_and_a_rollout_beats_them(tmp_path: Path) -> None
         tmp_path / "out_failures.jsonl",
         [{"_ng_task_index": task, "_ng_rollout_index": 1, "_ng_failure_class": "judge", "error": "no answer"} for task in (1, 2)],
     )
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     manifest = import_rollouts("gym", [failures, rollouts], place, inputs=[inputs])
     assert manifest.imported is not None
     assert [(file.rollouts, file.failures) for file in manifest.imported.files] == [(0, 2), (5, 0)]
@@ -145,15 +144,15 @@ def test_failures_stay_failures_and_a_rollout_beats_them(tmp_path: Path) -> None
 def test_a_key_that_comes_twice_is_counted(tmp_path: Path) -> None:
     rollouts, inputs = gym_files(tmp_path)
     again = jsonl(tmp_path / "again.jsonl", [rollout(0, 0), rollout(1, 1, reward=0.0)])
-    import_rollouts("gym", [rollouts, again], Place(tmp_path / "c"), inputs=[inputs])
-    result = merged(Place(tmp_path / "c"))
+    import_rollouts("gym", [rollouts, again], CampaignDir(tmp_path / "c"), inputs=[inputs])
+    result = merged(CampaignDir(tmp_path / "c"))
     assert (result.ok, result.duplicates, result.conflicts) == (6, 2, 1)
-    assert {head.reward for head in heads(Place(tmp_path / "c"))} == {1.0}
+    assert {head.reward for head in heads(CampaignDir(tmp_path / "c"))} == {1.0}
 
 
 def test_skills_files_are_seeds_in_numeric_order(tmp_path: Path) -> None:
     files = [jsonl(tmp_path / f"output-rs{seed}.jsonl", [skills(0, correct=seed == 2), skills(1)]) for seed in (10, 2)]
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     manifest = import_rollouts("skills", files, place, name="aime")
     assert (manifest.rows, manifest.repeats) == (2, {"aime": (2, 10)})
     assert manifest.imported is not None
@@ -173,34 +172,34 @@ def test_skills_files_are_seeds_in_numeric_order(tmp_path: Path) -> None:
 def test_skills_files_that_are_not_aligned_are_refused(tmp_path: Path) -> None:
     first = jsonl(tmp_path / "output-rs0.jsonl", [skills(0), skills(1)])
     second = jsonl(tmp_path / "output-rs1.jsonl", [skills(1), skills(0)])
-    said = refusal("skills", [first, second], Place(tmp_path / "c"))
+    said = refusal("skills", [first, second], CampaignDir(tmp_path / "c"))
     assert f"{second}:1: another problem than line 1 of {first}: the files are not aligned" in said
 
 
 def test_a_shorter_skills_file_leaves_units_missing(tmp_path: Path) -> None:
     files = [jsonl(tmp_path / f"output-rs{seed}.jsonl", [skills(line) for line in range(2 - seed)]) for seed in (0, 1)]
-    import_rollouts("skills", files, Place(tmp_path / "c"))
-    assert merged(Place(tmp_path / "c"), partial=True).missing == 1
+    import_rollouts("skills", files, CampaignDir(tmp_path / "c"))
+    assert merged(CampaignDir(tmp_path / "c"), partial=True).missing == 1
 
 
 def test_the_reward_of_skills_is_one_column(tmp_path: Path) -> None:
     rows = [skills(0, judge_correct=False), skills(1, judge_correct=False)]
     file = jsonl(tmp_path / "output-rs0.jsonl", rows)
-    import_rollouts("skills", [file], Place(tmp_path / "c"), reward_key="judge_correct")
-    merged(Place(tmp_path / "c"))
-    assert [(head.reward, head.metrics["symbolic_correct"]) for head in heads(Place(tmp_path / "c"))] == [(0.0, 1.0)] * 2
+    import_rollouts("skills", [file], CampaignDir(tmp_path / "c"), reward_key="judge_correct")
+    merged(CampaignDir(tmp_path / "c"))
+    assert [(head.reward, head.metrics["symbolic_correct"]) for head in heads(CampaignDir(tmp_path / "c"))] == [(0.0, 1.0)] * 2
     mixed = jsonl(tmp_path / "output-rs1.jsonl", [skills(0), {"problem": "x", "generation": "y", "is_correct": True}])
-    assert f"{mixed}:2: no reward: symbolic_correct is missing" in refusal("skills", [mixed], Place(tmp_path / "d"))
+    assert f"{mixed}:2: no reward: symbolic_correct is missing" in refusal("skills", [mixed], CampaignDir(tmp_path / "d"))
 
 
 def test_rollouts_of_one_seed_per_file_have_gyms_index(tmp_path: Path) -> None:
     files = [jsonl(tmp_path / f"rollouts-rs{seed}.jsonl", [rollout(task, 0) for task in (2, 0, 1)]) for seed in (0, 1)]
-    manifest = import_rollouts("skills", files, Place(tmp_path / "c"))
-    assert (manifest.rows, manifest.repeats, merged(Place(tmp_path / "c")).ok) == (3, {"solver": (0, 1)}, 6)
+    manifest = import_rollouts("skills", files, CampaignDir(tmp_path / "c"))
+    assert (manifest.rows, manifest.repeats, merged(CampaignDir(tmp_path / "c")).ok) == (3, {"solver": (0, 1)}, 6)
 
 
 def test_what_cannot_be_imported_is_told(tmp_path: Path) -> None:
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     rollouts, inputs = gym_files(tmp_path)
     empty = jsonl(tmp_path / "empty.jsonl", [])
     for folder in ("x", "y"):
@@ -225,19 +224,19 @@ def fix_of(*arguments: Any, **options: Any) -> str:
 
 def test_what_to_do_about_rollouts_without_key_or_reward(tmp_path: Path) -> None:
     keyless = jsonl(tmp_path / "example.jsonl", [gym(number, reward=1.0) for number in range(2)])
-    assert "import skills FILE" in fix_of("gym", [keyless], Place(tmp_path / "c"))
-    assert import_rollouts("skills", [keyless], Place(tmp_path / "k")).units == 2
+    assert "import skills FILE" in fix_of("gym", [keyless], CampaignDir(tmp_path / "c"))
+    assert import_rollouts("skills", [keyless], CampaignDir(tmp_path / "k")).units == 2
     scored = jsonl(tmp_path / "scored.jsonl", [{"problem": "q", "generation": "a", "score": 0.5}])
-    assert "--reward COLUMN (numbers stand in score)" in fix_of("skills", [scored], Place(tmp_path / "c"))
-    assert import_rollouts("skills", [scored], Place(tmp_path / "s"), reward_key="score").units == 1
+    assert "--reward COLUMN (numbers stand in score)" in fix_of("skills", [scored], CampaignDir(tmp_path / "c"))
+    assert import_rollouts("skills", [scored], CampaignDir(tmp_path / "s"), reward_key="score").units == 1
     torn = jsonl(tmp_path / "torn.jsonl", [rollout(0, 0), "{torn"])
-    assert fix_of("gym", [torn], Place(tmp_path / "c")) == "mend these lines, or import the others with --partial"
+    assert fix_of("gym", [torn], CampaignDir(tmp_path / "c")) == "mend these lines, or import the others with --partial"
 
 
 def test_an_incomplete_import_is_not_to_be_resumed(tmp_path: Path) -> None:
     rollouts, inputs = gym_files(tmp_path)
     rollouts.write_text("".join(rollouts.read_text().splitlines(keepends=True)[1:]))
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     import_rollouts("gym", [rollouts], place, inputs=[inputs])
     with pytest.raises(MergeRefusedError) as refused:
         merged(place)

@@ -13,13 +13,13 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.rollouts.inputs.reading import BadRowError, Source
+from seatrial.core.errors import UserError
+from seatrial.rollouts.input_reader import BadRowError, RowSource
 
 
 def read(path: Path) -> list[tuple[int, Any]]:
     """All rows, faults as text."""
-    return [(number, str(found) if isinstance(found, BadRowError) else found) for number, found in Source(path).rows()]
+    return [(number, str(found) if isinstance(found, BadRowError) else found) for number, found in RowSource(path).rows()]
 
 
 def test_lines_of_every_common_shape_are_rows(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_long_number_in_a_text_is_fine(tmp_path: Path) -> None:
 def test_the_whole_file_is_hashed_also_where_enough_was_read(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'{"a": 1}\n\n{"a": 2}\nnot even JSON\n')
-    source = Source(file)
+    source = RowSource(file)
     rows = []
     for number, _ in source.rows():
         rows.append(number)
@@ -85,7 +85,7 @@ def test_parquet_is_known_by_its_content_and_read_over_row_groups(tmp_path: Path
     rows = [{"prompt": f"p{n}", "n": n, "messages": [{"role": "user", "content": "x"}], "none": None} for n in range(700)]
     file = table(tmp_path / "rows.data", rows, row_group_size=100)
     assert read(file) == list(enumerate(rows, 1))
-    source = Source(file)
+    source = RowSource(file)
     for number, _ in source.rows():
         source.enough = number == 3
     assert (source.skipped, source.sha256) == (697, hashlib.sha256(file.read_bytes()).hexdigest())

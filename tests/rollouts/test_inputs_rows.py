@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from rollouts.inputs_made import campaign, gym, plain
-from seatrial.rollouts.campaign import Campaign, Dataset
-from seatrial.rollouts.inputs.ids import Ids, canonical, content_of, is_chosen
-from seatrial.rollouts.inputs.prompts import expected, prompt_messages
-from seatrial.rollouts.inputs.reading import BadRowError
-from seatrial.rollouts.inputs.rows import agent_of, check, tags_of
+from seatrial.rollouts.campaign import Campaign, Dataset, expected, prompt_messages
+from seatrial.rollouts.input_reader import BadRowError, RowIds, canonical, content_of, is_chosen
+from seatrial.rollouts.input_writer import agent_of, check_row, tags_of
 
 ASKED = {"role": "user", "content": "hi"}
 GYM = {"config_paths": ["x.yaml"]}
@@ -26,17 +24,17 @@ def one(**dataset: Any) -> tuple[Dataset, Campaign]:
 def said(row: dict[str, Any], **dataset: Any) -> str:
     """Why a row is refused."""
     with pytest.raises(BadRowError) as caught:
-        check(row, *one(**dataset))
+        check_row(row, *one(**dataset))
     return str(caught.value)
 
 
 def test_good_rows_pass() -> None:
-    check(plain(1), *one())
-    check(gym(1), *one())
-    check({"prompt": [ASKED], "expected_answer": 4}, *one())
-    check({"question": "q", "gold": "g"}, *one(prompt="question", answer="gold"))
-    check({"responses_create_params": {"input": "text", "temperature": 1}, "answer": "A"}, *one())
-    check({"responses_create_params": {"input": [{"type": "function_call_output", "output": "x"}]}, "answer": "A"}, *one())
+    check_row(plain(1), *one())
+    check_row(gym(1), *one())
+    check_row({"prompt": [ASKED], "expected_answer": 4}, *one())
+    check_row({"question": "q", "gold": "g"}, *one(prompt="question", answer="gold"))
+    check_row({"responses_create_params": {"input": "text", "temperature": 1}, "answer": "A"}, *one())
+    check_row({"responses_create_params": {"input": [{"type": "function_call_output", "output": "x"}]}, "answer": "A"}, *one())
 
 
 @pytest.mark.parametrize(
@@ -68,22 +66,22 @@ def test_what_a_dataset_says_must_fit_its_rows() -> None:
     assert "the column 'gold' is missing or empty" in said(plain(1), answer="gold")
     assert "system message is for plain rows" in said(gym(1), system="Be brief.")
     assert "no tests: the verifier code needs the column 'tests'" in said(plain(1), verifier="code")
-    check({"prompt": "write it", "tests": "assert True"}, *one(verifier="code"))
-    check({"prompt": "write it"}, *one(verifier="judge"))
+    check_row({"prompt": "write it", "tests": "assert True"}, *one(verifier="code"))
+    check_row({"prompt": "write it"}, *one(verifier="judge"))
 
 
 def test_tests_of_code_may_lie_in_an_object() -> None:
     deep = campaign({"name": "a"}, verifier="deep", verifiers={"deep": {"kind": "code", "tests": "meta.tests"}})
-    check({"prompt": "write it", "meta": {"tests": "assert True"}}, deep.datasets[0], deep)
+    check_row({"prompt": "write it", "meta": {"tests": "assert True"}}, deep.datasets[0], deep)
     for row in ({"prompt": "write it", "meta": {}}, {"prompt": "write it", "meta": {"tests": None}}, {"prompt": "write it", "meta": "x"}):
         with pytest.raises(BadRowError, match=r"no tests: the verifier code needs the column 'meta\.tests'"):
-            check(row, deep.datasets[0], deep)
+            check_row(row, deep.datasets[0], deep)
 
 
 def test_gym_verifies_by_itself_and_needs_an_agent() -> None:
     whole = campaign(gym=GYM)
     row = gym(1)
-    check({key: row[key] for key in ("responses_create_params",)}, whole.datasets[0], whole)
+    check_row({key: row[key] for key in ("responses_create_params",)}, whole.datasets[0], whole)
     with pytest.raises(
         BadRowError, match=r"no agent: the row has no agent_ref, the dataset no agent, and gym\.agent is not said"
     ) as caught:
@@ -122,11 +120,11 @@ def test_prompts_and_answers() -> None:
 
 def test_ids_depend_on_content_alone() -> None:
     rows = [plain(n) for n in range(20)]
-    ids = Ids("a")
+    ids = RowIds("a")
     before = {row["answer"]: ids.give(canonical(row)) for row in rows}
     assert len(set(before.values())) == 20
     assert all(len(task) == 16 and int(task, 16) >= 0 for task in before.values())
-    again = Ids("a")
+    again = RowIds("a")
     for row in reversed([*rows[3:], plain(99)]):
         task = again.give(canonical(dict(reversed(row.items())) | {"_ng_task_index": 7}))
         assert task == before.get(row["answer"], task)
@@ -136,7 +134,7 @@ def test_ids_depend_on_content_alone() -> None:
 
 def test_equal_rows_are_counted_and_other_datasets_do_not_matter() -> None:
     text = canonical(plain(1))
-    ids, other = Ids("a"), Ids("b")
+    ids, other = RowIds("a"), RowIds("b")
     first = ids.give(text)
     assert [ids.give(text), ids.give(canonical(plain(2))) != first, ids.give(text)] == [f"{first}-2", True, f"{first}-3"]
     assert ids.duplicates == 2
@@ -154,11 +152,11 @@ def test_a_share_is_the_same_each_time_and_grows() -> None:
 
 @pytest.mark.parametrize("answer", ["C", "(b)", "second", ["A", "B"]])
 def test_an_answer_that_is_a_letter_or_an_option_can_be_chosen(answer: Any) -> None:
-    check({"prompt": "q", "answer": answer, "options": ["first", "second", "third"]}, *one(verifier="choice"))
+    check_row({"prompt": "q", "answer": answer, "options": ["first", "second", "third"]}, *one(verifier="choice"))
 
 
 @pytest.mark.parametrize("answer", ["E", "fourth", "12", ["A", "F"], {"A": 1}, True, " "])
 def test_an_answer_that_nobody_can_choose_is_refused_before_the_start(answer: Any) -> None:
     row = {"prompt": "q", "answer": answer, "options": ["first", "second", "third"]}
     assert said(row, verifier="choice") == f"expects {answer!r}, which is no letter and no option"
-    check(row, *one(verifier="exact"))
+    check_row(row, *one(verifier="exact"))

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from rollouts.inputs_made import campaign, gym, jsonl, plain
-from seatrial.model.errors import UserError
-from seatrial.rollouts.inputs.writing import Written, write_inputs
-from seatrial.rollouts.place import Place
+from seatrial.core.errors import UserError
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.input_writer import Written, write_inputs
 
 
 def write(folder: Path, *datasets: dict[str, Any], **tables: Any) -> Written:
-    return write_inputs(campaign(*datasets, **tables), folder, Place(folder))
+    return write_inputs(campaign(*datasets, **tables), folder, CampaignDir(folder))
 
 
 def stored(folder: Path) -> list[dict[str, Any]]:
@@ -159,8 +159,8 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
 
 def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seatrial.rollouts.inputs.writing.SAY_EVERY", 2)
+    monkeypatch.setattr("seatrial.rollouts.input_writer.SAY_EVERY", 2)
     jsonl(tmp_path / "a.jsonl", [plain(number) for number in range(5)])
     told: list[str] = []
-    write_inputs(campaign(), tmp_path, Place(tmp_path), told.append)
+    write_inputs(campaign(), tmp_path, CampaignDir(tmp_path), told.append)
     assert told == ["a: 2 rows read", "a: 4 rows read"]

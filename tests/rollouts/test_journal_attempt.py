@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.rollouts.journal.attempt import GROUP_ROWS, Attempt, attempt_files
-from seatrial.rollouts.journal.holder import Holder
-from seatrial.rollouts.record import Head, check, encode
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.rollouts.journal.attempts import GROUP_ROWS, Attempt, LeaseHolder, attempt_files
+from seatrial.rollouts.rollout_record import Head, check, encode
 
 LINE = encode(Head(unit=1, task="t", repeat=0, seed=1, outcome="ok", reward=1.0), {"text": "x" * 5000})
 
 
-def numbered(number: int) -> Holder:
-    return Holder.here().model_copy(update={"number": number})
+def numbered(number: int) -> LeaseHolder:
+    return LeaseHolder.here().model_copy(update={"number": number})
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_a_file_is_never_opened_twice(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="File exists"):
         Attempt.open(tmp_path, holder)
     with pytest.raises(ValueError, match="number of a lease"):
-        Attempt.open(tmp_path, Holder.here())
+        Attempt.open(tmp_path, LeaseHolder.here())
 
 
 def test_a_record_is_in_the_file_when_append_returns(tmp_path: Path) -> None:

@@ -13,24 +13,24 @@ import pytest
 
 from rollouts.profiled import attempt, campaign, failed, ok, questions, record
 from seatrial.rollouts import manifest as manifests
-from seatrial.rollouts.journal.scan import FAILED, OK, OWED, Scan, Scanner
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.units import Units
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.journal.journal_scan import FAILED, OK, PENDING, Scan, Scanner
+from seatrial.rollouts.manifest import Units
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> CampaignDir:
     """Four rows, two repetitions, two shards: units 0, 1, 4, 5 are of shard 0."""
     return campaign(tmp_path, {"q": questions(4)}, repeats=2, shards=2)
 
 
 @pytest.fixture
-def units(place: Place) -> Iterator[Units]:
-    with Units(place, manifests.load(place)) as units:
+def units(place: CampaignDir) -> Iterator[Units]:
+    with Units(place, manifests.load_manifest(place)) as units:
         yield units
 
 
-def test_an_empty_journal_owes_everything(place: Place, units: Units) -> None:
+def test_an_empty_journal_owes_everything(place: CampaignDir, units: Units) -> None:
     scanner = Scanner(place, units)
     scan = scanner.update()
     assert (scan.ok, scan.failed, scan.owed, scan.torn) == (0, 0, 8, 0)
@@ -38,20 +38,20 @@ def test_an_empty_journal_owes_everything(place: Place, units: Units) -> None:
     assert list(scanner.owed([1, 0])) == [2, 3, 6, 7, 0, 1, 4, 5]
 
 
-def test_what_settles_a_unit(place: Place, units: Units) -> None:
+def test_what_settles_a_unit(place: CampaignDir, units: Units) -> None:
     lines = (record(place, 0, ok(1.0)), record(place, 1, failed("http-4xx")), record(place, 4, failed(final=False)))
     attempt(place, 0, lines)
     attempt(place, 0, [record(place, 4, failed(final=False))], number=2)
     scanner = Scanner(place, units)
     scan = scanner.update()
-    assert list(scan.settled) == [OK, FAILED, OWED, OWED, OWED, OWED, OWED, OWED]
+    assert list(scan.settled) == [OK, FAILED, PENDING, PENDING, PENDING, PENDING, PENDING, PENDING]
     assert (scan.ok, scan.failed, scan.owed, scan.reward_sum) == (1, 1, 6, 1.0)
     assert scan.by_kind == {"http-4xx": 1, "timeout": 2}
     assert scan.failed_attempts == {4: 2}
     assert list(scanner.owed([0])) == [4, 5]
 
 
-def test_torn_lines_are_counted_once_and_owed(place: Place, units: Units) -> None:
+def test_torn_lines_are_counted_once_and_owed(place: CampaignDir, units: Units) -> None:
     whole = record(place, 0, ok(1.0))
     attempt(place, 0, [whole[:50] + b"\n", b"\n", b"garbage\n", record(place, 1, ok(1.0)), b"\0" * 100, b"\n"])
     scanner = Scanner(place, units)
@@ -61,13 +61,13 @@ def test_torn_lines_are_counted_once_and_owed(place: Place, units: Units) -> Non
     assert list(scanner.owed([0])) == [0, 4, 5]
 
 
-def test_a_result_without_a_reward_is_torn(place: Place, units: Units) -> None:
+def test_a_result_without_a_reward_is_torn(place: CampaignDir, units: Units) -> None:
     attempt(place, 0, [record(place, 0, {"outcome": "ok"})])
     scan = Scanner(place, units).update()
     assert (scan.ok, scan.torn) == (0, 1)
 
 
-def test_a_last_line_that_grows_is_read_when_it_is_whole(place: Place, units: Units) -> None:
+def test_a_last_line_that_grows_is_read_when_it_is_whole(place: CampaignDir, units: Units) -> None:
     first, second = record(place, 0, ok(1.0)), record(place, 1, ok(0.0))
     scanner = Scanner(place, units)
     for length in range(0, len(first + second) + 1, 7):
@@ -80,7 +80,7 @@ def test_a_last_line_that_grows_is_read_when_it_is_whole(place: Place, units: Un
     assert (scan.ok, scan.torn, scan.tails) == (2, 0, 0)
 
 
-def test_only_what_was_appended_is_read(place: Place, units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_was_appended_is_read(place: CampaignDir, units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [record(place, unit, ok(1.0)) for unit in (0, 1)]
     attempt(place, 0, lines[:1])
     scanner = Scanner(place, units)
@@ -99,7 +99,7 @@ def test_only_what_was_appended_is_read(place: Place, units: Units, monkeypatch:
     assert taken == lines[1:]
 
 
-def test_foreign_records_never_count(place: Place, units: Units, tmp_path: Path) -> None:
+def test_foreign_records_never_count(place: CampaignDir, units: Units, tmp_path: Path) -> None:
     other = campaign(tmp_path / "other", {"q": [{"prompt": f"else {number}", "answer": ""} for number in range(6)]}, repeats=2)
     attempt(place, 0, [record(place, 2, ok(1.0)), record(other, 0, ok(1.0)), record(other, 11, ok(1.0)), record(place, 0, ok(0.5))])
     attempt(place, 7, [record(place, 0, ok(1.0))])  # there is no such shard
@@ -107,7 +107,7 @@ def test_foreign_records_never_count(place: Place, units: Units, tmp_path: Path)
     assert (scan.ok, scan.foreign, scan.reward_sum, scan.torn) == (1, 4, 0.5, 0)
 
 
-def test_duplicates_and_conflicts_are_told_apart(place: Place, units: Units) -> None:
+def test_duplicates_and_conflicts_are_told_apart(place: CampaignDir, units: Units) -> None:
     attempt(place, 0, [record(place, 0, ok(1.0)), record(place, 1, ok(1.0)), record(place, 4, failed())])
     attempt(
         place, 0, [record(place, 0, ok(1.0)), record(place, 1, ok(0.0)), record(place, 4, ok(1.0)), record(place, 4, failed())], number=2
@@ -123,7 +123,7 @@ def comparable(scan: Scan) -> Scan:
     return replace(scan, reward_sum=0.0)
 
 
-def test_counts_do_not_depend_on_the_order_of_updates(place: Place, units: Units) -> None:
+def test_counts_do_not_depend_on_the_order_of_updates(place: CampaignDir, units: Units) -> None:
     results: list[Mapping[str, Any]] = [ok(1.0), ok(0.0), failed(), failed(final=False)]
     lines = [record(place, unit, result) for unit in (0, 1) for result in results]
     files = [attempt(place, 0, [], number) for number in (1, 2)]
@@ -146,7 +146,7 @@ def test_counts_do_not_depend_on_the_order_of_updates(place: Place, units: Units
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_file_that_lost_records_makes_them_owed_again(place: Place, units: Units, gone: bool) -> None:
+def test_a_file_that_lost_records_makes_them_owed_again(place: CampaignDir, units: Units, gone: bool) -> None:
     first = attempt(place, 0, [record(place, 0, ok(1.0)), record(place, 1, ok(1.0))])
     attempt(place, 1, [record(place, 2, ok(1.0))])
     scanner = Scanner(place, units)
@@ -161,7 +161,7 @@ def test_a_file_that_lost_records_makes_them_owed_again(place: Place, units: Uni
     assert (scan.ok, scan.duplicates) == (1 if gone else 2, 0)  # shard 1 was read again as well
 
 
-def test_only_some_shards(place: Place, units: Units) -> None:
+def test_only_some_shards(place: CampaignDir, units: Units) -> None:
     attempt(place, 0, [record(place, 0, ok(1.0))])
     attempt(place, 1, [record(place, 2, ok(1.0))])
     ticks: list[None] = []

@@ -11,10 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.rollouts.journal import holder as holders
-from seatrial.rollouts.journal.attempt import Attempt
-from seatrial.rollouts.journal.holder import Holder
-from seatrial.rollouts.journal.lease import RENEW_S, STALE_S, FencedError, HeldError, Lease, LeaseFile, holder_of, newest
+from seatrial.rollouts.journal import attempts as holders
+from seatrial.rollouts.journal.attempts import (
+    RENEW_S,
+    STALE_S,
+    Attempt,
+    Lease,
+    LeaseFile,
+    LeaseHeldError,
+    LeaseHolder,
+    LeaseLostError,
+    holder_of,
+    newest,
+)
 
 
 class Clock:
@@ -33,14 +42,14 @@ class Clock:
             lease.renew()
 
 
-def elsewhere() -> Holder:
+def elsewhere() -> LeaseHolder:
     """A holder on another machine, of which nothing can be known."""
-    return Holder.here().model_copy(update={"host": "far", "boot": "other"})
+    return LeaseHolder.here().model_copy(update={"host": "far", "boot": "other"})
 
 
-def take(directory: Path, holder: Holder | None = None, wait_s: float = 0, clock: Clock | None = None) -> Lease:
+def take(directory: Path, holder: LeaseHolder | None = None, wait_s: float = 0, clock: Clock | None = None) -> Lease:
     clock = clock or Clock()
-    return Lease.acquire(directory, holder or Holder.here(), wait_s, clock=clock, sleep=clock.sleep)
+    return Lease.acquire(directory, holder or LeaseHolder.here(), wait_s, clock=clock, sleep=clock.sleep)
 
 
 def test_numbers_rise_and_a_released_lease_is_free_at_once(tmp_path: Path) -> None:
@@ -54,7 +63,7 @@ def test_numbers_rise_and_a_released_lease_is_free_at_once(tmp_path: Path) -> No
 
 def test_a_living_holder_keeps_it(tmp_path: Path) -> None:
     lease = take(tmp_path)
-    with pytest.raises(HeldError, match=rf"attempt 1 \(process {os.getpid()} on .*\) holds the lease.*; waited 10 s"):
+    with pytest.raises(LeaseHeldError, match=rf"attempt 1 \(process {os.getpid()} on .*\) holds the lease.*; waited 10 s"):
         take(tmp_path, wait_s=10)
     lease.renew()
     assert holder_of(tmp_path) == LeaseFile(holder=lease.holder)
@@ -64,8 +73,8 @@ def test_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path: Path) ->
     child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     started = holders._started(child.pid)
     assert started is not None
-    take(tmp_path, Holder.here().model_copy(update={"pid": child.pid, "started": started}))
-    with pytest.raises(HeldError):
+    take(tmp_path, LeaseHolder.here().model_copy(update={"pid": child.pid, "started": started}))
+    with pytest.raises(LeaseHeldError):
         take(tmp_path)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, but not collected
@@ -74,14 +83,14 @@ def test_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path: Path) ->
 
 
 def test_another_process_of_the_same_number_is_not_the_holder(tmp_path: Path) -> None:
-    mine = Holder.here()
+    mine = LeaseHolder.here()
     assert not mine.gone()
     assert mine.model_copy(update={"started": mine.started - 1}).gone()
 
 
 @pytest.mark.parametrize("key", ["boot", "namespace"])
 def test_the_same_pid_elsewhere_says_nothing(tmp_path: Path, key: str) -> None:
-    dead = Holder.here().model_copy(update={"pid": 2**22 + 1})
+    dead = LeaseHolder.here().model_copy(update={"pid": 2**22 + 1})
     assert dead.gone()
     assert not dead.model_copy(update={key: "other"}).gone()
 
@@ -92,14 +101,14 @@ def test_a_lost_node_is_taken_over_after_a_silence_on_our_own_clock(tmp_path: Pa
     ours = take(tmp_path, wait_s=2 * STALE_S, clock=clock)
     assert STALE_S <= clock.now - began < STALE_S + 1
     assert ours.holder.number == 2
-    with pytest.raises(FencedError, match="attempt 2 holds the lease, attempt 1 must stop"):
+    with pytest.raises(LeaseLostError, match="attempt 2 holds the lease, attempt 1 must stop"):
         lost.renew()
 
 
 def test_a_holder_elsewhere_that_beats_keeps_it_for_ever(tmp_path: Path) -> None:
     clock = Clock()
     clock.beats = [take(tmp_path, elsewhere(), clock=clock)]
-    with pytest.raises(HeldError):
+    with pytest.raises(LeaseHeldError):
         take(tmp_path, wait_s=2 * STALE_S, clock=clock)
 
 
@@ -109,10 +118,10 @@ def test_wall_clocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(time, "time", lambda: 1.7e9 + jump)
     for path in tmp_path.iterdir():
         os.utime(path, (1.7e9 - jump, 1.7e9 - jump))
-    with pytest.raises(HeldError):
+    with pytest.raises(LeaseHeldError):
         take(tmp_path, wait_s=STALE_S - 1)
     held.renew()
-    mine = Holder.here()
+    mine = LeaseHolder.here()
     assert not mine.gone()
 
 
@@ -125,7 +134,7 @@ def test_a_fenced_holder_cannot_undo_the_takeover(tmp_path: Path) -> None:
     found = holder_of(tmp_path)
     assert found is not None
     assert found.holder == ours.holder
-    with pytest.raises(HeldError):
+    with pytest.raises(LeaseHeldError):
         take(tmp_path)
 
 
@@ -142,14 +151,14 @@ def test_renewing_often_writes_seldom(tmp_path: Path) -> None:
 
 def test_a_lease_that_cannot_be_read_is_watched_not_trusted(tmp_path: Path) -> None:
     (tmp_path / "lease-0004.json").write_bytes(b"")
-    with pytest.raises(HeldError, match="cannot be read"):
+    with pytest.raises(LeaseHeldError, match="cannot be read"):
         take(tmp_path, wait_s=STALE_S / 2)
     assert holder_of(tmp_path) is None
     assert take(tmp_path, wait_s=2 * STALE_S).holder.number == 5
 
 
 def test_attempts_without_a_lease_count_too(tmp_path: Path) -> None:
-    Attempt.open(tmp_path, Holder.here().model_copy(update={"number": 7})).close()
+    Attempt.open(tmp_path, LeaseHolder.here().model_copy(update={"number": 7})).close()
     assert take(tmp_path).holder.number == 8
     assert holder_of(tmp_path / "none") is None
 
@@ -162,7 +171,7 @@ def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
         start.wait()
         try:
             got.append(take(tmp_path).holder.number)
-        except HeldError:
+        except LeaseHeldError:
             pass
 
     racers = [threading.Thread(target=race) for _ in range(12)]

@@ -9,28 +9,28 @@ from typing import Any
 import pytest
 
 from rollouts.inputs_made import campaign, jsonl, made, plain
-from seatrial.files import read_json
-from seatrial.model.errors import BlockedError, UserError
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.files import read_json
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.inputs.writing import write_inputs
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.input_writer import write_inputs
 from seatrial.rollouts.manifest import (
     Manifest,
     changes,
     check_functions,
     check_inputs,
-    load,
+    create_campaign,
     load_campaign,
-    make,
+    load_manifest,
     save_campaign,
     shard_count,
 )
-from seatrial.rollouts.place import Place
 
 
 def test_a_campaign_directory_is_made_and_read(tmp_path: Path) -> None:
     place, manifest = made(tmp_path, [plain(0), plain(1)], work={"repeats": 2, "shards": 2})
-    assert load(place) == manifest
+    assert load_manifest(place) == manifest
     assert load_campaign(place) == campaign(work={"repeats": 2, "shards": 2})
     assert sorted(path.name for path in place.root.iterdir()) == ["campaign.json", "inputs.index", "inputs.jsonl", "manifest.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "campaign"]
@@ -51,7 +51,7 @@ def test_a_full_disk_leaves_nothing_and_blocks(tmp_path: Path, monkeypatch: pyte
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("seatrial.rollouts.inputs.writing.os.fsync", full)
+    monkeypatch.setattr("seatrial.rollouts.input_writer.os.fsync", full)
     with pytest.raises(BlockedError, match="No space left"):
         made(tmp_path, [plain(0)])
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
@@ -61,43 +61,43 @@ def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:
     place, _ = made(tmp_path, [plain(0)])
     before = place.manifest.read_bytes()
     with pytest.raises(UserError, match="holds a campaign already"):
-        make(campaign(), tmp_path, place)
+        create_campaign(campaign(), tmp_path, place)
     assert place.manifest.read_bytes() == before
     with pytest.raises(UserError, match="no empty directory"):
-        make(campaign(), tmp_path, Place(tmp_path))
+        create_campaign(campaign(), tmp_path, CampaignDir(tmp_path))
     with pytest.raises(UserError, match="no empty directory"):
-        make(campaign(), tmp_path, Place(tmp_path / "a.jsonl"))
+        create_campaign(campaign(), tmp_path, CampaignDir(tmp_path / "a.jsonl"))
     (tmp_path / "empty").mkdir()
-    make(campaign(), tmp_path, Place(tmp_path / "empty"))
-    make(campaign(), tmp_path, Place(tmp_path / "deep" / "er"))
+    create_campaign(campaign(), tmp_path, CampaignDir(tmp_path / "empty"))
+    create_campaign(campaign(), tmp_path, CampaignDir(tmp_path / "deep" / "er"))
 
 
 def test_of_two_that_start_at_once_one_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = write_inputs
-    place = Place(tmp_path / "campaign")
+    place = CampaignDir(tmp_path / "campaign")
 
     def late(*arguments: Any) -> Any:
         monkeypatch.setattr(manifests, "write_inputs", real)
-        make(campaign(work={"repeats": 9}), tmp_path, place)
+        create_campaign(campaign(work={"repeats": 9}), tmp_path, place)
         return real(*arguments)
 
     jsonl(tmp_path / "a.jsonl", [plain(0)])
     monkeypatch.setattr(manifests, "write_inputs", late)
     with pytest.raises(UserError, match="holds a campaign already"):
-        make(campaign(), tmp_path, place)
-    assert load(place).units == 9
+        create_campaign(campaign(), tmp_path, place)
+    assert load_manifest(place).units == 9
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "campaign"]
 
 
 def test_a_directory_without_manifest_is_no_campaign(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no manifest"):
-        load(Place(tmp_path))
+        load_manifest(CampaignDir(tmp_path))
 
 
 def test_a_campaign_with_an_own_interpreter_can_be_read_again(tmp_path: Path) -> None:
     whole = campaign(gym={"config_paths": ["x.yaml"], "python": "/opt/gym/bin/python", "agent": "solver"})
-    save_campaign(Place(tmp_path), whole)
-    assert load_campaign(Place(tmp_path)) == whole
+    save_campaign(CampaignDir(tmp_path), whole)
+    assert load_campaign(CampaignDir(tmp_path)) == whole
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ BASE: dict[str, Any] = {"work": {"repeats": 2}, "sampling": {"temperature": 0.7,
 def started(folder: Path) -> Manifest:
     jsonl(folder / "b.jsonl", [plain(1)])
     jsonl(folder / "a.jsonl", [plain(0)])
-    return make(campaign({"name": "a"}, {"name": "b"}, **BASE), folder, Place(folder / "campaign"))
+    return create_campaign(campaign({"name": "a"}, {"name": "b"}, **BASE), folder, CampaignDir(folder / "campaign"))
 
 
 def changed(folder: Path, *datasets: dict[str, Any], **tables: Any) -> list[str]:
     """What differs after the manifest was stored and read."""
     started(folder)
     now: Campaign = campaign(*(datasets or ({"name": "a"}, {"name": "b"})), **{**BASE, **tables})
-    return changes(load(Place(folder / "campaign")), now, folder)
+    return changes(load_manifest(CampaignDir(folder / "campaign")), now, folder)
 
 
 def test_the_same_campaign_has_no_changes(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_a_function_that_was_edited_is_named(tmp_path: Path, function: str) -> N
         (tmp_path / "seatrial_test_package" / "__init__.py").write_text("raise SystemExit('nothing is imported')")
     file.write_text("def reward(row, text): return 1.0")
     jsonl(tmp_path / "a.jsonl", [plain(0)])
-    manifest, now = make(scored_by(function), tmp_path, Place(tmp_path / "campaign")), scored_by(function)
-    assert changes(load(Place(tmp_path / "campaign")), now, tmp_path) == []
+    manifest, now = create_campaign(scored_by(function), tmp_path, CampaignDir(tmp_path / "campaign")), scored_by(function)
+    assert changes(load_manifest(CampaignDir(tmp_path / "campaign")), now, tmp_path) == []
     check_functions(manifest, now, tmp_path)
     file.write_text("def reward(row, text): return 0.5")
     assert changes(manifest, now, tmp_path) == [f"verifiers.mine.function: content changed ({function})"]
@@ -211,7 +211,7 @@ def test_a_function_that_was_edited_is_named(tmp_path: Path, function: str) -> N
 
 def test_a_function_that_cannot_be_found_ahead_is_known_by_its_name(tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl", [plain(0)])
-    manifest = make(scored_by("no.such.module:f"), tmp_path, Place(tmp_path / "campaign"))
+    manifest = create_campaign(scored_by("no.such.module:f"), tmp_path, CampaignDir(tmp_path / "campaign"))
     assert manifest.identity["verifiers"]["mine"]["function_sha256"] is None
     assert changes(manifest, scored_by("no.such.module:f"), tmp_path) == []
 
@@ -222,4 +222,4 @@ def test_a_manifest_of_another_version_is_refused(tmp_path: Path) -> None:
     assert read_json(place.manifest)["version"] == 1
     place.manifest.write_text(text.replace('"version": 1', '"version": 2'))
     with pytest.raises(UserError, match=r"manifest\.json: version"):
-        load(place)
+        load_manifest(place)

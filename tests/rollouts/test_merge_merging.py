@@ -11,41 +11,39 @@ from typing import Any
 import pytest
 
 from rollouts.profiled import attempt, campaign, failed, ok, questions, record
-from seatrial.model.errors import BlockedError, UserError
+from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts import manifest as manifests
-from seatrial.rollouts.journal.holder import Holder
-from seatrial.rollouts.journal.lease import FencedError, HeldError, Lease
-from seatrial.rollouts.merge import merging, writing
-from seatrial.rollouts.merge.merging import merge
-from seatrial.rollouts.merge.result import MergeRefusedError, MergeResult, read_result
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.record import check, head_of, unit_of
-from seatrial.rollouts.units import Units
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.journal.attempts import Lease, LeaseHeldError, LeaseHolder, LeaseLostError
+from seatrial.rollouts.manifest import Units
+from seatrial.rollouts.results import campaign_merge
+from seatrial.rollouts.results.campaign_merge import MergeRefusedError, MergeResult, merge_campaign, read_result
+from seatrial.rollouts.rollout_record import check, head_of, unit_of
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> CampaignDir:
     """Four rows, two repetitions, two shards: units 0, 1, 4, 5 are of shard 0."""
     return campaign(tmp_path, {"q": questions(4)}, repeats=2, shards=2)
 
 
-def merged(place: Place, **options: Any) -> MergeResult:
-    manifest = manifests.load(place)
+def merged(place: CampaignDir, **options: Any) -> MergeResult:
+    manifest = manifests.load_manifest(place)
     with Units(place, manifest) as units:
-        return merge(place, manifest, units, **options)
+        return merge_campaign(place, manifest, units, **options)
 
 
-def fill(place: Place, skip: tuple[int, ...] = ()) -> None:
+def fill(place: CampaignDir, skip: tuple[int, ...] = ()) -> None:
     """All units in some order; the last one failed for good."""
     for shard, units in ((0, (5, 0, 4, 1)), (1, (6, 3, 7, 2))):
         attempt(place, shard, [record(place, unit, ok(unit / 8) if unit < 7 else failed("parse")) for unit in units if unit not in skip])
 
 
-def files_of(place: Place) -> dict[str, bytes]:
+def files_of(place: CampaignDir) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in place.merged.iterdir() if path.is_file()}
 
 
-def test_a_complete_campaign(place: Place) -> None:
+def test_a_complete_campaign(place: CampaignDir) -> None:
     fill(place)
     said: list[str] = []
     result = merged(place, progress=said.append)
@@ -62,11 +60,11 @@ def test_a_complete_campaign(place: Place) -> None:
     assert said == ["reading the journal", "writing 7 rollouts"]
 
 
-def test_an_incomplete_one_is_refused_with_what_to_do(place: Place) -> None:
+def test_an_incomplete_one_is_refused_with_what_to_do(place: CampaignDir) -> None:
     fill(place, skip=(1, 2, 3))
     with pytest.raises(MergeRefusedError) as refused:
         merged(place)
-    with Units(place, manifests.load(place)) as units:
+    with Units(place, manifests.load_manifest(place)) as units:
         task = units.row(0).id
     assert "incomplete: 3 of 8 units have no result (4 ok, 1 failed for good)" in refused.value.message
     assert f"the first: {task}/1" in refused.value.message
@@ -77,18 +75,18 @@ def test_an_incomplete_one_is_refused_with_what_to_do(place: Place) -> None:
     assert read_result(place) is None
 
 
-def test_partial_says_what_is_missing(place: Place) -> None:
+def test_partial_says_what_is_missing(place: CampaignDir) -> None:
     fill(place, skip=(1, 2))
     result = merged(place, partial=True)
     assert (result.missing, result.coverage, result.partial, result.rollouts.rows) == (2, 5 / 8, True, 5)
-    with Units(place, manifests.load(place)) as units:
+    with Units(place, manifests.load_manifest(place)) as units:
         assert result.missing_ids == (f"{units.row(0).id}/1", f"{units.row(1).id}/0")
     fill(place)
     assert not merged(place, partial=True).partial
     assert read_result(place) == merged(place)
 
 
-def test_a_refusal_leaves_the_last_merge_alone(place: Place) -> None:
+def test_a_refusal_leaves_the_last_merge_alone(place: CampaignDir) -> None:
     fill(place)
     merged(place)
     before = files_of(place)
@@ -98,13 +96,13 @@ def test_a_refusal_leaves_the_last_merge_alone(place: Place) -> None:
     assert files_of(place) == before
 
 
-def test_winners(place: Place) -> None:
+def test_winners(place: CampaignDir) -> None:
     fill(place)
     attempt(place, 0, [record(place, 0, ok(0.9)), record(place, 1, failed()), record(place, 0, ok(0.8))], number=2)
     attempt(place, 1, [record(place, 7, ok(0.7)), record(place, 7, ok(0.6))], number=2)
     result = merged(place)
     assert (result.ok, result.failed, result.duplicates, result.conflicts) == (8, 0, 5, 2)
-    with Units(place, manifests.load(place)) as units:
+    with Units(place, manifests.load_manifest(place)) as units:
         assert result.conflict_ids == (f"{units.row(0).id}/0", f"{units.row(3).id}/1")
     lines = (place.merged / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     assert [unit_of(line) for line in lines] == list(range(8))
@@ -112,7 +110,7 @@ def test_winners(place: Place) -> None:
     assert rewards == [0.0, *(unit / 8 for unit in range(1, 7)), 0.7]
 
 
-def test_torn_and_foreign_records_are_counted_and_left_out(place: Place) -> None:
+def test_torn_and_foreign_records_are_counted_and_left_out(place: CampaignDir) -> None:
     fill(place)
     line = record(place, 0, ok(0.0))
     attempt(place, 0, [line[:30] + b"\n", record(place, 2, ok(0.5)), line[:60]], number=2)
@@ -121,14 +119,14 @@ def test_torn_and_foreign_records_are_counted_and_left_out(place: Place) -> None
     assert result.sources[1].torn == 2
 
 
-def test_the_same_journal_gives_the_same_bytes(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_journal_gives_the_same_bytes(place: CampaignDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(place)
     merged(place)
     first = files_of(place)
-    monkeypatch.setattr(writing, "_WINDOW", 300)  # smaller than two records
+    monkeypatch.setattr(campaign_merge, "_WINDOW", 300)  # smaller than two records
     merged(place)
     assert files_of(place) == first
-    monkeypatch.setattr(writing, "_WINDOW", 1)  # smaller than one
+    monkeypatch.setattr(campaign_merge, "_WINDOW", 1)  # smaller than one
     merged(place)
     assert files_of(place) == first
     source = random.Random(0)
@@ -143,7 +141,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("step", ["publish", "rollouts.jsonl", "failures.jsonl", "merge.json"])
-def test_a_merge_that_ends_anywhere_leaves_nothing_half(place: Place, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_merge_that_ends_anywhere_leaves_nothing_half(place: CampaignDir, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     fill(place)
     lines = [record(place, unit, ok(unit / 8)) for unit in range(7)]
     whole = {"rollouts.jsonl": b"".join(lines), "failures.jsonl": record(place, 7, failed("parse"))}
@@ -160,7 +158,7 @@ def test_a_merge_that_ends_anywhere_leaves_nothing_half(place: Place, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", stop_at)
         if step == "publish":
-            patch.setattr(merging, "_publish", stop)
+            patch.setattr(campaign_merge, "_publish", stop)
         with pytest.raises(Killed):
             merged(place)
     found = files_of(place)
@@ -170,7 +168,7 @@ def test_a_merge_that_ends_anywhere_leaves_nothing_half(place: Place, monkeypatc
     assert merged(place).ok == 7
 
 
-def test_a_merge_that_is_repeated_takes_nothing_away(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_that_is_repeated_takes_nothing_away(place: CampaignDir, monkeypatch: pytest.MonkeyPatch) -> None:
     # On Slurm the job that merges and whoever follows the jobs both do it, and a reader may come between.
     seen: list[bool] = []
     real = Path.replace
@@ -190,7 +188,7 @@ def test_a_merge_that_is_repeated_takes_nothing_away(place: Place, monkeypatch: 
     assert seen == [False, False, True, True, False, False]
 
 
-def test_temporaries_of_a_killed_merge_are_removed(place: Place) -> None:
+def test_temporaries_of_a_killed_merge_are_removed(place: CampaignDir) -> None:
     fill(place)
     place.merged.mkdir()
     for name in (".rollouts.jsonl.0001-aa", ".failures.jsonl.0001-aa", ".merge.json.x7"):
@@ -199,33 +197,34 @@ def test_temporaries_of_a_killed_merge_are_removed(place: Place) -> None:
     assert set(files_of(place)) == {"rollouts.jsonl", "failures.jsonl", "merge.json"}
 
 
-def test_two_merges_one_waits_or_refuses(place: Place) -> None:
+def test_two_merges_one_waits_or_refuses(place: CampaignDir) -> None:
     fill(place)
-    other = Lease.acquire(place.merged / ".lease", Holder.here(), 0)
-    with pytest.raises(HeldError, match="holds the lease"):
+    other = Lease.acquire(place.merged / ".lease", LeaseHolder.here(), 0)
+    with pytest.raises(LeaseHeldError, match="holds the lease"):
         merged(place, wait_s=0)
     other.release()
     assert merged(place, wait_s=0).ok == 7
 
 
-def test_a_merge_that_was_taken_over_replaces_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_that_was_taken_over_replaces_nothing(place: CampaignDir, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(place)
-    kinds = merging._kinds
+    kinds = campaign_merge._kinds
 
     def taken_over(path: Path) -> dict[str, int]:
         lease = place.merged / ".lease" / "lease-0002.json"
         lease.write_text("{}")
         return kinds(path)
 
-    monkeypatch.setattr(merging, "_kinds", taken_over)
-    with pytest.raises(FencedError):
+    monkeypatch.setattr(campaign_merge, "_kinds", taken_over)
+    with pytest.raises(LeaseLostError):
         merged(place)
     assert files_of(place) == {}
 
 
-def test_a_journal_that_changes_under_the_merge_is_not_merged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_that_changes_under_the_merge_is_not_merged(place: CampaignDir, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(place)
     path = attempt(place, 0, [])
+    copy_winners = campaign_merge.copy_winners
     for data, why in (
         (b"", "it is shorter"),
         (b"x" * 5000, "not a record"),
@@ -236,29 +235,29 @@ def test_a_journal_that_changes_under_the_merge_is_not_merged(place: Place, monk
 
         def changed(*words: Any, data: bytes | None = data) -> Any:
             path.unlink() if data is None else path.write_bytes(data)
-            return writing.copy_winners(*words)
+            return copy_winners(*words)
 
         with monkeypatch.context() as patch:
-            patch.setattr(merging, "copy_winners", changed)
+            patch.setattr(campaign_merge, "copy_winners", changed)
             with pytest.raises(BlockedError, match=why) as blocked:
                 merged(place)
         assert str(path) in blocked.value.message
         assert files_of(place) == {}
 
 
-def test_a_full_disk_blocks_and_leaves_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_blocks_and_leaves_nothing(place: CampaignDir, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(place)
 
-    def full(sink: writing._Sink, data: memoryview) -> None:
+    def full(sink: campaign_merge._Sink, data: memoryview) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writing._Sink, "put", full)
+    monkeypatch.setattr(campaign_merge._Sink, "put", full)
     with pytest.raises(BlockedError, match=r"rollouts\.jsonl.*No space left"):
         merged(place)
     assert files_of(place) == {}
 
 
-def test_a_result_whose_files_were_changed_is_refused(place: Place) -> None:
+def test_a_result_whose_files_were_changed_is_refused(place: CampaignDir) -> None:
     fill(place)
     merged(place)
     (place.merged / "failures.jsonl").write_bytes(b"")
@@ -266,7 +265,7 @@ def test_a_result_whose_files_were_changed_is_refused(place: Place) -> None:
         read_result(place)
 
 
-def test_the_journal_is_only_read(place: Place) -> None:
+def test_the_journal_is_only_read(place: CampaignDir) -> None:
     fill(place)
     before = {path: path.read_bytes() for path in place.shards.rglob("*") if path.is_file()}
     merged(place)

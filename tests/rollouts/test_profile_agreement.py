@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rollouts.profiled import campaign, collected, ok, questions
-from seatrial.rollouts.profile.build import profile
-from seatrial.rollouts.profile.model import Profile
+from seatrial.rollouts.results.profile_build import make_profile
+from seatrial.rollouts.results.profile_data import Profile
 
 DATA = Path(__file__).parents[1] / "data" / "rollouts" / "agreement.json"
 CASES: dict[str, Any] = json.loads(DATA.read_text())["cases"]
@@ -27,7 +27,7 @@ def ours(root: Path, case: dict[str, Any]) -> Profile:
     for row in case["rollouts"]:
         by_repeat = {r["repeat"]: ok(r["reward"], r["answer"], output_tokens=r["output_tokens"]) for r in row}
         tasks.append([by_repeat.get(repeat) for repeat in range(repeats)])
-    return profile(collected(place, tasks), ks=range(1, repeats + 1))
+    return make_profile(collected(place, tasks), ks=range(1, repeats + 1))
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -103,7 +103,7 @@ def test_gyms_aggregate_of_40_by_4_fits_one_set_of_counts(tmp_path: Path) -> Non
     many correct is solved from its four pass@k. So this shows that whole numbers fit them, and not more; votes cannot be had back."""
     correct = [0] * 3 + [1] * 9 + [2] * 5 + [3] * 11 + [4] * 12
     place = campaign(tmp_path, {"mcqa": questions(40)})
-    overall = profile(collected(place, [[ok(1)] * right + [ok(0)] * (4 - right) for right in correct]), ks=(1, 2, 3, 4)).overall
+    overall = make_profile(collected(place, [[ok(1)] * right + [ok(0)] * (4 - right) for right in correct]), ks=(1, 2, 3, 4)).overall
     assert [100 * (at.value or 0) for at in overall.pass_at] == pytest.approx([62.5, 79.16666666666667, 86.875, 92.5])
     assert overall.mean.value == 0.625
     assert overall.reward is not None

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from rollouts.profiled import campaign, collected, failed, ok, questions
-from seatrial.files import read_model
-from seatrial.model.errors import UserError
-from seatrial.rollouts.profile.build import profile
-from seatrial.rollouts.profile.model import Profile, Summary
-from seatrial.rollouts.profile.tables import share
-from seatrial.rollouts.profile.write import write
+from seatrial.core.errors import UserError
+from seatrial.core.files import read_model
+from seatrial.rollouts.results.profile_build import make_profile
+from seatrial.rollouts.results.profile_data import Profile, Summary
+from seatrial.rollouts.results.profile_writer import share, write_profile
 
 FILES = {"tasks.jsonl", "profile.md", "profile.html", "profile.json", "profile.parquet"}
 
@@ -24,7 +23,7 @@ FILES = {"tasks.jsonl", "profile.md", "profile.html", "profile.json", "profile.p
 def made(tmp_path: Path) -> Profile:
     place = campaign(tmp_path, {"d": questions(3)}, repeats=2, d={"tags": ["x"]})
     told = ok(1, "a", output_tokens=7, latency_s=0.5, finish="stop<script>|", metrics={"m|<b>": 2.0})
-    return profile(collected(place, [[told, ok(0, "b")], [failed("http-5xx"), ok(1)], [None, None]]))
+    return make_profile(collected(place, [[told, ok(0, "b")], [failed("http-5xx"), ok(1)], [None, None]]))
 
 
 def strict(text: str) -> Any:
@@ -33,14 +32,14 @@ def strict(text: str) -> Any:
 
 
 def test_all_forms_are_written(made: Profile, tmp_path: Path) -> None:
-    paths = write(made, tmp_path / "out")
+    paths = write_profile(made, tmp_path / "out")
     assert {path.name for path in paths} == FILES == {path.name for path in (tmp_path / "out").iterdir()}
     assert read_model(tmp_path / "out" / "profile.json", Summary) == made.summary
     strict((tmp_path / "out" / "profile.json").read_text())
 
 
 def test_each_task_is_a_line(made: Profile, tmp_path: Path) -> None:
-    write(made, tmp_path)
+    write_profile(made, tmp_path)
     first, second, third = [strict(line) for line in (tmp_path / "tasks.jsonl").read_text().splitlines()]
     assert first["id"] == made.tasks[0].id
     assert (first["dataset"], first["tags"], first["pass_at"], first["reward"]["mean"]) == ("d", ["x"], {"1": 0.5, "2": 1.0}, 0.5)
@@ -50,7 +49,7 @@ def test_each_task_is_a_line(made: Profile, tmp_path: Path) -> None:
 
 def test_parquet_has_a_row_per_task(made: Profile, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    write(made, tmp_path)
+    write_profile(made, tmp_path)
     rows = parquet.read_table(tmp_path / "profile.parquet").to_pylist()
     assert [(row["id"], row["n"], row["failed/http-5xx"], row["pass_at/2"]) for row in rows] == [
         (task.id, task.n, task.failed.get("http-5xx", 0), task.pass_at[1]) for task in made.tasks
@@ -65,14 +64,14 @@ def test_without_pyarrow_the_others_are_written_and_an_old_table_is_not_left(
     (tmp_path / "profile.parquet").write_text("of an earlier profile")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError) as raised:
-        write(made, tmp_path)
+        write_profile(made, tmp_path)
     assert raised.value.fix == 'pip install "seatrial[rollouts]"'
     assert FILES - {"profile.parquet"} <= {path.name for path in tmp_path.iterdir()}
     assert not (tmp_path / "profile.parquet").exists()
 
 
 def test_markdown_says_first_that_it_is_partial(made: Profile, tmp_path: Path) -> None:
-    write(made, tmp_path)
+    write_profile(made, tmp_path)
     text = (tmp_path / "profile.md").read_text()
     assert text.splitlines()[2].startswith("Mean reward 0.75 ")
     assert "Partial: 50.0 % of 6 rollouts, 1 failed for good, 2 missing" in text.splitlines()[2]
@@ -82,7 +81,7 @@ def test_markdown_says_first_that_it_is_partial(made: Profile, tmp_path: Path) -
 
 
 def test_recorded_text_stays_text(made: Profile, tmp_path: Path) -> None:
-    write(made, tmp_path)
+    write_profile(made, tmp_path)
     page, text = (tmp_path / "profile.html").read_text(), (tmp_path / "profile.md").read_text()
     assert "<script" not in page
     assert "stop&lt;script&gt;|" in page
@@ -94,8 +93,8 @@ def test_recorded_text_stays_text(made: Profile, tmp_path: Path) -> None:
 
 
 def test_a_page_of_nothing(tmp_path: Path) -> None:
-    found = profile(campaign(tmp_path, {"d": questions(1)}))
-    write(found, tmp_path / "out")
+    found = make_profile(campaign(tmp_path, {"d": questions(1)}))
+    write_profile(found, tmp_path / "out")
     assert "No rollout has worked yet: 4 are expected, 0 failed for good." in (tmp_path / "out" / "profile.html").read_text()
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import pytest
 
-from seatrial.rollouts.record import KEY, FailureKind, Head, TornError, check, encode, fields_of, head_of, row_of, unit_of
+from seatrial.rollouts.rollout_record import KEY, FailureKind, Head, TornError, check, encode, fields_of, head_of, row_of, unit_of
 
 HEAD = Head(unit=7, task="0123abcd", repeat=2, seed=99, outcome="ok", reward=0.0, answer="ü", latency_s=1.5, metrics={"words": 3.0})
 ROW = {"responses_create_params": {"input": "hello\nworld"}, "response": {"output": []}, "reward": 0.0}

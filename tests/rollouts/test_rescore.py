@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from rollouts.collecting import Boxed, Told, failing, heads, make, prompts, rows, run
-from seatrial.model.errors import UserError
+from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.journal.scan import Scanner
-from seatrial.rollouts.manifest import load, load_campaign
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.record import FailureKind
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.journal.journal_scan import Scanner
+from seatrial.rollouts.manifest import Units, load_campaign, load_manifest
 from seatrial.rollouts.results.rescore import RescoreBackend, prepare_rescore, rescore
-from seatrial.rollouts.units import Units
-from seatrial.rollouts.work import Outcome, RolloutError, Row, Score, Unit
+from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, RolloutOutcome, Score, Unit
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +23,12 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda handle: None)
 
 
-async def said(unit: Unit) -> Outcome:
+async def said(unit: Unit) -> RolloutOutcome:
     """A rollout that said `answer N`, with reward 0."""
     part = {"type": "output_text", "text": f"answer {unit.number}"}
     response = {"object": "response", "output": [{"type": "message", "content": [part]}]}
     row = {"response": response, "reward": 0.0, "extracted_answer": "old", "_ng_task_index": unit.row.index}
-    return Outcome(row, 0.0, "old", 10, 20, 3, "length", {"speed": 1.0}, latency_s=7.5)
+    return RolloutOutcome(row, 0.0, "old", 10, 20, 3, "length", {"speed": 1.0}, latency_s=7.5)
 
 
 class Number(Boxed):
@@ -40,7 +38,7 @@ class Number(Boxed):
         self.bad = bad
         self.seen: list[str] = []
 
-    async def score(self, row: Row, text: str, output: Sequence[Mapping[str, Any]]) -> Score:
+    async def score(self, row: InputRow, text: str, output: Sequence[Mapping[str, Any]]) -> Score:
         self.seen.append(text)
         number = int(text.split()[-1])
         if number == self.bad:
@@ -48,12 +46,12 @@ class Number(Boxed):
         return Score(float(number), text, {"extracted_answer": text}, {"length": float(len(text))})
 
 
-def collected(folder: Path, count: int = 6) -> tuple[Place, Campaign]:
+def collected(folder: Path, count: int = 6) -> tuple[CampaignDir, Campaign]:
     """A campaign with one failure for good (2), one unit that is owed (4), and else rollouts."""
     place, campaign = make(folder, prompts(count), work={"shards": 2}, requests={"tries": 1})
     bad = failing(FailureKind.CONTEXT_LENGTH, 2)
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         if unit.number == 4:
             raise RolloutError(FailureKind.HTTP_5XX, "later")
         return await bad.act(unit) if unit.number == 2 else await said(unit)
@@ -62,7 +60,7 @@ def collected(folder: Path, count: int = 6) -> tuple[Place, Campaign]:
     return place, campaign
 
 
-def again(source: Place, out: Place, campaign: Campaign, verifier: Number, **more: Any) -> Any:
+def again(source: CampaignDir, out: CampaignDir, campaign: Campaign, verifier: Number, **more: Any) -> Any:
     prepare_rescore(source, out, campaign)
     backend = RescoreBackend(source, {"rows": verifier})
     return run(out, campaign, backend, **{"shards": [0, 1], "only": backend.has, **more})
@@ -70,7 +68,7 @@ def again(source: Place, out: Place, campaign: Campaign, verifier: Number, **mor
 
 def test_rewards_are_new_and_everything_else_is_as_it_was(tmp_path: Path) -> None:
     source, campaign = collected(tmp_path)
-    out, verifier = Place(tmp_path / "out"), Number()
+    out, verifier = CampaignDir(tmp_path / "out"), Number()
     ended = again(source, out, campaign, verifier)
     assert (ended.reason, ended.ok, ended.failed, ended.owed) == ("done", 4, 1, 1)
     new = {head.unit: head for head in heads(out)}
@@ -91,11 +89,11 @@ def test_rewards_are_new_and_everything_else_is_as_it_was(tmp_path: Path) -> Non
 
 def test_failures_stay_failures_and_gaps_stay_gaps(tmp_path: Path) -> None:
     source, campaign = collected(tmp_path)
-    out, verifier = Place(tmp_path / "out"), Number()
+    out, verifier = CampaignDir(tmp_path / "out"), Number()
     again(source, out, campaign, verifier)
     (failed,) = [head for head in heads(out) if not head.ok]
     assert (failed.unit, failed.kind, failed.final, failed.message) == (2, "context-length", True, "made to fail 2")
-    with Units(out, load(out)) as units:
+    with Units(out, load_manifest(out)) as units:
         scanner = Scanner(out, units)
         scanner.update()
         assert list(scanner.owed([0, 1])) == [4]
@@ -106,7 +104,7 @@ def test_what_failed_only_in_being_scored_is_scored(tmp_path: Path) -> None:
     place, campaign = make(tmp_path, prompts(6), requests={"tries": 1, "attempts": 1})
     kinds = dict(enumerate([FailureKind.REWARD, FailureKind.JUDGE, FailureKind.SANDBOX, FailureKind.AGENT, FailureKind.REWARD]))
 
-    async def act(unit: Unit) -> Outcome:
+    async def act(unit: Unit) -> RolloutOutcome:
         outcome = await said(unit)
         if (kind := kinds.get(unit.number)) is None:
             return outcome
@@ -115,7 +113,7 @@ def test_what_failed_only_in_being_scored_is_scored(tmp_path: Path) -> None:
         raise RolloutError(kind, "no score", heals=False, row=row)
 
     run(place, campaign, Told(act))
-    out = Place(tmp_path / "out")
+    out = CampaignDir(tmp_path / "out")
     ended = again(place, out, campaign, Number(bad=2), shards=[0])
     assert (ended.ok, ended.failed, ended.owed) == (3, 3, 0)
     new, found = {head.unit: head for head in heads(out)}, rows(out)
@@ -128,7 +126,7 @@ def test_what_failed_only_in_being_scored_is_scored(tmp_path: Path) -> None:
         4: ("reward", "no score"),
     }
     # It can be tried once more from here: the response is kept.
-    third = Place(tmp_path / "third")
+    third = CampaignDir(tmp_path / "third")
     assert again(out, third, campaign, Number(), shards=[0]).ok == 4
 
 
@@ -138,7 +136,7 @@ def test_a_function_that_was_edited_is_another_one(tmp_path: Path, monkeypatch: 
     (tmp_path / "mine.py").write_text("def reward(row, text): return 1")
     verify = {"mine": {"kind": "function", "function": "mine.py:reward"}}
     scored = Campaign.model_validate({**campaign.model_dump(exclude_unset=True), "verifier": "mine", "verifiers": verify})
-    out = Place(tmp_path / "out")
+    out = CampaignDir(tmp_path / "out")
     assert prepare_rescore(source, out, scored) == prepare_rescore(source, out, scored)
     (tmp_path / "mine.py").write_text("def reward(row, text): return 0")
     with pytest.raises(UserError, match="was begun with another verifiers"):
@@ -147,7 +145,7 @@ def test_a_function_that_was_edited_is_another_one(tmp_path: Path, monkeypatch: 
 
 def test_called_again_it_goes_on_where_it_was(tmp_path: Path) -> None:
     source, campaign = collected(tmp_path)
-    out, verifier = Place(tmp_path / "out"), Number()
+    out, verifier = CampaignDir(tmp_path / "out"), Number()
     assert again(source, out, campaign, verifier, stop=lambda: "now").reason == "stopped"
     assert again(source, out, campaign, verifier, shards=[1]).ok == 3
     assert again(source, out, campaign, verifier).ok == 4
@@ -158,7 +156,7 @@ def test_called_again_it_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_a_verifier_that_fails_costs_the_row(tmp_path: Path) -> None:
     source, campaign = collected(tmp_path)
-    out = Place(tmp_path / "out")
+    out = CampaignDir(tmp_path / "out")
     ended = again(source, out, campaign, Number(bad=3))
     assert (ended.ok, ended.failed) == (3, 2)
     assert "reward" not in rows(out)[3]
@@ -169,15 +167,15 @@ def test_a_verifier_that_fails_costs_the_row(tmp_path: Path) -> None:
 def test_the_source_is_only_read(tmp_path: Path) -> None:
     source, campaign = collected(tmp_path)
     before = {path: path.read_bytes() for path in source.root.rglob("*") if path.is_file()}
-    again(source, Place(tmp_path / "out"), campaign, Number())
+    again(source, CampaignDir(tmp_path / "out"), campaign, Number())
     assert {path: path.read_bytes() for path in source.root.rglob("*") if path.is_file()} == before
 
 
 def test_the_new_campaign_can_be_loaded_and_collects_nothing(tmp_path: Path) -> None:
     source, campaign = collected(tmp_path)
-    out = Place(tmp_path / "out")
+    out = CampaignDir(tmp_path / "out")
     manifest = prepare_rescore(source, out, campaign.model_copy(update={"name": "anew", "verifier": "choice"}))
-    assert load(out) == manifest
+    assert load_manifest(out) == manifest
     assert load_campaign(out).verifier == "choice"
     assert (manifest.name, manifest.units, manifest.rescored) == ("anew", 6, str(source.root))
     with pytest.raises(UserError, match="scored anew: nothing is collected here"):
@@ -186,7 +184,7 @@ def test_the_new_campaign_can_be_loaded_and_collects_nothing(tmp_path: Path) -> 
 
 def test_another_source_or_other_settings_are_refused(tmp_path: Path) -> None:
     source, campaign = collected(tmp_path)
-    out = Place(tmp_path / "out")
+    out = CampaignDir(tmp_path / "out")
     prepare_rescore(source, out, campaign)
     with pytest.raises(UserError, match="was begun with another verifier"):
         prepare_rescore(source, out, campaign.model_copy(update={"verifier": "choice"}))
@@ -201,7 +199,7 @@ def test_a_dataset_that_nobody_scores_is_refused(tmp_path: Path) -> None:
     source, campaign = collected(tmp_path)
     renamed = Campaign.model_validate({**campaign.model_dump(), "datasets": [{"name": "other", "path": "rows.jsonl"}]})
     with pytest.raises(UserError, match="no dataset is called rows"):
-        prepare_rescore(source, Place(tmp_path / "out"), renamed)
+        prepare_rescore(source, CampaignDir(tmp_path / "out"), renamed)
     assert not (tmp_path / "out").exists()
 
 
@@ -209,14 +207,14 @@ def test_inputs_that_were_edited_are_refused(tmp_path: Path) -> None:
     source, campaign = collected(tmp_path)
     source.inputs.write_bytes(source.inputs.read_bytes().replace(b"question", b"Question"))
     with pytest.raises(UserError, match="not what manifest"):
-        prepare_rescore(source, Place(tmp_path / "out"), campaign)
+        prepare_rescore(source, CampaignDir(tmp_path / "out"), campaign)
 
 
 def test_the_whole_of_it_with_a_real_verifier(tmp_path: Path) -> None:
     source, campaign = collected(tmp_path)
     verify = {"number": {"kind": "exact", "pattern": r"answer (\d)"}}
     changed = Campaign.model_validate({**campaign.model_dump(exclude_unset=True), "verifier": "number", "verifiers": verify})
-    out = Place(tmp_path / "out")
+    out = CampaignDir(tmp_path / "out")
     for _ in range(2):
         status = rescore(source, out, changed, lambda _: None)
         assert (status.ok, status.failed, status.owed, status.mean_reward) == (4, 1, 1, 0.0)

@@ -8,49 +8,49 @@ from typing import Any
 import pytest
 
 from rollouts.test_campaign import SERVER, made
-from seatrial.model.errors import UserError
-from seatrial.model.job import Batch
-from seatrial.rollouts.conduct import rounds
-from seatrial.rollouts.place import Place
+from seatrial.core.errors import UserError
+from seatrial.core.jobs import Batch
+from seatrial.rollouts import campaign_rounds
+from seatrial.rollouts.campaign_dir import CampaignDir
 
 
 def test_the_first_round_has_a_task_per_shard(tmp_path: Path) -> None:
-    planned = rounds.plan(Place(tmp_path), {2: 5, 0: 5, 1: 5}, 5, "slurm:x")
+    planned = campaign_rounds.plan_round(CampaignDir(tmp_path), {2: 5, 0: 5, 1: 5}, 5, "slurm:x")
     assert planned.tasks == ((0,), (1,), (2,))
     assert (planned.number, planned.owed) == (1, 15)
 
 
 def test_on_this_machine_all_shards_are_dealt_to_the_tasks_that_run_at_a_time(tmp_path: Path) -> None:
     owed = dict.fromkeys(range(5), 10)
-    assert rounds.plan(Place(tmp_path), owed, 10, "local").tasks == ((0, 1, 2, 3, 4),)
-    assert rounds.plan(Place(tmp_path), owed, 10, "local", 2).tasks == ((0, 2, 4), (1, 3))
-    assert rounds.plan(Place(tmp_path), {7: 1}, 10, "local", 3).tasks == ((7,),)
+    assert campaign_rounds.plan_round(CampaignDir(tmp_path), owed, 10, "local").tasks == ((0, 1, 2, 3, 4),)
+    assert campaign_rounds.plan_round(CampaignDir(tmp_path), owed, 10, "local", 2).tasks == ((0, 2, 4), (1, 3))
+    assert campaign_rounds.plan_round(CampaignDir(tmp_path), {7: 1}, 10, "local", 3).tasks == ((7,),)
 
 
 def test_where_an_array_takes_fewer_tasks_each_has_several_shards(tmp_path: Path) -> None:
-    place, owed = Place(tmp_path), dict.fromkeys(range(7), 10)
-    first = rounds.plan(place, owed, 10, "slurm:x", most=3)
+    place, owed = CampaignDir(tmp_path), dict.fromkeys(range(7), 10)
+    first = campaign_rounds.plan_round(place, owed, 10, "slurm:x", most=3)
     assert first.tasks == ((0, 3, 6), (1, 4), (2, 5))
-    assert rounds.plan(place, owed, 10, "slurm:x", most=7).tasks == tuple((shard,) for shard in range(7))
-    rounds.store(place, first)
-    assert rounds.plan(place, {0: 5, 1: 5, 2: 10, 3: 9}, 10, "slurm:x", most=2).tasks == ((0, 1, 3), (2,))
+    assert campaign_rounds.plan_round(place, owed, 10, "slurm:x", most=7).tasks == tuple((shard,) for shard in range(7))
+    campaign_rounds.save_round(place, first)
+    assert campaign_rounds.plan_round(place, {0: 5, 1: 5, 2: 10, 3: 9}, 10, "slurm:x", most=2).tasks == ((0, 1, 3), (2,))
 
 
 def test_what_is_left_over_is_packed_into_tasks_of_a_full_shard(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    rounds.store(place, rounds.plan(place, dict.fromkeys(range(6), 10), 10, "slurm:x"))
-    later = rounds.plan(place, {0: 4, 1: 6, 3: 1, 4: 10, 5: 2}, 10, "slurm:x")
+    place = CampaignDir(tmp_path)
+    campaign_rounds.save_round(place, campaign_rounds.plan_round(place, dict.fromkeys(range(6), 10), 10, "slurm:x"))
+    later = campaign_rounds.plan_round(place, {0: 4, 1: 6, 3: 1, 4: 10, 5: 2}, 10, "slurm:x")
     assert later.tasks == ((0, 1), (3,), (4,), (5,))
     assert later.number == 2
-    rounds.store(place, later)
-    assert [item.number for item in rounds.rounds(place)] == [1, 2]
-    assert rounds.load(place, 2) == later
+    campaign_rounds.save_round(place, later)
+    assert [item.number for item in campaign_rounds.list_rounds(place)] == [1, 2]
+    assert campaign_rounds.load_round(place, 2) == later
 
 
 def batch(tmp_path: Path, tasks: int = 3, merge: bool = False, **changes: Any) -> Batch:
     campaign = made(**changes)
-    planned = rounds.plan(Place(tmp_path), dict.fromkeys(range(tasks), 10), 10, "slurm:x")
-    return rounds.batch_of(Place(tmp_path), campaign, planned, 8, merge=merge)
+    planned = campaign_rounds.plan_round(CampaignDir(tmp_path), dict.fromkeys(range(tasks), 10), 10, "slurm:x")
+    return campaign_rounds.batch_of(CampaignDir(tmp_path), campaign, planned, 8, merge=merge)
 
 
 def test_a_pre_hosted_policy_needs_the_collector_alone(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_on_a_cluster_the_merge_comes_after_the_collecting_tasks_however_they_en
 
 
 def test_the_time_limit_of_a_shards_job_holds_for_no_task_here(tmp_path: Path) -> None:
-    planned = rounds.plan(Place(tmp_path), {0: 1}, 1, "local")
-    (job,) = rounds.batch_of(Place(tmp_path), made(collector={"minutes": 30}), planned, 8, merge=False).jobs
+    planned = campaign_rounds.plan_round(CampaignDir(tmp_path), {0: 1}, 1, "local")
+    (job,) = campaign_rounds.batch_of(CampaignDir(tmp_path), made(collector={"minutes": 30}), planned, 8, merge=False).jobs
     assert job.minutes is None
 
 

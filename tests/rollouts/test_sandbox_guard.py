@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from rollouts.sandboxes import LIMITS
-from seatrial.rollouts.sandbox import service as module
-from seatrial.rollouts.sandbox.service import Service, host_name, is_loopback
+from seatrial.rollouts.sandbox import sandbox_service as module
+from seatrial.rollouts.sandbox.sandbox_service import Service, host_name, is_loopback
 
 BODY = json.dumps({"generated_code": "theorem", "language": "lean4", "timeout": 1}).encode()
 """A language that there is not: answered without a sandbox."""

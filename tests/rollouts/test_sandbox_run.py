@@ -10,10 +10,10 @@ import time
 import pytest
 
 from rollouts.sandboxes import LIMITS, left_over, needs_sandbox, ran, refusal
-from seatrial.model.errors import BlockedError
-from seatrial.rollouts.sandbox import bubblewrap, process, syscalls
-from seatrial.rollouts.sandbox.process import SandboxError
-from seatrial.rollouts.sandbox.sandbox import Sandbox, require, why_not
+from seatrial.core.errors import BlockedError
+from seatrial.rollouts.sandbox import bubblewrap
+from seatrial.rollouts.sandbox import sandbox as process
+from seatrial.rollouts.sandbox.sandbox import Sandbox, SandboxError, require, why_not
 
 pytestmark = pytest.mark.slow
 
@@ -117,13 +117,13 @@ def test_the_probe_may_be_called_while_a_loop_runs() -> None:
 
 @here
 def test_a_program_that_cannot_be_watched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "look", lambda first: None)
+    monkeypatch.setattr(process, "measure_use", lambda first: None)
     monkeypatch.setattr("seatrial.rollouts.sandbox.sandbox._PROBE_S", 0.3)
     assert why_not() == "what a program uses cannot be seen in /proc"
 
 
 def test_without_bubblewrap_it_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bubblewrap, "find", lambda: None)
+    monkeypatch.setattr(bubblewrap, "find_bubblewrap", lambda: None)
     with pytest.raises(BlockedError, match=r"bubblewrap \(bwrap\) is not installed") as refused:
         require()
     assert "apt-get install bubblewrap" in refused.value.fix
@@ -137,7 +137,7 @@ def test_an_unknown_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_every_jump_of_the_filter_stays_in_it(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    steps = list(struct.iter_unpack("=HBBI", syscalls.program()))
+    steps = list(struct.iter_unpack("=HBBI", bubblewrap.seccomp_filter()))
     assert steps[-1] == (0x06, 0, 0, 0x7FFF0000)
     for place, (code, if_true, if_false, _) in enumerate(steps):
         assert place + 1 + max(if_true, if_false) < len(steps) or code == 0x06

@@ -11,11 +11,10 @@ import aiohttp
 import pytest
 
 from rollouts.sandboxes import LIMITS, left_over, needs_sandbox
-from seatrial.launch.ports import free_port
-from seatrial.model.errors import BlockedError
-from seatrial.rollouts.sandbox.process import SandboxError
-from seatrial.rollouts.sandbox.service import serve
-from seatrial.rollouts.sandbox.sessions import Sessions
+from seatrial.core.errors import BlockedError
+from seatrial.rollouts.sandbox.sandbox import SandboxError
+from seatrial.rollouts.sandbox.sandbox_service import Sessions, serve
+from seatrial.runtime.servers import free_port
 
 pytestmark = needs_sandbox()
 

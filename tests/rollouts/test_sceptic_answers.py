@@ -8,12 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
+from seatrial.rollouts.backends import direct_backend as clients
+from seatrial.rollouts.backends.direct_backend import OpenAIClient
+from seatrial.rollouts.backends.openai_format import read
 from seatrial.rollouts.campaign import Requests
-from seatrial.rollouts.direct import client as clients
-from seatrial.rollouts.direct.answer import read
-from seatrial.rollouts.direct.client import Client
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.work import RolloutError
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError
 
 KEY = "no-pattern-knows-this-one"
 
@@ -69,7 +68,7 @@ def asked(answer: bytes, *, ask: str = "post") -> Any:
 
     async def main() -> Any:
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        client = Client([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"], "chat/completions", KEY, Requests())
+        client = OpenAIClient([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"], "chat/completions", KEY, Requests())
         await client.open()
         try:
             return await asyncio.wait_for(client.post(b"") if ask == "post" else client.alive(), 60)

@@ -15,18 +15,16 @@ import pytest
 from rollouts.collecting import failing, make, prompts, run
 from rollouts.inputs_made import merged
 from rollouts.profiled import campaign, collected, ok, questions
-from seatrial.model.errors import BlockedError, UserError
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.rollouts import campaign_rounds
 from seatrial.rollouts import manifest as manifests
-from seatrial.rollouts.collect.stops import stop, stopped
-from seatrial.rollouts.conduct import rounds
-from seatrial.rollouts.journal.scan import Scanner
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.profile.build import profile
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.results.layouts import write_gym_layout, write_skills_layout
+from seatrial.rollouts.campaign_dir import CampaignDir, read_stop_file, write_stop_file
+from seatrial.rollouts.journal.journal_scan import Scanner
+from seatrial.rollouts.manifest import Units
+from seatrial.rollouts.results.campaign_export import select_tasks, write_gym_layout, write_skills_layout
+from seatrial.rollouts.results.profile_build import make_profile
 from seatrial.rollouts.results.rescore import rescore
-from seatrial.rollouts.results.select import select
-from seatrial.rollouts.units import Units
+from seatrial.rollouts.rollout_record import FailureKind
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +33,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> CampaignDir:
     """Two rows by two repetitions in two shards, all collected."""
     return collected(campaign(tmp_path, {"rows": questions(2)}, repeats=2), [[ok(1), ok(0)], [ok(1), ok(1)]])
 
@@ -56,40 +54,40 @@ def fewer_rows(data: dict[str, Any]) -> None:
         *(set_to(files=[]), set_to(identity={}), set_to(identity={"work": {}}), fewer_rows),
     ],
 )
-def test_a_manifest_that_contradicts_itself_is_refused(place: Place, edit: Callable[[dict[str, Any]], None]) -> None:
+def test_a_manifest_that_contradicts_itself_is_refused(place: CampaignDir, edit: Callable[[dict[str, Any]], None]) -> None:
     data = json.loads(place.manifest.read_text())
     edit(data)
     place.manifest.write_text(json.dumps(data))
     with pytest.raises(UserError, match=r"manifest\.json"):
-        manifests.load(place)
+        manifests.load_manifest(place)
 
 
-def test_rows_that_were_edited_are_never_merged(place: Place) -> None:
+def test_rows_that_were_edited_are_never_merged(place: CampaignDir) -> None:
     place.inputs.write_bytes(place.inputs.read_bytes().replace(b"question 0", b"question 9"))
     with pytest.raises(UserError, match=r"inputs\.jsonl"):
         merged(place)
     assert not (place.merged / "merge.json").exists()
 
 
-def test_stray_files_beside_shards_and_rounds_matter_to_nobody(place: Place) -> None:
+def test_stray_files_beside_shards_and_rounds_matter_to_nobody(place: CampaignDir) -> None:
     (place.shards / "00007").touch()
     (place.shards / "notes.txt").touch()
-    rounds.store(place, rounds.Round(number=1, made=0, on="local", owed=4, tasks=((0, 1),)))
-    shutil.copytree(rounds.directory(place, 1), place.rounds / "0001.bak")
-    with Units(place, manifests.load(place)) as units:
+    campaign_rounds.save_round(place, campaign_rounds.Round(number=1, made=0, on="local", owed=4, tasks=((0, 1),)))
+    shutil.copytree(campaign_rounds.round_dir(place, 1), place.rounds / "0001.bak")
+    with Units(place, manifests.load_manifest(place)) as units:
         assert Scanner(place, units).update().ok == 4
-    assert [found.number for found in rounds.rounds(place)] == [1]
+    assert [found.number for found in campaign_rounds.list_rounds(place)] == [1]
 
 
 @pytest.mark.parametrize("pass_at", [float("nan"), float("inf"), float("-inf")])
-def test_a_threshold_that_is_no_number_gives_no_profile(place: Place, pass_at: float, tmp_path: Path) -> None:
+def test_a_threshold_that_is_no_number_gives_no_profile(place: CampaignDir, pass_at: float, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="finite"):
-        profile(place, pass_at=pass_at)
+        make_profile(place, pass_at=pass_at)
     with pytest.raises(UserError, match="finite"):
-        select(place, low=0, high=1, out=tmp_path / "out.jsonl", pass_at=pass_at)
+        select_tasks(place, low=0, high=1, out=tmp_path / "out.jsonl", pass_at=pass_at)
 
 
-def test_an_export_never_replaces_the_merge(place: Place) -> None:
+def test_an_export_never_replaces_the_merge(place: CampaignDir) -> None:
     before = merged(place).sha256
     with pytest.raises(UserError, match="lies in the directory of a campaign"):
         write_gym_layout(place, place.merged)
@@ -115,16 +113,16 @@ def test_failures_of_the_source_do_not_stop_a_rescore(tmp_path: Path) -> None:
     source, asked = make(tmp_path, prompts(6), failures={"max_share": 1.0})
     run(source, asked, failing(FailureKind.CONTEXT_LENGTH, 0, 1, 2, 3))
     strict = asked.model_copy(update={"failures": asked.failures.model_copy(update={"max_share": 0.0, "after": 1})})
-    status = rescore(source, Place(tmp_path / "new"), strict, lambda _: None)
+    status = rescore(source, CampaignDir(tmp_path / "new"), strict, lambda _: None)
     assert (status.ok, status.failed, status.owed, status.stopped) == (2, 4, 0, "")
 
 
-def test_a_stop_that_the_disk_does_not_take_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_that_the_disk_does_not_take_says_so(place: CampaignDir, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(BlockedError, match=r"stop\.json"):
-        stop(place, "too many failures", "me")
-    assert stopped(place) is None
+        write_stop_file(place, "too many failures", "me")
+    assert read_stop_file(place) is None
     assert not list(place.root.glob(".stop-*"))

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from seatrial.model.errors import UserError
-from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.conduct.preflight import check
-from seatrial.rollouts.keys import key_of
-from seatrial.rollouts.values import MOST_REPEATS, parse_numbers
+from seatrial.core.errors import UserError
+from seatrial.rollouts.campaign import MOST_REPEATS, Campaign, api_key_of, parse_numbers
+from seatrial.rollouts.campaign_preflight import check_campaign
 
 
 def campaign(**tables: Any) -> Campaign:
@@ -93,18 +91,18 @@ def test_repeats_are_bounded_and_empty_seeds_are_not_one() -> None:
 
 def test_a_key_from_a_file_loses_its_newline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", " abcdefgh\n")
-    assert key_of("MY_KEY") == "abcdefgh"
+    assert api_key_of("MY_KEY") == "abcdefgh"
 
 
 @pytest.mark.parametrize("value", ["abc\tdef", "abc\ndef", "клюk", "a\x7f"])
 def test_a_key_that_no_header_takes_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("MY_KEY", value)
     with pytest.raises(UserError, match="MY_KEY") as caught:
-        check(campaign(policy={"url": "http://h/v1", "key_env": "MY_KEY"}), here=True)
+        check_campaign(campaign(policy={"url": "http://h/v1", "key_env": "MY_KEY"}), here=True)
     assert value not in str(caught.value)
 
 
 def test_a_key_of_blanks_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", " \n")
     with pytest.raises(UserError, match="not set"):
-        key_of("MY_KEY")
+        api_key_of("MY_KEY")

@@ -12,19 +12,19 @@ import pytest
 
 from cli.command import inside
 from rollouts.served import halves, run_in_process, serving, write_rows
-from seatrial.rollouts import schema
+from seatrial.rollouts import json_schemas
 
 
 def fits(name: str, value: Any) -> None:
-    shipped = json.loads((schema.DIRECTORY / f"{name}.schema.json").read_text())
+    shipped = json.loads((json_schemas.DIRECTORY / f"{name}.schema.json").read_text())
     jsonschema.validate(value, shipped, cls=jsonschema.Draft202012Validator)
 
 
 def test_the_shipped_schemas_are_those_of_the_types() -> None:
     if os.environ.get("SEATRIAL_UPDATE_GOLDEN") == "1":
-        schema.write_schemas()
-    assert {path.name: path.read_text() for path in schema.DIRECTORY.iterdir()} == schema.schemas()
-    for text in schema.schemas().values():
+        json_schemas.write_schemas()
+    assert {path.name: path.read_text() for path in json_schemas.DIRECTORY.iterdir()} == json_schemas.schemas()
+    for text in json_schemas.schemas().values():
         jsonschema.Draft202012Validator.check_schema(json.loads(text))
 
 

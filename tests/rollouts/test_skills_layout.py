@@ -11,12 +11,12 @@ import pytest
 from rollouts.imports_made import gym_files, rollout, skills
 from rollouts.inputs_made import campaign, jsonl, merged, plain
 from rollouts.profiled import attempt, failed, ok, record
-from seatrial.model.errors import UserError
-from seatrial.rollouts.direct.backend import AGENT
-from seatrial.rollouts.importing import import_rollouts
-from seatrial.rollouts.manifest import make
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.results.layouts import DIRECT_AGENT, write_gym_layout, write_skills_layout
+from seatrial.core.errors import UserError
+from seatrial.rollouts.backends.direct_backend import AGENT
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.manifest import create_campaign
+from seatrial.rollouts.results.campaign_export import DIRECT_AGENT, write_gym_layout, write_skills_layout
+from seatrial.rollouts.results.campaign_import import import_rollouts
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -27,12 +27,12 @@ def keys(path: Path) -> list[tuple[int, int]]:
     return [(row["_ng_task_index"], row["_ng_rollout_index"]) for row in rows(path)]
 
 
-def collected(folder: Path, results: dict[int, dict[str, Any]]) -> Place:
+def collected(folder: Path, results: dict[int, dict[str, Any]]) -> CampaignDir:
     """Two rows by seeds 3 and 5 (units 0-3) and one row of another dataset by 0 (unit 4), merged as far as they are there."""
     jsonl(folder / "a.jsonl", [plain(0), plain(1)])
     jsonl(folder / "b.jsonl", [plain(2)])
-    place = Place(folder / "campaign")
-    make(campaign({"name": "a"}, {"name": "b", "repeats": 1}, work={"seeds": "3,5", "shards": 1}), folder, place)
+    place = CampaignDir(folder / "campaign")
+    create_campaign(campaign({"name": "a"}, {"name": "b", "repeats": 1}, work={"seeds": "3,5", "shards": 1}), folder, place)
     attempt(place, 0, [record(place, unit, result) for unit, result in results.items()])
     merged(place, partial=True)
     return place
@@ -65,12 +65,12 @@ def test_a_failure_leaves_its_seed_unmarked_and_an_old_marker_goes(tmp_path: Pat
 
 def test_it_can_be_imported_again(tmp_path: Path) -> None:
     rollouts, inputs = gym_files(tmp_path, t1_0=0.5)
-    import_rollouts("gym", [rollouts], Place(tmp_path / "c"), inputs=[inputs])
-    merged(Place(tmp_path / "c"))
-    files = [path for path in write_skills_layout(Place(tmp_path / "c"), tmp_path / "skills") if path.suffix == ".jsonl"]
+    import_rollouts("gym", [rollouts], CampaignDir(tmp_path / "c"), inputs=[inputs])
+    merged(CampaignDir(tmp_path / "c"))
+    files = [path for path in write_skills_layout(CampaignDir(tmp_path / "c"), tmp_path / "skills") if path.suffix == ".jsonl"]
     assert [path.name for path in files] == ["rollouts-rs0.jsonl", "rollouts-rs1.jsonl"]
-    again = import_rollouts("skills", files, Place(tmp_path / "d"))
-    assert (again.units, merged(Place(tmp_path / "d")).ok) == (6, 6)
+    again = import_rollouts("skills", files, CampaignDir(tmp_path / "d"))
+    assert (again.units, merged(CampaignDir(tmp_path / "d")).ok) == (6, 6)
 
 
 def test_gyms_files(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_gyms_files(tmp_path: Path) -> None:
 
 def test_imported_rows_get_the_indices_of_the_campaign(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "out.jsonl", [rollout(task, 0) for task in (40, 7)])
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     import_rollouts("gym", [file], place)
     merged(place)
     inputs, rollouts, _ = write_gym_layout(place, tmp_path / "gym", "again")
@@ -105,7 +105,7 @@ def test_imported_rows_get_the_indices_of_the_campaign(tmp_path: Path) -> None:
 
 def test_it_needs_a_merge_that_is_as_it_was(tmp_path: Path) -> None:
     rollouts, inputs = gym_files(tmp_path)
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     import_rollouts("gym", [rollouts], place, inputs=[inputs])
     for write in (write_skills_layout, write_gym_layout):
         with pytest.raises(UserError, match="not merged yet"):
@@ -120,7 +120,7 @@ def test_it_needs_a_merge_that_is_as_it_was(tmp_path: Path) -> None:
 
 
 def test_rollouts_of_skills_have_nothing_for_gym(tmp_path: Path) -> None:
-    place = Place(tmp_path / "c")
+    place = CampaignDir(tmp_path / "c")
     import_rollouts("skills", [jsonl(tmp_path / "output-rs0.jsonl", [skills(0)])], place)
     merged(place)
     with pytest.raises(UserError, match="no responses"):

@@ -11,24 +11,21 @@ from pathlib import Path
 import pytest
 
 from rollouts.profiled import attempt, campaign, collected, failed, ok, questions, record
-from seatrial.rollouts.collect.state import ShardState, write_state
-from seatrial.rollouts.collect.stops import stop
-from seatrial.rollouts.conduct import rounds
-from seatrial.rollouts.conduct.status import FRESH_S, Watch
-from seatrial.rollouts.journal.scan import Scanner
-from seatrial.rollouts.manifest import load
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.units import Units
+from seatrial.rollouts import campaign_rounds
+from seatrial.rollouts.campaign_dir import CampaignDir, ShardState, write_state, write_stop_file
+from seatrial.rollouts.campaign_runner import FRESH_S, StatusReader
+from seatrial.rollouts.journal.journal_scan import Scanner
+from seatrial.rollouts.manifest import Units, load_manifest
 
 
 @contextmanager
-def watching(place: Place) -> Iterator[Watch]:
-    manifest = load(place)
+def watching(place: CampaignDir) -> Iterator[StatusReader]:
+    manifest = load_manifest(place)
     with Units(place, manifest) as units:
-        yield Watch(place, manifest, units)
+        yield StatusReader(place, manifest, units)
 
 
-def working(place: Place, shard: int, *, pid: int = 7, rate: float = 2.0, ended: str | None = None) -> None:
+def working(place: CampaignDir, shard: int, *, pid: int = 7, rate: float = 2.0, ended: str | None = None) -> None:
     """A collector says how it stands."""
     now = time.time()
     said = {"shard": shard, "attempt": 1, "token": "00ff", "host": "n1", "pid": pid, "started": now, "updated": now, "ended": ended}
@@ -49,8 +46,8 @@ def test_counts_are_those_of_the_journal(tmp_path: Path) -> None:
     place = campaign(tmp_path, {"a": questions(3)})
     collected(place, [[ok(1.0), ok(0.0), ok(1.0), ok(1.0)], [ok(0.0), failed(), failed("parse", final=False), None], [None] * 4])
     attempt(place, 0, [record(place, 0, ok(0.0)), b"torn\n"], number=2)
-    rounds.store(place, rounds.plan(place, {0: 8, 1: 4}, 8, "slurm:x"))
-    stop(place, "too many failures", "somebody")
+    campaign_rounds.save_round(place, campaign_rounds.plan_round(place, {0: 8, 1: 4}, 8, "slurm:x"))
+    write_stop_file(place, "too many failures", "somebody")
     with watching(place) as watch:
         found = watch.look()
         assert watch.owed_by_shard == {0: 4, 1: 2}
@@ -66,10 +63,10 @@ def test_counts_are_those_of_the_journal(tmp_path: Path) -> None:
 def test_what_each_shard_owes_is_what_a_scan_of_its_units_finds(tmp_path: Path, shards: int) -> None:
     place = campaign(tmp_path, {"a": questions(3), "b": questions(2)}, repeats=3, shards=shards, b={"repeats": 1})
     collected(place, [[ok(1.0), None, ok(1.0)], [ok(0.0)] * 3, [None] * 3, [ok(1.0)], [None]])
-    manifest = load(place)
+    manifest = load_manifest(place)
     assert manifest.deal == ("units" if shards == 7 else "rows")
     with Units(place, manifest) as units:
-        watch = Watch(place, manifest, units)
+        watch = StatusReader(place, manifest, units)
         found = watch.look()
         scanner = Scanner(place, units)
         scanner.update()
@@ -109,7 +106,7 @@ def test_how_long_the_last_collector_is_silent(tmp_path: Path) -> None:
 
 def test_the_speed_is_what_was_seen_over_the_last_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, now = campaign(tmp_path, {"a": questions(3)}, shards=1), 1000.0
-    monkeypatch.setattr("seatrial.rollouts.conduct.status.time.monotonic", lambda: now)
+    monkeypatch.setattr("seatrial.rollouts.campaign_runner.time.monotonic", lambda: now)
     lines: list[bytes] = []
     with watching(place) as watch:
         speeds = []

@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 
 from rollouts.inputs_made import campaign, jsonl, made, plain
-from seatrial.model.errors import UserError
-from seatrial.rollouts.manifest import Manifest, make
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.units import NO_SEED, Units, derive_seed
+from seatrial.core.errors import UserError
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.manifest import NO_SEED, Manifest, Units, create_campaign, derive_seed
 
 
-def two(folder: Path, shards: int) -> tuple[Place, Manifest]:
+def two(folder: Path, shards: int) -> tuple[CampaignDir, Manifest]:
     """Five rows by repetitions 0-1 and 7, then two rows by two."""
     jsonl(folder / "a.jsonl", [plain(number) for number in range(5)])
     jsonl(folder / "b.jsonl", [plain(number) for number in range(2)])
-    place = Place(folder / "campaign")
+    place = CampaignDir(folder / "campaign")
     whole = campaign({"name": "a"}, {"name": "b", "repeats": 2}, work={"seeds": "0-1,7", "shards": shards})
-    return place, make(whole, folder, place)
+    return place, create_campaign(whole, folder, place)
 
 
 def test_units_are_rows_by_repetitions(tmp_path: Path) -> None:

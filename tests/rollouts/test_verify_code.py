@@ -9,10 +9,10 @@ import pytest
 
 from rollouts.sandboxes import LIMITS, left_over, needs_sandbox
 from rollouts.verifiers import failure, made, row, talk
+from seatrial.rollouts.rollout_record import Verifier
 from seatrial.rollouts.sandbox import bubblewrap
-from seatrial.rollouts.verify.cases import Asserts, Call, Program, cases_of, column, same_output, same_value
-from seatrial.rollouts.verify.programs import extract
-from seatrial.rollouts.work import Verifier
+from seatrial.rollouts.verifiers.process_verifiers import extract
+from seatrial.rollouts.verifiers.text_verifiers import AssertsCase, CallCase, ProgramCase, cases_of, column, same_output, same_value
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,17 @@ def test_the_last_python_block_is_the_program(text: str, code: str | None) -> No
 
 def test_tests_in_every_format() -> None:
     pair = [{"input": "1", "output": "2", "testtype": "stdin"}]
-    assert cases_of(pair) == cases_of(json.dumps(pair)) == [Program("1", "2")]
-    assert cases_of({"inputs": ["1", ["a", "b"]], "outputs": ["2", "c"], "fn_name": None}) == [Program("1", "2"), Program("a\nb", "c")]
+    assert cases_of(pair) == cases_of(json.dumps(pair)) == [ProgramCase("1", "2")]
+    assert cases_of({"inputs": ["1", ["a", "b"]], "outputs": ["2", "c"], "fn_name": None}) == [
+        ProgramCase("1", "2"),
+        ProgramCase("a\nb", "c"),
+    ]
     calls = {"inputs": ['[1]\n"x"', [2, 3]], "outputs": ["true", [4]], "fn_name": "f"}
-    assert cases_of(calls) == [Call("f", [[1], "x"], True), Call("f", [2, 3], [4])]
-    assert cases_of("assert f(1) == 2") == [Asserts("assert f(1) == 2")]
-    assert cases_of(["assert f(1)", "assert f(2)"]) == [Asserts("assert f(1)"), Asserts("assert f(2)")]
-    assert cases_of("[f(x) for x in y]") == [Asserts("[f(x) for x in y]")]
-    assert cases_of("def check(candidate):\n    assert candidate(1)", "f")[0] == Asserts(
+    assert cases_of(calls) == [CallCase("f", [[1], "x"], True), CallCase("f", [2, 3], [4])]
+    assert cases_of("assert f(1) == 2") == [AssertsCase("assert f(1) == 2")]
+    assert cases_of(["assert f(1)", "assert f(2)"]) == [AssertsCase("assert f(1)"), AssertsCase("assert f(2)")]
+    assert cases_of("[f(x) for x in y]") == [AssertsCase("[f(x) for x in y]")]
+    assert cases_of("def check(candidate):\n    assert candidate(1)", "f")[0] == AssertsCase(
         "def check(candidate):\n    assert candidate(1)\ncheck(f)\n"
     )
 
@@ -166,7 +169,7 @@ def test_one_of_each_end() -> None:
 
 
 def test_tests_that_cannot_be_read_and_sandboxes_that_do_not_work_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bubblewrap, "find", lambda: None)
+    monkeypatch.setattr(bubblewrap, "find_bubblewrap", lambda: None)
 
     async def use(verifier: Verifier) -> None:
         error = await failure(verifier, row(other=1), "```python\n1\n```")

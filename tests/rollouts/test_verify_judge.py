@@ -9,10 +9,9 @@ import pytest
 from aiohttp import web
 
 from rollouts.verifiers import failure, made, row, score, talk
-from seatrial.model.errors import UserError
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.verify.judge import verdict
-from seatrial.rollouts.work import RolloutError, Verifier
+from seatrial.core.errors import UserError
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError, Verifier
+from seatrial.rollouts.verifiers.judge_verifier import verdict
 
 
 class Asked:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from rollouts.verifiers import failure, made, row, score
-from seatrial.launch.interrupt import Interruptible
-from seatrial.rollouts.record import FailureKind
-from seatrial.rollouts.verify.truth import boxed, last_line, undisturbed
-from seatrial.rollouts.work import RolloutError
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError
+from seatrial.rollouts.verifiers.text_verifiers import boxed, last_line, undisturbed
+from seatrial.runtime.interrupt import Interruptible
 
 OPTIONS = [{"A": "first"}, {"B": "second"}, {"C": "third"}, {"D": "fourth"}]
 

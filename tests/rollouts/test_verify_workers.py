@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from rollouts.verifiers import failure, made, row, talk
-from seatrial.model.errors import UserError
-from seatrial.rollouts.verify.mathematics import bare, equivalence
-from seatrial.rollouts.verify.worker import load_function
-from seatrial.rollouts.work import Verifier
+from seatrial.core.errors import UserError
+from seatrial.rollouts.rollout_record import Verifier
+from seatrial.rollouts.verifiers.process_verifiers import bare, equivalence
+from seatrial.rollouts.verifiers.verify_worker import load_function
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,9 @@ def workers() -> list[int]:
     """Live ones; what other tests left to this process to collect has no command line any more."""
     found = psutil.process_iter(["pid", "ppid", "cmdline"])
     mine = {child.pid for child in psutil.Process().children(recursive=True)}
-    return [child.pid for child in found if child.pid in mine and "seatrial.rollouts.verify.worker" in (child.info["cmdline"] or ())]
+    return [
+        child.pid for child in found if child.pid in mine and "seatrial.rollouts.verifiers.verify_worker" in (child.info["cmdline"] or ())
+    ]
 
 
 @pytest.mark.slow

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from seatrial.rollouts.campaign import Dataset, SandboxLimits, Verify
-from seatrial.rollouts.verify import Asker, make_verifier
-from seatrial.rollouts.work import RolloutError, Row, Score, Verifier
+from seatrial.rollouts.rollout_record import InputRow, RolloutError, Score, Verifier
+from seatrial.rollouts.verifiers import Asker, make_verifier
 
 DATASETS = {"d": Dataset(name="d", path="d.jsonl"), "e": Dataset(name="e", path="e.jsonl", prompt="q", answer="gold")}
 
 
-def row(dataset: str = "d", **data: Any) -> Row:
-    return Row(0, "t0", dataset, data, source="d.jsonl:1")
+def row(dataset: str = "d", **data: Any) -> InputRow:
+    return InputRow(0, "t0", dataset, data, source="d.jsonl:1")
 
 
 def made(base: Path = Path("/"), policy: Asker | None = None, limits: SandboxLimits | None = None, **table: Any) -> Verifier:
@@ -37,12 +37,12 @@ def talk(make: Callable[[], Verifier], use: Callable[[Verifier], Awaitable[None]
     asyncio.run(main())
 
 
-def score(verifier: Verifier, given: Row, text: str) -> Score:
+def score(verifier: Verifier, given: InputRow, text: str) -> Score:
     """One score of a verifier that starts nothing."""
     return asyncio.run(verifier.score(given, text, ()))
 
 
-async def failure(verifier: Verifier, given: Row, text: str = "x") -> RolloutError:
+async def failure(verifier: Verifier, given: InputRow, text: str = "x") -> RolloutError:
     with pytest.raises(RolloutError) as raised:
         await verifier.score(given, text, ())
     return raised.value

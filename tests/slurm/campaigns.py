@@ -16,11 +16,11 @@ from typing import Any
 from cli.command import SEATRIAL, Answer, environ
 from rollouts.served import serving
 from rollouts.stub import Stub
-from seatrial.launch.jobdir import JobDir, job_dir
-from seatrial.model.job import Result
-from seatrial.rollouts.conduct.rounds import Round, directory, rounds
-from seatrial.rollouts.journal.lease import LeaseFile, holder_of
-from seatrial.rollouts.place import Place
+from seatrial.core.jobs import Result
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.campaign_rounds import Round, list_rounds, round_dir
+from seatrial.rollouts.journal.attempts import LeaseFile, holder_of
+from seatrial.runtime.jobdir import JobDir, job_dir
 
 from .cluster import PrivateSlurm
 from .harness import processes_with, until
@@ -90,8 +90,8 @@ class Desk:
         return cls(where, cluster)
 
     @property
-    def place(self) -> Place:
-        return Place(self.where / "c")
+    def place(self) -> CampaignDir:
+        return CampaignDir(self.where / "c")
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         """`seatrial rollouts …`, which goes on while the test does; what it says comes in one stream."""
@@ -113,10 +113,10 @@ class Desk:
         return ("start", "campaign.toml", "--out", "c", "--on", f"slurm:{profile}", *words)
 
     def rounds(self) -> tuple[Round, ...]:
-        return rounds(self.place)
+        return list_rounds(self.place)
 
     def job(self, number: int, name: str = "collect") -> JobDir:
-        return job_dir(directory(self.place, number), name)
+        return job_dir(round_dir(self.place, number), name)
 
     def slurm_id(self, number: int, name: str = "collect") -> str:
         sent = self.job(number, name).submission()
@@ -190,7 +190,7 @@ def ended(process: subprocess.Popen[str], deadline_s: float = 90) -> Answer:
     return Answer(process.returncode, out, "")
 
 
-def complete(place: Place, units: int) -> dict[str, Any]:
+def complete(place: CampaignDir, units: int) -> dict[str, Any]:
     """The merge has each unit exactly once, byte for byte as in the journal, by other means than Seatrial's own; gives merge.json."""
     journal: dict[int, list[bytes]] = {}
     for path in sorted(place.shards.glob("*/attempt-*.jsonl")):

@@ -11,10 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 
-from seatrial.launch.jobdir import JobDir, job_dir
-from seatrial.launch.slurm.render import render
-from seatrial.model.job import Component, Job, Ready, Result
-from seatrial.model.profile import Profile
+from seatrial.core.jobs import Component, Job, Profile, Ready, Result
+from seatrial.runtime.jobdir import JobDir, job_dir
+from seatrial.runtime.slurm import render
 
 T = TypeVar("T")
 HTTP = (sys.executable, "-m", "http.server", "{port}", "--bind", "{bind}")

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from regress.prepared import plan_of, prepared_of
-from seatrial.launch.interrupt import Interrupted, Interruptible
-from seatrial.launch.jobdir import job_dir
-from seatrial.launch.slurm.commands import Refused
-from seatrial.model.errors import UserError
-from seatrial.model.job import Ending, Result, UnitState, UnitStatus
-from seatrial.model.profile import Profile
-from seatrial.regress.bisect.record import Plan
-from seatrial.regress.bisect.running.cluster import CLIENT, JOB, JOBS, ClusterRunner, clean_up, facts_of, job_of
-from seatrial.regress.bisect.running.steps import Prepared
+from seatrial.bisect.bisect_records import BisectPlan
+from seatrial.bisect.bisect_step import PreparedStep
+from seatrial.bisect.runners import CLIENT, JOB, JOBS, SlurmRunner, cancel_slurm_jobs, facts_of, job_of
+from seatrial.core.errors import UserError
+from seatrial.core.jobs import Ending, Profile, Result, UnitState, UnitStatus
+from seatrial.runtime.interrupt import Interrupted, Interruptible
+from seatrial.runtime.jobdir import job_dir
+from seatrial.runtime.slurm import SlurmRefused
 
 from .cluster import PrivateSlurm
 from .harness import until
@@ -122,7 +121,7 @@ def test_a_job_that_may_be_in_the_queue_is_not_submitted_again(tmp_path: Path, m
     fake = stand_ins(tmp_path, monkeypatch)
     fake.answer("sbatch", "12\n")
     one = prepared_of(plan_of("true"), tmp_path)
-    runner = ClusterRunner(plan_of("true"), PROFILE, "main", lambda _: None)
+    runner = SlurmRunner(plan_of("true"), PROFILE, "main", lambda _: None)
     runner._hand_over(one)
     runner._hand_over(one)
     assert len(fake.calls("sbatch")) == 1
@@ -141,17 +140,17 @@ class Desk:
     def __init__(self, cluster: PrivateSlurm, root: Path) -> None:
         self.cluster, self.root, self.told = cluster, root, list[str]()
 
-    def steps(self, *plans: Plan) -> list[Prepared]:
+    def steps(self, *plans: BisectPlan) -> list[PreparedStep]:
         return [prepared_of(plan, self.root, number) for number, plan in enumerate(plans, 1)]
 
-    def runner(self, **more: Any) -> ClusterRunner:
-        return ClusterRunner(plan_of("true", **more), PROFILE, "main", self.told.append)
+    def runner(self, **more: Any) -> SlurmRunner:
+        return SlurmRunner(plan_of("true", **more), PROFILE, "main", self.told.append)
 
     def queue(self) -> list[str]:
         """Ids of jobs that have not ended."""
         return self.cluster.run("squeue", "-h", "-o", "%i").stdout.split()
 
-    def slurm(self, one: Prepared) -> str:
+    def slurm(self, one: PreparedStep) -> str:
         """The id of the job of a step, awaited."""
 
         def look() -> str | None:
@@ -160,7 +159,7 @@ class Desk:
 
         return until(look, f"submission of step {one.step.number}", 60)
 
-    def once_running(self, one: Prepared, action: Callable[[], object]) -> None:
+    def once_running(self, one: PreparedStep, action: Callable[[], object]) -> None:
         """Do something while the steps are followed, as soon as one of them runs."""
 
         def look() -> None:
@@ -176,7 +175,7 @@ def desk(cluster: PrivateSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return Desk(cluster, tmp_path / "bisect")
 
 
-def begun(*then: str) -> Plan:
+def begun(*then: str) -> BisectPlan:
     """A plan whose command says that it runs."""
     return plan_of("bash", "-c", f"touch {{output}}/began; {' '.join(then)}")
 
@@ -247,15 +246,15 @@ def test_after_a_kill_a_job_is_found_again_and_another_bisect_cancels_it(desk: D
     before = desk.slurm(one)
     [(_, facts)] = list(desk.runner().run([one], nothing))
     assert (facts.exit_code, desk.slurm(one)) == (0, before)
-    assert clean_up(desk.root, desk.told.append) == 1
+    assert cancel_slurm_jobs(desk.root, desk.told.append) == 1
     assert not desk.queue()
-    assert clean_up(desk.root, desk.told.append) == 0
+    assert cancel_slurm_jobs(desk.root, desk.told.append) == 0
 
 
 @real
 def test_a_partition_that_is_not_there_is_blocked_and_leaves_nothing(desk: Desk) -> None:
     steps = desk.steps(begun("true"))
-    runner = ClusterRunner(plan_of("true"), Profile(partition="nowhere"), "main", desk.told.append)
-    with pytest.raises(Refused, match="Invalid partition name"):
+    runner = SlurmRunner(plan_of("true"), Profile(partition="nowhere"), "main", desk.told.append)
+    with pytest.raises(SlurmRefused, match="Invalid partition name"):
         list(runner.run(steps, nothing))
     assert not desk.queue()

@@ -12,12 +12,12 @@ import pytest
 from cli.command import SEATRIAL, environ
 from regress.several import main_line, repository
 from regress.untouched import untouched
-from seatrial.files import read_model
-from seatrial.launch.jobdir import job_dir
-from seatrial.regress.bisect.logs import journal
-from seatrial.regress.bisect.record import Run
-from seatrial.regress.bisect.reports.report import BisectReport
-from seatrial.regress.bisect.running.cluster import JOB, JOBS
+from seatrial.bisect import bisect_dir
+from seatrial.bisect.bisect_records import BisectRun
+from seatrial.bisect.bisect_report import BisectReport
+from seatrial.bisect.runners import JOB, JOBS
+from seatrial.core.files import read_model
+from seatrial.runtime.jobdir import job_dir
 
 from .cluster import PrivateSlurm
 from .harness import until
@@ -58,8 +58,8 @@ class Desk:
         return self.root / "said"
 
     @property
-    def rows(self) -> tuple[Run, ...]:
-        return journal.read(self.out / "runs.jsonl").rows
+    def rows(self) -> tuple[BisectRun, ...]:
+        return bisect_dir.read_journal(self.out / "runs.jsonl").rows
 
     def jobs(self) -> dict[str, str]:
         """Slurm's ids by the name of the step."""

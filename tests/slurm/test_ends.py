@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch.jobdir import JobDir, job_dir
-from seatrial.launch.slurm.render import render
-from seatrial.launch.slurm.unit import Known, judge
-from seatrial.model.job import After, Component, Ending, Job, Ready, UnitState
-from seatrial.model.profile import Profile
+from seatrial.core.jobs import After, Component, Ending, Job, Profile, Ready, UnitState
+from seatrial.runtime.jobdir import JobDir, job_dir
+from seatrial.runtime.slurm import render
+from seatrial.runtime.slurm_status import UnitFacts, judge_unit
 
 from .cluster import PrivateSlurm
 from .harness import Slurm, client, script, server, submit, until
@@ -88,7 +87,7 @@ def test_a_task_leaves_its_exact_code(tmp_path: Path, words: tuple[str, ...]) ->
 
 def judged(job: Job, result: Path) -> UnitState:
     folder = JobDir(result)
-    return judge(Known(job.name, 0, result=folder.result(0)), 0.0).state
+    return judge_unit(UnitFacts(job.name, 0, result=folder.result(0)), 0.0).state
 
 
 @pytest.mark.real

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cli.command import SEATRIAL, Answer, inside
-from seatrial.launch.jobdir import job_dir
+from seatrial.runtime.jobdir import job_dir
 
 from .cluster import PrivateSlurm
 from .stand_ins import StandIns, stand_ins

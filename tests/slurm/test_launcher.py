@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch import jobdir
-from seatrial.launch.slurm import submit as slurm
-from seatrial.launch.slurm.status import Poller
-from seatrial.model.job import Batch, Job, UnitState, UnitStatus
-from seatrial.model.profile import Profile
+from seatrial.core.jobs import Batch, Job, Profile, UnitState, UnitStatus
+from seatrial.runtime import jobdir
+from seatrial.runtime import slurm_submit as slurm
+from seatrial.runtime.slurm_status import Poller
 
 from .cluster import PrivateSlurm
 from .harness import client, script, until
@@ -53,7 +52,7 @@ def test_the_client_of_a_launcher_is_judged_like_any_other(
 
 def test_a_launcher_that_never_runs_the_client_is_not_done(cluster: PrivateSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-    monkeypatch.setattr("seatrial.launch.slurm.unit.RESULT_GRACE_S", 2)
+    monkeypatch.setattr("seatrial.runtime.slurm_status.RESULT_GRACE_S", 2)
     broken = tmp_path / "ray.sub"
     broken.write_text("#!/bin/bash\nexit 0\n")
     directory = tmp_path / "batch"

@@ -12,8 +12,8 @@ import pytest
 
 from real.drive import Ran, call, wait_for
 from real.test_nemo_outcomes import Machine, _machine, machine
-from seatrial.launch.jobdir import job_dir
-from seatrial.model.verdict import Boundary, ExitCode, Verdict
+from seatrial.core.verdict import Boundary, ExitCode, Verdict
+from seatrial.runtime.jobdir import job_dir
 
 from .cluster import PrivateSlurm
 

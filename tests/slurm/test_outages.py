@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.job import Component, Ending, Job
-from seatrial.model.profile import Profile
+from seatrial.core.jobs import Component, Ending, Job, Profile
 
 from .cluster import PrivateSlurm
 from .conftest import bring_up

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from seatrial.launch.slurm import commands
-from seatrial.launch.slurm.commands import ControllerDown, Refused, Row
-from seatrial.launch.slurm.unit import RESULT_GRACE_S, SUBMITTED_GRACE_S, Known, judge
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.job import Ending, Result, UnitState, UnitStatus
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.jobs import Ending, Result, UnitState, UnitStatus
+from seatrial.runtime import slurm as commands
+from seatrial.runtime.slurm import ControllerDown, SlurmRefused, SlurmRow
+from seatrial.runtime.slurm_status import RESULT_GRACE_S, SUBMITTED_GRACE_S, UnitFacts, judge_unit
 
 from .stand_ins import StandIns, stand_ins
 
@@ -26,7 +26,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
     return stand_ins(tmp_path, monkeypatch)
 
 
-def short(rows: list[Row] | None) -> list[tuple[str, int | None, str, str]]:
+def short(rows: list[SlurmRow] | None) -> list[tuple[str, int | None, str, str]]:
     return [(row.job, row.index, row.part, row.state) for row in rows or ()]
 
 
@@ -84,7 +84,7 @@ def test_without_slurm_the_fix_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         commands.sbatch(tmp_path / "job.sh", (), "")
     assert "sbatch is not on PATH" in caught.value.message
     assert "--on local" in caught.value.fix
-    assert not isinstance(caught.value, ControllerDown | Refused)
+    assert not isinstance(caught.value, ControllerDown | SlurmRefused)
 
 
 def test_a_cluster_whose_configuration_is_gone_is_not_asked_for_a_minute(slurm: StandIns, tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_the_id_of_a_submission(slurm: StandIns, tmp_path: Path, said: str) -> N
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        ("sbatch: error: Batch job submission failed: Invalid partition name specified\n", Refused),
-        ("sbatch: error: Batch job submission failed: Requested node configuration is not available\n", Refused),
+        ("sbatch: error: Batch job submission failed: Invalid partition name specified\n", SlurmRefused),
+        ("sbatch: error: Batch job submission failed: Requested node configuration is not available\n", SlurmRefused),
         ("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n", ControllerDown),
         ("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", ControllerDown),
     ],
@@ -198,7 +198,7 @@ def test_cancelling_what_has_ended_is_no_error(slurm: StandIns) -> None:
     slurm.answer("scancel", "", "scancel: error: Kill job error on job id 5: Invalid job id specified\n", 1)
     commands.scancel("", ["5"])
     slurm.answer("scancel", "", "scancel: error: Kill job error on job id 5: Access/permission denied\n", 1)
-    with pytest.raises(Refused, match="permission denied"):
+    with pytest.raises(SlurmRefused, match="permission denied"):
         commands.scancel("", ["5"])
 
 
@@ -212,8 +212,8 @@ def test_the_largest_array(slurm: StandIns) -> None:
 NOW = 1_000_000.0
 
 
-def row(state: str, reason: str = "None", ended: float | None = None, part: str = "") -> Row:
-    return Row("12", 3, part, state, reason, NAME, "", ended)
+def row(state: str, reason: str = "None", ended: float | None = None, part: str = "") -> SlurmRow:
+    return SlurmRow("12", 3, part, state, reason, NAME, "", ended)
 
 
 def result(ending: Ending = Ending.DONE, exit_code: int | None = 0, **more: Any) -> Result:
@@ -221,9 +221,9 @@ def result(ending: Ending = Ending.DONE, exit_code: int | None = 0, **more: Any)
     return Result(**{**values, "started": 1, "ended": 2, "ending": ending, "exit_code": exit_code, **more})
 
 
-def state_of(*rows: Row, **more: Any) -> UnitStatus:
+def state_of(*rows: SlurmRow, **more: Any) -> UnitStatus:
     values: dict[str, Any] = {"slurm": "12", "handed": True, "since": NOW - 3600, "array": True, "rows": rows}
-    return judge(Known("collect", 3, **{**values, **more}), NOW)
+    return judge_unit(UnitFacts("collect", 3, **{**values, **more}), NOW)
 
 
 @pytest.mark.parametrize("word", ["PENDING", "RUNNING", "FAILED", "NODE_FAIL", "CANCELLED", "TIMEOUT", "COMPLETED"])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from launch.rays import environment, instruments, leftovers
-from seatrial.launch.ray import check_nodes, ray_job
-from seatrial.launch.staged import stage
-from seatrial.model.job import Ending, Job
+from seatrial.core.jobs import Ending, Job
+from seatrial.runtime.ray import check_nodes, ray_job
+from seatrial.runtime.staged import stage
 
 from .conftest import MakeCluster
 from .harness import Submitted, client, submit
@@ -39,7 +39,7 @@ def test_the_probe_sees_a_worker_of_every_node_and_nothing_stays(make_cluster: M
     checkout = tmp_path / "checkout"
     (checkout / "fakepkg").mkdir(parents=True)
     (checkout / "fakepkg" / "__init__.py").write_text("")
-    look = (str(environment().python), "-m", "seatrial.probes.ray_nodes", "--out", str(out), "--nodes", "2")
+    look = (str(environment().python), "-m", "seatrial.instruments.ray_nodes", "--out", str(out), "--nodes", "2")
     job = run(make_cluster, ray_client(tmp_path, *look, "--root", f"fakepkg={checkout}", "--env", f"PYTHONPATH={checkout}"), tmp_path)
     result = job.result(deadline_s=150)
     assert (result.ending, result.exit_code) == (Ending.DONE, 0), job.log("client")

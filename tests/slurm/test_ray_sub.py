@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from launch.rays import instruments
-from seatrial.launch import jobdir
-from seatrial.launch.ray import check_nodes
-from seatrial.launch.slurm import submit as slurm
-from seatrial.launch.slurm.status import Poller
-from seatrial.model.job import Batch, Ending, Job, UnitState, UnitStatus
-from seatrial.model.profile import Profile
+from seatrial.core.jobs import Batch, Ending, Job, Profile, UnitState, UnitStatus
+from seatrial.runtime import jobdir
+from seatrial.runtime import slurm_submit as slurm
+from seatrial.runtime.ray import check_nodes
+from seatrial.runtime.slurm_status import Poller
 
 from .cluster import PrivateSlurm
 from .conftest import MakeCluster
@@ -72,7 +71,7 @@ def python() -> str:
 
 def test_a_worker_of_every_node_answers(ray_cluster: PrivateSlurm, tmp_path: Path) -> None:
     out, batch = tmp_path / "facts.json", tmp_path / "batch"
-    look = (python(), "-m", "seatrial.probes.ray_nodes", "--out", str(out), "--nodes", "2")
+    look = (python(), "-m", "seatrial.instruments.ray_nodes", "--out", str(out), "--nodes", "2")
     unit = ended(ray_cluster, batch, submitted(batch, *look, PYTHONPATH=str(instruments(tmp_path / "instruments"))))
     assert unit.state is UnitState.DONE, unit
     facts = json.loads(out.read_text())

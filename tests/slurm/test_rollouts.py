@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.job import Ending
+from seatrial.core.jobs import Ending
 
 from .campaigns import Desk, complete, ended, policy, stub_server
 from .cluster import PrivateSlurm

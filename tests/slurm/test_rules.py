@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch.slurm.render import render
-from seatrial.model.job import After, Component, Ending, Job, Ready
-from seatrial.model.profile import Profile
+from seatrial.core.jobs import After, Component, Ending, Job, Profile, Ready
+from seatrial.runtime.slurm import render
 
 from .conftest import MakeCluster
 from .harness import Slurm, client, processes_with, script, server, submit, until

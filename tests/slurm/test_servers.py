@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.cli.jobs_file import read_jobs
-from seatrial.launch import jobdir
-from seatrial.launch.slurm import submit as slurm
-from seatrial.launch.slurm.status import Poller
-from seatrial.model.errors import UserError
-from seatrial.model.job import UnitState
-from seatrial.model.profile import Profile
+from seatrial.cli.input_files import read_jobs
+from seatrial.core.errors import UserError
+from seatrial.core.jobs import Profile, UnitState
+from seatrial.runtime import jobdir
+from seatrial.runtime import slurm_submit as slurm
+from seatrial.runtime.slurm_status import Poller
 
 from .cluster import PrivateSlurm
 from .harness import until

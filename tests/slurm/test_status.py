@@ -10,13 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from seatrial.files import write_json
-from seatrial.launch import jobdir
-from seatrial.launch.jobdir import job_dir
-from seatrial.launch.slurm import status, submit, unit
-from seatrial.launch.slurm.render import comment
-from seatrial.launch.slurm.status import Poller, Snapshot
-from seatrial.model.job import After, Batch, Ending, UnitState
+from seatrial.core.files import write_json
+from seatrial.core.jobs import After, Batch, Ending, UnitState
+from seatrial.runtime import jobdir, slurm_status, slurm_submit
+from seatrial.runtime.jobdir import job_dir
+from seatrial.runtime.slurm import comment
+from seatrial.runtime.slurm_status import Poller, Snapshot
 
 from .cluster import PrivateSlurm
 from .conftest import MakeCluster
@@ -39,8 +38,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
 @pytest.fixture
 def batch(fake: StandIns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An array of 6 units, submitted as 12, long ago."""
-    submit.submit(Batch(jobs=(job("collect", array=6),)), PROFILE, "main", tmp_path / "b")
-    monkeypatch.setattr(unit, "SUBMITTED_GRACE_S", -1)
+    slurm_submit.submit(Batch(jobs=(job("collect", array=6),)), PROFILE, "main", tmp_path / "b")
+    monkeypatch.setattr(slurm_status, "SUBMITTED_GRACE_S", -1)
     return tmp_path / "b"
 
 
@@ -74,8 +73,8 @@ def test_a_job_that_is_done_is_not_asked_for(fake: StandIns, batch: Path) -> Non
 def test_one_squeue_and_one_sacct_for_many_batches(fake: StandIns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(5):
         fake.answer("sbatch", f"{number + 1}\n")
-        submit.submit(Batch(jobs=(job("collect"),)), PROFILE, "main", tmp_path / f"b{number}")
-    monkeypatch.setattr(unit, "SUBMITTED_GRACE_S", -1)
+        slurm_submit.submit(Batch(jobs=(job("collect"),)), PROFILE, "main", tmp_path / f"b{number}")
+    monkeypatch.setattr(slurm_status, "SUBMITTED_GRACE_S", -1)
     found = job_dir(tmp_path / "b0", "collect").submission()
     assert found is not None
     fake.answer("sacct", f"1|NODE_FAIL|2026-11-15T07:05:44|2026-11-15T07:05:53|{found.name}\n")
@@ -98,8 +97,8 @@ def test_another_cluster_that_shares_the_file_system_loses_nothing(fake: StandIn
     own.write_text("# comment\nClusterName=alpha\n")
     monkeypatch.setenv("SLURM_CONF", str(own))
     fake.answer("sbatch", "12\n")
-    submit.submit(Batch(jobs=(job("collect"),)), PROFILE, "main", tmp_path / "b")
-    monkeypatch.setattr(unit, "SUBMITTED_GRACE_S", -1)
+    slurm_submit.submit(Batch(jobs=(job("collect"),)), PROFILE, "main", tmp_path / "b")
+    monkeypatch.setattr(slurm_status, "SUBMITTED_GRACE_S", -1)
     assert states(Poller([tmp_path / "b"]).poll()) == ["lost"]
     own.write_text("ClusterName=beta\n")  # as on another machine, where the same path holds that one's own
     snapshot = Poller([tmp_path / "b"]).poll()
@@ -188,7 +187,7 @@ def test_a_submission_without_an_id_that_nobody_knows_is_lost_not_submitted_agai
     assert stored is not None
     write_json(folder.submission_file, stored.model_copy(update={"slurm": None}))
     assert states(Poller([batch]).poll()) == ["lost"] * 6
-    monkeypatch.setattr(unit, "SUBMITTED_GRACE_S", 30)
+    monkeypatch.setattr(slurm_status, "SUBMITTED_GRACE_S", 30)
     assert states(Poller([batch]).poll()) == ["waiting"] * 6
     assert len(fake.calls("sbatch")) == 1
 
@@ -203,9 +202,9 @@ def test_a_job_that_was_never_submitted_is_said_so(fake: StandIns, batch: Path) 
 def test_jobs_that_run_on_this_machine_are_not_lost(fake: StandIns, batch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job_dir(batch, "collect").submission_file.unlink()
     os.utime(batch / jobdir.BATCH, (1, 1))
-    monkeypatch.setattr(unit, "SUBMITTED_GRACE_S", 30)
+    monkeypatch.setattr(slurm_status, "SUBMITTED_GRACE_S", 30)
     leave(batch, "collect", 0, Ending.CLIENT_FAILED, "local", 3)
-    with submit.locked(batch), (batch / status.LOCK).open() as other:
+    with slurm_submit.locked(batch), (batch / slurm_status.LOCK).open() as other:
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
         assert states(Poller([batch]).poll()) == ["failed", *["waiting"] * 5]
@@ -213,11 +212,11 @@ def test_jobs_that_run_on_this_machine_are_not_lost(fake: StandIns, batch: Path,
 
 
 def test_waiting_ends_at_its_deadline(fake: StandIns, batch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "FIRST_WAIT_S", 0.05)
+    monkeypatch.setattr(slurm_status, "FIRST_WAIT_S", 0.05)
     fake.answer("squeue", queue(batch, dict.fromkeys(range(6), "RUNNING")))
     slept: list[float] = []
-    monkeypatch.setattr(status, "time", SimpleNamespace(time=time.time, monotonic=lambda: sum(slept), sleep=slept.append))
-    found = list(status.snapshots(Poller([batch]), deadline_s=1))
+    monkeypatch.setattr(slurm_status, "time", SimpleNamespace(time=time.time, monotonic=lambda: sum(slept), sleep=slept.append))
+    found = list(slurm_status.snapshots(Poller([batch]), deadline_s=1))
     assert 2 <= len(found) <= 20
     assert 1 <= sum(slept) < 1.5
     assert not found[-1].ended
@@ -234,13 +233,13 @@ def ended(poller: Poller, deadline_s: float = 90) -> Snapshot:
 @pytest.mark.parametrize("accounting", [False, True])
 def test_purged_ids(make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accounting: bool) -> None:
     """Slurm forgets after 2 s: results stay; without a result accounting knows the word, or the unit is lost."""
-    monkeypatch.setattr(unit, "SUBMITTED_GRACE_S", 1)
+    monkeypatch.setattr(slurm_status, "SUBMITTED_GRACE_S", 1)
     cluster = make_cluster(nodes=2, accounting=accounting, min_job_age=2)
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-    monkeypatch.setattr(unit, "RESULT_GRACE_S", 0)
+    monkeypatch.setattr(slurm_status, "RESULT_GRACE_S", 0)
     # Unit 2 exits with 137, which accounting masks to 9:0; the result of unit 3 is lost.
     command = ("bash", "-c", "case {index} in 2) exit 137;; 3) exit 5;; esac")
-    (found,) = submit.submit(Batch(jobs=(job("collect", command, array=4),)), PROFILE, "main", tmp_path)
+    (found,) = slurm_submit.submit(Batch(jobs=(job("collect", command, array=4),)), PROFILE, "main", tmp_path)
     gone = ("squeue", "-h", "-t", "all", "-j", found.slurm or "", "-o", "%i")
     cluster.wait(lambda: cluster.run(*gone).returncode == 1, "purge", 90)
     time.sleep(2)
@@ -264,7 +263,7 @@ def test_a_controller_that_is_killed_and_comes_back_loses_nothing(
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
     gate = tmp_path / "gate"
     command = ("bash", "-c", f"touch {{job}}/up.{{index}}; until [ -e {gate} ]; do sleep 0.2; done")
-    submit.submit(Batch(jobs=(job("collect", command, array=4),)), PROFILE, "main", tmp_path / "b")
+    slurm_submit.submit(Batch(jobs=(job("collect", command, array=4),)), PROFILE, "main", tmp_path / "b")
     poller = Poller([tmp_path / "b"])
     until(lambda: len(list((tmp_path / "b" / "collect").glob("up.*"))) == 4 or None, "four clients", 60)
     time.sleep(6)  # the controller saves its state now and then; a kill right after sbatch does lose jobs
@@ -285,7 +284,7 @@ def test_a_reused_id_on_slurm(cluster: PrivateSlurm, tmp_path: Path, monkeypatch
     """The id of a lost job is another's now: its states are not ours, and it is not cancelled."""
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
     other = cluster.run("sbatch", "--parsable", "--job-name=somebody-elses", "--wrap=sleep 100").stdout.strip()
-    submit.submit(Batch(jobs=(job("a"),)), PROFILE, "main", tmp_path)
+    slurm_submit.submit(Batch(jobs=(job("a"),)), PROFILE, "main", tmp_path)
     ended(Poller([tmp_path]))
     folder = job_dir(tmp_path, "a")
     folder.result_file(0).unlink()
@@ -294,7 +293,7 @@ def test_a_reused_id_on_slurm(cluster: PrivateSlurm, tmp_path: Path, monkeypatch
     write_json(folder.submission_file, stored.model_copy(update={"slurm": other, "submitted": 1}))
     found = Poller([tmp_path]).poll().units[0]
     assert (found.state, found.reason) == (UnitState.LOST, f"the id {other} belongs to another job now: somebody-elses")
-    assert submit.cancel(tmp_path) == ()
+    assert slurm_submit.cancel(tmp_path) == ()
     assert cluster.run("squeue", "-h", "-j", other, "-o", "%T").stdout.strip() in ("RUNNING", "PENDING")
     cluster.run("scancel", other)
 
@@ -304,12 +303,12 @@ def test_a_submission_whose_id_was_never_stored_is_found_by_name(
     cluster: PrivateSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-    (sent,) = submit.submit(Batch(jobs=(job("a", ("sleep", "600"), array=2),)), PROFILE, "main", tmp_path)
+    (sent,) = slurm_submit.submit(Batch(jobs=(job("a", ("sleep", "600"), array=2),)), PROFILE, "main", tmp_path)
     write_json(job_dir(tmp_path, "a").submission_file, sent.model_copy(update={"slurm": None}))
     snapshot = Poller([tmp_path]).poll()
     assert snapshot.calls == 1
     assert [item.slurm for item in snapshot.units] == [f"{sent.slurm}_0", f"{sent.slurm}_1"]
-    assert submit.cancel(tmp_path) == ("a",)
+    assert slurm_submit.cancel(tmp_path) == ("a",)
     assert {item.state for item in ended(Poller([tmp_path])).units} == {UnitState.BLOCKED}
 
 
@@ -318,7 +317,7 @@ def test_a_dependency_that_fails_cancels_what_comes_after(cluster: PrivateSlurm,
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
     after = (After(job="collect"),)
     batch = Batch(jobs=(job("collect", ("bash", "-c", "exit {index}"), array=2), job("merge", after=after)))
-    submit.submit(batch, PROFILE, "main", tmp_path)
+    slurm_submit.submit(batch, PROFILE, "main", tmp_path)
     snapshot = ended(Poller([tmp_path]))
     assert states(snapshot) == ["done", "failed", "blocked"]
     assert "DependencyNeverSatisfied" in snapshot.units[2].reason
@@ -328,12 +327,12 @@ def test_a_dependency_that_fails_cancels_what_comes_after(cluster: PrivateSlurm,
 def test_an_ended_script_without_a_result_is_not_done(cluster: PrivateSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
     script = "#!/bin/bash\n#SBATCH -J {a}\n#SBATCH -o /dev/null\ntrue\n"
-    monkeypatch.setattr(submit, "render_batch", lambda jobs, profile, directory, names: {"a": script.format(**names)})
-    submit.submit(Batch(jobs=(job("a"),)), PROFILE, "main", tmp_path)
+    monkeypatch.setattr(slurm_submit, "render_batch", lambda jobs, profile, directory, names: {"a": script.format(**names)})
+    slurm_submit.submit(Batch(jobs=(job("a"),)), PROFILE, "main", tmp_path)
     poller = Poller([tmp_path])
     late = until(lambda: found if (found := poller.poll().units[0]).scheduler == "COMPLETED" else None, "end", 60)
     assert (late.state, late.reason) == (UnitState.RUNNING, "ended; its result does not show yet")
-    monkeypatch.setattr(unit, "RESULT_GRACE_S", 0)
+    monkeypatch.setattr(slurm_status, "RESULT_GRACE_S", 0)
     found = poller.poll().units[0]
     assert (found.state, found.scheduler) == (UnitState.BLOCKED, "COMPLETED")
     assert "without leaving a result" in found.reason

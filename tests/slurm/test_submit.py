@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from seatrial.files import write_json
-from seatrial.launch import jobdir
-from seatrial.launch.jobdir import job_dir
-from seatrial.launch.slurm import commands, status, submit, unit
-from seatrial.launch.slurm.commands import ControllerDown, Refused
-from seatrial.launch.slurm.status import Poller
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.job import After, Batch, Component, Ending, Job, Result, UnitState
-from seatrial.model.profile import Profile
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.files import write_json
+from seatrial.core.jobs import After, Batch, Component, Ending, Job, Profile, Result, UnitState
+from seatrial.runtime import jobdir, slurm_status, slurm_submit
+from seatrial.runtime import slurm as commands
+from seatrial.runtime.jobdir import job_dir
+from seatrial.runtime.slurm import ControllerDown, SlurmRefused
+from seatrial.runtime.slurm_status import Poller
 
 from .cluster import PrivateSlurm
 from .harness import until
@@ -63,7 +62,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
 
 
 def test_a_batch_is_one_sbatch_per_job_with_dependencies_by_id(fake: StandIns, tmp_path: Path) -> None:
-    found = submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+    found = slurm_submit.submit(chain(), PROFILE, "main", tmp_path / "b")
     scripts = [str(tmp_path / "b" / name / "job.sh") for name in ("collect", "merge")]
     assert fake.calls("sbatch") == [
         ["--parsable", scripts[0]],
@@ -83,26 +82,26 @@ def test_a_batch_is_one_sbatch_per_job_with_dependencies_by_id(fake: StandIns, t
 def test_results_without_a_batch_never_count(fake: StandIns, tmp_path: Path) -> None:
     leave(tmp_path / "b", "collect", 0, Ending.DONE, "7_0")
     with pytest.raises(UserError, match="collect: is there already, and no batch"):
-        submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+        slurm_submit.submit(chain(), PROFILE, "main", tmp_path / "b")
     assert fake.calls() == []
 
 
 def test_of_two_that_submit_into_one_directory_only_one_does(fake: StandIns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(batch: Batch, cluster: str) -> None:
         """What happens between the first look and the lock: somebody else submits."""
-        monkeypatch.setattr(submit, "_check_foreign", lambda *_: None)
-        submit.submit(batch, PROFILE, "main", tmp_path / "b")
+        monkeypatch.setattr(slurm_submit, "_check_foreign", lambda *_: None)
+        slurm_submit.submit(batch, PROFILE, "main", tmp_path / "b")
 
-    monkeypatch.setattr(submit, "_check_foreign", late)
+    monkeypatch.setattr(slurm_submit, "_check_foreign", late)
     with pytest.raises(UserError, match="holds a batch already"):
-        submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+        slurm_submit.submit(chain(), PROFILE, "main", tmp_path / "b")
     assert len(fake.calls("sbatch")) == 2
 
 
 def test_jobs_may_come_after_others_however_they_end_and_after_foreign_ones(fake: StandIns, tmp_path: Path) -> None:
     fake.answer("squeue", "7|RUNNING|NONE|None|(null)|foreign\n8_1|RUNNING|NONE|None|(null)|foreign\n")
     batch = Batch(jobs=(job("a"), job("b", after=(After(job="a", when="any"),), after_ids=("7", "8_1"))))
-    submit.submit(batch, PROFILE, "main", tmp_path / "b")
+    slurm_submit.submit(batch, PROFILE, "main", tmp_path / "b")
     assert fake.calls("sbatch")[1][1] == "--dependency=afterany:12,afterok:7,afterok:8_1"
 
 
@@ -110,11 +109,11 @@ def test_a_foreign_job_that_slurm_does_not_know_is_refused_because_slurm_would_n
     fake.answer("squeue", "", "slurm_load_jobs error: Invalid job id specified\n", 1)
     fake.answer("sacct", "", "Slurm accounting storage is disabled\n", 1)
     with pytest.raises(UserError, match="Slurm does not know job 999999"):
-        submit.submit(Batch(jobs=(job("a", after_ids=("999999",)),)), PROFILE, "main", tmp_path / "b")
+        slurm_submit.submit(Batch(jobs=(job("a", after_ids=("999999",)),)), PROFILE, "main", tmp_path / "b")
     assert fake.calls("sbatch") == []
     assert not (tmp_path / "b").exists()
     fake.answer("sacct", "999999|COMPLETED|2026-11-15T07:05:43|2026-11-15T07:05:44|x\n")
-    submit.submit(Batch(jobs=(job("a", after_ids=("999999",)),)), PROFILE, "main", tmp_path / "b")
+    slurm_submit.submit(Batch(jobs=(job("a", after_ids=("999999",)),)), PROFILE, "main", tmp_path / "b")
 
 
 def test_the_name_is_stored_before_sbatch_is_called(fake: StandIns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,17 +122,17 @@ def test_the_name_is_stored_before_sbatch_is_called(fake: StandIns, tmp_path: Pa
 
     monkeypatch.setattr(commands, "sbatch", killed)
     with pytest.raises(KeyboardInterrupt):
-        submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+        slurm_submit.submit(chain(), PROFILE, "main", tmp_path / "b")
     stored = job_dir(tmp_path / "b", "collect").submission()
     assert stored is not None
     assert (stored.slurm, stored.units) == (None, (0, 1, 2, 3, 4, 5))
     assert stored.name in job_dir(tmp_path / "b", "collect").script.read_text()
     with pytest.raises(UserError, match="not ended yet: collect"):
-        submit.resubmit(tmp_path / "b", PROFILE, "main")
+        slurm_submit.resubmit(tmp_path / "b", PROFILE, "main")
 
 
 def test_a_later_refusal_says_what_is_in_and_how_to_go_on(fake: StandIns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[str | BlockedError] = ["12", Refused("sbatch: Invalid partition name specified"), "13", "14"]
+    answers: list[str | BlockedError] = ["12", SlurmRefused("sbatch: Invalid partition name specified"), "13", "14"]
 
     def one_after_the_other(*_: object) -> str:
         answer = answers.pop(0)
@@ -142,8 +141,8 @@ def test_a_later_refusal_says_what_is_in_and_how_to_go_on(fake: StandIns, tmp_pa
         return answer
 
     monkeypatch.setattr(commands, "sbatch", one_after_the_other)
-    with pytest.raises(Refused) as caught:
-        submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+    with pytest.raises(SlurmRefused) as caught:
+        slurm_submit.submit(chain(), PROFILE, "main", tmp_path / "b")
     assert "job merge was not accepted: sbatch: Invalid partition" in caught.value.message
     assert "Submitted: collect (12); not submitted: merge" in caught.value.message
     assert f"seatrial jobs resubmit {tmp_path / 'b'} --on slurm:main" in caught.value.fix
@@ -154,7 +153,7 @@ def test_a_later_refusal_says_what_is_in_and_how_to_go_on(fake: StandIns, tmp_pa
 def test_a_silent_controller_leaves_the_submission_to_be_found(fake: StandIns, tmp_path: Path) -> None:
     fake.answer("sbatch", "", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n", 1)
     with pytest.raises(ControllerDown, match="Whether collect is in the queue is not known"):
-        submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+        slurm_submit.submit(chain(), PROFILE, "main", tmp_path / "b")
     stored = job_dir(tmp_path / "b", "collect").submission()
     assert stored is not None
     fake.answer("squeue", "".join(f"30_{index}|RUNNING|NONE|None|(null)|{stored.name}\n" for index in range(6)))
@@ -165,46 +164,46 @@ def test_a_silent_controller_leaves_the_submission_to_be_found(fake: StandIns, t
 
 
 def test_a_directory_holds_one_batch(fake: StandIns, tmp_path: Path) -> None:
-    submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+    slurm_submit.submit(chain(), PROFILE, "main", tmp_path / "b")
     with pytest.raises(UserError, match="holds a batch already"):
-        submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+        slurm_submit.submit(chain(), PROFILE, "main", tmp_path / "b")
     assert len(fake.calls("sbatch")) == 2
 
 
 def test_nothing_is_written_where_there_is_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_ins(tmp_path, monkeypatch, ())
     with pytest.raises(BlockedError, match="no Slurm here"):
-        submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+        slurm_submit.submit(chain(), PROFILE, "main", tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
 def test_an_array_beyond_the_cluster_is_refused_before_anything_is_submitted(fake: StandIns, tmp_path: Path) -> None:
     fake.answer("scontrol", "MaxArraySize            = 1001\n")
     with pytest.raises(UserError, match="array = 1002, but this cluster takes at most 1001") as caught:
-        submit.submit(Batch(jobs=(job("small"), job("large", array=1002))), PROFILE, "main", tmp_path / "b")
+        slurm_submit.submit(Batch(jobs=(job("small"), job("large", array=1002))), PROFILE, "main", tmp_path / "b")
     assert "1001 units" in caught.value.fix
     assert fake.calls("sbatch") == []
-    submit.submit(Batch(jobs=(job("large", array=1000),)), PROFILE, "main", tmp_path / "b")
+    slurm_submit.submit(Batch(jobs=(job("large", array=1000),)), PROFILE, "main", tmp_path / "b")
     assert len(fake.calls("scontrol")) == 1
 
 
 def test_what_cannot_be_rendered_is_refused_before_anything_is_submitted(fake: StandIns, tmp_path: Path) -> None:
     strange = Component(name="client", role="client", command=("true",), container="nope")
     with pytest.raises(UserError, match="nope"):
-        submit.submit(Batch(jobs=(job("a"), Job(name="b", components=(strange,)))), PROFILE, "main", tmp_path / "b")
+        slurm_submit.submit(Batch(jobs=(job("a"), Job(name="b", components=(strange,)))), PROFILE, "main", tmp_path / "b")
     assert (fake.calls(), (tmp_path / "b").exists()) == ([], False)
 
 
 def test_only_what_is_not_done_is_submitted_again(fake: StandIns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "b"
-    submit.submit(chain(parallel=2), PROFILE, "main", directory)
-    monkeypatch.setattr(unit, "SUBMITTED_GRACE_S", 0)
+    slurm_submit.submit(chain(parallel=2), PROFILE, "main", directory)
+    monkeypatch.setattr(slurm_status, "SUBMITTED_GRACE_S", 0)
     for index in (0, 1, 3, 5):
         leave(directory, "collect", index, Ending.DONE, f"12_{index}")
     leave(directory, "collect", 2, Ending.CLIENT_FAILED, "12_2", 7)
     before = job_dir(directory, "collect").submission()
     fake.answer("sbatch", "20\n")
-    found = submit.resubmit(directory, PROFILE, "main")
+    found = slurm_submit.resubmit(directory, PROFILE, "main")
     assert [(item.job, item.units, item.slurm) for item in found] == [("collect", (2, 4), "20"), ("merge", (0,), "20")]
     assert fake.calls("sbatch")[2][1] == "--array=2,4%2"
     assert fake.calls("sbatch")[3][1] == "--dependency=afterok:20"
@@ -212,40 +211,40 @@ def test_only_what_is_not_done_is_submitted_again(fake: StandIns, tmp_path: Path
     assert found[0].name != before.name
     for index in (2, 4):
         leave(directory, "collect", index, Ending.DONE, f"20_{index}")
-    found = submit.resubmit(directory, PROFILE, "main")
+    found = slurm_submit.resubmit(directory, PROFILE, "main")
     assert [item.job for item in found] == ["merge"]
     assert "--dependency" not in str(fake.calls("sbatch")[-1])
     leave(directory, "merge", 0, Ending.DONE, "20")
-    assert submit.resubmit(directory, PROFILE, "main") == ()
+    assert slurm_submit.resubmit(directory, PROFILE, "main") == ()
 
 
 def test_nothing_is_submitted_twice_while_the_controller_is_silent(fake: StandIns, tmp_path: Path) -> None:
-    submit.submit(chain(), PROFILE, "main", tmp_path / "b")
+    slurm_submit.submit(chain(), PROFILE, "main", tmp_path / "b")
     fake.answer("squeue", "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", 1)
     with pytest.raises(ControllerDown, match="is not known"):
-        submit.resubmit(tmp_path / "b", PROFILE, "main")
+        slurm_submit.resubmit(tmp_path / "b", PROFILE, "main")
     with pytest.raises(ControllerDown, match="nothing was cancelled"):
-        submit.cancel(tmp_path / "b")
+        slurm_submit.cancel(tmp_path / "b")
     assert len(fake.calls("sbatch")) == 2
 
 
 def test_only_our_own_live_jobs_are_cancelled(fake: StandIns, tmp_path: Path) -> None:
     fake.answer("sbatch", "12\n")
-    (found,) = submit.submit(Batch(jobs=(job("a"),)), PROFILE, "main", tmp_path / "a")
+    (found,) = slurm_submit.submit(Batch(jobs=(job("a"),)), PROFILE, "main", tmp_path / "a")
     fake.answer("squeue", "12|RUNNING|NONE|None|(null)|somebody-elses\n")
-    assert submit.cancel(tmp_path / "a") == ()
+    assert slurm_submit.cancel(tmp_path / "a") == ()
     assert fake.calls("scancel") == []
     fake.answer("squeue", f"12|RUNNING|NONE|None|(null)|{found.name}\n")
-    assert submit.cancel(tmp_path / "a", ["a"]) == ("a",)
+    assert slurm_submit.cancel(tmp_path / "a", ["a"]) == ("a",)
     assert fake.calls("scancel") == [["12"]]
     with pytest.raises(UserError, match="no job 'b' there; known: a"):
-        submit.cancel(tmp_path / "a", ["b"])
+        slurm_submit.cancel(tmp_path / "a", ["b"])
 
 
 def test_validation_names_each_job(fake: StandIns, tmp_path: Path) -> None:
-    assert submit.validate(chain(), PROFILE, tmp_path / "b") == (("collect", "ok"), ("merge", "ok"))
+    assert slurm_submit.validate(chain(), PROFILE, tmp_path / "b") == (("collect", "ok"), ("merge", "ok"))
     fake.answer("sbatch", "", "allocation failure: Requested node configuration is not available\n", 1)
-    answers = dict(submit.validate(chain(), PROFILE, tmp_path / "b"))
+    answers = dict(slurm_submit.validate(chain(), PROFILE, tmp_path / "b"))
     assert answers["merge"] == "sbatch: allocation failure: Requested node configuration is not available"
     assert not (tmp_path / "b").exists()
 
@@ -261,10 +260,10 @@ def real(cluster: PrivateSlurm, monkeypatch: pytest.MonkeyPatch) -> PrivateSlurm
 def test_300_units_are_submitted_at_once_followed_and_judged(real: PrivateSlurm, tmp_path: Path) -> None:
     command = ("bash", "-c", "[ {index} != 17 ] || exit 3")
     batch = Batch(jobs=(job("collect", command, array=300), job("merge", after=(After(job="collect", when="any"),))))
-    assert submit.validate(batch, PROFILE, tmp_path) == (("collect", "ok"), ("merge", "ok"))
-    assert len(submit.submit(batch, PROFILE, "main", tmp_path)) == 2, "one job for 300 units, and one that comes after them"
+    assert slurm_submit.validate(batch, PROFILE, tmp_path) == (("collect", "ok"), ("merge", "ok"))
+    assert len(slurm_submit.submit(batch, PROFILE, "main", tmp_path)) == 2, "one job for 300 units, and one that comes after them"
     last = None
-    for snapshot in status.snapshots(Poller([tmp_path]), deadline_s=300):
+    for snapshot in slurm_status.snapshots(Poller([tmp_path]), deadline_s=300):
         assert snapshot.calls <= 2
         last = snapshot
     assert last is not None
@@ -283,16 +282,16 @@ def test_cancel_and_resubmit_on_slurm(real: PrivateSlurm, tmp_path: Path) -> Non
     command = ("bash", "-c", f"[ {{index}} = 0 ] || [ -e {gate} ] || sleep 600")
     batch = Batch(jobs=(job("collect", command, array=2), job("merge", after=(After(job="collect"),))))
     directory = tmp_path / "b"
-    submit.submit(batch, PROFILE, "main", directory)
+    slurm_submit.submit(batch, PROFILE, "main", directory)
     poller = Poller([directory])
     until(lambda: poller.poll().units[0].state is UnitState.DONE or None, "unit 0", 60)
     with pytest.raises(UserError, match="not ended yet"):
-        submit.resubmit(directory, PROFILE, "main")
-    assert submit.cancel(directory) == ("collect", "merge")
+        slurm_submit.resubmit(directory, PROFILE, "main")
+    assert slurm_submit.cancel(directory) == ("collect", "merge")
     ended = until(lambda: found if (found := poller.poll()).ended else None, "end", 60)
     assert [item.state for item in ended.units] == [UnitState.DONE, UnitState.BLOCKED, UnitState.BLOCKED]
     gate.touch()
-    again = submit.resubmit(directory, PROFILE, "main")
+    again = slurm_submit.resubmit(directory, PROFILE, "main")
     assert [(item.job, item.units) for item in again] == [("collect", (1,)), ("merge", (0,))]
     ended = until(lambda: found if (found := poller.poll()).ended else None, "second end", 60)
     assert [item.state for item in ended.units] == [UnitState.DONE] * 3
@@ -302,13 +301,13 @@ def test_cancel_and_resubmit_on_slurm(real: PrivateSlurm, tmp_path: Path) -> Non
 @pytest.mark.real
 def test_slurm_refuses_what_it_cannot_run(real: PrivateSlurm, tmp_path: Path) -> None:
     nowhere = Profile(partition="nowhere")
-    (answer,) = submit.validate(Batch(jobs=(job("a"),)), nowhere, tmp_path)
+    (answer,) = slurm_submit.validate(Batch(jobs=(job("a"),)), nowhere, tmp_path)
     assert "Invalid partition name" in answer[1]
-    with pytest.raises(Refused, match="Invalid partition name"):
-        submit.submit(Batch(jobs=(job("a"),)), nowhere, "nowhere", tmp_path)
+    with pytest.raises(SlurmRefused, match="Invalid partition name"):
+        slurm_submit.submit(Batch(jobs=(job("a"),)), nowhere, "nowhere", tmp_path)
     assert job_dir(tmp_path, "a").submission() is None
     with pytest.raises(UserError, match="does not know job 4000000"):
-        submit.submit(Batch(jobs=(job("a", after_ids=("4000000",)),)), PROFILE, "main", tmp_path / "b")
+        slurm_submit.submit(Batch(jobs=(job("a", after_ids=("4000000",)),)), PROFILE, "main", tmp_path / "b")
 
 
 @pytest.mark.real
@@ -316,7 +315,7 @@ def test_a_unit_that_ends_leaves_the_other_units_alone(real: PrivateSlurm, tmp_p
     """One unit of an array has the array's own id: what it sends to its steps must not reach those of the others."""
     service = Component(name="service", command=("sleep", "600"))
     client = Component(name="client", role="client", command=("bash", "-c", "sleep $((10 - 3 * {index}))"))
-    submit.submit(Batch(jobs=(Job(name="a", components=(service, client), array=4),)), PROFILE, "main", tmp_path)
+    slurm_submit.submit(Batch(jobs=(Job(name="a", components=(service, client), array=4),)), PROFILE, "main", tmp_path)
     poller = Poller([tmp_path])
     snapshot = until(lambda: found if (found := poller.poll()).ended else None, "end", 90)
     assert [item.state for item in snapshot.units] == [UnitState.DONE] * 4, [item.reason for item in snapshot.units]

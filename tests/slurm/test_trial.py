@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from real.drive import SEATRIAL, Ran, call, environ, processes_of, says, wait_for
-from seatrial.files import read_text
-from seatrial.launch.jobdir import JobDir, job_dir
-from seatrial.model.job import Ending
-from seatrial.model.verdict import Boundary, ExitCode, Verdict
+from seatrial.core.files import read_text
+from seatrial.core.jobs import Ending
+from seatrial.core.verdict import Boundary, ExitCode, Verdict
+from seatrial.runtime.jobdir import JobDir, job_dir
 
 from .cluster import PrivateSlurm
 from .conftest import MakeCluster

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.triage.chain import Chain, How, read_chains
+from seatrial.triage.causes import Chain, How, read_chains
 from seatrial.triage.log import read_log
 
 FRAMES = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    call()\n    ^^^^^^\n'

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.model.knowledge import Milestone, Signature
-from seatrial.model.record import Diagnosis
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.errors import UserError
+from seatrial.core.records import Diagnosis
+from seatrial.core.specs import Milestone, Signature
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.triage.diagnose import diagnose
 
 MILESTONES = (

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from seatrial.checks.log_lines import exited, read_facts
+from seatrial.core.log_text import exit_value
+from seatrial.core.records import Diagnosis
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import get_loop
-from seatrial.model.exits import exit_value
-from seatrial.model.record import Diagnosis
-from seatrial.model.verdict import Boundary, Verdict
 from seatrial.triage.diagnose import STEPS, diagnose
 from seatrial.triage.log import Line
-from seatrial.trial.diagnosis import read_diagnosis
+from seatrial.trial.level import read_diagnosis
 from triage.runs import LOGS, trl_log
 from triage.said import CALM, FAILED, WRONG
 

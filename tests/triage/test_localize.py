@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.model.localization import Association, Localization
-from seatrial.model.series import Metrics, Series
-from seatrial.model.tokens import TokenRow
-from seatrial.triage.localize import ranks
-from seatrial.triage.localize.collect import Histogram, collect
-from seatrial.triage.localize.conclude import localize
+from seatrial.core.errors import UserError
+from seatrial.core.records import Association, Localization
+from seatrial.core.series import Metrics, Series, TokenRow
+from seatrial.triage import token_errors
+from seatrial.triage.token_errors import Histogram, collect
+from seatrial.triage.token_mismatch import localize
 
 from .token_rows import PROMPT, Off, row, rows
 
@@ -242,37 +241,37 @@ def test_nothing_but_a_few_numbers_is_kept_of_a_sequence() -> None:
 
 
 def test_ranks_and_their_tests() -> None:
-    assert ranks.ranks([3.0, 1.0, 3.0, math.inf]) == [2.5, 1.0, 2.5, 4.0]
-    rho, p = ranks.spearman(range(10), [value**3 for value in range(10)])
+    assert token_errors.ranks([3.0, 1.0, 3.0, math.inf]) == [2.5, 1.0, 2.5, 4.0]
+    rho, p = token_errors.spearman(range(10), [value**3 for value in range(10)])
     assert [rho, p] == pytest.approx([1.0, 1 / 2000])
-    assert ranks.spearman([1.0, 2.0], [5.0, 5.0]) == (None, None)
-    assert ranks.exceeds([3.0, 4.0], [1.0, 2.0]) == 1.0
-    assert ranks.exceeds([1.0, 2.0], [1.0, 2.0]) == 0.5
-    assert ranks.signs([0.0, 0.0]) is None
-    assert (ranks.signs([1.0] * 12) or 1) < 0.01
-    assert (ranks.signs([1.0, -1.0] * 6) or 0) > 0.5
-    assert ranks.between_groups([0, 0, 0], [1.0, 2.0, 3.0]) == (None, None)
-    share, p = ranks.between_groups([0, 0, 0, 1, 1, 1], [1.0, 1.1, 0.9, 5.0, 5.1, 4.9])
+    assert token_errors.spearman([1.0, 2.0], [5.0, 5.0]) == (None, None)
+    assert token_errors.exceeds([3.0, 4.0], [1.0, 2.0]) == 1.0
+    assert token_errors.exceeds([1.0, 2.0], [1.0, 2.0]) == 0.5
+    assert token_errors.signs([0.0, 0.0]) is None
+    assert (token_errors.signs([1.0] * 12) or 1) < 0.01
+    assert (token_errors.signs([1.0, -1.0] * 6) or 0) > 0.5
+    assert token_errors.between_groups([0, 0, 0], [1.0, 2.0, 3.0]) == (None, None)
+    share, p = token_errors.between_groups([0, 0, 0, 1, 1, 1], [1.0, 1.1, 0.9, 5.0, 5.1, 4.9])
     assert share == pytest.approx(1.0, abs=0.01)
     assert p == pytest.approx(2 / 20, abs=0.02)  # two of the twenty ways to choose three of six
 
 
 @pytest.mark.parametrize(("value", "freedom", "p"), [(3.841, 1, 0.05), (18.307, 10, 0.05), (37.566, 20, 0.01)])
 def test_the_tail_for_many_values(value: float, freedom: int, p: float) -> None:
-    assert ranks._chi_square_p(value, freedom) == pytest.approx(p, rel=0.06)
+    assert token_errors._chi_square_p(value, freedom) == pytest.approx(p, rel=0.06)
 
 
 def test_many_values_are_tested_without_permutations() -> None:
     chance = random.Random(2)
     one = [chance.random() for _ in range(1000)]
-    rho, p = ranks.spearman(one, [value + chance.random() for value in one])
+    rho, p = token_errors.spearman(one, [value + chance.random() for value in one])
     assert (rho or 0) > 0.5
     assert (p or 1) < 1e-6
-    assert (ranks.spearman(one, [chance.random() for _ in one])[1] or 0) > 0.001
+    assert (token_errors.spearman(one, [chance.random() for _ in one])[1] or 0) > 0.001
     groups = [number % 5 for number in range(1000)]
-    assert (ranks.between_groups(groups, one)[1] or 0) > 0.001
-    assert (ranks.between_groups(groups, [value + group for value, group in zip(one, groups, strict=True)])[1] or 0) < 1e-6
-    assert (ranks.signs([value - 0.5 for value in one]) or 0) > 0.001
+    assert (token_errors.between_groups(groups, one)[1] or 0) > 0.001
+    assert (token_errors.between_groups(groups, [value + group for value, group in zip(one, groups, strict=True)])[1] or 0) < 1e-6
+    assert (token_errors.signs([value - 0.5 for value in one]) or 0) > 0.001
 
 
 def test_chance_is_rarely_taken_for_an_answer() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import UserError
+from seatrial.core.errors import UserError
 from seatrial.triage.log import Line, read_log
 
 

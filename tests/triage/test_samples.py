@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.knowledge import Milestone
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.specs import Milestone
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.triage.diagnose import diagnose
 from seatrial.triage.signatures import load_signatures
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.model.knowledge import Milestone, Signature
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.errors import UserError
+from seatrial.core.specs import Milestone, Signature
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.triage.log import read_log
 from seatrial.triage.signatures import GENERAL, Scan, load_signatures
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.records import Diagnosis
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import get_loop
-from seatrial.model.record import Diagnosis
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial.diagnosis import read_diagnosis
+from seatrial.trial.level import read_diagnosis
 
 from .runs import LOGS, judged, traceback, trl_log, verl_log
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from seatrial.model.tokens import TokenRow
+from seatrial.core.series import TokenRow
 
 PROMPT = 3
 Off = Callable[[random.Random, int, float], float]

@@ -14,15 +14,15 @@ import pytest
 
 from launch.children import wait_until
 from seatrial.cli.request import checkouts
-from seatrial.evidence.environment import environment_record
+from seatrial.core.loop import Context, SideTests
+from seatrial.core.records import Baseline, Finding, LevelResult, Plan, RepoState, Trial
 from seatrial.evidence.repos import repo_states
-from seatrial.launch import process
-from seatrial.model.loop import Context, SideTests
-from seatrial.model.record import Baseline, Finding, LevelResult, Plan, RepoState, Trial
-from seatrial.trial import conduct
+from seatrial.runtime import process
+from seatrial.trial import runner
 from seatrial.trial.level import Limits
 from seatrial.trial.plan import make_plan, requested
 from seatrial.trial.progress import Event
+from seatrial.trial.staging import environment_record
 
 from .fake import FakeLoop
 
@@ -87,12 +87,12 @@ class Bench:
     def _loop(self, _: Plan) -> FakeLoop:
         return FakeLoop(self.words, self.finding, self.sides)
 
-    def request(self, *levels: int) -> conduct.Request:
-        self.monkeypatch.setattr(conduct, "loop_of", self._loop)
+    def request(self, *levels: int) -> runner.Request:
+        self.monkeypatch.setattr(runner, "loop_of", self._loop)
         loop = FakeLoop(self.words)
         plan = make_plan(loop, requested(loop, levels), None, self._states(), arguments=self.arguments)
         config = {"run.arguments": {"value": list(self.arguments)}}
-        return conduct.Request(plan, self.out, self.python, self.limits, config=config, baseline=self.baseline)
+        return runner.Request(plan, self.out, self.python, self.limits, config=config, baseline=self.baseline)
 
     def _states(self) -> tuple[RepoState, ...]:
         if self.base is None:
@@ -100,11 +100,11 @@ class Bench:
         return checkouts([str(path) for path in self.changes], self.base)[0]
 
     def start(self, *levels: int) -> Trial:
-        return conduct.start(self.request(*levels), self._listen)
+        return runner.start(self.request(*levels), self._listen)
 
     def resume(self) -> Trial:
-        self.monkeypatch.setattr(conduct, "loop_of", self._loop)
-        return conduct.resume(self.out, self._listen)
+        self.monkeypatch.setattr(runner, "loop_of", self._loop)
+        return runner.resume(self.out, self._listen)
 
     def patient(self, started: Callable[[], bool]) -> None:
         """From now on a process counts as started when this is true: a short deadline does not pass before that."""
@@ -128,9 +128,9 @@ def result(trial: Trial, number: int) -> LevelResult:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench that saves the time that no test here is about: ticks, syncs, and asking this interpreter for its packages."""
-    monkeypatch.setattr("seatrial.launch.process._TICK_S", 0.05)
+    monkeypatch.setattr("seatrial.runtime.process._TICK_S", 0.05)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(conduct, "environment_record", asked_once)
+    monkeypatch.setattr(runner, "environment_record", asked_once)
     out = tmp_path / "run"
     out.mkdir()
     return Bench(out, monkeypatch)

@@ -10,14 +10,13 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from seatrial.instruments.fault import Fault
-from seatrial.loops.plain import Plain
-from seatrial.model.knowledge import CheckSpec, Level, Milestone, Signature
-from seatrial.model.loop import Context, Phase, SideTests, Vacuity
-from seatrial.model.record import CheckResult, Cost, Finding
-from seatrial.model.series import Metrics
-from seatrial.model.signals import Signals
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.loop import Context, Phase, SideTests, Vacuity
+from seatrial.core.records import CheckResult, Cost, Finding
+from seatrial.core.series import Metrics
+from seatrial.core.specs import CheckSpec, Level, Milestone, Signals, Signature
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.instruments.facts import LoopFault
+from seatrial.loops.base_loop import PackagedLoop
 
 from .fake_process import STEPS
 
@@ -43,8 +42,8 @@ LEVELS = tuple(
 )
 
 
-class FakeLoop(Plain):
-    """See `seatrial.model.loop.Loop`."""
+class FakeLoop(PackagedLoop):
+    """See `seatrial.core.loop.Loop`."""
 
     name = "fake"
     title = "Fake"
@@ -118,8 +117,8 @@ class FakeLoop(Plain):
     def unseen(self, metrics: Metrics) -> str | None:
         return None
 
-    def faults(self) -> dict[str, Fault]:
-        return {"crash": Fault("raises", (0, 1))}
+    def faults(self) -> dict[str, LoopFault]:
+        return {"crash": LoopFault("raises", (0, 1))}
 
     def instruments(self) -> tuple[Path, ...]:
         return ()

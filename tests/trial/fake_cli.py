@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import seatrial.loops
 from seatrial.cli.main import run
-from seatrial.model.loop import Loop
+from seatrial.core.loop import Loop
 from trial.fake import FakeLoop
 
 WORDS = {int(number): word for number, word in json.loads(os.environ.get("FAKE_WORDS", "{}")).items()}

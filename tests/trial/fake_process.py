@@ -61,7 +61,7 @@ def call(name: str, directory: Path) -> None:
     """Import what changed with the recorder of a real loop, and call one function of it."""
     import importlib
 
-    from seatrial.probes import executed
+    from seatrial.instruments import executed
 
     executed.start(str(directory), "driver")
     getattr(importlib.import_module("pkg.smoke"), name, list)()

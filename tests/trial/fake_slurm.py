@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.launch.jobdir import job_dir
-from seatrial.model.job import Ending, Result
+from seatrial.core.jobs import Ending, Result
+from seatrial.runtime.jobdir import job_dir
 
 _HEAD = """#!/bin/sh
 echo "$(basename "$0") $*" >>"$FAKE_SLURM/calls"

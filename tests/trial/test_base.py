@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from seatrial.cli.request import checkouts
-from seatrial.files import read_json, read_model, write_json
-from seatrial.model.errors import UserError
-from seatrial.model.record import Baseline, EnvironmentRecord, Plan, Report, Trial
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial import base_cache, baseline, conduct, rundir
-from seatrial.trial import settle as settling
-from seatrial.trial.base import base_of
+from seatrial.core.errors import UserError
+from seatrial.core.files import read_json, read_model, write_json
+from seatrial.core.records import Baseline, EnvironmentRecord, Plan, Report, Trial
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.trial import base_cache, baseline, run_dir, runner
+from seatrial.trial import baseline as settling
+from seatrial.trial.base_worktrees import base_of
 from seatrial.trial.progress import Compared, Event, Judged, Running
 
 from .conftest import Bench, asked_once, commit, git
@@ -39,7 +39,7 @@ def run(bench: Bench, repo: Path, *levels: int, base: str | None = None, expect:
     assert beside is not None
     beside = Baseline.model_validate(beside.model_dump() | {"expect": expect})
     request = replace(bench.request(*levels), plan=made, baseline=beside, options={"fault": "crash"} if fault else {})
-    return baseline.finish(request, conduct.start(request, bench._listen), bench._listen)
+    return baseline.finish(request, runner.start(request, bench._listen), bench._listen)
 
 
 def bits(trial: Trial) -> list[tuple[int, str]]:
@@ -154,7 +154,7 @@ def test_a_run_that_is_not_identical_fails_where_that_is_expected(bench: Bench, 
     assert "first differs at step 3, in train/loss: 0.25, on the base 0.3333" in level.reason
     assert [event.result.verdict for event in bench.events if isinstance(event, Judged)] == [Verdict.PASS, Verdict.FAIL]
     report = read_model(bench.out / "report.json", Report)
-    assert (report.result, rundir.load(bench.out).levels) == (Verdict.FAIL, trial.levels)
+    assert (report.result, run_dir.load(bench.out).levels) == (Verdict.FAIL, trial.levels)
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_only_tests_that_failed_run_on_the_base(bench: Bench, repo: Path) -> Non
     bench.sides = lambda context: (stand_in(WRITES, Path(context.changes[0].path)),)
     trial = run(bench, repo, 0)
     assert (trial.verdict, words(trial)) == (Verdict.PASS, [("level 0 (Fake smoke)", "pass")])
-    assert rundir.load(bench.out / "baseline" / "trial").sides == ()
+    assert run_dir.load(bench.out / "baseline" / "trial").sides == ()
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def locked_environment(bench: Bench) -> None:
     def record(python: Path, lock: str | None = None) -> EnvironmentRecord:
         return asked_once(python, lock).model_copy(update={"lock": "0" * 64})
 
-    bench.monkeypatch.setattr(conduct, "environment_record", record)
+    bench.monkeypatch.setattr(runner, "environment_record", record)
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_a_level_of_a_base_runs_once(bench: Bench, repo: Path, kept: Path) -> No
     assert (trial.verdict, bits(trial), trial.baseline.reused) == (Verdict.PASS, [(0, "identical"), (1, "identical")], (0,))
     logs = [place / "baseline/trial/levels/0-smoke/run.log" for place in (bench.out.with_name("run"), bench.out)]
     assert logs[0].read_bytes() == logs[1].read_bytes(), "with the times of the first run"
-    own = rundir.load(bench.out / "baseline" / "trial")
+    own = run_dir.load(bench.out / "baseline" / "trial")
     assert [level.verdict for level in own.levels] == [Verdict.PASS, Verdict.PASS]
     assert all(str(bench.out) in str(proof.expected) for proof in own.imports if proof.expected), "places are those of this trial"
     assert len(list(kept.iterdir())) == 2
@@ -355,18 +355,18 @@ def test_a_kill_while_a_trial_is_settled_loses_nothing(bench: Bench, repo: Path,
     (repo / "pkg" / "smoke.py").write_text("a = 2\n")
     trial = run(bench, repo, 0)
     write_json(bench.level(0) / "result.json", settling.own(trial).levels[0])  # the other record was written already
-    assert rundir.load(bench.out) == trial
+    assert run_dir.load(bench.out) == trial
     assert again(bench).verdict is Verdict.BLOCKED
     better = trial.levels[0].model_copy(update={"verdict": Verdict.PASS})
     write_json(bench.out / "trial.json", trial.model_copy(update={"levels": (better,)}))
     with pytest.raises(UserError, match="was edited"):
-        rundir.load(bench.out)
-    rundir.save(bench.out, trial)
+        run_dir.load(bench.out)
+    run_dir.save(bench.out, trial)
     shutil.rmtree(bench.out / "baseline" / "trial")
     (bench.out / "baseline" / "trial" / "levels").mkdir(parents=True)  # killed while a level was copied from the cache
     assert trial.baseline is not None
     begun = trial.model_copy(update={"baseline": trial.baseline.model_copy(update={"comparisons": (), "bits": ()})})
-    rundir.save(bench.out, begun)
+    run_dir.save(bench.out, begun)
     assert words(again(bench)) == [("level 0 (Fake smoke)", "fail (pre-existing)")]
 
 
@@ -378,7 +378,7 @@ def test_an_interrupted_base_leaves_no_pass_where_the_same_is_expected(bench: Be
 
     def interrupt(event: Event) -> None:
         if isinstance(event, Running) and event.title.endswith(", base"):
-            seen.append(rundir.load(bench.out).verdict)
+            seen.append(run_dir.load(bench.out).verdict)
             os.kill(os.getpid(), 15)
 
     bench.meddle = interrupt

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.files import LFS_POINTER as POINTER
+from seatrial.core.files import read_json, read_model
+from seatrial.core.records import Baseline, Comparison, Report, Trial
+from seatrial.core.verdict import Verdict
 from seatrial.evidence.repos import repo_state
-from seatrial.files import LFS_POINTER as POINTER
-from seatrial.files import read_json, read_model
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.record import Baseline, Comparison, Report, Trial
-from seatrial.model.verdict import Verdict
-from seatrial.trial import baseline, conduct, rundir
-from seatrial.trial.differences import ahead, lacks, other_changes
+from seatrial.trial import baseline, run_dir, runner
+from seatrial.trial.base_worktrees import ahead, discard, ignored, lacks, other_changes, unchanged
 from seatrial.trial.progress import Event, Running, SideJudged, Stage
-from seatrial.trial.unchanged import discard, ignored, unchanged
 
 from .conftest import Bench, commit, git
 from .test_sides import WRITES, stand_in
@@ -37,12 +36,12 @@ def run(bench: Bench, repo: Path, revision: str, *levels: int) -> Trial:
     bench.monkeypatch.setattr(baseline, "loop_of", bench._loop)
     bench.baseline = baseline.requested(revision, bench.request(*levels).plan)
     request = bench.request(*levels)
-    return baseline.finish(request, conduct.start(request, bench._listen), bench._listen)
+    return baseline.finish(request, runner.start(request, bench._listen), bench._listen)
 
 
 def again(bench: Bench) -> Trial:
     trial = bench.resume()
-    return baseline.finish(conduct.request_of(bench.out, trial), trial, bench._listen)
+    return baseline.finish(runner.request_of(bench.out, trial), trial, bench._listen)
 
 
 def words(trial: Trial) -> list[tuple[str, str]]:
@@ -86,7 +85,7 @@ def test_a_revision_is_run_beside_the_change_and_nothing_stays(bench: Bench, rep
     assert ((repo / ".git" / "config").read_text(), (bench.out / "hooked").exists()) == (config, False)
     assert not list((bench.out / "baseline" / "src").iterdir())
     assert read_model(bench.out / "trial.json", Trial) == trial
-    own = rundir.load(bench.out / "baseline" / "trial")
+    own = run_dir.load(bench.out / "baseline" / "trial")
     assert (own.verdict, own.baseline, own.reason) == (Verdict.FAIL, None, "level 0: run: exit code 1: RuntimeError: the model is broken")
     report = read_model(bench.out / "report.json", Report)
     assert "; against the baseline HEAD~1: level 0 (Fake smoke) fixed, level 0 differs." in report.answer
@@ -103,7 +102,7 @@ def test_a_failure_that_was_there_before_is_blocked_and_no_pass(bench: Bench, re
     assert level.own is not None
     assert (level.verdict, level.own.verdict) == (Verdict.BLOCKED, Verdict.FAIL)
     assert level.reason == f"the base (HEAD~1) fails in the same way, so this says nothing about the change: {level.own.reason}"
-    assert rundir.load(bench.out).levels == trial.levels
+    assert run_dir.load(bench.out).levels == trial.levels
     report = read_model(bench.out / "report.json", Report)
     assert report.result is Verdict.BLOCKED
     assert "against the baseline HEAD~1: level 0 (Fake smoke) fail (pre-existing)" in report.answer
@@ -224,7 +223,7 @@ def test_a_recorded_trial_is_read_and_what_differs_is_noted(bench: Bench, repo: 
     trial["plan"]["model"] = "another"
     trial["environment"]["fingerprint"] = "0" * 64
     trial["seatrial"] = "0.0.0"
-    rundir.save(recorded, Trial.model_validate(trial))
+    run_dir.save(recorded, Trial.model_validate(trial))
     before = {path: path.stat().st_mtime_ns for path in recorded.rglob("*")}
     bench.out = recorded.with_name("second")
     bench.out.mkdir()
@@ -284,9 +283,9 @@ def test_a_trial_of_the_same_change_excuses_nothing(bench: Bench, repo: Path) ->
     plan = bench.request(0).plan
     assert baseline.requested(str(bench.out), plan).source == str(bench.out)
     name = "my_checkout_ü is at the same commit, only uncommitted work differs"
-    assert other_changes(rundir.load(bench.out).plan.changes, plan.changes) == [name]
+    assert other_changes(run_dir.load(bench.out).plan.changes, plan.changes) == [name]
     commit(repo, {})
-    assert other_changes(rundir.load(bench.out).plan.changes, bench.request(0).plan.changes) == []
+    assert other_changes(run_dir.load(bench.out).plan.changes, bench.request(0).plan.changes) == []
 
 
 def test_a_trial_of_the_same_uncommitted_work_excuses_nothing(bench: Bench, repo: Path) -> None:
@@ -301,7 +300,7 @@ def test_a_trial_of_the_same_uncommitted_work_excuses_nothing(bench: Bench, repo
 
 def test_a_trial_with_an_injected_fault_excuses_nothing(bench: Bench) -> None:
     request = replace(bench.request(0), options={"fault": "crash"})
-    conduct.start(request, bench._listen)
+    runner.start(request, bench._listen)
     with pytest.raises(UserError, match=r"a fault was injected into that trial \(crash\)"):
         baseline.requested(str(bench.out), request.plan)
 
@@ -317,9 +316,7 @@ def test_what_was_compared_stays_when_the_recorded_trial_is_gone(bench: Bench, r
     recorded.rename(tmp_path / "moved away")
     assert again(bench) == trial
     other = trial.model_copy(update={"levels": (trial.levels[0].model_copy(update={"verdict": Verdict.PASS}),)})
-    assert words(baseline.finish(conduct.request_of(bench.out, other), other, bench._listen)) == [
-        ("level 0 (Fake smoke)", "not comparable")
-    ]
+    assert words(baseline.finish(runner.request_of(bench.out, other), other, bench._listen)) == [("level 0 (Fake smoke)", "not comparable")]
 
 
 def test_nobody_takes_the_worktrees_of_a_baseline_away(bench: Bench, repo: Path) -> None:
@@ -329,9 +326,9 @@ def test_nobody_takes_the_worktrees_of_a_baseline_away(bench: Bench, repo: Path)
 
     def meddle(event: Event) -> None:
         if isinstance(event, Stage) and event.name == "baseline" and not seen:
-            trial = rundir.load(bench.out)
+            trial = run_dir.load(bench.out)
             with pytest.raises(UserError, match="another seatrial") as caught:
-                baseline.finish(conduct.request_of(bench.out, trial), trial, bench._listen)
+                baseline.finish(runner.request_of(bench.out, trial), trial, bench._listen)
             seen.append(caught.value.message)
 
     bench.meddle = meddle
@@ -348,7 +345,7 @@ def test_git_that_a_terminal_interrupts_is_no_blocked_baseline(bench: Bench, rep
         raise UserError("`git worktree` failed with exit code -2", "")
 
     with monkeypatch.context() as patch:
-        patch.setattr("seatrial.trial.unchanged.git", interrupted)
+        patch.setattr("seatrial.trial.base_worktrees.git", interrupted)
         trial = run(bench, repo, "HEAD~1", 0)
     assert (trial.status, words(trial)) == ("running", [])
     assert words(again(bench)) == [("level 0 (Fake smoke)", "newly broken")]

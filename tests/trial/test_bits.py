@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.trl.trajectory import is_clock
-from seatrial.model.record import BitDifference
-from seatrial.model.verdict import Boundary
-from seatrial.trial.bits import boundary_of, compare_levels
+from seatrial.core.records import BitDifference
+from seatrial.core.verdict import Boundary
+from seatrial.loops.trl.trl_metrics import is_clock
+from seatrial.trial.compare import boundary_of, compare_levels
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from seatrial.core.specs import Concern, Surface
 from seatrial.evidence.changes import ChangedLine
-from seatrial.model.knowledge import Concern, Surface
-from seatrial.trial.causes import Cause, Diff, read
-from seatrial.trial.plan import required
+from seatrial.trial.plan import Diff, LevelCause, read_diff, required
 
 from .fake import FakeLoop
 
@@ -36,12 +35,12 @@ def diff(*paths: str, lines: tuple[ChangedLine, ...] = (), complete: bool = True
 
 
 def asked(given: Diff) -> set[int]:
-    return {cause.level for cause in read(Loop(), given).causes}
+    return {cause.level for cause in read_diff(Loop(), given).causes}
 
 
 def test_a_row_asks_for_all_its_levels_and_says_by_what() -> None:
-    found = read(Loop(), diff("src/mapping.py"))
-    assert found.causes == [Cause(level, "r", "src/mapping.py", "matches src/map*.py", "mapping") for level in (0, 2)]
+    found = read_diff(Loop(), diff("src/mapping.py"))
+    assert found.causes == [LevelCause(level, "r", "src/mapping.py", "matches src/map*.py", "mapping") for level in (0, 2)]
     assert found.causes[0].reason == "r: src/mapping.py matches src/map*.py (mapping)"
     assert (found.unmatched, found.not_needed) == ([], [])
 
@@ -54,13 +53,13 @@ def test_what_is_known_to_need_no_level_asks_for_none_whatever_it_says() -> None
 
 
 def test_it_is_known_of_that_package_only() -> None:
-    found = read(Loop(), diff("docs/lora.md", lines=(line("docs/lora.md", "remap"),), packages=("other",)))
+    found = read_diff(Loop(), diff("docs/lora.md", lines=(line("docs/lora.md", "remap"),), packages=("other",)))
     assert found.unmatched == ["r: docs/lora.md"]
     assert {cause.level for cause in found.causes} == {0, 2}
 
 
 def test_an_exception_is_not_meant() -> None:
-    found = read(Loop(), diff("data/packing/x.py"))
+    found = read_diff(Loop(), diff("data/packing/x.py"))
     assert found.unmatched == ["r: data/packing/x.py"]
 
 
@@ -76,7 +75,7 @@ def test_an_incomplete_diff_of_papers_is_not_believed() -> None:
 
 def test_a_word_is_found_with_its_line() -> None:
     lines = (line("docs/a.md", "remap", 3), line("src/new.py", "x = 1", 4), line("src/new.py", "  y = remap(x)", 5, removed=True))
-    causes = read(Loop(), diff("docs/a.md", "src/new.py", lines=lines)).causes
+    causes = read_diff(Loop(), diff("docs/a.md", "src/new.py", lines=lines)).causes
     assert [(cause.level, cause.path, cause.line, cause.rule, cause.text) for cause in causes] == [
         (level, "src/new.py", 5, "says 'remap'", "- y = remap(x)") for level in (0, 2)
     ]
@@ -124,13 +123,13 @@ CORE = "src/pkg/core.py"
     ],
 )
 def test_a_line_inside_what_the_loop_imports(lines: tuple[ChangedLine, ...], told: list[str]) -> None:
-    rules = [cause.rule for cause in read(Loop(), diff(lines[0].path, lines=lines)).causes if cause.line]
+    rules = [cause.rule for cause in read_diff(Loop(), diff(lines[0].path, lines=lines)).causes if cause.line]
     assert rules == [f"is in {name}, which Fake imports" for name in told]
 
 
 def test_a_module_may_be_imported_whole_and_that_alone_keeps_no_path_from_the_defaults() -> None:
     whole = "src/pkg/whole.py"
-    found = read(Loop(), diff(whole, lines=(line(whole, "a = 1", 3), line(whole, "b = 1", 9))))
+    found = read_diff(Loop(), diff(whole, lines=(line(whole, "a = 1", 3), line(whole, "b = 1", 9))))
     assert [(cause.level, cause.line, cause.rule) for cause in found.causes] == [(2, 3, "is in pkg.whole, which Fake imports")]
     assert found.unmatched == [f"r: {whole}"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.loop import Phase
-from seatrial.trial.command import command_script, quoted
+from seatrial.core.loop import Phase
+from seatrial.trial.staging import command_script, quoted
 
 NASTY = ["a b", "größe", "it's", 'say "x"', "$HOME", "`id`", "back\\slash", "--x=1 2", "*", "", "-n", "new\nline", "!x", "#c", "~"]
 PRINT = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('VALUE'), os.getcwd()]))"

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from evidence.shapes import OPENSSH, ROWS
-from seatrial.files import read_json, read_model
-from seatrial.model.errors import UserError
-from seatrial.model.loop import Phase
-from seatrial.model.record import Finding, LevelResult, Report, Trial
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial import conduct, rundir
+from seatrial.core.errors import UserError
+from seatrial.core.files import read_json, read_model
+from seatrial.core.loop import Phase
+from seatrial.core.records import Finding, LevelResult, Report, Trial
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.trial import run_dir, runner
 from seatrial.trial.level import Limits
 from seatrial.trial.progress import Ended, Event, Found, Judged, Planned, Running, Stage
 
@@ -277,12 +277,12 @@ def test_a_checkout_that_vanishes_while_the_trial_runs_blocks_its_pass(bench: Be
 
 def test_a_run_directory_inside_the_checkout_is_no_change_of_it(bench: Bench, repo: Path) -> None:
     bench.changes = (repo,)
-    bench.out = rundir.new_directory(repo / "trials", "fake")
+    bench.out = run_dir.new_directory(repo / "trials", "fake")
     assert bench.start(0).verdict is Verdict.PASS
 
 
 def test_a_trial_that_holds_a_directory_keeps_others_out(bench: Bench) -> None:
-    with rundir.locked(bench.out), pytest.raises(UserError, match="another seatrial"):
+    with run_dir.locked(bench.out), pytest.raises(UserError, match="another seatrial"):
         bench.start(0)
     assert not (bench.out / "trial.json").exists()
 
@@ -345,5 +345,5 @@ def test_a_commit_while_the_state_is_recorded_is_refused(bench: Bench, repo: Pat
     request = bench.request(0)
     commit(repo, {"new.py": "x\n"})
     with pytest.raises(UserError, match="the repository changed while its state was recorded"):
-        conduct.start(request, bench.events.append)
+        runner.start(request, bench.events.append)
     assert not (bench.out / "trial.json").exists()  # nothing that `resume` could take for a trial

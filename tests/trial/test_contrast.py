@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.record import CheckResult, Comparison, Diagnosis, LevelResult, PhaseOutcome, Plan, RepoState, SideResult, Trial
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.report.outcome import DOUBT
-from seatrial.trial.contrast import contrast
+from seatrial.core.records import CheckResult, Comparison, Diagnosis, LevelResult, PhaseOutcome, Plan, RepoState, SideResult, Trial
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.report.outcomes import DOUBT
+from seatrial.trial.compare import contrast
 
 PASS, FAIL, BLOCKED, SKIPPED = Verdict.PASS, Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED
 

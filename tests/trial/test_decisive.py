@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cli.command import inside
+from seatrial.core.records import CheckResult
+from seatrial.core.series import Metrics, Series
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import get_loop
-from seatrial.model.record import CheckResult
-from seatrial.model.series import Metrics, Series
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial.decisive import Case, decisive
+from seatrial.trial.decisive import FailureCase, decisive
 from seatrial.trial.files_judge import FileVerdict, judge_files
 from seatrial.trial.judge import Evidence, Judgement
 from triage.runs import judged, nemo_log, trl_log, verl_log
@@ -155,11 +155,11 @@ def test_a_refit_measurement_is_shown_by_its_line() -> None:
     assert "ParallelLMHead: Failed to load weights" in shown(found)
 
 
-def case(tmp_path: Path, text: str, check: CheckResult, metrics: Metrics, verdict: Verdict = Verdict.FAIL) -> Case:
+def case(tmp_path: Path, text: str, check: CheckResult, metrics: Metrics, verdict: Verdict = Verdict.FAIL) -> FailureCase:
     log = tmp_path / "run.log"
     log.write_text(text)
     evidence = Evidence(metrics=metrics, checks=(check,), steps_reached=4)
-    return Case(Judgement(verdict, "why", check.boundary), evidence, (check,), log, get_loop("verl"))
+    return FailureCase(Judgement(verdict, "why", check.boundary), evidence, (check,), log, get_loop("verl"))
 
 
 def test_a_missed_check_shows_the_step_that_misses_most(tmp_path: Path) -> None:

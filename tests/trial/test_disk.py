@@ -11,16 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 from cli.command import inside
-from seatrial.files import room_at
-from seatrial.model.errors import BlockedError
-from seatrial.model.finding_codes import FindingCode, Severity
-from seatrial.model.loop import Footprint
-from seatrial.model.record import Finding
-from seatrial.model.verdict import Boundary
-from seatrial.trial import disk
-from seatrial.trial.disk import Need
-from seatrial.trial.inject import stage_packages
+from seatrial.core.errors import BlockedError, FindingCode, Severity
+from seatrial.core.files import room_at
+from seatrial.core.loop import Footprint
+from seatrial.core.records import Finding
+from seatrial.core.verdict import Boundary
+from seatrial.trial import preflight
 from seatrial.trial.plan import make_plan, requested
+from seatrial.trial.preflight import DiskNeed
+from seatrial.trial.staging import stage_packages
 
 from .fake import FakeLoop
 
@@ -41,18 +40,18 @@ def with_room(
     monkeypatch.setattr(os, "statvfs", lambda _: found)
 
 
-def need(path: Path, mb: float = 100) -> Need:
-    return Need("run directory", path, mb, 2_000, "choose another place")
+def need(path: Path, mb: float = 100) -> DiskNeed:
+    return DiskNeed("run directory", path, mb, 2_000, "choose another place")
 
 
 def bad(path: Path) -> list[Finding]:
-    return [found for found in disk.room_findings([need(path)]) if not found.ok]
+    return [found for found in preflight.room_findings([need(path)]) if not found.ok]
 
 
 @pytest.mark.parametrize(("free", "ok"), [(99, False), (100, True), (0, False)])
 def test_room_is_measured_where_it_will_be_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, ok: bool) -> None:
     with_room(monkeypatch, free)
-    (found,) = disk.room_findings([need(tmp_path / "not" / "yet")])
+    (found,) = preflight.room_findings([need(tmp_path / "not" / "yet")])
     assert (found.ok, bool(found.fix), found.code, found.boundary) == (ok, not ok, FindingCode.DISK, Boundary.ENVIRONMENT)
     assert found.message == f"{free:.0f} MB free at {tmp_path}, 100 MB needed"
     assert found.path == str(tmp_path)
@@ -60,7 +59,7 @@ def test_room_is_measured_where_it_will_be_needed(tmp_path: Path, monkeypatch: p
 
 def test_places_on_one_disk_share_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_room(monkeypatch, 150)
-    (found,) = disk.room_findings([need(tmp_path / "a"), need(tmp_path / "b")])
+    (found,) = preflight.room_findings([need(tmp_path / "a"), need(tmp_path / "b")])
     assert not found.ok
     assert "200 MB needed (run directory 100, run directory 100)" in found.message
 
@@ -89,32 +88,32 @@ def test_a_trial_needs_its_run_directory_and_temporary_files(tmp_path: Path) -> 
     loop = FakeLoop()
     loop.footprint = RAY
     plan = make_plan(loop, requested(loop, (0, 1)), None)
-    run, temporary = disk.needs(loop, plan, tmp_path, None, {"TMPDIR": "/var/tmp"})
+    run, temporary = preflight.needs(loop, plan, tmp_path, None, {"TMPDIR": "/var/tmp"})
     assert (run.path, run.mb) == (tmp_path, 202), "two levels of 1 MB each, and some to spare"
     assert (temporary.path, temporary.mb) == (Path("/var/tmp"), 300)
 
 
 def test_an_environment_that_must_be_built_needs_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEATRIAL_CACHE", str(tmp_path))
-    monkeypatch.setattr("seatrial.launch.environments.Environments.unbuilt_mb", lambda *_: 1800)
+    monkeypatch.setattr("seatrial.runtime.environments.Environments.unbuilt_mb", lambda *_: 1800)
     loop = FakeLoop()
     plan = make_plan(loop, requested(loop, (0,)), None)
-    assert [item.mb for item in disk.needs(loop, plan, tmp_path, None, {})][2:] == [1800]
-    assert len(disk.needs(loop, plan, tmp_path, Path("python"), {})) == 2, "the user's own is built already"
+    assert [item.mb for item in preflight.needs(loop, plan, tmp_path, None, {})][2:] == [1800]
+    assert len(preflight.needs(loop, plan, tmp_path, Path("python"), {})) == 2, "the user's own is built already"
 
 
 def test_ray_wants_shared_memory_and_a_disk_that_is_not_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = FakeLoop()
-    monkeypatch.setattr(disk, "SHARED", tmp_path)
+    monkeypatch.setattr(preflight, "SHARED", tmp_path)
     with_room(monkeypatch, free_mb=64, total_mb=64)
-    assert list(disk.shared_memory(loop)) == [], "it shares nothing"
+    assert list(preflight.shared_memory(loop)) == [], "it shares nothing"
     loop.footprint = RAY
-    (found,) = disk.shared_memory(loop)
+    (found,) = preflight.shared_memory(loop)
     assert (found.severity, found.code) == (Severity.WARNS, FindingCode.SHARED_MEMORY)
-    assert list(disk.nearly_full(loop, {})) == []
+    assert list(preflight.nearly_full(loop, {})) == []
     with_room(monkeypatch, free_mb=4_000, total_mb=100_000)
-    assert list(disk.shared_memory(loop)) == []
-    (found,) = disk.nearly_full(loop, {"RAY_TMPDIR": str(tmp_path)})
+    assert list(preflight.shared_memory(loop)) == []
+    (found,) = preflight.nearly_full(loop, {"RAY_TMPDIR": str(tmp_path)})
     assert (found.severity, found.path) == (Severity.WARNS, str(tmp_path))
 
 
@@ -123,10 +122,10 @@ def test_a_full_disk_blocks_before_anything_is_written(tmp_path: Path, monkeypat
     plan = make_plan(loop, requested(loop, (0,)), None)
     with_room(monkeypatch, 100)
     with pytest.raises(BlockedError, match=r"100 MB free at .*, 301 MB needed") as caught:
-        disk.require_room(loop, plan, tmp_path / "run", None, {})
+        preflight.require_room(loop, plan, tmp_path / "run", None, {})
     assert (caught.value.boundary, bool(caught.value.fix)) == (Boundary.ENVIRONMENT, True)
     with_room(monkeypatch)
-    disk.require_room(loop, plan, tmp_path / "run", None, {})
+    preflight.require_room(loop, plan, tmp_path / "run", None, {})
 
 
 @pytest.fixture

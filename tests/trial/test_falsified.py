@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from seatrial.loops.nightly import Asserted, Functional
-from seatrial.model.verdict import Verdict
-from seatrial.regress.functional.judge import Ran, judge
-from seatrial.regress.functional.plan import Planned
+from seatrial.core.verdict import Verdict
+from seatrial.functional.judge_script import ScriptRun, judge_script
+from seatrial.functional.plan_scripts import PlannedScript
+from seatrial.loops.nightly_scripts import Asserted, Functional
 from trial.made_runs import HEALTHY, NEMO_STEPS, Row, Run, with_nemo_log
 
 Change = Callable[[Run], Run]
@@ -429,7 +429,7 @@ def script(change: Change, place: Path, *, known: bool = True) -> Verdict:
     (place / "run.log").write_text(run.log(), encoding="utf-8")
     asserted = (Asserted(metrics=place / "metrics.json", written="metrics.json", checks=CHECKS, steps=NEMO_STEPS),)
     found = Functional(loop="nemo-rl", root=place, output=place, logs=place / "logs", asserted=asserted, step_tags=("train/loss",))
-    planned = Planned(
+    planned = PlannedScript(
         name="grpo",
         script=place / "grpo.sh",
         argv=(),
@@ -443,7 +443,7 @@ def script(change: Change, place: Path, *, known: bool = True) -> Verdict:
     )
     out = place / "out"
     out.mkdir()
-    result = judge(planned, Ran(directory=out, log=place / "run.log", started=0, ended="exited", exit_code=0, seconds=1))
+    result = judge_script(planned, ScriptRun(directory=out, log=place / "run.log", started=0, ended="exited", exit_code=0, seconds=1))
     return result.verdict
 
 

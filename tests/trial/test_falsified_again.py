@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.model.verdict import Verdict
+from seatrial.core.verdict import Verdict
 from triage.runs import traceback
 from trial.made_runs import Row, Run, with_nemo_log
 from trial.test_falsified import Change, at, drop, healthy, put, training

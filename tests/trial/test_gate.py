@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from seatrial.files import read_model, read_text
-from seatrial.launch.process import Outcome
-from seatrial.model.loop import SideTests
-from seatrial.model.record import Report, SideResult, Trial
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial.gate import judge_probe
+from seatrial.core.files import read_model, read_text
+from seatrial.core.loop import SideTests
+from seatrial.core.records import Report, SideResult, Trial
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.runtime.process import Outcome
+from seatrial.trial.pre_tests import judge_probe
 
 from .conftest import Bench, result
 
@@ -125,7 +125,7 @@ def test_a_gate_that_passes_lets_the_levels_run(bench: Bench) -> None:
 
 
 def test_a_pass_whose_evidence_is_gone_is_taken_back(bench: Bench) -> None:
-    from seatrial.report.deliverables import side_verdict
+    from seatrial.report.outcomes import side_verdict
 
     bench.sides = lambda _: (stub(0, probe(PASS, PASS)),)
     found = side(bench.start(0))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from seatrial.core.loop import SideTests
+from seatrial.core.records import SideResult, Trial
+from seatrial.core.verdict import Verdict
 from seatrial.evidence.repos import repo_state
-from seatrial.model.loop import SideTests
-from seatrial.model.record import SideResult, Trial
-from seatrial.model.verdict import Verdict
-from seatrial.trial.gate_base import excuse, failures, fresh
+from seatrial.trial.pre_tests import excuse, failures, fresh
 
 from .conftest import Bench, commit, git
 

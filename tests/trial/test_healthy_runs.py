@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.model.verdict import Verdict
+from seatrial.core.verdict import Verdict
 from trial.made_runs import HEALTHY, Row, Run, with_nemo_log
 from trial.test_falsified import Change, at, drop, end, healthy, put, rows_from, say, script, training
 

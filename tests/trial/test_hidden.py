@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.trial import hidden
+from seatrial.core.errors import UserError
+from seatrial.trial import staging
 
 SECRET = "zq81-not-to-be-seen"
 
@@ -15,15 +15,15 @@ SECRET = "zq81-not-to-be-seen"
     [("--hub_token", SECRET), (f"--hub_token={SECRET}",), (f"trainer.wandb_api_key={SECRET}",), (f"++a.b.api_key={SECRET}",)],
 )
 def test_a_secret_is_hidden_and_cannot_be_sent_elsewhere(words: tuple[str, ...]) -> None:
-    redactor = hidden.redactor(words)
+    redactor = staging.redactor(words)
     assert SECRET not in " ".join(redactor.value(words))
     assert SECRET not in redactor.text(f"verl says {SECRET} here")
     with pytest.raises(UserError, match="is a secret, which is not stored") as caught:
-        hidden.refuse(words)
+        staging.refuse(words)
     assert SECRET not in caught.value.message
 
 
 def test_ordinary_arguments_are_left_alone() -> None:
     words = ("--learning_rate", "1e-4", "actor_rollout_ref.rollout.n=4", "++trainer.logger=[console]")
-    hidden.refuse(words)
-    assert hidden.redactor(words).value(words) == words
+    staging.refuse(words)
+    assert staging.redactor(words).value(words) == words

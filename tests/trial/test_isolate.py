@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.files import read_json, read_model
-from seatrial.loops.nemo_rl.runs.isolations import OVERRIDDEN
-from seatrial.model.errors import UserError
-from seatrial.model.isolation import Failure, Matrix, Rerun
-from seatrial.model.knowledge import Level
-from seatrial.model.loop import Context, Isolation, Phase
-from seatrial.model.record import CheckResult, Diagnosis, EnvironmentRecord, LevelResult, PhaseOutcome, Plan, Trial
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.report.isolate import matrix_md
-from seatrial.trial import conduct, isolate, matrix
+from seatrial.core.errors import UserError
+from seatrial.core.files import read_json, read_model
+from seatrial.core.loop import Context, Isolation, Phase
+from seatrial.core.records import CheckResult, Diagnosis, EnvironmentRecord, Failure, LevelResult, Matrix, PhaseOutcome, Plan, Rerun, Trial
+from seatrial.core.specs import Level
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.loops.nemo_rl.failed_level import OVERRIDDEN
+from seatrial.report.markdown import matrix_md
+from seatrial.trial import analyses, runner
 from seatrial.trial.progress import Event, Running
 
 from .conftest import Bench, commit, git
@@ -56,7 +55,7 @@ def failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
         return made
 
     monkeypatch.setattr(bench, "_loop", loop)
-    monkeypatch.setattr(isolate, "loop_of", loop)
+    monkeypatch.setattr(analyses, "loop_of", loop)
     bench.words = {0: "stuck"}
     bench.start(0)
     return bench
@@ -68,7 +67,7 @@ def isolated(bench: Bench, only: Sequence[str] = ()) -> Matrix:
         if bench.meddle:
             bench.meddle(event)
 
-    return isolate.isolate(isolate.open_case(bench.out, only=only), listen, only)
+    return analyses.isolate(analyses.open_case(bench.out, only=only), listen, only)
 
 
 def failures(found: Matrix) -> dict[str, str]:
@@ -103,7 +102,7 @@ def test_the_whole_matrix(failed: Bench) -> None:
 
 def test_a_rerun_may_change_options_of_the_loop(failed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Separable, "made", (ONLY_FINE,))
-    ((_, repeated), (_, script)) = isolate.scripts(isolate.open_case(failed.out))
+    ((_, repeated), (_, script)) = analyses.scripts(analyses.open_case(failed.out))
     assert "level 0, Fake smoke; set on top: nothing" in repeated
     assert "only-fine: level 0, Fake smoke (fine); set on top: options.word=fine" in script
     found = isolated(failed)
@@ -121,7 +120,7 @@ def test_a_rerun_may_change_options_of_the_loop(failed: Bench, monkeypatch: pyte
 
 
 def test_the_options_of_the_trial_stay_in_force(failed: Bench) -> None:
-    case = isolate.open_case(failed.out)
+    case = analyses.open_case(failed.out)
     trial = case.trial.model_copy(update={"plan": case.trial.plan.model_copy(update={"options": {"word": "stuck", "gpus": "2"}})})
     case = replace(case, trial=trial)
     assert case.plan(ONLY_FINE).options == {"word": "fine", "gpus": "2"}
@@ -162,7 +161,7 @@ def _go(bench: Bench, event: Event) -> None:
 def test_a_change_that_moved_is_refused(bench: Bench, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.changes = (repo,)
     bench.words = {0: "stuck"}
-    monkeypatch.setattr(isolate, "loop_of", lambda _: Separable(bench.words))
+    monkeypatch.setattr(analyses, "loop_of", lambda _: Separable(bench.words))
     bench.start(0)
     commit(repo, {"pkg/smoke.py": "a = 2\n"})
     with pytest.raises(UserError, match="another commit since this trial began"):
@@ -171,28 +170,28 @@ def test_a_change_that_moved_is_refused(bench: Bench, repo: Path, monkeypatch: p
 
 
 def test_the_commands_can_be_read_first(failed: Bench) -> None:
-    case = isolate.open_case(failed.out)
-    shown = isolate.scripts(case)
+    case = analyses.open_case(failed.out)
+    shown = analyses.scripts(case)
     assert [Path(place).name for place, _ in shown] == ["0-repeat", "1-fused-off", "2-short"]
     assert "word=fine" in shown[1][1]
     assert "word=" not in shown[0][1]
-    assert len(isolate.scripts(case, ["short"])) == 1
+    assert len(analyses.scripts(case, ["short"])) == 1
     assert not (failed.out / "isolate").exists()
 
 
 def test_what_cannot_be_isolated_is_refused(failed: Bench) -> None:
     with pytest.raises(UserError, match="level 0 has no such rerun") as caught:
-        isolate.open_case(failed.out, only=["fuse"])
+        analyses.open_case(failed.out, only=["fuse"])
     assert caught.value.fix == "choose from repeat, fused-off, short"
     with pytest.raises(UserError, match="level 7 has no result in this trial"):
-        isolate.open_case(failed.out, 7)
+        analyses.open_case(failed.out, 7)
     trial = read_model(failed.out / "trial.json", Trial)
     for verdict, message in ((Verdict.PASS, "level 0 is Pass"), (Verdict.BLOCKED, "level 0 is Blocked")):
         _edit(failed.out, trial, verdict)
         with pytest.raises(UserError, match=message):
-            isolate.open_case(failed.out, 0)
+            analyses.open_case(failed.out, 0)
         with pytest.raises(UserError, match="no level failed in a way that reruns could separate"):
-            isolate.open_case(failed.out)
+            analyses.open_case(failed.out)
 
 
 def _edit(out: Path, trial: Trial, verdict: Verdict) -> None:
@@ -202,7 +201,7 @@ def _edit(out: Path, trial: Trial, verdict: Verdict) -> None:
 
 
 def test_a_rerun_with_other_settings_is_not_taken_for_ours(failed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conduct, "start", lambda request, _: _stored(request))
+    monkeypatch.setattr(runner, "start", lambda request, _: _stored(request))
     isolated(failed, ["short"])
     for other in (Isolation("short", ("word=flat",), "x"), replace(MADE[1], options={"word": "fine"})):
         monkeypatch.setattr(Separable, "made", (MADE[0], other))
@@ -210,7 +209,7 @@ def test_a_rerun_with_other_settings_is_not_taken_for_ours(failed: Bench, monkey
             isolated(failed)
 
 
-def _stored(request: conduct.Request) -> Trial:
+def _stored(request: runner.Request) -> Trial:
     trial = Trial(id="x", seatrial="0", created="", plan=request.plan, command=(), status="done", verdict=Verdict.FAIL)
     (request.out / "trial.json").write_text(trial.model_dump_json())
     return trial
@@ -274,7 +273,7 @@ def _compared(failed: LevelResult, *results: LevelResult, fingerprints: tuple[st
         Trial(id="t", seatrial="0", created="", plan=plan, command=(), status="done", levels=levels, environment=_environment(mark))
         for levels, mark in zip(((failed,), results), fingerprints, strict=True)
     ]
-    return matrix.compared(Rerun(name="r", arguments=(), suspect="s", directory="d"), made[0], failed, made[1])
+    return analyses.compared(Rerun(name="r", arguments=(), suspect="s", directory="d"), made[0], failed, made[1])
 
 
 def _environment(mark: str) -> EnvironmentRecord:
@@ -296,31 +295,31 @@ def reruns(*found: tuple[str, Failure]) -> tuple[Rerun, ...]:
 
 @pytest.mark.parametrize("control", ["gone", "another failure"])
 def test_a_failure_that_does_not_repeat_has_no_suspects(control: Failure) -> None:
-    suspects, lines = matrix.conclude(reruns(("repeat", control), ("a", "gone")), crashed=False)
+    suspects, lines = analyses.conclude(reruns(("repeat", control), ("a", "gone")), crashed=False)
     assert suspects == ()
     assert lines[0].startswith("the failure does not repeat")
 
 
 @pytest.mark.parametrize(("control", "stops"), [("gone", True), ("another failure", True), ("still there", False), ("no evidence", False)])
 def test_nothing_more_is_run_when_the_failure_does_not_repeat(failed: Bench, control: Failure, stops: bool) -> None:
-    found = isolate._matrix(isolate.open_case(failed.out), {}, ())
-    assert isolate._does_not_repeat(found.model_copy(update={"reruns": reruns(("repeat", control), ("a", "not run"))})) is stops
+    found = analyses._matrix(analyses.open_case(failed.out), {}, ())
+    assert analyses._does_not_repeat(found.model_copy(update={"reruns": reruns(("repeat", control), ("a", "not run"))})) is stops
 
 
-@pytest.mark.parametrize(("crashed", "advice"), [(False, matrix.PARITY), (True, "read its first cause in the log again")])
+@pytest.mark.parametrize(("crashed", "advice"), [(False, analyses.PARITY), (True, "read its first cause in the log again")])
 def test_when_no_rerun_helps(crashed: bool, advice: str) -> None:
-    suspects, lines = matrix.conclude(reruns(("repeat", "still there"), ("a", "still there"), ("b", "still there")), crashed)
+    suspects, lines = analyses.conclude(reruns(("repeat", "still there"), ("a", "still there"), ("b", "still there")), crashed)
     assert suspects == ()
     assert lines[0] == f"the failure is not in any of these: {advice}"
 
 
 def test_what_is_no_evidence_is_said() -> None:
-    _, lines = matrix.conclude(reruns(("repeat", "still there"), ("a", "no evidence"), ("b", "another failure")), crashed=False)
+    _, lines = analyses.conclude(reruns(("repeat", "still there"), ("a", "no evidence"), ("b", "another failure")), crashed=False)
     assert lines[:3] == ("no rerun took the failure away so far", "a is no evidence: why", "b failed in another way: why")
 
 
 def test_no_text_can_break_the_table(failed: Bench) -> None:
-    found = isolate._matrix(isolate.open_case(failed.out), {}, ())
+    found = analyses._matrix(analyses.open_case(failed.out), {}, ())
     hostile = found.model_copy(update={"reason": "a | b\n| c \x1b[31m"})
     rows = [line for line in matrix_md(hostile).splitlines() if line.startswith("| original")]
     assert len(rows) == 1
@@ -339,13 +338,13 @@ def test_no_secret_reaches_a_rerun(bench: Bench, repo: Path, monkeypatch: pytest
         return found
 
     monkeypatch.setattr(bench, "_loop", loop)
-    monkeypatch.setattr(isolate, "loop_of", loop)
+    monkeypatch.setattr(analyses, "loop_of", loop)
     git(repo, "checkout", "-q", "-b", f"fix-{token}")
     git(repo, "remote", "add", "origin", f"https://bob:{password}@example.org/x.git")
     (repo / f"{token}.py").write_text(f"password = '{password}'\nkey = '{known}'\n")
     bench.changes, bench.words = (repo,), {0: "stuck"}
     bench.start(0)
     isolated(bench)
-    scripts = isolate.scripts(isolate.open_case(bench.out))
+    scripts = analyses.scripts(analyses.open_case(bench.out))
     texts = [(path.name, path.read_bytes().decode("utf-8", "replace") + path.name) for path in bench.out.rglob("*") if path.is_file()]
     assert [(name, secret) for name, text in (*texts, *scripts) for secret in (token, password, known) if secret in text] == []

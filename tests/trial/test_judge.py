@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import pytest
 
-from seatrial.model.knowledge import Milestone
-from seatrial.model.loop import Vacuity
-from seatrial.model.record import CheckResult, Diagnosis, PhaseOutcome
-from seatrial.model.series import Damage, Metrics, Series
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.loop import Vacuity
+from seatrial.core.records import CheckResult, Diagnosis, PhaseOutcome
+from seatrial.core.series import Damage, Metrics, Series
+from seatrial.core.specs import Milestone
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.trial.judge import Evidence, Judgement, judge
 
 MILESTONES = (

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from seatrial.launch.process import Outcome, ProcessSpec
-from seatrial.model.errors import UserError
-from seatrial.model.record import Trial
-from seatrial.model.verdict import Verdict
-from seatrial.trial import rundir, verify
+from seatrial.core.errors import UserError
+from seatrial.core.records import Trial
+from seatrial.core.verdict import Verdict
+from seatrial.runtime.process import Outcome, ProcessSpec
+from seatrial.trial import run_dir, verify
 
 from . import fake_process
 from .conftest import Bench
@@ -98,7 +98,7 @@ def sweep(bench: Bench, levels: tuple[int, ...], verdict: Verdict, every: int = 
     """Cut a trial after each write, and finish it: how often that was resumed, and how often there was nothing to resume."""
     top, resumed, refused = bench.out.parent, 0, 0
     for after in range(0, 10_000, every):
-        bench.out = rundir.named_directory(top / f"run {after}")
+        bench.out = run_dir.named_directory(top / f"run {after}")
         try:
             with CUTTER.cut(bench.out, after):
                 bench.start(*levels)
@@ -109,7 +109,7 @@ def sweep(bench: Bench, levels: tuple[int, ...], verdict: Verdict, every: int = 
         trial = resume(bench)
         resumed, refused = resumed + (trial is not None), refused + (trial is None)
         if trial is None:  # the same directory takes the trial anew
-            rundir.named_directory(bench.out)
+            run_dir.named_directory(bench.out)
             trial = bench.start(*levels)
         assert (trial.status, trial.verdict) == ("done", verdict), (after, trial.reason)
         assert verify.load(bench.out).alterations == (), after
@@ -158,11 +158,11 @@ def test_a_revoked_pass_that_only_the_level_knows_of_is_revoked(bench: Bench, re
     monkeypatch.setattr("seatrial.trial.level.run", run_here)
     (repo / "pkg" / "smoke.py").write_text("a = 2\n")
     bench.changes, bench.words = (repo,), {0: "unloaded"}
-    monkeypatch.setattr("seatrial.trial.conduct._Conductor._finish", lambda *_, **__: (_ for _ in ()).throw(KilledError))
+    monkeypatch.setattr("seatrial.trial.runner.TrialRunner._finish", lambda *_, **__: (_ for _ in ()).throw(KilledError))
     with pytest.raises(KilledError):
         bench.start(0)
-    assert rundir.read(bench.out).levels[0].verdict is Verdict.PASS
-    assert rundir.load(bench.out).levels[0].verdict is Verdict.BLOCKED
+    assert run_dir.read(bench.out).levels[0].verdict is Verdict.PASS
+    assert run_dir.load(bench.out).levels[0].verdict is Verdict.BLOCKED
     monkeypatch.undo()
 
 
@@ -176,5 +176,5 @@ def test_a_resume_may_be_killed_too(cuts: Bench) -> None:
         with contextlib.suppress(KilledError), CUTTER.cut(cuts.out, after):
             cuts.resume()
         assert cuts.level(0).joinpath("run.log").stat().st_mtime_ns == before
-        assert verify.examine(cuts.out, rundir.read(cuts.out)) == ()
+        assert verify.examine(cuts.out, run_dir.read(cuts.out)) == ()
     assert cuts.resume().verdict is Verdict.PASS

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.model.knowledge import Signature
-from seatrial.model.verdict import Boundary
-from seatrial.trial.known import require_known
+from seatrial.core.errors import UserError
+from seatrial.core.specs import Signature
+from seatrial.core.verdict import Boundary
+from seatrial.trial.plan import require_known
 
 from .fake import FakeLoop
 

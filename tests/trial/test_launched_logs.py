@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.log_text import Samples, is_sample, split_process, without_head
+from seatrial.core.verdict import Verdict
 from seatrial.loops import get_loop
-from seatrial.model.log_text import Samples, is_sample, split_process, without_head
-from seatrial.model.verdict import Verdict
 from seatrial.trial.files_judge import FileVerdict, judge_files
 from trial.made_runs import write_rows
 from trial.test_falsified import healthy

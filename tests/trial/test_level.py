@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.errors import BlockedError
+from seatrial.core.series import Metrics, Series
+from seatrial.core.specs import Signature
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.loops import get_loop
-from seatrial.model.errors import BlockedError
-from seatrial.model.knowledge import Signature
-from seatrial.model.series import Metrics, Series
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial.diagnosis import read_diagnosis
-from seatrial.trial.follow import newest
-from seatrial.trial.inject import stage
-from seatrial.trial.interpreter import find_interpreter
-from seatrial.trial.level_files import read_level_metrics, write_level_metrics
+from seatrial.trial.level import read_diagnosis, read_level_metrics, write_level_metrics
+from seatrial.trial.progress import newest
+from seatrial.trial.staging import find_interpreter, stage
 
 from .fake import FakeLoop
 
@@ -61,13 +59,13 @@ def test_a_metrics_file_without_metrics_is_damage(tmp_path: Path, monkeypatch: p
 
 def test_the_staged_instruments_import_without_seatrials_dependencies(tmp_path: Path) -> None:
     target = stage(get_loop("trl"), tmp_path)
-    code = "import sys, seatrial.probes.facts, seatrial.loops.trl.drive.fault_names as f; print(f.__file__, 'pydantic' in sys.modules)"
+    code = "import sys, seatrial.instruments.facts, seatrial.instruments.trl.fault_names as f; print(f.__file__, 'pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-E", "-c", code], env={"PATH": ""}, cwd=target, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(target))
     assert done.stdout.endswith(" False\n")
     stage(get_loop("trl"), tmp_path)  # a resumed trial stages again
-    assert (target / "seatrial" / "probes" / "bits" / "bits.c").is_file(), "kernels are compiled where they run"
+    assert (target / "seatrial" / "instruments" / "bits" / "bits.c").is_file(), "kernels are compiled where they run"
     assert not (target / "seatrial" / "model").exists()
     assert not (target / "seatrial" / "loops" / "trl" / "loop.py").exists()
 

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from cli.command import Answer, inside
-from seatrial.model.record import Cost, Plan, PlannedLevel, Trial
-from seatrial.trial import rundir
+from seatrial.core.records import Cost, Plan, PlannedLevel, Trial
+from seatrial.trial import run_dir
 
 from .fake import LEVELS, FakeLoop
 
@@ -27,11 +27,11 @@ def make(path: Path, losses: dict[int, list[float]]) -> Path:
     """A trial whose levels logged these losses."""
     plan = tuple(PlannedLevel(number=n, name=LEVELS[n].name, title="t", reasons=(), cost=Cost(minutes=1)) for n in losses)
     trial = Trial(id="t", seatrial="0", created="c", plan=Plan(loop="fake", levels=plan, model="m"), command=(), status="done")
-    rundir.save(path, trial)
+    run_dir.save(path, trial)
     for planned in plan:
         text = "".join(json.dumps({"step": step, "train/loss": loss}) + "\n" for step, loss in enumerate(losses[planned.number], 1))
         for place in ("run/metrics.jsonl", "metrics.jsonl", "attempts/1/run/metrics.jsonl"):
-            file = rundir.level_directory(path, planned) / place
+            file = run_dir.level_directory(path, planned) / place
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text if "attempts" not in place else '{"step": 1, "train/loss": 50}\n')
     return path

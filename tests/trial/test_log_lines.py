@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seatrial.checks.log_lines import LogFacts, Said, exited, not_finite
-from seatrial.model.exits import exit_value
+from seatrial.core.log_text import exit_value
 
 FAILED = (
     *("rc=1", "exit code 139", "returncode: -9", "ExitCode 1:0", "ExitCode 0:9", "  exitcode  : 1 (pid: 4711)", "Exited with exit code 9"),

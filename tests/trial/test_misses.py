@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.model.record import CheckResult
-from seatrial.trial.misses import worse
+from seatrial.core.records import CheckResult
+from seatrial.trial.compare import worse
 
 
 def miss(value: float | str | None, threshold: str, missing: tuple[int, ...] = ()) -> CheckResult:

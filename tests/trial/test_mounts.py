@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.model.record import Plan, RepoState
-from seatrial.trial.mounts import mounts
+from seatrial.core.errors import UserError
+from seatrial.core.records import Plan, RepoState
+from seatrial.trial.slurm_job import mounts
 
 
 def plan(repo: Path | None = None, *arguments: str, model: str = "m", **options: str) -> Plan:

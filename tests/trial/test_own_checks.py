@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.model.knowledge import CheckSpec
-from seatrial.model.verdict import Verdict
+from seatrial.core.specs import CheckSpec
+from seatrial.core.verdict import Verdict
 
 from .conftest import Bench, result
 from .fake import FakeLoop

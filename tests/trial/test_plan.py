@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from seatrial.core.errors import UserError
+from seatrial.core.loop import Loop
 from seatrial.evidence.changes import ChangedLine
 from seatrial.loops import get_loop
-from seatrial.model.errors import UserError
-from seatrial.model.loop import Loop
-from seatrial.trial.causes import Diff
-from seatrial.trial.plan import make_plan, parse_levels, requested, required, totals
+from seatrial.trial.plan import Diff, make_plan, parse_levels, requested, required, totals
 
 from .fake import FakeLoop
 

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.errors import BlockedError, FindingCode, Severity, UserError, code_of
+from seatrial.core.loop import Context, Footprint, gather
+from seatrial.core.records import Finding, RepoState, SubmoduleState
+from seatrial.core.verdict import Boundary
 from seatrial.evidence.repos import repo_state
 from seatrial.loops import get_loop
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.finding_codes import FindingCode, Severity, code_of
-from seatrial.model.gather import gather
-from seatrial.model.loop import Context, Footprint
-from seatrial.model.record import Finding, RepoState, SubmoduleState
-from seatrial.model.verdict import Boundary
-from seatrial.trial import machine, preflight
+from seatrial.trial import preflight
+from seatrial.trial import preflight as machine
 from seatrial.trial.plan import make_plan, requested
 
 from .fake import FakeLoop

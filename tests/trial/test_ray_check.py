@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from seatrial.core.loop import Context
+from seatrial.core.records import RepoState
 from seatrial.evidence.redact import Redactor
-from seatrial.model.loop import Context
-from seatrial.model.record import RepoState
-from seatrial.trial.level import Bench, Limits
-from seatrial.trial.machine import RAY_NODES
-from seatrial.trial.ray_check import ray_findings
+from seatrial.trial.level import Limits, RunContext
+from seatrial.trial.preflight import RAY_NODES
+from seatrial.trial.runner import ray_findings
 
 from .fake import FakeLoop
 
 
-def bench(tmp_path: Path, answer: dict[str, Any] | None) -> Bench:
+def bench(tmp_path: Path, answer: dict[str, Any] | None) -> RunContext:
     """A bench whose interpreter is a shell script that leaves `answer` where the probe would."""
     (tmp_path / "run" / "evidence").mkdir(parents=True)
     (tmp_path / "answer").write_text(json.dumps(answer) if answer is not None else "")
@@ -29,7 +29,7 @@ def bench(tmp_path: Path, answer: dict[str, Any] | None) -> Bench:
     python.chmod(0o755)
     repo = RepoState(name="pkg", path=str(tmp_path), commit="0" * 40, branch="main", packages=("pkg",), import_root=str(tmp_path / "src"))
     context = Context(run_dir=tmp_path / "run", python=python, model="tiny", changes=(repo,))
-    return Bench(FakeLoop(), context, tmp_path, dict(os.environ), Redactor({}), Limits(), lambda _: None)
+    return RunContext(FakeLoop(), context, tmp_path, dict(os.environ), Redactor({}), Limits(), lambda _: None)
 
 
 def node(tmp_path: Path, host: str, ok: bool = True) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_every_node_is_asked_for_the_packages_of_the_change(tmp_path: Path) -> N
     assert len(findings) == 3
     assert all(finding.ok for finding in findings)
     words = (tmp_path / "words").read_text().splitlines()
-    assert words[:2] == ["-m", "seatrial.probes.ray_nodes"]
+    assert words[:2] == ["-m", "seatrial.instruments.ray_nodes"]
     assert f"pkg={tmp_path / 'src'}" in words
     assert f"PYTHONPATH={tmp_path / 'src'}:{tmp_path}" in words
 

@@ -11,18 +11,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.files import read_json, read_model, read_text
+from seatrial.core.jobs import Component, Ending, Profile, UnitState, UnitStatus
+from seatrial.core.records import Cost, LevelResult, Plan, Report, Trial
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.evidence.repos import repo_states
-from seatrial.files import read_json, read_model, read_text
-from seatrial.launch.jobdir import job_dir
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.job import Component, Ending, UnitState, UnitStatus
-from seatrial.model.profile import Profile
-from seatrial.model.record import Cost, LevelResult, Plan, Report, Trial
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial import attached, conduct, remote, rundir
-from seatrial.trial.attached import Following, Note, Tail
+from seatrial.runtime.jobdir import job_dir
+from seatrial.trial import run_dir, runner, slurm_job
 from seatrial.trial.plan import make_plan, requested
 from seatrial.trial.progress import Event, Running
+from seatrial.trial.slurm_job import Following, Note, Tail
 
 from .conftest import Bench, commit, result
 from .fake import FakeLoop
@@ -40,15 +39,15 @@ def plan_of(bench: Bench, *levels: int) -> Plan:
 
 def prepare(bench: Bench, *levels: int) -> Trial:
     """A stored trial of which nothing has run."""
-    for module in (conduct, remote):
+    for module in (runner, slurm_job):
         bench.monkeypatch.setattr(module, "loop_of", bench._loop)
-    return conduct.prepare(conduct.Request(plan_of(bench, *levels), bench.out, bench.python), bench._listen)
+    return runner.prepare(runner.Request(plan_of(bench, *levels), bench.out, bench.python), bench._listen)
 
 
 def submit(bench: Bench, *levels: int) -> Trial:
     """A trial that waits in the fake Slurm."""
     trial = prepare(bench, *levels)
-    assert remote.submit_trial(bench.out, trial, PROFILE, "test").slurm == "41"
+    assert slurm_job.submit_trial(bench.out, trial, PROFILE, "test").slurm == "41"
     return trial
 
 
@@ -57,7 +56,7 @@ def ended(scheduler: str, reason: str = "", state: UnitState = UnitState.BLOCKED
 
 
 def client_of(plan: Plan, path: Path, profile: Profile) -> Component:
-    return remote.batch_of(plan, path, profile).jobs[0].client
+    return slurm_job.batch_of(plan, path, profile).jobs[0].client
 
 
 class TestPrepare:
@@ -69,7 +68,7 @@ class TestPrepare:
         trial = prepare(bench, 0)
         assert trial.status == "planned"
         assert trial.environment is not None
-        assert trial == rundir.load(bench.out)
+        assert trial == run_dir.load(bench.out)
         names = {path.name for path in (bench.out / "evidence").iterdir()}
         assert names >= {"config.json", "request.json", "repos.json", "environment.json", trial.plan.changes[0].patch}
         assert not (bench.out / "levels").exists()
@@ -125,7 +124,7 @@ class TestJob:
         client = client_of(plan_of(bench, 0), bench.out, profile)
         assert client.container == "c"
         assert {f"{bench.out}:{bench.out}", f"{plain}:{plain}", f"{sys.prefix}:{sys.prefix}"} <= set(client.mounts)
-        script = remote.script(plan_of(bench, 0), bench.out, profile)
+        script = slurm_job.script(plan_of(bench, 0), bench.out, profile)
         assert "--container-image=image" in script
         assert "/data:/data" in script
 
@@ -141,11 +140,11 @@ class TestJob:
     )
     def test_what_cannot_be_a_job_is_refused(self, bench: Bench, tmp_path: Path, name: str, profile: Profile, message: str) -> None:
         with pytest.raises(UserError, match=message):
-            remote.batch_of(plan_of(bench, 0).model_copy(update={"loop": "trl"}), tmp_path / name, profile)
+            slurm_job.batch_of(plan_of(bench, 0).model_copy(update={"loop": "trl"}), tmp_path / name, profile)
 
     def test_with_ray_the_client_runs_inside_it_on_whole_nodes(self, bench: Bench) -> None:
         profile = Profile(nodes=2, ray="symmetric-run", gpus=4)
-        job = remote.batch_of(plan_of(bench, 0).model_copy(update={"loop": "trl"}), bench.out, profile, "/env/bin/python").jobs[0]
+        job = slurm_job.batch_of(plan_of(bench, 0).model_copy(update={"loop": "trl"}), bench.out, profile, "/env/bin/python").jobs[0]
         assert (job.exclusive, job.client.nodes, job.client.tasks) == (True, 2, 2)
         assert job.client.command[0] == "/env/bin/python"
         assert "/env/bin/ray" in job.client.command
@@ -154,33 +153,33 @@ class TestJob:
 
     def test_a_launcher_of_the_loops_own_gets_the_client_unchanged(self, bench: Bench) -> None:
         profile = Profile(nodes=2, ray="ray.sub", ray_sub="/x/ray.sub", image="i")
-        job = remote.batch_of(plan_of(bench, 0).model_copy(update={"loop": "trl"}), bench.out, profile).jobs[0]
+        job = slurm_job.batch_of(plan_of(bench, 0).model_copy(update={"loop": "trl"}), bench.out, profile).jobs[0]
         assert (job.launcher, job.client.nodes) == ("/x/ray.sub", 2)
         assert job.client.command[0] == sys.executable
 
     def test_every_submission_has_its_own_directory(self, bench: Bench, slurm: FakeSlurm) -> None:
         trial = submit(bench, 0)
-        sent = remote.submit_trial(bench.out, trial, PROFILE, "test")
+        sent = slurm_job.submit_trial(bench.out, trial, PROFILE, "test")
         assert (sent.slurm, sent.profile) == ("42", "test")
-        assert [path.name for path in remote.submissions(bench.out)] == ["1", "2"]
+        assert [path.name for path in slurm_job.submissions(bench.out)] == ["1", "2"]
         assert len(slurm.calls("sbatch")) == 2
         assert "resume" in job_dir(bench.out / "jobs" / "2", "trial").script.read_text()
 
     def test_the_program_that_starts_ray_is_staged(self, bench: Bench, slurm: FakeSlurm) -> None:
-        remote.submit_trial(bench.out, prepare(bench, 0), PROFILE.model_copy(update={"ray": "symmetric-run"}), "test")
+        slurm_job.submit_trial(bench.out, prepare(bench, 0), PROFILE.model_copy(update={"ray": "symmetric-run"}), "test")
         assert (bench.out / "jobs" / "1" / "trial" / "ray_step.py").is_file()
 
     def test_submissions_are_ordered_by_number(self, bench: Bench, slurm: FakeSlurm) -> None:
         trial = submit(bench, 0)
         (bench.out / "jobs" / "1").rename(bench.out / "jobs" / "9")
         (bench.out / "jobs" / "notes").touch()
-        remote.submit_trial(bench.out, trial, PROFILE, "test")
-        assert [path.name for path in remote.submissions(bench.out)] == ["9", "10"]
+        slurm_job.submit_trial(bench.out, trial, PROFILE, "test")
+        assert [path.name for path in slurm_job.submissions(bench.out)] == ["9", "10"]
 
     def test_what_slurm_says_is_passed_on(self, bench: Bench, slurm: FakeSlurm) -> None:
-        assert remote.validate(plan_of(bench, 0), bench.out, PROFILE) == "ok"
+        assert slurm_job.validate(plan_of(bench, 0), bench.out, PROFILE) == "ok"
         slurm.flag("refuses")
-        assert "not available" in remote.validate(plan_of(bench, 0), bench.out, PROFILE)
+        assert "not available" in slurm_job.validate(plan_of(bench, 0), bench.out, PROFILE)
         assert list(bench.out.iterdir()) == []
 
 
@@ -195,53 +194,53 @@ class TestWhoMayGoOn:
         submit(bench, 0)
         slurm.says(state)
         with pytest.raises(UserError, match="Slurm job 41 of this trial is") as caught:
-            remote.refuse_while_active(bench.out, {})
+            slurm_job.refuse_while_active(bench.out, {})
         assert f"seatrial attach {bench.out}" in caught.value.fix
 
     def test_an_earlier_job_that_lives_counts_too(self, bench: Bench, slurm: FakeSlurm) -> None:
-        remote.submit_trial(bench.out, submit(bench, 0), PROFILE, "test")
+        slurm_job.submit_trial(bench.out, submit(bench, 0), PROFILE, "test")
         slurm.says("CANCELLED", slurm="42")
         with pytest.raises(UserError, match="Slurm job 41"):
-            remote.refuse_while_active(bench.out, {})
+            slurm_job.refuse_while_active(bench.out, {})
 
     @pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "NODE_FAIL"])
     def test_an_ended_job_does_not(self, bench: Bench, slurm: FakeSlurm, state: str) -> None:
         submit(bench, 0)
         slurm.says(state)
-        remote.refuse_while_active(bench.out, {})
+        slurm_job.refuse_while_active(bench.out, {})
 
     def test_a_silent_controller_keeps_others_out(self, bench: Bench, slurm: FakeSlurm) -> None:
         submit(bench, 0)
         slurm.flag("down")
         with pytest.raises(BlockedError, match=r"not known: .*Unable to contact") as caught:
-            remote.refuse_while_active(bench.out, {})
+            slurm_job.refuse_while_active(bench.out, {})
         assert caught.value.boundary is Boundary.CLUSTER
 
     def test_the_job_itself_goes_on_without_asking(self, bench: Bench, slurm: FakeSlurm) -> None:
         submit(bench, 0)
         slurm.flag("down")
-        remote.refuse_while_active(bench.out, self.own(bench))
+        slurm_job.refuse_while_active(bench.out, self.own(bench))
         assert slurm.calls("squeue") == []
 
     def test_another_job_is_not_the_job_itself(self, bench: Bench, slurm: FakeSlurm) -> None:
         trial = submit(bench, 0)
-        assert remote.is_own_job(bench.out, self.own(bench))
-        assert not remote.is_own_job(bench.out, self.own(bench, "40"))
-        assert not remote.is_own_job(bench.out, {"SLURM_JOB_ID": "41"})
-        assert not remote.is_own_job(bench.out, {})
-        remote.submit_trial(bench.out, trial, PROFILE, "test")
-        assert not remote.is_own_job(bench.out, self.own(bench)), "a later one was submitted"
+        assert slurm_job.is_own_job(bench.out, self.own(bench))
+        assert not slurm_job.is_own_job(bench.out, self.own(bench, "40"))
+        assert not slurm_job.is_own_job(bench.out, {"SLURM_JOB_ID": "41"})
+        assert not slurm_job.is_own_job(bench.out, {})
+        slurm_job.submit_trial(bench.out, trial, PROFILE, "test")
+        assert not slurm_job.is_own_job(bench.out, self.own(bench)), "a later one was submitted"
 
     def test_a_job_may_start_before_its_id_is_stored(self, bench: Bench, slurm: FakeSlurm) -> None:
         submit(bench, 0)
         file = job_dir(bench.out / "jobs" / "1", "trial").submission_file
         file.write_text(file.read_text().replace('"41"', "null"))
-        assert remote.is_own_job(bench.out, self.own(bench))
+        assert slurm_job.is_own_job(bench.out, self.own(bench))
 
     def test_a_trial_that_was_never_submitted_needs_no_slurm(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "")
         prepare(bench, 0)
-        remote.refuse_while_active(bench.out, {})
+        slurm_job.refuse_while_active(bench.out, {})
 
 
 class TestSettle:
@@ -249,7 +248,7 @@ class TestSettle:
 
     def stored(self, bench: Bench, *levels: LevelResult) -> None:
         """As if the job was killed after these levels."""
-        rundir.save(bench.out, rundir.load(bench.out).model_copy(update={"status": "running", "levels": levels}))
+        run_dir.save(bench.out, run_dir.load(bench.out).model_copy(update={"status": "running", "levels": levels}))
 
     def ran(self, bench: Bench, *levels: int, words: dict[int, str] | None = None) -> Trial:
         """Submitted, and run in the job to its end."""
@@ -260,12 +259,12 @@ class TestSettle:
     def test_a_trial_with_its_verdict_is_left_alone(self, bench: Bench, slurm: FakeSlurm) -> None:
         before = self.ran(bench, 0)
         text = read_text(bench.out / "trial.json")
-        assert remote.settle(bench.out, ended("CANCELLED")) == (before, "")
+        assert slurm_job.settle(bench.out, ended("CANCELLED")) == (before, "")
         assert read_text(bench.out / "trial.json") == text
 
     def test_a_job_that_never_started_blocks_every_level(self, bench: Bench, slurm: FakeSlurm) -> None:
         submit(bench, 0, 1, 3)
-        trial, cut = remote.settle(bench.out, ended("CANCELLED", "cancelled"))
+        trial, cut = slurm_job.settle(bench.out, ended("CANCELLED", "cancelled"))
         assert cut == "Slurm job 41: CANCELLED, cancelled"
         assert [level.verdict for level in trial.levels] == [Verdict.BLOCKED, Verdict.BLOCKED, Verdict.SKIPPED]
         assert result(trial, 0).boundary is Boundary.CLUSTER
@@ -278,7 +277,7 @@ class TestSettle:
     def test_stored_levels_keep_their_verdicts(self, bench: Bench, slurm: FakeSlurm) -> None:
         done = self.ran(bench, 0, 1, 2, words={1: "crash"})
         self.stored(bench, *done.levels[:2])
-        trial, cut = remote.settle(bench.out, ended("TIMEOUT", "ended by Slurm at its time limit"))
+        trial, cut = slurm_job.settle(bench.out, ended("TIMEOUT", "ended by Slurm at its time limit"))
         assert [level.verdict for level in trial.levels] == [Verdict.PASS, Verdict.FAIL, Verdict.BLOCKED]
         assert trial.levels[:2] == done.levels[:2]
         assert "TIMEOUT" in cut
@@ -287,7 +286,7 @@ class TestSettle:
     def test_all_levels_stored_as_pass_are_no_verdict(self, bench: Bench, slurm: FakeSlurm) -> None:
         done = self.ran(bench, 0, 1)
         self.stored(bench, *done.levels)
-        trial, _ = remote.settle(bench.out, ended("NODE_FAIL", "a node failed"))
+        trial, _ = slurm_job.settle(bench.out, ended("NODE_FAIL", "a node failed"))
         assert trial.levels == done.levels
         assert (trial.status, trial.verdict) == ("running", Verdict.BLOCKED)
         assert "before the trial had its verdict" in trial.reason
@@ -309,10 +308,10 @@ class TestSettle:
 
         bench.meddle = interrupt
         assert bench.resume().status == "running"
-        trial, cut = remote.settle(bench.out, ended("", "time-limit (client, exit code 130): the time limit was near"))
+        trial, cut = slurm_job.settle(bench.out, ended("", "time-limit (client, exit code 130): the time limit was near"))
         assert [item.verdict for item in trial.levels] == [Verdict.PASS, Verdict.BLOCKED][1 - level :] + [Verdict.BLOCKED] * (1 - level)
         assert all(item.boundary is Boundary.CLUSTER and cut in item.reason for item in trial.levels if item.verdict is Verdict.BLOCKED)
-        assert rundir.load(bench.out) == trial, "trial.json and the levels agree"
+        assert run_dir.load(bench.out) == trial, "trial.json and the levels agree"
         bench.meddle, bench.words = None, {}
         assert bench.resume().verdict is Verdict.PASS
         assert (bench.level(level) / "attempts" / "1" / "run.log").is_file()
@@ -333,38 +332,38 @@ class TestSettle:
 
         bench.meddle = cancel
         assert bench.resume().status == "running"
-        assert [(phase.ended, phase.exit_code) for phase in rundir.load(bench.out).levels[0].phases] == [("interrupted", None)]
-        trial, _ = remote.settle(bench.out, ended("CANCELLED"))
+        assert [(phase.ended, phase.exit_code) for phase in run_dir.load(bench.out).levels[0].phases] == [("interrupted", None)]
+        trial, _ = slurm_job.settle(bench.out, ended("CANCELLED"))
         assert (trial.verdict, trial.levels[0].boundary) == (Verdict.BLOCKED, Boundary.CLUSTER)
 
     def test_a_block_of_the_trial_itself_keeps_its_reason(self, bench: Bench, slurm: FakeSlurm) -> None:
         done = self.ran(bench, 0, 1, words={0: "flat"})
         self.stored(bench, done.levels[0])
-        trial, _ = remote.settle(bench.out, ended("NODE_FAIL"))
+        trial, _ = slurm_job.settle(bench.out, ended("NODE_FAIL"))
         assert trial.levels[0] == done.levels[0]
         assert "vacuous" in trial.levels[0].reason
 
     def test_a_second_job_gives_its_own_reason(self, bench: Bench, slurm: FakeSlurm) -> None:
         trial = submit(bench, 0)
-        remote.settle(bench.out, ended("CANCELLED"))
-        remote.submit_trial(bench.out, trial, PROFILE, "test")
-        trial, _ = remote.settle(bench.out, ended("NODE_FAIL").model_copy(update={"slurm": "42"}))
+        slurm_job.settle(bench.out, ended("CANCELLED"))
+        slurm_job.submit_trial(bench.out, trial, PROFILE, "test")
+        trial, _ = slurm_job.settle(bench.out, ended("NODE_FAIL").model_copy(update={"slurm": "42"}))
         assert trial.levels[0].reason == "Slurm job 42: NODE_FAIL, before this level was judged"
 
     def test_the_client_says_why_it_gave_up(self, bench: Bench, slurm: FakeSlurm) -> None:
         submit(bench, 0)
         log = job_dir(bench.out / "jobs" / "1", "trial").log("client", 0, None)
         log.write_text("seatrial: no such thing\n  fix: another thing\n")
-        trial, cut = remote.settle(bench.out, ended("FAILED", "client-failed (client, exit code 2)", UnitState.FAILED))
+        trial, cut = slurm_job.settle(bench.out, ended("FAILED", "client-failed (client, exit code 2)", UnitState.FAILED))
         assert cut == "Slurm job 41: client-failed (client, exit code 2), fix: another thing"
         assert trial.verdict is Verdict.BLOCKED
 
     def test_a_directory_that_is_in_use_is_waited_for_and_then_named(self, bench: Bench, slurm: FakeSlurm) -> None:
         submit(bench, 0)
-        bench.monkeypatch.setattr(remote, "LOCK_S", 0.2)
-        with rundir.locked(bench.out), pytest.raises(UserError, match=f"process {os.getpid()}"):
-            remote.settle(bench.out, ended("CANCELLED"))
-        assert rundir.load(bench.out).status == "planned"
+        bench.monkeypatch.setattr(slurm_job, "LOCK_S", 0.2)
+        with run_dir.locked(bench.out), pytest.raises(UserError, match=f"process {os.getpid()}"):
+            slurm_job.settle(bench.out, ended("CANCELLED"))
+        assert run_dir.load(bench.out).status == "planned"
 
 
 class TestFollowing:
@@ -373,7 +372,7 @@ class TestFollowing:
     @pytest.fixture(autouse=True)
     def quick(self, bench: Bench) -> None:
         for name in ("ASK_S", "SOON_S", "TICK_S"):
-            bench.monkeypatch.setattr(attached, name, 0.01)
+            bench.monkeypatch.setattr(slurm_job, name, 0.01)
 
     def log(self, bench: Bench) -> Path:
         return job_dir(bench.out / "jobs" / "1", "trial").log("client", 0, None)
@@ -409,8 +408,8 @@ class TestFollowing:
 
     def test_there_is_a_sign_of_life(self, bench: Bench, slurm: FakeSlurm) -> None:
         submit(bench, 0)
-        bench.monkeypatch.setattr(attached, "ALIVE_S", 0.05)
-        bench.monkeypatch.setattr(attached, "SOON_S", 0.3)
+        bench.monkeypatch.setattr(slurm_job, "ALIVE_S", 0.05)
+        bench.monkeypatch.setattr(slurm_job, "SOON_S", 0.3)
         notes: list[Note] = []
 
         def world(note: Note) -> None:
@@ -429,7 +428,7 @@ class TestFollowing:
         leave_result(bench.out, Ending.CLIENT_FAILED, 1)
         slurm.flag("down")
         Following(bench.out, lambda _: None).to_the_end()
-        trial, cut = remote.settle(bench.out, ended(""))
+        trial, cut = slurm_job.settle(bench.out, ended(""))
         assert (trial.verdict, cut) == (Verdict.FAIL, "")
 
     def test_a_verdict_of_before_does_not_end_it(self, bench: Bench, slurm: FakeSlurm) -> None:
@@ -454,7 +453,7 @@ class TestFollowing:
         slurm.says("")
         asked = len(slurm.calls("squeue"))
         assert Following(bench.out, lambda _: None).to_the_end().state is UnitState.LOST
-        assert len(slurm.calls("squeue")) - asked == attached.LOST_ASKED
+        assert len(slurm.calls("squeue")) - asked == slurm_job.LOST_ASKED
 
     def test_a_trial_that_was_never_submitted_is_named(self, bench: Bench) -> None:
         prepare(bench, 0)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.files import read_json, read_model, write_json
-from seatrial.model.errors import UserError
-from seatrial.model.record import Trial
-from seatrial.model.verdict import Verdict
-from seatrial.trial import rundir
+from seatrial.core.errors import UserError
+from seatrial.core.files import read_json, read_model, write_json
+from seatrial.core.records import Trial
+from seatrial.core.verdict import Verdict
+from seatrial.trial import run_dir
 from seatrial.trial.progress import Event, Judged, Stage
 
 from .conftest import Bench, commit, result
@@ -145,7 +145,7 @@ def test_the_state_of_the_change_may_be_restored(bench: Bench, repo: Path) -> No
 
 def test_a_directory_that_is_in_use_is_refused(bench: Bench) -> None:
     bench.start(0)
-    with rundir.locked(bench.out), pytest.raises(UserError, match=f"process {os.getpid()}"):
+    with run_dir.locked(bench.out), pytest.raises(UserError, match=f"process {os.getpid()}"):
         bench.resume()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.verdict import Boundary, Verdict
 from triage.runs import LOGS, judged
 from trial.made_runs import Run
 from trial.test_falsified import after_another, healthy, put, training

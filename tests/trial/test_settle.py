@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seatrial.model.record import (
+from seatrial.core.records import (
     Baseline,
     BitComparison,
     BitDifference,
@@ -19,8 +19,8 @@ from seatrial.model.record import (
     SideResult,
     Trial,
 )
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial.settle import own, settle
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.trial.baseline import own, settle
 
 PASS, FAIL, BLOCKED, SKIPPED = Verdict.PASS, Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED
 REPO = RepoState(name="pkg", path="/repo", commit="2" * 40, branch=None, changed=("pkg/a.py",), base="1" * 40)

@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.files import read_model
-from seatrial.launch.process import Outcome
-from seatrial.model.loop import Context, SideTests
-from seatrial.model.record import Finding, Report, SideResult, Trial
-from seatrial.model.verdict import Verdict
+from seatrial.core.files import read_model
+from seatrial.core.loop import Context, SideTests
+from seatrial.core.records import Finding, Report, SideResult, Trial
+from seatrial.core.verdict import Verdict
+from seatrial.runtime.process import Outcome
 from seatrial.triage.signatures import GENERAL, load_signatures
+from seatrial.trial.pre_tests import LACKING, JUnitCase, judge_side, read_cases
 from seatrial.trial.progress import Event, SideJudged, SideRunning
-from seatrial.trial.sides import LACKING, Case, judge_side, read_cases
 
 from .conftest import Bench, commit
 
 pytestmark = pytest.mark.slow
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly")
-PASSED, FAILED = Case("t::a", "passed"), Case("t::b", "failed", "AssertionError: assert 1 == 2")
-NO_TORCH = Case("t::c", "error", "ModuleNotFoundError: No module named 'torch'")
-OWN = Case("t::d", "error", "ModuleNotFoundError: No module named 'pkg.new'")
-FOREIGN_NAME = Case("t::g", "error", "ImportError: cannot import name 'x' from 'torch' (/e/torch/__init__.py)")
-OWN_NAME = Case("t::e", "error", "ImportError: cannot import name 'x' from 'pkg' (/c/pkg/__init__.py)")
-QUOTES = Case("t::h", "failed", "AssertionError: assert 'No space left on device' in 'ok'")
-ASKS = Case("t::i", "failed", "AssertionError: No GPUs are available assert False")
-SKIPPED = Case("t::f", "skipped", "no GPU")
+PASSED, FAILED = JUnitCase("t::a", "passed"), JUnitCase("t::b", "failed", "AssertionError: assert 1 == 2")
+NO_TORCH = JUnitCase("t::c", "error", "ModuleNotFoundError: No module named 'torch'")
+OWN = JUnitCase("t::d", "error", "ModuleNotFoundError: No module named 'pkg.new'")
+FOREIGN_NAME = JUnitCase("t::g", "error", "ImportError: cannot import name 'x' from 'torch' (/e/torch/__init__.py)")
+OWN_NAME = JUnitCase("t::e", "error", "ImportError: cannot import name 'x' from 'pkg' (/c/pkg/__init__.py)")
+QUOTES = JUnitCase("t::h", "failed", "AssertionError: assert 'No space left on device' in 'ok'")
+ASKS = JUnitCase("t::i", "failed", "AssertionError: No GPUs are available assert False")
+SKIPPED = JUnitCase("t::f", "skipped", "no GPU")
 COLLECTED = "collected 3 items\n"
 
 
@@ -70,7 +70,7 @@ def ended(code: int | None = 0, how: str = "exited", signal: int | None = None) 
         (ended(1), None, "tests/test_a.py ... [ 30%]\nbye\n", Verdict.FAIL, "exit code 1, and no whole junit.xml was left: bye"),
     ],
 )
-def test_each_way_to_end(outcome: Outcome, cases: tuple[Case, ...] | None, log: str, verdict: Verdict, reason: str) -> None:
+def test_each_way_to_end(outcome: Outcome, cases: tuple[JUnitCase, ...] | None, log: str, verdict: Verdict, reason: str) -> None:
     found, why = judge_side(outcome, cases, log, ("pkg",))
     assert (found, reason in why) == (verdict, True), why
 
@@ -80,7 +80,7 @@ def test_what_a_machine_may_lack_is_a_known_failure() -> None:
 
 
 def test_only_the_first_failures_are_named() -> None:
-    _, why = judge_side(ended(1), [Case(f"t::{n}", "failed", "x") for n in range(5)], "", ())
+    _, why = judge_side(ended(1), [JUnitCase(f"t::{n}", "failed", "x") for n in range(5)], "", ())
     assert why == "5 of 5 tests failed: t::0: x; t::1: x; t::2: x; and 2 more"
 
 
@@ -96,11 +96,11 @@ def test_a_junit_file_is_read_by_what_ended_each_test(tmp_path: Path) -> None:
     )
     (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{''.join(rows)}</testsuite></testsuites>")
     assert read_cases(tmp_path / "junit.xml") == (
-        Case("a::b", "passed"),
-        Case("a::c", "failed", "AssertionError: no way"),
-        Case("tests.x", "error", "ModuleNotFoundError: No module named 'torch'"),
-        Case("a::d", "error", 'failed on setup with "x"'),
-        Case("a::e", "skipped", "no GPU"),
+        JUnitCase("a::b", "passed"),
+        JUnitCase("a::c", "failed", "AssertionError: no way"),
+        JUnitCase("tests.x", "error", "ModuleNotFoundError: No module named 'torch'"),
+        JUnitCase("a::d", "error", 'failed on setup with "x"'),
+        JUnitCase("a::e", "skipped", "no GPU"),
     )
 
 

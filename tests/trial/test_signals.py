@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from cli.command import Answer, environ, inside
-from seatrial.files import read_model
-from seatrial.model.record import Report, Trial
-from seatrial.model.verdict import Verdict
+from seatrial.core.files import read_model
+from seatrial.core.records import Report, Trial
+from seatrial.core.verdict import Verdict
 
 from .fake import FakeLoop
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.trial.stages import read_stages
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.trial.files_judge import read_stages
 
 TRIAGE = Path(__file__).parents[1] / "data" / "triage"
 

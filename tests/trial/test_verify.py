@@ -12,12 +12,12 @@ from unittest import mock
 import pytest
 
 from cli.command import Answer, inside
-from seatrial.files import read_json, read_model, write_json
-from seatrial.model.record import Report, Trial
-from seatrial.model.verdict import Verdict
-from seatrial.regress.history.importers import trial as history
-from seatrial.report.outcome import OLDER
-from seatrial.trial import digests, rundir
+from seatrial.core.files import read_json, read_model, write_json
+from seatrial.core.records import Report, Trial
+from seatrial.core.verdict import Verdict
+from seatrial.history import import_runs as history
+from seatrial.report.outcomes import OLDER
+from seatrial.trial import run_dir
 
 from .fake import FakeLoop
 from .test_signals import run_words
@@ -38,7 +38,7 @@ def call(*words: str | Path) -> Answer:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trial of two levels that passed."""
     out = tmp_path_factory.mktemp("recorded") / "run"
-    with mock.patch("seatrial.launch.process._TICK_S", 0.05), mock.patch.object(os, "fsync"):
+    with mock.patch("seatrial.runtime.process._TICK_S", 0.05), mock.patch.object(os, "fsync"):
         answer = call(*run_words(out, "0-1"))
     assert answer.code == PASS, answer.err
     return out
@@ -207,7 +207,7 @@ def test_deleted_checkpoints_are_no_evidence(run: Path) -> None:
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_text("{}")
     (place / "final" / "train.log").write_text("x")
-    assert digests.of_level(run, SMOKE).keys() - trial.files.keys() == {f"{SMOKE}/run/final/train.log"}
+    assert run_dir.level_digests(run, SMOKE).keys() - trial.files.keys() == {f"{SMOKE}/run/final/train.log"}
 
 
 def test_a_fail_is_not_excused_by_what_happens_to_its_files(tmp_path: Path) -> None:
@@ -250,9 +250,9 @@ def test_a_trial_of_an_older_seatrial_is_not_a_silent_pass(run: Path) -> None:
 
 
 def test_the_history_keeps_no_altered_pass(run: Path) -> None:
-    assert (history.read(run).passed, history.read(run).flaws) == (True, [])
+    assert (history.read_trial(run).passed, history.read_trial(run).flaws) == (True, [])
     (run / SMOKE / "run.log").write_text(CRASH)
-    draft = history.read(run)
+    draft = history.read_trial(run)
     assert draft.passed is False
     assert any("run.log changed" in flaw for flaw in draft.flaws)
 
@@ -261,8 +261,8 @@ def test_digests_are_relative_and_every_level_has_its_own(recorded: Path) -> Non
     trial = read_model(recorded / "trial.json", Trial)
     assert not any(Path(path).is_absolute() for path in trial.files)
     for path in ("evidence/request.json", f"{SMOKE}/run.log", f"{SMOKE}/run/facts.jsonl", "levels/1-second/metrics.jsonl"):
-        assert trial.files[path] == digests.digest(recorded / path)
-    assert rundir.is_sealed(recorded)
+        assert trial.files[path] == run_dir.digest(recorded / path)
+    assert run_dir.is_sealed(recorded)
     assert json.loads((recorded / "trial.json").read_text())["schema_version"] == 2
 
 
@@ -303,7 +303,7 @@ PLACES = (
 @pytest.mark.parametrize("place", PLACES)
 def test_whatever_lies_where_a_file_was_neither_passes_nor_hangs_nor_crashes(recorded: Path, tmp_path: Path, place: str) -> None:
     for how in PUT:
-        if how == "windows" and place.endswith((digests.RESULT, digests.IMPORTS)):
+        if how == "windows" and place.endswith((run_dir.RESULT, run_dir.IMPORTS)):
             continue  # the same JSON: these two are compared by what they say
         run = Path(shutil.copytree(recorded, tmp_path / how))
         put(how, run / place)

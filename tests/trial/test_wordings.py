@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.verdict import Verdict
+from seatrial.core.verdict import Verdict
 
 from .made_runs import Run, grpo, trl
 

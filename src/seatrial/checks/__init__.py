@@ -1,0 +1,1 @@
+"""Pure functions from facts, metrics and log lines to checks."""

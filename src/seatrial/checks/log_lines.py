@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from seatrial.model.exits import exit_value, failed
-from seatrial.model.find import Finder
-from seatrial.model.log_text import Samples, in_sample, is_sample
-from seatrial.model.record import CheckResult
-from seatrial.model.verdict import Boundary
+from seatrial.core.log_text import Finder, Samples, exit_value, failed, in_sample, is_sample
+from seatrial.core.records import CheckResult
+from seatrial.core.verdict import Boundary
 
 
 class LogLine(Protocol):

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from seatrial.files import read_text
-from seatrial.model.guarded import parse_json
-from seatrial.model.record import CheckResult
-from seatrial.model.verdict import Boundary
+from seatrial.core.files import read_text
+from seatrial.core.guarded import parse_json
+from seatrial.core.records import CheckResult, replace
+from seatrial.core.verdict import Boundary
 
 FILE = "shadow.json"
 RECORD = "record.jsonl"
@@ -82,7 +82,7 @@ def _diverged(found: Mapping[str, Any], run: str, where: str, kind: Boundary) ->
     message = f"step {found['step']}{', ' + place if place else ''}: {found['what']}: expected {found['expected']}, found {found['found']}"
     name = f"step proof: {found['stage']}{where}"
     made = _check(name, False, kind, run, stage=found["stage"], value=found["found"], threshold=found["expected"], message=message)
-    return made.model_copy(update={"step": int(found["step"]), "tensor": str(found.get("tensor") or "")})
+    return replace(made, step=int(found["step"]), tensor=str(found.get("tensor") or ""))
 
 
 def _check(name: str, passed: bool, kind: Boundary, run: str, **fields: Any) -> CheckResult:

@@ -19,11 +19,11 @@ from functools import lru_cache
 from itertools import islice, pairwise
 from statistics import median
 
-from seatrial.files import number_to_json
-from seatrial.model.record import CheckResult
-from seatrial.model.series import Metrics, Series
-from seatrial.model.signals import Bound, Signals
-from seatrial.model.verdict import Boundary
+from seatrial.core.files import number_to_json
+from seatrial.core.records import CheckResult, replace
+from seatrial.core.series import Metrics, Series
+from seatrial.core.specs import Bound, Signals
+from seatrial.core.verdict import Boundary
 
 DEAD_GRADIENT, DEAD_SHARE = 1e-10, 1e-7
 """A norm up to these (the second as a share of the largest of the first steps) moves no weight of any precision. The least of the healthy
@@ -476,7 +476,7 @@ def _within(tag: str, series: Series, bound: Bound) -> CheckResult:
     worst = max(out, key=lambda point: abs(point[1]))[1] if out else max(sizes, default=0.0)
     steps = [step for step, _ in out]
     made = _check(f"{tag} stays in bounds", not out, worst, Boundary.METRICS, message, steps, f"{low:g} to {high:g}", tag=tag)
-    return made.model_copy(update={"subject": "bound"})
+    return replace(made, subject="bound")
 
 
 def _beside(metrics: Metrics, printed: Metrics, signals: Signals) -> Findings:

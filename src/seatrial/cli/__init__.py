@@ -1,0 +1,1 @@
+"""One file per command or group of commands: arguments in, text out."""

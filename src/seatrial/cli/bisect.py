@@ -12,21 +12,22 @@ import typer
 from typer.core import TyperGroup
 
 from seatrial.cli import bisect_options as flag
-from seatrial.cli.bisect_checks import unknown_program
-from seatrial.model.guarded import real_path
+from seatrial.cli.bisect_options import unknown_program
+from seatrial.core.guarded import real_path
+from seatrial.core.records import replace
 
 if TYPE_CHECKING:
+    from seatrial.bisect.bisect_records import BisectAnswer, BisectPlan
+    from seatrial.bisect.git_bisect_log import EarlierMarks
     from seatrial.evidence.redact import Redactor
-    from seatrial.regress.bisect.logs.replay import Marks
-    from seatrial.regress.bisect.record import Answer, Plan
 
 
-class Group(TyperGroup):
+class BisectGroup(TyperGroup):
     """Says what is missing when the command to run stands without `--`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a subcommand."""
-        from seatrial.model.errors import UserError
+        from seatrial.core.errors import UserError
 
         if args and self.get_command(ctx, args[0]) is None:
             fix = f"if it is the command to run, put -- before it: seatrial bisect --good REV -- {shlex.join(args)}"
@@ -35,7 +36,7 @@ class Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Group,
+    cls=BisectGroup,
     rich_markup_mode=None,
     add_completion=False,
     invoke_without_command=True,
@@ -123,11 +124,11 @@ def nightly(
 
     What stands after `--` is given to the script at every commit. That changes what is measured, and the report says so.
     """
+    from seatrial.bisect.commit_history import introduced, resolve_commit
     from seatrial.evidence.git import top_level
-    from seatrial.regress.bisect.history import introduced, resolve
 
     path = top_level(repo or Path())
-    last = resolve(path, bad or "HEAD", "--bad")
+    last = resolve_commit(path, bad or "HEAD", "--bad")
     first, notes = (good, ()) if good else introduced(path, script, last)
     for note in notes:
         typer.echo(f"seatrial: {note}", err=True)
@@ -142,24 +143,24 @@ def resume(
     json: flag.AsJson = False,
 ) -> None:
     """Go on with a bisect that was interrupted or killed; runs that ended are not run again."""
-    from seatrial.files import write_json
-    from seatrial.regress.bisect import place
-    from seatrial.trial.rundir import locked
+    from seatrial.bisect import bisect_dir
+    from seatrial.core.files import write_json
+    from seatrial.trial.run_dir import locked
 
     path = _absolute(directory)
-    plan = place.load(path)
+    plan = bisect_dir.load_plan(path)
     if jobs is not None:
         with locked(path):
-            write_json(path / place.PLAN, plan.model_copy(update={"jobs": jobs}))
+            write_json(path / bisect_dir.PLAN, replace(plan, jobs=jobs))
     _conduct(path, json)
 
 
 @app.command()
 def report(directory: Annotated[Path, typer.Argument(help="The directory of a bisect.")], json: flag.AsJson = False) -> None:
     """Write the reports anew from plan and journal (after an edit by hand, too), and print the summary; nothing is run."""
-    from seatrial.regress.bisect.conduct import judge
+    from seatrial.bisect.bisect_runner import judge_bisect
 
-    _close(_absolute(directory), judge(_absolute(directory), _redactor()), json)
+    _close(_absolute(directory), judge_bisect(_absolute(directory), _redactor()), json)
 
 
 @app.command()
@@ -168,14 +169,14 @@ def clean(
     environments: Annotated[bool, typer.Option("--environments", help="Remove the cached environments of commits, too.")] = False,
 ) -> None:
     """End what a killed bisect left running, and remove its trees and stores. Journals, logs and reports stay."""
-    from seatrial.regress.bisect import place
-    from seatrial.regress.bisect.environments.cache import BisectEnvironments
+    from seatrial.bisect import bisect_dir
+    from seatrial.bisect.environment_cache import BisectEnvironments
 
-    found = directories or sorted(plan.parent for plan in BISECTS.glob(f"*/{place.PLAN}"))
+    found = directories or sorted(plan.parent for plan in BISECTS.glob(f"*/{bisect_dir.PLAN}"))
     if not found:
         typer.echo(f"there are no bisects below {BISECTS.absolute()}; name directories that were made with --out")
     for directory in found:
-        gone = place.clean(_absolute(directory), lambda text: typer.echo(f"seatrial: {text}", err=True))
+        gone = bisect_dir.clean_bisect(_absolute(directory), lambda text: typer.echo(f"seatrial: {text}", err=True))
         typer.echo(f"{directory}: {f'removed {len(gone)} trees and stores' if gone else 'nothing was left'}")
     if environments:
         typer.echo(f"removed {len(BisectEnvironments().remove())} environments")
@@ -183,42 +184,41 @@ def clean(
 
 def _begin(asked: flag.Flags, out: Path | None, replay: Path | None, dry_run: bool, json: bool) -> NoReturn:
     """From flags to an answer."""
-    from seatrial.regress.bisect import place
-    from seatrial.regress.bisect.conduct import announcement, histories
-    from seatrial.regress.bisect.logs import journal
+    from seatrial.bisect import bisect_dir
+    from seatrial.bisect.bisect_runner import announcement, read_histories
 
     marks = _marks(replay, asked) if replay else None
     if marks:
         asked = _with_ends(asked, marks)
     plan, patches = flag.make_plan(asked)
-    history = histories(plan)
+    history = read_histories(plan)
     rows = marks.rows(history, plan) if marks else ()
     for note in (*plan.notes, *(marks.notes if marks else ())):
         typer.echo(f"seatrial: {note}", err=True)
     if dry_run:
         _show(plan, announcement(history, rows, plan))
         raise typer.Exit
-    path = place.create(BISECTS, _absolute(out) if out else None, plan)
+    path = bisect_dir.create_bisect(BISECTS, _absolute(out) if out else None, plan)
     for name, file in patches.items():
-        (path / place.PATCHES).mkdir(exist_ok=True)
-        shutil.copy(file, path / place.PATCHES / name)
+        (path / bisect_dir.PATCHES).mkdir(exist_ok=True)
+        shutil.copy(file, path / bisect_dir.PATCHES / name)
     for row in rows:
-        journal.append(path / place.JOURNAL, row)
+        bisect_dir.append_run(path / bisect_dir.JOURNAL, row)
     _conduct(path, json)
 
 
-def _marks(replay: Path, asked: flag.Flags) -> Marks:
+def _marks(replay: Path, asked: flag.Flags) -> EarlierMarks:
+    from seatrial.bisect.git_bisect_log import read_marks
     from seatrial.cli.request import named_path
     from seatrial.evidence.git import top_level
-    from seatrial.regress.bisect.logs.replay import read_marks
 
     return read_marks(replay, top_level(named_path(next(iter(asked.repos or ["."])))[1]))
 
 
-def _with_ends(asked: flag.Flags, marks: Marks) -> flag.Flags:
+def _with_ends(asked: flag.Flags, marks: EarlierMarks) -> flag.Flags:
     """A log names its own ends, unless others are named."""
-    from seatrial.model.errors import UserError
-    from seatrial.regress.bisect.record import Mark
+    from seatrial.bisect.bisect_records import Mark
+    from seatrial.core.errors import UserError
 
     good, bad = marks.end(Mark.GOOD), marks.end(Mark.BAD)
     if good and good == bad and not (asked.good or asked.bad):
@@ -234,7 +234,7 @@ def _absolute(path: Path) -> Path:
     return real_path(path) if ".." in path.parts else path.absolute()
 
 
-def _show(plan: Plan, ahead: str) -> None:
+def _show(plan: BisectPlan, ahead: str) -> None:
     """What would be run."""
     for repo in plan.repos:
         typer.echo(f"{repo.name}: {repo.good[:12]} (good) to {repo.bad[:12]} (bad), {repo.path}")
@@ -251,18 +251,18 @@ def _show(plan: Plan, ahead: str) -> None:
 
 
 def _conduct(path: Path, json: bool) -> NoReturn:
+    from seatrial.bisect import bisect_dir
+    from seatrial.bisect.bisect_runner import run_bisect
     from seatrial.cli.request import load_config, profile_named
-    from seatrial.model.errors import UserError
-    from seatrial.regress.bisect import place
-    from seatrial.regress.bisect.conduct import conduct
+    from seatrial.core.errors import UserError
 
-    plan = place.load(path)
+    plan = bisect_dir.load_plan(path)
     profile = profile_named(load_config(None, None), plan.on) if plan.on else None
     typer.echo(f"seatrial: {path}", err=True)
     try:
-        found = conduct(path, _redactor(), lambda text: typer.echo(f"seatrial: {text}", err=True), profile)
+        found = run_bisect(path, _redactor(), lambda text: typer.echo(f"seatrial: {text}", err=True), profile)
     except KeyboardInterrupt:
-        typer.echo(f"seatrial: interrupted; go on with: {place.resume_command(path)}", err=True)
+        typer.echo(f"seatrial: interrupted; go on with: {bisect_dir.resume_command(path)}", err=True)
         raise
     except UserError:
         typer.echo(f"seatrial: what ran is kept, with its logs, in {path}", err=True)
@@ -270,10 +270,10 @@ def _conduct(path: Path, json: bool) -> NoReturn:
     _close(path, found, json)
 
 
-def _close(path: Path, found: Answer, json: bool) -> NoReturn:
+def _close(path: Path, found: BisectAnswer, json: bool) -> NoReturn:
     """Print the answer and exit with it."""
-    from seatrial.files import read_text
-    from seatrial.model.verdict import ExitCode
+    from seatrial.core.files import read_text
+    from seatrial.core.verdict import ExitCode
 
     typer.echo(read_text(path / ("report.json" if json else "summary.md")))
     typer.echo(f"report: {path / 'report.html'}", err=json)

@@ -1,8 +1,11 @@
-"""The flags of `seatrial bisect` and `seatrial bisect nightly`, and the plan that they make."""
+"""The flags of `seatrial bisect` and `seatrial bisect nightly`, the plan that they make, and what is refused before anything runs."""
 
 from __future__ import annotations
 
+import posixpath
+import re
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,12 +13,142 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seatrial.cli.bisect_checks import check_trial, choose_environment
-from seatrial.cli.bisect_paths import check_distinct, check_metrics, check_places
+from seatrial.core.records import replace
 
 if TYPE_CHECKING:
-    from seatrial.loops.nightly import Nightly
-    from seatrial.regress.bisect.record import Edit, Patch, Plan, Repo
+    from seatrial.bisect.bisect_records import BisectPlan, Edit, EnvironmentPlan, Patch, Repo
+    from seatrial.loops.nightly_scripts import Nightly
+
+
+def choose_environment(flags: Flags, main: Path, bad: str) -> EnvironmentPlan:
+    """How environments are made; what cannot be had for any commit is refused."""
+    from seatrial.bisect.environment_cache import detect_environment
+    from seatrial.core.errors import UserError
+
+    # A trial and a nightly bring environments of their own.
+    asked = "none" if flags.env is None and (flags.trial or flags.nightly) else flags.env
+    found = detect_environment(main, bad, asked)
+    if flags.python:
+        _check_python(flags.python, found)
+    for package in flags.packages or ():
+        _check_package(package)
+    if flags.packages and found.kind == "none":
+        raise UserError(
+            f"--with {flags.packages[0]}: no environment is built, so there is none to install it into",
+            "install it where you call from, or name a lock: --env pip:LOCKFILE",
+        )
+    build, packages = tuple(shlex.split(flags.build or "")), tuple(flags.packages or ())
+    return replace(found, python=flags.python or "", build=build, packages=packages)
+
+
+def _check_python(version: str, plan: EnvironmentPlan) -> None:
+    from seatrial.core.errors import BlockedError, UserError
+    from seatrial.runtime.venvs import find_python
+
+    if not re.fullmatch(r"3\.\d+", version):
+        raise UserError(f"--python {version}: not a version of Python", "name it by major and minor, such as 3.12")
+    try:
+        if plan.kind != "none":
+            find_python(version)
+    except BlockedError as error:
+        raise UserError(f"--python {version}: {error.message}", error.fix) from error
+
+
+def _check_package(package: str) -> None:
+    """An environment is shared by commits and kept by what was asked for; what lies in a directory may change under it."""
+    from seatrial.bisect.lockfile import is_local
+    from seatrial.core.errors import UserError
+
+    if not package.strip() or package.startswith("-") or "\n" in package or is_local(package):
+        raise UserError(
+            f"--with {package}: not a requirement by name",
+            "name a package, such as pytest or 'pytest<9'; what lies in a directory is installed with --build 'pip install …'",
+        )
+
+
+def check_trial(words: Sequence[str], main: Path) -> None:
+    """Read the words as `seatrial run` will, so that a wrong loop, level or option is not found out by a run."""
+    import typer
+    from typer.exceptions import TyperException
+
+    from seatrial.cli.run import run
+    from seatrial.core.errors import UserError
+    from seatrial.loops import get_loop
+    from seatrial.trial.plan import parse_levels
+
+    app = typer.Typer(add_completion=False)
+    app.command("run")(run)
+    ours = list(words)[: list(words).index("--")] if "--" in words else list(words)
+    try:
+        context = typer.main.get_command(app).make_context("seatrial run", [word.replace("{tree}", str(main)) for word in ours])
+    except TyperException as error:
+        raise UserError(f"--trial: {error}", "after `--` stand the words of `seatrial run`; see: seatrial run --help") from error
+    asked = context.params
+    if asked["out"] is not None:
+        raise UserError("--trial: --out is chosen for each commit", "leave it out; the trial of each run is kept in its steps/ directory")
+    if asked["loop"] is None:
+        return  # the seatrial.toml of each commit names it
+    options = {name: str(asked[name]) for name in ("device", "verl", "nemo_rl") if asked[name] is not None}
+    loop = get_loop(asked["loop"]).configured(options)
+    if asked["level"] is not None:
+        parse_levels(asked["level"], loop)
+
+
+def unknown_program(plan: BisectPlan) -> str | None:
+    """A warning when nothing shows that the program of the command exists."""
+    from seatrial.bisect.commit_history import missing_words
+
+    main, program = plan.repos[0], plan.command[:1]
+    if plan.trial or not program or "{" in program[0] or shutil.which(program[0]) or missing_words(Path(main.path), program, main.bad):
+        return None
+    where = "" if plan.environment.kind == "none" else "; it may be in the environments"
+    return f"{program[0]} is neither on PATH nor a file of the repository{where}"
+
+
+_OF_A_RUN = ("tree", "output", "checkpoints")
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+def check_metrics(text: str | None) -> None:
+    """Refuse a place outside of the files of one run: runs that share it would be judged by each other's metrics."""
+    from seatrial.core.errors import UserError
+
+    if text is None:
+        return
+    fix = f"a path in the tree, or one that begins with {{{'}, {'.join(_OF_A_RUN)}}}"
+    strange = [name for name in _PLACEHOLDER.findall(text) if name not in _OF_A_RUN]
+    if strange:
+        raise UserError(f"--metrics {text}: {{{strange[0]}}} is no place of a run", fix)
+    if not text or text.startswith(("/", "~")):
+        raise UserError(f"--metrics {text}: not in the files of a run, and all runs would share it", fix)
+    if ".." in text.split("/"):
+        raise UserError(f"--metrics {text}: leads out of the files of a run", fix)
+
+
+def check_places(words: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a place without a name, or for the first repository, which stands first in `names`."""
+    from seatrial.core.errors import UserError
+
+    others = ", ".join(names[1:]) or "none"
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator or not value:
+            raise UserError(f"--place {word}: takes the name of a repository and a path", "--place NAME=PATH")
+        if name == names[0]:
+            raise UserError(f"--place {word}: {name} is the first repository, whose tree holds the others", f"further ones are: {others}")
+
+
+def check_distinct(repos: Sequence[Repo]) -> None:
+    """Refuse two repositories at one place."""
+    from seatrial.core.errors import UserError
+
+    taken: dict[str, str] = {}
+    for repo in repos:
+        place = posixpath.normpath(repo.place)
+        if place in taken:
+            raise UserError(f"{taken[place]} and {repo.name} are to lie at the same place, {place}", f"--place {repo.name}=PATH")
+        taken[place] = repo.name
+
 
 Good = Annotated[list[str] | None, typer.Option("--good", metavar="[NAME=]REV", help="A commit where it works.")]
 Bad = Annotated[list[str] | None, typer.Option("--bad", metavar="[NAME=]REV", help="A commit where it does not. Default: HEAD.")]
@@ -131,17 +264,17 @@ def said(context: typer.Context, **own: Any) -> Flags:
     return Flags(**{name: value for name, value in {**given, **own, "words": context.obj or ()}.items() if name in known})
 
 
-def make_plan(flags: Flags) -> tuple[Plan, dict[str, Path]]:
+def make_plan(flags: Flags) -> tuple[BisectPlan, dict[str, Path]]:
     """The plan, and the files of patches by the names that it has for them.
 
     Revisions are resolved, and what cannot work is refused; nothing is written.
     """
-    from seatrial.metrics.grammar import parse
-    from seatrial.model.errors import UserError
-    from seatrial.regress.bisect.history import uncommitted
-    from seatrial.regress.bisect.record import Plan
-    from seatrial.regress.bisect.trees.edits import check_edits
-    from seatrial.trial.rundir import now
+    from seatrial.bisect.bisect_records import BisectPlan
+    from seatrial.bisect.commit_history import uncommitted
+    from seatrial.bisect.worktrees import check_edits
+    from seatrial.core.errors import UserError
+    from seatrial.metrics.checks import parse
+    from seatrial.trial.run_dir import now
 
     repos = _repos(flags)
     main = Path(repos[0].path)
@@ -156,7 +289,7 @@ def make_plan(flags: Flags) -> tuple[Plan, dict[str, Path]]:
     environment = choose_environment(flags, main, repos[0].bad)
     idle = f"--python {flags.python} changes nothing: no environment is built, so commits run in the one you call from"
     patches = _patches(flags.patches, main)
-    plan = Plan(
+    plan = BisectPlan(
         created=now(),
         repos=repos,
         first_parent=flags.first_parent,
@@ -189,12 +322,12 @@ def make_plan(flags: Flags) -> tuple[Plan, dict[str, Path]]:
     return plan, {patch.source: file for patch, file in patches.items() if file}
 
 
-def _refuse_secrets(plan: Plan) -> None:
+def _refuse_secrets(plan: BisectPlan) -> None:
     """What is to be run is stored, so that it can be resumed; a secret must not be."""
     import os
 
+    from seatrial.core.errors import UserError
     from seatrial.evidence.redact import Redactor
-    from seatrial.model.errors import UserError
 
     said = [text for text in (plan.check, plan.failure, plan.metrics) if text]
     words = (*plan.command, *plan.extra, *plan.environment.build, *plan.environment.packages, *(edit.clauses for edit in plan.edits), *said)
@@ -208,11 +341,11 @@ def _refuse_secrets(plan: Plan) -> None:
 
 def _repos(flags: Flags) -> tuple[Repo, ...]:
     """The repositories with their ends as commits."""
+    from seatrial.bisect.bisect_records import Repo
+    from seatrial.bisect.commit_history import resolve_commit
     from seatrial.cli.request import named_path
+    from seatrial.core.errors import UserError
     from seatrial.evidence.git import top_level
-    from seatrial.model.errors import UserError
-    from seatrial.regress.bisect.history import resolve
-    from seatrial.regress.bisect.record import Repo
 
     named = [named_path(text) for text in flags.repos or ["."]]
     paths = {name or top_level(path).name: top_level(path) for name, path in named}
@@ -227,7 +360,7 @@ def _repos(flags: Flags) -> tuple[Repo, ...]:
             of = f" of {name}" if len(paths) > 1 else ""
             fix = "seatrial bisect --good REV --bad REV -- COMMAND" if not of else f"--good {name}=REV"
             raise UserError(f"no good commit{of} is named", fix)
-        ends = (resolve(path, good[name], "--good"), resolve(path, bad.get(name, "HEAD"), "--bad"))
+        ends = (resolve_commit(path, good[name], "--good"), resolve_commit(path, bad.get(name, "HEAD"), "--bad"))
         first = not repos
         repos.append(
             Repo(name=name, path=str(path), good=ends[0], bad=ends[1], place="." if first else _place(name, path, places, repos[0]))
@@ -238,7 +371,7 @@ def _repos(flags: Flags) -> tuple[Repo, ...]:
 
 def _by_name(flag: str, words: Sequence[str] | None, paths: Mapping[str, Path]) -> dict[str, str]:
     """`NAME=VALUE` by name; a value without a name is for the only repository, or for the first."""
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
 
     found: dict[str, str] = {}
     for word in words or ():
@@ -256,8 +389,8 @@ def _by_name(flag: str, words: Sequence[str] | None, paths: Mapping[str, Path]) 
 
 def _refuse_a_stranger(flag: str, name: str, word: str, paths: Mapping[str, Path]) -> None:
     """`NAME=REV` of a repository that there is not; a revision may hold a `=` itself."""
+    from seatrial.core.errors import UserError
     from seatrial.evidence.git import commit_of
-    from seatrial.model.errors import UserError
 
     if name and (flag == "--place" or commit_of(next(iter(paths.values())), word) is None):
         known = ", ".join(paths)
@@ -266,7 +399,7 @@ def _refuse_a_stranger(flag: str, name: str, word: str, paths: Mapping[str, Path
 
 def _place(name: str, path: Path, places: Mapping[str, str], main: Repo) -> str:
     """Where a further repository lies: where it was said, where it is a submodule of the first, or beside it."""
-    from seatrial.regress.bisect.trees.making import BESIDE
+    from seatrial.bisect.worktrees import BESIDE
 
     if name in places:
         return places[name]
@@ -275,8 +408,8 @@ def _place(name: str, path: Path, places: Mapping[str, str], main: Repo) -> str:
 
 
 def _edits(words: Sequence[str] | None) -> tuple[Edit, ...]:
-    from seatrial.model.errors import UserError
-    from seatrial.regress.bisect.record import Edit
+    from seatrial.bisect.bisect_records import Edit
+    from seatrial.core.errors import UserError
 
     for word in words or ():
         if "\n" not in word:
@@ -286,28 +419,28 @@ def _edits(words: Sequence[str] | None) -> tuple[Edit, ...]:
 
 def _patches(words: Sequence[str] | None, main: Path) -> dict[Patch, Path | None]:
     """The patches, each with its file if it is one. `@REV` at the end says from which commit on."""
+    from seatrial.bisect.bisect_records import Patch
+    from seatrial.bisect.commit_history import resolve_commit
     from seatrial.evidence.git import commit_of
-    from seatrial.regress.bisect.history import resolve
-    from seatrial.regress.bisect.record import Patch
 
     found: dict[Patch, Path | None] = {}
     for word in words or ():
         source, separator, since = word.rpartition("@")
         if not separator or Path(word).is_file() or commit_of(main, word):
             source, since = word, ""
-        start = resolve(main, since, "--patch") if since else None
+        start = resolve_commit(main, since, "--patch") if since else None
         if Path(source).is_file():
             # Two files of one name stay two.
             found[Patch(source=f"{len(found) + 1:02d}-{Path(source).name}", since=start)] = Path(source).absolute()
         else:
-            found[Patch(source=resolve(main, source, "--patch"), since=start)] = None
+            found[Patch(source=resolve_commit(main, source, "--patch"), since=start)] = None
     return found
 
 
 def _pattern(text: str | None) -> str | None:
     import re
 
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
 
     try:
         re.compile(text or "")
@@ -320,13 +453,13 @@ def _pattern(text: str | None) -> str | None:
 
 def _command(flags: Flags, main: Path, bad: str) -> tuple[tuple[str, ...], tuple[str, ...], Nightly | None]:
     """The command, its extra arguments, and what a loop knows of the script of a nightly."""
+    from seatrial.core.errors import UserError
     from seatrial.evidence.git import git, text
-    from seatrial.loops.nightly import describe
-    from seatrial.model.errors import UserError
+    from seatrial.loops.nightly_scripts import describe_nightly
 
     if flags.nightly is not None:
         script = text(git(main, "show", f"{bad}:{flags.nightly}"))
-        return ("bash", flags.nightly), flags.words, describe(flags.nightly, script)
+        return ("bash", flags.nightly), flags.words, describe_nightly(flags.nightly, script)
     if flags.trial:
         check_trial(flags.words, main)
     elif not flags.words:

@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.status import Status
 from rich.text import Text as Plain
 
-from seatrial.model.record import Record
-from seatrial.report.bits import bit_words
-from seatrial.report.text import visible
+from seatrial.core.records import Record
+from seatrial.core.text import visible
+from seatrial.report.outcomes import bit_words
 from seatrial.trial.progress import Compared, Ended, Event, Found, Judged, Planned, Running, SideJudged, SideRunning, Stage
 
 PLAIN_SECONDS = 10.0

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from seatrial.cli import request
-from seatrial.report.text import as_rows
+from seatrial.core.records import replace
+from seatrial.core.text import as_rows
 
 if TYPE_CHECKING:
-    from seatrial.config import Loaded
-    from seatrial.model.loop import Context
-    from seatrial.model.record import Finding
+    from seatrial.core.config import Loaded
+    from seatrial.core.loop import Context
+    from seatrial.core.records import Finding
 
 EVERY: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("trl", {}),
@@ -40,7 +41,7 @@ WIDTHS = (60, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OrderedGroup:
     """The findings about one thing."""
 
     title: str
@@ -73,16 +74,16 @@ def doctor(
 
     Takes what `seatrial run` takes. Without LOOP it goes through every loop. Exit codes: 0 ready, 99 something blocks, 2 usage.
     """
-    from seatrial.model.verdict import ExitCode
+    from seatrial.core.verdict import ExitCode
     from seatrial.trial.preflight import of_machine
 
     options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
     passed = tuple(context.obj or ())
-    groups = [Group(MACHINE, of_machine(os.environ))]
+    groups = [OrderedGroup(MACHINE, of_machine(os.environ))]
     loaded = request.load_config(config, settings, loop, level, model, change, base, python, passed, options)
     _require_usable(loaded, auto)
     if loop is not None:
-        groups.append(Group(" ".join([loop, *(["--device", device] if device else [])]), _findings(loaded, auto)))
+        groups.append(OrderedGroup(" ".join([loop, *(["--device", device] if device else [])]), _findings(loaded, auto)))
     else:
         groups += _every(loaded, auto, device)
     blocked = not all(group.ready for group in groups)
@@ -93,7 +94,7 @@ def doctor(
 
 def _require_usable(loaded: Loaded, auto: bool) -> None:
     """A checkout that does not exist, and `--auto` without a change, are wrong usage."""
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
 
     paths = loaded.config.change.paths
     if auto and not paths:
@@ -108,24 +109,24 @@ def _require_usable(loaded: Loaded, auto: bool) -> None:
             raise UserError(f"{text}: no such directory", f"name an existing checkout with {_flag(name)} PATH")
 
 
-def _every(loaded: Loaded, auto: bool, device: str | None) -> list[Group]:
+def _every(loaded: Loaded, auto: bool, device: str | None) -> list[OrderedGroup]:
     """Each loop with the options that it takes; what every one of them refuses is wrong usage."""
+    from seatrial.core.errors import UserError
+    from seatrial.core.loop import as_finding
     from seatrial.loops import get_loop
-    from seatrial.loops.options import require_known
-    from seatrial.model.errors import UserError
-    from seatrial.model.gather import as_finding
+    from seatrial.loops.base_loop import require_known_options
 
     chosen = [(name, given) for name, given in EVERY if not device or given.get("device", device) == device]
     known = {name: get_loop(name).options() for name, _ in chosen}
-    require_known("every loop", {key: text for options in known.values() for key, text in options.items()}, loaded.config.options)
-    made, refused = list[Group](), list[UserError]()
+    require_known_options("every loop", {key: text for options in known.values() for key, text in options.items()}, loaded.config.options)
+    made, refused = list[OrderedGroup](), list[UserError]()
     for name, given in chosen:
         try:
             found = _findings(_narrowed(loaded, name, given, set(known[name])), auto)
         except UserError as error:
             refused.append(error)
             found = (as_finding(error, "request"),)
-        made.append(Group(" ".join([name, *(f"--{key} {value}" for key, value in given.items())]), found))
+        made.append(OrderedGroup(" ".join([name, *(f"--{key} {value}" for key, value in given.items())]), found))
     if len(refused) == len(made):
         raise refused[0]
     return made
@@ -137,15 +138,15 @@ def _narrowed(loaded: Loaded, loop: str, options: Mapping[str, str], known: set[
 
     config = loaded.config
     kept = {key: value for key, value in config.options.items() if key in known}
-    run = config.run.model_copy(update={"loop": loop})
-    return dataclasses.replace(loaded, config=config.model_copy(update={"run": run, "options": {**kept, **options}, "known_issues": {}}))
+    run = replace(config.run, loop=loop)
+    return dataclasses.replace(loaded, config=replace(config, run=run, options={**kept, **options}, known_issues={}))
 
 
 def _findings(loaded: Loaded, auto: bool) -> tuple[Finding, ...]:
     """Everything about one loop; wrong usage is an error."""
-    from seatrial.model.errors import BlockedError, UserError
-    from seatrial.model.gather import as_finding, gather
-    from seatrial.model.record import Finding
+    from seatrial.core.errors import BlockedError, UserError
+    from seatrial.core.loop import as_finding, gather
+    from seatrial.core.records import Finding
     from seatrial.trial.preflight import of_loop
 
     made: list[Finding] = []
@@ -176,7 +177,7 @@ def _once(finding: Finding, others: Sequence[Finding]) -> Finding:
     other = next((other for other in others if not other.ok and other.message == finding.message), None)
     if finding.ok or other is None:
         return finding
-    return finding.model_copy(update={"ok": True, "fix": "", "message": f"not looked for yet: see {other.name}"})
+    return replace(finding, ok=True, fix="", message=f"not looked for yet: see {other.name}")
 
 
 def _without_checkouts(loaded: Loaded) -> Loaded:
@@ -187,27 +188,27 @@ def _without_checkouts(loaded: Loaded) -> Loaded:
     config = loaded.config
     named = {name.replace("-", "_") for name in get_loop(config.run.loop).configured(config.options).checkouts()}
     options = {key: value for key, value in config.options.items() if key not in named}
-    change = config.change.model_copy(update={"paths": []})
-    return dataclasses.replace(loaded, config=config.model_copy(update={"change": change, "options": options}))
+    change = replace(config.change, paths=[])
+    return dataclasses.replace(loaded, config=replace(config, change=change, options=options))
 
 
-def _with_options(asked: request.Asked, loaded: Loaded) -> request.Asked:
+def _with_options(asked: request.TrialRequest, loaded: Loaded) -> request.TrialRequest:
     """What was asked with all options again: a checkout that git cannot read was named all the same."""
     import dataclasses
 
     from seatrial.loops import get_loop
 
     loop = get_loop(loaded.config.run.loop).configured(loaded.config.options)
-    return dataclasses.replace(asked, loop=loop, plan=asked.plan.model_copy(update={"options": loop.chosen}))
+    return dataclasses.replace(asked, loop=loop, plan=replace(asked.plan, options=loop.chosen))
 
 
-def _environment(asked: request.Asked) -> tuple[Path | None, tuple[Finding, ...]]:
+def _environment(asked: request.TrialRequest) -> tuple[Path | None, tuple[Finding, ...]]:
     """The loop's interpreter, None where there is none, and what there is to say about it."""
-    from seatrial.launch.environments import Environments
-    from seatrial.launch.venvs import read_installed
-    from seatrial.model.errors import BlockedError, UserError
-    from seatrial.model.gather import as_finding, gather
-    from seatrial.trial.interpreter import find_interpreter
+    from seatrial.core.errors import BlockedError, UserError
+    from seatrial.core.loop import as_finding, gather
+    from seatrial.runtime.environments import Environments
+    from seatrial.runtime.venvs import read_installed
+    from seatrial.trial.staging import find_interpreter
 
     named = asked.loaded.config.environment.python
     own, name = Path(named) if named else None, asked.loop.environment
@@ -227,9 +228,9 @@ def _environment(asked: request.Asked) -> tuple[Path | None, tuple[Finding, ...]
     return found.python, checked or found.findings
 
 
-def _context(asked: request.Asked, python: Path | None) -> Context:
-    from seatrial.model.loop import Context
-    from seatrial.trial.interpreter import engine_interpreters
+def _context(asked: request.TrialRequest, python: Path | None) -> Context:
+    from seatrial.core.loop import Context
+    from seatrial.trial.staging import engine_interpreters
 
     return Context(
         run_dir=Path(asked.loaded.config.run.trials).absolute(),
@@ -243,7 +244,7 @@ def _context(asked: request.Asked, python: Path | None) -> Context:
     )
 
 
-def _next(groups: Sequence[Group], loop: str | None) -> str:
+def _next(groups: Sequence[OrderedGroup], loop: str | None) -> str:
     """The command to type now: the first fix that is one, or the trial."""
     words = [word for word in sys.argv[2:] if word != "--json"]
     ready = [group.title for group in groups[1:] if group.ready] if groups[0].ready else []
@@ -274,7 +275,7 @@ def _taken(words: Sequence[str], title: str) -> Iterator[str]:
             yield word
 
 
-def _print_json(groups: Sequence[Group], following: str) -> None:
+def _print_json(groups: Sequence[OrderedGroup], following: str) -> None:
     import json
 
     rows = [
@@ -286,7 +287,7 @@ def _print_json(groups: Sequence[Group], following: str) -> None:
     typer.echo(json.dumps({"ready": all(ready.values()), "about": ready, "findings": rows, "next": following}, indent=2))
 
 
-def _print_text(groups: Sequence[Group], following: str) -> None:
+def _print_text(groups: Sequence[OrderedGroup], following: str) -> None:
     """Group by group, what blocks first; commands stay on one line, so that they can be copied."""
     width = min(max(shutil.get_terminal_size((80, 24)).columns, WIDTHS[0]), WIDTHS[1])
     for group in groups:

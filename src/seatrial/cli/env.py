@@ -36,8 +36,8 @@ def build(
 ) -> None:
     """Build the environment of a loop from its lock; does nothing when it is there already."""
     from seatrial.evidence.redact import Redactor
-    from seatrial.launch.environments import Environments
-    from seatrial.launch.interrupt import Interruptible
+    from seatrial.runtime.environments import Environments
+    from seatrial.runtime.interrupt import Interruptible
 
     lock = _lock(name)
     with Interruptible():
@@ -58,7 +58,7 @@ def build(
 @app.command("list")
 def list_(as_json: Json = False) -> None:
     """List every environment and layer in the cache, with its size and when it was last used."""
-    from seatrial.launch.environments import Environments
+    from seatrial.runtime.environments import Environments
 
     environments = Environments()
     found = environments.list()
@@ -87,8 +87,8 @@ def list_(as_json: Json = False) -> None:
 @app.command()
 def check(name: Name, as_json: Json = False) -> None:
     """Check that a loop's environment is there, complete, runs, and holds exactly the locked versions."""
-    from seatrial.launch.environments import Environments
-    from seatrial.model.verdict import ExitCode
+    from seatrial.core.verdict import ExitCode
+    from seatrial.runtime.environments import Environments
 
     findings = Environments().check(name, _lock(name))
     if as_json:
@@ -107,7 +107,7 @@ def remove(
     name: Annotated[str, typer.Argument(metavar="LOOP", help="The environment to remove, as `seatrial env list` names it.")],
 ) -> None:
     """Remove every environment of a loop, and layers that no environment needs any more."""
-    from seatrial.launch.environments import Environments
+    from seatrial.runtime.environments import Environments
 
     for path in Environments().remove(name):
         typer.echo(f"removed {path}")
@@ -115,11 +115,11 @@ def remove(
 
 def _lock(name: str) -> Path:
     """The lock of an environment; an unknown one is an error that lists the known ones."""
+    from seatrial.core.errors import UserError
     from seatrial.loops import environments
-    from seatrial.model.errors import UserError
-    from seatrial.rollouts import gym
+    from seatrial.rollouts.backends import gym_install
 
-    known = {**environments(), gym.ENVIRONMENT: gym.LOCK}
+    known = {**environments(), gym_install.GYM_ENVIRONMENT: gym_install.GYM_LOCK}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         raise UserError(f"unknown environment {name!r}; known: {', '.join(known)}", f"use {close[0]!r}" if close else "use a known one")
@@ -139,7 +139,7 @@ def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from seatrial.report.text import visible
+    from seatrial.core.text import visible
 
     table = Table(box=None, pad_edge=False)
     for title in head:

@@ -12,10 +12,9 @@ from seatrial.cli import hermetic as box
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from seatrial.regress.functional.plan import Planned
-    from seatrial.regress.functional.record import FunctionalRun, ScriptResult
-    from seatrial.regress.hermetic.place import Place
-    from seatrial.regress.history.keep import Looked
+    from seatrial.functional.hermetic import ExecutionPlace
+    from seatrial.functional.plan_scripts import FunctionalRun, PlannedScript, ScriptResult
+    from seatrial.history.auto_import import CheckoutState
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 RUNS = Path("functional-runs")
@@ -54,10 +53,10 @@ def run(
     keep: box.Keep = False,
 ) -> None:
     """Run scripts one after another and judge them by what they left: an exit code of 0 alone is no Pass."""
-    from seatrial.regress.functional.plan import Asked, plan
+    from seatrial.functional.plan_scripts import FunctionalRequest, plan_scripts
 
-    planned = plan(
-        Asked(
+    planned = plan_scripts(
+        FunctionalRequest(
             scripts=tuple(scripts),
             arguments=tuple(context.obj or ()),
             checks=tuple(check or ()),
@@ -78,18 +77,18 @@ def run(
     _run(planned, _place(planned, options, hermetic), out)
 
 
-def _run(planned: Sequence[Planned], place: Place, out: Path | None) -> NoReturn:
+def _run(planned: Sequence[PlannedScript], place: ExecutionPlace, out: Path | None) -> NoReturn:
     """Run what is planned, show and keep what came of it, and end with the exit code of the verdict."""
-    from seatrial.launch.interrupt import Interruptible
-    from seatrial.model.verdict import exit_code
-    from seatrial.regress.functional.run import run_all
-    from seatrial.regress.hermetic.leftovers import end_earlier
-    from seatrial.regress.history.keep import look
-    from seatrial.trial.rundir import named_directory, new_directory
+    from seatrial.core.verdict import exit_code
+    from seatrial.functional.hermetic import end_earlier
+    from seatrial.functional.run_scripts import run_all
+    from seatrial.history.auto_import import checkout_state
+    from seatrial.runtime.interrupt import Interruptible
+    from seatrial.trial.run_dir import named_directory, new_directory
 
     end_earlier((out.absolute().parent if out else RUNS).glob("*/*/run.log.pids"), _tell)
     directory = named_directory(out) if out else new_directory(RUNS, "functional")
-    looked = {one.name: look(one.cwd) for one in planned}
+    looked = {one.name: checkout_state(one.cwd) for one in planned}
     with Interruptible() as stop, place:
         whole = run_all(planned, directory, place, _tell, _show_result)
     _show_summary(whole, directory)
@@ -98,9 +97,9 @@ def _run(planned: Sequence[Planned], place: Place, out: Path | None) -> NoReturn
     raise typer.Exit(exit_code(whole.verdict))
 
 
-def _place(planned: Sequence[Planned], options: box.Options, hermetic: bool) -> Place:
+def _place(planned: Sequence[PlannedScript], options: box.Options, hermetic: bool) -> ExecutionPlace:
     """Where the scripts run; what is not the caller's own environment is shown, script by script."""
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
 
     if options.image and hermetic:
         raise UserError("--hermetic is a fresh environment, and --image a container", "give one of them")
@@ -115,16 +114,16 @@ def _place(planned: Sequence[Planned], options: box.Options, hermetic: bool) -> 
     return place
 
 
-def _keep(whole: FunctionalRun, directory: Path, looked: Mapping[str, Looked]) -> None:
+def _keep(whole: FunctionalRun, directory: Path, looked: Mapping[str, CheckoutState]) -> None:
     """Into the history, script by script: only what this run copied, not what an earlier one had left; one quiet line each."""
-    from seatrial.model.verdict import Verdict
-    from seatrial.regress.history.keep import keep
+    from seatrial.core.verdict import Verdict
+    from seatrial.history.auto_import import auto_import
 
     outcomes = {Verdict.PASS: True, Verdict.FAIL: False}
     for result in whole.results:
         for copied in sorted((directory / result.name).glob("metrics*")):
             name = f"{result.name} {copied.name}" if copied.name.startswith("metrics-") else result.name
-            line = keep(copied, name=f"functional {name}", looked=looked[result.name], passed=outcomes.get(result.verdict))
+            line = auto_import(copied, name=f"functional {name}", looked=looked[result.name], passed=outcomes.get(result.verdict))
             if line:
                 _tell(line)
 
@@ -133,8 +132,8 @@ def _tell(text: str) -> None:
     typer.echo(f"seatrial: {text}", err=True)
 
 
-def _show_plan(planned: Sequence[Planned]) -> None:
-    from seatrial.report.text import one_line
+def _show_plan(planned: Sequence[PlannedScript]) -> None:
+    from seatrial.core.text import one_line
 
     for one in planned:
         hours = "not known" if one.gpu_hours is None else f"{one.gpu_hours:.4g}"
@@ -151,9 +150,9 @@ def _show_plan(planned: Sequence[Planned]) -> None:
     typer.echo(_cost(planned))
 
 
-def _cost(planned: Sequence[Planned]) -> str:
+def _cost(planned: Sequence[PlannedScript]) -> str:
     """`3 scripts, at most 4 GPU hours`, as far as scripts say how many GPUs they use."""
-    from seatrial.model.words import counted
+    from seatrial.core.text import counted
 
     scripts = counted(len(planned), "script")
     known = [one.gpu_hours for one in planned if one.gpu_hours is not None]
@@ -165,7 +164,7 @@ def _cost(planned: Sequence[Planned]) -> str:
 
 
 def _show_result(result: ScriptResult) -> None:
-    from seatrial.cli.check import print_table
+    from seatrial.cli.judge import print_table
 
     if result.checks:
         print_table(result.checks, f"Metric checks of {result.name}")
@@ -177,10 +176,10 @@ def _show_summary(whole: FunctionalRun, directory: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from seatrial.regress.functional.report import counted, steps_told
-    from seatrial.report.text import visible
+    from seatrial.core.text import visible
+    from seatrial.functional.run_scripts import counted_scripts, steps_told
 
-    table = Table(title=f"{whole.verdict}: {counted(whole)}")
+    table = Table(title=f"{whole.verdict}: {counted_scripts(whole)}")
     for column in ("Script", "Verdict", "Steps", "Time", "GPU hours", "Reason"):
         table.add_column(column, overflow="fold")
     for result in whole.results:

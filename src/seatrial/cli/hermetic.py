@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from seatrial.regress.hermetic.place import Place
+    from seatrial.functional.hermetic import ExecutionPlace
 
 SCRATCH = "seatrial-log-"
 Image = Annotated[str | None, typer.Option("--image", help="Run in a container of this image.")]
@@ -37,11 +37,11 @@ class Options:
     keep: bool
 
 
-def make_place(given: Options, projects: tuple[Path, ...], tell: Callable[[str], None], *, fresh: bool = True) -> Place:
+def make_place(given: Options, projects: tuple[Path, ...], tell: Callable[[str], None], *, fresh: bool = True) -> ExecutionPlace:
     """The place that the options describe; without an image, `fresh` says whether it is a new environment. What cannot be together is a
     UserError."""
-    from seatrial.model.errors import UserError
-    from seatrial.regress.hermetic.container import Container, choose_engine, environment_names, make_box, own_mounts, parse_mount
+    from seatrial.core.errors import UserError
+    from seatrial.functional.container import Container, choose_engine, environment_names, make_box, own_mounts, parse_mount
 
     names = environment_names(given.env or [])
     if given.image is not None:
@@ -58,24 +58,24 @@ def make_place(given: Options, projects: tuple[Path, ...], tell: Callable[[str],
 
 def fresh_place(
     projects: tuple[Path, ...], names: tuple[str, ...], packages: tuple[str, ...], keep: bool, tell: Callable[[str], None]
-) -> Place:
+) -> ExecutionPlace:
     """A fresh environment of one project."""
-    from seatrial.model.errors import UserError
-    from seatrial.regress.hermetic.fresh import Fresh
+    from seatrial.core.errors import UserError
+    from seatrial.functional.fresh_environment import Fresh
 
     if len(set(projects)) != 1:
         raise UserError("a fresh environment is that of one project", "run the scripts of each project by themselves")
     return Fresh(projects[0], names, packages, keep=keep, tell=tell)
 
 
-def here(names: tuple[str, ...], packages: list[str] | None, keep: bool) -> Place:
+def here(names: tuple[str, ...], packages: list[str] | None, keep: bool) -> ExecutionPlace:
     """The caller's environment, which has no options."""
-    from seatrial.model.errors import UserError
-    from seatrial.regress.hermetic.place import Place
+    from seatrial.core.errors import UserError
+    from seatrial.functional.hermetic import ExecutionPlace
 
     if names or packages or keep:
         raise UserError("--env, --with and --keep are about a container or a fresh environment", "give --hermetic or --image IMAGE")
-    return Place()
+    return ExecutionPlace()
 
 
 def without_secrets() -> Callable[[tuple[str, ...]], tuple[str, ...]]:
@@ -105,12 +105,11 @@ def hermetic(
 
     The exit code is the command's, and the last line says so; else 99 when it could not be started, 1 when --deadline passed.
     """
-    from seatrial.launch.interrupt import Interruptible
-    from seatrial.launch.process import pid_file
-    from seatrial.model.errors import UserError
-    from seatrial.model.verdict import ExitCode
-    from seatrial.regress.hermetic.leftovers import end_earlier
-    from seatrial.regress.hermetic.run import run_in
+    from seatrial.core.errors import UserError
+    from seatrial.core.verdict import ExitCode
+    from seatrial.functional.hermetic import end_earlier, run_in
+    from seatrial.runtime.interrupt import Interruptible
+    from seatrial.runtime.process import pid_file
 
     command: tuple[str, ...] = context.obj or ()
     if not command:

@@ -1,21 +1,176 @@
-"""`seatrial history`: metrics of all runs over time. What judges (trend, gate, calibrate) is in history_judge.py."""
+"""`seatrial history`: metrics of all runs over time: import, show, compare, trend, gate, calibrate, mark, export.
+
+A command is made only when it is asked for; an export is written whole or not at all.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
-from seatrial.cli.history_options import Chosen, Name, OnlyMetrics, Project, StoreFile, TakeName, choosing, opened, taken
-from seatrial.cli.light import Light, Plain
-from seatrial.report.text import as_rows
+from seatrial.cli.typer_base import Light, Plain
+from seatrial.core.text import as_rows
 
 if TYPE_CHECKING:
-    from seatrial.regress.history.record import Run
+    from seatrial.history.importing import Stated
+    from seatrial.history.run_records import RunValue, StoredRun, Take
+    from seatrial.history.store import Store
+
+StoreFile = Annotated[
+    Path | None, typer.Option("--store", metavar="FILE", help="Default: $SEATRIAL_HISTORY, [history] store, then the user's own.")
+]
+Project = Annotated[str | None, typer.Option("--project", help="Only of this project.")]
+Name = Annotated[str | None, typer.Option("--name", help="Only runs of this name.")]
+Machine = Annotated[str | None, typer.Option("--machine", help="Only runs on this kind of machine.")]
+TakeName = Annotated[str, typer.Option("--take", help="Of the points of a run: last, first, mean, min, max or count.")]
+Metrics = Annotated[list[str], typer.Argument(metavar="METRIC...", help="Names; * and ? stand for anything.")]
+OnlyMetrics = Annotated[list[str] | None, typer.Option("--metric", help="Only these; * and ? stand for anything; repeatable.")]
+
+
+class Of(TypedDict):
+    """Which runs."""
+
+    project: str | None
+    name: str | None
+    machine: str | None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Metrics in runs, as a person chose them."""
+
+    metrics: Metrics
+    store: StoreFile = None
+    project: Project = None
+    name: Name = None
+    machine: Machine = None
+    take: TakeName = "last"
+
+    @property
+    def of(self) -> Of:
+        """As the functions of the history take it."""
+        return Of(project=self.project, name=self.name, machine=self.machine)
+
+
+def choosing(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is a `Chosen`: the options of that come first, then its own."""
+    shared = inspect.signature(Chosen, eval_str=True).parameters
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+
+    @functools.wraps(command)
+    def called(**words: Any) -> None:
+        command(Chosen(**{name: words.pop(name) for name in shared}), **words)
+
+    # typer reads the signature; the annotations that `wraps` copied are those of the command
+    called.__signature__ = inspect.Signature([*shared.values(), *own])  # type: ignore[attr-defined]
+    called.__annotations__ = {}
+    return called
+
+
+def opened(asked: Path | None, *, write: bool = False) -> Store:
+    """The store that the options and the configuration name; it must be there."""
+    from seatrial.core.errors import UserError
+    from seatrial.history.auto_import import history_settings, store_path
+    from seatrial.history.store import Store
+
+    path = store_path(asked, history_settings(Path.cwd()))
+    if not path.is_file():
+        raise UserError(f"{path}: no history there yet", "import runs first: seatrial history import PATH")
+    return Store(path, write=write)
+
+
+def taken(word: str) -> Take:
+    """The word of `--take`, checked."""
+    from seatrial.core.errors import UserError
+    from seatrial.history.run_records import TAKES
+
+    for known in TAKES:
+        if word == known:
+            return known
+    raise UserError(f"--take {word}: no such value", f"one of {', '.join(TAKES)}")
+
+
+_ENDINGS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet"}
+T = TypeVar("T")
+
+
+class Counted(Generic[T]):
+    """Counts what goes through."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self.items = items
+        self.count = 0
+
+    def __iter__(self) -> Iterator[T]:
+        for item in self.items:
+            self.count += 1
+            yield item
+
+
+def write(
+    store: Store, patterns: list[str], out: Path | None, form: str | None, project: str | None, name: str | None, take: Take, points: bool
+) -> None:
+    """Export the runs that the options choose."""
+    from seatrial.core.errors import UserError
+    from seatrial.core.text import counted
+    from seatrial.history import filters, formats
+    from seatrial.history.formats import chosen
+
+    ending = _ENDINGS.get(out.suffix.lower()) if out else None
+    known = f"--format takes one of {', '.join(formats.FORMATS)}"
+    if form and form not in formats.FORMATS:
+        raise UserError(f"--format {form}: no such format", known)
+    if form and ending and form != ending:
+        raise UserError(f"--format {form} and --out {out}: the ending says {ending}", "leave --format out, or give the file another ending")
+    if out and not form and out.suffix and not ending:
+        raise UserError(f"--out {out}: {out.suffix} is the ending of no format", f"{known}; endings that say it: {', '.join(_ENDINGS)}")
+    form = form or ending or "json"
+    if form == "json" and points:
+        raise UserError("--points: JSON has one object per run, without steps", "add --format csv, or leave --points out")
+    if form == "parquet" and out is None:
+        raise UserError("--format parquet: not for standard output, it is no text", "name a file with --out")
+    filters.require(store, project=project, name=name)
+    metrics = set(chosen(store, patterns, project)) if patterns else None
+    if metrics is not None and not any(store.count(metric, project=project, name=name) for metric in metrics):
+        raise UserError(filters.none_has(", ".join(patterns), project=project, name=name), "seatrial history runs lists the runs")
+    runs = store.runs(project=project, name=name)
+    if form == "parquet" and out is not None:
+        rows = Counted(formats.rows(store, runs, metrics, take, points=points))
+        _whole(out, [formats.as_parquet(iter(rows))])
+        sys.stdout.write(f"wrote {out}: {form}, {counted(rows.count, 'row')}\n")
+        return
+    if form == "csv":
+        found: Counted[Any] = Counted(formats.rows(store, runs, metrics, take, points=points))
+        texts = formats.as_csv(iter(found))
+    else:
+        found = Counted(formats.as_json(store, runs, metrics, take))
+        texts = (f"{line}\n" for line in found)
+    if out is not None:
+        _whole(out, (text.encode() for text in texts))
+        sys.stdout.write(f"wrote {out}: {form}, {counted(found.count, 'row' if form == 'csv' else 'run')}\n")
+        return
+    for text in texts:
+        sys.stdout.write(text)
+
+
+def _whole(out: Path, parts: Iterable[bytes]) -> None:
+    from seatrial.core.files import replacing
+
+    with replacing(out) as stream:
+        for part in parts:
+            stream.write(part)
+
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="How many runs, the latest; 0 takes all.")]
 
@@ -37,19 +192,18 @@ def import_(
 
     One line per run. A run is a baseline only if it passed, on a clean tree, on a trusted branch ([history] trusted).
     """
-    from seatrial.model.errors import UserError
-    from seatrial.model.verdict import ExitCode
-    from seatrial.regress.history.adding import Stated, add
-    from seatrial.regress.history.importers.detect import in_order
-    from seatrial.regress.history.place import place, settings
-    from seatrial.regress.history.store import Store
+    from seatrial.core.errors import UserError
+    from seatrial.core.verdict import ExitCode
+    from seatrial.history.auto_import import history_settings, store_path
+    from seatrial.history.importing import Stated, add, in_order
+    from seatrial.history.store import Store
 
-    found = settings(Path.cwd())
+    found = history_settings(Path.cwd())
     stated = Stated(
         project=project, name=name, machine=machine, commit=commit, branch=branch, clean=True if clean else None, passed=passed or None
     )
     bad = 0
-    with Store(place(store, found), write=True) as kept:
+    with Store(store_path(store, found), write=True) as kept:
         for path in in_order(paths):
             try:
                 for one in add(kept, path, stated, found.trusted, restate=stated != Stated()):
@@ -71,13 +225,13 @@ def show(
     run: Annotated[int | None, typer.Option("--run", help="Only the run of this number.")] = None,
 ) -> None:
     """Show metrics run by run: time, commit, branch, value, and whether the run is a baseline."""
-    from seatrial.model.errors import UserError
-    from seatrial.regress.history import among
-    from seatrial.regress.history import show as showing
+    from seatrial.core.errors import UserError
+    from seatrial.history import filters
+    from seatrial.history import formats as showing
 
     take, shown = taken(chosen.take), 0
     with opened(chosen.store) as kept:
-        among.require(kept, **chosen.of)
+        filters.require(kept, **chosen.of)
         for metric in showing.chosen(kept, chosen.metrics, chosen.project):
             some = limit or None
             if points:
@@ -95,7 +249,7 @@ def show(
                 typer.echo(as_rows(lines))
     if not shown:
         what = ", ".join(chosen.metrics) + (f" and the number {run}" if run is not None else "")
-        raise UserError(among.none_has(what, **chosen.of), "seatrial history runs lists the runs")
+        raise UserError(filters.none_has(what, **chosen.of), "seatrial history runs lists the runs")
 
 
 def runs(
@@ -110,10 +264,10 @@ def runs(
     limit: Limit = 30,
 ) -> None:
     """List the runs, the latest last."""
-    from seatrial.model.errors import UserError
-    from seatrial.regress.history.among import require
-    from seatrial.regress.history.record import Kind
-    from seatrial.regress.history.show import run_lines
+    from seatrial.core.errors import UserError
+    from seatrial.history.filters import require
+    from seatrial.history.formats import run_lines
+    from seatrial.history.run_records import Kind
 
     if kind is not None and kind not in list(Kind):
         raise UserError(f"--kind {kind}: no such kind", f"one of {', '.join(Kind)}")
@@ -132,17 +286,17 @@ def compare(
     take: TakeName = "last",
 ) -> None:
     """Compare the metrics of two commits, in units of the spread of the baselines. Exit 2 when they have nothing in common."""
-    from seatrial.model.verdict import ExitCode
-    from seatrial.regress.history import compare as comparing
-    from seatrial.regress.history.among import require
-    from seatrial.regress.history.show import chosen
+    from seatrial.core.verdict import ExitCode
+    from seatrial.history import compare as comparing
+    from seatrial.history.filters import require
+    from seatrial.history.formats import chosen
 
     with opened(store) as kept:
         require(kept, project=project)
         if metrics:
             chosen(kept, metrics, project)
-        sides = [comparing.resolve(kept, revision, Path.cwd()) for revision in (before, after)]
-        found = comparing.compare(kept, *sides, patterns=metrics or (), project=project, take=taken(take))
+        sides = [comparing.resolve_revision(kept, revision, Path.cwd()) for revision in (before, after)]
+        found = comparing.compare_revisions(kept, *sides, patterns=metrics or (), project=project, take=taken(take))
     typer.echo(as_rows(found.lines()))
     if not found.rows:
         raise typer.Exit(ExitCode.USAGE)
@@ -157,9 +311,9 @@ def mark(
     store: StoreFile = None,
 ) -> None:
     """Take a poisoned run out of the baselines. Its values stay and are shown with the reason."""
+    from seatrial.core.errors import UserError
+    from seatrial.core.text import counted
     from seatrial.evidence.lazy_redactor import LazyRedactor
-    from seatrial.model.errors import UserError
-    from seatrial.model.words import counted
 
     if clear == bool(reason.strip()):
         raise UserError("give either --reason or --clear", 'seatrial history mark 12 --reason "the node was throttled"')
@@ -179,19 +333,19 @@ def mark(
             typer.echo(f"{counted(sum(bool(one.poisoned) for one in changed), 'mark')} cleared")
 
 
-def _cleared(before: Run) -> str:
+def _cleared(before: StoredRun) -> str:
     """What `mark --clear` did to a run, which may have had no mark, and which no mark kept out alone if it is not trusted."""
     if not before.poisoned:
         return "had no mark"
     return "may be a baseline again" if before.trusted else f"has no mark any more; it is no baseline all the same: {before.why_untrusted}"
 
 
-def _marked(before: Run, reason: str) -> str:
+def _marked(before: StoredRun, reason: str) -> str:
     """What `mark --reason` did to a run; an earlier reason does not go without a word."""
     return f"poisoned: {reason}" + (f" (replaces: {before.poisoned})" if before.poisoned else "")
 
 
-def export(
+def export_(
     metrics: Annotated[list[str] | None, typer.Argument(metavar="[METRIC...]", help="Only these; * and ? stand for anything.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A file; its ending says the form. Default: JSON to standard output.")
@@ -204,7 +358,6 @@ def export(
     points: Annotated[bool, typer.Option("--points", help="CSV and Parquet: a row per step.")] = False,
 ) -> None:
     """Export to JSON, CSV or Parquet. The JSON has the schema of unit_results.json, so the same jq one-liners read it."""
-    from seatrial.cli.history_export import write
 
     with opened(store) as kept:
         write(kept, metrics or [], out, form, project, name, taken(take), points)
@@ -215,15 +368,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("history", "show"),
     "runs": ("history", "runs"),
     "compare": ("history", "compare"),
-    "trend": ("history_judge", "trend"),
-    "gate": ("history_judge", "gate"),
-    "calibrate": ("history_judge", "calibrate"),
+    "trend": ("history", "trend"),
+    "gate": ("history", "gate"),
+    "calibrate": ("history", "calibrate"),
     "mark": ("history", "mark"),
-    "export": ("history", "export"),
+    "export": ("history", "export_"),
 }
 
 
-class Lazy(Plain, TyperGroup):
+class LazyHistory(Plain, TyperGroup):
     """Makes a command only when it is asked for: a query is shorter than the making of all of them."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the interface of a group
@@ -242,9 +395,126 @@ class Lazy(Plain, TyperGroup):
         return found
 
 
-app = typer.Typer(cls=Lazy, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+app = typer.Typer(cls=LazyHistory, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
 
 
 @app.callback()
 def history() -> None:
     """Metrics of all runs over time: show, compare, trends with change points, a gate, thresholds, export."""
+
+
+Last = Annotated[int, typer.Option("--last", min=5, help="So many baselines, the latest.")]
+
+
+@choosing
+def trend(
+    chosen: Chosen,
+    alarm: Annotated[float, typer.Option("--alarm", help="Chance of a false change in a series without one.")] = 0.01,
+    every: Annotated[bool, typer.Option("--every", help="Also runs that are poisoned.")] = False,
+) -> None:
+    """Find where metrics changed: steps, drifts, outliers, with commits."""
+    from seatrial.history.compare import trend as trend_of
+
+    with opened(chosen.store) as kept:
+        found = trend_of(kept, chosen.metrics, **chosen.of, take=taken(chosen.take), alarm=alarm, every=every)
+        typer.echo(as_rows(found.lines()))
+
+
+def gate(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|PATH]", help="The run under test: its number, or a file or directory of results. Default: the latest."
+        ),
+    ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option("--metric", help="Only these; * and ? stand for anything; repeatable. Default: all but times ('*/_elapsed')."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="Not these; * and ? stand for anything; repeatable.")
+    ] = None,
+    store: StoreFile = None,
+    project: Project = None,
+    name: Name = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="Only a run on this kind of machine; for a PATH, what it ran on.")
+    ] = None,
+    take: TakeName = "last",
+    last: Last = 20,
+    sigmas: Annotated[float, typer.Option("--sigmas", help="Half the band is at least so many spreads of the baselines.")] = 4.0,
+    false_alarms: Annotated[
+        float,
+        typer.Option("--false-alarms", help="At most this share of good values outside a band; few baselines need wide bands for it."),
+    ] = 0.01,
+    relative: Annotated[float, typer.Option("--relative", help="The band is at least this share of the baselines' median.")] = 1e-6,
+    absolute: Annotated[float, typer.Option("--absolute", help="The band is at least this.")] = 0.0,
+) -> None:
+    """Judge a run against two-sided bands from its baselines. Exit 0 Pass, 1 Fail, 99 Blocked (too few baselines). Writes nothing."""
+    from seatrial.core.verdict import Verdict, exit_code
+    from seatrial.history.importing import Stated
+    from seatrial.history.metric_gate import GateSettings, against
+
+    settings = GateSettings(sigmas=sigmas, relative=relative, absolute=absolute, rate=false_alarms, last=last, take=taken(take))
+    with _kept(store) as kept:
+        none = kept is None or not kept.runs(limit=1)
+        chosen = _under_test(kept, run, Stated(project=project, name=name, machine=machine), settings.take, none=none)
+        found = against(kept, *chosen, settings, metrics or [], exclude or []) if chosen else None
+    verdict = found.verdict if found else Verdict.BLOCKED
+    lines = found.lines() if found else []
+    typer.echo(as_rows([*lines, f"{verdict}: no run is kept yet: seatrial history import PATH"] if none else lines))
+    raise typer.Exit(exit_code(verdict))
+
+
+def _kept(store: Path | None) -> AbstractContextManager[Store | None]:
+    """The store; none where no file is there yet, which is no mistake of the one who asks for the first time."""
+    from seatrial.history.auto_import import history_settings, store_path
+
+    return opened(store) if store_path(store, history_settings(Path.cwd())).exists() else nullcontext()
+
+
+def _under_test(
+    kept: Store | None, asked: str | None, stated: Stated, take: Take, *, none: bool
+) -> tuple[StoredRun, dict[str, RunValue]] | None:
+    """The run that a number, a path or nothing names, and its metrics; None where no run is kept that could be named."""
+    from seatrial.history import importing
+    from seatrial.history.auto_import import history_settings
+
+    if asked is not None and not (asked.isascii() and asked.isdigit()):
+        found, values = importing.read_transient(Path(asked), stated, history_settings(Path.cwd()).trusted, take)
+        same = kept.by_digest(found.digest) if kept is not None else None
+        return (importing.with_known(found, same, stated) if same is not None else found), values
+    if kept is None or none:
+        return None
+    subject = _of_store(kept, asked, Of(project=stated.project, name=stated.name, machine=stated.machine))
+    return subject, kept.of_run(subject.id or 0, take=take)
+
+
+def _of_store(kept: Store, number: str | None, of: Of) -> StoredRun:
+    """The run of that number, which must be what the options say, too; without a number the latest that is."""
+    from seatrial.core.errors import UserError
+    from seatrial.history import filters
+
+    if number is None:
+        filters.require(kept, **of)
+        return kept.runs(**of, limit=1)[-1]
+    found = kept.run(int(number)) if len(number) < 19 else None
+    if found is None:
+        raise UserError(f"no run {number} in {kept.path}", "seatrial history runs lists them")
+    filters.require_of(found, **of)
+    return found
+
+
+@choosing
+def calibrate(
+    chosen: Chosen,
+    last: Annotated[int | None, typer.Option("--last", min=2, help="Only so many runs, the latest.")] = None,
+    false_alarms: Annotated[float, typer.Option("--false-alarms", help="The highest share of good runs that may miss.")] = 0.01,
+    every: Annotated[bool, typer.Option("--every", help="Also runs that are not trusted.")] = False,
+) -> None:
+    """Propose thresholds for checks from the runs there are, with their rate of false alarms."""
+    from seatrial.history.thresholds import calibrate as proposed
+
+    with opened(chosen.store) as kept:
+        found = proposed(kept, chosen.metrics, **chosen.of, take=taken(chosen.take), last=last, false_alarms=false_alarms, every=every)
+        typer.echo(as_rows(found.lines()))

@@ -10,17 +10,111 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from seatrial.cli import jobs_show
-
 if TYPE_CHECKING:
-    from seatrial.model.job import Batch, Submission
-    from seatrial.model.profile import Profile
+    from seatrial.core.jobs import Batch, Profile, Submission, UnitStatus
+    from seatrial.runtime.slurm_status import Snapshot
+
+_SPEAK_S = 30.0
+_SHOWN = 5
+
+
+def close(units: Sequence[UnitStatus]) -> None:
+    """Name what is not done, and end with the exit code."""
+    from seatrial.core.jobs import UnitState
+    from seatrial.core.verdict import ExitCode
+
+    left = [unit for unit in units if unit.state is not UnitState.DONE]
+    for unit in left[:_SHOWN]:
+        typer.echo(unit_line(unit), err=True)
+    if len(left) > _SHOWN:
+        typer.echo(f"and {len(left) - _SHOWN} more; `seatrial jobs list --units` names them", err=True)
+    if not left:
+        raise typer.Exit(ExitCode.PASS)
+    raise typer.Exit(ExitCode.FAIL if any(unit.state is UnitState.FAILED for unit in left) else ExitCode.BLOCKED)
+
+
+def _counts(units: Sequence[UnitStatus]) -> str:
+    """`12 done, 3 running`, in the order of the states."""
+    from seatrial.core.jobs import UnitState
+
+    counts = ((state, sum(unit.state is state for unit in units)) for state in UnitState)
+    return ", ".join(f"{count} {state}" for state, count in counts if count)
+
+
+def _why_waiting(units: Sequence[UnitStatus]) -> str:
+    """What units wait for, as Slurm says it."""
+    from seatrial.core.jobs import UnitState
+
+    reasons = dict.fromkeys(unit.reason for unit in units if unit.state is UnitState.WAITING and unit.reason)
+    return f" (waiting for: {', '.join(list(reasons)[:_SHOWN])})" if reasons else ""
+
+
+def job_lines(units: Sequence[UnitStatus]) -> Iterable[str]:
+    """Name, Slurm id and counts of each job, and the first reason that somebody should read."""
+    from seatrial.core.jobs import UnitState
+
+    fine = (UnitState.DONE, UnitState.RUNNING)
+    for name in dict.fromkeys(unit.job for unit in units):
+        own = [unit for unit in units if unit.job == name]
+        slurm = next((unit.slurm.partition("_")[0] for unit in own if unit.slurm), "-")
+        reason = next((unit.reason for unit in own if unit.reason and unit.state not in fine), "")
+        yield "\t".join((name, slurm, _counts(own), reason)).rstrip()
+
+
+def unit_line(unit: UnitStatus) -> str:
+    """Job, index, Slurm's id, our state, Slurm's word, reason."""
+    return "\t".join((unit.job, str(unit.index), unit.slurm or "-", unit.state, unit.scheduler or "-", unit.reason)).rstrip()
+
+
+def silence(why: str, since: str = "") -> str:
+    """Why nothing can be said; `since` a time."""
+    return f"Slurm does not answer{since} ({why}); jobs are not lost"
+
+
+class JobsProgress:
+    """A line whenever something changed, and at least every 30 seconds."""
+
+    def __init__(self) -> None:
+        self._last, self._spoke, self._silent_since = "", float("-inf"), ""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print what there is to say."""
+        text = _counts(snapshot.units) + _why_waiting(snapshot.units)
+        if snapshot.controller:
+            self._silent_since = self._silent_since or time.strftime("%H:%M:%S")
+            text = silence(snapshot.controller, f" since {self._silent_since}")
+        else:
+            self._silent_since = ""
+        if text != self._last or time.monotonic() - self._spoke >= _SPEAK_S:
+            typer.echo(f"seatrial: {text}", err=True)
+            self._last, self._spoke = text, time.monotonic()
+
+
+class UnitEnded:
+    """Whether a unit has ended; Slurm is asked now and then."""
+
+    def __init__(self, directory: Path, job: str, index: int) -> None:
+        from seatrial.runtime.slurm_status import FIRST_WAIT_S, Poller
+
+        self._job, self._index = job, index
+        self._poller, self._asked, self._pause = Poller([directory]), float("-inf"), FIRST_WAIT_S
+
+    def __call__(self) -> bool:
+        """Ask, but not more often than is polite."""
+        from seatrial.runtime.slurm_status import LIVE, LONGEST_WAIT_S
+
+        if time.monotonic() - self._asked < self._pause:
+            return False
+        self._asked, self._pause = time.monotonic(), min(self._pause * 1.2, LONGEST_WAIT_S)
+        units = self._poller.poll().units
+        return next(unit.state not in LIVE for unit in units if (unit.job, unit.index) == (self._job, self._index))
+
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -58,12 +152,12 @@ def submit(
     With --on local the jobs run here, now, and this command ends with them. With --dry-run it ends with 0 when Slurm would
     take every job, else with 99.
     """
-    from seatrial.cli.jobs_file import read_jobs
+    from seatrial.cli.input_files import read_jobs
     from seatrial.cli.request import load_config, profile_named
-    from seatrial.launch.interrupt import Interruptible
-    from seatrial.launch.local.machine import gpus_here
-    from seatrial.launch.slurm import submit as slurm
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
+    from seatrial.runtime import slurm_submit as slurm
+    from seatrial.runtime.interrupt import Interruptible
+    from seatrial.runtime.local_jobs import gpus_here
 
     if on == "local":
         if dry_run:
@@ -95,9 +189,9 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List jobs and where their units stand. Without DIR it looks in jobs and trials below the working directory."""
-    from seatrial.launch.jobdir import find
-    from seatrial.launch.slurm.status import Poller
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
+    from seatrial.runtime.jobdir import find
+    from seatrial.runtime.slurm_status import Poller
 
     for place in directories or ():
         if not place.is_dir():
@@ -105,13 +199,13 @@ def list_(
     places = directories or [Path(name) for name in PLACES]
     snapshot = Poller([batch for place in places for batch in find(place)]).poll()
     if snapshot.controller:
-        typer.echo(f"seatrial: {jobs_show.silence(snapshot.controller)}", err=True)
+        typer.echo(f"seatrial: {silence(snapshot.controller)}", err=True)
     if as_json:
         rows = [{"batch": str(batch), **unit.model_dump(mode="json")} for batch, found in snapshot.batches for unit in found]
         typer.echo(json.dumps({"controller": snapshot.controller, "units": rows}, indent=2))
         return
     for batch, found in snapshot.batches:
-        lines = map(jobs_show.unit_line, found) if units else jobs_show.job_lines(found)
+        lines = map(unit_line, found) if units else job_lines(found)
         for line in lines:
             typer.echo(f"{batch}\t{line}")
     if not snapshot.batches:
@@ -124,11 +218,11 @@ def wait(directory: Directory, deadline: Deadline = None) -> None:
 
     Exit codes: 0 every unit done, 1 a client failed, 99 something else ended a unit or the deadline passed, 130 Ctrl-C.
     """
-    from seatrial.launch.slurm.status import Poller, snapshots
-    from seatrial.model.verdict import ExitCode
+    from seatrial.core.verdict import ExitCode
+    from seatrial.runtime.slurm_status import Poller, snapshots
 
     directory = _batch(directory)
-    poller, shown = Poller([directory]), jobs_show.Progress()
+    poller, shown = Poller([directory]), JobsProgress()
     snapshot = None
     try:
         for snapshot in snapshots(poller, None if deadline is None else deadline * 60):
@@ -139,7 +233,7 @@ def wait(directory: Directory, deadline: Deadline = None) -> None:
     assert snapshot is not None
     if not snapshot.ended:
         typer.echo(f"seatrial: not ended after {deadline:g} minutes; the jobs go on", err=True)
-    jobs_show.close(snapshot.units)
+    close(snapshot.units)
 
 
 @app.command()
@@ -153,14 +247,14 @@ def logs(
 ) -> None:
     """Print the log of one component of one unit."""
     from seatrial.evidence.redact import Redactor
-    from seatrial.launch import jobdir
-    from seatrial.launch.slurm.logs import find_job, log_file, text_of
+    from seatrial.runtime import jobdir
+    from seatrial.runtime.slurm_status import find_job, log_file, log_text_of
 
     directory = _batch(directory)
     clear, begun = Redactor(os.environ).lines().line, ""
     found = find_job(jobdir.load(directory), job)
     path = log_file(directory, found, component, copy, index)
-    for text in text_of(path, jobs_show.Ended(directory, found.name, index or 0) if follow else None):
+    for text in log_text_of(path, UnitEnded(directory, found.name, index or 0) if follow else None):
         *rows, begun = (begun + text).split("\n")
         typer.echo("".join(f"{clear(row)}\n" for row in rows), nl=False)
     typer.echo(clear(begun), nl=False)
@@ -171,7 +265,7 @@ def cancel(
     directory: Directory, jobs: Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Jobs; none means all.")] = None
 ) -> None:
     """Cancel jobs that have not ended."""
-    from seatrial.launch.slurm import submit as slurm
+    from seatrial.runtime import slurm_submit as slurm
 
     cancelled = slurm.cancel(_batch(directory), jobs or ())
     for name in cancelled:
@@ -188,8 +282,8 @@ def resubmit(
 ) -> None:
     """Submit again what is not done: these units, and the jobs that come after them."""
     from seatrial.cli.request import load_config, profile_named
-    from seatrial.launch.interrupt import Interruptible
-    from seatrial.launch.slurm import submit as slurm
+    from seatrial.runtime import slurm_submit as slurm
+    from seatrial.runtime.interrupt import Interruptible
 
     name, profile = profile_named(load_config(config, None), on)
     directory = _batch(directory)
@@ -214,8 +308,8 @@ def _directory(out: Path | None, batch: Batch) -> Path:
 
 def _hide_from_git(directory: Path) -> None:
     """The directory of a batch may lie in a checkout under test, which must not look changed."""
-    from seatrial.files import write_text
-    from seatrial.launch.jobdir import BATCH
+    from seatrial.core.files import write_text
+    from seatrial.runtime.jobdir import BATCH
 
     if (directory / BATCH).exists():
         write_text(directory / ".gitignore", "*\n")
@@ -223,10 +317,10 @@ def _hide_from_git(directory: Path) -> None:
 
 def _dry_run(batch: Batch, profile: Profile, directory: Path) -> None:
     """Print every script as it is, and what Slurm says of each; ends with 0 or 99."""
-    from seatrial.launch.jobdir import job_dir
-    from seatrial.launch.slurm import submit as slurm
-    from seatrial.launch.slurm.render import render_batch
-    from seatrial.model.verdict import ExitCode
+    from seatrial.core.verdict import ExitCode
+    from seatrial.runtime import slurm_submit as slurm
+    from seatrial.runtime.jobdir import job_dir
+    from seatrial.runtime.slurm import render_batch
 
     scripts = render_batch(batch, profile, directory, {job.name: f"seatrial-{job.name}-00000000" for job in batch.jobs})
     waits = {}
@@ -244,12 +338,12 @@ def _dry_run(batch: Batch, profile: Profile, directory: Path) -> None:
 
 def _run_here(batch: Batch, directory: Path) -> None:
     """Run the jobs on this machine and end with their exit code."""
+    from seatrial.core.verdict import ExitCode
     from seatrial.evidence.redact import Redactor
-    from seatrial.launch.interrupt import Interruptible
-    from seatrial.launch.local.batch import run_batch
-    from seatrial.launch.slurm.status import Poller
-    from seatrial.launch.slurm.submit import locked
-    from seatrial.model.verdict import ExitCode
+    from seatrial.runtime.interrupt import Interruptible
+    from seatrial.runtime.local_jobs import run_batch
+    from seatrial.runtime.slurm_status import Poller
+    from seatrial.runtime.slurm_submit import locked
 
     typer.echo(f"seatrial: {directory}", err=True)
     try:
@@ -259,12 +353,12 @@ def _run_here(batch: Batch, directory: Path) -> None:
         _hide_from_git(directory)
     if stop.signal is not None:
         raise typer.Exit(ExitCode.INTERRUPTED)
-    jobs_show.close(Poller([directory]).poll().units)
+    close(Poller([directory]).poll().units)
 
 
 def _batch(directory: Path) -> Path:
     """The directory of a batch: this one, or the newest below it, as in the run directory of a trial."""
-    from seatrial.launch.jobdir import BATCH, find
+    from seatrial.runtime.jobdir import BATCH, find
 
     return directory if (directory / BATCH).is_file() else next(reversed(list(find(directory))), directory)
 
@@ -273,8 +367,8 @@ def _cut(directory: Path) -> NoReturn:
     """Ctrl-C while jobs were handed over: say which are in the queue."""
     import shlex
 
-    from seatrial.launch import jobdir
-    from seatrial.model.verdict import ExitCode
+    from seatrial.core.verdict import ExitCode
+    from seatrial.runtime import jobdir
 
     jobs = jobdir.load(directory).jobs if (directory / jobdir.BATCH).is_file() else ()
     sent = {job.name: found.slurm or "id not known" for job in jobs if (found := jobdir.job_dir(directory, job).submission())}

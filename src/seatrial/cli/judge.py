@@ -1,17 +1,25 @@
-"""`seatrial judge`: a verdict on files that any run left."""
+"""`seatrial judge`, `check`, `report` and `localize`: commands that read what a run left, and run nothing."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from seatrial.core.guarded import real_path
+from seatrial.core.records import replace
+
 if TYPE_CHECKING:
+    from seatrial.core.records import CheckResult, Trial
+    from seatrial.core.series import Metrics
     from seatrial.evidence.redact import Redactor
     from seatrial.trial.files_judge import FileVerdict
-
 
 _LINES_BEFORE, _LONGEST_LINE = 400, 100_000
 """What is read before the decisive line to know what it holds: the name of a value, the begin of a key."""
@@ -27,7 +35,7 @@ def redacted(found: FileVerdict, redactor: Redactor) -> FileVerdict:
     quoted = {name: clear(getattr(found, name)) for name in ("text", "reason", "advice")}
     limitations = tuple(map(clear, found.limitations))
     signature = found.signature and clear(found.signature)
-    return redactor.record(found.model_copy(update={**quoted, "limitations": limitations, "signature": signature}))
+    return redactor.record(replace(found, **quoted, limitations=limitations, signature=signature))
 
 
 def _in_its_place(found: FileVerdict, redactor: Redactor) -> str:
@@ -56,11 +64,11 @@ def judge(
     """Judge the files that any run left, without running anything. The exit code is the verdict's."""
     import os
 
+    from seatrial.core.errors import UserError
+    from seatrial.core.text import one_line
+    from seatrial.core.verdict import exit_code
     from seatrial.evidence.redact import Redactor
     from seatrial.loops import get_loop
-    from seatrial.model.errors import UserError
-    from seatrial.model.verdict import exit_code
-    from seatrial.report.text import one_line
     from seatrial.trial.files_judge import judge_files
     from seatrial.trial.plan import parse_levels
 
@@ -95,3 +103,137 @@ def judge(
     for text in result.limitations:
         typer.echo(f"note:      {shown(text)}")
     raise typer.Exit(exit_code(result.verdict))
+
+
+def check(
+    metrics: Annotated[
+        Path,
+        typer.Argument(help="A metrics file, a directory with event files, JSONL or metrics.json of one run, or a trial's run directory."),
+    ],
+    expressions: Annotated[list[str], typer.Argument(help="""Checks, for example 'max(data["train/loss"]) < 1.05'.""")],
+    level: Annotated[int | None, typer.Option("--level", help="The level of a trial whose metrics are meant.")] = None,
+    also: Annotated[list[Path] | None, typer.Option("--also", help="Further files or directories of the same run.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Judge checks over the metrics of one run: exit 0 if all pass, 1 if one misses, 2 if one is not a check, or there are several runs.
+
+    Metrics that are damaged cannot pass: torn lines and corrupt records are printed and count as a miss.
+    """
+    from seatrial.core.verdict import ExitCode
+    from seatrial.metrics.checks import evaluate, parse, undamaged
+    from seatrial.trial.level import metrics_of_run
+
+    for expression in expressions:
+        parse(expression)  # a wrong expression is told before large files are read
+    found = metrics_of_run(metrics, level, also or ())
+    results = [evaluate(expression, found) for expression in expressions]
+    if found.damage:
+        results.append(undamaged(found))
+    if as_json:
+        _print_json(results, found)
+    else:
+        print_table(results)
+    raise typer.Exit(ExitCode.PASS if all(result.passed for result in results) else ExitCode.FAIL)
+
+
+def _print_json(results: list[CheckResult], found: Metrics) -> None:
+    content = {
+        "passed": all(result.passed for result in results),
+        "checks": [result.model_dump(mode="json") for result in results],
+        "damage": [str(damage) for damage in found.damage],
+        "overlaps": {overlap.tag: overlap.steps for overlap in found.overlaps},
+        "sources": found.sources,
+    }
+    typer.echo(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_table(results: Sequence[CheckResult], title: str = "Checks") -> None:
+    """The metric table."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from seatrial.core.text import visible
+
+    table = Table(title=Text(visible(title)))
+    for column in ("Status", "Check", "Value", "Message"):
+        table.add_column(column, overflow="fold")
+    for result in results:
+        status = Text("Pass", style="green") if result.passed else Text("Fail", style="bold red")
+        value = f"{result.value:.6g}" if isinstance(result.value, float) else str(result.value if result.value is not None else "-")
+        table.add_row(status, *(Text(visible(text)) for text in (result.name, value, result.message)))
+    # A log file has no width; a narrow default would tear expressions apart.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+class Format(StrEnum):
+    """What to print."""
+
+    SUMMARY = "summary"
+    JSON = "json"
+    JUNIT = "junit"
+    HTML = "html"
+    PATH = "path"
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A trial's run directory (the one that holds trial.json).")],
+    format: Annotated[
+        Format, typer.Option("--format", "-f", help="What to print: one of the four reports, or the path of report.html.")
+    ] = Format.SUMMARY,
+) -> None:
+    """Write summary.md, report.json, junit.xml and report.html of a trial anew, and print one of them.
+
+    Every file is compared with the digest that trial.json holds of it: a Pass of which something was altered is Blocked, or a Fail where
+    the files show one.
+
+    The exit code is the verdict: 0 Pass, 1 Fail, 77 Skipped, 99 Blocked.
+    """
+    from seatrial.core.errors import UserError
+    from seatrial.core.files import read_text
+    from seatrial.core.verdict import exit_code
+    from seatrial.loops import loop_of
+    from seatrial.report import build
+    from seatrial.trial import verify
+
+    if not (run / "trial.json").is_file():
+        raise UserError(f"{run}: no trial.json here", "give a run directory, such as trials/<time>-<loop>-<id>")
+    trial = verify.load(run.absolute())
+    loop = loop_of(trial.plan)
+    built = build.write_reports(run, trial, loop.title, loop.levels(), metrics_by_level(run, trial))
+    files = {Format.SUMMARY: build.SUMMARY, Format.JSON: build.JSON, Format.JUNIT: build.JUNIT, Format.HTML: build.HTML}
+    if format is Format.PATH:
+        typer.echo(str(real_path(run / build.HTML)))
+    else:
+        typer.echo(read_text(run / files[format]), nl=False)
+    raise typer.Exit(exit_code(built.result))
+
+
+def metrics_by_level(run: Path, trial: Trial) -> dict[str, Metrics]:
+    """The metrics of every level that wrote some, under `<number>-<name>`."""
+    from seatrial.metrics.read import read_metrics
+    from seatrial.report.outcomes import METRICS, level_directory, outcomes
+
+    paths = {outcome.key: run / level_directory(outcome) / METRICS for outcome in outcomes(trial)}
+    return {key: read_metrics([path]) for key, path in paths.items() if path.is_file()}
+
+
+def localize(
+    run: Annotated[Path, typer.Argument(help="A trial's run directory (the one that holds trial.json).")],
+    level: Annotated[int | None, typer.Option("--level", "-l", help="The level to look at. Default: the first that failed.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print localize.json instead of text.")] = False,
+) -> None:
+    """Show where generator and trainer disagree: sequences, token positions, and what the disagreement follows.
+
+    Writes localize/localize.json and localize/localize.html into the run directory. It judges nothing: the exit code is
+    0 when the analysis was made, whatever it says.
+    """
+    from seatrial.report.html import localize_text
+    from seatrial.trial.analyses import LOCALIZE_DIRECTORY, LOCALIZE_HTML, localize_run
+
+    found = localize_run(run, level)
+    if json:
+        typer.echo(found.model_dump_json(indent=2))
+        return
+    typer.echo(localize_text(found))
+    typer.echo(f"\nreport: {run.absolute() / LOCALIZE_DIRECTORY / LOCALIZE_HTML}")

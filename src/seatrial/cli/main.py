@@ -14,22 +14,21 @@ from typing import Any, TextIO, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from seatrial.cli.light import Plain
-from seatrial.cli.usage import explained
+from seatrial.cli.typer_base import Plain, explained
+from seatrial.core.text import visible
 from seatrial.evidence.lazy_redactor import LazyRedactor
-from seatrial.report.text import visible
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Run levels of a loop on a change, to a verdict and a report."),
     "plan": ("plan", "Say what would run, why, and what it would cost; runs nothing."),
-    "resume": ("resume", "Finish a trial that was killed, interrupted or blocked."),
-    "attach": ("attach", "Follow a trial that runs as a Slurm job, to its verdict."),
+    "resume": ("run", "Finish a trial that was killed, interrupted or blocked."),
+    "attach": ("run", "Follow a trial that runs as a Slurm job, to its verdict."),
     "jobs": ("jobs", "Submit jobs to a cluster, list them, wait for them, read their logs, cancel them."),
     "rollouts": ("rollouts", "Collect rollouts in campaigns: shards here or over many jobs; resume, merge, profile, select."),
-    "report": ("report", "Print the summary of a trial; rebuild its reports."),
+    "report": ("judge", "Print the summary of a trial; rebuild its reports."),
     "judge": ("judge", "Judge the files that any run left, without running anything."),
-    "localize": ("localize", "Show which sequences and tokens a log-probability mismatch sits in."),
-    "isolate": ("isolate", "Rerun a failed level with one setting changed at a time, to name suspects."),
+    "localize": ("judge", "Show which sequences and tokens a log-probability mismatch sits in."),
+    "isolate": ("run", "Rerun a failed level with one setting changed at a time, to name suspects."),
     "bisect": ("bisect", "Find the commit that broke a test or moved a metric, over one repository or several."),
     "history": ("history", "Metrics of all runs over time: show, compare, trends with change points, a gate, thresholds, export."),
     "functional": ("functional", "Run functional test scripts: metric table, logs, deadlines, JUnit."),
@@ -37,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "probe": ("probe", "Run one instrument alone: show bit for bit that a generator has its policy's weights."),
     "doctor": ("doctor", "Preflight alone: is this machine ready for a trial?"),
     "env": ("env", "Build, list, check and remove the environments of loops."),
-    "check": ("check", "Check expressions against metrics."),
+    "check": ("judge", "Check expressions against metrics."),
     "metrics": ("metrics", "Dump or show the metrics in a log directory."),
     "config": ("config", "Show the configuration and where each value came from."),
     "skill": ("skill", "List, show and install skills: short guides by which coding agents use Seatrial."),
@@ -188,7 +187,7 @@ def join_pairs(words: list[str]) -> list[str]:
 
 def require_text(words: list[str]) -> None:
     """Refuse a word that is not valid UTF-8, such as a file's name in Latin-1: no report could name it."""
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
 
     for word in words:
         try:
@@ -199,8 +198,8 @@ def require_text(words: list[str]) -> None:
 
 def run() -> None:
     """Entry point."""
-    from seatrial.model.errors import BlockedError, UserError
-    from seatrial.model.verdict import ExitCode
+    from seatrial.core.errors import BlockedError, UserError
+    from seatrial.core.verdict import ExitCode
 
     words, passed_on = split_arguments(sys.argv[1:])
     sys.stdout, sys.stderr = cast(TextIO, Output(sys.stdout)), cast(TextIO, errors := Output(sys.stderr))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from seatrial.model.series import Metrics, Series
+    from seatrial.core.series import Metrics, Series
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -40,10 +40,10 @@ def dump(
 
     Damage is printed to standard error and makes the exit code 1; what could be read is written all the same.
     """
-    from seatrial.files import write_json
-    from seatrial.metrics.dump import to_metrics_json
-    from seatrial.model.errors import UserError
-    from seatrial.trial.level_files import metrics_of_run
+    from seatrial.core.errors import UserError
+    from seatrial.core.files import write_json
+    from seatrial.metrics.json_files import to_metrics_json
+    from seatrial.trial.level import metrics_of_run
 
     found = metrics_of_run(logdir, level)
     content = to_metrics_json(found)
@@ -68,9 +68,9 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    from seatrial.model.errors import UserError
-    from seatrial.report.text import one_line
-    from seatrial.trial.level_files import metrics_of_run
+    from seatrial.core.errors import UserError
+    from seatrial.core.text import one_line
+    from seatrial.trial.level import metrics_of_run
 
     found = metrics_of_run(logdir, level)
     series = [found.series[name] for name in sorted(found.series) if fnmatchcase(name, tag)]
@@ -95,8 +95,8 @@ def show(
 
 def _end(found: Metrics) -> None:
     """Damage is told and fails the command."""
-    from seatrial.model.verdict import ExitCode
-    from seatrial.report.text import one_line
+    from seatrial.core.text import one_line
+    from seatrial.core.verdict import ExitCode
 
     for damage in found.damage:
         typer.echo(f"damaged: {one_line(str(damage))}", err=True)

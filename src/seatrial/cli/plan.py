@@ -15,7 +15,7 @@ import typer
 from seatrial.cli import request
 
 if TYPE_CHECKING:
-    from seatrial.cli.request import Asked
+    from seatrial.cli.request import TrialRequest
     from seatrial.evidence.redact import Redactor
 
 SHOWN = 120
@@ -44,8 +44,8 @@ def plan(
 
     --commands also runs the loop's own scripts with stand-ins for whatever they start, to see what that would be.
     """
-    from seatrial.model.errors import UserError
-    from seatrial.trial import hidden
+    from seatrial.core.errors import UserError
+    from seatrial.trial import staging
 
     if explain and not auto:
         raise UserError("--explain shows what a diff asks for, and no diff is read", "add --auto")
@@ -53,7 +53,7 @@ def plan(
     options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
     loaded = request.load_config(config, settings, loop, level, model, change, base, arguments=passed, options=options)
     asked = request.ask(loaded, auto)
-    redactor = hidden.redactor(asked.plan.arguments)
+    redactor = staging.redactor(asked.plan.arguments)
     causes = explained(asked, redactor) if explain else []
     if json:
         found = {**asked.plan.model_dump(mode="json"), **({"causes": causes} if explain else {})}
@@ -67,7 +67,7 @@ def plan(
         typer.echo(redactor.text(describe_commands(asked)))
 
 
-def describe(asked: Asked) -> str:
+def describe(asked: TrialRequest) -> str:
     """The plan as text."""
     from seatrial.trial.plan import totals
 
@@ -94,7 +94,7 @@ def describe(asked: Asked) -> str:
     return "\n".join(lines)
 
 
-def explained(asked: Asked, redactor: Redactor) -> list[dict[str, object]]:
+def explained(asked: TrialRequest, redactor: Redactor) -> list[dict[str, object]]:
     """Every path and line that asks for a level, in the order of the levels; secrets are hidden before a line is cut."""
     causes = asked.required.causes if asked.required else ()
     made = [dataclasses.asdict(cause) | {"text": _cut(redactor.text(cause.text))} for cause in causes]
@@ -119,12 +119,11 @@ def _needs(cost: Mapping[str, float]) -> str:
     return f"{machine}, {cost['disk_mb']:g} MB disk, {cost['memory_mb']:g} MB memory"
 
 
-def describe_commands(asked: Asked) -> str:
+def describe_commands(asked: TrialRequest) -> str:
     """The processes of every level, as its command.sh will have them; $OUT is the level's directory."""
-    from seatrial.model.loop import Context
-    from seatrial.trial import rundir
-    from seatrial.trial.command import phase_lines
-    from seatrial.trial.interpreter import engine_interpreters
+    from seatrial.core.loop import Context
+    from seatrial.trial import run_dir
+    from seatrial.trial.staging import engine_interpreters, phase_lines
 
     plan, loop = asked.plan, asked.loop
     names = tuple(level.name for level in plan.levels if not level.skip)
@@ -141,7 +140,7 @@ def describe_commands(asked: Asked) -> str:
         ]
     path = os.pathsep.join((*context.import_path(), *loop.import_path(context), str(out / "instruments")))
     lines.append(f"\nexport PYTHONPATH={shlex.quote(path)}")
-    planned = {level.number: rundir.level_directory(out, level) for level in plan.levels if not level.skip}
+    planned = {level.number: run_dir.level_directory(out, level) for level in plan.levels if not level.skip}
     for level in (level for level in loop.levels() if level.number in planned):
         directory = planned[level.number]
         lines.append(f"\n# level {level.number}: {level.title}")
@@ -154,9 +153,9 @@ def describe_commands(asked: Asked) -> str:
     return "\n".join(lines)
 
 
-def _python(asked: Asked) -> Path:
+def _python(asked: TrialRequest) -> Path:
     """The loop's interpreter, where it can be known without building an environment."""
-    from seatrial.model.errors import BlockedError
+    from seatrial.core.errors import BlockedError
 
     named = asked.loaded.config.environment.python
     if named or asked.loop.environment is not None:

@@ -16,8 +16,8 @@ import typer
 from seatrial.cli import probe_bridge
 
 if TYPE_CHECKING:
-    from seatrial.loops.facts import Facts
-    from seatrial.proving.record import Judged, Wanted
+    from seatrial.checks.probe_facts import Facts
+    from seatrial.checks.probe_refit import JudgedRefitProbe, RefitRequest
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Run one instrument alone, without a trial.")
 
@@ -87,7 +87,7 @@ def refit(
     if fault is not None:
         _require_fault(fault, chosen)
     if server and chosen != "vllm":
-        from seatrial.model.errors import UserError
+        from seatrial.core.errors import UserError
 
         raise UserError(f"{server[0]}: options for a server have no meaning without one", "add --engine vllm, or leave them out")
     _drive(model or DEFAULT, chosen, steps or STEPS, transport or "all", python, fault, out, minutes, json, tuple(server or ()))
@@ -97,7 +97,7 @@ def _require_one_source(
     attach: str | None, weights: Path | None, facts: Path | None, driven: Mapping[str, object], transport: object
 ) -> None:
     """A run of ours, a server that runs already, or facts: one of the three, with its own options only."""
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
 
     given = [name for name, value in driven.items() if value is not None]
     if attach is not None and facts is not None:
@@ -115,8 +115,8 @@ def _require_one_source(
 
 def _require_fault(fault: str, engine: Engine) -> None:
     """A fault that the engine's driver does not know is an error; `list` prints the known ones."""
-    from seatrial.model.errors import UserError
-    from seatrial.proving.run import faults
+    from seatrial.core.errors import UserError
+    from seatrial.probes.refit_run import faults
 
     known = faults(engine)
     if fault == "list":
@@ -130,10 +130,11 @@ def _require_fault(fault: str, engine: Engine) -> None:
 
 def _interpreter(engine: Engine, own: Path | None, tell_build: bool) -> Path:
     """The interpreter that the engine runs in; the opt-in environment of vLLM is never built by the way."""
-    from seatrial.loops import engines, get_loop
-    from seatrial.model.errors import BlockedError
-    from seatrial.model.verdict import Boundary
-    from seatrial.trial.interpreter import engine_interpreters, find_interpreter
+    from seatrial import loops
+    from seatrial.core.errors import BlockedError
+    from seatrial.core.verdict import Boundary
+    from seatrial.loops import get_loop
+    from seatrial.trial.staging import engine_interpreters, find_interpreter
 
     def tell(line: str) -> None:
         if tell_build:
@@ -141,7 +142,7 @@ def _interpreter(engine: Engine, own: Path | None, tell_build: bool) -> Path:
 
     if own is not None or engine == "transformers":
         return find_interpreter(get_loop(LOOP), own, tell).python
-    name = engines.VLLM_CPU
+    name = loops.VLLM_CPU
     python = engine_interpreters().get(name)
     if python is None:
         fix = f"seatrial env build {name}, or name your own interpreter with --python"
@@ -150,9 +151,9 @@ def _interpreter(engine: Engine, own: Path | None, tell_build: bool) -> Path:
 
 
 def _place(out: Path | None) -> Path:
-    from seatrial.trial import rundir
+    from seatrial.trial import run_dir
 
-    return rundir.named_directory(out) if out is not None else rundir.new_directory(Path("trials"), "probe-refit")
+    return run_dir.named_directory(out) if out is not None else run_dir.new_directory(Path("trials"), "probe-refit")
 
 
 def _drive(
@@ -170,11 +171,11 @@ def _drive(
     """Run policy and generator, judge, and say it."""
     import time
 
-    from seatrial.launch.interrupt import Interrupted, Interruptible
-    from seatrial.model.errors import UserError
-    from seatrial.model.verdict import ExitCode
-    from seatrial.proving.record import TRANSPORTS, Wanted
-    from seatrial.proving.run import Setup, prove, require_model
+    from seatrial.checks.probe_refit import TRANSPORTS, RefitRequest
+    from seatrial.core.errors import UserError
+    from seatrial.core.verdict import ExitCode
+    from seatrial.probes.refit_run import RefitSetup, probe_refit, require_model
+    from seatrial.runtime.interrupt import Interrupted, Interruptible
 
     transports = TRANSPORTS if transport == "all" else (transport,)
     if steps < len(transports):
@@ -182,13 +183,13 @@ def _drive(
             f"--steps {steps}: each of {len(transports)} transports needs a step", f"--steps {len(transports)}, or --transport full"
         )
     require_model(model)
-    wanted = Wanted(source="driver", engine=engine, model=model, steps=steps, transports=transports, fault=fault)
+    wanted = RefitRequest(source="driver", engine=engine, model=model, steps=steps, transports=transports, fault=fault)
     began = time.monotonic()
     with Interruptible():
         interpreter = _interpreter(engine, python, not json)
-        setup = Setup(wanted=wanted, python=interpreter, out=_place(out), deadline_s=60 * minutes, server=server)
+        setup = RefitSetup(wanted=wanted, python=interpreter, out=_place(out), deadline_s=60 * minutes, server=server)
         try:
-            judged = prove(setup, lambda line: typer.echo(f"seatrial: {line}", err=json))
+            judged = probe_refit(setup, lambda line: typer.echo(f"seatrial: {line}", err=json))
         except Interrupted:
             typer.echo(f"seatrial: interrupted, all processes are ended; there is no verdict. What was found so far: {setup.out}", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -197,11 +198,11 @@ def _drive(
 
 def _attach(url: str, weights: Path, out: Path | None, minutes: float, json: bool) -> NoReturn:
     """Hold a server's live weights against a checkpoint, once."""
-    from seatrial.proving.attach import judge_attached, look
-    from seatrial.proving.record import Wanted
+    from seatrial.checks.probe_refit import RefitRequest
+    from seatrial.probes.refit_run import ask_server, judge_attached
 
-    wanted = Wanted(source="attach", engine=url, model=str(weights))
-    facts = look(url, weights, 60 * minutes)
+    wanted = RefitRequest(source="attach", engine=url, model=str(weights))
+    facts = ask_server(url, weights, 60 * minutes)
     place = _place(out)
     _keep(facts, place)
     _close(wanted, judge_attached(facts, wanted), place, json)
@@ -209,43 +210,44 @@ def _attach(url: str, weights: Path, out: Path | None, minutes: float, json: boo
 
 def _judge(source: Path, transport: Transport | None, out: Path | None, json: bool) -> NoReturn:
     """Judge facts that lie there already; nothing is written unless a place is named."""
-    from seatrial.loops.facts import read_all
-    from seatrial.proving.judge import judge
-    from seatrial.proving.record import TRANSPORTS, Wanted
+    from seatrial.checks.probe_facts import read_all
+    from seatrial.checks.probe_refit import TRANSPORTS, RefitRequest, judge_refit_probe
 
     transports = () if transport is None else TRANSPORTS if transport == "all" else (transport,)
-    wanted = Wanted(source="facts", model=str(source), transports=transports)
+    wanted = RefitRequest(source="facts", model=str(source), transports=transports)
     facts = read_all(source)
     place = _place(out) if out is not None else None
     if place is not None:
         _keep(facts, place)
-    _close(wanted, judge(facts, wanted), place, json)
+    _close(wanted, judge_refit_probe(facts, wanted), place, json)
 
 
 def _keep(facts: Facts, place: Path) -> None:
     """Facts that were read elsewhere, beside the verdict on them; damage is in probe.json."""
-    from seatrial.files import write_text
-    from seatrial.proving.driver import FACTS
+    from seatrial.core.files import write_text
+    from seatrial.probes.probe_process import FACTS
 
     write_text(place / FACTS, "".join(dumps(row, ensure_ascii=False) + "\n" for row in facts.rows))
 
 
-def _close(wanted: Wanted, judged: Judged, place: Path | None, json: bool, python: Path | None = None, seconds: float = 0) -> NoReturn:
+def _close(
+    wanted: RefitRequest, judged: JudgedRefitProbe, place: Path | None, json: bool, python: Path | None = None, seconds: float = 0
+) -> NoReturn:
     """Write probe.json and summary.md, print the end of it, and exit with the verdict."""
     from seatrial import __version__
+    from seatrial.checks.probe_refit import RefitProbe
+    from seatrial.core.files import write_json, write_text
+    from seatrial.core.verdict import exit_code
     from seatrial.evidence.redact import Redactor
-    from seatrial.files import write_json, write_text
-    from seatrial.model.verdict import exit_code
-    from seatrial.proving.record import Probe
-    from seatrial.proving.text import summary, table
-    from seatrial.trial.rundir import now
+    from seatrial.probes.refit_run import refit_summary, refit_table
+    from seatrial.trial.run_dir import now
 
     command = tuple(Redactor(os.environ).value(["seatrial", *sys.argv[1:]]))
     shown = str(python) if python else None
-    made = Probe(
+    made = RefitProbe(
         seatrial=__version__, created=now(), command=command, wanted=wanted, python=shown, seconds=round(seconds, 2), judged=judged
     )
-    text = summary(made, place)
+    text = refit_summary(made, place)
     if place is not None:
         # The verdict last: where it lies, everything else does, too.
         write_text(place / "summary.md", text)
@@ -253,7 +255,7 @@ def _close(wanted: Wanted, judged: Judged, place: Path | None, json: bool, pytho
     if json:
         typer.echo(made.model_dump_json(indent=2))
     else:
-        typer.echo(f"\n{table(judged.refits)}\n\n{text}" if judged.refits else f"\n{text}", nl=False)
+        typer.echo(f"\n{refit_table(judged.refits)}\n\n{text}" if judged.refits else f"\n{text}", nl=False)
         if place is not None:
             typer.echo(f"\nprobe: {place / 'probe.json'}")
     raise typer.Exit(exit_code(judged.verdict))

@@ -14,9 +14,9 @@ import typer
 from seatrial.cli import request
 
 if TYPE_CHECKING:
-    from seatrial.model.record import RepoState
-    from seatrial.proving.bridge.record import Asked, Judged, Probe
-    from seatrial.proving.bridge.run import Setup
+    from seatrial.core.records import RepoState
+    from seatrial.probes.bridge_run import BridgeSetup
+    from seatrial.probes.bridge_verdict import BridgeProbe, BridgeRequest, JudgedBridgeProbe
 
 Engine = Literal["transformers", "vllm"]
 Device = Literal["cpu", "cuda"]
@@ -26,7 +26,7 @@ LATE = "Give up after this many minutes, ladder and own tests together; building
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class BridgeOptions:
     """How the command is to run, and what it is to leave."""
 
     python: Path | None
@@ -78,18 +78,18 @@ def bridge(
     The checkout under test itself runs, on a CPU with gloo or on one GPU, with tiny models that are made here.
     The exit code is the verdict's: 0 Pass, 1 Fail, 77 Skipped (a part is missing here), 99 Blocked, 2 usage.
     """
-    from seatrial.proving.bridge.record import Asked
-    from seatrial.proving.bridge.run import require_models, require_rungs
+    from seatrial.probes.bridge_run import require_models, require_rungs
+    from seatrial.probes.bridge_verdict import BridgeRequest
 
     _lists(model, rungs, fault)
     models = _models(model, everything, fault)
     require_models(models)
     chosen = _rungs(rungs, fault) if fault else require_rungs(rungs) if rungs else _all_rungs()
     if device == "cuda" and python is None:
-        from seatrial.model.errors import UserError
+        from seatrial.core.errors import UserError
 
         raise UserError("--device cuda needs an interpreter with CUDA and Megatron", "name it with --python")
-    asked = Asked(
+    asked = BridgeRequest(
         models=models,
         rungs=chosen,
         models_named=not everything,
@@ -100,10 +100,10 @@ def bridge(
     )
     changes = _changes(change or [], base)
     if card is not None:
-        from seatrial.proving.bridge.card import require_card
+        from seatrial.probes.bridge_report import require_card
 
         require_card(asked, changes, card)
-    wanted = Wanted(
+    wanted = BridgeOptions(
         python=python,
         engine_python=engine_python,
         steps=steps,
@@ -119,7 +119,7 @@ def bridge(
 
 def _lists(model: list[str] | None, rungs: str | None, fault: str | None) -> None:
     """`list` for any of the three prints what there is."""
-    from seatrial.proving.bridge.run import FAMILIES, FAULTS, TABLE
+    from seatrial.probes.bridge_run import FAMILIES, FAULTS, TABLE
 
     lines: list[str] = []
     if model and "list" in model:
@@ -137,8 +137,8 @@ def _lists(model: list[str] | None, rungs: str | None, fault: str | None) -> Non
 
 
 def _models(model: list[str] | None, everything: bool, fault: str | None) -> tuple[str, ...]:
-    from seatrial.model.errors import UserError
-    from seatrial.proving.bridge.run import FAMILIES, FAULTS
+    from seatrial.core.errors import UserError
+    from seatrial.probes.bridge_run import FAMILIES, FAULTS
 
     if everything and model:
         raise UserError("--all and --model are both given", "leave one out")
@@ -150,15 +150,15 @@ def _models(model: list[str] | None, everything: bool, fault: str | None) -> tup
 
 
 def _all_rungs() -> tuple[str, ...]:
-    from seatrial.proving.bridge.run import TABLE
+    from seatrial.probes.bridge_run import TABLE
 
     return tuple(TABLE)
 
 
 def _rungs(rungs: str | None, fault: str) -> tuple[str, ...]:
     """With a fault: the rungs that are to catch it, unless others are named."""
-    from seatrial.model.errors import UserError
-    from seatrial.proving.bridge.run import FAULTS, require_rungs
+    from seatrial.core.errors import UserError
+    from seatrial.probes.bridge_run import FAULTS, require_rungs
 
     if fault not in FAULTS:
         close = difflib.get_close_matches(fault, FAULTS, n=1)
@@ -168,7 +168,7 @@ def _rungs(rungs: str | None, fault: str) -> tuple[str, ...]:
 
 def _changes(words: list[str], base: str | None) -> tuple[RepoState, ...]:
     """The checkouts under test, with what each differs in from its base."""
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
 
     states, _ = request.checkouts(words, base)
     wanted = ("megatron.bridge", "megatron.core", "transformers")
@@ -183,11 +183,11 @@ def _changes(words: list[str], base: str | None) -> tuple[RepoState, ...]:
 
 def _interpreter(own: Path | None, tell_build: bool) -> Path:
     """The interpreter with Megatron; ours is built when it is absent."""
+    from seatrial import loops
+    from seatrial.core.errors import BlockedError
+    from seatrial.core.verdict import Boundary
     from seatrial.evidence.redact import Redactor
-    from seatrial.launch.environments import Environments
-    from seatrial.loops import engines
-    from seatrial.model.errors import BlockedError
-    from seatrial.model.verdict import Boundary
+    from seatrial.runtime.environments import Environments
 
     def tell(line: str) -> None:
         if tell_build:
@@ -197,8 +197,8 @@ def _interpreter(own: Path | None, tell_build: bool) -> Path:
         if not own.is_file():
             raise BlockedError(Boundary.ENVIRONMENT, f"{own}: no such interpreter", "name a Python that has Megatron with --python")
         return own.absolute()
-    cache, name = Environments(), engines.MEGATRON_CPU
-    lock = engines.environments()[name]
+    cache, name = Environments(), loops.MEGATRON_CPU
+    lock = loops.engine_environments()[name]
     found = cache.find(name, lock)
     if found is None:
         tell(f"building the environment {name}, once: this takes minutes")
@@ -206,34 +206,32 @@ def _interpreter(own: Path | None, tell_build: bool) -> Path:
     return found.python
 
 
-def _engine(asked: Asked, own: Path | None) -> dict[str, object]:
+def _engine(asked: BridgeRequest, own: Path | None) -> dict[str, object]:
     """What the closed loop is told about its engine."""
-    from seatrial.loops import engines
-    from seatrial.model.errors import BlockedError
-    from seatrial.model.verdict import Boundary
-    from seatrial.trial.interpreter import engine_interpreters
+    from seatrial import loops
+    from seatrial.core.errors import BlockedError
+    from seatrial.core.verdict import Boundary
+    from seatrial.trial.staging import engine_interpreters
 
     if asked.engine != "vllm" or "loop" not in asked.rungs:
         return {}
-    python = own or engine_interpreters().get(engines.VLLM_CPU)
+    python = own or engine_interpreters().get(loops.VLLM_CPU)
     if python is None:
-        fix = f"seatrial env build {engines.VLLM_CPU}, or name your own interpreter with --engine-python"
-        raise BlockedError(Boundary.ENVIRONMENT, f"the environment {engines.VLLM_CPU} is not built", fix)
+        fix = f"seatrial env build {loops.VLLM_CPU}, or name your own interpreter with --engine-python"
+        raise BlockedError(Boundary.ENVIRONMENT, f"the environment {loops.VLLM_CPU} is not built", fix)
     return {"engine_python": str(python.absolute())}
 
 
-def _run(asked: Asked, changes: tuple[RepoState, ...], wanted: Wanted) -> NoReturn:
+def _run(asked: BridgeRequest, changes: tuple[RepoState, ...], wanted: BridgeOptions) -> NoReturn:
     """Run ladder and tests, judge, and say it."""
     import time
 
+    from seatrial.core.verdict import ExitCode
     from seatrial.evidence.redact import Redactor
     from seatrial.evidence.repos import write_repos
-    from seatrial.launch.interrupt import Interrupted, Interruptible
-    from seatrial.model.verdict import ExitCode
-    from seatrial.proving.bridge.beside_base import beside_base
-    from seatrial.proving.bridge.conclude import run_own_tests, unless_edited
-    from seatrial.proving.bridge.run import Setup, prove
-    from seatrial.trial import rundir
+    from seatrial.probes.bridge_run import BridgeSetup, beside_base, probe_bridge, run_own_tests, unless_edited
+    from seatrial.runtime.interrupt import Interrupted, Interruptible
+    from seatrial.trial import run_dir
 
     began = time.monotonic()
 
@@ -244,11 +242,11 @@ def _run(asked: Asked, changes: tuple[RepoState, ...], wanted: Wanted) -> NoRetu
         interpreter = _interpreter(wanted.python, not wanted.json)
         ends = time.monotonic() + 60 * wanted.minutes
         options = {"steps": wanted.steps, **_engine(asked, wanted.engine_python)}
-        place = rundir.named_directory(wanted.out) if wanted.out is not None else rundir.new_directory(Path("trials"), "probe-bridge")
+        place = run_dir.named_directory(wanted.out) if wanted.out is not None else run_dir.new_directory(Path("trials"), "probe-bridge")
         recorded = write_repos(changes, place / EVIDENCE, Redactor(os.environ)) if changes else ()
-        setup = Setup(asked=asked, python=interpreter, out=place, deadline_s=60 * wanted.minutes, changes=recorded, options=options)
+        setup = BridgeSetup(asked=asked, python=interpreter, out=place, deadline_s=60 * wanted.minutes, changes=recorded, options=options)
         try:
-            judged = prove(setup, tell)
+            judged = probe_bridge(setup, tell)
             if wanted.base and asked.fault is None:
                 judged = beside_base(setup, judged, ends - time.monotonic(), tell)
             if wanted.tests and asked.fault is None:
@@ -260,18 +258,18 @@ def _run(asked: Asked, changes: tuple[RepoState, ...], wanted: Wanted) -> NoRetu
     _close(setup, judged, wanted, time.monotonic() - began)
 
 
-def _close(setup: Setup, judged: Judged, wanted: Wanted, seconds: float) -> NoReturn:
+def _close(setup: BridgeSetup, judged: JudgedBridgeProbe, wanted: BridgeOptions, seconds: float) -> NoReturn:
     """Write summary.md, probe.json and the card, print the end of it, and exit with the verdict."""
     from seatrial import __version__
+    from seatrial.core.files import write_json, write_text
+    from seatrial.core.verdict import exit_code
     from seatrial.evidence.redact import Redactor
-    from seatrial.files import write_json, write_text
-    from seatrial.model.verdict import exit_code
-    from seatrial.proving.bridge.record import Probe
-    from seatrial.proving.bridge.text import summary, table
-    from seatrial.trial.rundir import now
+    from seatrial.probes.bridge_report import bridge_summary, bridge_table
+    from seatrial.probes.bridge_verdict import BridgeProbe
+    from seatrial.trial.run_dir import now
 
     redactor = Redactor(os.environ)
-    made = Probe(
+    made = BridgeProbe(
         seatrial=__version__,
         created=now(),
         command=tuple(redactor.value(["seatrial", *sys.argv[1:]])),
@@ -281,26 +279,26 @@ def _close(setup: Setup, judged: Judged, wanted: Wanted, seconds: float) -> NoRe
         seconds=round(seconds, 2),
         judged=judged,
     )
-    text = redactor.text(summary(made, setup.out))
+    text = redactor.text(bridge_summary(made, setup.out))
     # The verdict last: where it lies, the evidence does, too. Only the card comes after it, which can still prove impossible.
     write_text(setup.out / "summary.md", text)
     write_json(setup.out / "probe.json", made)
     if wanted.json:
         typer.echo(made.model_dump_json(indent=2))
     else:
-        typer.echo(f"\n{table(judged.families, setup.asked.rungs)}\n\n{text}" if judged.families else f"\n{text}", nl=False)
+        typer.echo(f"\n{bridge_table(judged.families, setup.asked.rungs)}\n\n{text}" if judged.families else f"\n{text}", nl=False)
         typer.echo(f"\nprobe: {setup.out / 'probe.json'}")
     if wanted.card is not None:
         _card(made, wanted.card)
     raise typer.Exit(exit_code(judged.verdict))
 
 
-def _card(probe: Probe, place: Path) -> None:
+def _card(probe: BridgeProbe, place: Path) -> None:
     """Write the card. Where there can be none, a verdict that is no Pass matters more, and keeps its exit code."""
-    from seatrial.files import write_text
-    from seatrial.model.errors import UserError
-    from seatrial.model.verdict import Verdict
-    from seatrial.proving.bridge.card import card_text
+    from seatrial.core.errors import UserError
+    from seatrial.core.files import write_text
+    from seatrial.core.verdict import Verdict
+    from seatrial.probes.bridge_report import card_text
 
     try:
         write_text(place, card_text(probe))

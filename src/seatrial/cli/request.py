@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from seatrial.core.records import replace
+
 if TYPE_CHECKING:
-    from seatrial.config import Loaded
+    from seatrial.core.config import Loaded
+    from seatrial.core.jobs import Profile
+    from seatrial.core.loop import Loop
+    from seatrial.core.records import Plan, RepoState
     from seatrial.evidence.changes import Changes
-    from seatrial.model.loop import Loop
-    from seatrial.model.profile import Profile
-    from seatrial.model.record import Plan, RepoState
-    from seatrial.trial.causes import Diff
-    from seatrial.trial.plan import Required
+    from seatrial.trial.plan import Diff, RequiredLevel
 
 LoopName = Annotated[str | None, typer.Argument(metavar="LOOP", help="The loop to drive; trl unless seatrial.toml says otherwise.")]
 Levels = Annotated[
@@ -55,14 +56,14 @@ Detach = Annotated[bool, typer.Option("--detach", help="With --on: do not follow
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TrialRequest:
     """What the flags and the configuration ask for."""
 
     loop: Loop
     plan: Plan
     diffs: tuple[Diff, ...]
     loaded: Loaded
-    required: Required | None = None
+    required: RequiredLevel | None = None
     """What the diffs ask for; None when the levels were not chosen from them."""
 
 
@@ -80,8 +81,8 @@ def load_config(
     no_base: bool = False,
 ) -> Loaded:
     """The configuration with the flags on top."""
-    from seatrial.config import find_file, load
-    from seatrial.model.errors import UserError
+    from seatrial.core.config import find_file, load
+    from seatrial.core.errors import UserError
 
     if file is not None and not file.is_file():
         raise UserError(f"{file}: no such configuration file", "name an existing file with --config, or leave it out")
@@ -101,7 +102,7 @@ def load_config(
 
 def profile_named(loaded: Loaded, text: str) -> tuple[str, Profile]:
     """The profile that `slurm:NAME` names; `slurm` alone is the only one there is."""
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
 
     profiles = loaded.config.slurm
     kind, separator, name = text.partition(":")
@@ -119,7 +120,7 @@ def profile_named(loaded: Loaded, text: str) -> tuple[str, Profile]:
     if name not in profiles:
         fix = f'name a known one, or add a section [slurm.{name}], for example with partition = "batch"'
         raise UserError(f"no profile is called {name!r}; known: {', '.join(profiles)}", fix)
-    from seatrial.cli.jobs_file import refuse_secrets
+    from seatrial.cli.input_files import refuse_secrets
 
     refuse_secrets(f"[slurm.{name}]", profiles[name])
     return name, profiles[name]
@@ -143,14 +144,14 @@ def checkouts(words: Sequence[str], base: str | None) -> tuple[tuple[RepoState, 
     return tuple(_against(state, found) for state, found in zip(states, changes, strict=True)), changes
 
 
-def ask(loaded: Loaded, auto: bool) -> Asked:
+def ask(loaded: Loaded, auto: bool) -> TrialRequest:
     """Read the changes and choose the levels."""
+    from seatrial.core.errors import UserError
     from seatrial.evidence.changes import changed_lines
     from seatrial.loops import get_loop
-    from seatrial.model.errors import UserError
-    from seatrial.trial import known
+    from seatrial.trial import plan as known
     from seatrial.trial import plan as planning
-    from seatrial.trial.causes import Diff
+    from seatrial.trial.plan import Diff
 
     config = loaded.config
     loop = get_loop(config.run.loop).configured(config.options)
@@ -158,7 +159,7 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
     states, changes = checkouts(config.change.paths, config.change.base)
     numbers = planning.parse_levels(config.run.levels, loop) if config.run.levels is not None else None
     diffs: list[Diff] = []
-    required: planning.Required | None = None
+    required: planning.RequiredLevel | None = None
     if auto:
         if not states:
             raise UserError("--auto needs a change to read", "name the checkout under test with --change PATH")
@@ -177,18 +178,18 @@ def ask(loaded: Loaded, auto: bool) -> Asked:
     model = str(Path(config.run.model).absolute()) if config.run.model and Path(config.run.model).exists() else config.run.model
     states = loop.placed((*states, *_companions(loop, states)))
     plan = planning.make_plan(loop, levels, model, states, required, tuple(config.run.arguments), loop.chosen)
-    plan = plan.model_copy(update={"known_issues": dict(config.known_issues)})
-    return Asked(loop, plan, tuple(diffs), loaded, required)
+    plan = replace(plan, known_issues=dict(config.known_issues))
+    return TrialRequest(loop, plan, tuple(diffs), loaded, required)
 
 
 def _companions(loop: Loop, changes: Sequence[RepoState]) -> list[RepoState]:
     """The checkouts that the loop drives, unless they are under test; names are distinct, because they name files."""
+    from seatrial.core.errors import UserError
     from seatrial.evidence.repos import repo_state
-    from seatrial.model.errors import UserError
 
     found = [repo_state(path, name) for name, path in loop.checkouts().items()]
     under_test = {state.path for state in changes}
-    driven = [state.model_copy(update={"companion": True}) for state in found if state.path not in under_test]
+    driven = [replace(state, companion=True) for state in found if state.path not in under_test]
     for state in driven:
         if any(state.name.casefold() == change.name.casefold() for change in changes):
             message = f"--{state.name} and --change {state.name}= name two checkouts"
@@ -205,4 +206,4 @@ def _against(state: RepoState, found: Changes) -> RepoState:
     if found.is_guess():
         return state
     changed = tuple(item.path for item in found.paths if Path(state.path, item.path).is_file())
-    return state.model_copy(update={"changed": changed, "base": found.base})
+    return replace(state, changed=changed, base=found.base)

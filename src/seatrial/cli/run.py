@@ -1,8 +1,9 @@
-"""`seatrial run`: a trial from flags to a verdict."""
+"""`seatrial run`, `resume`, `attach` and `isolate`: run trials to a verdict, here or as a Slurm job; rerun a failed level."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
@@ -10,12 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from seatrial.cli import request
-from seatrial.model.guarded import real_path
+from seatrial.core.guarded import real_path
+from seatrial.core.records import replace
 
 if TYPE_CHECKING:
-    from seatrial.model.loop import Loop
-    from seatrial.model.record import Baseline, Plan, Trial
+    from seatrial.core.jobs import Profile
+    from seatrial.core.loop import Loop
+    from seatrial.core.records import Baseline, Plan, Trial
     from seatrial.trial.progress import Listener
+    from seatrial.trial.runner import Request
+    from seatrial.trial.slurm_job import Note
 
 
 def run(
@@ -50,10 +55,9 @@ def run(
     Loop arguments stand after `--` and are passed on verbatim:
     seatrial run trl --level 0 -- --learning_rate 1e-4
     """
-    from seatrial.cli import attach
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
     from seatrial.trial import baseline as comparing
-    from seatrial.trial import conduct, disk, rundir
+    from seatrial.trial import preflight, run_dir, runner
     from seatrial.trial.level import Limits
 
     options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
@@ -64,9 +68,9 @@ def run(
     if on is None and (detach or dry_run):
         raise UserError("--detach and --dry-run are for trials on a cluster", "add --on slurm:PROFILE")
     force = loaded.config
-    wanted = conduct.Request(
+    wanted = runner.Request(
         plan=asked.plan,
-        out=(real_path(out) if ".." in out.parts else out.absolute()) if out else rundir.new_path(Path(force.run.trials), asked.loop.name),
+        out=(real_path(out) if ".." in out.parts else out.absolute()) if out else run_dir.new_path(Path(force.run.trials), asked.loop.name),
         python=Path(force.environment.python) if force.environment.python else None,
         limits=Limits(force.limits.deadline_minutes, force.limits.stall_minutes),
         options={"fault": fault} if fault else {},
@@ -74,20 +78,20 @@ def run(
         baseline=_unchanged(asked.plan, baseline, expect, run_base=force.change.run_base, here=on is None, fault=fault is not None),
     )
     if on is not None and asked.plan.levels:  # a trial without a level needs no job
-        attach.begin(wanted, *request.profile_named(loaded, on), detach=detach, dry_run=dry_run, json=json)
+        begin(wanted, *request.profile_named(loaded, on), detach=detach, dry_run=dry_run, json=json)
     if asked.plan.levels:
-        disk.require_room(asked.loop, asked.plan, wanted.out, wanted.python, os.environ)
-    rundir.named_directory(wanted.out)
+        preflight.require_room(asked.loop, asked.plan, wanted.out, wanted.python, os.environ)
+    run_dir.named_directory(wanted.out)
     tell = listener(json)
-    close(comparing.finish(wanted, conduct.start(wanted, tell), tell), wanted.out, json)
+    close(comparing.finish(wanted, runner.start(wanted, tell), tell), wanted.out, json)
 
 
 def _unchanged(
     plan: Plan, named: str | None, expect: Literal["identical"] | None, *, run_base: bool, here: bool, fault: bool
 ) -> Baseline | None:
     """What the trial is compared with: what the user named, or the base of the change."""
-    from seatrial.model.errors import UserError
-    from seatrial.trial.base import base_of
+    from seatrial.core.errors import UserError
+    from seatrial.trial.base_worktrees import base_of
     from seatrial.trial.baseline import requested
 
     if expect and not named and not run_base:
@@ -95,7 +99,7 @@ def _unchanged(
     found = requested(named, plan, here=here) if named else base_of(plan, run=run_base, here=here, fault=fault)
     if expect and found is None:
         raise UserError("--expect needs a change", "name the checkout under test with --change PATH")
-    return found.model_copy(update={"expect": expect}) if found else None
+    return replace(found, expect=expect) if found else None
 
 
 def listener(json: bool) -> Listener:
@@ -113,10 +117,10 @@ def close(trial: Trial, directory: Path, json: bool, cut: str = "", in_job: bool
     """
     import shlex
 
-    from seatrial.files import read_model, read_text
-    from seatrial.model.record import Report
-    from seatrial.model.verdict import ExitCode, exit_code
-    from seatrial.report.github import publish
+    from seatrial.core.files import read_model, read_text
+    from seatrial.core.records import Report
+    from seatrial.core.verdict import ExitCode, exit_code
+    from seatrial.report.ci import publish
 
     report = read_model(directory / "report.json", Report)
     if not json:
@@ -136,15 +140,15 @@ def close(trial: Trial, directory: Path, json: bool, cut: str = "", in_job: bool
 
 def _keep(directory: Path) -> None:
     """Into the history; one quiet line, and no say in the verdict."""
-    from seatrial.regress.history.keep import keep
+    from seatrial.history.auto_import import auto_import
 
-    if line := keep(directory):
+    if line := auto_import(directory):
         typer.echo(line, err=True)
 
 
 def _require_fault(fault: str, loop: Loop, levels: list[int]) -> None:
     """A fault that is unknown, or that no chosen level is to catch, is an error; `list` prints the known ones."""
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
 
     known = loop.faults()
     if not known:
@@ -159,3 +163,187 @@ def _require_fault(fault: str, loop: Loop, levels: list[int]) -> None:
     places = known[fault].levels
     if not set(places).intersection(levels):
         raise UserError(f"the fault {fault} acts at level {', '.join(map(str, places))} only", f"add --level {places[0]}")
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="A run directory that `seatrial run` made.")],
+    on: request.On = None,
+    detach: request.Detach = False,
+    settings: request.Set = None,
+    config: request.ConfigFile = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per event, instead of text.")] = False,
+) -> None:
+    """Finish a trial that was killed, interrupted or blocked, or that was only planned.
+
+    Levels that passed or failed are kept. It refuses when the loop's environment or the change is not what it was,
+    and while a Slurm job of the trial waits or runs. A level whose files were altered since it ended is no Pass.
+    """
+    import os
+
+    from seatrial.core.errors import UserError
+    from seatrial.trial import baseline, runner, slurm_job
+
+    path = run.absolute()
+    if on is None and (detach or settings or config):
+        raise UserError("--detach, --set and --config are for trials on a cluster", "add --on slurm:PROFILE")
+    if on is not None:
+        again(path, *request.profile_named(request.load_config(config, settings), on), detach=detach, json=json)
+    slurm_job.refuse_while_active(path, os.environ)
+    tell = listener(json)
+    trial = runner.resume(path, tell)
+    if not trial.alterations:  # what was altered is compared with nothing
+        trial = baseline.finish(runner.request_of(path, trial), trial, tell)
+    close(trial, path, json, in_job=slurm_job.is_own_job(path, os.environ))
+
+
+def attach(
+    run: Annotated[Path, typer.Argument(help="The run directory of a trial that was submitted with --on.")],
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per change, instead of text.")] = False,
+) -> None:
+    """Follow a trial that runs as a Slurm job, to its verdict. Ctrl-C detaches: the job goes on.
+
+    A job that ended before the trial had its verdict is judged from the run directory: what is stored stays, the rest
+    is Blocked at the cluster. The exit code is the verdict's: 0 Pass, 1 Fail, 77 Skipped, 99 Blocked.
+    """
+    from seatrial.trial import run_dir
+
+    path = run.absolute()
+    run_dir.load(path)
+    follow(path, json)
+
+
+def begin(wanted: Request, name: str, profile: Profile, *, detach: bool, dry_run: bool, json: bool) -> NoReturn:
+    """Store a new trial and submit it. Whatever is wrong with the job is said before anything is made."""
+    from seatrial.trial import run_dir, runner, slurm_job, staging
+
+    staging.refuse(wanted.plan.arguments)
+    script = slurm_job.script(wanted.plan, wanted.out, profile)
+    if dry_run:
+        _dry_run(wanted.plan, wanted.out, profile, script)
+    run_dir.named_directory(wanted.out)
+    try:
+        trial = runner.prepare(wanted, listener(json))
+    except KeyboardInterrupt:
+        typer.echo(
+            f"\nseatrial: nothing was submitted; `seatrial resume {shlex.quote(str(wanted.out))} --on slurm:{name}` does it", err=True
+        )
+        raise
+    _submit(wanted.out, trial, name, profile, detach, json)
+
+
+def again(path: Path, name: str, profile: Profile, *, detach: bool, json: bool) -> NoReturn:
+    """Submit a trial that is stored, and not finished, once more."""
+    import os
+
+    from seatrial.core.errors import UserError
+    from seatrial.trial import run_dir, runner, slurm_job, staging, verify
+
+    recorded = run_dir.read(path)
+    if runner.is_over(recorded, verify.examine(path, recorded)):
+        typer.echo("seatrial: every level of this trial has its verdict; nothing is left to do", err=True)
+        close(runner.resume(path, lambda _: None), path, json)
+    trial = run_dir.load(path)
+    staging.refuse(trial.plan.arguments)
+    if slurm_job.is_own_job(path, os.environ):
+        raise UserError(f"{path}: this is the Slurm job of that trial", "leave out --on")
+    slurm_job.refuse_while_active(path, os.environ)
+    _submit(path, trial, name, profile, detach, json)
+
+
+def _submit(path: Path, trial: Trial, name: str, profile: Profile, detach: bool, json: bool) -> NoReturn:
+    from seatrial.trial import slurm_job
+    from seatrial.trial.slurm_job import Note
+
+    sent = slurm_job.submit_trial(path, trial, profile, name)
+    _show(Note("job", f"submitted with the profile {name}", sent.slurm or "", "waiting"), json)
+    if detach:
+        typer.echo(_how_to_attach(path), err=True)
+        raise typer.Exit
+    follow(path, json)
+
+
+def _dry_run(plan: Plan, path: Path, profile: Profile, script: str) -> NoReturn:
+    """Print the script as it would be submitted, and what Slurm says of it."""
+    from seatrial.core.verdict import ExitCode
+    from seatrial.trial import slurm_job
+
+    typer.echo(script, nl=False)
+    said = slurm_job.validate(plan, path, profile)
+    typer.echo(f"seatrial: sbatch --test-only: {said}", err=True)
+    raise typer.Exit(ExitCode.PASS if said == "ok" else ExitCode.BLOCKED)
+
+
+def follow(path: Path, json: bool) -> NoReturn:
+    """Show the job until it has ended, then close with the verdict of the run directory."""
+    from seatrial.core.verdict import ExitCode
+    from seatrial.trial import slurm_job
+    from seatrial.trial.slurm_job import Following
+
+    try:
+        unit = Following(path, lambda note: _show(note, json)).to_the_end()
+    except KeyboardInterrupt:
+        typer.echo(f"\ndetached; the job goes on. {_how_to_attach(path)}", err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    trial, cut = slurm_job.settle(path, unit)
+    if json:
+        from seatrial.cli.display import JsonLines
+        from seatrial.trial.progress import Ended
+
+        JsonLines()(Ended(trial, str(path)))
+    close(trial, path, json, cut)
+
+
+def _how_to_attach(path: Path) -> str:
+    return f"follow it with `seatrial attach {shlex.quote(str(path))}`, cancel it with `seatrial jobs cancel {shlex.quote(str(path))}`"
+
+
+def _show(note: Note, json: bool) -> None:
+    """Print a note as text, or as one JSON object."""
+    import dataclasses
+    import json as encoder
+
+    if json:
+        row = {("event" if key == "kind" else key): value for key, value in dataclasses.asdict(note).items() if value}
+        typer.echo(encoder.dumps(row, ensure_ascii=False))
+    elif note.kind == "log":
+        typer.echo(note.text)
+    else:
+        typer.echo(f"seatrial: Slurm job {note.slurm or '(no id yet)'} {note.text}")
+
+
+def isolate(
+    run: Annotated[Path, typer.Argument(help="The run directory of a trial with a level that failed.")],
+    level: Annotated[int | None, typer.Option("--level", "-l", help="The failed level. Default: the first that has reruns.")] = None,
+    only: Annotated[str | None, typer.Option("--only", metavar="NAME,NAME", help="Only these reruns; `repeat` changes nothing.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands of each rerun, and start nothing.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print events and the matrix as JSON instead of text.")] = False,
+) -> None:
+    """Rerun a failed level with one setting changed at a time, to name suspects.
+
+    Each rerun is a trial of its own below RUN/isolate/; finished ones are not run again. The verdict of RUN stays what it
+    is. Exit code: 0 when every rerun was judged and the matrix is complete, 99 when one was Blocked, 130 when interrupted.
+    """
+    import os
+
+    from seatrial.core.errors import UserError
+    from seatrial.core.files import read_text
+    from seatrial.core.verdict import ExitCode
+    from seatrial.trial import analyses as trial
+    from seatrial.trial import slurm_job
+
+    slurm_job.refuse_while_active(run.absolute(), os.environ)
+    names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
+    if only is not None and not names:
+        raise UserError(f"--only {only!r}: names no rerun", "name some, or leave --only out to run them all")
+    case = trial.open_case(run, level, names)
+    if dry_run:
+        for place, script in trial.scripts(case, names):
+            typer.echo(f"# {place}\n{script}")
+        return
+    matrix = trial.isolate(case, listener(json), names)
+    typer.echo(matrix.model_dump_json() if json else f"\n{read_text(case.place() / trial.ISOLATE_TEXT)}")
+    if not json:
+        typer.echo(f"matrix: {case.place() / trial.ISOLATE_JSON}")
+    if matrix.interrupted:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    raise typer.Exit(ExitCode.PASS if matrix.complete else ExitCode.BLOCKED)

@@ -64,8 +64,8 @@ def install(
     as_json: Json = False,
 ) -> None:
     """Copy skills to where coding agents look for them: .claude/skills (or .agents/skills) of this project, or --to DIR."""
-    from seatrial.files import write_bytes
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
+    from seatrial.core.files import write_bytes
 
     target = to.absolute() if to else default_target(Path.cwd(), Path.home())
     done: dict[str, State] = {}
@@ -125,7 +125,7 @@ def _find(name: str) -> Path:
     """The folder of a packaged skill."""
     known = skills()
     if name not in known:
-        from seatrial.model.errors import UserError
+        from seatrial.core.errors import UserError
 
         raise UserError(f"no skill is called {name!r}; known: {', '.join(known)}", "name a known one; `seatrial skill list` describes them")
     return known[name]
@@ -147,8 +147,8 @@ def _compare(source: Path, target: Path) -> tuple[dict[Path, bytes], dict[Path, 
 
 def _read(place: Path) -> bytes | None:
     """What is installed there; None when nothing is. A file where a directory must be, or the reverse, is an error."""
-    from seatrial.model.errors import UserError
-    from seatrial.model.guarded import read_file
+    from seatrial.core.errors import UserError
+    from seatrial.core.guarded import read_file
 
     try:
         return read_file(place)

@@ -1,19 +1,19 @@
-"""Git by its command line.
+"""Git and Git LFS by their command line and file formats.
 
 - Reading only, but for worktrees beside a checkout: no lock is taken, no index of the user is refreshed.
-- Nothing that the checkout configures runs: no filter, hook, pager, diff driver, monitor or helper; and nothing is fetched (see
-  `seatrial.probes.safe_git`). Every command has a deadline.
-- Nothing of the caller's environment can point git at another repository (GIT_DIR, GIT_INDEX_FILE and the like are dropped).
-- Output is bytes, `-z` wherever paths are listed; `text` keeps undecodable bytes (surrogateescape).
-- Every failure is a UserError that names the repository and the command that fixes it.
+- Nothing that the checkout configures runs: no filter, hook, pager, diff driver, monitor or helper; nothing is fetched (see
+  `seatrial.instruments.safe_git`). Every command has a deadline.
+- Git LFS itself never runs on a checkout. LFS pointers are recognised, because a pointer in a work tree is no contents.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
 import shlex
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -22,9 +22,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from seatrial.model.errors import UserError
-from seatrial.model.guarded import endless, open_file
-from seatrial.probes import safe_git
+from seatrial.core.errors import UserError
+from seatrial.core.files import LFS_POINTER, is_lfs_pointer, read_text
+from seatrial.core.guarded import endless, open_file
+from seatrial.instruments import safe_git
 
 TIMEOUT_SECONDS = 120.0
 
@@ -185,7 +186,7 @@ def environment(repo: Path, index: Path | None = None, *, own: bool = False) -> 
         env = safe_git.environment(repo, filters=own, network=own)
     except safe_git.Held as error:
         raise waited_for(Path(error.place), error.named_by) from error
-    except safe_git.Refused as error:
+    except safe_git.GitRefused as error:
         if error.code is not None:
             raise _explain(repo, "config --list", error.code, error.said) from error
         raise UserError(f"{repo}: {error.said}", f"update git, and see what holds it: {_at(repo)} config --list") from error
@@ -350,3 +351,47 @@ def no_commits(repo: Path) -> UserError:
 def _at(repo: Path) -> str:
     """The start of a command that a user can copy, whatever the path holds."""
     return f"git -C {shlex.quote(str(repo))}"
+
+
+DRIVER = "lfs"
+"""The filter that `.gitattributes` names for files of Git LFS."""
+_OID = re.compile(rb"^oid sha256:([0-9a-f]{64})$", re.MULTILINE)
+
+
+def pointers(place: Path) -> list[str]:
+    """Paths in the work tree at `place` that are pointers and not what they point to."""
+    attributes = [place / path for path in fields(git(place, "ls-files", "-z")) if path.rpartition("/")[2] == ".gitattributes"]
+    if not any("filter=lfs" in read_text(file) for file in attributes if file.is_file()):
+        return []
+    held = fields(git(place, "grep", "-l", "-z", "--cached", "-F", LFS_POINTER, ok=(0, 1)))
+    return [path for path in held if is_lfs_pointer(place / path)]
+
+
+def pointer_of(path: Path) -> bytes | None:
+    """The pointer that Git LFS would give git for the contents of a file; None for one that goes to git as it is."""
+    if is_lfs_pointer(path) or path.stat().st_size == 0:
+        return None
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return f"{LFS_POINTER}\noid sha256:{digest}\nsize {stream.tell()}\n".encode()
+
+
+def smudge(source: Path, place: Path) -> None:
+    """Replace pointers in the work tree at `place` by what they point to, where Git LFS keeps it for the checkout `source`."""
+    kept = source / line(git(source, "rev-parse", "--git-common-dir")) / "lfs" / "objects"
+    if not kept.is_dir():
+        return
+    for path in pointers(place):
+        target = place / path
+        if target.is_symlink() or (found := _OID.search(target.read_bytes()[:1024])) is None:
+            continue
+        name = found[1].decode()
+        held = kept / name[:2] / name[2:4] / name
+        if held.is_file() and _digest(held) == name:
+            target.unlink()  # never write through a hard link
+            shutil.copyfile(held, target)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

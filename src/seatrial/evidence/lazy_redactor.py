@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from seatrial.model.secret_names import has_stem
+from seatrial.core.secret_names import has_stem
 
 if TYPE_CHECKING:
     from seatrial.evidence.redact import Redactor

@@ -17,8 +17,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from seatrial.core.secret_names import Says, has_stem, looks_random, says_secret
 from seatrial.evidence.secret_values import NAMED, VALUE_LINE, is_plain, is_program_secret, stamps, value_is_secret
-from seatrial.model.secret_names import Says, has_stem, looks_random, says_secret
 
 
 def _words(text: str) -> frozenset[str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from seatrial.model.secret_names import Says, has_stem, looks_random, says_secret
+from seatrial.core.secret_names import Says, has_stem, looks_random, says_secret
 
 _FREE = r"(?<![A-Za-z0-9])"
 _BEFORE = r"(?<![A-Za-z0-9_-])"

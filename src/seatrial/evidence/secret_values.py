@@ -1,6 +1,6 @@
 """Values behind names that say secret: `name=value`, `"name": "value"`, `--name value`, headers, and values on the lines after.
 
-- The name decides (`model.secret_names`): behind a STRONG one any value goes that is not evidently no secret (`None`, `str`,
+- The name decides (`core.secret_names`): behind a STRONG one any value goes that is not evidently no secret (`None`, `str`,
   `${VARIABLE}`, `get_secret()`), behind a WEAK one what looks like a credential.
 - In program text the right side of `token = …` is an expression: only literals go, and what stands in strings and comments.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from seatrial.model.secret_names import STEM_LITERALS, Says, has_stem, looks_random, says_password, says_secret
+from seatrial.core.secret_names import STEM_LITERALS, Says, has_stem, looks_random, says_password, says_secret
 
 _STEM = re.compile("|".join(re.escape(literal.strip("_:=")) for literal in STEM_LITERALS))
 _NAME_END = re.compile(r"[A-Za-z0-9_.-]{0,128}")

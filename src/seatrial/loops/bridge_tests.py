@@ -1,14 +1,22 @@
-"""Which of the Bridge's own unit tests match a diff: those that its guides name for any change, and those of what it touches.
+"""Tests of Megatron-Bridge before the levels: its own unit tests for a diff, and the conformance gate (conformance.toml).
 
-Upstream moves its tests. A file that is not there is reported with what runs instead, never left out silently.
+- Upstream moves its tests: a missing file is reported with what runs instead.
+- A rung of the gate that fails, and passed before the change, ends the trial.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 
-from seatrial.model.record import RepoState
+from seatrial.core.loop import Context, SideTests
+from seatrial.core.records import RepoState
+from seatrial.core.specs import Conformance
+from seatrial.loops import MEGATRON_CPU
+from seatrial.loops.base_loop import read_tables
 
 GENERAL = (
     "tests/unit_tests/models/test_model_provider_mixin.py",
@@ -31,7 +39,7 @@ UNIT_TESTS = "tests/unit_tests/"
 SHOWN = 5
 
 
-def chosen(repo: RepoState) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def tests_for_diff(repo: RepoState) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The test files of a change of the Bridge that exist, and what there is to say about the choice."""
     focused, without = _focused(repo)
     files, notes = present(Path(repo.path), [*GENERAL, *focused], MOVED)
@@ -94,3 +102,82 @@ def _family(file: PurePosixPath, tests: Sequence[str]) -> list[str]:
         if found := [test for test in tests if test.startswith(f"{UNIT_TESTS}models/{name}/")]:
             return found
     return []
+
+
+NAMES = {"megatron.bridge": "bridge", "megatron.core": "megatron"}
+"""What the probe calls the checkouts that it can run."""
+MINUTES, MINUTES_OF_A_FAMILY = 10, 10
+
+
+@cache
+def conformance_rows() -> tuple[Conformance, ...]:
+    """Those of conformance.toml; the first holds for any source."""
+    return read_tables(Path(__file__).parent / "conformance.toml", "conformance", Conformance)
+
+
+def conformance(context: Context) -> tuple[SideTests, ...]:
+    """The probe of the checkouts under test; nothing where there is none, where it is switched off, or nothing asks for it.
+
+    Families that are not to climb the same rungs have a probe each.
+    """
+    tested = [(name, repo) for repo in context.changes if (name := _name(repo)) and not repo.companion]
+    if not tested or context.options.get("tests") == "off":
+        return ()
+    unknown = any(not repo.changed for _, repo in tested)
+    meant = _meant(path for _, repo in tested for path in repo.changed) or ([conformance_rows()[0]] if unknown else [])
+    bases = [(repo, repo.base) for _, repo in tested if repo.base]
+    arguments = [word for name, repo in tested for word in ("--change", f"{name}={repo.path}")]
+    if len(tested) == len(bases) == 1:  # the probe takes one revision, and two repositories have none in common
+        arguments += ["--base", bases[0][1]]
+    note = "what the change touches is not known (name --base): only the general rungs were chosen"
+    common = SideTests(
+        key="conformance",
+        name="Bridge conformance",
+        argv=(sys.executable, "-m", "seatrial.cli.main", "probe", "bridge", *arguments),
+        cwd=context.run_dir,
+        notes=(note,) if unknown else (),
+        blocked=None
+        if MEGATRON_CPU in context.environments
+        else f"the environment {MEGATRON_CPU} is not built: seatrial env build {MEGATRON_CPU}",
+        kind="probe",
+        gate=True,
+        bases=tuple(bases) if len(bases) == len(tested) else (),
+    )
+    return tuple(_probe(common, number, families, rungs) for number, (rungs, families) in enumerate(_groups(meant).items()))
+
+
+def _probe(common: SideTests, number: int, families: Sequence[str], rungs: Sequence[str]) -> SideTests:
+    """The probe of some families; all but the first are called by theirs."""
+    models = [word for family in families for word in ("--model", family)]
+    return replace(
+        common,
+        key=f"{common.key}-{families[0]}" if number else common.key,
+        name=f"{common.name} of {', '.join(families)}" if number else common.name,
+        argv=(*common.argv, *models, "--rungs", ",".join(rungs), "--no-base", "--no-tests"),
+        minutes=MINUTES + MINUTES_OF_A_FAMILY * len(families),
+    )
+
+
+def _groups(meant: Sequence[Conformance]) -> dict[tuple[str, ...], list[str]]:
+    """The families that climb the same rungs, by these."""
+    rungs = _each(row.rungs for row in meant)
+    made: dict[tuple[str, ...], list[str]] = {}
+    for family in _each(row.families for row in meant):
+        left_out = {rung for row in conformance_rows() if family in row.families for rung in row.without}
+        made.setdefault(tuple(rung for rung in rungs if rung not in left_out), []).append(family)
+    return made
+
+
+def _name(repo: RepoState) -> str | None:
+    return next((name for package, name in NAMES.items() if package in repo.packages), None)
+
+
+def _meant(paths: Iterable[str]) -> list[Conformance]:
+    """The rows that a changed path asks for, in their order."""
+    touched = list(paths)
+    return [row for row in conformance_rows() if any(row.glob_of(path) for path in touched)]
+
+
+def _each(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Each name once, in the order in which it is first asked for."""
+    return tuple(dict.fromkeys(name for names in lists for name in names))

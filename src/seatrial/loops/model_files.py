@@ -1,8 +1,7 @@
-"""A model that the user gave: its files read here, its configuration and tokenizer loaded by the loop's own interpreter.
+"""Checks a model that the user gave: its files, its kind, the Hugging Face cache, and whether the loop's interpreter loads it.
 
 - Every problem is a finding with its file and the fix; none hides another.
-- No network, no code of the model, no pickle: weights are looked at, never loaded.
-- Where the change under test provides the libraries that load a model, what they raise is for the levels to judge.
+- No network, no code of the model, no pickle: weights are listed, never loaded.
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from seatrial.files import is_lfs_pointer, read_json
-from seatrial.loops.child import NoAnswerError, ask
-from seatrial.model.errors import UserError
-from seatrial.model.finding_codes import FindingCode
-from seatrial.model.guarded import BadValue, exists, parse_json_once
-from seatrial.model.loop import Context
-from seatrial.model.record import Finding, Record
-from seatrial.model.verdict import Boundary
+from seatrial.core.errors import FindingCode, UserError
+from seatrial.core.files import is_lfs_pointer, read_json, room_at
+from seatrial.core.guarded import BadValue, exists, parse_json_once
+from seatrial.core.loop import Context
+from seatrial.core.records import Finding, Record, replace
+from seatrial.core.verdict import Boundary
+from seatrial.loops.host_findings import NoAnswerError, ask
 
-LOADER = Path(__file__).parents[1] / "probes" / "load_model.py"
+LOADER = Path(__file__).parents[1] / "instruments" / "load_model.py"
 SECONDS = 120
 HEADER_MOST = 100_000_000
 """The longest header of a safetensors file, as its own library has it."""
@@ -47,7 +45,7 @@ LIBRARIES = ("transformers", "tokenizers", "safetensors", "huggingface_hub")
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ModelUse:
     """How a loop uses a model."""
 
     build: str
@@ -80,7 +78,7 @@ class Tokenizer(Record):
     rows: int | None
 
 
-class Answer(Record):
+class LoaderAnswer(Record):
     """What the loop's interpreter says of a model."""
 
     transformers: str
@@ -89,7 +87,7 @@ class Answer(Record):
     problems: tuple[Problem, ...]
 
 
-def model_findings(directory: Path, context: Context, use: Use) -> tuple[Finding, ...]:
+def model_findings(directory: Path, context: Context, use: ModelUse) -> tuple[Finding, ...]:
     """Everything that is wrong with the model at `directory`; one finding that is ok when nothing is."""
     if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
         return (_unreadable(directory),)
@@ -231,7 +229,7 @@ def _has_tokenizer(directory: Path) -> bool:
     return any((directory / name).is_file() for name in TOKENIZER_FILES) or any(directory.glob("*.tiktoken"))
 
 
-def _loaded(directory: Path, context: Context, use: Use, words: bool, whole: bool) -> Iterator[Finding]:
+def _loaded(directory: Path, context: Context, use: ModelUse, words: bool, whole: bool) -> Iterator[Finding]:
     """What the loop's own interpreter says."""
     if not context.has_python:
         message = f"{directory}: configuration and tokenizer were not loaded: there is no interpreter for it yet"
@@ -240,7 +238,7 @@ def _loaded(directory: Path, context: Context, use: Use, words: bool, whole: boo
     tested = [name for repo in context.changes if not repo.companion for name in repo.packages if name in LIBRARIES]
     try:
         request = {"path": str(directory), "tokenizer": words}
-        answer = Answer.model_validate(ask([str(context.python)], LOADER, Path("/"), _environment(context), SECONDS, request))
+        answer = LoaderAnswer.model_validate(ask([str(context.python)], LOADER, Path("/"), _environment(context), SECONDS, request))
     except (NoAnswerError, ValidationError) as error:
         message = f"{directory}: configuration and tokenizer could not be loaded: {error}"
         blocks = use.own and not tested and not (isinstance(error, NoAnswerError) and error.late)
@@ -250,7 +248,7 @@ def _loaded(directory: Path, context: Context, use: Use, words: bool, whole: boo
     for found in problems:
         if tested and not found.ok:
             told = f"{found.message}; {', '.join(tested)} is under test: the level will judge it"
-            yield found.model_copy(update={"ok": True, "warns": True, "message": told})
+            yield replace(found, ok=True, warns=True, message=told)
         else:
             yield found
     if whole and not problems:
@@ -266,7 +264,7 @@ def _environment(context: Context) -> dict[str, str]:
     return {**kept, **offline, **quiet, **path}
 
 
-def _problems(directory: Path, context: Context, use: Use, answer: Answer) -> Iterator[Finding]:
+def _problems(directory: Path, context: Context, use: ModelUse, answer: LoaderAnswer) -> Iterator[Finding]:
     config, version = directory / "config.json", f"transformers {answer.transformers} of {context.python}"
     for problem in answer.problems:
         code, said = problem.code, problem.said
@@ -322,3 +320,43 @@ def _bad(code: FindingCode, path: Path, wrong: str, fix: str) -> Finding:
 
 def _finding(code: FindingCode, path: Path, message: str, fix: str = "", *, ok: bool = True, warns: bool = False) -> Finding:
     return Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix=fix, code=code, warns=ok and warns, path=str(path))
+
+
+SPARE_CACHE_MB = 1000
+
+
+def hub_cache() -> Path:
+    """The Hugging Face cache, as the hub's own client finds it."""
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"))
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
+
+
+def hub_snapshot(model: str) -> Path:
+    """The directory of the cached `main` revision of a model; it need not exist."""
+    stored = hub_cache() / f"models--{model.replace('/', '--')}"
+    main = stored / "refs" / "main"
+    return stored / "snapshots" / (main.read_text(encoding="utf-8").strip() if main.is_file() else "(none)")
+
+
+def cache_room() -> Finding:
+    """The cache has room for a small model."""
+    cache = hub_cache()
+    found = room_at(cache)
+    enough = found.free_mb >= SPARE_CACHE_MB
+    fix = "" if enough else "set HF_HOME to a larger disk"
+    message = f"{found.free_mb:.0f} MB free at {found.place}"
+    return Finding(name="disk of the model cache", ok=enough, message=message, fix=fix, path=str(found.place))
+
+
+KINDS = {
+    "moe": ("num_experts", "n_routed_experts", "num_local_experts"),
+    "vlm": ("vision_config",),
+    "mtp": ("num_nextn_predict_layers", "mtp_num_layers", "mtp_num_hidden_layers"),
+}
+"""Keys of a config.json that tell an architecture."""
+
+
+def config_is_kind(settings: Mapping[str, Any], kind: str) -> bool:
+    """Whether a config.json says so, for the whole model or for the text part of it."""
+    inner = settings.get("text_config")
+    return any(source.get(key) for source in (settings, inner) if isinstance(source, Mapping) for key in KINDS[kind])

@@ -1,0 +1,1 @@
+"""Readers of metric files into series, and the check language."""

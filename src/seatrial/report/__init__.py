@@ -1,0 +1,1 @@
+"""From the record of a trial to Markdown, JSON, JUnit and HTML."""

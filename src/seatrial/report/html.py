@@ -1,8 +1,9 @@
-"""report.html: one file that works offline, in light and dark, on paper and with a keyboard.
+"""report.html and localize.html: one file each that works offline, in light and dark, on paper and with a keyboard.
 
-- Self-contained: styles, scripts and data are inlined, and the page's content security policy allows nothing else
-  (scripts by their hash), so a hostile text in a log can neither run nor load anything.
-- All data is in one JSON block; the plots are drawn from it, every other fact is in the markup already.
+- Self-contained: styles, scripts and data are inlined, and the content security policy allows nothing else. localize.html runs no
+  script.
+- Long series are thinned to the minimum and maximum of each bucket, so no spike disappears. A non-finite point is a gap with its steps,
+  kind and count.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,107 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from seatrial.model.record import CheckResult, Report
-from seatrial.model.series import Metrics
-from seatrial.report.bits import bit_words
-from seatrial.report.deliverables import level_directory
-from seatrial.report.outcome import Outcome, outcomes
-from seatrial.report.plots import Plot, plots
-from seatrial.report.text import number, ranges, visible
+from seatrial.core.files import number_to_json
+from seatrial.core.records import Bar, CheckResult, Localization, Report
+from seatrial.core.series import Metrics, Series
+from seatrial.core.text import number, one_line, ranges, visible
+from seatrial.report.outcomes import LevelOutcome, bit_words, level_directory, outcomes
+
+POINTS = 2000
+_FIRST = ("reward", "loss", "kl", "grad_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Consecutive points that are not finite in the same way."""
+
+    first: int
+    last: int
+    kind: str
+    """`NaN`, `Infinity` or `-Infinity`."""
+    count: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} at step {self.first}"
+            if self.count == 1
+            else f"{self.kind} at {self.count} steps from {self.first} to {self.last}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One metric, thinned; `values` holds None where the line must break."""
+
+    tag: str
+    steps: tuple[int, ...]
+    values: tuple[float | None, ...]
+    gaps: tuple[Gap, ...]
+    points: int
+    """How many points the series has; more than `steps` when it was thinned."""
+    important: bool
+    """One of the metrics that a reader looks at first, or one with non-finite points."""
+
+    def finite(self) -> list[float]:
+        """The finite values that are plotted; their minimum and maximum are those of the whole series."""
+        return [value for value in self.values if value is not None]
+
+
+def plots(series: Iterable[Series]) -> tuple[Plot, ...]:
+    """One plot per series that has points, in reading order."""
+    made = [_plot(one) for one in series if len(one)]
+    return tuple(sorted(made, key=lambda plot: (not plot.gaps, _rank(plot.tag), plot.tag)))
+
+
+def _plot(series: Series) -> Plot:
+    gaps, breaks = _gaps(series)
+    kept = range(len(series)) if len(series) <= POINTS else sorted(_extremes(series) | breaks)
+    values = tuple(value if math.isfinite(value := series.values[index]) else None for index in kept)
+    steps = tuple(series.steps[index] for index in kept)
+    return Plot(series.tag, steps, values, gaps, len(series), bool(gaps) or _rank(series.tag)[0] == 0)
+
+
+def _gaps(series: Series) -> tuple[tuple[Gap, ...], set[int]]:
+    """Runs of non-finite points, and the indices of their first and last points."""
+    gaps: list[Gap] = []
+    breaks: set[int] = set()
+    previous = -2
+    for index, (step, value) in enumerate(zip(series.steps, series.values, strict=True)):
+        if math.isfinite(value):
+            continue
+        kind = str(number_to_json(value))
+        if previous == index - 1 and gaps[-1].kind == kind:
+            breaks.discard(previous if gaps[-1].count > 1 else -1)
+            gaps[-1] = Gap(gaps[-1].first, step, kind, gaps[-1].count + 1)
+        else:
+            gaps.append(Gap(step, step, kind, 1))
+        breaks.add(index)
+        previous = index
+    return tuple(gaps), breaks
+
+
+def _extremes(series: Series) -> set[int]:
+    """Indices of the first and last finite points, and of the smallest and largest of each bucket."""
+    finite = [index for index, value in enumerate(series.values) if math.isfinite(value)]
+    size = max(1, math.ceil(len(finite) * 2 / POINTS))
+    kept = {finite[0], finite[-1]} if finite else set()
+    for start in range(0, len(finite), size):
+        bucket = finite[start : start + size]
+        kept |= {min(bucket, key=series.values.__getitem__), max(bucket, key=series.values.__getitem__)}
+    return kept
+
+
+def _rank(tag: str) -> tuple[int, int]:
+    """(0, n) for a metric named like the n-th of the first ones, (1, n) for one that contains it, (2, 0) for others."""
+    name = tag.lower().removesuffix("/mean").rsplit("/", 1)[-1]
+    for place, word in enumerate(_FIRST):
+        if name in (word, word + "s"):
+            return 0, place
+    for place, word in enumerate(_FIRST):
+        if word in name:
+            return 1, place
+    return 2, 0
+
 
 _HERE = Path(__file__).parent
 _SHOWN_PLOTS = 12
@@ -35,7 +131,7 @@ _GLYPHS = {"Pass": "✓", "Fail": "✕", "Blocked": "■", "Skipped": "–", "No
 class _Section:
     """One level as the page shows it: what matters first, the rest on demand."""
 
-    outcome: Outcome
+    outcome: LevelOutcome
     directory: str
     checks: tuple[CheckResult, ...]
     metrics: Metrics | None
@@ -63,7 +159,7 @@ def report_html(report: Report, metrics_by_level: Mapping[str, Metrics]) -> str:
     return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
-def _section(outcome: Outcome, metrics: Metrics | None) -> _Section:
+def _section(outcome: LevelOutcome, metrics: Metrics | None) -> _Section:
     checks = sorted(outcome.result.checks if outcome.result else (), key=lambda check: check.passed)
     made = plots(metrics.series.values()) if metrics else ()
     important = sum(plot.important for plot in made)
@@ -105,3 +201,101 @@ def asset(name: str) -> str:
 def policy_hash(text: str) -> str:
     """By which a content security policy allows one inlined text."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+WIDTH, ROW, LEFT = 680, 22, 190
+_STYLE = """
+.bars { width: 100%; max-width: 44rem; height: auto; display: block; }
+.bars text { font-size: 12px; fill: var(--ink); }
+.bars rect { fill: var(--series); }
+.bars .bad { fill: var(--fail); }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """One bar as it is drawn."""
+
+    label: str
+    y: int
+    width: float
+    text: str
+    bad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Chart:
+    """One plot."""
+
+    title: str
+    note: str
+    bars: tuple[_Drawn, ...]
+
+    @property
+    def height(self) -> int:
+        return ROW * len(self.bars) + 4
+
+
+def localize_html(found: Localization) -> str:
+    """The page."""
+    style = asset("report.css") + _STYLE
+    text = (
+        environment()
+        .get_template("localize.html.j2")
+        .render(
+            found=found,
+            charts=_charts(found),
+            style=Markup(style),  # our own text: nothing recorded is in it
+            policy=f"default-src 'none'; style-src '{policy_hash(style)}'",
+            size={"width": WIDTH, "row": ROW, "left": LEFT},
+        )
+    )
+    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
+
+
+def localize_text(found: Localization, shown: int = 5) -> str:
+    """The short answer for a terminal."""
+    share = ", ".join(f"{value:.2%} above {key}" for key, value in found.above.items())
+    marks = ", ".join(f"{key}: {number(value)}" for key, value in found.percentiles.items())
+    lines = [
+        f"level {found.level} ({found.name}): {found.sequences} sequences of {found.prompts} prompts, {found.tokens} tokens in the loss, "
+        f"{found.masked_out} sequences masked out",
+        f"error per token, percentiles: {marks}; {share}",
+        f"sequences with a mult error above 1.05: {found.sequences_above:.1%}",
+    ]
+    for step in found.steps:
+        logged = "no metric" if step.metric is None else f"metric {number(step.metric)}{'' if step.agrees else ': they do not agree'}"
+        lines.append(f"step {step.step} of {step.run}: {number(step.error)} from its tokens, {logged}")
+    lines += ["", *(f"- {one_line(text)}" for text in found.conclusion), "", "worst sequences:"]
+    for worst in found.worst[:shown]:
+        lines.append(
+            f"  {one_line(worst.source)}: step {worst.step}, mult error {number(worst.error)}, {worst.tokens} tokens, "
+            f"worst at position {worst.position} ({number(worst.position_error)})"
+        )
+    return "\n".join(lines)
+
+
+def _charts(found: Localization) -> tuple[_Chart, ...]:
+    worst = [Bar(label=f"{item.source}", value=item.error, count=item.tokens) for item in found.worst]
+    made = (
+        ("Tokens by error", "length of a bar: logarithm of the count", found.histogram, lambda value: math.log10(value + 1), "tokens"),
+        ("Error by position in the response", "mean error per token", found.by_position, float, "tokens"),
+        ("Error by part of the response", "mean error per token; sequences of ten tokens and more", found.by_part, float, "tokens"),
+        ("Error by response length", "length of a bar: mult error less 1", found.by_length, lambda value: value - 1, "sequences"),
+        ("Worst sequences", "length of a bar: mult error less 1", worst, lambda value: value - 1, "tokens"),
+    )
+    return tuple(_chart(title, note, bars, scale, unit) for title, note, bars, scale, unit in made if bars)
+
+
+def _chart(title: str, note: str, bars: Sequence[Bar], scale: Callable[[float], float], unit: str) -> _Chart:
+    lengths = [None if isinstance(bar.value, str) else max(0.0, scale(bar.value)) for bar in bars]
+    longest = max((length for length in lengths if length is not None), default=0.0) or 1.0
+    room = WIDTH - LEFT - 190
+    drawn = []
+    for place, (bar, length) in enumerate(zip(bars, lengths, strict=True)):
+        width = room if length is None else room * length / longest
+        counted = f"{bar.count} {unit}"
+        text = counted if bar.value == bar.count else f"{number(bar.value)} ({counted})"
+        label = bar.label if len(bar.label) <= 24 else "…" + bar.label[-23:]
+        drawn.append(_Drawn(label, ROW * place, round(width, 1), text, length is None or bar.label == "not finite"))
+    return _Chart(title, note, tuple(drawn))

@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from seatrial.report.text import one_line
+from seatrial.core.records import Matrix, Measured, Rerun, settings
+from seatrial.core.text import number, one_line
 
 LONGEST = 4000
 """Characters of one recorded text; the run directory has the rest."""
@@ -104,3 +105,30 @@ def _escaped(text: str) -> str:
         text = text.replace(twice, f"\\{twice}") if text.count(twice) > 1 else text
     text = re.sub(r"&(?=#?\w+;)", "&amp;", text)
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
+
+
+def matrix_md(matrix: Matrix) -> str:
+    """The matrix; recorded texts are no markup, and cannot end a line or a cell."""
+    head = [
+        f"Isolation of level {matrix.level}, {prose(matrix.title)}, of {prose(matrix.trial)}",
+        "",
+        *(f"- {prose(text)}" for text in matrix.conclusion),
+        "",
+        "| run | settings | verdict | original failure | missed check | reason | log |",
+        "|---|---|---|---|---|---|---|",
+        _row("original", "", f"{matrix.verdict}", "", matrix.measured, matrix.reason, matrix.log),
+    ]
+    return "\n".join([*head, *(_rerun(item) for item in matrix.reruns)]) + "\n"
+
+
+def _rerun(item: Rerun) -> str:
+    verdict = "not run" if item.verdict is None else str(item.verdict)
+    if item.reduced and item.verdict == "Pass":
+        verdict = "reduced-optimization pass"
+    failure = f"{item.failure} ({item.note})" if item.note else item.failure
+    return _row(item.name, settings(item.arguments, item.options), verdict, failure, item.measured, item.reason, item.log)
+
+
+def _row(name: str, changed: str, verdict: str, failure: str, measured: Measured | None, reason: str, log: str) -> str:
+    missed = f"{measured.name}: {number(measured.value)}" if measured else ""
+    return f"| {' | '.join(map(cell, (name, changed, verdict, failure, missed, reason, log)))} |"

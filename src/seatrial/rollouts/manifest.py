@@ -1,38 +1,76 @@
-"""The manifest of a campaign: what is owed, and what its results depend on. Without a manifest there is no campaign.
+"""The manifest of a campaign and the units that it defines. Without a manifest there is no campaign.
 
-- A campaign directory appears at once and whole: it is built beside its place and renamed. A refusal or a kill leaves none, and of
-  two starts into one place only one succeeds.
-- Results depend on `identity` (settings), on the content of the input files and on the files of functions that score. `changes` names
-  what is different, key by key.
-- Number of shards: `work.shards`; else ceil(units * rollout_s / (concurrency * 60 * target_minutes)), since a shard keeps
-  `requests.concurrency` rollouts open, each taking `work.rollout_s`. At least 1, at most as many as units.
+- A campaign directory appears at once and whole: it is built beside its place and renamed. Of two starts into one place one succeeds.
+- Results depend on `identity` (settings), the content of the input files and the files of scoring functions; `changes` names differences.
+  A scoring function's file is found and hashed without running or importing anything; modules that it imports are not watched.
+- Units are row x repetition, numbered 0..N-1: rows in the order of inputs.jsonl, the repetitions of a row after each other. All but the
+  row itself is arithmetic; memory is eight bytes per row.
+- A unit's seed comes from the campaign's seed, the row's id and the repetition, so retries and other shard counts ask for the same.
+- Number of shards: `work.shards`, else ceil(units * rollout_s / (concurrency * 60 * target_minutes)), between 1 and the number of units.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
 import math
+import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Set
+import sys
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
+import orjson
 from pydantic import model_validator
 
 from seatrial import __version__
-from seatrial.files import read_model, sync_directory, write_error, write_json
-from seatrial.model.errors import UserError
-from seatrial.model.guarded import real_path
-from seatrial.model.record import Record
+from seatrial.core.errors import UserError
+from seatrial.core.files import read_model, sync_directory, write_error, write_json
+from seatrial.core.guarded import open_file, read_file, real_path
+from seatrial.core.records import Record, replace
 from seatrial.rollouts.campaign import Campaign, SeedRule
-from seatrial.rollouts.functions import sha256_of_function
-from seatrial.rollouts.inputs.reading import sha256_of
-from seatrial.rollouts.inputs.writing import InputFile as InputFile
-from seatrial.rollouts.inputs.writing import Progress, Written, write_inputs
-from seatrial.rollouts.place import Place
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.input_reader import sha256_of
+from seatrial.rollouts.input_writer import InputFile, Progress, Written, write_inputs
+from seatrial.rollouts.rollout_record import InputRow, Unit
+
+
+def sha256_of_function(spec: str, base: Path) -> str | None:
+    """Of the content of the function's file; None when it cannot be found or read."""
+    file = file_of(spec, base)
+    try:
+        return sha256_of(file) if file is not None else None
+    except OSError:
+        return None
+
+
+def file_of(spec: str, base: Path) -> Path | None:
+    """The file that `spec` means; a relative path and a search begin at `base`."""
+    module = spec.rpartition(":")[0]
+    if module.endswith(".py"):
+        return base / module
+    importlib.invalidate_caches()
+    where: Sequence[str] | None = [str(base), *sys.path]
+    found = None
+    for part in module.split("."):
+        # By the last part of its name alone: with the whole one, packages above it would have to be imported.
+        found = PathFinder.find_spec(part, where) if where is not None else None
+        if found is None:
+            return None
+        where = None if found.submodule_search_locations is None else [*found.submodule_search_locations]
+    return Path(found.origin) if found is not None and found.has_location and found.origin is not None else None
+
 
 _CONTENT = "function_sha256"
 
@@ -103,15 +141,15 @@ class Manifest(Record):
         return self
 
 
-def make(campaign: Campaign, base: Path, place: Place, progress: Progress | None = None) -> Manifest:
+def create_campaign(campaign: Campaign, base: Path, place: CampaignDir, progress: Progress | None = None) -> Manifest:
     """Read and check all inputs and make the campaign directory. Raises a UserError that lists every bad row."""
     with building(place) as draft:
         written = write_inputs(campaign, base, draft, progress)
         repeats = {dataset.name: campaign.work.labels(dataset.repeats) for dataset in campaign.datasets}
         save_campaign(draft, campaign)
-        manifest = describe(campaign.name, identity_of(campaign, base), written, repeats)
+        manifest = make_manifest(campaign.name, identity_of(campaign, base), written, repeats)
         shards = shard_count(campaign, manifest.units)
-        manifest = manifest.model_copy(update={"shards": shards, "deal": "rows" if manifest.rows >= shards else "units"})
+        manifest = replace(manifest, shards=shards, deal="rows" if manifest.rows >= shards else "units")
         write_json(draft.manifest, manifest)
     return manifest
 
@@ -136,7 +174,7 @@ def check_functions(manifest: Manifest, campaign: Campaign, base: Path) -> None:
         raise UserError(f"results depend on what has changed: {'; '.join(found)}", "change it back, or start a new campaign")
 
 
-def describe(name: str, identity: Mapping[str, Any], written: Written, repeats: Mapping[str, tuple[int, ...]]) -> Manifest:
+def make_manifest(name: str, identity: Mapping[str, Any], written: Written, repeats: Mapping[str, tuple[int, ...]]) -> Manifest:
     """The manifest of inputs that were written, in one shard."""
     return Manifest(
         name=name,
@@ -161,11 +199,11 @@ def shard_count(campaign: Campaign, units: int) -> int:
 
 
 @contextmanager
-def building(place: Place) -> Iterator[Place]:
+def building(place: CampaignDir) -> Iterator[CampaignDir]:
     """A place to build a campaign directory in, which becomes `place` when the block ends well and is removed when it does not."""
     root = real_path(place.root)
     _check_free(root)
-    draft = Place(root.parent / f".{root.name}.{secrets.token_hex(4)}")
+    draft = CampaignDir(root.parent / f".{root.name}.{secrets.token_hex(4)}")
     try:
         draft.root.mkdir(parents=True)
         try:
@@ -189,21 +227,21 @@ def _check_free(root: Path) -> None:
         raise UserError(f"{root}: is there already, and is no empty directory", "name another directory")
 
 
-def load(place: Place) -> Manifest:
+def load_manifest(place: CampaignDir) -> Manifest:
     """The manifest of a campaign directory."""
     if not place.manifest.is_file():
         raise UserError(f"{place.root}: no manifest.json, so it is no campaign", "name a directory that `seatrial rollouts start` made")
     return read_model(place.manifest, Manifest)
 
 
-def load_campaign(place: Place) -> Campaign:
+def load_campaign(place: CampaignDir) -> Campaign:
     """The campaign as it was started."""
-    if not place.campaign.is_file() and load(place).imported:
+    if not place.campaign.is_file() and load_manifest(place).imported:
         raise UserError(f"{place.root}: its rollouts were imported: there is nothing to collect", "merge, profile and select work on it")
     return read_model(place.campaign, Campaign)
 
 
-def save_campaign(place: Place, campaign: Campaign) -> None:
+def save_campaign(place: CampaignDir, campaign: Campaign) -> None:
     """Store the campaign, all defaults said, so that `load_campaign` gives the same."""
     # An environment beside an own interpreter is refused when it is said; its default need not be.
     unsaid = {"gym": {"environment"}} if campaign.gym and campaign.gym.python else None
@@ -214,7 +252,7 @@ def save_campaign(place: Place, campaign: Campaign) -> None:
     write_json(place.campaign, stored)
 
 
-def check_inputs(place: Place, manifest: Manifest) -> None:
+def check_inputs(place: CampaignDir, manifest: Manifest) -> None:
     """See that inputs.jsonl is what the manifest says; reads all of it."""
     if sha256_of(place.inputs) != manifest.inputs_sha256:
         raise UserError(f"{place.inputs}: its content is not what manifest.json says", "restore the file, or start a new campaign")
@@ -282,3 +320,183 @@ def _flat(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:
     return json.dumps(flat[key], ensure_ascii=False) if key in flat else "(none)"
+
+
+NO_SEED = -1
+_KEPT = 32
+_BEFORE_ID = b'{"id":"'
+_ID_WITHIN = 64
+
+
+def derive_seed(seed: int, task: str, repeat: int) -> int:
+    """31 bits: every server takes them."""
+    digest = hashlib.sha256(f"{seed}:{task}:{repeat}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+class Units:
+    """Units and rows of a campaign directory; use it as a context manager."""
+
+    def __init__(self, place: CampaignDir, manifest: Manifest) -> None:
+        self.total = manifest.units
+        self.rows = manifest.rows
+        self._shards = manifest.shards
+        self._by_rows = manifest.deal == "rows"
+        self._names = [file.dataset for file in manifest.files]
+        self._labels = [manifest.repeats[name] for name in self._names]
+        counts = [file.rows for file in manifest.files]
+        self._row_starts = list(accumulate(counts, initial=0))
+        self._unit_starts = list(accumulate((rows * len(labels) for rows, labels in zip(counts, self._labels, strict=True)), initial=0))
+        work = manifest.identity["work"]
+        self._seed: int = work["seed"]
+        self._rule: str = work["seed_rule"]
+        self._path = place.inputs
+        self._offsets = _read_index(place, manifest)
+        self._recent: OrderedDict[int, InputRow] = OrderedDict()
+        self._handle = _opened(place.inputs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the inputs."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def of_shard(self, shard: int) -> Iterator[int]:
+        """The units of a shard, in order."""
+        if not 0 <= shard < self._shards:
+            raise IndexError(f"shard {shard} of {self._shards}")
+        if not self._by_rows:
+            yield from range(shard, self.total, self._shards)
+            return
+        for row in range(shard, self.rows, self._shards):
+            yield from self.units_of_row(row)
+
+    def shard_of(self, number: int) -> int:
+        """The shard that a unit belongs to."""
+        return (self.row_of(number) if self._by_rows else self._known(number)) % self._shards
+
+    def row_of(self, number: int) -> int:
+        """The row of a unit."""
+        part = self._part_of_unit(number)
+        return self._row_starts[part] + (number - self._unit_starts[part]) // len(self._labels[part])
+
+    def repeat_of(self, number: int) -> int:
+        """The label of a unit's repetition."""
+        part = self._part_of_unit(number)
+        labels = self._labels[part]
+        return labels[(number - self._unit_starts[part]) % len(labels)]
+
+    def seed_of(self, number: int) -> int:
+        """The seed to ask with, or NO_SEED."""
+        return self._seed_for(self.task_of(self.row_of(number)), self.repeat_of(number))
+
+    def units_of_row(self, index: int) -> range:
+        """The units of a row."""
+        part = self._part_of_row(index)
+        width = len(self._labels[part])
+        first = self._unit_starts[part] + (index - self._row_starts[part]) * width
+        return range(first, first + width)
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """The units of each row, in order: the first, and the one behind the last."""
+        for part, labels in enumerate(self._labels):
+            width = len(labels)
+            for first in range(self._unit_starts[part], self._unit_starts[part + 1], width):
+                yield first, first + width
+
+    def dataset_of(self, index: int) -> str:
+        """The dataset of a row, which is not read for it."""
+        return self._names[self._part_of_row(index)]
+
+    def unit(self, number: int) -> Unit:
+        """A unit with its row."""
+        row, repeat = self.row(self.row_of(number)), self.repeat_of(number)
+        return Unit(number=number, row=row, repeat=repeat, seed=self._seed_for(row.id, repeat))
+
+    def task_of(self, index: int) -> str:
+        """The id of a row, of which no more is read: it stands first."""
+        self._part_of_row(index)
+        start = os.pread(self._handle, _ID_WITHIN, self._offsets[index])
+        if not start.startswith(_BEFORE_ID):
+            raise _changed(f"{self._path}:{index + 1}: not the row that was written")
+        return start[len(_BEFORE_ID) : start.index(b'"', len(_BEFORE_ID))].decode()
+
+    def row(self, index: int) -> InputRow:
+        """A row, read when it is asked for."""
+        kept = self._recent.get(index)
+        if kept is not None:
+            self._recent.move_to_end(index)
+            return kept
+        self._part_of_row(index)
+        row = self._read(index)
+        self._recent[index] = row
+        if len(self._recent) > _KEPT:
+            self._recent.popitem(last=False)
+        return row
+
+    def _read(self, index: int) -> InputRow:
+        start, end = self._offsets[index], self._offsets[index + 1]
+        line = os.pread(self._handle, end - start, start)
+        try:
+            stored = orjson.loads(line)
+            return InputRow(
+                index=index,
+                id=stored["id"],
+                dataset=stored["dataset"],
+                data=stored["data"],
+                agent=stored["agent"],
+                tags=tuple(stored["tags"]),
+                source=stored["source"],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise _changed(f"{self._path}:{index + 1}: not the row that was written: {error}") from error
+
+    def _seed_for(self, task: str, repeat: int) -> int:
+        if self._rule == "derived":
+            return derive_seed(self._seed, task, repeat)
+        return repeat if self._rule == "repeat" else NO_SEED
+
+    def _known(self, number: int) -> int:
+        if not 0 <= number < self.total:
+            raise IndexError(f"unit {number} of {self.total}")
+        return number
+
+    def _part_of_unit(self, number: int) -> int:
+        return bisect_right(self._unit_starts, self._known(number)) - 1
+
+    def _part_of_row(self, index: int) -> int:
+        if not 0 <= index < self.rows:
+            raise IndexError(f"row {index} of {self.rows}")
+        return bisect_right(self._row_starts, index) - 1
+
+
+def _read_index(place: CampaignDir, manifest: Manifest) -> array[int]:
+    """The index, which must fit the manifest and the inputs."""
+    offsets = array("Q")
+    try:
+        offsets.frombytes(read_file(place.index))
+        size = place.inputs.stat().st_size
+    except (OSError, ValueError) as error:
+        raise _changed(f"{place.index}: cannot read: {error}") from error
+    if len(offsets) != manifest.rows + 1 or offsets[-1] != size:
+        raise _changed(f"{place.inputs}: {size} bytes and {len(offsets) - 1} rows; the manifest says {manifest.rows} rows")
+    return offsets
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of the rows."""
+    try:
+        with open_file(path) as stream:
+            return os.dup(stream.fileno())
+    except OSError as error:
+        raise _changed(f"{path}: cannot read: {error.strerror or error}") from error
+
+
+def _changed(message: str) -> UserError:
+    return UserError(message, "the campaign directory was edited; restore it, or start a new campaign")

@@ -16,14 +16,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.model.exits import exit_value
-from seatrial.model.knowledge import Milestone, Signature
-from seatrial.model.log_text import Samples
-from seatrial.model.record import Diagnosis
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.triage import shapes
-from seatrial.triage.cause import Cause, Progress, Reached, find_cause, in_order, independent, survived
-from seatrial.triage.chain import CRASH, Chain, ChainReader, How
+from seatrial.core.log_text import Samples, exit_value
+from seatrial.core.records import Diagnosis, replace
+from seatrial.core.specs import Milestone, Signature
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.triage import log as shapes
+from seatrial.triage.causes import (
+    CRASH,
+    Cause,
+    Chain,
+    ChainReader,
+    How,
+    MilestoneProgress,
+    Reached,
+    find_cause,
+    in_order,
+    independent,
+    survived,
+)
 from seatrial.triage.doubts import doubt
 from seatrial.triage.log import Line, Log, read_log
 from seatrial.triage.signatures import GENERAL, Hit, Scan, first_match, load_signatures
@@ -90,7 +100,7 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
     chains = reader.finish()
     counting = [s for s in known if not s.harmless and scan.counts(s)]
     loops = [s for s in signatures if not s.harmless and not s.silent and scan.counts(s)]
-    progress = Progress(in_order(scan.reached, milestones), milestones)
+    progress = MilestoneProgress(in_order(scan.reached, milestones), milestones)
     triage = _Triage(log, milestones, scan, progress, counting, harmless, loops)
     for chain in chains:
         # Servers are stopped by a signal when the work is done; a forced kill (no memory while saving) is no such thing.
@@ -105,7 +115,7 @@ def diagnose(path: Path, milestones: Sequence[Milestone], signatures: Sequence[S
     last = triage.progress.last()
     mentioned = [hit for hit in survivors.lines() if hit.line != decisive.line]
     mentions = _noise(scan, harmless, [chain for chain in chains if survived(chain, triage.progress)], mentioned)
-    return decisive.model_copy(update={"file": str(path), "milestone": last.id if last else None, "noise": mentions})
+    return replace(decisive, file=str(path), milestone=last.id if last else None, noise=mentions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +125,7 @@ class _Triage:
     log: Log
     milestones: Sequence[Milestone]
     scan: Scan
-    progress: Progress
+    progress: MilestoneProgress
     known: Sequence[Signature]
     """Signatures that count for this log, without the harmless ones."""
     harmless: Sequence[Signature]
@@ -143,7 +153,7 @@ class _Triage:
                     continue
                 found = _known(signature, self.scan.hits[signature.pattern], ())
                 often = f"{count} such lines. {found.advice}" if count > 1 else found.advice
-                yield found.model_copy(update={"times": count, "advice": often})
+                yield replace(found, times=count, advice=often)
 
     def failure(self, chains: Sequence[Chain], tail: Sequence[Line]) -> list[Diagnosis]:
         """The failure that ended the run, if there is one. Of a test runner's many unknown ones its last line tells most."""
@@ -156,7 +166,7 @@ class _Triage:
         worst = next((d for d in explained if d.verdict is Verdict.FAIL), explained[0])
         totals = next((line for line in tail if _TOTALS.search(line.body)), None)
         if totals is not None and worst.signature is None and len(explained) > 1:
-            worst = worst.model_copy(update={"line": totals.number, "cause": _clip(totals.body)})
+            worst = replace(worst, line=totals.number, cause=_clip(totals.body))
         return [worst]
 
     def ending(self, tail: Sequence[Line], chains: Sequence[Chain]) -> list[Diagnosis]:
@@ -179,11 +189,11 @@ class _Triage:
         found = self._match([*self._around(chain), *own] if raised.carrier or raised.name == CRASH else own)
         name = shapes.short(raised.name) if raised.name != CRASH and chain.how is not How.KILLED else None
         if found is not None:
-            return _known(*found, excerpt).model_copy(update={"exception": name})
+            return replace(_known(*found, excerpt), exception=name)
         line, text = _decisive(cause)
         called = self._by_call(raised.frames) if name is not None else None
         if called is not None:
-            return _known(called, Hit(line, text), excerpt).model_copy(update={"exception": name})
+            return replace(_known(called, Hit(line, text), excerpt), exception=name)
         boundary, verdict = self._place(cause)
         advice = _KILL_ADVICE if chain.how is How.KILLED else _UNKNOWN_ADVICE
         return Diagnosis(

@@ -14,10 +14,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from seatrial.model.find import Stems
-from seatrial.model.log_text import is_sample
-from seatrial.model.verdict import Boundary
-from seatrial.triage.quotes import denied, quoted
+from seatrial.core.log_text import Stems, is_sample
+from seatrial.core.verdict import Boundary
+from seatrial.triage.log import denied, quoted
 
 
 class Doubt(NamedTuple):

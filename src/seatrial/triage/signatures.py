@@ -1,6 +1,6 @@
 """Signatures of known failures: read from TOML, matched in a log.
 
-- A file holds `[[signature]]` tables with the keys of `model.knowledge.Signature`; a wrong key, a missing boundary, a
+- A file holds `[[signature]]` tables with the keys of `core.specs.Signature`; a wrong key, a missing boundary, a
   repeated id or a bad pattern is a UserError that names file and entry: no rule silently never applies.
 - Patterns are searched line by line, with and without the process prefix, so that `^` means the start of either.
 - `Scan` takes the log once, in blocks: the search of a block is only a filter, the line decides.
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from seatrial.files import read_text
-from seatrial.model.errors import UserError
-from seatrial.model.find import Required, required
-from seatrial.model.guarded import BadValue, parse_toml
-from seatrial.model.knowledge import Milestone, Signature
-from seatrial.model.verdict import Verdict
-from seatrial.triage.cause import Reached
+from seatrial.core.errors import UserError
+from seatrial.core.files import read_text
+from seatrial.core.guarded import BadValue, parse_toml
+from seatrial.core.log_text import RequiredWords, required
+from seatrial.core.specs import Milestone, Signature
+from seatrial.core.verdict import Verdict
+from seatrial.triage.causes import Reached
 from seatrial.triage.log import Line
 
 GENERAL = Path(__file__).with_name("signatures.toml")
@@ -198,7 +198,7 @@ class _Block:
 
 
 @lru_cache(maxsize=1024)
-def _required(pattern: re.Pattern[str]) -> Required | None:
+def _required(pattern: re.Pattern[str]) -> RequiredWords | None:
     return required(pattern)
 
 

@@ -19,16 +19,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from seatrial.model.find import Finder, Stems, words_of
-from seatrial.model.knowledge import Signature
-from seatrial.model.record import Diagnosis
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.triage import shapes
-from seatrial.triage.cause import Progress, survived
-from seatrial.triage.chain import Chain, How
+from seatrial.core.log_text import Finder, Stems, words_of
+from seatrial.core.records import Diagnosis
+from seatrial.core.specs import Signature
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.triage import log
+from seatrial.triage.causes import Chain, How, MilestoneProgress, survived
 from seatrial.triage.doubts import Doubt, doubt, may_doubt
-from seatrial.triage.log import Line
-from seatrial.triage.quotes import says
+from seatrial.triage.log import Line, says
 from seatrial.triage.signatures import Hit, compile_pattern, load_signatures, times
 
 LINES = Path(__file__).with_name("survived.toml")
@@ -277,7 +275,7 @@ class Survivors:
         yield from (hits[0] for hits in self._hits.values() if hits)
 
     def beyond(
-        self, chains: Sequence[Chain], progress: Progress, harmless: Sequence[Signature], framed: Sequence[Signature]
+        self, chains: Sequence[Chain], progress: MilestoneProgress, harmless: Sequence[Signature], framed: Sequence[Signature]
     ) -> Iterator[Diagnosis]:
         """What the run got over more often than it may; nothing where the log shows no milestone."""
         last = progress.last()
@@ -306,7 +304,7 @@ class Survivors:
             yield _diagnosis(signature, hits[0], self._counts[signature.id], steps)
         yield from self._doubtful(progress, [pattern for _, pattern in acquit], steps)
 
-    def _doubtful(self, progress: Progress, acquit: Sequence[re.Pattern[str]], steps: int) -> Iterator[Diagnosis]:
+    def _doubtful(self, progress: MilestoneProgress, acquit: Sequence[re.Pattern[str]], steps: int) -> Iterator[Diagnosis]:
         """Lines between two steps that say in words of their own that a part went wrong."""
         found: dict[Boundary, list[tuple[Doubt, Hit, int]]] = {}
         for said, hit, count in self._doubts:
@@ -356,7 +354,7 @@ def _often(count: int, steps: int) -> str:
 
 
 def _classes(
-    chains: Sequence[Chain], progress: Progress, framed: Sequence[Signature], bare: Sequence[Signature], steps: int
+    chains: Sequence[Chain], progress: MilestoneProgress, framed: Sequence[Signature], bare: Sequence[Signature], steps: int
 ) -> Iterator[_Class]:
     """The survived errors, by what they raised and where."""
     found: dict[tuple[str, Boundary, int], list[Chain]] = {}
@@ -366,7 +364,7 @@ def _classes(
         place = _untold(chain, progress, bare) or _place(chain, progress, framed, steps)
         if place is not None:
             boundary, limit = place
-            found.setdefault((shapes.short(chain.first.name), boundary, limit), []).append(chain)
+            found.setdefault((log.short(chain.first.name), boundary, limit), []).append(chain)
     for (name, boundary, limit), group in found.items():
         first = group[0].first
         excerpt = (*first.tail, *(text for _, text in first.lines[:6]))
@@ -375,18 +373,18 @@ def _classes(
         yield _Class(boundary, hits, "" if native else name, limit, excerpt)
 
 
-def _untold(chain: Chain, progress: Progress, bare: Sequence[Signature]) -> tuple[Boundary, int] | None:
+def _untold(chain: Chain, progress: MilestoneProgress, bare: Sequence[Signature]) -> tuple[Boundary, int] | None:
     """Where an exception without a traceback hit, if its own words name a part whose errors are never noise."""
     first = chain.first
     if chain.how is not How.BARE or chain.crash or not progress.building(chain.start):
         return None
-    if not _exception(first.name) or shapes.short(first.name) in _OPTIONAL:
+    if not _exception(first.name) or log.short(first.name) in _OPTIONAL:
         return None
-    said = f"{shapes.short(first.name)}: {first.message}"
+    said = f"{log.short(first.name)}: {first.message}"
     return next(((s.boundary, 0) for s in bare if s.boundary is not None and _finder(s).search(said)), None)
 
 
-def _place(chain: Chain, progress: Progress, framed: Sequence[Signature], steps: int) -> tuple[Boundary, int] | None:
+def _place(chain: Chain, progress: MilestoneProgress, framed: Sequence[Signature], steps: int) -> tuple[Boundary, int] | None:
     """Where an error hit, and how many of its kind are noise; None where it does not count."""
     first = chain.first
     if chain.how in (How.NOTED, How.REPORT, How.TEST):
@@ -403,7 +401,7 @@ def _place(chain: Chain, progress: Progress, framed: Sequence[Signature], steps:
     if any(_ASIDE.search(frame) for frame in frames) or (frames and _MODEL_CODE.match(frames[-1])):
         return None
     rank = _RANK.match(chain.process) is not None
-    if shapes.short(first.name) in _OPTIONAL or (first.frames and _IMPORTS.search(first.frames[-1])):
+    if log.short(first.name) in _OPTIONAL or (first.frames and _IMPORTS.search(first.frames[-1])):
         dead = rank and chain.how is How.UNCAUGHT and progress.training(chain.start)
         return (Boundary.DDP, 0) if dead else None
     boundary = _boundary(first.frames or frames, said, framed)
@@ -414,11 +412,11 @@ def _place(chain: Chain, progress: Progress, framed: Sequence[Signature], steps:
     if chain.how is How.BARE:
         if _TENSORS.search(said) and _exception(first.name) and progress.training(chain.start):
             return boundary or Boundary.OPTIMIZER, 0
-        if shapes.short(first.name) == "AssertionError" and not first.message and progress.training(chain.start):
+        if log.short(first.name) == "AssertionError" and not first.message and progress.training(chain.start):
             return Boundary.ENVIRONMENT, 0
         if boundary not in CRITICAL or not _exception(first.name):
             return None
-        strict = boundary is Boundary.REFIT or shapes.short(first.name) in _BUGS
+        strict = boundary is Boundary.REFIT or log.short(first.name) in _BUGS
         return boundary, 0 if strict else max(1, int(BARE_SHARE * steps))
     if boundary in CRITICAL:
         return boundary, 0
@@ -429,7 +427,7 @@ def _place(chain: Chain, progress: Progress, framed: Sequence[Signature], steps:
 
 def _exception(name: str) -> bool:
     """Whether a bare line names an exception; `error: …` is a tool's word."""
-    return shapes.short(name)[:1].isupper() and name not in ("ERROR",)
+    return log.short(name)[:1].isupper() and name not in ("ERROR",)
 
 
 def _boundary(frames: Sequence[str], said: str, framed: Sequence[Signature]) -> Boundary | None:

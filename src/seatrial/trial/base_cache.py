@@ -23,14 +23,14 @@ from pathlib import Path
 
 import seatrial
 from seatrial import loops
-from seatrial.files import read_model, read_text, sync_directory, write_json, write_text
-from seatrial.launch.environments import MARKER, default_root
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.record import LevelResult, Plan, PlannedLevel, Record, RepoState, Trial
-from seatrial.model.verdict import Verdict
-from seatrial.trial.differences import under_test
-from seatrial.trial.digests import WEIGHTS, sha256
-from seatrial.trial.interpreter import engine_interpreters
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.files import read_model, read_text, sync_directory, write_json, write_text
+from seatrial.core.records import LevelResult, Plan, PlannedLevel, Record, RepoState, Trial
+from seatrial.core.verdict import Verdict
+from seatrial.runtime.environments import MARKER, default_root
+from seatrial.trial.base_worktrees import under_test
+from seatrial.trial.run_dir import WEIGHTS, sha256
+from seatrial.trial.staging import engine_interpreters
 
 VARIABLE = "SEATRIAL_BASE_CACHE"
 FILES = "level"

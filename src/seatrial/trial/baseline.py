@@ -1,14 +1,8 @@
-"""The unchanged side: the same levels without the change, and what each deliverable is in comparison.
+"""Runs the same levels without the change, and settles what each deliverable is in comparison.
 
-- The base of the change is the baseline unless `--baseline` names another one, or nothing can be run (see `base`).
-- The trial comes first. What the comparison makes of its verdicts is said by `settle`; its own verdicts are kept.
-- A revision is run as a trial of its own, in `RUN/baseline/trial`, only with the levels that came to a verdict; every
-  repository of the change stands at that revision meanwhile, companions stay as they are.
-  A level of a base that ran before, with everything the same, is taken from the cache (see `base_cache`).
-- A recorded trial is only read. Another loop is refused; another model, environment and the like are noted: under other
-  conditions nothing is new, and nothing is excused.
-- Levels that ran on both sides are compared bit by bit (see `bits`).
-- An interrupted baseline leaves the trial unfinished: `resume` runs what is missing.
+- The base of the change is the baseline unless `--baseline` names another one, or nothing can be run (see `base_worktrees`).
+- The trial comes first. Its own verdicts are kept beside the settled ones.
+- A Fail that the base has too is Blocked: it says nothing about the change.
 """
 
 from __future__ import annotations
@@ -19,29 +13,165 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.files import read_as, read_table, write_json
+from seatrial.core.records import (
+    Baseline,
+    BitComparison,
+    Comparison,
+    LevelResult,
+    OwnVerdict,
+    Plan,
+    PlannedLevel,
+    RepoState,
+    SideResult,
+    Trial,
+)
+from seatrial.core.records import replace as replace_record
+from seatrial.core.text import unique
+from seatrial.core.verdict import Boundary, Verdict
 from seatrial.evidence.git import commit_of, tree_of
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import differs
-from seatrial.files import read_as, read_table, write_json
-from seatrial.launch.interrupt import Interrupted, Interruptible
 from seatrial.loops import loop_of
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.record import Baseline, BitComparison, Comparison, Plan, PlannedLevel, RepoState, Trial
-from seatrial.model.verdict import Boundary, Verdict
-from seatrial.report.outcome import altered_words
-from seatrial.report.text import unique
-from seatrial.trial import conduct, rundir, verify
-from seatrial.trial import settle as settling
-from seatrial.trial.base import unbased
+from seatrial.report.outcomes import altered_words, difference_words
+from seatrial.runtime.interrupt import Interrupted, Interruptible
+from seatrial.trial import run_dir, runner, verify
 from seatrial.trial.base_cache import Key, level_key, load
 from seatrial.trial.base_cache import store as keep
-from seatrial.trial.bits import compare_levels
-from seatrial.trial.contrast import contrast
-from seatrial.trial.differences import ahead, arguments_of_change, lacks, other_changes, other_settings, other_surroundings, under_test
-from seatrial.trial.finish import FINAL, conclude, store
+from seatrial.trial.base_worktrees import (
+    ahead,
+    arguments_of_change,
+    discard,
+    lacks,
+    other_changes,
+    other_settings,
+    other_surroundings,
+    unbased,
+    unchanged,
+    under_test,
+)
+from seatrial.trial.compare import boundary_of, compare_levels, contrast
+from seatrial.trial.conclude import FINAL, conclude, store
 from seatrial.trial.progress import Compared, Ended, Event, Found, Judged, Listener, Running, SideJudged, SideRunning, Stage
-from seatrial.trial.unchanged import discard, unchanged
+
+IMPORTS = ("ImportError", "ModuleNotFoundError")
+"""What code raises that was written for other versions of its packages, or of our shims."""
+NAME_BASE = "name the state before the change, so that it is run beside it: --base REV"
+Result = TypeVar("Result", LevelResult, SideResult)
+
+
+def own(trial: Trial) -> Trial:
+    """The trial with the verdicts that its runs came to by themselves."""
+    levels = tuple(_restored(level) for level in trial.levels)
+    return replace_record(trial, levels=levels, sides=tuple(_restored(side) for side in trial.sides))
+
+
+def settle(trial: Trial, baseline: Baseline) -> tuple[tuple[LevelResult, ...], tuple[SideResult, ...]]:
+    """Levels and tests of a trial (see `own`) with their verdicts beside the base."""
+    words = {one.deliverable: one for one in baseline.comparisons}
+    bits = {one.level: one for one in baseline.bits}
+    changes = under_test(trial.plan)
+    levels = []
+    for level in trial.levels:
+        one = words.get(f"level {level.number} ({level.title})")
+        made = _level(level, one, baseline, changes)
+        levels.append(_expected(made, one.word if one else "", bits.get(level.number), baseline))
+    return tuple(levels), tuple(_side(side, words.get(side.name), baseline) for side in trial.sides)
+
+
+def _restored(result: Result) -> Result:
+    if result.own is None:
+        return result
+    before = result.own
+    return replace_record(result, verdict=before.verdict, reason=before.reason, boundary=before.boundary, own=None)
+
+
+def _overruled(result: Result, verdict: Verdict, reason: str, boundary: Boundary | None) -> Result:
+    """The result with another verdict; its own is kept."""
+    before = result.own or OwnVerdict(verdict=result.verdict, reason=result.reason, boundary=result.boundary)
+    return replace_record(result, verdict=verdict, reason=reason, boundary=boundary, own=before)
+
+
+def _level(level: LevelResult, found: Comparison | None, baseline: Baseline, changes: Sequence[RepoState]) -> LevelResult:
+    if level.verdict is not Verdict.FAIL:
+        return level
+    if found is not None and found.excuses:
+        reason = f"the base ({baseline.source}) fails in the same way, so this says nothing about the change: {level.reason}"
+        return _overruled(level, Verdict.BLOCKED, reason, level.boundary)
+    if found is not None and found.word != "not comparable":
+        return level
+    why = _not_the_changes(level, baseline, changes)
+    if why is None:
+        return level
+    blocked = _overruled(level, Verdict.BLOCKED, f"{why}: {level.reason}", level.boundary)
+    fix = NAME_BASE if baseline.absent == "unknown" else "run it again with its base"
+    follow = level.follow_ups if baseline.absent == "same files" or fix in level.follow_ups else (*level.follow_ups, fix)
+    return replace_record(blocked, follow_ups=follow)
+
+
+def _not_the_changes(level: LevelResult, baseline: Baseline, changes: Sequence[RepoState]) -> str | None:
+    """Why a failure that was not compared cannot be held against the change; None when it may be the change's."""
+    found = level.diagnosis
+    unfit = found is not None and found.exception in IMPORTS
+    match baseline.absent:
+        case "switched off" | "fault":
+            return None
+        case "same files":
+            return "nothing differs from the base, so there is no change to hold this against"
+        case "unknown":
+            if not level.steps_reached:
+                return "failed before the first training step, and no base is known to compare with"
+            return "an import does not fit, and no base is known to compare with" if unfit else None
+    if not unfit or level.steps_reached or found is None or _touches(found.excerpt, changes):
+        return None
+    return "an import does not fit in files that the change does not touch, and the base was not compared"
+
+
+def _touches(excerpt: Sequence[str], changes: Sequence[RepoState]) -> bool:
+    """Whether the decisive lines name a changed file."""
+    files = [f'File "{root}/{file}"' for repo in changes for file in repo.changed for root in (repo.path, repo.synced) if root]
+    return any(file in line for file in files for line in excerpt)
+
+
+def _side(side: SideResult, found: Comparison | None, baseline: Baseline) -> SideResult:
+    """Tests before the levels; a gate was compared with the base when it failed (see `pre_tests`)."""
+    if side.verdict is not Verdict.FAIL or side.gate:
+        return side
+    if found is not None and found.excuses:
+        reason = f"the base ({baseline.source}) fails in the same way, so this says nothing about the change: {side.reason}"
+        return _overruled(side, Verdict.BLOCKED, reason, side.boundary)
+    if baseline.absent == "same files":
+        return _overruled(side, Verdict.BLOCKED, f"nothing differs from the base, so there is no change: {side.reason}", side.boundary)
+    if baseline.absent == "unknown" and not side.passed:
+        why = "no test passed, and no base is known to compare with"
+        return _overruled(side, Verdict.BLOCKED, f"{why} ({NAME_BASE}): {side.reason}", side.boundary)
+    return side
+
+
+def _expected(level: LevelResult, word: str, found: BitComparison | None, baseline: Baseline) -> LevelResult:
+    """The level under `--expect identical`."""
+    ran = level.own.verdict if level.own else level.verdict
+    if baseline.expect != "identical" or ran not in (Verdict.PASS, Verdict.FAIL):
+        return level
+    if word == "fixed" and level.verdict is Verdict.PASS:
+        reason = "--expect identical: the base itself fails, so there is nothing to be identical to"
+        return _overruled(level, Verdict.BLOCKED, reason, Boundary.ENVIRONMENT)
+    if found is not None and found.difference is not None:
+        if level.verdict is Verdict.FAIL:
+            return level
+        reason = f"not identical to the base, as --expect demands: {difference_words(found.difference)}"
+        return _overruled(level, Verdict.FAIL, reason, boundary_of(found.difference))
+    if found is not None and found.outcome == "identical":
+        return level
+    if level.verdict is not Verdict.PASS:
+        return level
+    why = found.reason if found else "; ".join(baseline.notes) or "the base has no such level"
+    reason = f"--expect identical: no comparison with the base was possible: {why}"
+    return _overruled(level, Verdict.BLOCKED, reason, Boundary.ENVIRONMENT)
+
 
 PLACE, REUSED = "baseline", "reused.json"
 
@@ -53,7 +183,7 @@ def requested(text: str, plan: Plan, here: bool = True) -> Baseline:
     """
     directory = Path(text).absolute()
     if (directory / "trial.json").is_file():
-        recorded = rundir.load(directory)
+        recorded = run_dir.load(directory)
         if recorded.plan.loop != plan.loop:
             message = f"--baseline {text}: a trial of {recorded.plan.loop}, this one is of {plan.loop}"
             raise UserError(message, "name a trial of the same loop, or a revision")
@@ -100,25 +230,25 @@ def _alike(old: RepoState, new: RepoState, evidence: Path | None) -> bool:
     if not old.dirty and not new.dirty:
         trees = {tree_of(Path(new.path), repo.commit) or repo.commit for repo in (old, new)}
         return len(trees) == 1
-    return evidence is not None and differs(old.model_copy(update={"path": new.path}), evidence, Redactor(os.environ)) is None
+    return evidence is not None and differs(replace_record(old, path=new.path), evidence, Redactor(os.environ)) is None
 
 
-def finish(request: conduct.Request, trial: Trial, listener: Listener) -> Trial:
+def finish(request: runner.Request, trial: Trial, listener: Listener) -> Trial:
     """The trial with its comparison, stored; as it is when none was asked for, when it has no verdict yet, or when every
     verdict has been compared already. The directory is held meanwhile: a second Seatrial would take the worktrees away."""
     wanted = trial.baseline
     if wanted is None or trial.status != "done" or trial.alterations:
         return trial
-    alone = settling.own(trial)
-    with rundir.locked(request.out):
+    alone = own(trial)
+    with run_dir.locked(request.out):
         done: Baseline | None = wanted
         if wanted.absent is None and not _settled(wanted, alone, request.out):
             if wanted.expect:  # until it is compared, what is expected was not shown: a kill must not leave a Pass
-                trial = _stored(request.out, trial, _settle(alone, wanted).model_copy(update={"status": "running"}))
+                trial = _stored(request.out, trial, replace_record(_settle(alone, wanted), status="running"))
             with Interruptible() as stop:
                 done = _finished(request, alone, wanted, listener, stop)
-        made = trial.model_copy(update={"status": "running"}) if done is None else _settle(alone, done)
-        if made.model_copy(update={"ended": trial.ended}) == trial and done is not None:
+        made = replace_record(trial, status="running") if done is None else _settle(alone, done)
+        if replace_record(made, ended=trial.ended) == trial and done is not None:
             return trial
         _stored(request.out, trial, made)
     for before, level in zip(alone.levels, made.levels, strict=True):
@@ -141,11 +271,11 @@ def _stored(out: Path, before: Trial, made: Trial) -> Trial:
 
 def _settle(alone: Trial, done: Baseline) -> Trial:
     """The trial with the verdicts that the comparison leaves."""
-    levels, sides = settling.settle(alone, done)
-    return conclude(alone.model_copy(update={"baseline": done, "sides": sides}), levels, finished=True)
+    levels, sides = settle(alone, done)
+    return conclude(replace_record(alone, baseline=done, sides=sides), levels, finished=True)
 
 
-def _finished(request: conduct.Request, trial: Trial, wanted: Baseline, listener: Listener, stop: Interruptible) -> Baseline | None:
+def _finished(request: runner.Request, trial: Trial, wanted: Baseline, listener: Listener, stop: Interruptible) -> Baseline | None:
     """The comparison, or why there is none; None when it was interrupted."""
     try:
         return _recorded(trial, wanted, request) if _is_recorded(wanted) else _run(request, trial, wanted, listener, stop)
@@ -154,7 +284,7 @@ def _finished(request: conduct.Request, trial: Trial, wanted: Baseline, listener
             return None
         note = f"the {_word(wanted)} is Blocked: {error.message}" + (f"; fix: {error.fix}" if error.fix else "")
         comparisons = _of_interest(contrast(None, request.out, trial, request.out), trial, wanted, _sides_to_run(trial, wanted))
-        return wanted.model_copy(update={"comparisons": comparisons, "bits": (), "notes": (note,)})
+        return replace_record(wanted, comparisons=comparisons, bits=(), notes=(note,))
     except Interrupted:
         return None
 
@@ -174,10 +304,10 @@ def _is_recorded(baseline: Baseline) -> bool:
     return Path(baseline.source).is_absolute()
 
 
-def _recorded(trial: Trial, wanted: Baseline, request: conduct.Request) -> Baseline:
+def _recorded(trial: Trial, wanted: Baseline, request: runner.Request) -> Baseline:
     """The comparison with a trial that is only read. Under other conditions nothing is new, and nothing is excused."""
     place = Path(wanted.source)
-    before = verify.verified(place, rundir.load(place))
+    before = verify.verified(place, run_dir.load(place))
     unequal = [*other_settings(before, trial), *other_surroundings(before, trial)]
     notes = [*unequal, *other_changes(under_test(before.plan), under_test(trial.plan))]
     if before.status != "done":
@@ -187,27 +317,27 @@ def _recorded(trial: Trial, wanted: Baseline, request: conduct.Request) -> Basel
     done = _compared(wanted, before, place, trial, request)
     if unequal:
         update = {"comparisons": tuple(_unequal(one) for one in done.comparisons), "bits": _not_bits(done.bits, unequal[0])}
-        done = done.model_copy(update=update)
-    return done.model_copy(update={"directory": str(place), "notes": tuple(notes)})
+        done = replace_record(done, **update)
+    return replace_record(done, directory=str(place), notes=tuple(notes))
 
 
 def _unequal(one: Comparison) -> Comparison:
     """A comparison under other conditions."""
     if one.word != "newly broken":
-        return one.model_copy(update={"excuses": False})
+        return replace_record(one, excuses=False)
     note = "; ".join(part for part in (f"{one.before} there and {one.after} here, under other conditions", one.note) if part)
-    return one.model_copy(update={"word": "not comparable", "excuses": False, "note": note})
+    return replace_record(one, word="not comparable", excuses=False, note=note)
 
 
 def _not_bits(found: Sequence[BitComparison], why: str) -> tuple[BitComparison, ...]:
     return tuple(BitComparison(level=one.level, outcome="not comparable", reason=why) for one in found)
 
 
-def _compared(wanted: Baseline, before: Trial, place: Path, trial: Trial, request: conduct.Request) -> Baseline:
-    old = settling.own(before)
+def _compared(wanted: Baseline, before: Trial, place: Path, trial: Trial, request: runner.Request) -> Baseline:
+    old = own(before)
     comparisons = contrast(old, place, trial, request.out)
     bits = _bits(old, place, trial, request.out)
-    return wanted.model_copy(update={"comparisons": comparisons, "bits": bits, "changes": under_test(before.plan)})
+    return replace_record(wanted, comparisons=comparisons, bits=bits, changes=under_test(before.plan))
 
 
 def _bits(before: Trial, place: Path, trial: Trial, out: Path) -> tuple[BitComparison, ...]:
@@ -218,13 +348,13 @@ def _bits(before: Trial, place: Path, trial: Trial, out: Path) -> tuple[BitCompa
     return tuple(compare_levels(level.number, place / there.directory, out / level.directory, is_clock) for there, level in pairs if there)
 
 
-def _run(request: conduct.Request, trial: Trial, wanted: Baseline, listener: Listener, stop: Interruptible) -> Baseline:
+def _run(request: runner.Request, trial: Trial, wanted: Baseline, listener: Listener, stop: Interruptible) -> Baseline:
     """The comparison with a revision, of which a trial is run unless it was run already."""
     place = request.out / PLACE / "trial"
     levels, sides = _with_verdict(trial), _sides_to_run(trial, wanted)
     if not levels and not sides:
         raise BlockedError(Boundary.CONFIG, "nothing of the trial itself came to a verdict, so there is nothing to compare", "")
-    before = verify.verified(place, rundir.load(place)) if (place / "trial.json").is_file() else None
+    before = verify.verified(place, run_dir.load(place)) if (place / "trial.json").is_file() else None
     if before is None or not _covers(before, sides, levels):
         listener(Stage(_word(wanted), f"{wanted.source}: levels {', '.join(str(level.number) for level in levels) or 'none'}"))
         before = _trial_of(request, trial, wanted, levels, sides, place, listener, stop)
@@ -242,7 +372,7 @@ def _run(request: conduct.Request, trial: Trial, wanted: Baseline, listener: Lis
     comparisons = tuple(_not_built(one, before) if unbuilt else one for one in _of_interest(done.comparisons, trial, wanted, sides))
     reused = read_as(place / REUSED, tuple[int, ...]) if (place / REUSED).is_file() else ()
     update = {"directory": str(place.relative_to(request.out)), "notes": unique(notes), "comparisons": comparisons, "reused": reused}
-    return done.model_copy(update=update)
+    return replace_record(done, **update)
 
 
 def _sides_to_run(trial: Trial, wanted: Baseline) -> tuple[str, ...]:
@@ -258,7 +388,7 @@ def _not_built(one: Comparison, before: Trial) -> Comparison:
     if one.word not in ("fixed", "newly broken") or one.before is Verdict.PASS or (level is not None and level.steps_reached):
         return one
     note = f"the baseline lacks files that a build makes, and never came to a step there; {one.note}"
-    return one.model_copy(update={"word": "not comparable", "note": note})
+    return replace_record(one, word="not comparable", note=note)
 
 
 def _of_interest(comparisons: Sequence[Comparison], trial: Trial, wanted: Baseline, sides: Sequence[str]) -> tuple[Comparison, ...]:
@@ -283,7 +413,7 @@ def _covers(before: Trial, sides: Sequence[str], levels: Sequence[PlannedLevel])
 
 
 def _trial_of(
-    request: conduct.Request,
+    request: runner.Request,
     trial: Trial,
     wanted: Baseline,
     levels: tuple[PlannedLevel, ...],
@@ -301,13 +431,13 @@ def _trial_of(
         plan = _plan(request.plan, levels, states)
         tell = _aside(listener, _word(wanted))
         if (place / "trial.json").is_file():
-            if {level.number for level in levels} <= {level.number for level in rundir.load(place).plan.levels}:
-                return _kept(_whole(conduct.resume(place, tell)), place, keys)
+            if {level.number for level in levels} <= {level.number for level in run_dir.load(place).plan.levels}:
+                return _kept(_whole(runner.resume(place, tell)), place, keys)
             place.rename(place.with_name(f"trial-{len(list(place.parent.glob('trial*')))}"))
         shutil.rmtree(place, ignore_errors=True)  # what a Seatrial that was killed left of a copy from the cache
-        rundir.named_directory(place)
+        run_dir.named_directory(place)
         roots = {state.name: state.path for state in states}
-        found = [load(keys[level.number], level, rundir.level_directory(place, level), roots) for level in levels]
+        found = [load(keys[level.number], level, run_dir.level_directory(place, level), roots) for level in levels]
         known = tuple(result for result in found if result is not None)
         write_json(place / REUSED, [result.number for result in known])
         if known:
@@ -315,7 +445,7 @@ def _trial_of(
         python = request.python or _own_python(trial)
         options = {name: value for name, value in request.options.items() if name != "fault"}  # it stands for a bug of the change
         unlike = replace(request, plan=plan, out=place, python=python, baseline=None, options=options, sides=sides, base=True)
-        return _kept(_whole(conduct.start(unlike, tell, known)), place, keys)
+        return _kept(_whole(runner.start(unlike, tell, known)), place, keys)
 
 
 def _kept(trial: Trial, place: Path, keys: Mapping[int, Key]) -> Trial:
@@ -345,8 +475,8 @@ def _plan(plan: Plan, levels: tuple[PlannedLevel, ...], states: tuple[RepoState,
     moved = {repo.path: state.path for repo, state in zip(under_test(plan), states, strict=True)}
     options = {name: moved.get(value, value) for name, value in plan.options.items()}
     changes = (*states, *(repo for repo in plan.changes if repo.companion))
-    made = plan.model_copy(update={"levels": levels, "changes": changes, "options": options, "unmatched": ()})
-    return made.model_copy(update={"changes": loop_of(made).placed(changes)})
+    made = replace_record(plan, levels=levels, changes=changes, options=options, unmatched=())
+    return replace_record(made, changes=loop_of(made).placed(changes))
 
 
 def _aside(listener: Listener, word: str) -> Listener:

@@ -15,14 +15,14 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from seatrial.model.advice import Situation, advise
-from seatrial.model.find import Finder
-from seatrial.model.guarded import parse_step
-from seatrial.model.knowledge import Level, Milestone
-from seatrial.model.loop import Loop
-from seatrial.model.record import CheckResult, Diagnosis
-from seatrial.model.series import Metrics, Series
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.guarded import parse_step
+from seatrial.core.log_text import Finder
+from seatrial.core.loop import Loop
+from seatrial.core.records import CheckResult, Diagnosis
+from seatrial.core.series import Metrics, Series
+from seatrial.core.specs import Level, Milestone
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.triage.advice import Situation, advise
 from seatrial.triage.log import Line, read_log
 from seatrial.trial.judge import Evidence, Judgement
 
@@ -48,7 +48,7 @@ _STEP = re.compile(r"\bstep:(\d+) - |['\"](?:step|global_step|_step)['\"]: ?(\d+
 _NOT_FINITE = re.compile(r"['\"]?[\w/ ]+['\"]?\s*[:=]\s*['\"]?(?:np\.\w+\()?(?:-?(?:nan|inf(?:inity)?)\b)", re.IGNORECASE)
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """A line of a file, or a file without a line."""
 
     file: str | None
@@ -69,7 +69,7 @@ class _Point(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FailureCase:
     """What a verdict rests on."""
 
     judgement: Judgement
@@ -93,18 +93,18 @@ class Case:
         return self.evidence.diagnosis or Diagnosis()
 
 
-def decisive(case: Case) -> Place:
+def decisive(case: FailureCase) -> LogPlace:
     """The line that decided."""
     found = case.diagnosis
     if found.line is not None and found.verdict is not None and _by_diagnosis(case):
-        return Place(found.file, found.line, found.cause)
+        return LogPlace(found.file, found.line, found.cause)
     if case.judgement.verdict is Verdict.PASS:
-        return _last_match(case.log, case.milestones[-1].pattern) or Place(str(case.log), None, case.judgement.reason)
+        return _last_match(case.log, case.milestones[-1].pattern) or LogPlace(str(case.log), None, case.judgement.reason)
     made = (place for rule in (_of_steps, _of_damage, _of_numbers, _of_checks, _of_stillness, _of_several) if (place := rule(case)))
-    return next(made, None) or Place(str(case.log), None, case.judgement.reason)
+    return next(made, None) or LogPlace(str(case.log), None, case.judgement.reason)
 
 
-def advice(case: Case) -> str:
+def advice(case: FailureCase) -> str:
     """What to do next: what triage knows of the failure, then what applies to the boundary; nothing for a Pass."""
     judgement = case.judgement
     if judgement.verdict is Verdict.PASS:
@@ -121,13 +121,13 @@ def advice(case: Case) -> str:
     return " ".join((*known, *advise(situation)))
 
 
-def _by_diagnosis(case: Case) -> bool:
+def _by_diagnosis(case: FailureCase) -> bool:
     """Whether triage decided. What the run survived only decides where nothing else was missed."""
     found, judgement = case.diagnosis, case.judgement
     return not found.survived or (judgement.verdict is Verdict.BLOCKED and judgement.boundary is found.boundary and not judgement.vacuous)
 
 
-def _of_steps(case: Case) -> Place | None:
+def _of_steps(case: FailureCase) -> LogPlace | None:
     """The run ended too early: how far it got."""
     reached, expected = case.evidence.steps_reached, case.evidence.steps_expected
     if case.judgement.verdict is Verdict.BLOCKED and reached is not None:
@@ -135,16 +135,16 @@ def _of_steps(case: Case) -> Place | None:
     if reached is None and not case.evidence.metrics.damage:
         names = {milestone.id: milestone.pattern for milestone in case.milestones}
         last = names.get(case.diagnosis.milestone or "")
-        return (_last_match(case.log, last) if last else None) or Place(str(case.log), None, case.judgement.reason)
+        return (_last_match(case.log, last) if last else None) or LogPlace(str(case.log), None, case.judgement.reason)
     if reached is None or expected is None or reached >= expected:
         return None
     for tag, series in sorted(case.evidence.metrics.series.items(), key=lambda item: not item[0].endswith("loss")):
         if reached in series.steps and (place := _row(case, _Point(tag, reached, series.get(reached) or 0.0))).line:
             return place
-    return Place(str(case.log), None, case.judgement.reason)
+    return LogPlace(str(case.log), None, case.judgement.reason)
 
 
-def _of_damage(case: Case) -> Place | None:
+def _of_damage(case: FailureCase) -> LogPlace | None:
     """The row that could not be read."""
     if not case.evidence.metrics.damage or case.judgement.verdict is not Verdict.FAIL:
         return None
@@ -152,10 +152,10 @@ def _of_damage(case: Case) -> Place | None:
     number = first.where.removeprefix("line ")
     line = parse_step(number)
     shown = next((text for n, text in _lines(Path(first.path)) if n == line), "") if line else ""
-    return Place(first.path, line, _clip(shown) or str(first))
+    return LogPlace(first.path, line, _clip(shown) or str(first))
 
 
-def _of_numbers(case: Case) -> Place | None:
+def _of_numbers(case: FailureCase) -> LogPlace | None:
     """The row with a value that is not finite."""
     for tag, series in sorted(case.evidence.metrics.series.items()):
         if steps := series.non_finite():
@@ -163,7 +163,7 @@ def _of_numbers(case: Case) -> Place | None:
     return None
 
 
-def _of_checks(case: Case) -> Place | None:
+def _of_checks(case: FailureCase) -> LogPlace | None:
     """The row of the metric that a missed check measured, or the line that it read."""
     missed = [check for check in case.checks if not check.passed]
     if case.judgement.verdict is Verdict.BLOCKED:
@@ -178,7 +178,7 @@ def _of_checks(case: Case) -> Place | None:
     return None
 
 
-def _of_stillness(case: Case) -> Place | None:
+def _of_stillness(case: FailureCase) -> LogPlace | None:
     """A metric that stands still where nothing was learned: at its second step, since a first one may be a start."""
     tags = STILL.get(case.judgement.boundary or Boundary.METRICS)
     names = tags or tuple(name for boundary in STILL for name in STILL[boundary])
@@ -206,13 +206,13 @@ def _still(tag: str, series: Series) -> _Point | None:
     return _Point(tag, *points[since]) if since < len(points) and since <= 1 else None
 
 
-def _of_several(case: Case) -> Place | None:
+def _of_several(case: FailureCase) -> LogPlace | None:
     """The second beginning of a log of two runs, or the second row of a step."""
     reached, expected = case.evidence.steps_reached, case.evidence.steps_expected
     first = Finder(re.compile(case.milestones[0].pattern))
     begun = list(islice((line for line in read_log(case.log) if first.search(line.text)), 2))
     if len(begun) == 2:
-        return Place(str(case.log), begun[1].number, _clip(begun[1].text))
+        return LogPlace(str(case.log), begun[1].number, _clip(begun[1].text))
     twice = next((overlap for overlap in case.evidence.metrics.overlaps if overlap.steps), None)
     if twice is not None:
         series = case.evidence.metrics.series.get(twice.tag)
@@ -239,11 +239,11 @@ def _point(check: CheckResult, metrics: Metrics) -> _Point | None:
     return _Point(check.tag, step, points[step])
 
 
-def _row(case: Case, point: _Point) -> Place:
+def _row(case: FailureCase, point: _Point) -> LogPlace:
     """Where a value is written: in the log, else in a metrics file, else nowhere that has lines."""
     found = _printed(case, point) or next((place for source in case.evidence.metrics.sources if (place := _stored(source, point))), None)
     source = next(iter(case.evidence.metrics.sources), str(case.log))
-    return found or Place(source, None, point.words())
+    return found or LogPlace(source, None, point.words())
 
 
 def _names(tag: str) -> list[str]:
@@ -253,7 +253,7 @@ def _names(tag: str) -> list[str]:
     return [name for name in dict.fromkeys([*names, tag.replace("eval/", "eval_", 1)]) if name not in _GENERIC]
 
 
-def _printed(case: Case, point: _Point) -> Place | None:
+def _printed(case: FailureCase, point: _Point) -> LogPlace | None:
     """The line of the log that prints a value. Rows without a step are counted."""
     series = case.evidence.metrics.series.get(point.tag)
     order = series.steps.index(point.step) if series and point.step in series.steps else 0
@@ -267,7 +267,7 @@ def _printed(case: Case, point: _Point) -> Place | None:
         chosen = next(iter(said or counted or equal), None)
         if chosen is not None:
             line, found = chosen
-            return Place(str(case.log), line.number, _clip(line.text, found.start()))
+            return LogPlace(str(case.log), line.number, _clip(line.text, found.start()))
     return None
 
 
@@ -292,7 +292,7 @@ def _equal(text: str, value: float) -> bool:
     return number == value or math.isclose(number, value, rel_tol=0.01, abs_tol=1e-4)
 
 
-def _stored(source: str, point: _Point) -> Place | None:
+def _stored(source: str, point: _Point) -> LogPlace | None:
     """The line of a metrics file: of a row per line, or of an indented document."""
     names = [f'"{name}"' for name in _names(point.tag)]
     here = re.compile(rf'"(?:step|global_step|_step|{point.step})": ?(?:{point.step}\b|[-\d.])')
@@ -301,12 +301,12 @@ def _stored(source: str, point: _Point) -> Place | None:
     for number, text in _lines(Path(source)):
         key = next((name for name in names if name in text), None)
         if key and _has_step(text, point.step):
-            return Place(source, number, _clip(text, text.index(key)))
+            return LogPlace(source, number, _clip(text, text.index(key)))
         stripped = text.strip()
         if key and stripped.endswith("{"):
             below = True  # {"tag": {"1": 0.0, …}}
         elif below and here.match(stripped) and stripped.startswith(f'"{point.step}"'):
-            return Place(source, number, _clip(f"{point.tag} {stripped}"))
+            return LogPlace(source, number, _clip(f"{point.tag} {stripped}"))
         elif stripped.startswith(("}", "]")):
             below, inside = False, []
         elif stripped.startswith("{"):
@@ -314,11 +314,11 @@ def _stored(source: str, point: _Point) -> Place | None:
         if key:
             inside.append((number, text))
         if inside and _has_step(text, point.step):
-            return Place(source, inside[0][0], _clip(f"{inside[0][1].strip().rstrip(',')} (step {point.step})"))
+            return LogPlace(source, inside[0][0], _clip(f"{inside[0][1].strip().rstrip(',')} (step {point.step})"))
         if _has_step(text, point.step):
             inside.append((-1, ""))  # the step stands before its values
         elif key and any(n < 0 for n, _ in inside):
-            return Place(source, number, _clip(f"{stripped.rstrip(',')} (step {point.step})"))
+            return LogPlace(source, number, _clip(f"{stripped.rstrip(',')} (step {point.step})"))
     return None
 
 
@@ -337,29 +337,29 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         return
 
 
-def _not_finite(log: Path) -> Place | None:
+def _not_finite(log: Path) -> LogPlace | None:
     found = next((line for line in read_log(log) if _NOT_FINITE.search(line.text)), None)
-    return Place(str(log), found.number, _clip(found.text)) if found else None
+    return LogPlace(str(log), found.number, _clip(found.text)) if found else None
 
 
-def _progress(case: Case) -> Place | None:
+def _progress(case: FailureCase) -> LogPlace | None:
     """The last milestone: a log that does not show the end of the run shows how far it got."""
     names = {milestone.id: milestone.pattern for milestone in case.milestones}
     last = names.get(case.diagnosis.milestone or "")
     return _last_match(case.log, last) if last and case.diagnosis.milestone != case.milestones[-1].id else None
 
 
-def _last_match(log: Path, pattern: str) -> Place | None:
+def _last_match(log: Path, pattern: str) -> LogPlace | None:
     compiled, last = Finder(re.compile(pattern)), None
     for line in read_log(log):
         if compiled.search(line.text) or compiled.search(line.body):
             last = line
-    return Place(str(log), last.number, _clip(last.text)) if last else None
+    return LogPlace(str(log), last.number, _clip(last.text)) if last else None
 
 
-def _line(log: Path, number: int) -> Place:
+def _line(log: Path, number: int) -> LogPlace:
     found = next(iter(read_log(log).between(number, number)), None)
-    return Place(str(log), number, _clip(found.text) if found else "")
+    return LogPlace(str(log), number, _clip(found.text) if found else "")
 
 
 def _clip(text: str, at: int = 0) -> str:

@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seatrial.model.knowledge import Milestone
-from seatrial.model.loop import Vacuity
-from seatrial.model.record import CheckResult, Diagnosis, PhaseOutcome
-from seatrial.model.series import Metrics
-from seatrial.model.verdict import Boundary, Verdict
+from seatrial.core.loop import Vacuity
+from seatrial.core.records import CheckResult, Diagnosis, PhaseOutcome
+from seatrial.core.series import Metrics
+from seatrial.core.specs import Milestone
+from seatrial.core.verdict import Boundary, Verdict
 
 
 @dataclass(frozen=True, slots=True)

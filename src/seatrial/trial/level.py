@@ -1,27 +1,36 @@
-"""Running one level: its processes, one after another, each with its own log.
+"""Runs the processes of one level, one after another, each with its own log; reads the metrics and import proofs that they leave.
 
-What they leave behind is judged by `assess`, which only reads files.
+- `assess` judges what they leave; it only reads files.
+- Each level is a run of its own: metrics of two levels or two trials are never read as one. An unreadable file is damage, never an
+  empty answer.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seatrial.evidence.functions import CHANGED_FILE
+from seatrial.core.errors import UserError
+from seatrial.core.files import number_to_json, write_bytes, write_json, write_text
+from seatrial.core.loop import Context, Loop, Phase
+from seatrial.core.records import Diagnosis, ImportProof, PhaseOutcome
+from seatrial.core.series import Damage, Metrics, Overlap, Series
+from seatrial.core.specs import Level
+from seatrial.evidence.changes import CHANGED_FILE
+from seatrial.evidence.imports import read_imports
 from seatrial.evidence.redact import Redactor
-from seatrial.files import write_bytes, write_json
-from seatrial.launch.interrupt import stop_requested
-from seatrial.launch.process import ProcessSpec, Tick, run
-from seatrial.model.knowledge import Level
-from seatrial.model.loop import Context, Loop, Phase
-from seatrial.model.record import PhaseOutcome
-from seatrial.trial.follow import Follower
+from seatrial.loops import loop_of
+from seatrial.metrics.read import read_metrics, read_run
+from seatrial.runtime.interrupt import stop_requested
+from seatrial.runtime.process import ProcessSpec, Tick, run
+from seatrial.triage.diagnose import diagnose
+from seatrial.trial import run_dir
 from seatrial.trial.preflight import child_environment
-from seatrial.trial.progress import Listener
+from seatrial.trial.progress import Follower, Listener
 
 _TOGETHER_S = 1.0
 """How far apart the signals of a cluster to a child and to us may arrive, when they killed the child."""
@@ -38,7 +47,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class RunContext:
     """What every level of a trial shares."""
 
     loop: Loop
@@ -63,7 +72,7 @@ def phase_log(directory: Path, phases: Sequence[Phase], phase: Phase) -> Path:
     return directory / "run.log" if within == [phase] else directory / phase.name / "run.log"
 
 
-def run_level(bench: Bench, level: Level, directory: Path) -> tuple[PhaseOutcome, ...]:
+def run_level(bench: RunContext, level: Level, directory: Path) -> tuple[PhaseOutcome, ...]:
     """Run the processes of a level until one of them fails. What an earlier attempt left is kept beside, not mixed in."""
     set_aside(directory)
     changed = bench.context.run_dir / "evidence" / CHANGED_FILE
@@ -94,7 +103,7 @@ def set_aside(directory: Path) -> None:
             path.rename(target / path.name)
 
 
-def _run_phase(bench: Bench, level: Level, directory: Path, phases: Sequence[Phase], phase: Phase) -> PhaseOutcome:
+def _run_phase(bench: RunContext, level: Level, directory: Path, phases: Sequence[Phase], phase: Phase) -> PhaseOutcome:
     limits = bench.limits
     spec = ProcessSpec(
         argv=phase.argv,
@@ -147,3 +156,90 @@ def _join_logs(directory: Path, phases: Sequence[Phase]) -> None:
                 whole.write(f"===== {phase.name} =====\n".encode())
                 with log.open("rb") as part:
                     shutil.copyfileobj(part, whole)
+
+
+IMPORTS = "imports.jsonl"
+_SHOWN = 6
+
+
+def read_level_metrics(loop: Loop, directory: Path) -> Metrics:
+    """All metrics of a level; a file that cannot be read is damage."""
+    series: dict[str, Series] = {}
+    damage: list[Damage] = []
+    overlaps: list[Overlap] = []
+    sources: list[str] = []
+    for prefix, paths in loop.metric_files(directory).items():
+        try:
+            found = read_metrics(paths, prefix)
+        except UserError as error:
+            damage.append(Damage(str(paths[0]), "whole file", 0, error.message))
+            continue
+        series.update(found.series)
+        damage += found.damage
+        overlaps += found.overlaps
+        sources += found.sources
+    return Metrics(series=series, damage=tuple(damage), overlaps=tuple(overlaps), sources=tuple(sources))
+
+
+def metrics_of_run(path: Path, level: int | None = None, also: Sequence[Path] = ()) -> Metrics:
+    """The metrics of one run: of a file, of a directory, or of a level of a trial, which `level` names. Several runs are a UserError."""
+    place = _trial_of(path)
+    if place is None:
+        trials = sorted(file.parent for file in path.glob("*/trial.json")) if path.is_dir() else []
+        if len(trials) == 1:
+            return metrics_of_run(trials[0], level, also)
+        if level is not None and not trials:
+            raise UserError(f"--level {level}: {path} is no run directory of a trial", "leave --level out, or give a run directory")
+        if trials:
+            names = ", ".join(trial.name for trial in trials[:_SHOWN]) + (" …" if len(trials) > _SHOWN else "")
+            raise UserError(f"{path}: holds {len(trials)} trials: {names}", f"give the run directory of one: {trials[0]}")
+        return read_run([path, *also])
+    if also:
+        raise UserError(f"--also: {path} belongs to a trial, whose level is read whole", "leave --also out")
+    trial = run_dir.read(place)
+    directories = {planned.number: run_dir.level_directory(place, planned) for planned in trial.plan.levels}
+    there = {number: directory for number, directory in directories.items() if directory.is_dir()}
+    here = next((number for number, directory in there.items() if directory == path.absolute()), None)
+    wanted = here if level is None else level
+    if wanted is None and len(there) == 1:
+        wanted = next(iter(there))
+    listed = ", ".join(map(str, there)) or "none"
+    if wanted is None:
+        fix = f"choose one: --level {next(iter(there), 0)}"
+        raise UserError(f"{path}: a trial with {len(there)} levels ({listed}), each of them a run of its own", fix)
+    if wanted not in there or here not in (None, wanted):
+        raise UserError(f"{path}: level {wanted} has no directory here", f"choose from {listed}")
+    found = read_level_metrics(loop_of(trial.plan), there[wanted])
+    return found if found.sources or found.damage else read_metrics([there[wanted] / "metrics.jsonl"])
+
+
+def _trial_of(path: Path) -> Path | None:
+    """The run directory that a path is, or whose level it is."""
+    path = path.absolute()
+    if not path.is_dir():
+        return None
+    candidates = (path, *([path.parent] if path.name == "levels" else []), *([path.parent.parent] if path.parent.name == "levels" else []))
+    return next((place for place in candidates if (place / "trial.json").is_file()), None)
+
+
+def write_level_metrics(metrics: Metrics, path: Path) -> None:
+    """One row per step with every tag, in strict JSON."""
+    rows: dict[int, dict[str, float | str]] = {}
+    for tag, series in metrics.series.items():
+        for step, value in zip(series.steps, series.values, strict=True):
+            rows.setdefault(step, {})[tag] = number_to_json(value)
+    lines = [json.dumps({"step": step, **rows[step]}, ensure_ascii=False, allow_nan=False) for step in sorted(rows)]
+    write_text(path, "".join(line + "\n" for line in lines))
+
+
+def level_imports(directory: Path) -> tuple[ImportProof, ...]:
+    """What the processes of a level imported from where; nothing when the file is torn, which is judged with the level."""
+    try:
+        return read_imports(directory / IMPORTS)
+    except UserError:
+        return ()
+
+
+def read_diagnosis(loop: Loop, log: Path) -> Diagnosis:
+    """What triage concludes from a log of this loop."""
+    return diagnose(log, loop.milestones(), loop.signatures())

@@ -1,28 +1,175 @@
-"""Choosing levels: asked for by number, or required by the diff.
+"""Chooses levels: asked for by number, or required by the diff.
 
-- Each level that is chosen carries the reason; `causes` says how a diff is read.
-- A changed path that no rule names, and a diff that is empty, fan out to the default levels: never to none.
-- Only where every changed path is known to need no level (documentation, recipes) is none required. A trial of none is
-  Skipped, never a Pass: nothing was shown.
-- Level 0 always comes first: what fails there makes every later level hard to read.
+- Each chosen level carries the reason. Globs match changed paths, words match changed lines; words of dependency pins count in pin
+  files only.
+- A changed path that no rule names, and an empty diff, fan out to the default levels: never to none. Only where every changed path is
+  known to need no level (documentation, recipes), none is required.
+- `require_known` checks the ids of known issues: an id that could never apply is an error that names the nearest.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
-from seatrial.model.errors import UserError
-from seatrial.model.guarded import parse_count
-from seatrial.model.knowledge import Level
-from seatrial.model.loop import Loop
-from seatrial.model.record import Plan, PlannedLevel, RepoState
-from seatrial.trial.causes import Cause, Diff, read
+from seatrial.core.errors import UserError
+from seatrial.core.guarded import parse_count
+from seatrial.core.loop import Loop
+from seatrial.core.records import Plan, PlannedLevel, RepoState
+from seatrial.core.specs import Concern, Level, Surface, matches
+from seatrial.evidence.changes import ChangedLine
+from seatrial.metrics.checks import CheckSyntaxError, parse
+from seatrial.triage.signatures import GENERAL, load_signatures
+
+_DEFINES = re.compile(r"(?:async def|def|class)\s+(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Required:
+class Diff:
+    """What changed in one repository."""
+
+    repo: str
+    base: str
+    paths: tuple[str, ...]
+    lines: tuple[ChangedLine, ...] = ()
+    """Added and removed lines, for words."""
+    complete: bool = True
+    """False when the diff was too large to be read whole: a word that is missing then proves nothing."""
+    packages: tuple[str, ...] = ()
+    """What the checkout provides."""
+
+
+@dataclass(frozen=True, slots=True)
+class LevelCause:
+    """One path or line of a diff that asks for a level, and the rule by which it does."""
+
+    level: int
+    repo: str
+    path: str
+    rule: str
+    """The glob, word or import, in words."""
+    concern: str = ""
+    """The row of the loop's table."""
+    line: int | None = None
+    text: str = ""
+    """The changed line, as it stands: it may hold a secret."""
+
+    @property
+    def reason(self) -> str:
+        """One line for people."""
+        place = self.path if self.line is None else f"{self.path}:{self.line}"
+        return f"{self.repo}: {place} {self.rule}" + (f" ({self.concern})" if self.concern else "")
+
+
+@dataclass(slots=True)
+class DiffReading:
+    """What one diff asks for."""
+
+    causes: list[LevelCause] = field(default_factory=list)
+    unmatched: list[str] = field(default_factory=list)
+    """Paths that no rule names, and lines that were not read."""
+    not_needed: list[str] = field(default_factory=list)
+    """Paths that are known to need no level."""
+
+
+def read_diff(loop: Loop, diff: Diff) -> DiffReading:
+    """Hold a diff against everything that the loop knows."""
+    found = DiffReading()
+    rows = [row for row in loop.concerns() if row.package is None or row.package in diff.packages]
+    aside: set[str] = set()
+    for path in diff.paths:
+        if any(row.glob_of(path) for row in rows if not row.levels):
+            aside.add(path)
+            found.not_needed.append(f"{diff.repo}: {path}")
+            continue
+        pins = [row for row in rows if row.only_with and row.glob_of(path)]
+        aside |= {path} if pins else set()
+        causes = [*_by_path(loop.levels(), rows, diff, path), *(cause for row in pins for cause in _by_pin(row, diff, path))]
+        found.causes += causes
+        if not causes:
+            (found.not_needed if pins else found.unmatched).append(f"{diff.repo}: {path}")
+    searched = [line for line in diff.lines if line.path not in aside]
+    found.causes += _by_word(loop.levels(), rows, diff, searched)
+    found.causes += [cause for surface in loop.surfaces() for cause in _by_import(loop.title, surface, diff, searched)]
+    if not diff.complete:
+        found.unmatched.append(f"{diff.repo}: lines beyond what is read of a diff")
+    return found
+
+
+def _by_path(levels: Iterable[Level], rows: Iterable[Concern], diff: Diff, path: str) -> Iterator[LevelCause]:
+    for level in levels:
+        glob = next((glob for glob in level.required_when if matches(path, glob)), None)
+        if glob is not None:
+            yield LevelCause(level.number, diff.repo, path, f"matches {glob}")
+    for row in rows:
+        glob = None if row.only_with else row.glob_of(path)
+        if glob is not None:
+            yield from (LevelCause(number, diff.repo, path, f"matches {glob}", row.name) for number in row.levels)
+
+
+def _by_pin(row: Concern, diff: Diff, path: str) -> Iterator[LevelCause]:
+    """A row that asks for words: by the line that says one, or because no line could be read."""
+    lines = [line for line in diff.lines if line.path == path]
+    said = next(((line, word) for line in lines for word in row.only_with if _beginning(word).search(f"{line.within}\n{line.text}")), None)
+    if said is not None:
+        yield from (_at(number, diff, said[0], f"says {said[1]!r}", row.name) for number in row.levels)
+    elif not lines or not diff.complete:
+        rule = f"matches {row.glob_of(path)}, and its lines were not read"
+        yield from (LevelCause(number, diff.repo, path, rule, row.name) for number in row.levels)
+
+
+def _by_word(levels: Iterable[Level], rows: Iterable[Concern], diff: Diff, lines: Sequence[ChangedLine]) -> Iterator[LevelCause]:
+    """Words that occur in changed lines, each by the first line that says it."""
+    wanted: list[tuple[tuple[int, ...], str, str]] = [((level.number,), word, "") for level in levels for word in level.words]
+    wanted += [(row.levels, word, row.name) for row in rows for word in row.words]
+    # One text for all: a large diff is searched for some sixty words.
+    whole = "\n".join(line.text for line in lines)
+    starts = list(accumulate((len(line.text) + 1 for line in lines), initial=0))
+    for numbers, word, name in wanted:
+        found = _beginning(word).search(whole)
+        if found is not None:
+            line = lines[bisect_right(starts, found.start()) - 1]
+            yield from (_at(number, diff, line, f"says {word!r}", name) for number in numbers)
+
+
+def _by_import(title: str, surface: Surface, diff: Diff, lines: Sequence[ChangedLine]) -> Iterator[LevelCause]:
+    """What the loop imports: each name by the first changed line inside its definition."""
+    told: set[str] = set()
+    inside = ""
+    before: ChangedLine | None = None
+    for line in lines:
+        if not surface.is_file(line.path):
+            continue
+        if before is None or (line.within, line.removed) != (before.within, before.removed) or line.number != before.number + 1:
+            inside = _defined(line.within)
+        inside, before = _defined(line.text) or inside, line
+        name = inside if inside in surface.names else "" if surface.names else surface.module
+        if name and name not in told:
+            told.add(name)
+            yield from (_at(number, diff, line, f"is in {name}, which {title} imports", "") for number in surface.levels)
+
+
+def _defined(text: str) -> str:
+    """The function or class that a line of the outermost level opens."""
+    found = _DEFINES.match(text)
+    return found[1] if found else ""
+
+
+def _beginning(word: str) -> re.Pattern[str]:
+    """Finds where a word begins; what follows it does not matter."""
+    return re.compile(rf"(?<![A-Za-z0-9]){re.escape(word)}", re.IGNORECASE)
+
+
+def _at(level: int, diff: Diff, line: ChangedLine, rule: str, concern: str) -> LevelCause:
+    return LevelCause(level, diff.repo, line.path, rule, concern, line.number, f"{'-' if line.removed else '+'} {line.text.strip()}")
+
+
+@dataclass(frozen=True, slots=True)
+class RequiredLevel:
     """What the diffs of a change ask for."""
 
     levels: tuple[PlannedLevel, ...]
@@ -31,7 +178,7 @@ class Required:
     """Paths that no rule names."""
     not_needed: tuple[str, ...] = ()
     """Paths that are known to need no level."""
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[LevelCause, ...] = ()
     """Every path and line that asks for a level, in the order of the diffs."""
 
 
@@ -63,14 +210,14 @@ def requested(loop: Loop, numbers: Sequence[int] | None) -> tuple[PlannedLevel, 
     return tuple(_planned(level, ("requested",)) for level in loop.levels() if level.number in numbers)
 
 
-def required(loop: Loop, diffs: Sequence[Diff]) -> Required:
+def required(loop: Loop, diffs: Sequence[Diff]) -> RequiredLevel:
     """The levels that the diffs require, each with its reasons."""
-    readings = [read(loop, diff) for diff in diffs]
+    readings = [read_diff(loop, diff) for diff in diffs]
     causes = tuple(cause for reading in readings for cause in reading.causes)
     unmatched = tuple(text for reading in readings for text in reading.unmatched)
     not_needed = tuple(text for reading in readings for text in reading.not_needed)
     if not_needed and not unmatched and not causes:
-        return Required((), not_needed=not_needed)
+        return RequiredLevel((), not_needed=not_needed)
     reasons: dict[int, list[str]] = {}
     for cause in causes:
         reasons.setdefault(cause.level, []).append(cause.reason)
@@ -82,7 +229,7 @@ def required(loop: Loop, diffs: Sequence[Diff]) -> Required:
     first = loop.levels()[0]
     reasons.setdefault(first.number, []).append("the smoke comes first")
     chosen = tuple(_planned(level, _few(reasons[level.number])) for level in loop.levels() if level.number in reasons)
-    return Required(chosen, unmatched, not_needed, causes)
+    return RequiredLevel(chosen, unmatched, not_needed, causes)
 
 
 def _few(reasons: Sequence[str], most: int = 4) -> tuple[str, ...]:
@@ -99,7 +246,7 @@ def make_plan(
     levels: tuple[PlannedLevel, ...],
     model: str | None,
     changes: tuple[RepoState, ...] = (),
-    found: Required | None = None,
+    found: RequiredLevel | None = None,
     arguments: tuple[str, ...] = (),
     options: Mapping[str, str] | None = None,
 ) -> Plan:
@@ -126,3 +273,22 @@ def totals(plan: Plan) -> Mapping[str, float]:
         "gpus": max((cost.gpus for cost in costs), default=0),
         "memory_mb": max((cost.memory_mb for cost in costs), default=0),
     }
+
+
+def require_known(loop: Loop, ids: Iterable[str], origins: Mapping[str, str]) -> None:
+    """Refuse an id that no failure has; `origins` says where each was given."""
+    known = [signature.id for signature in (*loop.signatures(), *load_signatures(GENERAL)) if not signature.harmless]
+    for name in ids:
+        if name in known or _is_check(name):
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        fix = f"did you mean {close[0]}?" if close else f"known ids: {', '.join(known)}; or the expression of a check"
+        raise UserError(f"{origins.get(name, 'configuration')}: known_issues: {name!r} is no known failure of {loop.title}", fix)
+
+
+def _is_check(text: str) -> bool:
+    try:
+        parse(text)
+    except CheckSyntaxError:
+        return False
+    return True

@@ -1,11 +1,18 @@
-"""Events of a trial as it runs. The conductor sends them; the command line shows them as it likes."""
+"""Events of a running trial. The runner sends them; the command line shows them.
+
+`Follower` reports how far a running level is, from the end of its metrics file.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from seatrial.model.record import BitComparison, Finding, LevelResult, Plan, SideResult, Trial
+from seatrial.core.guarded import parse_json
+from seatrial.core.loop import Phase
+from seatrial.core.records import BitComparison, Finding, LevelResult, Plan, SideResult, Trial
+from seatrial.core.specs import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +94,39 @@ class Ended:
 
 Event = Planned | Stage | Found | SideRunning | SideJudged | Running | Judged | Compared | Ended
 Listener = Callable[[Event], None]
+
+
+TAIL = 8192
+
+
+def newest(path: Path) -> tuple[int | None, float | None]:
+    """The newest step and reward in a metrics.jsonl, from its last whole rows; None while there is none."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - TAIL))
+            rows = stream.read().split(b"\n")[:-1]
+    except OSError:
+        return None, None
+    for row in reversed(rows):
+        try:
+            values = parse_json(row)
+        except ValueError:
+            break  # the first row may be cut: nothing newer was found
+        if not isinstance(values, dict):
+            break
+        for tag, value in values.items():
+            if tag.endswith("/reward") and isinstance(value, (int, float)):
+                return values.get("step"), float(value)
+    return None, None
+
+
+class Follower:
+    """Turns ticks of a process into events."""
+
+    def __init__(self, listener: Listener, level: Level, phase: Phase, metrics: Path) -> None:
+        self.listener, self.level, self.phase, self.metrics = listener, level, phase, metrics
+
+    def tick(self, seconds: float, line: str) -> None:
+        """Called about twice a second."""
+        step, reward = newest(self.metrics)
+        self.listener(Running(self.level.number, self.level.title, self.phase.name, seconds, step, self.phase.steps, reward, line))

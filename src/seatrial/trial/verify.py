@@ -1,9 +1,8 @@
-"""A stored trial read again: what its files support now.
+"""Reads a stored trial again: what its files support now, and what a resume must share with the beginning.
 
-- `verified` compares every file with its digest, the record with its seal, and the records of each level with each other.
-- A Pass of which anything was altered is Blocked; where the files as they are now show a failure, it is a Fail. Nothing here makes a
-  verdict better: a Fail stays one.
-- A trial without digests (an older Seatrial made it) cannot be verified: its Pass is Blocked, too.
+- `verified` compares every file with its digest, the record with its seal, and the records of each level with each other. A Pass that
+  its files no longer support is revoked.
+- A resume needs the same change and the same environment of the loop; anything else is refused.
 """
 
 from __future__ import annotations
@@ -15,20 +14,31 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.files import read_json, read_model
+from seatrial.core.loop import Context
+from seatrial.core.records import (
+    Alteration,
+    CheckResult,
+    EnvironmentRecord,
+    LevelResult,
+    PhaseOutcome,
+    RepoState,
+    SideResult,
+    Trial,
+    replace,
+)
+from seatrial.core.text import unique
+from seatrial.core.verdict import Boundary, Verdict, worst
 from seatrial.evidence.redact import Redactor
-from seatrial.files import read_json, read_model
+from seatrial.evidence.repos import differs
 from seatrial.loops import loop_of
 from seatrial.metrics.read import read_metrics
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.model.loop import Context
-from seatrial.model.record import Alteration, CheckResult, LevelResult, PhaseOutcome, SideResult, Trial
-from seatrial.model.verdict import Boundary, Verdict, worst
-from seatrial.report.outcome import RECORD, altered_words
-from seatrial.report.text import unique
-from seatrial.trial import digests, rundir
-from seatrial.trial.assess import assess
-from seatrial.trial.finish import conclude, is_final
-from seatrial.trial.level import Bench, Limits
+from seatrial.report.outcomes import RECORD, altered_words
+from seatrial.trial import run_dir
+from seatrial.trial.conclude import assess, conclude, is_final
+from seatrial.trial.level import Limits, RunContext
+from seatrial.trial.staging import environment_differences
 
 Result = TypeVar("Result", LevelResult, SideResult)
 _SETTLED = {"verdict", "reason", "boundary", "own", "follow_ups"}
@@ -40,17 +50,17 @@ _ODD += (RecursionError, TypeError, ValueError)
 
 def load(path: Path) -> Trial:
     """The trial of a run directory, as its files support it."""
-    return verified(path, rundir.read(path))
+    return verified(path, run_dir.read(path))
 
 
 def verified(path: Path, trial: Trial) -> Trial:
     """The trial as its files support it, with what was altered; the same where nothing was."""
     found = examine(path, trial)
     if not found:
-        return trial.model_copy(update={"alterations": ()})
+        return replace(trial, alterations=())
     levels = tuple(_level(path, trial, level, _of(found, level)) for level in trial.levels)
     sides = tuple(_blocked(side, _of(found, side)) if side.verdict is Verdict.PASS else side for side in trial.sides)
-    made = trial.model_copy(update={"levels": levels, "sides": sides, "alterations": found})
+    made = replace(trial, levels=levels, sides=sides, alterations=found)
     if trial.verdict is None:
         return made
     judged = conclude(made, levels, finished=True)
@@ -60,24 +70,24 @@ def verified(path: Path, trial: Trial) -> Trial:
     whole = [one for one in found if not one.owner]
     if whole and update["verdict"] not in (Verdict.FAIL, Verdict.BLOCKED):
         update = {"verdict": Verdict.BLOCKED, "reason": altered_words(whole)}
-    return made.model_copy(update=update)
+    return replace(made, **update)
 
 
 def examine(path: Path, trial: Trial) -> tuple[Alteration, ...]:
     """Everything of a trial that is not as it was recorded. Results that are no verdict run again, and are left alone."""
     if not trial.files and not trial.seal:
         return (Alteration(path=RECORD, code="unrecorded"),)
-    found = [] if rundir.is_sealed(path) else [Alteration(path=RECORD, code="edited")]
-    found += digests.compare(path, trial, digests.EVIDENCE)
+    found = [] if run_dir.is_sealed(path) else [Alteration(path=RECORD, code="edited")]
+    found += run_dir.compare_digests(path, trial, run_dir.EVIDENCE)
     if trial.status == "done" and trial.ended and not _same_imports(path, trial):
-        found.append(Alteration(path=f"{digests.EVIDENCE}/{digests.IMPORTS}", code="changed"))
+        found.append(Alteration(path=f"{run_dir.EVIDENCE}/{run_dir.IMPORTS}", code="changed"))
     for side in trial.sides:
         if is_final(side):
-            found += digests.compare(path, trial, side.directory or f"sides/{side.key}")
+            found += run_dir.compare_digests(path, trial, side.directory or f"sides/{side.key}")
     for level in trial.levels:
         if is_final(level):
             directory = level.directory or f"levels/{level.number}-{level.name}"
-            found += digests.compare(path, trial, directory)
+            found += run_dir.compare_digests(path, trial, directory)
             found += _own_record(path, trial, level, directory)
     return tuple(found)
 
@@ -91,7 +101,7 @@ def _of(found: Sequence[Alteration], result: LevelResult | SideResult) -> list[A
 def _blocked(result: Result, found: Sequence[Alteration]) -> Result:
     if not found:
         return result
-    return result.model_copy(update={"verdict": Verdict.BLOCKED, "boundary": Boundary.ENVIRONMENT, "reason": altered_words(found)})
+    return replace(result, verdict=Verdict.BLOCKED, boundary=Boundary.ENVIRONMENT, reason=altered_words(found))
 
 
 def _level(path: Path, trial: Trial, level: LevelResult, found: Sequence[Alteration]) -> LevelResult:
@@ -99,11 +109,11 @@ def _level(path: Path, trial: Trial, level: LevelResult, found: Sequence[Alterat
     if not found or level.verdict is not Verdict.PASS:
         return level
     fix = "start a new trial: what was altered proves nothing"
-    made = _blocked(level, found).model_copy(update={"follow_ups": unique((*level.follow_ups, fix))})
+    made = replace(_blocked(level, found), follow_ups=unique((*level.follow_ups, fix)))
     shown = _failure(path, trial, level, {one.path for one in found})
     if shown is None:
         return made
-    return made.model_copy(update={"verdict": Verdict.FAIL, "boundary": shown[1], "reason": f"{made.reason}; now it shows: {shown[0]}"})
+    return replace(made, verdict=Verdict.FAIL, boundary=shown[1], reason=f"{made.reason}; now it shows: {shown[0]}")
 
 
 def _failure(path: Path, trial: Trial, level: LevelResult, altered: set[str]) -> tuple[str, Boundary] | None:
@@ -116,7 +126,7 @@ def _failure(path: Path, trial: Trial, level: LevelResult, altered: set[str]) ->
         return None  # a pipe, a device, a link to nothing: nothing there is read
     own = _stored(directory)
     if own is not None and own.verdict is Verdict.FAIL:
-        return f"{digests.RESULT}: {own.reason}", own.boundary or Boundary.METRICS
+        return f"{run_dir.RESULT}: {own.reason}", own.boundary or Boundary.METRICS
     for shown in (_missed(directory, level, altered), _broken(directory, level, altered)):
         if shown is not None:
             return shown
@@ -129,7 +139,7 @@ def _failure(path: Path, trial: Trial, level: LevelResult, altered: set[str]) ->
 
 def _stored(directory: Path) -> LevelResult | None:
     try:
-        return read_model(directory / digests.RESULT, LevelResult)
+        return read_model(directory / run_dir.RESULT, LevelResult)
     except UserError:
         return None
 
@@ -168,7 +178,7 @@ def _judged(path: Path, trial: Trial, level: LevelResult, directory: Path) -> Le
     names = tuple(planned.name for planned in trial.plan.levels if not planned.skip)
     python, plan = Path(trial.environment.python), trial.plan
     context = Context(path, python, plan.model, names, plan.changes, plan.arguments, plan.options, {})
-    bench = Bench(loop, context, path / "instruments", {}, Redactor(os.environ), Limits(), lambda _: None)
+    bench = RunContext(loop, context, path / "instruments", {}, Redactor(os.environ), Limits(), lambda _: None)
     return assess(bench, known, directory, outcomes)[0]
 
 
@@ -181,12 +191,12 @@ def _validated(kind: Any, file: Path) -> Any:
 
 def _own_record(path: Path, trial: Trial, level: LevelResult, directory: str) -> Iterable[Alteration]:
     """Whether the level's own record says what trial.json says. Until a trial ends, the two may differ in what is not a verdict."""
-    file = path / directory / digests.RESULT
-    name = f"{directory}/{digests.RESULT}"
+    file = path / directory / run_dir.RESULT
+    name = f"{directory}/{run_dir.RESULT}"
     if not file.is_file():
         return [Alteration(path=name, code="removed", owner=directory)]
     stored = _stored(file.parent)
-    if stored is None or file.is_symlink() or not rundir.agree(trial, stored, level):
+    if stored is None or file.is_symlink() or not run_dir.agree(trial, stored, level):
         return [Alteration(path=name, code="changed", owner=directory)]
     same = stored.model_dump(exclude=_SETTLED) == level.model_dump(exclude=_SETTLED)
     return [] if same or trial.status != "done" else [Alteration(path=name, code="changed", owner=directory)]
@@ -195,6 +205,27 @@ def _own_record(path: Path, trial: Trial, level: LevelResult, directory: str) ->
 def _same_imports(path: Path, trial: Trial) -> bool:
     """Whether imports.json says what trial.json says."""
     try:
-        return bool(read_json(path / digests.EVIDENCE / digests.IMPORTS) == [item.model_dump(mode="json") for item in trial.imports])
+        return bool(read_json(path / run_dir.EVIDENCE / run_dir.IMPORTS) == [item.model_dump(mode="json") for item in trial.imports])
     except UserError:
         return False
+
+
+def refuse_other_change(recorded: Sequence[RepoState], path: Path, redactor: Redactor) -> None:
+    """The change must be what the stored levels ran with."""
+    for repo in recorded:
+        what = differs(repo, path / "evidence", redactor)
+        if what:
+            raise UserError(
+                f"{repo.path}: {what} since this trial began",
+                f"restore that state (see {path / 'evidence'}), or start a new trial",
+            )
+
+
+def refuse_other_environment(old: EnvironmentRecord | None, new: EnvironmentRecord) -> None:
+    """A resumed trial must run in the environment it began in."""
+    if old is None or old.fingerprint == new.fingerprint:
+        return
+    differences = "; ".join(environment_differences(old, new)[:5])
+    raise UserError(
+        f"the loop's environment is not the one this trial began in: {differences}", "rebuild that environment, or start a new trial"
+    )

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import HfArgumentParser, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from seatrial.loops.trl.drive import models, tasks
+from seatrial.instruments.trl import models_on_disk, tasks
 
 
 class At(TrainerCallback):  # type: ignore[misc]
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--column", default="prompt")
     ours, words = parser.parse_known_args()
-    model = models.ensure("dense", ours.out.parent / "model")
+    model = models_on_disk.ensure_model("dense", ours.out.parent / "model")
     common = ["--per_device_train_batch_size", "16", "--num_generations", "8", "--max_completion_length", "8", "--learning_rate", "1e-3"]
     common += ["--report_to", "none", "--bf16", "false", "--gradient_checkpointing", "false", "--save_strategy", "no"]
     (settings,) = HfArgumentParser((GRPOConfig,)).parse_args_into_dataclasses(["--output_dir", str(ours.out), *common, *words])

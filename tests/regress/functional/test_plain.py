@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.loops.nightly import Asserted, describe_functional
-from seatrial.model.verdict import Verdict
-from seatrial.regress.functional.judge import Ran, judge
-from seatrial.regress.functional.plan import Asked, Planned, plan
-from seatrial.regress.functional.record import ScriptResult
+from seatrial.core.verdict import Verdict
+from seatrial.functional.judge_script import ScriptRun, judge_script
+from seatrial.functional.plan_scripts import FunctionalRequest, PlannedScript, ScriptResult, plan_scripts
+from seatrial.loops.nightly_scripts import Asserted, describe_functional
 
 from .tree import MEGATRON, NIGHTLY, Tree, make_tree
 
@@ -145,7 +144,7 @@ def test_where_there_are_checks_only_the_strict_form_is_a_skip(tmp_path: Path) -
 
 def judged(folder: Path, log: str, *, exit_code_only: bool, asserted: tuple[Asserted, ...] = ()) -> ScriptResult:
     """A script that exited with 0 and left this log."""
-    planned = Planned(
+    planned = PlannedScript(
         name="s",
         script=folder / "s.sh",
         argv=("bash", "s.sh"),
@@ -159,7 +158,7 @@ def judged(folder: Path, log: str, *, exit_code_only: bool, asserted: tuple[Asse
         exit_code_only=exit_code_only,
     )
     (folder / "run.log").write_text(log)
-    return judge(planned, Ran(directory=folder, log=folder / "run.log", started=0, ended="exited", exit_code=0, seconds=1))
+    return judge_script(planned, ScriptRun(directory=folder, log=folder / "run.log", started=0, ended="exited", exit_code=0, seconds=1))
 
 
 def test_a_skip_line_does_not_excuse_metrics_that_are_there(tree: Tree) -> None:
@@ -208,7 +207,7 @@ def test_a_nightly_is_known_by_its_block_and_its_assertions(tree: Tree) -> None:
 
 def test_a_plan_has_the_floor_once_which_the_scripts_do_not_have(tree: Tree) -> None:
     floor = 'min(data["train/token_mult_prob_error"]) >= 0.999'
-    (found,) = plan(Asked(scripts=(tree.checkout / NIGHTLY,)))
+    (found,) = plan_scripts(FunctionalRequest(scripts=(tree.checkout / NIGHTLY,)))
     assert [expr == floor for expr in found.asserted[0].checks] == [False] * 4 + [True]
     known = describe_functional(tree.checkout / NIGHTLY, ())
     assert known is not None

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from seatrial.evidence.redact import Redactor
-from seatrial.regress.functional.collect import clear_metrics
-from seatrial.regress.functional.plan import Asked, plan
+from seatrial.functional.judge_script import clear_metrics
+from seatrial.functional.plan_scripts import FunctionalRequest, plan_scripts
 
 from .gone import ended
 from .tree import MEGATRON, Tree, make_tree, missed
@@ -78,7 +78,7 @@ def test_old_metrics_with_a_new_time_are_told(tree: Tree) -> None:
 
 
 def test_a_run_without_valid_tokens_does_not_pass_by_an_upper_bound(tree: Tree) -> None:
-    (found,) = plan(Asked(scripts=(tree.checkout / MEGATRON,)))
+    (found,) = plan_scripts(FunctionalRequest(scripts=(tree.checkout / MEGATRON,)))
     assert found.asserted[0].checks[-1] == 'min(data["train/token_mult_prob_error"]) >= 0.999'
     script = tree.write("masked.sh", """echo '{"train/token_mult_prob_error": {"1": 0.0}}' > metrics.json""")
     tree.call(script, "--metrics", "metrics.json", "--check", found.asserted[0].checks[-1])
@@ -145,7 +145,7 @@ def test_a_checkouts_script_is_held_to_what_it_asserts_however_it_names_the_dire
     script = tree.checkout / "tests/functional/own.sh"
     whole = call.format(f"uv run tests/check_metrics.py {place} '{ASSERTED}'")
     script.write_text(f"#!/bin/bash\n{whole}\n")
-    (found,) = plan(Asked(scripts=(script,)))
+    (found,) = plan_scripts(FunctionalRequest(scripts=(script,)))
     (one,) = found.asserted
     assert (one.metrics, one.checks, found.unread) == (tree.checkout / "m.json", (ASSERTED,), ())
 

@@ -12,11 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import BlockedError, UserError
-from seatrial.regress.hermetic.container import Container, choose_engine, environment_names, own_mounts, parse_mount
-from seatrial.regress.hermetic.fresh import Fresh
-from seatrial.regress.hermetic.render import ENGINES, Box, Engine, Mount, before_words, run_words
-from seatrial.regress.hermetic.requirements import check_requirement
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.functional.container import (
+    ENGINES,
+    Box,
+    Container,
+    Engine,
+    Mount,
+    before_words,
+    choose_engine,
+    environment_names,
+    own_mounts,
+    parse_mount,
+    run_words,
+)
+from seatrial.functional.fresh_environment import Fresh, check_requirement
 
 STANDIN = """#!{python}
 # A stand-in for {name}: it records its words and variables, and runs nothing.

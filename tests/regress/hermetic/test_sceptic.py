@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.regress.hermetic.leftovers import end_earlier
-from seatrial.regress.hermetic.render import Box, run_words
+from seatrial.functional.container import Box, run_words
+from seatrial.functional.hermetic import end_earlier
 
 from .test_fresh import call, project
 

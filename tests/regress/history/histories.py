@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from cli.command import inside
-from seatrial.regress.history.record import Kind, Point, Run, point
-from seatrial.regress.history.store import Store
+from seatrial.history.run_records import Kind, Point, StoredRun, point
+from seatrial.history.store import Store
 
 COMMIT = "f1062bd3fd95fc64443e2d9ee4a35fc654ba897e"
 TEST = "test_hf_ray_policy::test_lm_policy_generation"
 
 
-def run(number: int, **other: Any) -> Run:
+def run(number: int, **other: Any) -> StoredRun:
     """A trusted run, the `number`-th."""
     plain: dict[str, Any] = {
         "project": "p",
@@ -29,7 +29,7 @@ def run(number: int, **other: Any) -> Run:
         "trusted": True,
         "digest": f"d{number}",
     }
-    return Run(**(plain | other))
+    return StoredRun(**(plain | other))
 
 
 def points(metric: str, *values: Any) -> list[Point]:

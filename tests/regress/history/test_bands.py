@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from seatrial.regress.history.numbers.bands import band, factor, outside, spread
+from seatrial.history.thresholds import band, factor, outside, spread
 
 REFERENCE = [10.0, 10.2, 9.8, 10.1, 9.9, 10.3, 9.7]
 

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from seatrial.core.errors import UserError
+from seatrial.core.series import Metrics, Series
+from seatrial.history.run_records import Kind, StoredRun, point
+from seatrial.history.store import Store
+from seatrial.history.thresholds import calibrate, propose, t_quantile
 from seatrial.metrics.checks import evaluate
-from seatrial.model.errors import UserError
-from seatrial.model.series import Metrics, Series
-from seatrial.regress.history.calibrate import calibrate
-from seatrial.regress.history.numbers.thresholds import propose, t_quantile
-from seatrial.regress.history.record import Kind, Run, point
-from seatrial.regress.history.store import Store
 
 NOISES: dict[str, Callable[[random.Random], float]] = {
     "normal": lambda source: source.gauss(10, 1),
@@ -32,7 +31,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def fill(store: Store, values: Sequence[float], *, trusted: bool = True) -> None:
     for time, value in enumerate(values):
-        run = Run(project="p", kind=Kind.METRICS, name="", time=time, machine="m", passed=True, trusted=trusted, digest=f"{trusted} {time}")
+        run = StoredRun(
+            project="p", kind=Kind.METRICS, name="", time=time, machine="m", passed=True, trusted=trusted, digest=f"{trusted} {time}"
+        )
         store.add(run, [point("loss", value, 1)])
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from regress.history.histories import TEST, filled, history, points, results, run
-from seatrial.model.errors import UserError
-from seatrial.regress.history.keep import keep, keep_results
-from seatrial.regress.history.place import Settings, place, settings
-from seatrial.regress.history.record import point
-from seatrial.regress.history.store import Store
+from seatrial.core.errors import UserError
+from seatrial.history.auto_import import HistorySettings, auto_import, history_settings, import_unit_results, store_path
+from seatrial.history.run_records import point
+from seatrial.history.store import Store
 
 
 @pytest.fixture
@@ -91,31 +90,31 @@ def test_without_a_store_the_first_step_is_told(tmp_path: Path) -> None:
 
 
 def test_the_store_is_found_in_its_order(tmp_path: Path) -> None:
-    found = Settings(store=Path("/configured"))
-    assert place(Path("/asked"), found, {"SEATRIAL_HISTORY": "/variable"}) == Path("/asked")
-    assert place(None, found, {"SEATRIAL_HISTORY": "/variable"}) == Path("/variable")
-    assert place(None, found, {}) == Path("/configured")
-    assert place(None, Settings(), {"XDG_DATA_HOME": "/data"}) == Path("/data/seatrial/history.sqlite")
-    assert place(None, Settings(), {}) == Path.home() / ".local/share/seatrial/history.sqlite"
+    found = HistorySettings(store=Path("/configured"))
+    assert store_path(Path("/asked"), found, {"SEATRIAL_HISTORY": "/variable"}) == Path("/asked")
+    assert store_path(None, found, {"SEATRIAL_HISTORY": "/variable"}) == Path("/variable")
+    assert store_path(None, found, {}) == Path("/configured")
+    assert store_path(None, HistorySettings(), {"XDG_DATA_HOME": "/data"}) == Path("/data/seatrial/history.sqlite")
+    assert store_path(None, HistorySettings(), {}) == Path.home() / ".local/share/seatrial/history.sqlite"
     with pytest.raises(UserError, match="turns the history off"):
-        place(None, Settings(), {"SEATRIAL_HISTORY": "off"})
+        store_path(None, HistorySettings(), {"SEATRIAL_HISTORY": "off"})
 
 
 def test_the_configuration_is_read_strictly(tmp_path: Path) -> None:
     file = tmp_path / "seatrial.toml"
     file.write_text('[history]\nstore = "h.sqlite"\ntrusted = ["trunk"]\n', encoding="utf-8")
-    assert settings(tmp_path / "below") == Settings(tmp_path / "h.sqlite", ("trunk",))
+    assert history_settings(tmp_path / "below") == HistorySettings(tmp_path / "h.sqlite", ("trunk",))
     file.write_text('[history]\ntrust = ["trunk"]\n', encoding="utf-8")
     with pytest.raises(UserError, match=r"history\.trust") as caught:
-        settings(tmp_path)
+        history_settings(tmp_path)
     assert "trusted" in caught.value.fix
 
 
 def test_keeping_says_one_quiet_line_and_nothing_when_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = results(tmp_path / "unit_results.json")
-    assert keep_results(path) == ""
+    assert import_unit_results(path) == ""
     monkeypatch.setenv("SEATRIAL_HISTORY", str(tmp_path / "h.sqlite"))
-    assert "kept as run 1 (no baseline: it is not known whether the tree was clean)" in keep_results(path)
+    assert "kept as run 1 (no baseline: it is not known whether the tree was clean)" in import_unit_results(path)
     with Store(tmp_path / "h.sqlite", write=False) as kept:
         assert len(kept.values(f"{TEST}/_elapsed")) == 1
 
@@ -123,8 +122,8 @@ def test_keeping_says_one_quiet_line_and_nothing_when_off(tmp_path: Path, monkey
 def test_keeping_that_fails_is_said_and_never_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "h.sqlite").write_text("words " * 1000, encoding="utf-8")
     monkeypatch.setenv("SEATRIAL_HISTORY", str(tmp_path / "h.sqlite"))
-    assert keep(results(tmp_path / "unit_results.json")).startswith("history: not kept: ")
-    assert keep(tmp_path / "absent").startswith("history: not kept: ")
+    assert auto_import(results(tmp_path / "unit_results.json")).startswith("history: not kept: ")
+    assert auto_import(tmp_path / "absent").startswith("history: not kept: ")
 
 
 def test_a_defect_in_keeping_is_said_and_never_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +132,8 @@ def test_a_defect_in_keeping_is_said_and_never_raised(tmp_path: Path, monkeypatc
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("defect")
 
-    monkeypatch.setattr("seatrial.regress.history.keep._keep", broken)
-    assert keep(tmp_path) == "history: not kept: ZeroDivisionError: defect"
+    monkeypatch.setattr("seatrial.history.auto_import._keep", broken)
+    assert auto_import(tmp_path) == "history: not kept: ZeroDivisionError: defect"
 
 
 def test_a_single_value_is_a_point_without_a_step(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from regress.history.histories import TEST, history, results, run
 from report import trials
-from seatrial.files import write_json
-from seatrial.regress.history.keep import keep
-from seatrial.regress.history.record import point
-from seatrial.regress.history.store import Store
+from seatrial.core.files import write_json
+from seatrial.history.auto_import import auto_import
+from seatrial.history.run_records import point
+from seatrial.history.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -182,7 +182,7 @@ def test_a_path_whose_run_is_kept_is_judged_as_that_run(tmp_path: Path, monkeypa
     monkeypatch.setenv("SEATRIAL_HISTORY", str(tmp_path / "h.sqlite"))
     file = tmp_path / "out" / "metrics.json"
     write_json(file, {"loss": {"1": 0.5}})
-    assert "kept as run 1" in keep(file, project="p", name="functional out", passed=False)
+    assert "kept as run 1" in auto_import(file, project="p", name="functional out", passed=False)
     answer = history("gate", str(file), store=tmp_path / "h.sqlite", cwd=tmp_path)
     assert (answer.returncode, "the run itself failed" in answer.stdout) == (1, True), answer.stdout
     assert "name no machine" not in answer.stdout

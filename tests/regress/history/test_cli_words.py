@@ -10,10 +10,10 @@ import pytest
 
 from regress.history.histories import TEST, filled, history, points, results, run
 from seatrial.evidence.git import git, line
+from seatrial.history.auto_import import import_unit_results
+from seatrial.history.run_records import point
+from seatrial.history.store import Store
 from seatrial.metrics.read import read_metrics
-from seatrial.regress.history.keep import keep_results
-from seatrial.regress.history.record import point
-from seatrial.regress.history.store import Store
 
 OURS = {"git_branch": "main", "git_dirty": False, "project": "p"}
 
@@ -108,9 +108,9 @@ def test_results_in_another_repository_are_vouched_for_by_that_of_the_session(tm
     monkeypatch.setenv("SEATRIAL_HISTORY", str(tmp_path / "h.sqlite"))
     commit = line(git(tmp_path / "own", "rev-parse", "HEAD"))
     file = results(tmp_path / "other" / "unit_results.json", git_commit=commit, **OURS)
-    assert keep_results(file, repo=tmp_path / "own") == f"history: kept as run 1 in {tmp_path / 'h.sqlite'}"
+    assert import_unit_results(file, repo=tmp_path / "own") == f"history: kept as run 1 in {tmp_path / 'h.sqlite'}"
     second = results(tmp_path / "other" / "unit_results.json", git_commit=commit, start_time="2025-03-24 23:34:13", **OURS)
-    assert "is not known in" in keep_results(second)
+    assert "is not known in" in import_unit_results(second)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from regress.history.histories import filled, history, run
-from seatrial.model.errors import UserError
-from seatrial.regress.history.compare import compare, resolve
-from seatrial.regress.history.record import point
-from seatrial.regress.history.store import Store
+from seatrial.core.errors import UserError
+from seatrial.history.compare import compare_revisions, resolve_revision
+from seatrial.history.run_records import point
+from seatrial.history.store import Store
 
 A, B = "a" * 40, "b" * 40
 
@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_the_difference_is_told_in_spreads_of_the_baselines(store: Store) -> None:
-    found = compare(store, A, B)
+    found = compare_revisions(store, A, B)
     (row,) = found.rows
     assert (row.before, row.after) == (4, 9)
     assert row.sigmas == pytest.approx(5 / (1.4826 * 2.5))
@@ -34,14 +34,14 @@ def test_the_difference_is_told_in_spreads_of_the_baselines(store: Store) -> Non
 
 
 def test_metrics_of_one_side_are_listed(store: Store) -> None:
-    lines = compare(store, A, B).lines()
+    lines = compare_revisions(store, A, B).lines()
     assert any(line.startswith("only aaaaaaaaaaaa: old") for line in lines)
     assert any(line.startswith("only bbbbbbbbbbbb: new") for line in lines)
 
 
 def test_a_nan_in_one_of_several_runs_is_not_hidden(store: Store) -> None:
     store.add(run(22, commit=B), [point("loss", math.nan)])
-    (row,) = compare(store, A, B).rows
+    (row,) = compare_revisions(store, A, B).rows
     assert (row.before, row.after, row.mark) == (4, None, "nan")
 
 
@@ -49,17 +49,17 @@ def test_too_few_baselines_are_told(tmp_path: Path) -> None:
     with Store(tmp_path / "h.sqlite", write=True) as kept:
         kept.add(run(1, commit=A), [point("loss", 1)])
         kept.add(run(2, commit=B), [point("loss", 2)])
-        assert "too few baselines" in "\n".join(compare(kept, A, B).lines())
+        assert "too few baselines" in "\n".join(compare_revisions(kept, A, B).lines())
 
 
 def test_the_beginning_of_a_commit_must_be_of_one_commit(store: Store) -> None:
-    assert resolve(store, "aaaa", None) == A
+    assert resolve_revision(store, "aaaa", None) == A
     with pytest.raises(UserError, match="10 commits begin so"):
-        resolve(store, "0000", None)
+        resolve_revision(store, "0000", None)
     with pytest.raises(UserError, match="no run of it"):
-        resolve(store, "cccc", None)
+        resolve_revision(store, "cccc", None)
     with pytest.raises(UserError, match="git does not know it"):
-        resolve(store, "v1.0", None)
+        resolve_revision(store, "v1.0", None)
 
 
 def test_revisions_are_resolved_by_git(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from regress.history.histories import COMMIT, TEST, history, points, results, run
-from seatrial.regress.history.record import point
-from seatrial.regress.history.store import Store
+from seatrial.history.run_records import point
+from seatrial.history.store import Store
 
 pytestmark = pytest.mark.slow
 

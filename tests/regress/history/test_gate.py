@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.model.verdict import Verdict
-from seatrial.regress.history.gate import Gate, Judged, gate
-from seatrial.regress.history.record import Kind, Run, point
-from seatrial.regress.history.store import Store
+from seatrial.core.errors import UserError
+from seatrial.core.verdict import Verdict
+from seatrial.history.metric_gate import Gate, JudgedMetric, gate
+from seatrial.history.run_records import Kind, StoredRun, point
+from seatrial.history.store import Store
 
 CALM = [10.0, 10.2, 9.8, 10.1, 9.9, 10.3, 9.7, 10.0]
 
@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def add(store: Store, time: float, values: Mapping[str, object], *, trusted: bool = True, machine: str = "m", name: str = "n") -> int:
-    run = Run(
+    run = StoredRun(
         project="p",
         kind=Kind.METRICS,
         name=name,
@@ -45,7 +45,7 @@ def calm(store: Store, values: list[float] = CALM) -> None:
         add(store, float(time), {"loss": value})
 
 
-def only(found: Gate) -> Judged:
+def only(found: Gate) -> JudgedMetric:
     (judged,) = found.judged
     return judged
 
@@ -129,7 +129,7 @@ def test_a_value_that_is_no_finite_number_fails_without_a_baseline_too(store: St
 
 def test_a_nan_before_a_fine_last_point_fails(store: Store) -> None:
     calm(store)
-    run = Run(project="p", kind=Kind.METRICS, name="n", time=100.0, machine="m", passed=True, trusted=True, digest="x")
+    run = StoredRun(project="p", kind=Kind.METRICS, name="n", time=100.0, machine="m", passed=True, trusted=True, digest="x")
     assert store.add(run, [point("loss", math.nan, 1), point("loss", 10.0, 2)])
     assert gate(store, store.runs()[-1].id or 0).verdict is Verdict.FAIL
 
@@ -191,7 +191,7 @@ def test_the_gate_writes_nothing(store: Store) -> None:
 def test_a_run_that_failed_does_not_pass_whatever_its_metrics_say(store: Store) -> None:
     calm(store)
     for passed, verdict in ((False, Verdict.FAIL), (None, Verdict.PASS), (True, Verdict.PASS)):
-        run = Run(project="p", kind=Kind.METRICS, name="n", time=100, machine="m", passed=passed, digest=f"under test {passed}")
+        run = StoredRun(project="p", kind=Kind.METRICS, name="n", time=100, machine="m", passed=passed, digest=f"under test {passed}")
         assert store.add(run, [point("loss", 10.05, 1)])
         key = next(kept.id for kept in store.runs() if kept.digest == run.digest)
         assert key is not None
@@ -204,7 +204,7 @@ def test_a_run_that_failed_does_not_pass_whatever_its_metrics_say(store: Store) 
 
 
 def test_a_run_that_failed_and_has_no_baseline_fails(store: Store) -> None:
-    store.add(Run(project="p", kind=Kind.METRICS, name="n", time=1, passed=False, digest="d"), [point("loss", 1.0, 1)])
+    store.add(StoredRun(project="p", kind=Kind.METRICS, name="n", time=1, passed=False, digest="d"), [point("loss", 1.0, 1)])
     found = gate(store, 1)
     assert found.verdict is Verdict.FAIL
     assert found.lines()[-1].startswith("Fail: ")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from regress.history.histories import TEST, history, results, run
-from seatrial.model.verdict import Verdict
-from seatrial.regress.history.gate import gate
-from seatrial.regress.history.record import point
-from seatrial.regress.history.store import Store
+from seatrial.core.verdict import Verdict
+from seatrial.history.metric_gate import gate
+from seatrial.history.run_records import point
+from seatrial.history.store import Store
 
 pytestmark = pytest.mark.slow
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from pytest_seatrial.gpus import gpu_counts, machine_here
 from report import trials
 from rollouts import profiled
-from seatrial.files import write_json
-from seatrial.regress.history.adding import Added, Stated, add
-from seatrial.regress.history.place import TRUSTED
-from seatrial.regress.history.record import Kind
-from seatrial.regress.history.store import Store
-from seatrial.regress.unit.machine import counted, machine_here
-from seatrial.rollouts.profile.build import profile
-from seatrial.rollouts.profile.write import write
+from seatrial.core.files import write_json
+from seatrial.history.auto_import import TRUSTED
+from seatrial.history.importing import Added, Stated, add
+from seatrial.history.run_records import Kind
+from seatrial.history.store import Store
+from seatrial.rollouts.results.profile_build import make_profile
+from seatrial.rollouts.results.profile_writer import write_profile
 
 
 def imported(tmp_path: Path, path: Path, **stated: object) -> list[Added]:
@@ -113,13 +113,13 @@ def test_a_trial_that_was_resumed_is_one_run(tmp_path: Path, trial: Path) -> Non
 def test_a_campaign_gives_its_rewards(tmp_path: Path) -> None:
     place = profiled.campaign(tmp_path, {"a": profiled.questions(2)})
     profiled.collected(place, [[profiled.ok(1.0)] * 4, [profiled.ok(0.0)] * 4])
-    write(profile(place), place.profile)
+    write_profile(make_profile(place), place.profile)
     (one,) = imported(tmp_path, place.root)
     assert one.run is not None
     assert (one.run.kind, one.run.passed) == (Kind.CAMPAIGN, True)
     assert "no commit" in one.run.why_untrusted
     assert values(tmp_path, "overall/mean") == [0.5]
-    write(profile(place), place.profile)
+    write_profile(make_profile(place), place.profile)
     assert not imported(tmp_path, place.root)[0].new
 
 
@@ -129,7 +129,7 @@ def test_what_names_no_machine_ran_on_an_unknown_one(tmp_path: Path, trial: Path
     lines.write_text('{"benchmark": "startup", "metrics": {"ms": 80}}\n', encoding="utf-8")
     place = profiled.campaign(tmp_path, {"a": profiled.questions(1)})
     profiled.collected(place, [[profiled.ok(1.0)] * 4])
-    write(profile(place), place.profile)
+    write_profile(make_profile(place), place.profile)
     for path in (metrics, lines, place.root):
         (one,) = imported(tmp_path, path)
         assert one.run is not None
@@ -137,7 +137,7 @@ def test_what_names_no_machine_ran_on_an_unknown_one(tmp_path: Path, trial: Path
     (own,) = imported(tmp_path, trial)
     assert own.run is not None
     environment = trials.passed().environment
-    assert own.run.machine == (counted(environment.gpus) if environment and environment.gpus else "unknown machine")
+    assert own.run.machine == (gpu_counts(environment.gpus) if environment and environment.gpus else "unknown machine")
 
 
 def test_a_machine_can_be_stated_and_is_this_one_right_after_a_run(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from regress.history.histories import COMMIT, TEST, history, results
-from seatrial.model.errors import UserError
-from seatrial.model.verdict import Verdict
-from seatrial.regress.history.adding import Added, Stated, add
-from seatrial.regress.history.gate import Gate
-from seatrial.regress.history.importers import detect
-from seatrial.regress.history.place import TRUSTED
-from seatrial.regress.history.store import Store
+from seatrial.core.errors import UserError
+from seatrial.core.verdict import Verdict
+from seatrial.history import importing
+from seatrial.history.auto_import import TRUSTED
+from seatrial.history.importing import Added, Stated, add
+from seatrial.history.metric_gate import Gate
+from seatrial.history.store import Store
 
 OURS = {"git_branch": "main", "git_dirty": False, "project": "p", "outcomes": {TEST: "passed"}}
 
@@ -141,7 +141,7 @@ def test_what_is_of_no_known_kind_says_what_was_looked_for(tmp_path: Path) -> No
     assert "unit_results.json" in one.error.fix
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(UserError) as caught:
-            detect.detect(path)
+            importing.detect_runs(path)
         assert "unit_results.json" in caught.value.fix
 
 
@@ -246,4 +246,4 @@ def test_so_do_those_that_a_shell_lists(tmp_path: Path) -> None:
 
 def test_other_paths_are_imported_in_the_order_given() -> None:
     given = [Path("z.json"), Path("r/20250324_233412-2.json"), Path("a"), Path("r/20250324_233412.json")]
-    assert detect.in_order(given) == [given[0], given[3], given[2], given[1]]
+    assert importing.in_order(given) == [given[0], given[3], given[2], given[1]]

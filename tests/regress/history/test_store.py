@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from regress.history.histories import filled, points, run
-from seatrial.model.errors import UserError
-from seatrial.regress.history.record import Kind, Point, point
-from seatrial.regress.history.store import Store
+from seatrial.core.errors import UserError
+from seatrial.history.run_records import Kind, Point, point
+from seatrial.history.store import Store
 
 
 def test_values_come_back_by_time_with_the_latest_last(tmp_path: Path) -> None:

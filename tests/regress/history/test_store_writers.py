@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from regress.history.histories import TEST, results
-from seatrial.regress.history.store import Store
+from seatrial.history.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +67,7 @@ def test_a_writer_that_is_killed_leaves_whole_runs_and_the_next_import_brings_th
 
 def _some(store: Path) -> bool:
     """Whether a run is there; a store in the making cannot be read yet."""
-    from seatrial.model.errors import UserError
+    from seatrial.core.errors import UserError
 
     try:
         with Store(store, write=False) as kept:

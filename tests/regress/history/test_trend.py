@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.model.errors import UserError
-from seatrial.regress.history.record import Kind, Run, point
-from seatrial.regress.history.store import Store
-from seatrial.regress.history.trend import trend
+from seatrial.core.errors import UserError
+from seatrial.history.compare import trend
+from seatrial.history.run_records import Kind, StoredRun, point
+from seatrial.history.store import Store
 
 
 @pytest.fixture
@@ -23,7 +23,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def fill(store: Store, values: Sequence[object], machine: str = "m") -> None:
     for time, value in enumerate(values):
-        run = Run(project="p", kind=Kind.BENCHMARK, name="", commit=f"{time:040x}", time=time, machine=machine, digest=f"{machine}{time}")
+        run = StoredRun(
+            project="p", kind=Kind.BENCHMARK, name="", commit=f"{time:040x}", time=time, machine=machine, digest=f"{machine}{time}"
+        )
         store.add(run, [point("speed", value)])
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.regress.select import state
-from seatrial.regress.select.choose import Known
-from seatrial.regress.select.files.digests import Version
+from pytest_seatrial.select import selection_state
+from pytest_seatrial.select.choose_tests import Known
+from pytest_seatrial.select.source_digests import Version
 
 GIVEN = {"Python": "3", "root": "/r"}
 
@@ -19,13 +19,13 @@ GIVEN = {"Python": "3", "root": "/r"}
 def whole(tmp_path: Path) -> bytes:
     place = tmp_path / "whole.sqlite"
     outcomes = [
-        state.Outcome(
+        selection_state.RecordedOutcome(
             f"test_{test}",
             (frozenset({("a.py", "f", "1"), (f"m{test}.py", "", "2")}), frozenset({(f"data/{test}.txt", "*", "3")})),
         )
         for test in range(60)
     ]
-    state.save(place, GIVEN, "c", outcomes, lambda path, block: "1")
+    selection_state.save_state(place, GIVEN, "c", outcomes, lambda path, block: "1")
     return place.read_bytes()
 
 
@@ -41,7 +41,7 @@ def records(known: Known) -> set[tuple[str, frozenset[Version]]]:
 def test_no_wrong_byte_makes_a_record_claim_less(tmp_path: Path, whole: bytes) -> None:
     place = tmp_path / "state.sqlite"
     place.write_bytes(whole)
-    right = records(state.load(place, GIVEN).known)
+    right = records(selection_state.load_state(place, GIVEN).known)
     assert len(right) == 60
     rng = random.Random(10)
     noticed = 0
@@ -51,12 +51,12 @@ def test_no_wrong_byte_makes_a_record_claim_less(tmp_path: Path, whole: bytes) -
         for offset in range(rng.choice([1, 1, 16])):
             data[(at + offset) % len(data)] ^= 1 << rng.randrange(8)
         place.write_bytes(data)
-        loaded = state.load(place, GIVEN)
+        loaded = selection_state.load_state(place, GIVEN)
         noticed += bool(loaded.told)
         for test, some in records(loaded.known):
             assert (test, some) in right
-        state.save(place, GIVEN, "d", [], lambda path, block: "1")
-        assert state.load(place, GIVEN).told == ""
+        selection_state.save_state(place, GIVEN, "d", [], lambda path, block: "1")
+        assert selection_state.load_state(place, GIVEN).told == ""
     assert noticed > 10
 
 
@@ -80,7 +80,7 @@ def test_a_row_that_was_changed_by_another_hand_is_noticed(tmp_path: Path, whole
     with sqlite3.connect(place) as base:
         base.execute(damage)
     base.close()
-    loaded = state.load(place, GIVEN)
+    loaded = selection_state.load_state(place, GIVEN)
     assert "damaged" in loaded.told
     assert not loaded.known.records
     assert list(tmp_path.glob("state.sqlite.damaged-*"))

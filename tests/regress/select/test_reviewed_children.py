@@ -39,7 +39,7 @@ def test_a_python_without_seatrial_records_with_an_empty_cache(tmp_path: Path, c
 def test_a_failure_of_ours_while_a_module_is_loaded_leaves_the_module_to_python(tmp_path: Path) -> None:
     broken = (
         "import sys\n"
-        "import seatrial.regress.select.trace.code as code\n"
+        "import pytest_seatrial.select.trace.import_loader as code\n"
         "def fails(*args): raise RuntimeError('ours')\n"
         "def pytest_configure(config): code._make = fails\n"
     )

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_seatrial.select import selection_session, selection_state
+from pytest_seatrial.select import source_digests as module
+from pytest_seatrial.select.source_digests import Shelf, facts
 from regress.select.projects import Small
-from seatrial.regress.select import state
-from seatrial.regress.select.files import cache
-from seatrial.regress.select.files import facts as module
-from seatrial.regress.select.files.facts import Shelf, facts
 
 pytestmark = pytest.mark.slow
 
@@ -54,15 +53,15 @@ def test_a_damaged_state_file_is_set_aside_and_everything_runs(small: Small) -> 
 def test_a_map_of_other_circumstances_is_not_trusted(tmp_path: Path, key: str) -> None:
     place = tmp_path / "state.sqlite"
     given = {"Python": "3", "root": "/r", "set of distributions": "d"}
-    found = state.Outcome("t", (frozenset({("a.py", "f", "1")}),))
-    state.save(place, given, "c", [found], lambda path, block: "1")
-    assert state.load(place, given).told == ""
-    assert state.load(place, given).known.records == {"t": [(1,)]}
+    found = selection_state.RecordedOutcome("t", (frozenset({("a.py", "f", "1")}),))
+    selection_state.save_state(place, given, "c", [found], lambda path, block: "1")
+    assert selection_state.load_state(place, given).told == ""
+    assert selection_state.load_state(place, given).known.records == {"t": [(1,)]}
     with sqlite3.connect(place) as base:
         base.execute("update meta set value = 'other' where key = ?", (key,))
-    assert f"another {key}" in state.load(place, given).told
-    state.save(place, given, "c", [], lambda path, block: "1")
-    assert state.load(place, given).known.records == {}
+    assert f"another {key}" in selection_state.load_state(place, given).told
+    selection_state.save_state(place, given, "c", [], lambda path, block: "1")
+    assert selection_state.load_state(place, given).known.records == {}
 
 
 def test_another_ini_file_is_noticed(small: Small) -> None:
@@ -75,14 +74,14 @@ def test_another_ini_file_is_noticed(small: Small) -> None:
 
 def test_a_failure_takes_back_the_record_that_it_refutes_and_only_eight_commits_are_kept(tmp_path: Path) -> None:
     place = tmp_path / "state.sqlite"
-    passed = state.Outcome("t", (frozenset({("a.py", "f", "1")}),))
+    passed = selection_state.RecordedOutcome("t", (frozenset({("a.py", "f", "1")}),))
     for number in range(10):
-        state.save(place, {}, f"c{number}", [passed], lambda path, block: "1")
-    assert len(state.load(place, {}).known.records["t"]) == 8
-    state.save(place, {}, "c9", [state.Outcome("t", None)], lambda path, block: "2")
-    assert len(state.load(place, {}).known.records["t"]) == 8
-    state.save(place, {}, "c9", [state.Outcome("t", None)], lambda path, block: "1")
-    loaded = state.load(place, {})
+        selection_state.save_state(place, {}, f"c{number}", [passed], lambda path, block: "1")
+    assert len(selection_state.load_state(place, {}).known.records["t"]) == 8
+    selection_state.save_state(place, {}, "c9", [selection_state.RecordedOutcome("t", None)], lambda path, block: "2")
+    assert len(selection_state.load_state(place, {}).known.records["t"]) == 8
+    selection_state.save_state(place, {}, "c9", [selection_state.RecordedOutcome("t", None)], lambda path, block: "1")
+    loaded = selection_state.load_state(place, {})
     assert loaded.known.records == {}
     assert loaded.known.failed == {"t"}
 
@@ -202,12 +201,12 @@ def test_a_checkout_holds_one_file_of_ours_and_the_code_is_kept_elsewhere(small:
 
 def test_code_that_nobody_used_for_a_month_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    place = cache.place()
+    place = selection_session.cache_place()
     assert place is not None
     old, new = place / "aa" / "old", place / "aa" / "new"
     old.parent.mkdir(parents=True)
     for path in (old, new):
         path.write_bytes(b"")
     os.utime(old, (1.0, 1.0))
-    cache.sweep()
+    selection_session.sweep_cache()
     assert (old.exists(), new.exists()) == (False, True)

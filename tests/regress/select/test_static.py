@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from seatrial.regress.select.choose import SKIPPED, Known, Why, choose
-from seatrial.regress.select.files import shell
-from seatrial.regress.select.files.digests import ABSENT, EXISTS, LISTING, UNSETTLED, WHOLE, Digests
-from seatrial.regress.select.files.imports import closure, imports, resolve
-from seatrial.regress.select.files.project import Project
+from pytest_seatrial.select import project_files
+from pytest_seatrial.select.choose_tests import SKIPPED, Known, Why, choose_affected
+from pytest_seatrial.select.project_files import Project, closure, imports, resolve
+from pytest_seatrial.select.source_digests import ABSENT, EXISTS, LISTING, UNSETTLED, WHOLE, Digests
 
 SOURCE = """
 from typing import TYPE_CHECKING
@@ -77,9 +76,9 @@ def test_scripts_name_files_through_variables_and_other_scripts(tmp_path: Path) 
     project = tree(tmp_path, "tools/run.sh", "tools/next.sh", "conf/a.yaml", "conf/b.yaml", "pkg/main.py", "unused.txt")
     (tmp_path / "tools/run.sh").write_text('#!/bin/bash\n# unused.txt\nsource next.sh\ntrain --config="$ROOT/conf/a.yaml"\n')
     (tmp_path / "tools/next.sh").write_text("python -m pkg.main ../conf/b.yaml\n")
-    found = shell.named(["bash", "tools/run.sh"], project)
+    found = project_files.named(["bash", "tools/run.sh"], project)
     assert found == {"tools/run.sh", "tools/next.sh", "conf/a.yaml", "conf/b.yaml", "pkg/main.py"}
-    assert shell.named(["true", "nothing"], project) == frozenset()
+    assert project_files.named(["true", "nothing"], project) == frozenset()
 
 
 def test_a_test_is_left_out_only_if_a_whole_record_holds() -> None:
@@ -93,7 +92,7 @@ def test_a_test_is_left_out_only_if_a_whole_record_holds() -> None:
         failed=frozenset({"bad"}),
     )
     now = {("a.py", "f"): "x", ("a.py", "g"): "z", ("b.txt", WHOLE): UNSETTLED}
-    found = {choice.test: choice for choice in choose(known, lambda path, block: now[path, block], [*known.records, "new"])}
+    found = {choice.test: choice for choice in choose_affected(known, lambda path, block: now[path, block], [*known.records, "new"])}
     assert {test: choice.why for test, choice in found.items()} == {
         "same": None,
         "changed": Why.AFFECTED,

@@ -82,9 +82,9 @@ def test_the_plugin_loads_where_pytest_has_no_stash_and_pluggy_no_new_wrappers(t
         "def older(self, function=None, hookwrapper=False, optionalhook=False, tryfirst=False, trylast=False, specname=None):\n"
         "    return new(self, function, hookwrapper, optionalhook, tryfirst, trylast, specname)\n"
         "kind.__call__ = older\n"
-        "from seatrial.regress.select import plugin, contexts\n"
+        "from pytest_seatrial.select import select_plugin, recording\n"
         "import pluggy\n"
-        "marks = contexts.Contexts.pytest_runtest_protocol.pytest_impl\n"
+        "marks = recording.Contexts.pytest_runtest_protocol.pytest_impl\n"
         "assert marks['hookwrapper'] and marks['tryfirst'] and not marks['wrapper'], marks\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)

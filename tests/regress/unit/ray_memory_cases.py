@@ -74,7 +74,7 @@ def second_index() -> int:
 def case_every_node_is_read_and_a_peak_that_is_over_counts() -> None:
     import ray
 
-    from seatrial.regress.unit.cluster import Cluster
+    from pytest_seatrial.ray_memory import Cluster
 
     with connected(kept()):
         cluster, name = Cluster(), f"node {second_index()}"
@@ -94,14 +94,14 @@ def case_every_node_is_read_and_a_peak_that_is_over_counts() -> None:
 
 
 def case_a_node_that_does_not_answer_is_an_error_that_names_it() -> None:
-    from seatrial.regress.unit import memory
-    from seatrial.regress.unit.cluster import Cluster, ClusterError
+    from pytest_seatrial import memory_sampler
+    from pytest_seatrial.ray_memory import Cluster, ClusterError
 
     with up() as own, connected(own) as second:
         cluster, index = Cluster(), second_index()
         cluster.peaks("a")
         raylet = next(iter(second.all_processes["raylet"])).process.pid
-        stopped = [raylet, *memory.descendants(raylet)]
+        stopped = [raylet, *memory_sampler.descendants(raylet)]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         said = "a smaller number"
@@ -117,7 +117,7 @@ def case_a_node_that_does_not_answer_is_an_error_that_names_it() -> None:
 
 
 def case_a_process_that_connects_anew_gets_new_watchers() -> None:
-    from seatrial.regress.unit.cluster import Cluster
+    from pytest_seatrial.ray_memory import Cluster
 
     cluster = Cluster()
     assert cluster.peaks("a").peaks == {}
@@ -130,12 +130,12 @@ def case_a_process_that_connects_anew_gets_new_watchers() -> None:
 def case_the_fullest_node_is_the_number_of_a_test() -> None:
     import ray
 
-    from seatrial.regress.unit import reading
+    from pytest_seatrial import memory_sampler
 
     with connected(kept()):
         actor = holder()
         ray.get(actor.hold.remote(), timeout=60)
-        found = reading.read_peaks("a", (0, 0))
+        found = memory_sampler.read_peaks("a", (0, 0))
         assert {"process tree", "node 0", "node 1"} <= set(found.peaks), found
         assert found.notes == [], found
-    reading.stop()
+    memory_sampler.stop()

@@ -15,9 +15,9 @@ from typing import Any
 import pluggy
 import pytest
 
-from seatrial.regress.unit import groups, guarding, memory, results
-from seatrial.regress.unit.results import Partial, Tracked
-from seatrial.regress.unit.wrapping import wrapping
+from pytest_seatrial import groups_plugin, memory_sampler, suite_groups, unit_results
+from pytest_seatrial.hook_wrappers import wrapping
+from pytest_seatrial.unit_results import Partial, Tracked
 
 from .guarded import Ran, project, pytest_in
 from .tracked import latest
@@ -37,8 +37,8 @@ def test_tracked(tracker): tracker.track("x", 1)
 """
 MEMORY = """
 import pytest
-from seatrial.regress.unit import memory
-memory.PROC = "/nowhere"
+from pytest_seatrial import memory_sampler
+memory_sampler.PROC = "/nowhere"
 def test_memory(tracker): tracker.log_max_mem("mem")
 def test_next(tracker): tracker.track("x", 1)
 """
@@ -78,13 +78,13 @@ def test_memory_is_an_error_of_that_test_where_there_is_no_proc(tmp_path: Path) 
 
 
 def test_marks_of_another_kernel_are_not_taken_for_kilobytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert min(memory.marks()) >= 0
-    assert memory.marks()[0] > 2**20
+    assert min(memory_sampler.marks()) >= 0
+    assert memory_sampler.marks()[0] > 2**20
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert memory.marks() == (0, 0)
+    assert memory_sampler.marks() == (0, 0)
 
 
-@pytest.mark.parametrize(("silent_s", "lines"), [(10, 0), (results.SILENT_S + 10, 1)])
+@pytest.mark.parametrize(("silent_s", "lines"), [(10, 0), (unit_results.SILENT_S + 10, 1)])
 def test_without_locks_only_a_long_silence_says_that_a_session_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent_s: float, lines: int
 ) -> None:
@@ -93,7 +93,7 @@ def test_without_locks_only_a_long_silence_says_that_a_session_was_killed(
     partial.add(Tracked("t.py::test", "t::test", "passed", '{"x": 1}'))
     then = time.time() - silent_s
     os.utime(partial.path, (then, then))
-    assert len(results.restore(tmp_path)) == lines
+    assert len(unit_results.restore(tmp_path)) == lines
     assert partial.path.exists() == (not lines)
     partial.close(remove=True)
     assert not partial.path.exists()
@@ -101,7 +101,7 @@ def test_without_locks_only_a_long_silence_says_that_a_session_was_killed(
 
 def test_a_pytest_without_stash_gets_no_hooks(tmp_path: Path) -> None:
     code = (
-        "import pytest; del pytest.StashKey; from seatrial.regress.unit import guards;"
+        "import pytest; del pytest.StashKey; from pytest_seatrial import guards;"
         "assert not [name for name in vars(guards) if name.startswith('pytest_')], vars(guards)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
@@ -165,26 +165,26 @@ def test_an_option_that_is_taken_is_explained_where_pytest_finds_out_late(pytest
     (tmp_path / "seatrial.toml").write_text("[groups.other]\n[groups.hf_gated]\n")
     parser: Any = Late()
     with pytest.raises(pytest.UsageError, match=r"groups\.hf_gated\.option: --hf-gated is declared already"):
-        guarding._declare(pytestconfig, parser, groups.read(tmp_path).groups)
+        groups_plugin._declare(pytestconfig, parser, suite_groups.read_groups(tmp_path).groups)
 
 
 def test_a_suite_that_says_nothing_to_us_pays_for_no_slow_module(tmp_path: Path) -> None:
     tests = (
         "import sys\n"
         "def test_it():\n"
-        "    ours = [name for name in sys.modules if name.startswith('seatrial.regress.unit')]\n"
-        "    assert 'seatrial.regress.unit.guarding' in ours\n"
-        "    assert 'seatrial.regress.unit.gpus' not in ours\n"
+        "    ours = [name for name in sys.modules if name.startswith('pytest_seatrial')]\n"
+        "    assert 'pytest_seatrial.groups_plugin' in ours\n"
+        "    assert 'pytest_seatrial.gpus' not in ours\n"
     )
     folder = project(tmp_path, "", tests)
     (folder / "seatrial.toml").unlink()
     code = (
         "import sys, pytest; before = set(sys.modules);"
-        "from seatrial.regress.unit import guards, groups; from pathlib import Path;"
-        "groups.read(Path.cwd()); print(*set(sys.modules) - before)"
+        "from pytest_seatrial import guards, suite_groups as groups; from pathlib import Path;"
+        "groups.read_groups(Path.cwd()); print(*set(sys.modules) - before)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=True)
-    assert not {"ctypes", "difflib", "tomllib", "seatrial.regress.unit.gpus"} & set(done.stdout.split())
+    assert not {"ctypes", "difflib", "tomllib", "pytest_seatrial.gpus"} & set(done.stdout.split())
     assert pytest_in(folder).code == 0
 
 

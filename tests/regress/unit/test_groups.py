@@ -9,21 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.config import Config
-from seatrial.regress.unit import groups
-from seatrial.regress.unit.groups import Group, Mode, Out, read
-from seatrial.regress.unit.needs import Needs
+from pytest_seatrial import suite_groups
+from pytest_seatrial.suite_groups import Mode, Needs, Out, SuiteGroup, read_groups
+from seatrial.core.config import Config
 
 
 def written(folder: Path, own: str | None = None, project: str | None = None) -> Path:
-    for name, text in ((groups.FILE, own), (groups.PROJECT, project)):
+    for name, text in ((suite_groups.FILE, own), (suite_groups.PROJECT, project)):
         if text is not None:
             (folder / name).write_text(text)
     return folder
 
 
 def test_a_group_needs_no_more_than_a_name(tmp_path: Path) -> None:
-    include, only = read(written(tmp_path, "[groups.hf_gated]\n[groups.mcore]\nmode = 'only'\n")).groups
+    include, only = read_groups(written(tmp_path, "[groups.hf_gated]\n[groups.mcore]\nmode = 'only'\n")).groups
     assert (include.option, include.mode, include.marker, include.reason) == ("--hf-gated", Mode.INCLUDE, "hf_gated", "")
     assert (only.option, only.mode, only.marker, only.needs) == ("--mcore-only", Mode.ONLY, "mcore", Needs())
 
@@ -38,7 +37,7 @@ needs = { env = ["A"], modules = ["b.c"], programs = ["d"], files = ["e"], gpus 
 [tests]
 gpu_hours = 4139
 """
-    settings = read(written(tmp_path, text))
+    settings = read_groups(written(tmp_path, text))
     (group,) = settings.groups
     assert (group.option, group.mode, group.marker, group.reason) == ("--with-x", Mode.ONLY, "y", "r")
     assert group.needs == Needs(env=("A",), modules=("b.c",), programs=("d",), files=("e",), gpus=1)
@@ -46,12 +45,12 @@ gpu_hours = 4139
 
 
 def test_pyproject_holds_the_same(tmp_path: Path) -> None:
-    settings = read(written(tmp_path, project="[tool.seatrial.groups.a]\n[tool.seatrial.tests]\ngpu_hours = 0.5\n"))
+    settings = read_groups(written(tmp_path, project="[tool.seatrial.groups.a]\n[tool.seatrial.tests]\ngpu_hours = 0.5\n"))
     assert ([group.option for group in settings.groups], settings.gpu_hours) == (["--a"], 0.5)
 
 
 def test_both_files_may_hold_different_groups(tmp_path: Path) -> None:
-    settings = read(written(tmp_path, "[groups.a]\n[run]\nlevels = '0'\n", "[tool.seatrial.groups.b]\n[tool.other]\nx = 1\n"))
+    settings = read_groups(written(tmp_path, "[groups.a]\n[run]\nlevels = '0'\n", "[tool.seatrial.groups.b]\n[tool.other]\nx = 1\n"))
     assert [group.name for group in settings.groups] == ["a", "b"]
 
 
@@ -61,18 +60,18 @@ def test_the_same_thing_in_both_files_is_an_error(tmp_path: Path, table: str) ->
     with pytest.raises(
         pytest.UsageError, match=rf"pyproject\.toml: tool\.seatrial\.{table}: is in .*seatrial\.toml: {table} already; keep"
     ):
-        read(tmp_path)
+        read_groups(tmp_path)
 
 
 def test_the_nearest_folder_at_or_above_counts_but_none_above_the_checkout(tmp_path: Path) -> None:
     inner = tmp_path / "checkout" / "sub"
     inner.mkdir(parents=True)
     written(tmp_path, "[groups.outer]\n")
-    assert [group.name for group in read(inner).groups] == ["outer"]
+    assert [group.name for group in read_groups(inner).groups] == ["outer"]
     written(tmp_path / "checkout", project="[tool.seatrial.groups.nearer]\n")
-    assert [group.name for group in read(inner).groups] == ["nearer"]
+    assert [group.name for group in read_groups(inner).groups] == ["nearer"]
     (inner / ".git").mkdir()
-    assert read(inner).groups == ()
+    assert read_groups(inner).groups == ()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_the_nearest_folder_at_or_above_counts_but_none_above_the_checkout(tmp_p
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(pytest.UsageError, match=rf"^{re.escape(str(tmp_path))}/seatrial\.toml: {message}"):
-        read(written(tmp_path, text))
+        read_groups(written(tmp_path, text))
 
 
 @pytest.mark.parametrize(
@@ -124,19 +123,19 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, message: str) -> None:
 )
 def test_a_mistake_in_pyproject_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(pytest.UsageError, match=rf"pyproject\.toml: {message}"):
-        read(written(tmp_path, project=text))
+        read_groups(written(tmp_path, project=text))
 
 
 def test_every_section_of_the_file_is_known_here(tmp_path: Path) -> None:
-    assert set(Config.model_fields) - set(groups.SECTIONS) == set()
-    read(written(tmp_path, "".join(f"[{section}]\n" for section in Config.model_fields)))
+    assert set(Config.model_fields) - set(suite_groups.SECTIONS) == set()
+    read_groups(written(tmp_path, "".join(f"[{section}]\n" for section in Config.model_fields)))
 
 
 def test_a_test_in_two_groups_runs_when_both_were_asked_for(tmp_path: Path) -> None:
-    a, b, only = read(written(tmp_path, "[groups.a]\n[groups.b]\n[groups.o]\nmode = 'only'\n")).groups
+    a, b, only = read_groups(written(tmp_path, "[groups.a]\n[groups.b]\n[groups.o]\nmode = 'only'\n")).groups
 
-    def runs(belongs: list[Group], asked: list[Group]) -> bool:
-        return groups.place(belongs, asked) is None
+    def runs(belongs: list[SuiteGroup], asked: list[SuiteGroup]) -> bool:
+        return suite_groups.place(belongs, asked) is None
 
     assert runs([], [])
     assert runs([], [a])
@@ -144,10 +143,10 @@ def test_a_test_in_two_groups_runs_when_both_were_asked_for(tmp_path: Path) -> N
     assert runs([a, b], [b, a])
     assert runs([only, a], [a, only])
     assert not runs([only, a], [only])
-    assert isinstance(groups.place([a], [only, a]), Out)
+    assert isinstance(suite_groups.place([a], [only, a]), Out)
 
 
 def test_the_plugin_is_light_to_import() -> None:
-    code = "import sys, seatrial.regress.unit.guards; print(sorted({'pydantic', 'typer', 'torch', 'numpy'} & set(sys.modules)))"
+    code = "import sys, pytest_seatrial.guards; print(sorted({'pydantic', 'typer', 'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"

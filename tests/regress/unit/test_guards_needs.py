@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.regress.unit import gpus
-from seatrial.regress.unit.needs import Needs, gpus_here, parse
+from pytest_seatrial import gpus
+from pytest_seatrial.suite_groups import Needs, gpus_here, parse
 
 from .guarded import project, pytest_in
 

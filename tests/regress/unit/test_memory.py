@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.regress.hermetic import container
-from seatrial.regress.unit import gpus, memory
+from pytest_seatrial import gpus, memory_sampler
+from seatrial.functional import container
 
 from .tracked import latest, session
 
@@ -98,16 +98,16 @@ def test_a_peak_that_is_over_before_anybody_looks_is_known_by_the_kernel(tmp_pat
 
 
 def test_a_childs_mark_that_is_its_parents_says_nothing() -> None:
-    assert memory.risen((500, 100), (500, 500)) == 0
-    assert memory.risen((500, 100), (500, 700)) == 700
-    assert memory.risen((500, 100), (600, 100)) == 600
+    assert memory_sampler.risen((500, 100), (500, 500)) == 0
+    assert memory_sampler.risen((500, 100), (500, 700)) == 700
+    assert memory_sampler.risen((500, 100), (600, 100)) == 600
 
 
 def test_a_process_that_has_ended_holds_nothing() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait(timeout=30)
-    assert memory.tree(child.pid) == 0
-    assert memory.tree(os.getpid()) > 0
+    assert memory_sampler.tree(child.pid) == 0
+    assert memory_sampler.tree(os.getpid()) > 0
 
 
 def nvml(directory: Path, init: int = 0, read: int = 0) -> str:
@@ -141,7 +141,7 @@ def test_a_library_that_fails_is_told(tmp_path: Path) -> None:
 
 def test_a_failing_gpu_that_is_there_is_an_error_and_never_the_trees_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "devices_here", lambda: True)
-    sampler = memory.Sampler(os.getpid(), nvml(tmp_path, read=15))
+    sampler = memory_sampler.MemorySampler(os.getpid(), nvml(tmp_path, read=15))
     try:
         with pytest.raises(gpus.GpuError, match="nvmlDeviceGetMemoryInfo failed"):
             sampler.peaks()

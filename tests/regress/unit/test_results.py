@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from seatrial.regress.unit import results
-from seatrial.regress.unit.collector import coverage
-from seatrial.regress.unit.results import Partial, Tracked, document, restore, write
+from pytest_seatrial import unit_results
+from pytest_seatrial.results_collector import coverage
+from pytest_seatrial.unit_results import Partial, Tracked, document, restore, write
 
 from .tracked import command, dated, latest, session, strict, variables
 
@@ -171,7 +171,9 @@ def test_a_file_of_that_name_that_is_not_ours_is_left_alone(tmp_path: Path, text
 
 def test_an_old_file_that_cannot_be_replaced_fails_the_session(tmp_path: Path) -> None:
     session(tmp_path, ONE)
-    broken = "from seatrial.regress.unit import results\ndef no(*_): raise PermissionError('read-only')\nresults.write_latest = no\n"
+    broken = (
+        "from pytest_seatrial import unit_results as results\ndef no(*_): raise PermissionError('read-only')\nresults.write_latest = no\n"
+    )
     (tmp_path / "conftest.py").write_text(broken)
     done = session(tmp_path, NONE)
     assert done.returncode == 4
@@ -259,7 +261,7 @@ def test_a_dated_file_never_replaces_another(tmp_path: Path) -> None:
     made = document(HEAD, [Tracked("t.py::f", "t::f", "passed", '{"x": 1}')], 0, {})
     names = [write(tmp_path, "20260102_030405", made, latest=True).name for _ in range(3)]
     assert names == ["20260102_030405.json", "20260102_030405-2.json", "20260102_030405-3.json"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [results.DATED, results.LATEST]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [unit_results.DATED, unit_results.LATEST]
 
 
 def test_results_that_cannot_be_written_fail_the_session(tmp_path: Path) -> None:

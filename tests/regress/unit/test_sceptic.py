@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.regress.unit import groups, results
-from seatrial.regress.unit.results import Partial, Tracked, document, restore, write
+from pytest_seatrial import suite_groups, unit_results
+from pytest_seatrial.unit_results import Partial, Tracked, document, restore, write
 
 from .guarded import project, pytest_in
 from .tracked import dated, latest, session
@@ -64,7 +64,7 @@ def test_a_file_system_without_links_still_gets_dated_files(tmp_path: Path, monk
     monkeypatch.setattr(os, "link", refuse)
     names = [write(tmp_path, "20260102_030405", document({}, ONE, 0, {}), latest=True).name for _ in range(2)]
     assert names == ["20260102_030405.json", "20260102_030405-2.json"]
-    assert sorted(path.name for path in (tmp_path / results.DATED).iterdir()) == sorted(names)
+    assert sorted(path.name for path in (tmp_path / unit_results.DATED).iterdir()) == sorted(names)
 
 
 def test_a_file_system_without_locks_leaves_no_file_of_a_killed_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,11 +74,11 @@ def test_a_file_system_without_locks_leaves_no_file_of_a_killed_session(tmp_path
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(OSError, match="no locks"):
         Partial(tmp_path, 0.0, {})
-    assert list((tmp_path / results.DATED).iterdir()) == []
+    assert list((tmp_path / unit_results.DATED).iterdir()) == []
 
 
 def test_a_session_that_begins_just_now_is_not_taken_for_a_killed_one(tmp_path: Path) -> None:
-    begun = tmp_path / results.DATED / f".20260102_030405{results.SUFFIX}"
+    begun = tmp_path / unit_results.DATED / f".20260102_030405{unit_results.SUFFIX}"
     begun.parent.mkdir()
     begun.touch()
     assert (restore(tmp_path), begun.exists()) == ([], True)
@@ -90,7 +90,7 @@ def test_a_session_that_begins_just_now_is_not_taken_for_a_killed_one(tmp_path: 
 def test_a_group_may_not_take_a_marker_that_means_something_else(tmp_path: Path, name: str) -> None:
     (tmp_path / "seatrial.toml").write_text(f"[groups.{name}]\n")
     with pytest.raises(pytest.UsageError, match=f"{name} has a meaning of its own; write marker"):
-        groups.read(tmp_path)
+        suite_groups.read_groups(tmp_path)
 
 
 def test_a_list_of_tests_is_given_also_above_the_budget(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from seatrial.launch.ports import port_in_use
+from seatrial.runtime.servers import port_in_use
 
 from .conf import Accounting
 from .processes import Processes

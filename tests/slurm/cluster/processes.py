@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from seatrial import files
-from seatrial.launch.descendants import die_with_parent
+from seatrial.core import files
+from seatrial.runtime.process_tree import die_with_parent
 
 Ticks = int
 """Start time of a process, in clock ticks since boot: exact, unlike seconds that are computed from it."""

@@ -14,7 +14,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from seatrial.launch.ports import port_in_use
+from seatrial.runtime.servers import port_in_use
 
 HEADER = Path("/usr/include/slurm/spank.h")
 SOURCE = Path(__file__).with_name("fake_pyxis.c")

@@ -1,33 +1,217 @@
 """NeMo-RL: its own functionals with Megatron, driven from outside, in the environment that uv made for its checkout.
 
-It needs GPUs. What can be known without one is known before: the commands, the configuration that NeMo-RL's own loader
-composes, and what a finished run left.
+It needs GPUs. The ladder with options in force, the tests that go before the levels, and what a Pass leaves open stand here, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Self
 
-from seatrial.loops.change_names import wrong_names
-from seatrial.loops.knowledge import read_tables
-from seatrial.loops.nemo_rl.after import claims, console, next_steps, proofs, results, tokens, vacuity
-from seatrial.loops.nemo_rl.after.signals import SIGNALS
-from seatrial.loops.nemo_rl.ahead import preflight, shown
-from seatrial.loops.nemo_rl.runs import architecture, assertions, calls, checkout, isolations, ladder, limits, side_tests, variants
-from seatrial.loops.nemo_rl.runs.variant import DEFAULT_MODEL, GPUS
-from seatrial.loops.options import choice, number, require_known
-from seatrial.loops.plain import Basic
-from seatrial.model.errors import UserError
-from seatrial.model.guarded import real_path
-from seatrial.model.knowledge import CheckSpec, Concern, Level, Milestone, Signature, Surface
-from seatrial.model.loop import Context, Fault, Footprint, Isolation, Phase, SideTests, Vacuity
-from seatrial.model.record import CheckResult, Finding, LevelResult, RepoState
-from seatrial.model.series import Metrics
-from seatrial.model.signals import Signals
-from seatrial.model.tokens import TokenRow
+from seatrial.core.errors import UserError
+from seatrial.core.guarded import real_path
+from seatrial.core.loop import Context, Fault, Footprint, Isolation, Phase, SideTests, Vacuity
+from seatrial.core.records import CheckResult, Finding, LevelResult, RepoState
+from seatrial.core.records import replace as replace_record
+from seatrial.core.series import Metrics, TokenRow
+from seatrial.core.specs import CheckSpec, Concern, Level, Milestone, Signals, Signature, Surface
+from seatrial.loops import bridge_tests
+from seatrial.loops.base_loop import KEYS, BaseLoop, choice_option, int_option, read_tables, require_known_options
+from seatrial.loops.bridge_tests import conformance
+from seatrial.loops.host_findings import wrong_names
+from seatrial.loops.nemo_rl import (
+    failed_level,
+    nemo_checkout,
+    nemo_metrics,
+    nemo_outputs,
+    nemo_preflight,
+    nemo_proofs,
+    nemo_runs,
+    script_dry_run,
+    script_reader,
+)
+from seatrial.loops.nemo_rl.nemo_checkout import VERSION, Generation, generation
+from seatrial.loops.nemo_rl.nemo_metrics import SIGNALS
+from seatrial.loops.nemo_rl.nemo_runs import DEFAULT_MODEL, GPUS
+
+NO_LORA = (
+    "a Megatron run of two steps that was cut after the first and resumed is the run that was not cut, within the tolerances of "
+    "NeMo-RL's own comparison; LoRA was not run"
+)
+
+
+def ladder(levels: Sequence[Level], options: Mapping[str, str]) -> tuple[Level, ...]:
+    """The levels; a cluster is asked for the GPUs that are used."""
+    count = int_option(options, "gpus", GPUS)
+    made = [replace_record(level, cost=replace_record(level.cost, gpus=count)) for level in levels]
+    return tuple(replace_record(level, **_changed(level, options)) for level in made)
+
+
+def _changed(level: Level, options: Mapping[str, str]) -> dict[str, object]:
+    match level.name:
+        case "lora-checkpoint":
+            return _without_lora(options)
+        case "refit":
+            offers = _offered(options)
+            named = options.get("transports", ",".join(nemo_runs.available(offers) if offers else ())).replace(",", ", ")
+            return {**_titled(level, named), **_too_few(options)}
+        case "megatron-generation":
+            return _megatron_generation(options)
+        case "parallelism":
+            sizes = ", ".join(f"{name.upper()} {int_option(options, name, 2 if name == 'tp' else 1)}" for name in KEYS)
+            return {**_titled(level, options.get("recipe", sizes)), **_too_few(options)}
+        case "architecture":
+            named = options.get("architecture", options.get("recipe", ""))
+            return {**_titled(level, named), "skip": nemo_runs.why_no_architecture(options)}
+        case "learning":
+            return {"steps": int_option(options, "steps", nemo_runs.LEARNING_STEPS[0], *nemo_runs.LEARNING_STEPS)}
+    return {}
+
+
+def _offered(options: Mapping[str, str]) -> Generation | None:
+    """What the checkout offers; None when none was named, or what was named is none: the preflight says so."""
+    place = Path(options["nemo_rl"]) if "nemo_rl" in options else None
+    return generation(place) if place is not None and (place / VERSION).is_file() else None
+
+
+def _titled(level: Level, what: str) -> dict[str, object]:
+    return {"title": f"{level.title} ({what})"} if what else {}
+
+
+def _too_few(options: Mapping[str, str]) -> dict[str, object]:
+    """One GPU has nothing to transfer to, and nothing to be parallel with."""
+    few = int_option(options, "gpus", GPUS) < 2
+    return {"skip": "one GPU is not enough for it: name more with --set options.gpus=N"} if few else {}
+
+
+def _without_lora(options: Mapping[str, str]) -> dict[str, object]:
+    """LoRA that this checkout does not have, or that is known to be broken there, is no fault of the change."""
+    offers = _offered(options)
+    why = nemo_runs.no_peft(options, offers) if offers else None
+    return {"title": "Checkpoint (LoRA blocked by NeMo-RL)", "proves": NO_LORA, "left_out": (why,)} if why else {}
+
+
+def _megatron_generation(options: Mapping[str, str]) -> dict[str, object]:
+    offers = _offered(options)
+    if offers is None:
+        return {}
+    supported = offers.megatron_generation and Path(nemo_runs.MEGATRON_GENERATION).name in offers.scripts
+    return {} if supported else {"skip": "this NeMo-RL checkout does not support policy.generation.backend=megatron"}
+
+
+def run_limitations(level: Level, context: Context) -> tuple[str, ...]:
+    """What this configuration leaves out."""
+    made = []
+    if level.name in ("lora-checkpoint", "learning") and (why := nemo_runs.no_peft(context.options, nemo_runs.offered(context))):
+        made.append(why)
+    if level.name != "parallelism" and "recipe" not in context.options and "policy.megatron_cfg" not in " ".join(context.arguments):
+        made.append("all parallel sizes were 1, but for experts where they are named: use level 4")
+    if level.name == "parallelism" and "recipe" not in context.options and int_option(context.options, "ep", 1) == 1:
+        made.append("expert parallel size 1: routing across ranks was not exercised")
+    made += _foreign_core(context)
+    if level.name == "refit":
+        made.append("full and packed leave the same trace: that tensors were packed rests on the size of the buckets that was set")
+        run, here = nemo_runs.transports(context), nemo_runs.available(nemo_runs.offered(context))
+        left = [name for name in nemo_runs.TRANSPORTS if name not in run]
+        made += [f"transport not run: {name}{'' if name in here else ', which this checkout does not have'}" for name in left]
+    if any("enforce_eager=true" in word.lower() or "num_cuda_graphs=null" in word for word in context.arguments):
+        made.append("CUDA graphs were off: this is a reduced-optimization run")
+    return tuple(made)
+
+
+def _foreign_core(context: Context) -> list[str]:
+    """Of a Bridge under test without a Megatron-LM of its own."""
+    tested = [repo.path for repo in context.changes if "megatron.bridge" in repo.packages and not repo.companion]
+    cores = nemo_checkout.bundled_core(context)
+    if not tested or not cores or any(core.is_relative_to(path) for core in cores for path in tested):
+        return []
+    return [f"the Bridge under test has no Megatron-LM (an empty submodule?): Megatron-Core came from {cores[0]}"]
+
+
+UNITS = (
+    "tests/unit/models/megatron/test_megatron_setup.py",
+    "tests/unit/models/policy/test_megatron_worker.py",
+    "tests/unit/utils/test_weight_transfer.py",
+)
+CHECKPOINT = ("tests/unit/utils/test_checkpoint.py", "tests/unit/utils/test_native_checkpoint.py")
+VLLM = ("tests/unit/models/generation/test_vllm_generation.py", "tests/unit/models/generation/test_vllm_utils.py")
+BY_LEVEL = {"lora-checkpoint": CHECKPOINT, "refit": VLLM}
+MOVED = {
+    "tests/unit/utils/test_weight_transfer.py": (
+        "tests/unit/utils/test_weight_transfer_stream.py",
+        "tests/unit/utils/test_packed_tensor.py",
+    ),
+}
+"""Where tests went that a guide still names."""
+EXTRAS = ("mcore", "vllm")
+UV = ("uv", "run", "--group", "test")
+
+
+def side_tests(context: Context) -> tuple[SideTests, ...]:
+    """The Bridge's conformance and tests, when one is under test; then NeMo-RL's. None when they were switched off."""
+    if context.options.get("tests") == "off":
+        return ()
+    bridge = next((repo for repo in context.changes if "megatron.bridge" in repo.packages and not repo.companion), None)
+    place = nemo_checkout.checkout_of(context)
+    made = [_bridge(bridge)] if bridge else []
+    return (*conformance(context), *made, *(_units(place, context) if place else []))
+
+
+def _bridge(repo: RepoState) -> SideTests:
+    root = Path(repo.path)
+    files, notes = bridge_tests.tests_for_diff(repo)
+    return SideTests(
+        key="bridge",
+        name="Bridge-side checks",
+        argv=("uv", "run", "python", "-m", "pytest", "-q"),
+        cwd=root,
+        files=files,
+        notes=notes,
+        skip=None if files else f"{root}: none of the focused tests exists",
+    )
+
+
+def _units(place: Path, context: Context) -> list[SideTests]:
+    """One run without extras, and one for each extra that tests are marked with: NeMo-RL leaves those out otherwise."""
+    wanted = [*UNITS, *(file for level in context.levels for file in BY_LEVEL.get(level, ()))]
+    files, notes = bridge_tests.present(place, wanted, MOVED)
+    marks = {file: _marks(place / file) for file in files}
+    common = SideTests(
+        key="nemo-rl",
+        name="NeMo-RL unit checks",
+        argv=(*UV, "pytest", "-q"),
+        cwd=place,
+        env={"PYTHONPATH": os.pathsep.join((*_tested(context), nemo_checkout.python_path(context)))},
+        files=tuple(file for file in files if None not in marks[file]),
+        notes=notes,
+        skip=None if files else f"{place}: none of the unit tests of the surface exists",
+    )
+    made = [common] if common.files or common.skip else []
+    for extra in EXTRAS:
+        marked = tuple(file for file in files if extra in marks[file])
+        if marked:
+            argv = (*UV, "--extra", extra, "pytest", "-q", f"--{extra}-only")
+            name = f"NeMo-RL unit checks ({extra})"
+            made.append(replace(common, key=f"nemo-rl-{extra}", name=name, argv=argv, files=marked, notes=() if made else notes))
+    return made
+
+
+def _tested(context: Context) -> list[str]:
+    """The checkouts under test go first, also one that is copied into the vendored tree: that copy is made later."""
+    return [repo.import_root for repo in context.changes if repo.import_root and not repo.companion]
+
+
+def _marks(file: Path) -> set[str | None]:
+    """Extras that tests of a file are marked with; None among them when all of its tests are."""
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    found: set[str | None] = {extra for extra in EXTRAS if f"mark.{extra}" in text}
+    return found | {None} if re.search(rf"^pytestmark = .*mark\.({'|'.join(EXTRAS)})", text, re.MULTILINE) else found
+
 
 HERE = Path(__file__).parent
 OPTIONS = {
@@ -44,7 +228,7 @@ OPTIONS = {
     "etp": "expert tensor parallel size of levels 4 and 5",
     "sequence_parallel": "true or false, in level 4",
     "recipe": "a maintained recipe for levels 4 and 5, such as llm/grpo-llama3.2-1b-instruct-1n8g-megatron",
-    "architecture": f"what level 5 is for: {', '.join(architecture.ARCHITECTURES)}",
+    "architecture": f"what level 5 is for: {', '.join(nemo_runs.ARCHITECTURES)}",
     "steps": "steps of level 6, 20 to 100",
     "helpers": "local: build Megatron's dataset helpers in a node-local copy (home is full or read-only)",
 }
@@ -85,8 +269,8 @@ def _signatures() -> tuple[Signature, ...]:
     return read_tables(HERE / "signatures.toml", "signature", Signature)
 
 
-class NemoRl(Basic):
-    """See `seatrial.model.loop.Loop` for the contract."""
+class NemoRl(BaseLoop):
+    """See `seatrial.core.loop.Loop` for the contract."""
 
     name = "nemo-rl"
     title = "NeMo-RL"
@@ -96,13 +280,13 @@ class NemoRl(Basic):
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         given = options or {}
-        require_known(self.title, OPTIONS, given)
+        require_known_options(self.title, OPTIONS, given)
         self.chosen: Mapping[str, str] = {name: str(real_path(Path(text))) if name == "nemo_rl" else text for name, text in given.items()}
         for name, known in CHOICES.items():
-            choice(self.chosen, name, known)
+            choice_option(self.chosen, name, known)
         for name in NUMBERS:
-            number(self.chosen, name, GPUS)
-        number(self.chosen, "steps", variants.LEARNING_STEPS[0], *variants.LEARNING_STEPS)
+            int_option(self.chosen, name, GPUS)
+        int_option(self.chosen, "steps", nemo_runs.LEARNING_STEPS[0], *nemo_runs.LEARNING_STEPS)
         _require_transports(self.chosen)
 
     def options(self) -> Mapping[str, str]:
@@ -123,7 +307,7 @@ class NemoRl(Basic):
 
     def interpreter(self) -> Path:
         """The Python of uv's environment."""
-        return checkout.interpreter(self.chosen)
+        return nemo_checkout.interpreter(self.chosen)
 
     def launcher(self) -> Path | None:
         """NeMo-RL's own ray.sub: it is submitted from the root of the checkout."""
@@ -135,19 +319,18 @@ class NemoRl(Basic):
         place = next((repo.path for repo in changes if "nemo_rl" in repo.packages), self.chosen.get("nemo_rl"))
         if self.chosen.get("bridge") != "sync" or place is None:
             return changes
-        target = str(Path(place) / checkout.VENDORED)
+        target = str(Path(place) / nemo_checkout.VENDORED)
         return tuple(
-            repo.model_copy(update={"synced": target}) if "megatron.bridge" in repo.packages and not repo.companion else repo
-            for repo in changes
+            replace_record(repo, synced=target) if "megatron.bridge" in repo.packages and not repo.companion else repo for repo in changes
         )
 
     def import_path(self, context: Context) -> tuple[str, ...]:
         """The Megatron-LM of the Bridge, and the NeMo-RL checkout."""
-        return checkout.import_path(context)
+        return nemo_checkout.import_path(context)
 
     def levels(self) -> tuple[Level, ...]:
         """The ladder with these options."""
-        return ladder.ladder(_levels(), self.chosen)
+        return ladder(_levels(), self.chosen)
 
     def concerns(self) -> tuple[Concern, ...]:
         """Those of levels.toml."""
@@ -171,67 +354,67 @@ class NemoRl(Basic):
 
     def instruments(self) -> tuple[Path, ...]:
         """Packages that run inside NeMo-RL's processes."""
-        return (HERE / "drive",)
+        return (HERE.parents[1] / "instruments" / "nemo_rl",)
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         """The processes of one level."""
-        return calls.phases(level, context, directory)
+        return nemo_runs.phases(level, context, directory)
 
     def shown(self, level: Level, context: Context, directory: Path) -> tuple[str, ...]:
         """What the scripts start, assert and write."""
-        return shown.shown(level, context, directory)
+        return script_dry_run.describe_scripts(level, context, directory)
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """Changes that are what their names say, and what NeMo-RL needs."""
-        return (*wrong_names(context, PACKAGES), *preflight.findings(context))
+        return (*wrong_names(context, PACKAGES), *nemo_preflight.nemo_findings(context))
 
     def side_tests(self, context: Context) -> tuple[SideTests, ...]:
         """The Bridge's tests for the diff, and NeMo-RL's for the surface."""
-        return side_tests.side_tests(context)
+        return side_tests(context)
 
     def isolations(self, result: LevelResult) -> tuple[Isolation, ...]:
         """Reruns that separate the suspects of a failure."""
-        return isolations.isolations(result)
+        return failed_level.isolations(result)
 
     def next_steps(self, result: LevelResult, context: Context) -> tuple[str, ...]:
         """Where a local snapshot of the model is, when the hub did not answer."""
-        return next_steps.next_steps(result, context)
+        return failed_level.next_steps(result, context)
 
     def tokens(self, directory: Path) -> Iterator[TokenRow]:
         """The sequences that NeMo-RL wrote at each step."""
-        return tokens.tokens(directory)
+        return nemo_outputs.tokens(directory)
 
     def limitations(self, level: Level, context: Context) -> tuple[str, ...]:
         """What this configuration leaves out."""
-        return limits.limitations(level, context)
+        return run_limitations(level, context)
 
     def metric_files(self, directory: Path) -> Mapping[str, tuple[Path, ...]]:
         """The event files of each run; metrics.json where there are none."""
-        return results.metric_files(directory)
+        return nemo_outputs.metric_files(directory)
 
     def read_console(self, log: Path) -> Metrics:
         """Metrics from the lines that NeMo-RL prints."""
-        return console.read_console(log)
+        return nemo_outputs.read_console(log)
 
     def own_checks(self, level: Level, directory: Path) -> tuple[CheckSpec, ...]:
         """The assertions of the functional."""
-        return assertions.own_checks(level, directory)
+        return script_reader.own_checks(level, directory)
 
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
         """What facts and the configuration in force prove."""
-        return proofs.proofs(level, directory, metrics)
+        return nemo_proofs.proofs(level, directory, metrics)
 
     def other_run(self, level: Level, log: Path) -> str | None:  # noqa: ARG002 - the contract
         """The configuration that the log shows must be that of the levels: Megatron, not DTensor."""
-        return claims.other_run(log)
+        return nemo_outputs.other_run(log)
 
     def steps_reached(self, metrics: Metrics) -> int | None:
         """The least last step of all training runs."""
-        return console.steps_reached(metrics)
+        return nemo_outputs.steps_reached(metrics)
 
     def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
         """What the log says."""
-        return console.steps_planned(paths)
+        return nemo_outputs.steps_planned(paths)
 
     def signals(self) -> Signals:
         """Of NeMo-RL."""
@@ -239,17 +422,17 @@ class NemoRl(Basic):
 
     def vacuous(self, metrics: Metrics) -> Vacuity | None:
         """Nothing to learn from, or a transfer that was not made."""
-        return vacuity.vacuous(metrics)
+        return nemo_metrics.vacuous(metrics)
 
     def unseen(self, metrics: Metrics) -> str | None:
         """No gradient norm, or no rewards."""
-        return vacuity.unseen(metrics)
+        return nemo_metrics.unseen(metrics)
 
 
 def _require_transports(options: Mapping[str, str]) -> None:
     for name in options.get("transports", "full").split(","):
-        if name not in variants.TRANSPORTS:
-            known = ", ".join(variants.TRANSPORTS)
+        if name not in nemo_runs.TRANSPORTS:
+            known = ", ".join(nemo_runs.TRANSPORTS)
             raise UserError(f"options.transports = {options['transports']!r}: {name!r} is none of {known}", "use full,delta")
 
 

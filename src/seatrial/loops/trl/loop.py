@@ -9,23 +9,20 @@ from pathlib import Path
 from typing import Any, Self
 
 from seatrial.checks.step import FILE, limitations
-from seatrial.loops.knowledge import read_tables
-from seatrial.loops.model_files import Use, model_findings
-from seatrial.loops.plain import Plain
-from seatrial.loops.trl import arguments, console, proofs, trajectory, vacuity, vllm_python
-from seatrial.loops.trl.arguments import max_steps
-from seatrial.loops.trl.drive.fault_names import FAULTS
-from seatrial.loops.trl.signals import SIGNALS
-from seatrial.model.gather import gather
-from seatrial.model.knowledge import Level, Milestone, Signature
-from seatrial.model.loop import Context, Fault, Phase, Vacuity
-from seatrial.model.record import CheckResult, Finding
-from seatrial.model.series import Metrics
-from seatrial.model.signals import Signals
-from seatrial.model.verdict import Boundary
+from seatrial.core.loop import Context, Fault, Phase, Vacuity, gather
+from seatrial.core.records import CheckResult, Finding
+from seatrial.core.series import Metrics
+from seatrial.core.specs import Level, Milestone, Signals, Signature
+from seatrial.core.verdict import Boundary
+from seatrial.instruments.trl.fault_names import FAULTS
+from seatrial.loops.base_loop import PackagedLoop, read_tables
+from seatrial.loops.model_files import ModelUse, model_findings
+from seatrial.loops.trl import trl_metrics, trl_preflight, trl_proofs
+from seatrial.loops.trl.trl_metrics import SIGNALS
+from seatrial.loops.trl.trl_preflight import max_steps
 
 HERE = Path(__file__).parent
-DRIVE = "seatrial.loops.trl.drive"
+DRIVE = "seatrial.instruments.trl"
 SEED = "42"
 SEEDS = 5
 COMMON = (
@@ -78,8 +75,8 @@ def _levels() -> tuple[Level, ...]:
     return read_tables(HERE / "levels.toml", "level", Level)
 
 
-class Trl(Plain):
-    """See `seatrial.model.loop.Loop` for the contract."""
+class Trl(PackagedLoop):
+    """See `seatrial.core.loop.Loop` for the contract."""
 
     name = "trl"
     title = "TRL"
@@ -88,7 +85,7 @@ class Trl(Plain):
 
     def options(self) -> Mapping[str, str]:
         """One, a path."""
-        return {vllm_python.OPTION: vllm_python.MEANING}
+        return {trl_preflight.VLLM_OPTION: trl_preflight.VLLM_MEANING}
 
     def configured(self, options: Mapping[str, str]) -> Self:
         """The same loop with them."""
@@ -113,16 +110,16 @@ class Trl(Plain):
         return read_tables(HERE / "signatures.toml", "signature", Signature)
 
     def faults(self) -> Mapping[str, Fault]:
-        """Those of drive/faults.py."""
+        """Those of instruments/trl/fault_names.py."""
         return dict(FAULTS)
 
     def instruments(self) -> tuple[Path, ...]:
         """Packages that run inside the loop's interpreter."""
-        return (HERE / "drive",)
+        return (HERE.parents[1] / "instruments" / "trl",)
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         """The processes of one level."""
-        make = _Maker(level, context, directory)
+        make = _PhaseBuilder(level, context, directory)
         match level.name:
             case "smoke":
                 # Variants overwrite settings, and so they go without a user's own; a user's model would take its time seven times.
@@ -141,7 +138,7 @@ class Trl(Plain):
             case "refit":
                 return make.proven("run", (*RECORDED, "--rollouts", "generator"), (*PROVING, *PLAIN, *EACH))
             case "vllm":
-                server = ("--vllm-python", str(vllm_python.interpreter(context) or "PYTHON-WITH-VLLM"))
+                server = ("--vllm-python", str(trl_preflight.vllm_interpreter(context) or "PYTHON-WITH-VLLM"))
                 untied = UNTIED if context.model == self.default_model else None
                 run, shadow = make.proven("run", (*RECORDED, "--rollouts", "vllm", *server), (*PROVING, *PLAIN, *EACH), model=untied)
                 own, corrected = (*RECORDED, "--rollouts", "synced", *server), (*PROVING, *EACH, *CORRECTED)
@@ -162,21 +159,21 @@ class Trl(Plain):
                 )
             case "learning":
                 # The first learning arm is recorded.
-                run = make.train("run", ("--seeds", str(SEEDS), "--record"), (), module="learning")
-                return (run, make.shadow(run, "learning", directory / "run" / "learn" / "1", ("--seed", "1")))
+                run = make.train("run", ("--seeds", str(SEEDS), "--record"), (), module="extra_runs")
+                return (run, make.shadow(run, "extra_runs", directory / "run" / "learn" / "1", ("--seed", "1")))
         raise AssertionError(f"level {level.number} has no phases")
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """A given model must be a local directory with weights and a tokenizer, and its tokenizer must load offline; level 3 needs vLLM."""
         return gather(
-            lambda: arguments.findings(context.levels, context.arguments),
+            lambda: trl_preflight.argument_findings(context.levels, context.arguments),
             lambda: self._model(context),
-            lambda: vllm_python.findings(context),
+            lambda: trl_preflight.vllm_findings(context),
         )
 
     def _model(self, context: Context) -> tuple[Finding, ...]:
         if not context.model.startswith("tiny-"):
-            return model_findings(Path(context.model), context, Use(build=f"seatrial env build {self.environment}", own=True))
+            return model_findings(Path(context.model), context, ModelUse(build=f"seatrial env build {self.environment}", own=True))
         ok = context.model in MADE
         message = f"{context.model} is made locally" if ok else f"no such model: {context.model}; known: {', '.join(MADE)}"
         return (Finding(name="model", ok=ok, boundary=Boundary.DATA, message=message, fix="" if ok else f"--model {MADE[0]}"),)
@@ -187,7 +184,7 @@ class Trl(Plain):
             return ()
         made = "a tiny model with random weights, made locally: no pretrained weights were tested"
         other = f"an untied Llama ({UNTIED}) stood in for {self.default_model}, whose embeddings are tied: none such were refitted"
-        return (made, other) if level.name == vllm_python.LEVEL else (made,)
+        return (made, other) if level.name == trl_preflight.VLLM_LEVEL else (made,)
 
     def shortfalls(self, level: Level, directory: Path) -> tuple[str, ...]:  # noqa: ARG002 - the contract
         """What the tables of knobs of its recorded runs say."""
@@ -200,11 +197,11 @@ class Trl(Plain):
 
     def read_console(self, log: Path) -> Metrics:
         """Metrics from the rows that the trainer prints."""
-        return console.read_console(log)
+        return trl_metrics.read_console(log)
 
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
         """What the facts prove."""
-        return proofs.prove(level, directory, metrics)
+        return trl_proofs.prove(level, directory, metrics)
 
     def steps_reached(self, metrics: Metrics) -> int | None:
         """The least last step of all training runs: a level with several is done when each of them is.
@@ -214,13 +211,13 @@ class Trl(Plain):
         runs: dict[str, int] = {}
         for tag, series in metrics.series.items():
             run, _, name = tag.rpartition("/")
-            if name in ("loss", "train_runtime") and not vacuity.is_evaluation(run) and series.steps:
+            if name in ("loss", "train_runtime") and not trl_metrics.is_evaluation(run) and series.steps:
                 runs[run] = max(runs.get(run, 0), series.steps[-1])
         return min(runs.values(), default=metrics.last_step())
 
     def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
         """max_steps of the trainer_state.json files, or what the log says."""
-        return console.steps_planned(paths)
+        return trl_metrics.steps_planned(paths)
 
     def signals(self) -> Signals:
         """Of Trainer."""
@@ -228,19 +225,19 @@ class Trl(Plain):
 
     def log_interval(self, paths: tuple[Path, ...]) -> int | None:
         """logging_steps of the trainer_state.json files."""
-        return console.log_interval(paths)
+        return trl_metrics.log_interval(paths)
 
     def vacuous(self, metrics: Metrics) -> Vacuity | None:
         """No reward variance, or a learning rate of zero."""
-        return vacuity.vacuous(metrics)
+        return trl_metrics.vacuous(metrics)
 
     def is_clock(self, metric: str) -> bool:
         """Times and rates."""
-        return trajectory.is_clock(metric)
+        return trl_metrics.is_clock(metric)
 
     def unseen(self, metrics: Metrics) -> str | None:
         """No gradient norm, or no spread of rewards."""
-        return vacuity.unseen(metrics)
+        return trl_metrics.unseen(metrics)
 
 
 def world_size(phase: Phase) -> int:
@@ -248,7 +245,7 @@ def world_size(phase: Phase) -> int:
     return len([name for name in phase.processes if name == "driver" or name.startswith("rank")])
 
 
-class _Maker:
+class _PhaseBuilder:
     """Builds the phases of one level."""
 
     def __init__(self, level: Level, context: Context, directory: Path) -> None:

@@ -12,23 +12,20 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from seatrial.checks.step import FILE, limitations
-from seatrial.loops.change_names import wrong_names
-from seatrial.loops.conformance import conformance
-from seatrial.loops.knowledge import read_tables
-from seatrial.loops.options import choice, require_known
-from seatrial.loops.plain import Basic
-from seatrial.loops.verl import claims, console, vacuity
-from seatrial.loops.verl.cpu.proofs import is_clock
-from seatrial.loops.verl.cpu.settings import STRATEGIES
-from seatrial.loops.verl.cpu.side import Cpu
-from seatrial.loops.verl.drive.fault_names import FAULTS
-from seatrial.loops.verl.gpu import side as wrapper
-from seatrial.loops.verl.signals import SIGNALS
-from seatrial.model.knowledge import Concern, Level, Milestone, Signature, Surface
-from seatrial.model.loop import Context, Fault, Footprint, Phase, SideTests, Vacuity
-from seatrial.model.record import CheckResult, Finding
-from seatrial.model.series import Metrics
-from seatrial.model.signals import Signals
+from seatrial.core.loop import Context, Fault, Footprint, Phase, SideTests, Vacuity
+from seatrial.core.records import CheckResult, Finding
+from seatrial.core.series import Metrics
+from seatrial.core.specs import Concern, Level, Milestone, Signals, Signature, Surface
+from seatrial.instruments.verl.verl_process import FAULTS
+from seatrial.loops.base_loop import BaseLoop, choice_option, read_tables, require_known_options
+from seatrial.loops.bridge_tests import conformance
+from seatrial.loops.host_findings import wrong_names
+from seatrial.loops.verl import gpu_side as wrapper
+from seatrial.loops.verl import verl_log
+from seatrial.loops.verl.cpu_proofs import is_clock
+from seatrial.loops.verl.cpu_runs import Cpu
+from seatrial.loops.verl.cpu_settings import STRATEGIES
+from seatrial.loops.verl.verl_log import SIGNALS
 
 HERE = Path(__file__).parent
 ENVIRONMENT = "verl-cpu"
@@ -104,19 +101,19 @@ class Side(Protocol):
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]: ...
 
 
-class Verl(Basic):
-    """See `seatrial.model.loop.Loop` for the contract."""
+class Verl(BaseLoop):
+    """See `seatrial.core.loop.Loop` for the contract."""
 
     name = "verl"
     title = "verl"
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
         given = options or {}
-        require_known(self.title, OPTIONS, given)
+        require_known_options(self.title, OPTIONS, given)
         self.chosen: Mapping[str, str] = {name: str(Path(text).absolute()) if name in PATHS else text for name, text in given.items()}
-        self.device = choice(self.chosen, "device", DEVICES)
-        choice(self.chosen, "tests", ("on", "off"))
-        strategy = choice(self.chosen, "strategy", STRATEGIES)
+        self.device = choice_option(self.chosen, "device", DEVICES)
+        choice_option(self.chosen, "tests", ("on", "off"))
+        strategy = choice_option(self.chosen, "strategy", STRATEGIES)
         self.side: Side = Cpu(strategy) if self.device == "cpu" else wrapper
         self.ladder = f"levels_{strategy}.toml" if self.device == "cpu" else "levels.toml"
         self.megatron = self.device == "gpu" or strategy == "megatron"
@@ -169,12 +166,12 @@ class Verl(Basic):
         return _signatures()
 
     def faults(self) -> Mapping[str, Fault]:
-        """Those of drive/faults.py, which act on the CPU side only."""
+        """Those of instruments/verl/verl_process.py, which act on the CPU side only."""
         return dict(FAULTS) if self.device == "cpu" else {}
 
     def instruments(self) -> tuple[Path, ...]:
         """Packages that run inside verl's processes."""
-        return (HERE / "drive",)
+        return (HERE.parents[1] / "instruments" / "verl",)
 
     def phases(self, level: Level, context: Context, directory: Path) -> tuple[Phase, ...]:
         """The processes of one level."""
@@ -203,7 +200,7 @@ class Verl(Basic):
 
     def read_console(self, log: Path) -> Metrics:
         """Metrics from the rows that verl prints."""
-        return console.read_console(log)
+        return verl_log.read_console(log)
 
     def proofs(self, level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
         """What facts and the configuration in force prove."""
@@ -211,15 +208,15 @@ class Verl(Basic):
 
     def other_run(self, level: Level, log: Path) -> str | None:  # noqa: ARG002 - the contract
         """The configuration that the log shows must be that of the levels: Megatron through Megatron-Bridge, with LoRA."""
-        return claims.other_run(log)
+        return verl_log.other_run(log)
 
     def steps_reached(self, metrics: Metrics) -> int | None:
         """The least last step of all training runs."""
-        return console.steps_reached(metrics)
+        return verl_log.steps_reached(metrics)
 
     def steps_planned(self, paths: tuple[Path, ...]) -> int | None:
         """What the configuration dump or the progress bar says."""
-        return console.steps_planned(paths)
+        return verl_log.steps_planned(paths)
 
     def signals(self) -> Signals:
         """Of verl."""
@@ -227,11 +224,11 @@ class Verl(Basic):
 
     def not_exercised(self, log: Path) -> tuple[str, ...]:
         """Megatron and Megatron-Bridge, where another engine trained."""
-        return claims.not_exercised(log)
+        return verl_log.not_exercised(log)
 
     def vacuous(self, metrics: Metrics) -> Vacuity | None:
         """No spread of rewards, or no learning rate."""
-        return vacuity.vacuous(metrics)
+        return verl_log.vacuous(metrics)
 
     def is_clock(self, metric: str) -> bool:
         """verl's own groups for times and throughput."""
@@ -239,7 +236,7 @@ class Verl(Basic):
 
     def unseen(self, metrics: Metrics) -> str | None:
         """No gradient norm, or no rewards."""
-        return vacuity.unseen(metrics)
+        return verl_log.unseen(metrics)
 
 
 LOOP = Verl()

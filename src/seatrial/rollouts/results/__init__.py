@@ -1,1 +1,1 @@
-"""What is made of collected rollouts: selections, new rewards, the layouts of other tools."""
+"""What is made of collected rollouts: the merge, reward profiles, selections, new rewards, imports and exports."""

@@ -24,52 +24,50 @@ from typing import Any
 import orjson
 
 from seatrial import __version__
-from seatrial.files import sync_directory, write_json
-from seatrial.model.errors import UserError
+from seatrial.core.errors import UserError
+from seatrial.core.files import sync_directory, write_json
+from seatrial.core.records import replace as replace_record
+from seatrial.rollouts.backends.openai_format import read, text_of
 from seatrial.rollouts.campaign import Campaign, Failures
-from seatrial.rollouts.conduct.client import make_verifiers, run
-from seatrial.rollouts.conduct.status import Status, Watch
-from seatrial.rollouts.direct.answer import read, text_of
-from seatrial.rollouts.journal.scan import OWED, Scanner
-from seatrial.rollouts.manifest import Manifest, building, check_inputs, identity_of, load, save_campaign
-from seatrial.rollouts.merge.index import Index
-from seatrial.rollouts.place import Place
-from seatrial.rollouts.record import FailureKind, Head, check, head_of, row_of
-from seatrial.rollouts.units import Units
-from seatrial.rollouts.work import Outcome, RolloutError, Score, Unit, Verifier
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.campaign_rounds import make_verifiers, run_collector
+from seatrial.rollouts.campaign_runner import Status, StatusReader
+from seatrial.rollouts.journal.journal_scan import PENDING, Scanner
+from seatrial.rollouts.manifest import Manifest, Units, building, check_inputs, identity_of, load_manifest, save_campaign
+from seatrial.rollouts.results.campaign_merge import Index
+from seatrial.rollouts.rollout_record import FailureKind, Head, RolloutError, RolloutOutcome, Score, Unit, Verifier, check, head_of, row_of
 
 _IN_SCORING = (FailureKind.REWARD, FailureKind.JUDGE, FailureKind.SANDBOX)
 
 
-def rescore(source: Place, out: Place, campaign: Campaign, progress: Callable[[str], None]) -> Status:
+def rescore(source: CampaignDir, out: CampaignDir, campaign: Campaign, progress: Callable[[str], None]) -> Status:
     """Score the rollouts of `source` as `campaign` says, into `out`; goes on when `out` was begun. Says how `out` stands then."""
     manifest = prepare_rescore(source, out, campaign)
     backend = RescoreBackend(source, make_verifiers(campaign, [str(url) for url in (campaign.policy.url, *campaign.policy.urls) if url]))
     # The budget is for a policy that is asked in vain. Here failures of the source are carried over, and would spend it.
-    lenient = campaign.model_copy(update={"failures": Failures(max_share=1.0)})
-    run(out, lenient, range(manifest.shards), backend, progress, only=backend.has)
+    lenient = replace_record(campaign, failures=Failures(max_share=1.0))
+    run_collector(out, lenient, range(manifest.shards), backend, progress, only=backend.has)
     with Units(out, manifest) as units:
-        return Watch(out, manifest, units).look()
+        return StatusReader(out, manifest, units).look()
 
 
-def prepare_rescore(source: Place, out: Place, campaign: Campaign) -> Manifest:
+def prepare_rescore(source: CampaignDir, out: CampaignDir, campaign: Campaign) -> Manifest:
     """Make the new campaign directory, or take up the one that an earlier call made. Refuses another source or other settings."""
-    known = load(source)
+    known = load_manifest(source)
     _check(known, campaign, source)
     # Seeds are those that the rollouts were asked with.
     identity = {**identity_of(campaign, Path.cwd()), "work": known.identity["work"]}
     if out.manifest.is_file():
-        return _same(load(out), known, identity, out)
+        return _same(load_manifest(out), known, identity, out)
     check_inputs(source, known)
-    manifest = known.model_copy(
-        update={
-            "name": campaign.name,
-            "made": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seatrial": __version__,
-            "identity": identity,
-            "imported": None,
-            "rescored": str(source.root.absolute()),
-        }
+    manifest = replace_record(
+        known,
+        name=campaign.name,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        seatrial=__version__,
+        identity=identity,
+        imported=None,
+        rescored=str(source.root.absolute()),
     )
     with building(out) as draft:
         for before, now in ((source.inputs, draft.inputs), (source.index, draft.index)):
@@ -84,7 +82,7 @@ def prepare_rescore(source: Place, out: Place, campaign: Campaign) -> Manifest:
 class RescoreBackend:
     """Gives the stored rollouts of another campaign with the verifier applied again; a `Backend`."""
 
-    def __init__(self, source: Place, verifiers: Mapping[str, Verifier]) -> None:
+    def __init__(self, source: CampaignDir, verifiers: Mapping[str, Verifier]) -> None:
         self._source = source
         self._verifiers = verifiers
         self._settled = bytearray()
@@ -92,20 +90,20 @@ class RescoreBackend:
 
     def has(self, number: int) -> bool:
         """Whether the source has settled this unit; known once it is open."""
-        return self._settled[number] != OWED
+        return self._settled[number] != PENDING
 
     async def open(self) -> None:
         """Find where the winning record of each unit lies."""
         await asyncio.to_thread(self._read)
 
-    async def roll(self, unit: Unit) -> Outcome:
+    async def roll(self, unit: Unit) -> RolloutOutcome:
         """One stored rollout, scored."""
         head, row = self._record(unit.number)
         if not head.ok:
             head, row = _unscored(unit, head, row)
         score = await self._score(unit, row)
         note = {"source": str(self._source.root.absolute()), "reward": head.reward, "answer": head.answer}
-        return Outcome(
+        return RolloutOutcome(
             row={**row, **score.fields, "reward": score.reward, "rescored": note},
             reward=score.reward,
             answer=score.answer,
@@ -140,7 +138,7 @@ class RescoreBackend:
             await verifier.close()
 
     def _read(self) -> None:
-        with Units(self._source, load(self._source)) as units:
+        with Units(self._source, load_manifest(self._source)) as units:
             self._index = Index(units.total)
             self._settled = Scanner(self._source, units, self._index).update().settled
 
@@ -167,7 +165,7 @@ def _unscored(unit: Unit, head: Head, row: dict[str, Any]) -> tuple[Head, dict[s
     return replace(head, **told), {**about, **row}
 
 
-def _check(known: Manifest, campaign: Campaign, source: Place) -> None:
+def _check(known: Manifest, campaign: Campaign, source: CampaignDir) -> None:
     if campaign.gym:
         raise UserError("campaign: [gym]: Gym's resources servers verify while they collect", "give a campaign file with a verifier")
     if absent := [file.dataset for file in known.files if file.dataset not in {dataset.name for dataset in campaign.datasets}]:
@@ -176,7 +174,7 @@ def _check(known: Manifest, campaign: Campaign, source: Place) -> None:
         )
 
 
-def _same(found: Manifest, known: Manifest, identity: Mapping[str, Any], out: Place) -> Manifest:
+def _same(found: Manifest, known: Manifest, identity: Mapping[str, Any], out: CampaignDir) -> Manifest:
     """The manifest of a rescore that was begun; a UserError when this is another one."""
     if not found.rescored or found.inputs_sha256 != known.inputs_sha256:
         raise UserError(f"{out.root}: holds another campaign", "name another directory")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from seatrial.rollouts.sandbox.process import SandboxError
-from seatrial.rollouts.sandbox.sandbox import Ran, Sandbox, why_not
+from seatrial.rollouts.sandbox.sandbox import Ran, Sandbox, SandboxError, why_not
 
 __all__ = ["Ran", "Sandbox", "SandboxError", "why_not"]

@@ -1,29 +1,396 @@
 """Untrusted programs, each in a sandbox of its own: `await Sandbox(limits).run("print(1)")`.
 
-- What a program may see and use: `bubblewrap`, `syscalls`, `process`. Nothing outlives a run; nothing of it is left on this machine.
-- How it ended is one word: it was `done` by itself (see its exit code), or which limit it passed.
-- Failures of the sandbox itself are a SandboxError, never a result.
-- At most `limits.at_once` run at a time; the others wait.
+- A run ends as `done` or with the limit that it passed. Failures of the sandbox itself are a SandboxError, never a result. At most
+  `limits.at_once` run at a time. Nothing outlives a run.
+- A process tree is held by a pidfd of its namespace's first process, whose end ends all. bubblewrap starts without our environment.
+- Memory, tasks and files are measured from outside, in the sandbox's own /proc: anonymous, shared and swapped memory of the processes.
+- `start_child` replaces asyncio's subprocess, which may wait forever when its start is cancelled or a pipe stays open.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
+import secrets
 import signal
+import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-from seatrial.model.errors import BlockedError
-from seatrial.model.verdict import Boundary
+from seatrial.core.errors import BlockedError
+from seatrial.core.verdict import Boundary
 from seatrial.rollouts.campaign import SandboxLimits
-from seatrial.rollouts.sandbox import bubblewrap, syscalls
-from seatrial.rollouts.sandbox.process import Jailed, SandboxError, Trouble, start
+from seatrial.rollouts.sandbox import bubblewrap
+from seatrial.runtime.process_tree import adopt_orphans
+
+_COUNTED = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
+_WRITABLE = ("tmp", "dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """At one moment."""
+
+    memory: int
+    """Bytes."""
+    tasks: int
+    """Threads of all processes but the first, which is bubblewrap's."""
+    files: int
+
+
+def measure_use(first: int) -> Use | None:
+    """What the sandbox whose first process is `first` uses; None while it is being made, and when it is gone."""
+    root = Path(f"/proc/{first}/root")
+    proc = root / "proc"
+    try:
+        if _shows_us(proc):
+            return None
+        processes = [entry for entry in proc.iterdir() if entry.name.isdigit() and entry.name != "1"]
+        files = sum(_files(root / place) for place in _WRITABLE)
+    except OSError:
+        return None
+    memory = tasks = 0
+    for entry in processes:
+        kib, threads = _process(entry / "status")
+        memory += kib << 10
+        tasks += threads
+    return Use(memory, tasks, files)
+
+
+def _shows_us(proc: Path) -> bool:
+    """Whether it is still the machine's own /proc: in another pid namespace's there is no `self` for us."""
+    try:
+        return bool((proc / "self").readlink())
+    except FileNotFoundError:
+        return False
+
+
+def _files(place: Path) -> int:
+    found = os.statvfs(place)
+    return found.f_files - found.f_ffree
+
+
+def _process(path: Path) -> tuple[int, int]:
+    """Memory in KiB, and threads; nothing for a process that has just ended."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return 0, 0
+    memory = threads = 0
+    for line in text.splitlines():
+        if line.startswith(_COUNTED):
+            memory += int(line.split()[1])
+        elif line.startswith(b"Threads:"):
+            threads = int(line.split()[1])
+    return memory, threads
+
+
+_FIRST_LOOK_S = 0.001
+_LAST_LOOK_S = 0.05
+END_S = 30.0
+"""For what takes milliseconds, on a machine that is very busy."""
+
+
+class Child:
+    """A running process; made by `start_child`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stdin: asyncio.StreamWriter, outputs: Sequence[_Output]) -> None:
+        self.pid = process.pid
+        self.stdin = stdin
+        self.stdout = outputs[0].reader
+        self.stderr = outputs[-1].reader
+        """The same as `stdout` where standard error goes nowhere."""
+        self._process = process
+        self._outputs = outputs
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """Kill it, if it still runs."""
+        self._process.kill()
+
+    async def wait(self) -> int:
+        """Its exit code when it has ended."""
+        pause = _FIRST_LOOK_S
+        while (code := self._process.poll()) is None:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LAST_LOOK_S)
+        return code
+
+    def close(self) -> None:
+        """Close its streams: what it left running may hold their other ends. What was not written yet is lost."""
+        if not self.stdin.is_closing():
+            self.stdin.transport.abort()
+        for output in self._outputs:
+            output.transport.close()
+
+
+class _Output:
+    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport) -> None:
+        self.reader = reader
+        self.transport = transport
+
+
+async def start_child(
+    words: Sequence[str],
+    *,
+    errors: bool = False,
+    limit: int = 1 << 16,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    pass_fds: Sequence[int] = (),
+    start_new_session: bool = False,
+    before_exec: Callable[[], None] | None = None,
+) -> Child:
+    """Start a process. With `errors`, standard error is a stream, too; otherwise it goes nowhere. `limit`: bytes of a stream's buffer.
+    The process is started last, so that whatever is raised here, a cancellation too, leaves none."""
+    loop, unread, own, its = asyncio.get_running_loop(), asyncio.StreamReader(), list[asyncio.BaseTransport](), list[int]()
+    try:
+        out, into = os.pipe()
+        its.append(out)
+        stdin, protocol = await loop.connect_write_pipe(lambda: asyncio.StreamReaderProtocol(unread), os.fdopen(into, "wb", 0))
+        own.append(stdin)
+        outputs = []
+        for _ in range(2 if errors else 1):
+            out, into = os.pipe()
+            its.append(into)
+            outputs.append(await _connect(out, limit))
+            own.append(outputs[-1].transport)
+        process = subprocess.Popen(
+            words,
+            stdin=its[0],
+            stdout=its[1],
+            stderr=its[2] if errors else subprocess.DEVNULL,
+            env=env,
+            cwd=cwd,
+            pass_fds=tuple(pass_fds),
+            start_new_session=start_new_session,
+            preexec_fn=before_exec,
+        )
+    except BaseException:
+        for transport in own:
+            transport.close()
+        raise
+    finally:
+        for handle in its:
+            os.close(handle)
+    return Child(process, asyncio.StreamWriter(stdin, protocol, None, loop), outputs)
+
+
+async def read_pipe(handle: int) -> asyncio.StreamReader:
+    """A stream of what comes out of a pipe, which it closes at its end."""
+    return (await _connect(handle, 1 << 16)).reader
+
+
+async def _connect(handle: int, limit: int) -> _Output:
+    reader = asyncio.StreamReader(limit)
+    pipe = os.fdopen(handle, "rb", 0)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return _Output(reader, transport)
+
+
+Trouble = Literal["timeout", "memory", "processes", "files", "output"]
+
+_LOOK_S = 0.05
+_FILES = 50_000
+_WAIT_S = 30.0
+"""For what takes milliseconds, on a machine that is very busy."""
+
+T = TypeVar("T")
+
+
+class SandboxError(Exception):
+    """The sandbox itself did not work; says nothing about the program."""
+
+
+class SandboxedProcess:
+    """A running one; made by `start`."""
+
+    def __init__(self, process: Child, limits: SandboxLimits, status: asyncio.StreamReader) -> None:
+        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
+        self.gone = asyncio.Event()
+        """Set when nothing of it is left."""
+        self.trouble: asyncio.Future[Trouble] = asyncio.get_running_loop().create_future()
+        """The first limit that was passed."""
+        self.watched = False
+        """Whether its use could be seen at least once."""
+        self.token = secrets.token_hex(8)
+        """The launcher says it, and nobody else can, just before it becomes the program."""
+        self.status = status
+        self._process = process
+        self._limits = limits
+        self._first = 0
+        self._pidfd = -1
+        self._watcher: asyncio.Task[None] | None = None
+        self._ending = asyncio.Lock()
+        self._over = False
+        self._code: int | None = None
+
+    def hold(self, first: int) -> None:
+        """Take hold of the namespace's first process, and watch it; it must not have begun yet."""
+        self._first, self._pidfd = first, os.pidfd_open(first)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
+        self._watcher = asyncio.create_task(self._watch())
+
+    def report(self, trouble: Trouble) -> None:
+        """A limit was passed; the first one counts."""
+        if not self.trouble.done():
+            self.trouble.set_result(trouble)
+
+    async def end(self) -> int | None:
+        """End whatever is left, wait until it is gone, and give the program's exit code if it ended by itself. May be called again."""
+        if self._pidfd >= 0 and not self.gone.is_set():
+            # Also when the program has ended: what it left would be ended by bubblewrap, but a moment later.
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        async with self._ending:
+            if not self._over:
+                self._code = await self._finish()
+                self._over = True
+            return self._code
+
+    async def _finish(self) -> int | None:
+        if self._pidfd >= 0:
+            await _within(self.gone.wait(), "the end of a sandbox")
+        elif self._process.returncode is None:
+            await self._end_unheld()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        self.stdin.close()
+        said = await _within(self.status.read(), "the status of bubblewrap")
+        await _within(self._process.wait(), "the end of bubblewrap")
+        self.gone.set()
+        self._collect()
+        code = re.search(rb'"exit-code": (\d+)', said)
+        return int(code[1]) if code else None
+
+    async def _end_unheld(self) -> None:
+        """End it before it was held, as a start that is cancelled does: its first process would be left, ended, to this one."""
+        try:
+            self.hold(_first_of(await _within(self.status.readuntil(b"}\n"), "bubblewrap to make the sandbox")))
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            await _within(self.gone.wait(), "the end of a sandbox")
+        except (asyncio.IncompleteReadError, ProcessLookupError, SandboxError):
+            self._process.kill()
+
+    def _collect(self) -> None:
+        """Take the first process, ended, from the table of processes. bubblewrap does not wait for it, so it is ours by now."""
+        if self._pidfd < 0:
+            return
+        try:
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            pass  # bubblewrap did, as it does when we ended it
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+    def _ended(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self.gone.set()
+
+    async def _watch(self) -> None:
+        limits = self._limits
+        while not self.gone.is_set():
+            use = measure_use(self._first)
+            self.watched = self.watched or use is not None
+            if use is not None and use.memory > limits.memory_mb << 20:
+                self.report("memory")
+            elif use is not None and use.tasks >= limits.processes:
+                self.report("processes")
+            elif use is not None and use.files > _FILES:
+                self.report("files")
+            await asyncio.sleep(_LOOK_S)
+
+
+async def start_sandboxed(
+    argv: list[str], files: Mapping[str, str], limits: SandboxLimits, slot: int, cpu_s: float | None = None
+) -> SandboxedProcess:
+    """Start a program in a sandbox of its own, with these files in its working directory. Raises SandboxError."""
+    bwrap = bubblewrap.find_bubblewrap()
+    if bwrap is None:
+        raise SandboxError("bubblewrap (bwrap) is not installed")
+    # Or every program would leave an ended process to whoever is above us, for as long as that one does not look.
+    adopt_orphans()
+    uid = bubblewrap.uid_of(slot)
+    seccomp, block_in, block_out, status_out, status_in = -1, -1, -1, -1, -1
+    try:
+        seccomp = _filled(bubblewrap.seccomp_filter())
+        block_out, block_in = os.pipe()
+        status_out, status_in = os.pipe()
+        words = bubblewrap.bubblewrap_command(bwrap, limits, uid, seccomp, status_in, block_out) + bubblewrap.launcher_command(
+            limits, uid, argv, cpu_s
+        )
+        handle, status_out = status_out, -1  # the stream closes it, also when this is cancelled
+        status = await read_pipe(handle)
+        process = await start_child(words, errors=True, pass_fds=(seccomp, status_in, block_out), env={}, cwd="/", limit=_CHUNK)
+        os.close(status_in)
+        status_in = -1
+        jailed = SandboxedProcess(process, limits, status)
+        await _begin(jailed, block_in, files)
+        return jailed
+    except OSError as error:
+        raise SandboxError(f"cannot start a sandbox: {error.strerror or error}") from error
+    finally:
+        for handle in (seccomp, block_in, block_out, status_out, status_in):
+            if handle >= 0:
+                os.close(handle)
+
+
+async def _begin(jailed: SandboxedProcess, block: int, files: Mapping[str, str]) -> None:
+    """Hold the first process while it is blocked, let it go, and see that the program begins."""
+    said = b""
+    try:
+        status = await _within(jailed.status.readuntil(b"}\n"), "bubblewrap to make the sandbox")
+        jailed.hold(_first_of(status))
+        os.write(block, b"1")
+        payload = json.dumps({"token": jailed.token, "files": dict(files)}).encode()
+        jailed.stdin.write(b"%012d" % len(payload) + payload)
+        said = await _within(jailed.stderr.readline(), "the program to begin")
+    except (asyncio.IncompleteReadError, ProcessLookupError):
+        # It ended before its status was whole, or before it could be held.
+        said = await _within(jailed.stderr.readline(), "bubblewrap to say why it ended")
+    except BaseException:
+        await jailed.end()
+        raise
+    if said.decode(errors="replace").strip() != jailed.token:
+        await jailed.end()
+        raise SandboxError(
+            f"the program could not be started: {said.decode(errors='replace').strip() or 'bubblewrap ended without a word'}"
+        )
+
+
+def _first_of(status: bytes) -> int:
+    """The first process of a sandbox, as bubblewrap says."""
+    first: int = json.loads(status)["child-pid"]
+    return first
+
+
+async def _within(awaited: Awaitable[T], what: str) -> T:
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            return await awaited
+    except TimeoutError:
+        raise SandboxError(f"waited {_WAIT_S:g} s for {what}") from None
+
+
+def _filled(data: bytes) -> int:
+    """A pipe with something to read in it."""
+    out, into = os.pipe()
+    with os.fdopen(into, "wb") as stream:
+        stream.write(data)
+    return out
+
 
 Ending = Literal["done", "killed"] | Trouble
 
@@ -81,13 +448,13 @@ class Sandbox:
         name, interpreter = ("main.py", bubblewrap.interpreter()) if language == "python" else ("main.sh", ["/bin/bash"])
         async with self._turn, slot() as number:
             began = time.monotonic()
-            jailed = await start([*interpreter, name], {**(files or {}), name: program}, self.limits, number)
+            jailed = await start_sandboxed([*interpreter, name], {**(files or {}), name: program}, self.limits, number)
             try:
                 return await self._follow(jailed, stdin, began, min(wall_s or self.limits.wall_s, self.limits.wall_s))
             finally:
                 await jailed.end()
 
-    async def _follow(self, jailed: Jailed, stdin: str, began: float, wall_s: float) -> Ran:
+    async def _follow(self, jailed: SandboxedProcess, stdin: str, began: float, wall_s: float) -> Ran:
         feed = asyncio.create_task(_feed(jailed, stdin))
         outputs = [asyncio.create_task(self._take(jailed, stream)) for stream in (jailed.stdout, jailed.stderr)]
         gone = asyncio.create_task(jailed.gone.wait())
@@ -105,7 +472,7 @@ class Sandbox:
             await asyncio.gather(feed, gone, *outputs, return_exceptions=True)
         return Ran(stdout, stderr, code, _ending(jailed, code), time.monotonic() - began)
 
-    async def _take(self, jailed: Jailed, stream: asyncio.StreamReader) -> str:
+    async def _take(self, jailed: SandboxedProcess, stream: asyncio.StreamReader) -> str:
         """All output up to the limit; what comes after that is thrown away."""
         kept, limit = bytearray(), self.limits.output_kb << 10
         while chunk := await stream.read(_CHUNK):
@@ -127,7 +494,7 @@ async def slot() -> AsyncIterator[int]:
         _free.append(number)
 
 
-async def _feed(jailed: Jailed, stdin: str) -> None:
+async def _feed(jailed: SandboxedProcess, stdin: str) -> None:
     """Give the program its input; one that does not read it, or ends, is no error."""
     try:
         jailed.stdin.write(stdin.encode("utf-8", errors="surrogatepass"))
@@ -137,7 +504,7 @@ async def _feed(jailed: Jailed, stdin: str) -> None:
         return
 
 
-def _ending(jailed: Jailed, code: int | None) -> Ending:
+def _ending(jailed: SandboxedProcess, code: int | None) -> Ending:
     if jailed.trouble.done():
         return jailed.trouble.result()
     if code == 128 + signal.SIGXCPU:
@@ -147,12 +514,12 @@ def _ending(jailed: Jailed, code: int | None) -> Ending:
 
 def why_not() -> str | None:
     """None when programs can be run here, isolated and watched; otherwise why not. Really tries; may be called anywhere."""
-    if not syscalls.supported():
+    if not bubblewrap.seccomp_supported():
         return f"no system call filter for processors of kind {os.uname().machine}"
     found: list[str | None] = []
 
     def attempt() -> None:
-        found.append(asyncio.run(_attempt()))
+        found.append(asyncio.run(_try_sandbox()))
 
     # Of its own, as a loop may be running in this one.
     thread = threading.Thread(target=attempt, name="sandbox-probe")
@@ -161,11 +528,11 @@ def why_not() -> str | None:
     return found[0] if found else "the attempt itself broke"
 
 
-async def _attempt() -> str | None:
+async def _try_sandbox() -> str | None:
     limits = SandboxLimits(processes=16)
     try:
         async with slot() as number:
-            jailed = await start([*bubblewrap.interpreter(), "main.py"], {"main.py": _PROBE}, limits, number)
+            jailed = await start_sandboxed([*bubblewrap.interpreter(), "main.py"], {"main.py": _PROBE}, limits, number)
             try:
                 async with asyncio.timeout(limits.wall_s):
                     stops = time.monotonic() + _PROBE_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seatrial.regress.select.trace import blocks, syntax
+from pytest_seatrial.select.trace import instrument
 
 BASE = '''
 import functools
@@ -27,7 +27,7 @@ async def co():
 
 def changed(old: str, new: str) -> set[str]:
     assert old in BASE
-    before, after = blocks.blocks(BASE.encode()), blocks.blocks(BASE.replace(old, new).encode())
+    before, after = instrument.blocks(BASE.encode()), instrument.blocks(BASE.replace(old, new).encode())
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
@@ -53,25 +53,25 @@ def test_an_edit_changes_its_own_block_only(old: str, new: str, blocks_changed: 
 
 
 def test_what_cannot_be_parsed_is_one_block() -> None:
-    assert set(blocks.blocks(b"def f(:")) == {"*"}
-    assert blocks.blocks(b"def f(:") != blocks.blocks(b"def f(: ")
+    assert set(instrument.blocks(b"def f(:")) == {"*"}
+    assert instrument.blocks(b"def f(:") != instrument.blocks(b"def f(: ")
 
 
 def test_the_encoding_is_the_files_own() -> None:
     latin = "# -*- coding: latin-1 -*-\nX = 'ä'\n".encode("latin-1")
-    assert blocks.blocks(latin)[""] == blocks.blocks("X = 'ä'\n".encode())[""]
-    assert blocks.blocks(b"\xef\xbb\xbfX = 1")[""] == blocks.blocks(b"X = 1")[""]
+    assert instrument.blocks(latin)[""] == instrument.blocks("X = 'ä'\n".encode())[""]
+    assert instrument.blocks(b"\xef\xbb\xbfX = 1")[""] == instrument.blocks(b"X = 1")[""]
 
 
 def test_numbers_do_not_change_between_versions() -> None:
-    assert blocks.number("pkg/a.py", "A.f") == 0x1339004ED48EF5C
-    assert blocks.number("pkg/a.py", "f") != blocks.number("pkg/a.pyf", "")
+    assert instrument.block_number("pkg/a.py", "A.f") == 0x1339004ED48EF5C
+    assert instrument.block_number("pkg/a.py", "f") != instrument.block_number("pkg/a.pyf", "")
 
 
 def test_mentions_are_names_attributes_imports_and_dotted_strings() -> None:
     source = b"def f():\n    from a.b import c as d\n    e.g('h.i', 'not a name')\n    def inner(): hidden()\n"
-    assert blocks.look(syntax.parse(source)).mentions["f"] >= {"a", "b", "c", "d", "e", "g", "h", "i"}
-    assert "hidden" not in blocks.look(syntax.parse(source)).mentions["f"]
+    assert instrument.look(instrument.parse_source(source)).mentions["f"] >= {"a", "b", "c", "d", "e", "g", "h", "i"}
+    assert "hidden" not in instrument.look(instrument.parse_source(source)).mentions["f"]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_mentions_are_names_attributes_imports_and_dotted_strings() -> None:
     ],
 )
 def test_functions_that_nobody_runs_again_are_sticky(body: str) -> None:
-    assert blocks.look(syntax.parse(body.encode())).sticky == {"f"}
+    assert instrument.look(instrument.parse_source(body.encode())).sticky == {"f"}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_functions_that_nobody_runs_again_are_sticky(body: str) -> None:
     ],
 )
 def test_functions_that_keep_their_result_leave_out_what_made_it(body: str) -> None:
-    looked = blocks.look(syntax.parse(body.encode()))
+    looked = instrument.look(instrument.parse_source(body.encode()))
     line = next(number for number, text in enumerate(body.splitlines(), 1) if "make()" in text)
     assert not looked.sticky
     assert any("make" in one.mentions and line in one.lines for one in looked.keepers["f"])
@@ -108,11 +108,11 @@ def test_functions_that_keep_their_result_leave_out_what_made_it(body: str) -> N
     "body", ["def f(k):\n    d = {}\n    if k not in d:\n        d[k] = 1\n    return d", "def f(self, v):\n    self.v = v"]
 )
 def test_functions_that_keep_nothing_are_neither(body: str) -> None:
-    looked = blocks.look(syntax.parse(body.encode()))
+    looked = instrument.look(instrument.parse_source(body.encode()))
     assert not looked.sticky
     assert not looked.keepers
 
 
 def test_remote_calls_are_found_in_their_block() -> None:
     source = b"def f():\n    return [a.run.remote(x) for x in y]\ndef g():\n    return a.remote\n"
-    assert blocks.look(syntax.parse(source)).remote == {"f"}
+    assert instrument.look(instrument.parse_source(source)).remote == {"f"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.regress.select.trace.logs import read
+from pytest_seatrial.select.trace.trace_events import read_logs
 
 from .traced import trace
 
@@ -110,7 +110,7 @@ def test_a_daemon_that_closes_descriptors_does_not_find_our_lines_in_its_files(t
 def test_torn_and_foreign_lines_are_told(tmp_path: Path) -> None:
     (tmp_path / "5-x.log").write_bytes(b'["hello", 1, "python", "[]"]\nrubbish\n["hit", 1, "3", ""]\n["hit", 1, "4"')
     (tmp_path / "6-x.log.lost").write_bytes(b"")
-    (torn, events), (lost, _) = read(tmp_path)
+    (torn, events), (lost, _) = read_logs(tmp_path)
     assert [event.kind for event in events] == ["hello", "hit"]
     assert torn.trouble == ("line 2 cannot be read", "line 4 is torn")
     assert "events could not be written" in lost.trouble
@@ -120,7 +120,7 @@ def test_a_session_inside_a_recorded_child_takes_nothing_from_the_outer_one(tmp_
     inner = """
     import sys
     from pathlib import Path
-    from seatrial.regress.select.trace.session import start
+    from pytest_seatrial.select.trace.startup import start
     recorder = start(Path("../inner"), Path("."), Path("../cache"), [], None)
     import pkg.work
     recorder.switch(1)

@@ -7,11 +7,10 @@ import threading
 import time
 from pathlib import Path
 
-from seatrial.regress.select.gather.evidence import Evidence
-from seatrial.regress.select.trace.blocks import KEEPS
-from seatrial.regress.select.trace.events import HIT
-from seatrial.regress.select.trace.paths import Tree
-from seatrial.regress.select.trace.recorder import Recorder
+from pytest_seatrial.select.evidence import Evidence
+from pytest_seatrial.select.trace.instrument import KEEPS
+from pytest_seatrial.select.trace.trace_events import HIT
+from pytest_seatrial.select.trace.trace_recorder import ProjectTree, TraceRecorder
 
 from .traced import trace
 
@@ -185,7 +184,7 @@ def test_stop_puts_everything_back(tmp_path: Path) -> None:
 
 def test_no_hit_of_another_thread_is_lost_when_tests_change(tmp_path: Path) -> None:
     """What a thread did while one test ran belongs to that test, wherever the switch to the next one finds the thread."""
-    recorder = Recorder(str(tmp_path), Tree(str(tmp_path)), memoryview(bytearray(8)).cast("Q"), None)
+    recorder = TraceRecorder(str(tmp_path), ProjectTree(str(tmp_path)), memoryview(bytearray(8)).cast("Q"), None)
     done = threading.Event()
     expected: list[set[tuple[int, int]]] = [set() for _ in range(3)]
 

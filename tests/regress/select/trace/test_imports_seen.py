@@ -128,7 +128,7 @@ def test_what_was_imported_before_is_whole(tmp_path: Path) -> None:
     script = """
     import early
     recorder.stop()
-    from seatrial.regress.select.trace.session import start
+    from pytest_seatrial.select.trace.startup import start
     again = start(Path("../again"), Path("."), Path("../cache"), [], None)
     told = again.drain().events
     assert ["whole", 0, "early.py", ""] in [told[at : at + 4] for at in range(0, len(told), 4)]

@@ -12,7 +12,7 @@ from types import CodeType
 
 import pytest
 
-from seatrial.regress.select.trace.instrument import instrument, numbers
+from pytest_seatrial.select.trace.instrument import instrument, numbers
 
 from .traced import SOURCE, trace, unfolded, write
 
@@ -128,7 +128,7 @@ def test_new_syntax(tmp_path: Path, python: Path) -> None:
 CONFTEST = """
 import json, sys
 from pathlib import Path
-from seatrial.regress.select.trace.session import start
+from pytest_seatrial.select.trace.startup import start
 
 def pytest_configure(config):
     config.told = start(Path("../session"), Path("."), Path("../cache"), [], config)

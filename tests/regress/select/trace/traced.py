@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seatrial.regress.select.trace import blocks
-from seatrial.regress.select.trace.events import Event, Process
-from seatrial.regress.select.trace.logs import read
+from pytest_seatrial.select.trace import instrument
+from pytest_seatrial.select.trace.trace_events import Event, Process, read_logs
 
-SOURCE = Path(__file__).parents[4] / "src"
+SOURCE = Path(__file__).parents[4] / "packages" / "pytest-seatrial" / "src"
 SECONDS = 120
 DRIVER = """
 import json, os, sys
 from pathlib import Path
-from seatrial.regress.select.trace.session import start
+from pytest_seatrial.select.trace.startup import start
 
 def main(recorder):
 {body}
@@ -117,8 +116,8 @@ def trace(
     names: dict[int, str] = {}
     for path in project.rglob("*.py"):
         relative = path.relative_to(project).as_posix()
-        names |= {blocks.number(relative, name): f"{relative}:{name}" for name in blocks.blocks(path.read_bytes())}
-    return Told(list(unfolded(json.loads(out.read_text()))), list(read(session)), names, ran.stdout)
+        names |= {instrument.block_number(relative, name): f"{relative}:{name}" for name in instrument.blocks(path.read_bytes())}
+    return Told(list(unfolded(json.loads(out.read_text()))), list(read_logs(session)), names, ran.stdout)
 
 
 def unfolded(kept: Sequence[list[Any]]) -> Iterator[Event]:
@@ -128,7 +127,7 @@ def unfolded(kept: Sequence[list[Any]]) -> Iterator[Event]:
     for number in hits:
         epoch = epoch if number >= 0 else -1 - number
         if number >= 0:
-            yield Event("hit", epoch, str(number & (blocks.KEEPS - 1)))
+            yield Event("hit", epoch, str(number & (instrument.KEEPS - 1)))
     for number, *by in (calls[at : at + 4] for at in range(0, len(calls), 4)):
         yield Event("call", 0, str(number), "\0".join(map(str, by)))
     for at in range(0, len(events), 4):

@@ -1,0 +1,1 @@
+"""Runs only the tests that a change can reach."""

@@ -1,0 +1,284 @@
+"""One session of selection: its options, its directory, what it chose; and the cache of instrumented code.
+
+- The controller makes a directory below `.seatrial-select/` for its workers; a worker finds it by a variable.
+- The cache lies outside every checkout, in `$XDG_CACHE_HOME/seatrial/select`, and all share it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import pytest
+
+from pytest_seatrial.select import choose_tests, selection_state
+from pytest_seatrial.select.choose_tests import Choice, Why, choose_affected
+from pytest_seatrial.select.dependencies import Common
+from pytest_seatrial.select.project_files import Project
+from pytest_seatrial.select.source_digests import Digests, Shelf
+
+MARK = "swept"
+DAY_S = 86_400.0
+KEPT_S = 30 * DAY_S
+
+
+def cache_place() -> Path | None:
+    above = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111  # never raises, unlike Path.home
+    return above / "seatrial" / "select" if above.is_absolute() else None
+
+
+def sweep_cache() -> None:
+    """Remove old code, at most once a day."""
+    above, now = cache_place(), time.time()
+    if above is None:
+        return
+    try:
+        mark = above / MARK
+        if not above.is_dir() or (mark.exists() and now - mark.stat().st_mtime < DAY_S):
+            return
+        mark.touch()
+        for path in above.glob("??/*"):
+            told = path.stat()
+            if now - max(told.st_atime, told.st_mtime) > KEPT_S:
+                path.unlink(missing_ok=True)
+    except OSError:
+        pass  # another session sweeps, or it is not ours to sweep
+
+
+VARIABLE = "SEATRIAL_SELECT_SESSION"
+DIRECTORY = ".seatrial-select"
+MINUTE_S, STALE_S = 60.0, 86_400.0
+
+
+class SelectionRequest(NamedTuple):
+    """What the controller settles for all its workers."""
+
+    select: bool
+    why: bool
+    picked: bool  # -k or a node id: the user has chosen
+    commit: str
+    given: dict[str, str]
+    path: list[str]
+
+
+class Chosen(NamedTuple):
+    """What one process decided; alike in all workers."""
+
+    selected: int
+    of: int
+    counts: dict[str, int]
+    files: int
+    others: dict[str, int]  # affected by what is no file
+    told: str
+    lines: list[str]
+
+    def summary(self) -> list[str]:
+        """The lines of the terminal summary."""
+        if self.told:
+            return [*self.lines, f"seatrial: {self.selected} of {self.of} tests selected: the map is not trusted: {self.told}"]
+        if not self.selected and self.of:
+            return [f"seatrial: no test is affected by the change ({self.of} known)"]
+        parts = []
+        for why, count in self.counts.items():
+            plural = "s" if self.files != 1 else ""
+            parts.append(f"{count} {why}" + (f" ({self.files} changed file{plural})" if why == Why.AFFECTED else ""))
+        parts += [f"{count} by {what}" for what, count in self.others.items()]
+        return [*self.lines, f"seatrial: {self.selected} of {self.of} tests selected" + (f": {', '.join(parts)}" if parts else "")]
+
+
+class SelectionSession:
+    """The session of this process: `role` is "single", "controller" or "worker"."""
+
+    def __init__(self, config: pytest.Config, role: str, directory: Path, asked: SelectionRequest, before: frozenset[str]) -> None:
+        self.config = config
+        self.role = role
+        self.directory = directory
+        self.asked = asked
+        self.root = project_root(config)
+        self.state = state_path(config)
+        self.lock = -1
+        self.chosen: Chosen | None = None
+        self._before = before
+        self._common: Common | None = None
+        self.below = _below(config, self.root)
+        self.project = Project.walk(self.root, asked.path, self.below)
+        self.loaded = self._load() if asked.select and not asked.picked else None
+        self.digests = self._digests()
+
+    @classmethod
+    def begin(cls, config: pytest.Config, *, select: bool, why: bool, picked: bool) -> Self:
+        """Join the session of a controller, or open one."""
+        before = frozenset(vars(config.known_args_namespace))
+        worker = os.environ.get("PYTEST_XDIST_WORKER")
+        above = os.environ.get(VARIABLE)
+        if worker and above:
+            asked = SelectionRequest(**json.loads(Path(above, "asked.json").read_text()))
+            own = Path(above, worker if not Path(above, worker).exists() else f"{worker}-{os.getpid()}")
+            own.mkdir()
+            return cls(config, "worker", own, asked, before)
+        root = project_root(config)
+        asked = SelectionRequest(select, why, picked, choose_tests.commit(root), choose_tests.environment_key(config, root), list(sys.path))
+        directory, lock = _directory(state_path(config).parent / DIRECTORY)
+        (directory / "asked.json").write_text(json.dumps(asked._asdict()))
+        namespace = config.known_args_namespace
+        spread = bool(getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None))
+        if spread:
+            os.environ[VARIABLE] = str(directory)
+        sitting = cls(config, "controller" if spread else "single", directory, asked, before)
+        sitting.lock = lock
+        return sitting
+
+    def _load(self) -> selection_state.Loaded:
+        return selection_state.load_state(self.state, self.asked.given)
+
+    def _digests(self) -> Digests:
+        return Digests(self.project, Shelf(cache_place(), self.asked.given[choose_tests.VERSION]))
+
+    def start(self) -> selection_state.Loaded:
+        """What the state file says; who only records has not read it before the end."""
+        if self.loaded is None:
+            self.loaded = self._load()
+        return self.loaded
+
+    def forget(self) -> None:
+        """What is not needed any more would be looked through by every garbage collection until the process ends."""
+        self.loaded, self.digests = None, self._digests()
+
+    def common(self) -> Common:
+        """Dependencies that are no files; first asked for when the session begins, since tests may change options."""
+        if self._common is None:
+            self._common = Common(choose_tests.options(self.config, self._before), choose_tests.command(self.config))
+        return self._common
+
+    def now(self, path: str, block: str) -> str:
+        """The digest of a dependency today, files or not."""
+        if not path and block.startswith("@"):
+            return self.common().now(block)
+        return self.digests.now(path, block)
+
+    def choose(self, items: list[pytest.Item]) -> list[Choice]:
+        """Decide over collected tests; the map of other circumstances decides nothing."""
+        tests = [item.nodeid for item in items]
+        loaded = self.start()
+        unknown = [Choice(test, Why.NEW, "not trusted") for test in tests]
+        choices = unknown if loaded.told else choose_affected(loaded.known, self.now, tests)
+        taken = [choice for choice in choices if choice.why is not None]
+        counts = {why.value: sum(choice.why == why and not choice.by for choice in taken) for why in Why}
+        self.chosen = Chosen(
+            selected=len(taken),
+            of=len(tests),
+            counts={why: count for why, count in counts.items() if count},
+            files=len({choice.path for choice in taken if choice.path}),
+            others=dict(Counter(choice.by for choice in taken if choice.by)),
+            told=loaded.told,
+            lines=[f"seatrial: {choice.line()}" for choice in taken] if self.asked.why else [],
+        )
+        if self.role == "worker":
+            (self.directory / "chosen.json").write_text(json.dumps(self.chosen._asdict()))
+        return choices
+
+    def decided(self) -> Chosen | None:
+        """What was chosen, here or by any worker."""
+        if self.chosen is None and self.role == "controller":
+            for path in sorted(self.directory.glob("*/chosen.json")):
+                try:
+                    return Chosen(**json.loads(path.read_text()))
+                except (OSError, ValueError, TypeError, RecursionError):
+                    continue  # its worker was killed while it wrote
+        return self.chosen
+
+    def close(self) -> None:
+        """Leave nothing behind but the state file."""
+        if self.role != "worker":
+            if os.environ.get(VARIABLE) == str(self.directory):
+                del os.environ[VARIABLE]
+            shutil.rmtree(self.directory, ignore_errors=True)
+            if self.lock >= 0:
+                os.close(self.lock)
+                self.lock = -1
+            try:
+                self.directory.parent.rmdir()
+            except OSError:
+                pass  # another session is at work beside this one
+            sweep_cache()
+
+
+def state_path(config: pytest.Config) -> Path:
+    return Path(os.path.realpath(config.rootpath)) / (str(config.getini("seatrial_select_state")) or f"{DIRECTORY}.sqlite")
+
+
+def project_root(config: pytest.Config) -> Path:
+    return choose_tests.top(Path(os.path.realpath(config.rootpath)))
+
+
+def _below(config: pytest.Config, root: Path) -> str:
+    below = Path(os.path.realpath(config.rootpath)).relative_to(root).as_posix()
+    return "" if below == "." else below
+
+
+def _own_directory(above: Path) -> Path:
+    for _ in range(100):
+        above.mkdir(parents=True, exist_ok=True)
+        try:
+            return Path(tempfile.mkdtemp(prefix=f"{socket.gethostname()}-{os.getpid()}-", dir=above))
+        except FileNotFoundError:
+            continue  # another session ended at this moment and took the empty directory away
+    raise FileNotFoundError(2, "it is removed again and again", str(above))
+
+
+def _locked(directory: Path) -> int:
+    """A descriptor that holds the lock of a session's directory; -1 where there are no locks. BlockingIOError: another process has it."""
+    try:
+        import fcntl
+
+        file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (ImportError, OSError):
+        return -1
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise
+    except OSError:
+        os.close(file)
+        return -1
+    return file
+
+
+def _left(directory: Path) -> bool:
+    """Whether the session of a directory is over: nobody holds its lock, and it is older than a day, or a minute on this machine (a
+    new one is locked a moment after it is made). A lock alone is not seen from every other machine."""
+    try:
+        age = time.time() - directory.stat().st_mtime
+        here = directory.name.startswith(f"{socket.gethostname()}-")
+        if age < (MINUTE_S if here else STALE_S):
+            return False
+        lock = _locked(directory)
+    except OSError:
+        return False  # at work, or gone by now
+    if lock >= 0:
+        os.close(lock)
+    return lock >= 0 or age > STALE_S
+
+
+def _directory(above: Path) -> tuple[Path, int]:
+    """A new directory for this process, and its lock; those of sessions that are over are removed."""
+    try:
+        own = _own_directory(above)
+        lock = _locked(own)
+        (own / ".gitignore").write_text("*\n")
+        for old in above.iterdir():
+            if old != own and _left(old):
+                shutil.rmtree(old, ignore_errors=True)
+        return own, lock
+    except OSError as error:
+        message = f"{above}: cannot write: {error.strerror}; make it writable, or set seatrial_select_state to another place"
+        raise pytest.UsageError(message) from error

@@ -1,0 +1,280 @@
+"""summary.md, report.html, report.json and bisect.log of a bisect, and the JSON Schemas of its files."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from seatrial import __version__
+from seatrial.bisect import git_bisect_log
+from seatrial.bisect.bisect_records import VERSION, BisectAnswer, BisectPlan, BisectRun, History
+from seatrial.bisect.bisect_view import BisectView, ReportLine, answer_lines, sections
+from seatrial.bisect.judge_run import threshold
+from seatrial.core.files import number_to_json, write_json, write_text
+from seatrial.core.records import Record, replace
+from seatrial.core.text import number, one_line, visible
+from seatrial.evidence.redact import Redactor
+from seatrial.report.build import schema_text
+from seatrial.report.html import asset, environment, policy_hash
+from seatrial.report.markdown import code, pieces, prose
+
+_TONES = {"found": "fail", "range": "blocked", "open": "skipped"}
+_BADGES = {"good": "pass", "bad": "fail", "skip": "skipped", "mixed": "blocked", "none": "skipped"}
+_GLYPHS = {"good": "✓", "bad": "✕", "skip": "–", "mixed": "≈", "none": "·"}
+_NEAR = 12
+"""Commits on either side of the suspects in the closer plot, which is there when it shows less than half of all."""
+
+
+def page(view: BisectView) -> str:
+    """The page."""
+    script = "\n".join([f"/*!\n{asset('uPlot.LICENSE.txt')}\n*/", asset("uPlot.iife.min.js"), asset("bisect.js")])
+    style = "\n".join([asset("uPlot.min.css"), asset("report.css"), asset("bisect.css")])
+    text = _template().render(
+        view=view,
+        tone=_TONES[view.answer.state],
+        badges=_BADGES,
+        marks=_GLYPHS,
+        answer=answer_lines(view),
+        sections=sections(view),
+        plots=list(_plots(view)),
+        version=__version__,
+        script=Markup(script),  # our own files: no recorded text is in them
+        style=Markup(style),
+        policy=f"default-src 'none'; img-src data:; script-src '{policy_hash(script)}'; style-src '{policy_hash(style)}'",
+        data=_data(view),
+    )
+    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    """Compiled once: the page is written after every round, and this takes longer than all the rest of it."""
+    made = environment()
+    made.filters["prose"] = _prose
+    return made.get_template("bisect.html.j2")
+
+
+def _prose(sentence: str) -> Markup:
+    """A sentence, its code as code."""
+    parts = (f"<code>{escape(visible(text))}</code>" if is_code else escape(visible(text)) for is_code, text in pieces(one_line(sentence)))
+    return Markup("".join(map(str, parts)))
+
+
+def _plots(view: BisectView) -> Iterator[tuple[str, int, int]]:
+    """Title, first and last point of each plot."""
+    last = view.history.last
+    yield "All commits, from the good end to the bad end", 0, last
+    if view.suspects and view.answer.state != "open":
+        first, end = max(0, min(view.suspects) - _NEAR), min(last, max(view.suspects) + _NEAR)
+        if (end - first) * 2 < last:
+            yield "Around the answer", first, end
+
+
+def _data(view: BisectView) -> Markup:
+    """The JSON block: every `<`, `>` and `&` is escaped, so no text in it can end the block."""
+    metric = any(isinstance(row.value, float) for rows in view.by_point.values() for row in rows)
+    data: dict[str, Any] = {
+        "metric": view.plan.check if metric else None,
+        "limit": view.limit if metric else None,
+        "points": [[point.commit, visible(point.subject), point.repo if len(view.plan.repos) > 1 else ""] for point in view.history.points],
+        "runs": [
+            [index, row.number, str(row.mark), row.value if isinstance(row.value, float) else None, visible(view.told(row.reason))]
+            for index, rows in view.by_point.items()
+            for row in rows
+        ],
+        "suspects": _ranges(sorted(view.suspects)) if view.answer.state != "open" else [],
+    }
+    text = json.dumps(data, allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _ranges(indices: list[int]) -> list[list[int]]:
+    """Neighbours as [first, last]."""
+    starts = indices[:1] + [after for before, after in pairwise(indices) if after != before + 1]
+    ends = [before for before, after in pairwise(indices) if after != before + 1] + indices[-1:]
+    return [list(one) for one in zip(starts, ends, strict=True)]
+
+
+_SUBJECT, _STATE, _REASON = 36, 64, 48
+"""So wide is a column of the table; report.html has the whole text."""
+
+
+class BisectReport(Record):
+    """report.json."""
+
+    version: int = VERSION
+    headline: str
+    plan: BisectPlan
+    commits: int
+    """That may be the first bad one, before anything was run."""
+    answer: BisectAnswer
+    reproduce: tuple[str, ...]
+    runs: tuple[BisectRun, ...]
+
+
+def write_reports(
+    directory: Path, plan: BisectPlan, history: History, rows: Sequence[BisectRun], answer: BisectAnswer, redactor: Redactor
+) -> None:
+    """Write all four."""
+    history = cleared_history(history, redactor)
+    clear = tuple(cleared_run(row, redactor) for row in rows)
+    # From the check as it is: one without its secrets may be no check any more.
+    limit = threshold(plan.check) if plan.check else None
+    view = BisectView(
+        directory, cleared_plan(plan, redactor), history, clear, cleared_answer(answer, redactor), limit.limit if limit else None
+    )
+    write_text(directory / "bisect.log", git_bisect_log.write_git_log(history, view.rows, view.answer, redactor.text))
+    write_text(directory / "summary.md", bisect_summary(view))
+    write_text(directory / "report.html", page(view))
+    report = BisectReport(
+        headline=view.headline,
+        plan=view.plan,
+        commits=view.count,
+        answer=view.answer,
+        reproduce=view.reproduce,
+        runs=view.rows,
+    )
+    write_json(directory / "report.json", report)
+
+
+def bisect_summary(view: BisectView) -> str:
+    """summary.md."""
+    parts = [prose(view.headline), *([prose(view.why)] if view.why else []), _bullets("Answer", answer_lines(view))]
+    if lines := view.reproduce:
+        parts.append("\n".join(["## Reproduce", "", *_block(lines)]))
+    parts.append(_steps(view))
+    if view.others:
+        parts.append(_others(view))
+    parts += [_bullets(title, texts) for title, texts in sections(view)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(lines: Sequence[str]) -> list[str]:
+    """Shell lines as they are, also where a quoted word has lines of its own."""
+    text = visible("\n".join(lines))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return [f"{fence}sh", text, fence]
+
+
+def _bullets(title: str, texts: Sequence[str]) -> str:
+    return "\n".join([f"## {title}", "", *(f"- {prose(text)}" for text in texts)])
+
+
+def _steps(view: BisectView) -> str:
+    head = ["", "commit", "mark", "value", "runs", "subject", "why"]
+    body: list[list[str]] = []
+    for line in view.lines:
+        if line.gap:
+            body.append(["", f"… {line.gap} not run", *[""] * 5])
+        body.append(_step(line, view))
+    rest = view.history.last - (view.lines[-1].index if view.lines else -1)
+    body += [["", f"… {rest} not run", *[""] * 5]] if rest else []
+    arrow = {"found": "; → is the first bad one", "range": "; → may be the first bad one", "open": ""}[view.answer.state]
+    return f"## Steps\n\nIn the order of the commits{arrow}.\n\n" + _table(head, body)
+
+
+def _step(line: ReportLine, view: BisectView) -> list[str]:
+    point = line.point
+    commit = f"{point.repo} {point.commit[:12]}" if len(view.plan.repos) > 1 else point.commit[:12]
+    arrow = "" if line.probability is None else "→"
+    runs = str(len(line.rows)) if line.rows else ""
+    return [
+        arrow,
+        code(commit),
+        line.mark,
+        prose(line.value),
+        runs,
+        code(_cut(point.subject, _SUBJECT)),
+        code(_cut(view.told(line.reason), _REASON)),
+    ]
+
+
+def _others(view: BisectView) -> str:
+    """Runs beside the history: other combinations of repositories, and inside a submodule."""
+    body = [
+        [
+            str(row.number),
+            code(view.submodule(row)),
+            code(row.commit[:12]),
+            str(row.mark),
+            "" if row.value is None else prose(number(row.value)),
+            code(_cut(view.subject(row), _STATE)),
+            code(_cut(view.told(row.reason), _REASON)),
+        ]
+        for row in view.others
+    ]
+    taken = sum(not row.directory for row in view.others)
+    known = f" Known without a run of its own: {taken}." if taken else ""
+    title = f"## Further runs\n\nOf other combinations of the repositories, or inside a submodule.{known}\n\n"
+    return title + _table(["run", "submodule", "commit", "mark", "value", "subject", "why"], body)
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table whose columns stand below each other in a terminal, too. Columns that are empty are left out."""
+    kept = [place for place, title in enumerate(head) if any(row[place] for row in body)]
+    rows = [[re.sub(r"(?<!\\)\|", r"\\|", text) for text in row] for row in (head, *body)]
+    wide = [max(3, *(len(row[place]) for row in rows)) for place in range(len(head))]
+    lines = ["| " + " | ".join(row[place].ljust(wide[place]) for place in kept) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join("-" * (wide[place] + 2) for place in kept) + "|")
+    return "\n".join(lines)
+
+
+def _cut(text: str, width: int) -> str:
+    text = one_line(text)
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+def cleared_plan(plan: BisectPlan, redactor: Redactor) -> BisectPlan:
+    """Without secrets."""
+    edits = tuple(replace(edit, clauses=redactor.text(edit.clauses)) for edit in plan.edits)
+    free = {name: redactor.value(getattr(plan, name)) for name in ("command", "extra", "variables", "notes")}
+    words = {name: redactor.text(getattr(plan, name)) for name in ("check", "failure") if getattr(plan, name)}
+    build = replace(plan.environment, build=redactor.value(plan.environment.build))
+    return replace(plan, **free, **words, edits=edits, environment=build)
+
+
+def cleared_history(history: History, redactor: Redactor) -> History:
+    """Without secrets."""
+    return History(tuple(replace(point, subject=redactor.text(point.subject)) for point in history.points))
+
+
+def cleared_run(row: BisectRun, redactor: Redactor) -> BisectRun:
+    """Without secrets."""
+    failure = row.failure
+    if failure is not None:
+        failure = replace(failure, cause=redactor.text(failure.cause), shown=redactor.text(failure.shown))
+    value = number_to_json(row.value) if isinstance(row.value, float) else row.value
+    value = redactor.text(value) if isinstance(value, str) else value
+    free = {name: redactor.text(getattr(row, name)) for name in ("subject", "reason")}
+    return replace(row, **free, notes=redactor.value(row.notes), failure=failure, value=value)
+
+
+def cleared_answer(answer: BisectAnswer, redactor: Redactor) -> BisectAnswer:
+    """Without secrets."""
+    suspects = tuple(replace(one, subject=redactor.text(one.subject)) for one in answer.suspects)
+    standings = tuple(replace(one, subject=redactor.text(one.subject), why=redactor.text(one.why)) for one in answer.standings)
+    notes = redactor.value(answer.notes)
+    return replace(answer, suspects=suspects, standings=standings, why=redactor.text(answer.why), notes=notes)
+
+
+DIRECTORY = Path(__file__).parent / "schemas"
+
+
+def schemas() -> dict[str, str]:
+    """The text of every shipped schema, by file name."""
+    kinds: dict[str, type[Record]] = {"bisect": BisectPlan, "bisect-run": BisectRun, "bisect-report": BisectReport}
+    return {f"{name}.schema.json": schema_text(name, kind) for name, kind in kinds.items()}
+
+
+def write_schemas(directory: Path = DIRECTORY) -> None:
+    """Write the shipped schemas anew, after a change of the types."""
+    for name, text in schemas().items():
+        write_text(directory / name, text)

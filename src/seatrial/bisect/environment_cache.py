@@ -1,0 +1,359 @@
+"""The environments of a bisect's commits: one for each distinct lock, built once and cached.
+
+- `detect_environment` chooses how they are made; `read_complete` says whether a cached one is still what was built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from seatrial.bisect.bisect_records import EnvironmentPlan
+from seatrial.bisect.lockfile import (
+    BuildFailed,
+    BuildJob,
+    LockRequest,
+    add_with_pip,
+    add_with_uv,
+    build_with_pip,
+    build_with_uv,
+    find_uv,
+    read_wanted,
+    run_build,
+)
+from seatrial.bisect.overlays import PIP_SETTINGS, find_caller, make_overlay, overlay_on_caller, packages_of, refuse_pip
+from seatrial.core import files
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.guarded import real_path
+from seatrial.core.records import Record
+from seatrial.evidence.git import git
+from seatrial.evidence.redact import Redactor
+from seatrial.evidence.repos import provided
+from seatrial.runtime.environments import MARKER, default_root, delete, refuse_if_used
+from seatrial.runtime.filelock import exclusive
+from seatrial.runtime.process import end_leftovers, pid_file
+from seatrial.runtime.venvs import BUILD_LOG, find_python, interpreter, python_with_pip, read_installed
+from seatrial.trial.run_dir import now
+
+
+class Complete(Record):
+    """complete.json: what was built."""
+
+    key: str
+    lock: str
+    python_version: str
+    built: str
+    """UTC."""
+    seconds: float
+    packages: dict[str, str]
+    contents: tuple[str, ...]
+    """What lies in it, to see later whether it is still so."""
+
+
+def read_complete(place: Path, key: str) -> Complete | None:
+    """What was built here; None when it is not there, broken, or not what was built."""
+    if not (place / MARKER).is_file() or not interpreter(place / "venv").exists():
+        return None
+    try:
+        record = files.read_model(place / MARKER, Complete)
+        return record if record.key == key and record.contents == contents(place / "venv") else None
+    except (UserError, OSError):
+        return None
+
+
+def contents(venv: Path) -> tuple[str, ...]:
+    """Names of what is installed; of package metadata also the time, which tells a package that was installed again."""
+    found = []
+    for entry in sorted((*packages_of(venv).iterdir(), *(venv / "bin").iterdir())):
+        stamp = entry.stat().st_mtime_ns if entry.suffix in (".dist-info", ".pth", ".egg-link") else ""
+        if entry.name != "__pycache__":
+            found.append(f"{entry.name} {stamp}".strip())
+    return tuple(found)
+
+
+_PIP_LOCKS = ("requirements.lock", "requirements.txt")
+_UV_LOCK = "uv.lock"
+
+
+def detect_environment(git_dir: Path, commit: str, asked: str | None) -> EnvironmentPlan:
+    """How environments are made: as asked (`none`, `pip:PATH`, `uv`, `uv:PATH`), or by the lock that the commit has."""
+    kind, _, lock = (asked or "").partition(":")
+    if asked is None:
+        return _by_lock(git_dir, commit)
+    if asked == "none":
+        return EnvironmentPlan(kind="none")
+    if kind == "uv":
+        find_uv()
+        return EnvironmentPlan(kind="uv", lock=_existing(git_dir, commit, lock or _UV_LOCK))
+    if kind == "pip" and lock:
+        return EnvironmentPlan(kind="pip", lock=_existing(git_dir, commit, lock))
+    raise UserError(f"--env: unknown way `{asked}`", "use none, pip:PATH (a requirements file of the repository), uv or uv:PATH")
+
+
+def _by_lock(git_dir: Path, commit: str) -> EnvironmentPlan:
+    found = [name for name in (_UV_LOCK, *_PIP_LOCKS) if _has(git_dir, commit, name)]
+    if _UV_LOCK in found and shutil.which("uv"):
+        return EnvironmentPlan(kind="uv", lock=_UV_LOCK)
+    if pip := [name for name in found if name != _UV_LOCK]:
+        return EnvironmentPlan(kind="pip", lock=pip[0])
+    if found:
+        fix = "install it (pip install uv), or use the present environment for all commits: --env none"
+        raise UserError(f"{commit[:12]} has a {_UV_LOCK}, and uv is not on PATH", fix)
+    return EnvironmentPlan(kind="none")
+
+
+def _existing(git_dir: Path, commit: str, lock: str) -> str:
+    if not _has(git_dir, commit, lock):
+        raise UserError(f"--env: {lock} does not exist at {commit[:12]}", "name a lock of the repository, by its path from the top")
+    return lock
+
+
+def _has(git_dir: Path, commit: str, path: str) -> bool:
+    """Whether the commit has this file (a link counts)."""
+    return b" blob " in git(git_dir, "ls-tree", "-z", "--full-tree", commit, "--", path)
+
+
+__all__ = ["BisectEnvironments", "BuildFailed", "ReadyEnvironment", "detect_environment"]
+
+_WAY_OF_BUILDING = 2
+"""Part of every key: raise it when environments must be built anew because they are built differently."""
+FAILED = ".failed.log"
+"""How the name of a failed build's log ends."""
+_OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyEnvironment:
+    """An environment that a command can run in."""
+
+    python: Path | None
+    """Its interpreter; None for the caller's own environment."""
+    variables: dict[str, str]
+    key: str = ""
+    """Empty for the caller's own environment."""
+    built: bool = False
+    """Whether this call built it."""
+
+
+class BisectEnvironments:
+    """The cache of environments below `root`, and what is known of builds that failed."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = (root or default_root() / "bisect").expanduser().absolute()
+        self._failed: dict[str, str] = {}
+        self._redactor = Redactor(os.environ)
+
+    def key(self, tree: Path, plan: EnvironmentPlan) -> str:
+        """Equal exactly where the same environment would be built. A lock that cannot be used is a BuildFailed."""
+        return _key(read_wanted(tree, plan), plan)
+
+    def ensure(self, tree: Path, plan: EnvironmentPlan, progress: Callable[[str], None], deadline_s: float) -> ReadyEnvironment:
+        """The environment of this tree, built now if there is none.
+
+        Raises a BuildFailed when it cannot be built, and a BlockedError when no environment could be (no such Python, no uv).
+        """
+        if plan.kind == "none":
+            return _on_caller(tree, plan)
+        wanted = read_wanted(tree, plan)
+        key = _key(wanted, plan)
+        place, built = self.root / f"{plan.kind}-{key}", False
+        if read_complete(place, key) is None:
+            built = self._build(_Order(tree, plan, wanted, key, place), progress, time.monotonic() + deadline_s)
+        venv = place / "venv"
+        if plan.build:
+            venv = make_overlay(tree, venv, python_with_pip(find_python(plan.python or _OWN)))
+        return ReadyEnvironment(interpreter(venv), _variables(tree, plan, wanted, venv, place / "venv"), key, built)
+
+    def build(self, tree: Path, plan: EnvironmentPlan, ready: ReadyEnvironment, log: Path, minutes: float) -> None:
+        """Run the plan's build command in the tree; a BuildFailed when it fails."""
+        run_build(tree, plan.build, ready.variables, log, minutes, self._redactor.lines().line)
+
+    def clean_up(self) -> tuple[Path, ...]:
+        """End what killed builds left, and remove what they had begun; builds that are under way are left alone."""
+        return self._remove(lambda place: not (place / MARKER).exists())
+
+    def remove(self) -> tuple[Path, ...]:
+        """Remove every environment, and the logs of failed builds; a UserError when a process runs in one. Returns what went."""
+        refuse_if_used(self._places())
+        for log in self.root.glob(f"*{FAILED}"):
+            log.unlink(missing_ok=True)
+        return self._remove(lambda _: True)
+
+    def _places(self) -> list[Path]:
+        return sorted(place for place in self.root.glob("*-*") if place.is_dir())
+
+    def _remove(self, wanted: Callable[[Path], bool]) -> tuple[Path, ...]:
+        gone = []
+        for place in self._places():
+            try:
+                with exclusive(_lock_of(place), "the removal", lambda _: None, 0.0):
+                    end_leftovers(pid_file(place / BUILD_LOG))
+                    if wanted(place):
+                        delete(place)
+                        gone.append(place)
+            except BlockedError:
+                continue  # somebody builds it at present
+        return tuple(gone)
+
+    def _build(self, order: _Order, progress: Callable[[str], None], stops: float) -> bool:
+        """Build it under its lock; False when somebody else has done so meanwhile."""
+        python = _require(order.plan)
+        try:
+            with exclusive(_lock_of(order.place), f"the build of {order.name}", progress, stops - time.monotonic()):
+                if read_complete(order.place, order.key) is not None:
+                    return False
+                if order.key in self._failed:
+                    raise BuildFailed(self._failed[order.key])
+                self._make(order, python, progress, stops)
+        except BlockedError as error:
+            raise BuildFailed(f"{error.message}; {error.fix}", transient=True) from error
+        return True
+
+    def _make(self, order: _Order, python: str, progress: Callable[[str], None], stops: float) -> None:
+        place, venv, began = order.place, order.place / "venv", time.monotonic()
+        self._clear(place, progress)
+        job = BuildJob(order.name, place / BUILD_LOG, stops, progress, self._redactor.lines().line)
+        try:
+            _install(order, job, venv, python)
+            refuse_pip(venv)
+            installed = read_installed(interpreter(venv))
+            record = Complete(
+                key=order.key,
+                lock=order.plan.lock,
+                python_version=installed.python_version,
+                built=now(),
+                seconds=round(time.monotonic() - began, 3),
+                packages={name: versions[0] for name, versions in sorted(installed.packages.items())},
+                contents=contents(venv),
+            )
+            files.write_json(place / MARKER, record)
+        except BlockedError:
+            delete(place)
+            raise
+        except BuildFailed as error:
+            raise self._given_up(order, job.log, error) from error
+
+    def _given_up(self, order: _Order, log: Path, error: BuildFailed) -> BuildFailed:
+        """Remove a failed build but for its log, and remember it."""
+        kept = order.place.with_name(f"{order.place.name}{FAILED}")
+        if log.exists():
+            log.replace(kept)
+        delete(order.place)
+        message = f"{order.plan.lock}: {error.message}{log_told(kept)}"
+        if not error.transient:
+            self._failed[order.key] = message
+        return BuildFailed(message, error.transient)
+
+    def _clear(self, place: Path, progress: Callable[[str], None]) -> None:
+        """An empty directory instead of what is there, which is broken."""
+        if (place / MARKER).exists():
+            progress(f"{place}: not as it was built; it is built anew")
+        end_leftovers(pid_file(place / BUILD_LOG))
+        try:
+            refuse_if_used([place])
+        except UserError as error:
+            raise BuildFailed(f"{place}: not as it was built, and {error.message}; {error.fix}", transient=True) from error
+        delete(place)
+        try:
+            place.mkdir(parents=True)
+        except OSError as error:
+            raise BuildFailed(f"{place}: cannot write: {error.strerror or error}", transient=True) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """An environment to be built."""
+
+    tree: Path
+    plan: EnvironmentPlan
+    wanted: LockRequest
+    key: str
+    place: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan.lock} {self.key[:8]}"
+
+
+def _install(order: _Order, job: BuildJob, venv: Path, python: str) -> None:
+    """What the lock asks for, then what the user wants beside it."""
+    project, packages = (order.tree / order.plan.lock).parent, order.plan.packages
+    if order.plan.kind == "uv":
+        build_with_uv(job, venv, order.wanted, python, project)
+        if packages:
+            add_with_uv(job, venv, packages, project)
+        return
+    build_with_pip(job, venv, order.wanted, python)
+    if packages:
+        add_with_pip(job, venv, order.wanted, packages, python)
+
+
+def _on_caller(tree: Path, plan: EnvironmentPlan) -> ReadyEnvironment:
+    """The caller's own environment; for a build with a venv of the tree on top, so that nothing is installed into it."""
+    variables = {"PYTHONPATH": provided(tree)[0] or str(tree)}
+    caller = find_caller(tree) if plan.build else None
+    if caller is None:
+        return ReadyEnvironment(None, variables)
+    venv = overlay_on_caller(tree, caller)
+    variables |= {"PATH": _path(venv), "VIRTUAL_ENV": str(venv), **PIP_SETTINGS}
+    return ReadyEnvironment(interpreter(venv), variables | ({"PYTHONHOME": ""} if "PYTHONHOME" in os.environ else {}))
+
+
+def _path(*venvs: Path) -> str:
+    return os.pathsep.join([*(str(venv / "bin") for venv in dict.fromkeys(venvs)), os.environ.get("PATH", os.defpath)])
+
+
+def log_told(log: Path) -> str:
+    """How the message of a failed build ends."""
+    return f" (log: {log})"
+
+
+def _lock_of(place: Path) -> Path:
+    return place.with_name(f"{place.name}.lock")
+
+
+def _python(plan: EnvironmentPlan) -> str:
+    """The version of Python. Left to itself uv chooses by files that are part of the identity."""
+    return plan.python or ("" if plan.kind == "uv" else _OWN)
+
+
+def _require(plan: EnvironmentPlan) -> str:
+    """The interpreter to build with (empty: uv chooses); a BlockedError when a tool is missing, which no commit is to blame for."""
+    python = find_python(version) if (version := _python(plan)) else ""
+    if plan.kind == "uv":
+        find_uv()
+    else:
+        python_with_pip(python)
+    return python
+
+
+def _key(wanted: LockRequest, plan: EnvironmentPlan) -> str:
+    content: list[object] = [_WAY_OF_BUILDING, plan.kind, _python(plan), platform.machine(), *wanted.identity]
+    content += [{"with": sorted(plan.packages)}] if plan.packages else []
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def _variables(tree: Path, plan: EnvironmentPlan, wanted: LockRequest, venv: Path, shared: Path) -> dict[str, str]:
+    roots = [real_path((tree / plan.lock).parent), *wanted.roots] if plan.kind == "uv" else [tree]
+    path = [provided(root)[0] or str(root) for root in roots]
+    variables = {
+        "PATH": _path(venv, shared),
+        "VIRTUAL_ENV": str(venv),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
+        "PYTHONNOUSERSITE": "1",
+    }
+    if "PYTHONHOME" in os.environ:
+        variables["PYTHONHOME"] = ""  # Python takes an empty one for none
+    if plan.build:
+        variables |= PIP_SETTINGS
+    if plan.kind == "uv":
+        variables |= {"UV_PROJECT_ENVIRONMENT": str(venv), "UV_NO_SYNC": "1"}
+    return variables

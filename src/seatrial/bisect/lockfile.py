@@ -1,0 +1,346 @@
+"""What a commit's lock file asks for, and its installation with pip, uv or the build command.
+
+- pip runs from outside the environment; uv is told the project, the place, and what not to install.
+- Indexes, credentials, caches and proxies of the caller are passed on; settings that change what is installed are not.
+- A failure is transient when the log shows a known network, disk or memory error: it costs a retry, and never marks a commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seatrial.bisect.bisect_records import EnvironmentPlan
+from seatrial.core import files
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.guarded import BadValue, exists, is_file, parse_toml, real_path
+from seatrial.core.verdict import Boundary
+from seatrial.runtime.process import CannotStart, LineFilter
+from seatrial.runtime.venvs import clean_env, follow, interpreter, python_with_pip, read_installed
+from seatrial.triage.log import read_log
+from seatrial.triage.signatures import GENERAL, Hit, first_match, load_signatures
+
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+_OPTION = re.compile(r"(?:--(?P<long>requirement|constraint|editable|find-links)(?:=|\s+)|-(?P<short>[rcef])\s*)(?P<value>.+)")
+_SECOND = re.compile(r"\s(?:--(?:requirement|constraint|editable|find-links)\b|-[rcef]\s)")
+_LONG = {"r": "requirement", "c": "constraint", "e": "editable", "f": "find-links"}
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_NAMED = re.compile(r"[A-Za-z0-9][\w.-]*\s*(?:\[[^]]*\])?\s*@\s*(.+)")
+_ARCHIVES = (".whl", ".zip", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_UV_LOCAL = ("editable", "directory", "virtual")
+_UV_TABLES = ("project", "dependency-groups", "build-system")
+
+
+class BuildFailed(Exception):
+    """An environment or a tree cannot be built."""
+
+    def __init__(self, message: str, transient: bool = False, by_command: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.transient = transient
+        """The machine failed, not the commit."""
+        self.by_command = by_command
+        """The user's own command of --build failed."""
+
+
+@dataclass(slots=True)
+class LockRequest:
+    """What a lock asks for."""
+
+    identity: list[str] = field(default_factory=list)
+    requirements: list[str] = field(default_factory=list)
+    """Lines for pip, without includes and without what is in the tree."""
+    constraints: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """Names of uv's local packages."""
+    roots: list[Path] = field(default_factory=list)
+    """Where uv's local packages are."""
+
+
+def read_wanted(tree: Path, plan: EnvironmentPlan) -> LockRequest:
+    """Read the lock that the plan names; what is wrong with it is a BuildFailed."""
+    lock, wanted = tree / plan.lock, LockRequest()
+    if not lock.is_file():
+        raise BuildFailed(f"{plan.lock} does not exist at this commit")
+    if plan.kind == "uv":
+        try:
+            _read_uv(tree, lock, wanted)
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
+            raise BuildFailed(
+                f"{plan.lock}, or pyproject.toml beside it, is not as uv writes it: {type(error).__name__}: {error}"
+            ) from error
+    else:
+        _Requirements(tree, wanted, bool(plan.build)).read(lock, ())
+    return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Requirements:
+    tree: Path
+    wanted: LockRequest
+    builds: bool
+
+    def read(self, path: Path, through: tuple[Path, ...], constraint: bool = False) -> None:
+        where = _shown(path, self.tree)
+        if path in through:
+            raise BuildFailed(f"{where} includes itself")
+        for line in _logical(_text(path, self.tree)):
+            option = _OPTION.fullmatch(line)
+            if line.startswith("-") and _SECOND.search(line):
+                raise BuildFailed(f"{where}: two options in one line: `{line}`; write one per line (--edit)")
+            kind = (option["long"] or _LONG[option["short"]]) if option else ""
+            value = _word(option["value"], where) if option else line
+            if kind in ("requirement", "constraint"):
+                if _SCHEME.match(value):
+                    raise BuildFailed(f"{where}: `{line}` is not part of the commit; include a file of the repository instead")
+                self.read(real_path(path.parent / value), (*through, path), constraint or kind == "constraint")
+            elif kind == "find-links":
+                self._links(path, value)
+            elif kind == "editable" or not line.startswith("-"):
+                self._package(line, value, where, constraint)
+            else:
+                self._take(line, line, constraint)
+
+    def _package(self, line: str, value: str, where: str, constraint: bool) -> None:
+        if not is_local(value):
+            self._take(line, line, constraint)
+        elif not self.builds:
+            message = f"{where}: `{line}` installs from a path, and an environment is shared by commits"
+            raise BuildFailed(f"{message}; install it for each commit instead: --build 'pip install --no-deps -e .'")
+
+    def _links(self, path: Path, value: str) -> None:
+        place = next((found for found in (path.parent / value, self.tree / value) if exists(found)), None)
+        if _SCHEME.match(value) or place is None:
+            self._take(f"--find-links {shlex.quote(value)}", value, False)
+            return
+        self._take(f"--find-links {shlex.quote(str(real_path(place)))}", f"--find-links {_content(place, self.tree)}", False)
+
+    def _take(self, line: str, identity: str, constraint: bool) -> None:
+        (self.wanted.constraints if constraint else self.wanted.requirements).append(line)
+        self.wanted.identity.append(f"-c {identity}" if constraint else identity)
+
+
+def _logical(text: str) -> Iterator[str]:
+    """The lines of a requirements file: continued ones joined, without comments and blank ones."""
+    pending = ""
+    for line in text.removeprefix("\ufeff").splitlines():
+        comment = line.lstrip().startswith("#")
+        if line.endswith("\\") and not comment:
+            pending += line[:-1]
+            continue
+        whole, pending = _COMMENT.sub("", f"{pending} {line}" if comment else pending + line).strip(), ""
+        if whole:
+            yield whole
+    if last := _COMMENT.sub("", pending).strip():
+        yield last
+
+
+def is_local(value: str) -> bool:
+    """Whether pip would take it for a path."""
+    target = value.partition(";")[0].partition(" --")[0].strip()
+    named = _NAMED.fullmatch(target)
+    target = named[1].strip() if named else target
+    if scheme := _SCHEME.match(target):
+        return scheme[0].lower().endswith("file:")
+    return target.startswith((".", "~")) or "/" in target or target.lower().endswith(_ARCHIVES)
+
+
+def _word(value: str, where: str) -> str:
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise BuildFailed(f"{where}: `{value}`: {error}") from error
+    return words[0] if words else ""
+
+
+def _read_uv(tree: Path, lock: Path, wanted: LockRequest) -> None:
+    project, locked = lock.parent, _toml(lock, tree)
+    for package in locked.get("package", []):
+        source = package.get("source", {})
+        if kind := next((kind for kind in _UV_LOCAL if kind in source), None):
+            wanted.left_out.append(package["name"])
+            wanted.roots.append(real_path(project / source[kind]))
+            package.pop("version", None)
+        place = source.get("path") or source.get("registry") or ""
+        if place and not _SCHEME.match(place):
+            package["content"] = _content(project / place, tree)
+    settings = _toml(project / "pyproject.toml", tree)
+    settings.get("project", {}).pop("version", None)
+    asked = {table: settings.get(table) for table in _UV_TABLES} | {"uv": settings.get("tool", {}).get("uv")}
+    others = [_text(found, tree) if (found := project / name).is_file() else "" for name in (".python-version", "uv.toml")]
+    wanted.identity += [json.dumps(locked, sort_keys=True, default=str), json.dumps(asked, sort_keys=True, default=str), *others]
+
+
+def _toml(path: Path, tree: Path) -> dict[str, Any]:
+    try:
+        return parse_toml(_text(path, tree))
+    except BadValue as error:
+        raise BuildFailed(f"{_shown(path, tree)}: not valid TOML: {error}") from error
+
+
+def _text(path: Path, tree: Path) -> str:
+    if not is_file(path):
+        raise BuildFailed(f"{_shown(path, tree)} does not exist at this commit")
+    try:
+        return files.read_text(path)
+    except UserError as error:
+        raise BuildFailed(error.message) from error
+
+
+def _shown(path: Path, tree: Path) -> str:
+    """The path as the repository has it."""
+    whole, root = real_path(path), real_path(tree)
+    return str(whole.relative_to(root)) if whole.is_relative_to(root) else str(path)
+
+
+def _content(place: Path, tree: Path) -> str:
+    """What identifies a wheel, or a directory of wheels: its content when it is part of the commit, else its place."""
+    if not real_path(place).is_relative_to(real_path(tree)):
+        return str(place)
+    found = [place] if is_file(place) else sorted(filter(is_file, place.iterdir())) if exists(place) else []
+    return json.dumps([(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in found])
+
+
+MACHINE = (
+    *("no-space", "dns", "network", "connection-refused", "hub-rate-limit"),
+    *("host-memory", "process-limit", "too-many-open-files", "shared-memory"),
+)
+"""Known failures that no commit causes in a build. A missing compiler or a file that may not be read can be the commit's doing."""
+
+_INDEX = re.compile(
+    r"ReadTimeoutError|ConnectTimeoutError|NewConnectionError|ConnectionResetError|IncompleteRead|Max retries exceeded|SSLError"
+    r"|Connection (reset|aborted|broken|timed out)|(Read|[Oo]peration) timed out|error sending request|connection closed"
+    r"|\b(429|50[0234]) (Client |Server )?Error|HTTP status (server error|client error \(429)"
+)
+"""How pip and uv say that an index could not be reached; no loop does, so these are not among the general signatures."""
+
+BESIDE = "(--with)"
+"""In the message of a failure: it was about further packages, not about the lock."""
+_NOT_FOR_OTHERS = ("-e", "--editable", "--require-hashes")
+"""Options of a lock that are not about where packages come from."""
+_UV_KEPT = (
+    *("UV_CACHE_DIR", "UV_DEFAULT_INDEX", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX", "UV_OFFLINE", "UV_NETRC"),
+    *("UV_HTTP", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS", "UV_INSECURE_HOST", "UV_KEYRING", "UV_CONCURRENT", "UV_LINK_MODE", "UV_PYTHON_"),
+)
+"""Beginnings of the variables of uv that say where from and how fast, not what."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildJob:
+    """One build under way."""
+
+    name: str
+    log: Path
+    stops: float
+    """`time.monotonic()` at which it is given up."""
+    progress: Callable[[str], None]
+    redact: LineFilter
+    by_command: bool = False
+    """Whether it is the command of --build."""
+
+    def run(self, what: str, argv: tuple[str, ...], cwd: Path, env: Mapping[str, str]) -> None:
+        """Run one step of it; a BuildFailed when that fails."""
+        try:
+            failure = follow(
+                argv,
+                self.name,
+                what,
+                log=self.log,
+                cwd=cwd,
+                env=env,
+                stops=self.stops,
+                progress=self.progress,
+                line_filter=self.redact,
+            )
+        except CannotStart as error:
+            raise BuildFailed(f"{what} failed: {error.message}", by_command=self.by_command) from error
+        if failure:
+            raise BuildFailed(failure, transient=by_machine(self.log), by_command=self.by_command)
+
+
+_PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
+
+
+def build_with_pip(job: BuildJob, venv: Path, wanted: LockRequest, python: str) -> None:
+    """A venv with what the requirements ask for, without pip itself."""
+    outer = python_with_pip(python)
+    job.run("creating", (python, "-m", "venv", "--without-pip", str(venv)), venv.parent, clean_env())
+    if not wanted.requirements:
+        return
+    place, options = venv.parent / "requirements.txt", [*_PIP_OPTIONS]
+    files.write_text(place, "".join(f"{line}\n" for line in wanted.requirements))
+    if wanted.constraints:
+        files.write_text(venv.parent / "constraints.txt", "".join(f"{line}\n" for line in wanted.constraints))
+        options += ["-c", str(venv.parent / "constraints.txt")]
+    argv = (outer, "-m", "pip", "--python", str(interpreter(venv)), "install", *options, "-r", str(place))
+    job.run(f"installing {len(wanted.requirements)} requirements", argv, venv.parent, clean_env())
+
+
+def build_with_uv(job: BuildJob, venv: Path, wanted: LockRequest, python: str, project: Path) -> None:
+    """What `uv sync` makes of the lock, without the packages that are in the tree."""
+    leave = [part for name in wanted.left_out for part in ("--no-install-package", name)]
+    chosen = ("--python", python) if python else ()
+    argv = (find_uv(), "sync", "--frozen", "--no-progress", *chosen, *leave)
+    job.run("syncing", argv, project, {**_uv_env(), "UV_PROJECT_ENVIRONMENT": str(venv)})
+
+
+def add_with_pip(job: BuildJob, venv: Path, wanted: LockRequest, packages: Sequence[str], python: str) -> None:
+    """Install further packages from where the lock takes its own; what is there keeps its version."""
+    options = [line for line in wanted.requirements if line.startswith("-") and not line.startswith(_NOT_FOR_OTHERS)]
+    place = venv.parent / "with.txt"
+    files.write_text(place, "".join(f"{line}\n" for line in (*options, *packages)))
+    argv = (python_with_pip(python), "-m", "pip", "--python", str(interpreter(venv)), "install", *_PIP_OPTIONS)
+    job.run(_beside(packages), (*argv, "-c", str(_present(venv, wanted.constraints)), "-r", str(place)), venv.parent, clean_env())
+
+
+def add_with_uv(job: BuildJob, venv: Path, packages: Sequence[str], project: Path) -> None:
+    """The same with uv, which reads in the project where packages come from."""
+    argv = (find_uv(), "pip", "install", "--no-progress", "--python", str(interpreter(venv)), "--constraint", str(_present(venv)))
+    job.run(_beside(packages), (*argv, *packages), project, _uv_env())
+
+
+def _beside(packages: Sequence[str]) -> str:
+    return f"installing {', '.join(packages)} beside it {BESIDE}"
+
+
+def _present(venv: Path, constraints: Sequence[str] = ()) -> Path:
+    """What is installed, as constraints: unlike the lock, this holds versions only, which is all that pip takes here."""
+    place, installed = venv.parent / "present.txt", read_installed(interpreter(venv)).packages
+    pins = (f"{name}=={versions[0]}" for name, versions in sorted(installed.items()))
+    more = (line for line in constraints if "--hash" not in line)  # one hash would demand one of everything
+    files.write_text(place, "".join(f"{line}\n" for line in (*pins, *more)))
+    return place
+
+
+def run_build(tree: Path, command: tuple[str, ...], variables: Mapping[str, str], log: Path, minutes: float, redact: LineFilter) -> None:
+    """Run a build command in the tree; a BuildFailed when it fails."""
+    job = BuildJob(command[0], log, time.monotonic() + 60 * minutes, lambda _: None, redact, by_command=True)
+    job.run("the build command", command, tree, {**clean_env(), **variables})
+
+
+def find_uv() -> str:
+    """Where uv is; a BlockedError when it is not."""
+    if found := shutil.which("uv"):
+        return found
+    raise BlockedError(Boundary.ENVIRONMENT, "uv is not on PATH", "install it (pip install uv), or choose --env none")
+
+
+def by_machine(log: Path) -> bool:
+    """Whether the log shows a failure that the machine or the network is known for."""
+    lines = [Hit(line.number, line.body) for line in read_log(log)]
+    known = (signature for signature in load_signatures(GENERAL) if signature.id in MACHINE)
+    return any(first_match(signature, lines) for signature in known) or any(_INDEX.search(line.text) for line in lines)
+
+
+def _uv_env() -> dict[str, str]:
+    passed = {name: value for name, value in clean_env().items() if not name.startswith("UV_") or name.startswith(_UV_KEPT)}
+    passed.pop("VIRTUAL_ENV", None)
+    return passed

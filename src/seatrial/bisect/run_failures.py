@@ -1,0 +1,244 @@
+"""How a run failed, by its log: the commit's own failure, or the machine's.
+
+- The machine's are the known failures of `MACHINE`: they may come and go while the files under test stay the same, so they say nothing
+  about a commit, and another try may help. Every other failure is the commit's own: a machine that always fails like that fails at
+  the good end, too.
+- Two failures are the same when their tests, their exceptions and the places of these agree, numbers and directories taken out. When in
+  doubt they differ: that costs a skip, and the other mistake blames the wrong commit.
+- A failure of the machine that a run survived is kept (`Failure.beside`): what failed later may follow from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from seatrial import loops
+from seatrial.bisect.bisect_records import Failure
+from seatrial.core.files import write_bytes
+from seatrial.core.records import Diagnosis, replace
+from seatrial.core.specs import Signature
+from seatrial.core.text import generic, one_line
+from seatrial.core.verdict import Boundary
+from seatrial.triage import log as shapes
+from seatrial.triage.causes import Chain, ChainReader, How
+from seatrial.triage.diagnose import diagnose
+from seatrial.triage.log import Line, read_log
+from seatrial.triage.signatures import GENERAL, Hit, Scan, first_match, load_signatures
+
+MACHINE = {
+    "no-space": "the disk is shared with others",
+    "helpers-disk-full": "the disk is shared with others",
+    "host-memory": "memory is shared with others",
+    "shared-memory": "/dev/shm is shared with others",
+    "object-store": "/dev/shm and /tmp are shared with others",
+    "process-limit": "processes of others count, too",
+    "no-accelerator": "another node may have one",
+    "accelerator-broken": "another node may have one that works",
+    "accelerator-mismatch": "another node may have another one",
+    "illegal-instruction": "another node may have another processor",
+    "dns": "the network comes and goes",
+    "network": "the network comes and goes",
+    "hub-rate-limit": "the hub counts the requests of everybody at this address",
+    "hub-offline": "the hub comes and goes; a name that is wrong looks the same",
+    "hub-access": "tokens end; a name that is wrong looks the same",
+    "model-files": "a download that broke off looks the same",
+    "tracking-service": "a service that comes and goes",
+    "uv-environment": "a download that failed looks the same",
+    "submodule-commit": "the other side no longer has it",
+    "address-in-use": "ports are shared with others",
+    "no-free-ports": "ports are shared with others",
+    "connection-refused": "a server that is slow or gone looks the same",
+    "scheduler-ended-job": "the scheduler's doing",
+    "cluster-start": "the load of the cluster",
+    "node-died": "a node is gone",
+    "rendezvous": "a node that is slow or gone looks the same",
+    "collective-setup": "fabric and drivers of the nodes",
+    "not-enough-gpus": "the load of the cluster",
+    "ray-unreachable": "the state of the cluster",
+    "ray-runtime-environment": "built by downloads",
+    "worker-died-early": "mostly the memory of the machine",
+    "worker-environment-stale": "an environment that another commit left behind",
+    "background-step-died": "the cluster's doing",
+    "log-directory-not-shared": "file systems of the nodes",
+    "waits-for-cluster-cpus": "the size of the cluster",
+    "waits-for-cluster-resources": "the load of the cluster",
+}
+"""Ids of known failures that may come and go while the files stay the same, and why. A test holds this against all that are Blocked."""
+
+_SUMMARY = re.compile(r"(?:FAILED|ERROR) (\S+?\.py(?:::.+?)?)(?: - (\S+).*)?$|(?:FAIL|ERROR): (\w+ \([\w.]+\))")
+"""A test that failed: in pytest's summary, with the first word of why, and as unittest says it."""
+_SECTION = re.compile(r"_{3,} (\S.*?) _{3,}$")
+"""pytest's head over one failure. It says, too, whether the test ran, was set up, or could not be collected."""
+_TOTALS = re.compile(r"(?:=+ )?(\d+ (?:passed|failed|skipped|xfailed|xpassed|deselected|errors?|warnings?)\b.*) in [\d.]+ ?s")
+_FRAME = re.compile(r'\s*File "([^"]+)", line \d+, in (.+)')
+_SAYS_SO = re.compile(
+    r"error|fail|mismatch|wrong|cannot|can't|invalid|abort|unexpected|differ|refus|missing|not |\bno such|denied|unable", re.IGNORECASE
+)
+_OWN = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b|\btmp[a-z0-9_]{8}\b")
+"""Of one run: a hash or an id, a temporary name."""
+_NOTE = "[seatrial] "
+"""Before lines that the launcher wrote into the log."""
+_REASON, _LONGEST = 160, 400
+LONGEST = 4 << 20
+"""Bytes of a log that are read, counted from its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReading:
+    """What a log says about the failure of its run."""
+
+    failure: Failure
+    machine: str = ""
+    """Id of the machine's failure that ended the run, or one of its tests."""
+    nothing_ran: str = ""
+    """pytest's last line, when it ran no test at all."""
+
+
+def read_failure(log: Path, exit_code: int | None, *, hung: bool = False) -> FailureReading:
+    """Read the log of a run. `hung`: it was ended because it took too long."""
+    kind: Literal["timeout", "exit"] = "timeout" if hung else "exit"
+    if not log.is_file():
+        return FailureReading(Failure(kind=kind, exit_code=exit_code))
+    log, known = _ending(log), _signatures()
+    found = diagnose(log, (), tuple(s for s in known if not s.silent or (hung and s.id in MACHINE)))
+    seen = _see(log, known)
+    if hung and (shapes.KILLED.match(found.cause) or shapes.short(found.cause.partition(":")[0]) in shapes.INTERRUPTS):
+        found = Diagnosis()  # it was we who ended it
+    if seen.raised and found.line is not None and found.line not in seen.lines and found.line < max(seen.lines):
+        # A traceback that a test printed on its way; the runner went on, and its own lines say what failed.
+        found = Diagnosis(boundary=Boundary.PROVIDER, cause=min(seen.raised), line=min(seen.lines))
+    own = found.line in seen.lines
+    parts = [*sorted(seen.tests), *sorted(seen.raised)] if seen.testing else []
+    if not own:
+        parts += [_alike(found.cause) + _place(found)] if found.cause else [] if hung or parts else seen.last_words()
+    failure = Failure(
+        kind=kind,
+        boundary=found.boundary,
+        signature=found.signature,
+        cause=_short("; ".join(parts)),
+        exit_code=exit_code,
+        shown=(one_line(found.cause) or one_line(seen.last))[:_LONGEST],
+        beside=seen.beside(None if seen.testing else found.line),
+    )
+    ended_by = [found.signature or "", *(seen.machine if own else ())]
+    return FailureReading(failure, next((name for name in ended_by if name in MACHINE), ""), seen.nothing_ran())
+
+
+def _ending(log: Path) -> Path:
+    """The log; of a very long one its last part, as a file beside it. What ended a run stands there, and all of it would take minutes."""
+    if log.stat().st_size <= LONGEST:
+        return log
+    end = log.with_name(f"{log.stem}.end{log.suffix}")
+    with log.open("rb") as stream:
+        stream.seek(-LONGEST, os.SEEK_END)
+        stream.readline()  # the rest of a line
+        write_bytes(end, stream.read())
+    return end
+
+
+@functools.cache
+def _signatures() -> tuple[Signature, ...]:
+    """The known failures of all loops: nobody says which one a command runs. Those by frames are left out, since what a commit does
+    wrong is raised there, too."""
+    return tuple(s for name in loops.names() for s in loops.get_loop(name).signatures() if not s.frame)
+
+
+@functools.cache
+def _general() -> tuple[Signature, ...]:
+    return load_signatures(GENERAL)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one pass over the log found."""
+
+    scan: Scan
+    machines: Sequence[Signature]
+    tests: set[str] = field(default_factory=set)
+    raised: set[str] = field(default_factory=set)
+    machine: list[str] = field(default_factory=list)
+    """Machine failures among the tests' own."""
+    lines: set[int] = field(default_factory=set)
+    """Lines that only say what `tests` and `raised` say."""
+    totals: list[str] = field(default_factory=list)
+    last: str = ""
+
+    @property
+    def testing(self) -> bool:
+        """Whether a test runner reported failures. Its heads alone are none: other programs underline like that."""
+        return bool(self.lines and (self.tests or self.raised))
+
+    def feed(self, line: Line) -> None:
+        """Take the next line."""
+        self.scan.feed(line)
+        text = line.body.strip()
+        if text and not text.startswith(_NOTE):
+            self.last = text
+        if (name := _SUMMARY.match(text)) is not None:
+            self.tests.add(name[3] or " - ".join(filter(None, (name[1], name[2]))))
+            self.lines.add(line.number)
+        elif text.startswith("___") and (head := _SECTION.match(text)) is not None:
+            self.tests.add(f"<{head[1]}>")
+        elif (total := _TOTALS.match(text)) is not None:
+            self.totals.append(total[1])
+            self.lines.add(line.number)
+
+    def last_words(self) -> list[str]:
+        """The last line, if it says that something is wrong: all that is known of a run that raised nothing."""
+        return [_alike(self.last)] if _SAYS_SO.search(self.last) else []
+
+    def beside(self, before: int | None) -> tuple[str, ...]:
+        """Machine failures that were met, above the line of the cause; what stands below follows from it."""
+        hits = ((s.id, self.scan.hits.get(s.pattern)) for s in self.machines if self.scan.counts(s))
+        return tuple(sorted({name for name, hit in hits if hit is not None and (before is None or hit.line < before)}))
+
+    def nothing_ran(self) -> str:
+        """A summary of tests of which none passed or failed: what is skipped, or expected to fail, proves nothing."""
+        ran = any(re.search(r"\b(passed|failed|xpassed|errors?)\b", total) for total in self.totals)
+        return self.totals[-1] if self.totals and not ran else ""
+
+
+def _see(log: Path, known: Sequence[Signature]) -> _Seen:
+    everything = (*known, *_general())
+    machines = [replace(s, silent=True) for s in everything if s.id in MACHINE]  # silent: wherever it stands
+    seen, reader = _Seen(Scan((), machines), machines), ChainReader()
+    for line in read_log(log):
+        seen.feed(line)
+        reader.feed(line)
+    seen.scan.finish()
+    for chain in reader.finish():
+        if chain.how is How.TEST:
+            seen.raised.add(_alike(f"{chain.first.name}: {chain.first.message}"))
+            seen.lines.add(chain.first.line)
+            seen.machine += _machine_of(chain, everything)
+    return seen
+
+
+def _machine_of(chain: Chain, known: Iterable[Signature]) -> list[str]:
+    """The known failure of one test, if it is the machine's."""
+    hits = [Hit(chain.first.line, f"{chain.first.name}: {chain.first.message}"), *(Hit(*line) for line in chain.first.lines)]
+    match = next((s.id for s in known if not (s.silent or s.harmless or s.also or s.unless) and first_match(s, hits)), "")
+    return [match] if match in MACHINE else []
+
+
+def _place(found: Diagnosis) -> str:
+    """The function that raised it: a bare `AssertionError` may come from anywhere. Line numbers move with every commit."""
+    frames = [frame for text in found.excerpt if (frame := _FRAME.match(text))]
+    return f" in {Path(frames[-1][1]).name}:{frames[-1][2]}" if frames else ""
+
+
+def _alike(text: str) -> str:
+    """A text of one run as every run that fails alike has it."""
+    return _OWN.sub("#", generic(one_line(text)))[:_REASON]
+
+
+def _short(text: str) -> str:
+    """A long list by its beginning and a hash of all of it."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 20]}… {hashlib.sha256(text.encode()).hexdigest()[:12]}"

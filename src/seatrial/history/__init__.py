@@ -1,0 +1,1 @@
+"""One store of all runs: import, compare, trend, gate, thresholds."""

@@ -1,0 +1,1 @@
+"""Exact-bit hashes and delta coding of tensors. `fingerprint` and `delta` are the fronts; C, CUDA and plain torch agree."""

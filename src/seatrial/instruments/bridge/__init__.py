@@ -1,0 +1,1 @@
+"""The conformance ladder for Megatron-Bridge: rungs, seeded bugs and the driver that runs them."""

@@ -1,0 +1,365 @@
+"""Learns the coordinate map from a consumer's own loader, and puts back bit for bit whatever the loads disturbed.
+
+Runs inside a loop's interpreter. Contract:
+- `learn` loads tensors that carry the digits of their own element ids (base 256) through the unmodified loader, then once more
+  with a checksum of each id, negated: a loader that adds, negates, clips, delays or mixes values is seen, never believed.
+- Float weights are filled with NaN before each pass, so what no exported element reaches shows. Integers keep their values,
+  because loaders read them (expert maps); the checksum pass tells written from kept.
+- Elements that cannot be mapped go into `Map.opaque` with the reason (a runtime name,
+  and the export name where it was found); never into `runs`.
+- The state before is restored bit for bit and proven by fingerprint, also when the loader raises. The model cannot serve meanwhile.
+- A loader that casts is mapped, `Map.casts` says so, and `compare` then compares the bits of the exported value cast likewise.
+- The map shows where elements land, not where they belong: a loader that always swaps q and k gives a map with q and k
+  swapped, and `compare` agrees with it. `tensor_coverage.misplaced` judges the places.
+Memory: one copy of the weights on the host; beside the weights 6 bytes per element (10 above 2^31 elements) until it ends, and for
+the largest single tensor about 20 more while it is filled and read.
+- `Saved` copies whole storages (to host memory), so it covers tied parameters, views into one buffer and non-persistent buffers.
+  Loaders may replace a parameter, resize its storage or register new ones; `restore` undoes that and plain tensor attributes of modules
+  too. It proves itself by fingerprint and raises `NotRestored` with the names that differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from seatrial.instruments.bits import fingerprint
+from seatrial.instruments.refit.coordinate_map import CannotMap, Ids, Map, Run, Table, Wrong, quantized
+
+
+class NotRestored(RuntimeError):
+    """The module does not hold the bits it held before."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(f"the state could not be restored: {', '.join(names[:5])} ({len(names)} names); load the weights again")
+        self.names = names
+
+
+class Saved:
+    """The state of a module at the time this was made."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.hashes = fingerprint.model(module)
+        self._tables = [table for part in module.modules() for table in (part._parameters, part._buffers, vars(part))]
+        self._entries = [(table, key, value, value.detach()) for table in self._tables for key, value in table.items() if _strided(value)]
+        self._storages: dict[int, tuple[Any, Any]] = {}
+        for _, _, _, alias in self._entries:
+            storage = alias.untyped_storage()
+            if storage.nbytes() and storage.data_ptr() not in self._storages:
+                self._storages[storage.data_ptr()] = (alias, _bytes(alias).to("cpu", copy=True))
+
+    def restore(self) -> None:
+        """Put every tensor and every bit back, and prove it."""
+        kept = {(id(table), key) for table, key, _, _ in self._entries}
+        for table in self._tables:
+            for key in [key for key, value in table.items() if _strided(value) and (id(table), key) not in kept]:
+                del table[key]
+        for alias, data in self._storages.values():
+            storage = alias.untyped_storage()
+            if storage.nbytes() != len(data):
+                storage.resize_(len(data))
+            _bytes(alias).copy_(data)
+        for table, key, value, alias in self._entries:
+            if (value.data_ptr(), value.shape, value.stride()) != (alias.data_ptr(), alias.shape, alias.stride()):
+                value.data = alias
+            table[key] = value
+        wrong = fingerprint.differing(self.hashes, fingerprint.model(self.module))
+        if wrong:
+            raise NotRestored(wrong)
+
+
+def _strided(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_meta
+
+
+def _bytes(tensor: Any) -> Any:
+    """All bytes of the storage behind a tensor."""
+    import torch
+
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+
+
+__all__ = ["CannotMap", "LoadFailed", "Map", "Run", "Wrong", "learn", "quantized"]
+
+Load = Callable[[Iterable[tuple[str, Any]]], object]
+CHUNK = 1 << 21
+"""Elements that are read at a time, so that the arithmetic stays in the cache."""
+WEIGHTS = (167, 59, 101, 29, 211, 83, 139, 7)
+"""One factor per digit of an id in its checksum, modulo the prime 251."""
+
+
+class LoadFailed(RuntimeError):
+    """The loader raised; the state before was restored. `loaded`: the names it had taken by then."""
+
+    def __init__(self, loaded: list[str], total: int, error: Exception) -> None:
+        last = f", the last {loaded[-1]}" if loaded else ""
+        super().__init__(f"the loader raised {type(error).__name__}: {error} after taking {len(loaded)} of {total} names{last}")
+        self.loaded = tuple(loaded)
+
+
+def learn(module: Any, load: Load, export: Mapping[str, Any]) -> Map:
+    """The map of `module`, by loading through `load`; of `export` only names, shapes, dtypes and devices are used."""
+    for name, value in fingerprint.named_state(module):
+        if value.is_meta:
+            raise CannotMap(name, "it is on the meta device and holds no bits; load real weights first")
+    saved = Saved(module)
+    try:
+        return _Learning(module, load, export).run()
+    finally:
+        saved.restore()
+
+
+def _reason(value: Any) -> str | None:
+    """Why this exported tensor cannot carry ids."""
+    if value.is_complex() or value.element_size() < 2 or str(value.dtype).startswith("torch.uint"):
+        return f"{value.dtype} cannot hold the numbers from -255 to 255"
+    return None
+
+
+def _twins(export: Mapping[str, Any]) -> dict[str, str]:
+    """Names of an export over exactly the memory of an earlier name."""
+    first: dict[tuple[Any, ...], str] = {}
+    made = {}
+    for name, value in export.items():
+        if value.numel() and not value.is_meta:
+            key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+            if first.setdefault(key, name) != name:
+                made[name] = first[key]
+    return made
+
+
+class _Place:
+    """One runtime tensor while the map is learned: the ids read so far."""
+
+    def __init__(self, value: Any, ids: Ids) -> None:
+        import torch
+
+        flat = value.detach().reshape(-1)
+        self.float = value.is_floating_point() or value.is_complex()
+        self.kept = None if self.float else flat.clone()
+        self.shape = value.shape
+        self.ids = torch.zeros(flat.numel(), dtype=ids.dtype, device=flat.device)
+        self.fine = torch.ones(flat.numel(), dtype=torch.bool, device=flat.device)
+        self.touched = ~self.fine
+        self.zeroed = ~self.fine
+        """What the loader sets to zero whatever is loaded."""
+        self.hashes: set[str] = set()
+
+    def read(self, value: Any, check: bool, shift: int) -> None:
+        """Take in what a pass left here."""
+        self.hashes.add(fingerprint.tensor_hash(value))
+        if value.shape != self.shape:
+            self.fine[:], self.touched[:] = False, True
+            return
+        flat = value.detach().reshape(-1).to(self.ids.device)  # a loader may have replaced it by one elsewhere
+        for start in range(0, flat.numel(), CHUNK):
+            self._read(flat[start : start + CHUNK], slice(start, start + CHUNK), check, shift)
+
+    def _read(self, flat: Any, part: slice, check: bool, shift: int) -> None:
+        import torch
+
+        number = flat.real if flat.is_complex() else flat
+        number = number.to(torch.float32) if self.float and number.dtype != torch.float64 else number.to(torch.float64)
+        self.touched[part] |= (flat != self.kept[part]) if self.kept is not None else ~torch.isnan(number)
+        if check:
+            self.zeroed[part] = self.fine[part] & self.touched[part] & (self.ids[part] == 0) & (number == 0)
+            self.fine[part] &= number == -_checksum(self.ids[part])
+            return
+        digit = number.nan_to_num(nan=0.0).clamp(0, 255).to(torch.uint8)
+        self.fine[part] &= digit == number
+        self.ids[part] |= digit.to(self.ids.dtype) << shift
+
+    def landed(self, ids: Ids) -> Any:
+        """The id of each element, -1 where none landed."""
+        import torch
+
+        valid = self.fine & self.touched & (self.ids >= 0) & (self.ids < ids.total)
+        return torch.where(valid, self.ids, -1)
+
+
+def _digit(place: int, numbers: Any) -> Any:
+    return (numbers >> 8 * place) & 255
+
+
+def _checksum(numbers: Any) -> Any:
+    """1..251 for each id; each digit has its own factor."""
+    total = sum(_digit(place, numbers) * factor for place, factor in enumerate(WEIGHTS[: numbers.element_size()]))
+    return 1 + total % 251
+
+
+class _Learning:
+    """The passes through the loader, and what they show."""
+
+    def __init__(self, module: Any, load: Load, export: Mapping[str, Any]) -> None:
+        self.module, self.load, self.export, self.ids = module, load, export, Ids(export)
+        self.unable = {name: reason for name, value in export.items() if (reason := _reason(value))}
+        self.twins = _twins(export)
+        self.places = {name: _Place(value, self.ids) for name, value in self._unique().items()}
+
+    def _unique(self) -> dict[str, Any]:
+        """The runtime tensors; of several names for exactly the same memory only the first."""
+        found: dict[tuple[Any, ...], tuple[str, Any]] = {}
+        for name, value in fingerprint.named_state(self.module):
+            key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else (name,)
+            found.setdefault(key, (name, value))
+        return dict(found.values())
+
+    def run(self) -> Map:
+        digits = 1
+        while 256**digits < self.ids.total:
+            digits += 1
+        for place in range(digits):
+            self._pass(partial(_digit, place), place + 1)
+            self._read(check=False, shift=8 * place)
+        self._pass(lambda numbers: -_checksum(numbers), digits + 1)
+        self._read(check=True, shift=0)
+        return self._map()
+
+    def _pass(self, make: Callable[[Any], Any], mark: int) -> None:
+        """Fill with NaN, then load every name once. What cannot carry ids is another constant in each pass."""
+        import torch
+
+        for place in [value for value in self._unique().values() if value.is_floating_point() or value.is_complex()]:
+            place.detach().fill_(float("nan"))
+
+        def fill(start: int, value: Any, name: str) -> Any:
+            device = "cpu" if value.is_meta else value.device
+            if name in self.unable:
+                return torch.full(value.shape, float(mark), device=device).to(value.dtype)
+            numbers = torch.arange(start, start + value.numel(), dtype=self.ids.dtype, device=device)
+            return make(numbers).to(value.dtype).reshape(value.shape)
+
+        starts = dict(zip(self.ids.names, self.ids.starts.tolist(), strict=True))
+        self._load((name, fill(starts[self.twins.get(name, name)], value, name)) for name, value in self.export.items())
+
+    def _load(self, source: Iterator[tuple[str, Any]]) -> None:
+        """Call the loader. Whoever keeps the iterator gets nothing from it later: it would write ids into restored weights."""
+        taken: list[str] = []
+
+        def feed() -> Generator[tuple[str, Any], None, None]:
+            for name, value in source:
+                taken.append(name)
+                yield name, value
+
+        feeding = feed()
+        try:
+            result = self.load(feeding)
+            if isinstance(result, Iterator):  # a loader written as a generator does its work only when it is asked
+                for _ in result:
+                    pass
+        except Exception as error:
+            raise LoadFailed(taken, len(self.export), error) from error
+        finally:
+            feeding.close()
+
+    def _read(self, check: bool, shift: int) -> None:
+        live = dict(fingerprint.named_state(self.module))
+        for name, place in self.places.items():
+            if name not in live:
+                raise CannotMap(name, "the loader removed it")
+            place.read(live[name], check, shift)
+
+    def _map(self) -> Map:
+        """Put the readings together."""
+        import torch
+
+        live = dict(fingerprint.named_state(self.module))
+        tables: dict[str, Table] = {}
+        distinct: list[Table] = []
+        unwritten: dict[str, int] = {}
+        opaque = dict(self.unable)
+        recomputed: list[str] = []
+        seen = _Seen()
+        for name, place in self.places.items():
+            ids = place.landed(self.ids)
+            if bool((ids >= 0).any()):  # zeroed padding of a tensor that is written: no exported element reaches it
+                place.touched &= ~place.zeroed
+            changed, missed = int((place.touched & (ids < 0)).count_nonzero()), int((~place.touched).count_nonzero())
+            if missed:
+                unwritten[name] = missed
+            if changed:
+                # Elements of it that look right may be so by chance: a checksum has 251 values.
+                ids = torch.full_like(ids, -1)
+            if changed and len(place.hashes) == 1:
+                recomputed.append(name)
+            elif changed:
+                how = "the loader transforms, quantises or moves them"
+                opaque.setdefault(name, f"{changed} of {ids.numel()} elements came back changed: {how}")
+            tables[name] = self.ids.table(ids)
+            distinct.append(self.ids.table(seen.fresh(live[name], ids)))
+        unconsumed, duplicates = self.ids.landings(distinct)
+        opaque = self._sources(unconsumed, [name for name in opaque if name in self.places]) | opaque
+        unconsumed = {name: count for name, count in unconsumed.items() if name not in opaque and name not in self.twins}
+        casts = self._casts(tables, live)
+        shapes = {name: tuple(value.shape) for name, value in self.export.items()}
+        sizes = {name: place.ids.numel() for name, place in self.places.items()}
+        written = {name: table for name, table in tables.items() if len(table.length)}
+        return Map(
+            self.ids, written, sizes, unwritten, unconsumed, duplicates, opaque, tuple(recomputed), casts, self.twins, shapes, distinct
+        )
+
+    def _sources(self, unconsumed: Mapping[str, int], changed: list[str]) -> dict[str, str]:
+        """Which exported names feed the tensors that came back changed: each is loaded alone, with two values."""
+        import torch
+
+        found: dict[str, str] = {}
+        for name in [name for name in unconsumed if changed and name not in self.twins]:
+            value = self.export[name]
+            hashes = []
+            for number in (1.0, 2.0):
+                alone = torch.full(value.shape, number, device="cpu" if value.is_meta else value.device).to(value.dtype)
+                try:
+                    self._load(iter([(name, alone)]))
+                except LoadFailed:  # it takes only whole models; then the name stays unconsumed
+                    break
+                live = dict(fingerprint.named_state(self.module))
+                hashes.append({runtime: fingerprint.tensor_hash(live[runtime]) for runtime in changed})
+            differing = fingerprint.differing(*hashes) if len(hashes) == 2 else []
+            if differing:
+                found[name] = f"it comes back changed, in {', '.join(differing)}"
+        return found
+
+    def _casts(self, tables: Mapping[str, Table], live: Mapping[str, Any]) -> dict[str, str]:
+        import torch
+
+        made = {}
+        for runtime, table in tables.items():
+            for owner in torch.unique(table.owner).tolist():
+                name = self.ids.names[owner]
+                if self.export[name].dtype != live[runtime].dtype:
+                    made[name] = f"{self.export[name].dtype} to {live[runtime].dtype}"
+        return made
+
+
+class _Seen:
+    """Memory that a runtime tensor already looked at: views into one buffer hold an element once, not twice."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, Any] = {}
+
+    def fresh(self, value: Any, ids: Any) -> Any:
+        """`ids` with -1 where the memory was seen before."""
+        import torch
+
+        storage = value.untyped_storage()
+        whole = value.numel() * value.element_size() == storage.nbytes()
+        if value.numel() != ids.numel() or (whole and storage.data_ptr() not in self._storages):
+            self._storages[storage.data_ptr()] = True  # all of it
+            return ids
+        before = self._storages.get(storage.data_ptr())
+        if before is True:
+            return torch.full_like(ids, -1)
+        if before is None:
+            before = torch.zeros(storage.nbytes(), dtype=torch.bool, device=ids.device)
+        size = value.element_size()
+        places = torch.arange(storage.nbytes() // size, device=ids.device)
+        address = places.as_strided(value.shape, value.stride(), value.storage_offset()).reshape(-1) * size
+        fresh = torch.where(before[address], -1, ids)
+        before[address] = True
+        self._storages[storage.data_ptr()] = before
+        return fresh

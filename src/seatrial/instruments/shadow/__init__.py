@@ -1,0 +1,1 @@
+"""The shadow: recomputes every recorded training step from the configured values, without a loop's code."""

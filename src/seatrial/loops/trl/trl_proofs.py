@@ -1,0 +1,493 @@
+"""What the facts of a TRL level prove: pure functions from the files of a level directory to checks, each with its measured value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from seatrial.checks.probe_facts import Facts, Row, differing, equal, proof, read_facts
+from seatrial.checks.refit_facts import KNOWN
+from seatrial.checks.refit_judge import EVERY_TRANSPORT, Expected, judge_refits
+from seatrial.checks.step import RECORD, step_checks
+from seatrial.core.guarded import parse_json
+from seatrial.core.records import CheckResult, replace
+from seatrial.core.series import Metrics
+from seatrial.core.specs import Level
+from seatrial.core.verdict import Boundary
+from seatrial.instruments.trl.extra_runs import RESEEDED, STEPS, VARIANTS
+from seatrial.loops.trl.trl_metrics import RELATIVE, same_trajectory, within_tolerance
+
+ROUNDING = 1e-5
+"""How far merging adapters and taking them out again may move a frozen weight, which rounds each time: in fp32 by some 1e-8."""
+SYNC = "trl"
+"""The transport of TRL's own sync, as its facts name it."""
+
+
+def refits(facts: Facts | None) -> list[CheckResult]:
+    """Level 2: a process of our own generates."""
+    other = facts.one("process", process="generator") if facts else None
+    value = f"pid {other['pid']} on {other['device']}" if other else "no facts"
+    found = facts.one("loaded") if facts else None
+    tied = found is not None and other is not None and found["tied"] == other["tied"]
+    return [
+        proof("generation runs in its own process", _own(other), value, Boundary.ROLLOUT),
+        proof("the generator ties what the trainer ties", tied, f"{(other or {}).get('tied')}", Boundary.REFIT),
+        *_judged(facts, EVERY_TRANSPORT),
+    ]
+
+
+def served(facts: Facts | None, transports: tuple[str, ...] = EVERY_TRANSPORT) -> list[CheckResult]:
+    """Level 3: vLLM generates."""
+    other = facts.one("process", process="generator") if facts else None
+    own = _own(other) and other is not None and str(other.get("engine", "")).startswith("vLLM ")
+    value = f"{other.get('engine')}, pid {other['pid']}" if other else "no facts"
+    python = f"{other['python']}" if other else ""
+    return [proof("vLLM generates in its own process", own, value, Boundary.ROLLOUT, "", python), *_judged(facts, transports)]
+
+
+def synced(facts: Facts | None, run: str, lora: bool = False) -> list[CheckResult]:
+    """Level 3, where TRL's own sync brings the weights over; the names of the checks say in which run."""
+    rows = facts.of("refit", transport=SYNC) if facts else []
+    unsent = {name for row in rows for name in row["unsent"]}
+    unknown = {name for row in rows for name in row["unknown"]}
+    listed = [*(f"{name} was not sent" for name in sorted(unsent)), *(f"{name} is no name of the policy" for name in sorted(unknown))]
+    moved = max((row["policy_moved_by"] for row in rows), default=None)
+    bound = ROUNDING if lora else 0.0
+    own = [
+        proof(
+            "TRL's own sync sent every tensor under its name",
+            bool(rows) and not unsent and not unknown,
+            f"{len(rows)} syncs, {len(unsent)} left out, {len(unknown)} under other names" if rows else "no facts",
+            Boundary.REFIT,
+            "all",
+            ", ".join(listed[:3]),
+        ),
+        proof(
+            "TRL's own sync leaves the policy as it was",
+            moved is not None and moved <= bound,
+            f"moved by up to {moved:.1e}" if moved is not None else "no facts",
+            Boundary.REFIT,
+            f"<= {bound:.0e}" if lora else "0",
+        ),
+    ]
+    return [replace(check, name=f"{check.name} ({run})") for check in (*own, *served(facts, (SYNC,)))]
+
+
+def _own(process: Row | None) -> bool:
+    return process is not None and process["pid"] != process["parent"]
+
+
+def _judged(facts: Facts | None, transports: tuple[str, ...]) -> tuple[CheckResult, ...]:
+    """One refit before the generation of every step, so the last version has samples, too."""
+    run = facts.one("parameters", process="driver") if facts else None
+    rows = tuple(row for row in facts.rows if row["fact"] in KNOWN) if facts else ()
+    wanted = max(2, int(run["max_steps"])) if run else 2
+    return judge_refits(Facts(rows), Expected(wanted, transports, ends_with_samples=True, driven=True)).checks
+
+
+MOST_STEPS = 1_000_000
+"""More than any level takes: a fact that says so costs no list of them."""
+
+
+def states(facts: Facts | None, process: str = "driver") -> tuple[dict[str, Any], dict[str, Any]]:
+    """State at the start and at the end; empty when it was not recorded exactly once."""
+    start = facts.one("state", when="start", process=process) if facts else None
+    end = facts.one("state", when="end", process=process) if facts else None
+    return start or {}, end or {}
+
+
+def _moved(facts: Facts | None) -> set[str] | None:
+    """Names whose hash differs between start and end; None without facts of both."""
+    start, end = states(facts)
+    if not start or not end:
+        return None
+    return set(differing(start["weights"], end["weights"]))
+
+
+def changed(facts: Facts | None, words: tuple[str, ...], what: str, boundary: Boundary) -> CheckResult:
+    """Every trained parameter whose name holds one of the words changed, unless it never had a gradient."""
+    run, gradients = (facts.one("parameters", process="driver"), facts.one("gradients", process="driver")) if facts else (None, None)
+    moved = _moved(facts)
+    if not run or not gradients or moved is None:
+        return proof(f"{what} changed", False, "no facts", boundary)
+    names = [name for name in run["trainable_names"] if any(word in name for word in words) or not words]
+    idle = set(gradients["never"])
+    stuck = [name for name in names if name not in moved and name not in idle]
+    count = sum(name in moved for name in names)
+    return proof(f"{what} changed", bool(count) and not stuck, f"{count} of {len(names)} tensors", boundary, "all", ", ".join(stuck[:3]))
+
+
+def trained(facts: Facts | None, metrics: Metrics, prefix: str, lora: bool = False) -> list[CheckResult]:
+    """One training run did all it was to do: every parameter, every step, every update.
+
+    Its gradients are proven by its shadow, which knows when there is nothing to learn.
+    """
+    run, gradients = (facts.one("parameters", process="driver"), facts.one("gradients", process="driver")) if facts else (None, None)
+    where = f" ({prefix.rstrip('/')})" if prefix else ""
+    if not run or not gradients:
+        return [proof(f"training facts{where}", False, "no facts", Boundary.METRICS)]
+    # An adapter's first factor has no gradient while its second is still zero, so for adapters one gradient is enough.
+    idle = [name for name in gradients["never" if lora else "idle_at"] if "post_layernorm" not in name]  # LLaVA reads the layer before it
+    everywhere = bool(gradients["seen"]) and not (idle and run["made"])
+    made = [
+        changed(facts, (), f"trained weights{where}", Boundary.OPTIMIZER),
+        proof(
+            f"gradients reach every tensor{where}",
+            everywhere,
+            f"{len(idle)} without",
+            Boundary.OPTIMIZER,
+            "0",
+            ", ".join(idle[:3]),
+        ),
+        *steps(facts, metrics, prefix, where, run["start_step"], run["max_steps"]),
+    ]
+    if lora:
+        made.append(adapter_settings(facts))
+    else:
+        made += on_disk(facts, where, bool(run["made"]))
+        frozen = run["total"] - run["trainable"]
+        made.append(proof(f"no parameter is frozen{where}", frozen == 0, f"{frozen} of {run['total']}", Boundary.OPTIMIZER, "0"))
+    return made
+
+
+def adapter_settings(facts: Facts | None) -> CheckResult:
+    """What a checkpoint says about the adapter is how it was trained."""
+    rows = [facts.one(fact) if facts else None for fact in ("adapter", "saved_adapter")]
+    name = "the checkpoint stores the adapter's settings"
+    known = [row for row in rows if row is not None]
+    if len(known) < len(rows):
+        return proof(name, False, "no facts", Boundary.CHECKPOINT)
+    wrong = sorted({setting for row in known for setting in row["wrong"]})
+    return proof(name, not wrong, f"{known[0]['compared']} compared", Boundary.CHECKPOINT, "all", ", ".join(wrong))
+
+
+def on_disk(facts: Facts | None, where: str, made: bool) -> list[CheckResult]:
+    """The model is what the files said, and the files say what the model is; tied weights are one tensor."""
+    found = facts.one("loaded") if facts else None
+    written = facts.one("saved") if facts else None
+    name = f"embeddings are tied as configured{where}"
+    tied = proof(name, False, "no facts", Boundary.PROVIDER)
+    if found is not None:
+        tied = proof(name, found["tied"] == found["tie_wanted"], f"{found['tied']}", Boundary.PROVIDER, f"{found['tie_wanted']}")
+    return [
+        _equal_files(f"loaded weights equal the files{where}", found, made, where),
+        _equal_files(f"saved weights equal the model{where}", written, made, where),
+        _whole_model(written, where),
+        tied,
+    ]
+
+
+def _whole_model(row: Row | None, where: str) -> CheckResult:
+    """Configuration and tokenizer are saved with the weights, and say what they said before."""
+    name = f"saved settings and tokenizer are the model's{where}"
+    if row is None:
+        return proof(name, False, "no facts", Boundary.CHECKPOINT)
+    return proof(name, not row["odd"], f"{len(row['files'])} files", Boundary.CHECKPOINT, "all", ", ".join(row["odd"][:3]))
+
+
+def _equal_files(name: str, row: Row | None, made: bool, where: str) -> CheckResult:
+    """Tensors may be renamed on their way and are then found by content; experts may be fused, and so may be a user's model.
+
+    Otherwise every tensor of the model has one in the files.
+    """
+    if row is None:
+        return proof(f"{name}: bit-equal", False, "no facts", Boundary.PROVIDER)
+    found = row["compared"] + row["renamed"] - len(row["wrong"])
+    fused = not made or "moe" in where
+    lost = [] if fused else list(row["lost"])
+    enough = found > 0 and (fused or found == row["stored"]) and not lost
+    value = f"{found} of {row['stored']} tensors"
+    odd = ", ".join([*row["wrong"], *lost][:3])
+    return proof(f"{name}: bit-equal", enough and not row["wrong"], value, Boundary.PROVIDER, "all", odd)
+
+
+def steps(facts: Facts | None, metrics: Metrics, prefix: str, where: str, start: int, last: int) -> list[CheckResult]:
+    """Every step was logged, and updated the weights once."""
+    wanted = set(range(start + 1, min(last, start + MOST_STEPS) + 1))
+    loss = metrics.series.get(f"{prefix}train/loss")
+    logged = set(loss.steps) if loss else set()
+    updates = states(facts)[1].get("updates")
+    missing = sorted(wanted - logged)
+    return [
+        CheckResult(
+            name=f"every step was logged{where}",
+            kind="proof",
+            passed=bool(wanted) and logged == wanted and last <= start + MOST_STEPS,
+            value=f"{len(wanted & logged)} of {len(wanted)}",
+            threshold="all",
+            steps=tuple(sorted(logged)),
+            missing=tuple(missing),
+        ),
+        # An optimizer that keeps no count (plain SGD) cannot be asked.
+        proof(f"optimizer updates{where}", updates in (None, [last, last]), f"{updates or 'not counted'}", Boundary.OPTIMIZER, f"{last}"),
+    ]
+
+
+CHECKPOINT_FILES = (
+    *("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"),
+    "training_args.bin",
+)
+IMAGE_EFFECT = 1e-6
+RECORDED_STEPS = 4
+"""Steps of the first learning arm that are recorded."""
+
+
+def prove(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult, ...]:
+    """All proofs of a level."""
+    facts = {path.parent.name: read_facts(path) for path in sorted(directory.glob("*/facts.jsonl"))}
+    run = facts.get("run")
+    made: dict[str, Callable[[], Iterable[CheckResult]]] = {
+        "smoke": lambda: [
+            *step_checks(directory / "run", "run", planned(run)),
+            *(
+                check
+                for name in varied(directory)
+                for check in step_checks(directory / "run" / "variants" / name, f"variant {name}", STEPS, brief=True)
+            ),
+            *trained(run, metrics, ""),
+            *(seeded(directory / "run") if varied(directory) else ()),
+        ],
+        "lora-resume": lambda: [
+            *step_checks(directory / "full", "full", planned(facts.get("full")), lora=True),
+            *lora(facts.get("full")),
+            *trained(facts.get("full"), metrics, "full/", lora=True),
+            *resume(directory, facts.get("full"), facts.get("resumed"), metrics),
+        ],
+        "refit": lambda: [*refits(run), *step_checks(directory / "run", "run", planned(run)), *trained(run, metrics, "")],
+        "vllm": lambda: [
+            *served(run),
+            *step_checks(directory / "run", "run", planned(run)),
+            *trained(run, metrics, ""),
+            *synced(facts.get("sync"), "sync"),  # a stale server explains what it samples
+            *step_checks(directory / "sync", "sync", planned(facts.get("sync"))),
+            *trained(facts.get("sync"), metrics, "sync/"),
+            *synced_adapters(facts.get("lora"), metrics),
+            *step_checks(directory / "lora", "lora", planned(facts.get("lora")), lora=True),
+        ],
+        "ranks": lambda: [
+            *step_checks(directory / "one", "one", planned(facts.get("one"))),
+            *step_checks(directory / "two", "two", planned(facts.get("two")), ranks=True),
+            *trained(facts.get("one"), metrics, "one/"),
+            *ranks(facts.get("one"), facts.get("two"), metrics),
+        ],
+        "architectures": lambda: [
+            *step_checks(directory / "moe", "moe", planned(facts.get("moe"))),
+            *moe(facts.get("moe")),
+            *trained(facts.get("moe"), metrics, "moe/"),
+            *step_checks(directory / "vlm", "vlm", planned(facts.get("vlm"))),
+            *vlm(facts.get("vlm")),
+            *trained(facts.get("vlm"), metrics, "vlm/"),
+        ],
+        "learning": lambda: [*step_checks(directory / "run" / "learn" / "1", "learn/1", RECORDED_STEPS), *arms(run, metrics)],
+    }
+    whole = [proof("facts are whole", False, str(item), Boundary.METRICS) for each in facts.values() for item in each.damage]
+    return (*whole, *made[level.name]())
+
+
+def seeded(directory: Path) -> list[CheckResult]:
+    """Random numbers come from the seed: variants with the same seed draw their first tokens from the same state, others do not."""
+    places = {"": directory} | {name: directory / "variants" / name for name in VARIANTS}
+    states = {name: first_random_state(place) for name, place in places.items()}
+    own = states.pop("")
+    wrong = [name for name, state in states.items() if state is None or (state == own) == (name in RESEEDED)]
+    value = f"{len(states) - len(wrong)} of {len(states)} variants"
+    return [proof("random numbers come from the seed", own is not None and not wrong, value, Boundary.ROLLOUT, "all", ", ".join(wrong))]
+
+
+def first_random_state(directory: Path) -> str | None:
+    """The digest of the random state that a recorded run drew its first tokens from."""
+    try:
+        for line in (directory / RECORD).read_text(encoding="utf-8").splitlines():
+            row = parse_json(line)
+            if row["event"] == "generated":
+                return str(row["values"]["random_state"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def varied(directory: Path) -> tuple[str, ...]:
+    """The variants that a run was to train, if it was to train any: one that left nothing is missed, not absent."""
+    return tuple(VARIANTS) if (directory / "run" / "variants").is_dir() else ()
+
+
+def planned(facts: Facts | None) -> int | None:
+    """Steps that a run was to take."""
+    row = facts.one("parameters", process="driver") if facts else None
+    return int(row["max_steps"]) - int(row["start_step"]) if row else None
+
+
+def synced_adapters(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
+    """Adapters train and are merged for vLLM by TRL's own sync; nothing else of the run is of interest here (see level 1)."""
+    row = facts.one("parameters", process="driver") if facts else None
+    logged = []
+    if row:
+        logged = steps(facts, metrics, "lora/", " (lora)", row["start_step"], row["max_steps"])
+    return [
+        proof("training facts (lora)", row is not None, "no facts" if row is None else "there", Boundary.METRICS),
+        *logged,
+        changed(facts, ("lora_",), "adapter weights (lora)", Boundary.PEFT),
+        *synced(facts, "lora", lora=True),
+    ]
+
+
+def lora(facts: Facts | None) -> list[CheckResult]:
+    """Adapters train, everything else is frozen."""
+    row = facts.one("parameters", process="driver") if facts else None
+    names = row["trainable_names"] if row else []
+    stray = [name for name in names if "lora_" not in name]
+    start, end = states(facts)
+    base = {name: value for name, value in start.get("weights", {}).items() if "lora_" not in name}
+    moved = [name for name, value in base.items() if end.get("weights", {}).get(name) != value]
+    count = f"{row['trainable']} of {row['total']}" if row else "no facts"
+    return [
+        proof("trainable parameters", bool(row and row["trainable"]), count, Boundary.PEFT, "> 0"),
+        proof("only adapters train", bool(names) and not stray, f"{len(stray)} others", Boundary.PEFT, "0", ", ".join(stray[:3])),
+        changed(facts, ("lora_",), "adapter weights", Boundary.PEFT),
+        proof(
+            "base frozen",
+            bool(base) and bool(end) and not moved,
+            f"{len(moved)} of {len(base)} tensors moved",
+            Boundary.PEFT,
+            "0",
+            ", ".join(moved[:3]),
+        ),
+    ]
+
+
+def resume(directory: Path, full: Facts | None, resumed: Facts | None, metrics: Metrics) -> list[CheckResult]:
+    """The resumed run starts from the checkpoint and equals the uninterrupted run from there on, in everything."""
+    saved = full.of("state", when="checkpoint") if full else []
+    step = int(saved[0]["step"]) if saved else None
+    folder = directory / "full" / f"checkpoint-{step}"
+    absent = [name for name in CHECKPOINT_FILES if not (folder / name).is_file()]
+    row = resumed.one("parameters", process="driver") if resumed else None
+    begin = row["start_step"] if row else None
+    full_end, resumed_end = states(full)[1], states(resumed)[1]
+    resumed_start = states(resumed)[0]
+    made = [
+        proof("checkpoint is complete", bool(saved) and not absent, f"checkpoint-{step}", Boundary.CHECKPOINT, "", ", ".join(absent)),
+        proof("resumed from the checkpoint", step is not None and begin == step, f"step {begin}", Boundary.CHECKPOINT, f"step {step}"),
+    ]
+    one, two = ((each.one("built") if each else None) or {} for each in (full, resumed))
+    made.append(equal("new adapters from the seed", one.get("weights"), two.get("weights"), Boundary.PEFT))
+    made.append(equal("random state from the seed", one.get("generators"), two.get("generators"), Boundary.ENVIRONMENT))
+    stored = full.one("adapter") if full else None
+    kept = saved[0].get("weights", {}) if saved else {}
+    adapters = {name: value for name, value in kept.items() if ".lora_" in name and "magnitude" not in name}
+    made.append(equal("adapters in the checkpoint", adapters, stored.get("weights") if stored else None))
+    last = full.one("saved_adapter") if full else None
+    live = {name: value for name, value in full_end.get("weights", {}).items() if ".lora_" in name and "magnitude" not in name}
+    made.append(equal("adapters as they are saved at the end", live, last.get("weights") if last else None))
+    for part in ("weights", "optimizer", "scheduler"):
+        made.append(equal(f"restored {part}", saved[0].get(part) if saved else None, resumed_start.get(part)))
+    made.append(same_trajectory(metrics, "full/", "resumed/", step))
+    for part in ("weights", "optimizer", "scheduler", "generators"):
+        made.append(equal(f"final {part} of both runs", full_end.get(part), resumed_end.get(part)))
+    first, second = ((each.one("history") if each else None) or {} for each in (full, resumed))
+    made.append(equal("history of both runs", _every_step(first), _every_step(second)))
+    return made
+
+
+def _every_step(history: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a trainer's history says of its steps; the row that closes a run knows only what that run computed."""
+    rows = history.get("rows")
+    return None if rows is None else {key: row for key, row in rows.items() if '"train_loss"' not in row}
+
+
+def ranks(one: Facts | None, two: Facts | None, metrics: Metrics) -> list[CheckResult]:
+    """Two ranks took part, hold identical weights, and followed the trajectory of one."""
+    first, second = states(two)[1].get("weights", {}), states(two, "rank1")[1].get("weights", {})
+    wrong = differing(first, second)
+    both = bool(first) and bool(second)
+    sizes = [row["world_size"] for row in two.of("parameters")] if two else []
+    run = two.one("parameters", process="driver") if two else None
+    last = run["max_steps"] if run else None
+    counts = [states(two, process)[1].get("updates") for process in ("driver", "rank1")]
+    whole = last is not None and all(count in (None, [last, last]) for count in counts)
+    drawn = [states(two, process)[0].get("generators", {}).get("torch") for process in ("driver", "rank1")]
+    own = None not in drawn and drawn[0] != drawn[1]
+    alone, together = (float(states(each)[1].get("norm", math.nan)) for each in (one, two))
+    near = abs(alone - together) <= RELATIVE * abs(alone)
+    value = f"{len(first) - len(wrong)} of {len(first)} equal" if both else "no facts of both ranks"
+    return [
+        proof("two processes form one group", sizes == [2, 2], f"world sizes {sizes}", Boundary.DDP, "[2, 2]"),
+        proof("ranks draw random numbers of their own", own, "others" if own else "the same", Boundary.DDP, "others"),
+        proof("optimizer updates (two)", whole, f"{counts}", Boundary.DDP, f"{last}"),
+        proof("final weights of two ranks against one", near, f"norms {alone:.8g}, {together:.8g}", Boundary.DDP, f"within {RELATIVE}"),
+        proof("ranks end with the same weights: bit-equal", both and not wrong, value, Boundary.DDP, "all", ", ".join(wrong[:3])),
+        within_tolerance(metrics, "one/", "two/"),
+    ]
+
+
+def moe(facts: Facts | None) -> list[CheckResult]:
+    """Routers and experts learn."""
+    return [
+        changed(facts, ("mlp.gate.", "router"), "MoE router weights", Boundary.PROVIDER),
+        changed(facts, ("experts",), "MoE expert weights", Boundary.PROVIDER),
+    ]
+
+
+def vlm(facts: Facts | None) -> list[CheckResult]:
+    """Pictures reach the model, and the parts that read them learn."""
+    row = facts.one("images") if facts else None
+    effect, repeat = (row["other_picture_max_diff"], row["same_picture_max_diff"]) if row else (None, None)
+    seen = isinstance(effect, float) and isinstance(repeat, float) and effect > IMAGE_EFFECT and repeat < effect / 10
+    value = f"{effect:.3g} (same picture {repeat:.3g})" if isinstance(effect, float) and isinstance(repeat, float) else "no facts"
+    return [
+        proof("another picture changes the logits", seen, value, Boundary.DATA, f"> {IMAGE_EFFECT}"),
+        changed(facts, ("vision_tower",), "vision tower weights", Boundary.PROVIDER),
+        changed(facts, ("multi_modal_projector",), "projector weights", Boundary.PROVIDER),
+    ]
+
+
+def arms(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
+    """Each learning arm moved the weights at every step, no control arm did, and every seed has both."""
+    learned, control = (facts.of("arm", arm="learn"), facts.of("arm", arm="control")) if facts else ([], [])
+    gains = metrics.series.get("signal/gain")
+    seeds = set(gains.steps) if gains else set()
+    paired = bool(seeds) and {row["seed"] for row in learned} == {row["seed"] for row in control} == seeds
+    moved, idle = sum(bool(row["changed"]) for row in learned), sum(bool(row["changed"]) for row in control)
+    short = [row for row in (*learned, *control) if not _whole_arm(row, metrics)]
+    wrong = sum(int(row["misreported"]) for row in (*learned, *control))
+    count = len(learned) + len(control)
+    drawn = {kind: {row["generators"].get(kind) for row in learned} for kind in ("python", "numpy", "torch")}
+    least = min(map(len, drawn.values()))
+    return [
+        proof(
+            "every seed has a learning arm and a control",
+            paired,
+            f"{len(learned)} and {len(control)}",
+            Boundary.METRICS,
+            f"{len(seeds)} each",
+        ),
+        proof(
+            "learning arms changed the weights",
+            bool(learned) and moved == len(learned),
+            f"{moved} of {len(learned)}",
+            Boundary.OPTIMIZER,
+            "all",
+        ),
+        proof("control arms changed nothing", bool(control) and not idle, f"{idle} of {len(control)}", Boundary.OPTIMIZER, "0"),
+        proof(
+            "each seed has random numbers of its own",
+            bool(learned) and least == len(learned),
+            f"{least} kinds",
+            Boundary.ENVIRONMENT,
+            f"{len(seeds)}",
+        ),
+        proof("rewards were logged as they were given", bool(count) and not wrong, f"{wrong} others", Boundary.METRICS, "0"),
+        proof(
+            "every arm made and logged every step", bool(count) and not short, f"{count - len(short)} of {count}", Boundary.OPTIMIZER, "all"
+        ),
+    ]
+
+
+def _whole_arm(row: Mapping[str, Any], metrics: Metrics) -> bool:
+    """An arm logged each of its steps and updated the weights at each of them."""
+    loss = metrics.series.get(f"{row['arm']}/{row['seed']}/loss")
+    last = row["max_steps"]
+    whole = loss is not None and len(loss.steps) == last and loss.steps == tuple(range(1, last + 1))
+    return whole and row["updates"] in (None, [last, last])

@@ -1,1 +1,0 @@
-"""Instruments that run inside generation engines, or next to them."""

@@ -1,1 +1,0 @@
-"""The refit proof: moving weights from a policy to a generator, and showing bit for bit that they arrived."""

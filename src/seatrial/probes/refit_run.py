@@ -1,0 +1,336 @@
+"""The refit probe on the host: runs a driver in an engine's interpreter or asks a running server, judges the facts, writes the summary.
+
+- The driver owns policy and generator, each a process of its own.
+- A vLLM server that runs already with our worker extension is compared once: its live weights against the safetensors of a directory,
+  which the server reads itself, under the same path. It is paused meanwhile: learning the map loads other values through its loader and
+  puts every bit back. Without a policy, later refits, samples and base stay unproven.
+- The shipped JSON Schemas of probe.json are made here from the types that write it; a test holds them equal.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seatrial.checks import refit_coverage, refit_weights
+from seatrial.checks.probe_facts import Facts, Row, proof
+from seatrial.checks.probe_refit import JudgedRefitProbe, RefitLine, RefitProbe, RefitRequest, describe, judge_refit_probe, lines
+from seatrial.checks.refit_facts import Rows, typed
+from seatrial.checks.refit_judge import whole
+from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.files import write_text
+from seatrial.core.guarded import parse_json
+from seatrial.core.records import CheckResult, replace
+from seatrial.core.text import number, one_line
+from seatrial.core.verdict import Boundary, Verdict
+from seatrial.evidence.redact import Redactor
+from seatrial.instruments.engines.tiny_models import KINDS
+from seatrial.instruments.engines.vllm_server import ServerError, VllmClient
+from seatrial.instruments.refit.refit_driver import NO_SUCH_FAULT
+from seatrial.probes.bridge_verdict import BridgeProbe
+from seatrial.probes.probe_process import FACTS, LOG, Driver, Follower, Tell, require_weights, trouble
+from seatrial.report.build import schema_text
+from seatrial.report.markdown import prose
+from seatrial.runtime.interrupt import check_stop
+from seatrial.trial.level import SERVER_LOG
+from seatrial.trial.staging import stage_packages
+
+DRIVERS = {"vllm": "seatrial.instruments.engines.vllm_loop", "transformers": "seatrial.instruments.engines.transformers_loop"}
+MAKER = "seatrial.instruments.engines.tiny_models"
+MODEL = "model"
+_MAKE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefitSetup:
+    """Where and how a driver runs."""
+
+    wanted: RefitRequest
+    python: Path
+    out: Path
+    """An empty directory."""
+    deadline_s: float
+    server: tuple[str, ...] = ()
+    """Options for the engine's server."""
+
+
+def faults(engine: str) -> dict[str, str]:
+    """The seeded faults of an engine's driver, each with what it does."""
+    known: dict[str, str] = importlib.import_module(DRIVERS[engine]).FAULTS
+    return known
+
+
+def require_model(model: str) -> None:
+    """A model that we make ourselves, or a directory with a configuration and weights."""
+    place = Path(model)
+    if model in KINDS:
+        return
+    if not place.is_dir():
+        raise UserError(f"--model {model}: no such directory", f"name a local model directory, or one of {', '.join(KINDS)}")
+    if not (place / "config.json").is_file():
+        raise UserError(f"{place}: config.json is missing", f"copy the model's config.json into {place}")
+    require_weights(place, str(place))
+
+
+def probe_refit(setup: RefitSetup, tell: Tell) -> JudgedRefitProbe:
+    """Run the driver to its end and judge its facts. Raises `Interrupted` when Seatrial is asked to stop."""
+    redactor = Redactor(os.environ)
+    driver = Driver(out=setup.out, instruments=stage_packages((), setup.out), redactor=redactor)
+    model = _model(setup, driver, tell)
+    wanted = setup.wanted
+    argv = [str(setup.python), "-m", DRIVERS[wanted.engine], "--model", str(model), "--out", str(setup.out), "--steps", str(wanted.steps)]
+    argv += ["--transport", "all" if len(wanted.transports) > 1 else wanted.transports[0]]
+    argv += ["--fault", wanted.fault] if wanted.fault else []
+    argv += ["--", *setup.server] if setup.server else []
+    tell(f"starting policy and generator ({wanted.engine}): {setup.out / LOG}")
+    follower = Follower(setup.out / FACTS, "refit", _said, tell)
+    outcome = driver.run(argv, LOG, setup.deadline_s, follower.tick)
+    follower.look()
+    facts = driver.facts(("probe_error",))
+    redactor.file(setup.out / SERVER_LOG)
+    check_stop()
+    said = trouble(outcome, setup.out / LOG, setup.deadline_s)
+    if wanted.fault and NO_SUCH_FAULT in said:
+        raise UserError(
+            f"--fault {wanted.fault}: {wanted.model} cannot have it: nothing was injected", "use another model: --model tiny-qwen2"
+        )
+    return judge_refit_probe(facts, wanted, said)
+
+
+def _model(setup: RefitSetup, driver: Driver, tell: Tell) -> Path:
+    """The directory of the model; a tiny one is made in the engine's own interpreter."""
+    if setup.wanted.model not in KINDS:
+        return Path(setup.wanted.model).absolute()
+    place, log = setup.out / MODEL, "model.log"
+    tell(f"making the model {setup.wanted.model}")
+    argv = [str(setup.python), "-m", MAKER, setup.wanted.model, str(place)]
+    outcome = driver.run(argv, log, _MAKE_S)
+    check_stop()
+    if said := trouble(outcome, setup.out / log, _MAKE_S):
+        raise BlockedError(
+            Boundary.ENVIRONMENT, f"the model {setup.wanted.model} was not made: {said}", f"check that {setup.python} has torch"
+        )
+    return place
+
+
+def _said(line: bytes) -> str:
+    try:
+        row = parse_json(line)
+        size = f"{row['bytes'] / 1e6:.2f} MB"
+        state = f"refused: {row['refused']}" if row["refused"] else f"{len(row['wrong_names'])} of {row['names']} tensors wrong"
+        return f"refit {row['index']} (step {row['step']}, {row['transport']}, {size}): {row['stale_names']} stale before, {state}"
+    except (ValueError, KeyError, TypeError):
+        return "a refit whose fact cannot be read"
+
+
+EQUAL = "live weights against the files: bit-equal"
+
+
+def ask_server(url: str, directory: Path, seconds: float) -> Facts:
+    """Ask every rank of the server for map, comparison, coverage and version; an unreachable server is Blocked."""
+    require_weights(directory, f"--weights {directory}")
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--attach {url}: not a URL", "write it as http://host:port")
+    reference = str(directory.absolute())
+    client = VllmClient(url, timeout_s=seconds)
+    try:
+        client.versions()  # asked first: what cannot be looked at is not disturbed
+        client.call("/pause?mode=abort&clear_cache=true", {})
+        try:
+            maps = client.rpc("seatrial_map", reference=reference)
+            verified = client.rpc("seatrial_verify", reference=reference)
+            covered, versions = client.rpc("seatrial_coverage"), client.versions()
+        finally:
+            client.call("/resume", {})
+    except ServerError as error:
+        raise BlockedError(Boundary.ENVIRONMENT, *_why(url, str(error))) from error
+    answers = zip(maps, verified, covered, versions, strict=True)
+    return Facts(tuple(row for rank, each in enumerate(answers) for row in _facts(str(rank), *each)))
+
+
+def _why(url: str, said: str) -> tuple[str, str]:
+    """What an error of the server means, and the fix."""
+    extension = "VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls seatrial.instruments.engines.vllm_extension.Extension"
+    if "refused" in said or "Name or service" in said:
+        return f"nothing listens at {url}", "name the address of a running vLLM server"
+    if "seatrial_" in said and "has no attribute" in said:
+        return f"the vLLM server at {url} runs without our worker extension", f"start it with {extension}"
+    if any(f"status {code}" in said for code in (404, 405, 501)) or "not JSON" in said:
+        return f"{url} is no vLLM server in development mode: {said.partition('<')[0][:200]}", f"start vLLM with {extension}"
+    return said, f"see the server's log; it needs {extension}"
+
+
+def _facts(rank: str, mapped: dict[str, Any], verified: dict[str, Any], covered: dict[str, Any], version: dict[str, Any]) -> list[Row]:
+    """The answers of one rank as facts, with one comparison in the place of a refit."""
+    held = {"replica": rank, "incarnation": version["incarnation"], "version": version["version"]}
+    comparison = {
+        "index": 0,
+        "step": 0,
+        "transport": "attached",
+        "names": verified["names"],
+        "bytes": 0,
+        "produced": None,
+        "consumed": None,
+    }
+    comparison |= {"wrong_names": list(verified["wrong"]), "stale_names": len(verified["wrong"]), "touched_names": 0}
+    comparison |= {"methods": verified["methods"], "refused": None, "wrong": verified["wrong"]}
+    return [
+        {"fact": "version", **held},
+        {"fact": "map", "replica": rank, **mapped},
+        {"fact": "refit", **held, **comparison},
+        {"fact": "coverage", "never_changed": [], **covered, "replica": rank},
+    ]
+
+
+def judge_attached(facts: Facts, wanted: RefitRequest) -> JudgedRefitProbe:
+    """The verdict on one look at a server."""
+    rows = typed(facts)
+    wrong = refit_weights.wrong_tensors(rows)
+    checks = [whole(rows), _equal(rows), refit_coverage.methods(rows), *refit_coverage.coverage_checks(rows), _version(rows)]
+    missed = [check for check in checks if not check.passed]
+    limits = (
+        "one look at a server: nothing is said about the refits that led here or that follow",
+        "the server read the files itself: on another host they may be others under the same path",
+        *refit_weights.weaker(rows),
+        *refit_coverage.coverage_limitations(rows),
+    )
+    split = len(rows.refits) > 1 and any(row.unconsumed for row in rows.coverages)
+    refused = refit_coverage.refused_all(rows)
+    made = JudgedRefitProbe(verdict=Verdict.PASS, reason="", checks=tuple(checks), wrong=wrong, refits=lines(rows), limitations=limits)
+    if wrong:
+        reason = f"the server does not hold the weights of {wanted.model}: {describe(wrong[0])}"
+        return replace(made, verdict=Verdict.FAIL, reason=reason, boundary=Boundary.REFIT)
+    if split or refused:
+        # Counts of elements cannot tell a shard that another rank has from one that no rank has.
+        reason = (
+            f"the coordinate map could not be made for any name: {refused}"
+            if refused
+            else "the weights are sharded over ranks: that some rank takes each element is not shown"
+        )
+        return replace(made, verdict=Verdict.BLOCKED, reason=reason, boundary=Boundary.REFIT)
+    if missed:
+        reason = f"not proven: {missed[0].name} ({missed[0].value}): {missed[0].message}"
+        return replace(made, verdict=Verdict.FAIL, reason=reason, boundary=missed[0].boundary)
+    reason = f"{refit_weights.claim(rows)}: the server holds {wanted.model}"
+    return replace(made, reason=reason)
+
+
+def _equal(rows: Rows) -> CheckResult:
+    bad = sum(bool(row.wrong_names) for row in rows.refits)
+    names = sum(row.names for row in rows.refits)
+    good = bool(rows.refits) and not bad and all(row.names for row in rows.refits)
+    said = ", ".join(name for row in rows.refits for name in row.wrong_names[:3])
+    return proof(EQUAL, good, f"{names} tensors, {bad} of {len(rows.refits)} ranks wrong", Boundary.REFIT, "all", said)
+
+
+def _version(rows: Rows) -> CheckResult:
+    held = sorted({row.version for row in rows.versions()})
+    return proof("all ranks hold one version", len(held) == 1, f"version {', '.join(map(str, held)) or 'none'}", Boundary.REFIT)
+
+
+SHOWN = 10
+
+
+def refit_summary(probe: RefitProbe, out: Path | None) -> str:
+    """The summary; recorded texts are no markup, and stay on one line each, so that none can imitate a heading."""
+    judged, wanted = probe.judged, probe.wanted
+    what = {
+        "driver": f"policy -> {wanted.engine}, {wanted.steps} steps",
+        "attach": f"a server that runs: {wanted.engine}",
+        "facts": "facts of another run",
+    }
+    asked = [
+        what[wanted.source],
+        f"transports {', '.join(wanted.transports)}" if wanted.transports else "",
+        f"fault {wanted.fault}" if wanted.fault else "",
+    ]
+    head = [
+        f"Result: {judged.verdict} - {prose(judged.reason)}",
+        f"Requested coverage: refit proof; {prose('; '.join(filter(None, asked)))}",
+        f"Model: {prose(wanted.model or 'as in the facts')}",
+    ]
+    evidence = [f"Command: {' '.join(probe.command)}"]
+    evidence += [f"Interpreter: {probe.python}"] if probe.python else []
+    evidence += [f"Refits: {len(judged.refits)}, {sum(row.bytes for row in judged.refits)} bytes"] if wanted.source != "attach" else []
+    evidence += [_spread(judged)] if judged.mismatch else []
+    evidence += [f"Facts and logs: {out}"] if out else []
+    sections = (
+        ("Checks", (check_line(check) for check in judged.checks)),
+        ("Wrong tensors", [*map(describe, judged.wrong[:SHOWN]), *_more(len(judged.wrong))]),
+        ("Evidence", evidence),
+        ("Limitations", judged.limitations),
+        ("Follow-ups", _follow_ups(judged, wanted.source)),
+    )
+    return "\n\n".join(["\n".join(head), *(section(title, bullets) for title, bullets in sections)]) + "\n"
+
+
+def section(title: str, bullets: Iterable[str]) -> str:
+    """A heading with its bullets, or with none."""
+    return "\n".join([f"{title}:", *([f"- {prose(bullet)}" for bullet in bullets] or ["- none"])])
+
+
+def check_line(check: CheckResult) -> str:
+    """One check with what it measured."""
+    wanted = f" (wanted: {check.threshold})" if check.threshold else ""
+    said = f": {check.message}" if check.message else ""
+    return f"{check.name}: {'met' if check.passed else 'MISSED'} - {number(check.value)}{wanted}{said}"
+
+
+def _more(count: int) -> list[str]:
+    return [f"and {count - SHOWN} more, in probe.json"] if count > SHOWN else []
+
+
+def _spread(judged: JudgedRefitProbe) -> str:
+    last = judged.mismatch[-1]
+    figures = ", ".join(f"{key} {number(getattr(last, key))}" for key in ("p50", "p90", "p99", "max_sequence", "outlier_share"))
+    return f"token_mult_prob_error after the last refit (weak, never a proof alone): {number(last.value)}; {figures}; {last.tokens} tokens"
+
+
+def _follow_ups(judged: JudgedRefitProbe, source: str) -> list[str]:
+    if judged.verdict is Verdict.FAIL and judged.wrong and source == "driver":
+        return ["the same run with --transport full separates the transport from the loader: a tensor that is still wrong is the loader's"]
+    if judged.verdict is Verdict.BLOCKED and judged.vacuous:
+        return ["let the weights move and the transport be used (more --steps, --transport), then prove again"]
+    return []
+
+
+def refit_table(refits: Iterable[RefitLine]) -> str:
+    """One line per refit, in columns."""
+    head = ("refit", "step", "version", "replica", "transport", "MB", "changed", "stale before", "wrong after", "proven by")
+    return columns([head, *(_cells(row) for row in refits)])
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, each column as wide as its widest cell."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _cells(row: RefitLine) -> tuple[str, ...]:
+    changed = f"{row.changed / row.elements:.2%}" if row.changed is not None and row.elements else "-"
+    proven = ", ".join(f"{method} {count}" for method, count in row.methods.items() if count) or "-"
+    after = f"refused: {row.refused}" if row.refused else f"{row.wrong} of {row.names}"
+    transport = f"{row.transport} ({row.kind})" if row.kind else row.transport
+    figures = (str(row.index), str(row.step), str(row.version), row.replica, transport, f"{row.bytes / 1e6:.2f}", changed)
+    return tuple(one_line(cell) for cell in (*figures, str(row.stale), after, proven))
+
+
+DIRECTORY = Path(__file__).parent / "schemas"
+
+
+def schemas() -> dict[str, str]:
+    """The text of every shipped schema, by file name."""
+    return {
+        "probe-refit.schema.json": schema_text("probe-refit", RefitProbe),
+        "probe-bridge.schema.json": schema_text("probe-bridge", BridgeProbe),
+    }
+
+
+def write_schemas(directory: Path = DIRECTORY) -> None:
+    """Write the shipped schemas anew, after a change of the types."""
+    for name, text in schemas().items():
+        write_text(directory / name, text)

@@ -1,1 +1,0 @@
-"""Files and directories that runs left, into runs and points; one module per kind."""

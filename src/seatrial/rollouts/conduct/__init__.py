@@ -1,1 +1,0 @@
-"""Launching a campaign and following it: what is checked ahead, rounds of jobs, what a task runs, where it all stands."""

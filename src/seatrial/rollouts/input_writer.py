@@ -1,0 +1,335 @@
+"""Checks every row of every dataset and writes inputs.jsonl: all rows, with ids, agents and tags, in order.
+
+- What would fail for certain later is refused here. Every bad row of every file is counted; the first 20 are named.
+- Rows are streamed: memory grows by a hash and an offset per row.
+- `weight` chooses among a file's rows, `limit` takes the first of those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from seatrial.core.errors import UserError
+from seatrial.core.records import Record
+from seatrial.rollouts.campaign import PARAMS, Campaign, Dataset, expected, is_gym
+from seatrial.rollouts.campaign_dir import CampaignDir
+from seatrial.rollouts.input_reader import BadRowError, RowIds, RowSource, canonical, content_of, is_chosen
+from seatrial.rollouts.verifiers.text_verifiers import column as column_of
+from seatrial.rollouts.verifiers.text_verifiers import why_no_choice
+
+TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
+_KEYS = {
+    *("background", "include", "input", "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model"),
+    *("parallel_tool_calls", "previous_response_id", "prompt", "reasoning", "service_tier", "store", "stream", "temperature"),
+    *("text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user"),
+}
+"""Of the Responses API, as NeMo Gym 0.4.0 takes them (NeMoGymResponseCreateParamsNonStreaming); it forbids all others."""
+_HINTS = {
+    "seed": "say work.seed: each rollout gets its own",
+    "max_tokens": "the Responses API calls it max_output_tokens",
+    "messages": "the Responses API calls it input",
+}
+
+_LIKELY = {
+    "prompt": ("problem", "question", "instruction", "query", "input", "text"),
+    "answer": ("expected_answer", "answer", "solution", "gold", "target", "label", "ground_truth", "correct_answer"),
+}
+"""How others call these columns."""
+
+
+def agent_of(data: Mapping[str, Any], dataset: Dataset, campaign: Campaign) -> str | None:
+    """Who rolls a row out: the row's own agent_ref, else the dataset's agent, else the campaign's; Gym needs one."""
+    reference = data.get("agent_ref")
+    if reference is not None:
+        name = reference.get("name") if isinstance(reference, Mapping) else None
+        if not isinstance(name, str) or not name:
+            raise BadRowError('agent_ref is not {"name": "…"}')
+        return name
+    name = dataset.agent or (campaign.gym.agent if campaign.gym else None)
+    if campaign.gym and name is None:
+        message = "no agent: the row has no agent_ref, the dataset no agent, and gym.agent is not said"
+        raise BadRowError(message, "say gym.agent, or agent of the dataset in [[datasets]]")
+    return name
+
+
+def tags_of(data: Mapping[str, Any], dataset: Dataset) -> tuple[str, ...]:
+    """The dataset's tags, and `column=value` for each of its tag columns; a list gives several, None gives none."""
+    tags = list(dataset.tags)
+    for column in dataset.tag_columns:
+        value = data.get(column)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str | int | float):
+                tags.append(f"{column}={item}")
+            elif item is not None:
+                raise BadRowError(f"tag column {column!r} holds a {type(item).__name__}")
+    return tuple(dict.fromkeys(tags))
+
+
+def check_row(data: Mapping[str, Any], dataset: Dataset, campaign: Campaign) -> None:
+    """See that a row can be asked and scored."""
+    if is_gym(data, dataset):
+        _check_params(data, dataset)
+    else:
+        _check_prompt(data, dataset)
+    if dataset.answer is not None and data.get(dataset.answer) is None:
+        raise BadRowError(f"no answer: the column {dataset.answer!r} is missing or empty{_there_are(data)}", _say("answer", data))
+    if campaign.gym:
+        return
+    verify = campaign.verifier_of(dataset)
+    if verify.kind in ("exact", "choice", "math") and expected(data, dataset) is None:
+        message = f"no answer: the verifier {verify.kind} needs a column expected_answer or answer, or the dataset's key answer"
+        raise BadRowError(message, _say("answer", data))
+    if verify.kind == "choice" and (why := why_no_choice(data, expected(data, dataset))):
+        raise BadRowError(why)
+    if verify.kind == "code" and not _has(data, verify.tests):
+        fix = 'say tests = "COLUMN" of a [verifiers.NAME] with kind = "code", or correct these rows'
+        raise BadRowError(f"no tests: the verifier code needs the column {verify.tests!r}{_there_are(data)}", fix)
+
+
+def _check_params(data: Mapping[str, Any], dataset: Dataset) -> None:
+    params = data.get(PARAMS)
+    if not isinstance(params, Mapping):
+        raise BadRowError(f"no {PARAMS}" if params is None else f"{PARAMS} is not an object")
+    if unknown := sorted(params.keys() - _KEYS):
+        hint = next((f" ({_HINTS[key]})" for key in unknown if key in _HINTS), "")
+        raise BadRowError(f"{PARAMS} has keys that the Responses API does not have: {', '.join(unknown)}{hint}")
+    if params.get("stream"):
+        raise BadRowError(f"{PARAMS}.stream: answers are taken whole, not as a stream")
+    if not isinstance(params.get("metadata") or {}, Mapping):
+        raise BadRowError(f"{PARAMS}.metadata is not an object")
+    if dataset.system is not None:
+        raise BadRowError("the dataset's system message is for plain rows: this one has its own input")
+    _check_messages(f"{PARAMS}.input", params.get("input"), need_role=False)
+
+
+def _check_prompt(data: Mapping[str, Any], dataset: Dataset) -> None:
+    if PARAMS in data:
+        raise BadRowError(f'it has {PARAMS}, so it is Gym\'s: the dataset says format = "plain"')
+    if dataset.prompt not in data:
+        neither = f"neither {PARAMS} nor" if dataset.format == "auto" else "no"
+        raise BadRowError(f"{neither} a column {dataset.prompt!r}{_there_are(data)}", _say("prompt", data))
+    _check_messages(f"column {dataset.prompt!r}", data[dataset.prompt], need_role=True)
+
+
+def _has(data: Mapping[str, Any], name: str) -> bool:
+    """Whether the verifier of code will find its tests, in a column or deeper."""
+    try:
+        return column_of(data, name) is not None
+    except ValueError:
+        return False
+
+
+def _there_are(data: Mapping[str, Any]) -> str:
+    return f"; there are: {', '.join(list(data)[:10]) or 'none'}"
+
+
+def _say(key: str, data: Mapping[str, Any]) -> str:
+    """What to do when a column has another name than we look for."""
+    likely = next((name for name in _LIKELY[key] if data.get(name) is not None), "COLUMN")
+    return f'say which column holds the {key}: {key} = "{likely}" of [[datasets]] (--{key} {likely} with --input), or correct these rows'
+
+
+def _check_messages(where: str, value: Any, *, need_role: bool) -> None:
+    """A text or a list of messages, and not an empty one; Gym's input may hold items without a role, such as tool results."""
+    if isinstance(value, str) and value.strip():
+        return
+    if not isinstance(value, list) or not value:
+        empty = value in ([], None) or isinstance(value, str)
+        raise BadRowError(f"{where} is {'empty' if empty else 'no text and no list of messages'}")
+    for number, item in enumerate(value):
+        if not isinstance(item, Mapping) or (need_role and not {"role", "content"} <= item.keys()):
+            raise BadRowError(f"{where}[{number}] is no message with role and content")
+
+
+Progress = Callable[[str], None]
+"""Called now and then with how far it is."""
+SAY_EVERY = 50_000
+_SHOWN = 20
+
+
+class InputFile(Record):
+    """A file whose rows are in inputs.jsonl."""
+
+    dataset: str
+    path: str
+    sha256: str
+    bytes: int
+    rows: int
+    """Taken."""
+    skipped: int = 0
+    """Left out by limit or weight."""
+    duplicates: int = 0
+    """Rows that are the same as an earlier one of the file: each is a task of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of the inputs."""
+
+    files: tuple[InputFile, ...]
+    sha256: str
+
+
+class Faults:
+    """Bad rows: the first ones in words, what to do about them, and how many."""
+
+    def __init__(self) -> None:
+        self.first: list[str] = []
+        self.total = 0
+        self._fixes: list[str] = []
+
+    def add(self, where: str, what: object) -> None:
+        """Note one."""
+        self.total += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(f"{where}: {what}")
+            self._fixes.append(what.fix if isinstance(what, BadRowError) else "")
+
+    def refuse(self, fix: str) -> None:
+        """Raise a UserError with all of them, if there are any; `fix` is for those that bring none of their own."""
+        if self.total:
+            more = f"\n… and {self.total - len(self.first)} more" if self.total > len(self.first) else ""
+            rows = "row" if self.total == 1 else "rows"
+            fixes = "; ".join(dict.fromkeys(own or fix for own in self._fixes))
+            raise UserError(f"{self.total} bad {rows}; nothing was started:\n" + "\n".join(self.first) + more, fixes)
+
+
+class RowWriter:
+    """Writes inputs.jsonl, and knows where each row starts."""
+
+    def __init__(self, place: CampaignDir) -> None:
+        self._place = place
+        self._stream = place.inputs.open("wb")
+        self._digest = hashlib.sha256()
+        self._offsets = array("Q", [0])
+
+    def add(self, task: str, content: str, dataset: str, data: Any, *, agent: str | None, tags: tuple[str, ...], source: str) -> None:
+        """One row, as `Units.row` reads it."""
+        stored = {"id": task, "content": content, "dataset": dataset, "agent": agent, "tags": tags, "source": source, "data": data}
+        line = orjson.dumps(stored, option=orjson.OPT_APPEND_NEWLINE)
+        self._stream.write(line)
+        self._digest.update(line)
+        self._offsets.append(self._offsets[-1] + len(line))
+
+    def finish(self) -> str:
+        """Make it durable, write the index; gives the hash."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        with self._place.index.open("wb") as index:
+            self._offsets.tofile(index)
+            index.flush()
+            os.fsync(index.fileno())
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._stream.close()
+
+
+@contextmanager
+def row_writer(place: CampaignDir) -> Iterator[RowWriter]:
+    """A writer that is closed, whatever happens."""
+    writer = RowWriter(place)
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+def write_inputs(campaign: Campaign, base: Path, place: CampaignDir, progress: Progress | None = None) -> Written:
+    """All rows of a campaign into inputs.jsonl and inputs.index of `place`. Raises a UserError that names the bad ones."""
+    faults = Faults()
+    with row_writer(place) as writer:
+        files = tuple(_DatasetReader(campaign, dataset, base, writer, faults).run(progress) for dataset in campaign.datasets)
+        faults.refuse("correct these rows, or take them out of the file; what a row must have: docs/rollouts.md")
+        for file in files:
+            if not file.rows:
+                raise UserError(f"{file.path}: dataset {file.dataset}: none of {file.skipped} rows is left", "raise its weight")
+        return Written(files=files, sha256=writer.finish())
+
+
+class _DatasetReader:
+    """Takes the rows of one dataset."""
+
+    def __init__(self, campaign: Campaign, dataset: Dataset, base: Path, writer: RowWriter, faults: Faults) -> None:
+        self._campaign = campaign
+        self._dataset = dataset
+        self._source = RowSource((base / dataset.path).absolute())
+        self._writer = writer
+        self._faults = faults
+        self._ids = RowIds(dataset.name)
+        self._indices: set[int] = set()
+        self._seen_columns: set[str] = set()
+        self._taken = 0
+        self._skipped = 0
+
+    def run(self, progress: Progress | None) -> InputFile:
+        """Read the file to its end."""
+        seen = 0
+        for seen, (line, found) in enumerate(self._source.rows(), 1):
+            where = f"{self._source.path}:{line}"
+            try:
+                if isinstance(found, BadRowError):
+                    raise found
+                self._take(found, where)
+            except BadRowError as error:
+                self._faults.add(where, error)
+            except orjson.JSONEncodeError as error:
+                self._faults.add(where, f"cannot be stored: {error}")
+            if self._dataset.limit is not None and self._taken >= self._dataset.limit:
+                self._source.enough = True
+            if progress and seen % SAY_EVERY == 0:
+                progress(f"{self._dataset.name}: {seen} rows read")
+        self._check_whole(seen)
+        return InputFile(
+            dataset=self._dataset.name,
+            path=str(self._source.path),
+            sha256=self._source.sha256,
+            bytes=self._source.bytes,
+            rows=self._taken,
+            skipped=self._skipped + self._source.skipped,
+            duplicates=self._ids.duplicates,
+        )
+
+    def _take(self, data: dict[str, Any], where: str) -> None:
+        check_row(data, self._dataset, self._campaign)
+        self._check_index(data)
+        agent, tags = agent_of(data, self._dataset, self._campaign), tags_of(data, self._dataset)
+        self._seen_columns.update(column for column in self._dataset.tag_columns if column in data)
+        text = canonical(data)
+        task = self._ids.give(text)
+        if not is_chosen(task, self._dataset.weight):
+            self._skipped += 1
+            return
+        self._taken += 1
+        if not self._faults.total:
+            self._writer.add(task, content_of(text), self._dataset.name, data, agent=agent, tags=tags, source=where)
+
+    def _check_index(self, data: dict[str, Any]) -> None:
+        """Gym takes two rows with one index for two rollouts of one task."""
+        index = data.get(TASK_INDEX)
+        if index is None:
+            return
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+            raise BadRowError(f"{TASK_INDEX} is {index!r}, not a number from 0")
+        if index in self._indices:
+            raise BadRowError(f"{TASK_INDEX} {index} stands in an earlier row too")
+        self._indices.add(index)
+
+    def _check_whole(self, seen: int) -> None:
+        """What only the whole file can show."""
+        if not seen:
+            self._faults.add(str(self._source.path), BadRowError("empty: there is no row in it", "name a file that holds rows"))
+        for column in self._dataset.tag_columns:
+            if seen and column not in self._seen_columns and not self._faults.total:
+                error = BadRowError(f"no row has the tag column {column!r}", "correct tag_columns of [[datasets]]")
+                self._faults.add(str(self._source.path), error)

@@ -1,0 +1,1 @@
+"""Processes, environments, locks, and jobs on this machine, on Slurm and on Ray."""

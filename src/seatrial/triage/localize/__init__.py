@@ -1,1 +1,0 @@
-"""Where generator and trainer disagree: from token rows to what the disagreement follows. Pure analysis, no files."""

@@ -1,0 +1,270 @@
+"""From the files of each level to its result, and from the results to a stored verdict and every report.
+
+Only reads what is there, so a killed trial can be judged, too. Used by the runner, and by a process that finds the runner ended by its
+cluster.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from seatrial.checks.probe_facts import FACTS_PATTERN as FACTS
+from seatrial.core.errors import UserError
+from seatrial.core.files import write_json
+from seatrial.core.loop import Loop, Phase
+from seatrial.core.records import CheckResult, Diagnosis, LevelResult, PhaseOutcome, PlannedLevel, SideResult, Trial, replace
+from seatrial.core.series import Metrics
+from seatrial.core.specs import CheckSpec, Level
+from seatrial.core.verdict import Boundary, Verdict, worst
+from seatrial.evidence.imports import judge_imports, read_imports
+from seatrial.metrics.checks import CheckSyntaxError, evaluate, one_step, undamaged
+from seatrial.report.build import write_reports
+from seatrial.triage.advice import Situation, advise
+from seatrial.trial import run_dir
+from seatrial.trial.judge import Evidence, judge
+from seatrial.trial.level import IMPORTS, RunContext, phase_log, read_diagnosis, read_level_metrics, write_level_metrics
+
+
+def _wrong_imports(bench: RunContext, directory: Path, phases: Sequence[Phase], complete: bool) -> tuple[str, ...]:
+    """Why the imports are not proven; of a level that did not end well, only what was reported counts."""
+    expected = sorted({process for phase in phases for process in phase.processes}) if complete else ()
+    try:
+        return judge_imports(read_imports(directory / IMPORTS), bench.context.changes, expected)
+    except UserError as error:
+        return (error.message,)
+
+
+def _diagnose(bench: RunContext, directory: Path, phases: Sequence[Phase], outcomes: Sequence[PhaseOutcome]) -> Diagnosis | None:
+    """Triage of the log of the process that failed, or of the last one; a failure in any earlier one counts."""
+    found = None
+    for phase in (phase for phase in phases[: len(outcomes)] if not phase.beside):
+        log = phase_log(directory, phases, phase)
+        if not log.is_file():
+            continue
+        found = read_diagnosis(bench.loop, log)
+        if found.verdict is not None:
+            return found
+    return found
+
+
+def judge_level(bench: RunContext, level: Level, directory: Path, outcomes: Sequence[PhaseOutcome]) -> LevelResult:
+    """Read what the level left, judge it, and store checks.json, metrics.jsonl and result.json."""
+    result, metrics = assess(bench, level, directory, outcomes)
+    write_level_metrics(metrics, directory / "metrics.jsonl")
+    write_json(directory / "checks.json", [check.model_dump(mode="json") for check in result.checks])
+    write_json(directory / "result.json", result)
+    return result
+
+
+def _asserted(loop: Loop, level: Level, directory: Path, metrics: Metrics) -> tuple[tuple[CheckSpec, ...], tuple[CheckResult, ...], str]:
+    """The expressions to check, the proofs, and why there are none. Others write what a level leaves, and may be killed or err: facts of
+    another shape leave the level without proofs, and never end the trial."""
+    try:
+        return (*level.checks, *loop.own_checks(level, directory)), loop.proofs(level, directory, metrics), ""
+    except UserError as error:
+        return level.checks, (), error.message
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return level.checks, (), f"{directory}: {type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+
+
+def assess(bench: RunContext, level: Level, directory: Path, outcomes: Sequence[PhaseOutcome]) -> tuple[LevelResult, Metrics]:
+    """The verdict on what the level left; nothing is written."""
+    loop = bench.loop
+    phases = loop.phases(level, bench.context, directory)
+    metrics = read_level_metrics(loop, directory)
+    diagnosis = _diagnose(bench, directory, phases, outcomes)
+    complete = len(outcomes) == len(phases) and all(o.ended == "exited" and o.exit_code == 0 for o in outcomes)
+    expected = min((phase.steps for phase in phases if phase.steps is not None), default=None)
+    reached = loop.steps_reached(metrics)
+    trained = len(outcomes) == len(phases) and expected is not None and reached is not None and reached >= expected
+    checks, unproven = tuple[CheckResult, ...](), ""
+    if complete or trained:  # a crash after the last step is no Pass, but what was measured is measured
+        specs, proofs, unproven = _asserted(loop, level, directory, metrics)
+        checks = (*proofs, *(_expression(spec, metrics) for spec in specs), *_sound(metrics))
+    evidence = Evidence(
+        metrics=metrics,
+        checks=checks,
+        unproven=unproven,
+        diagnosis=diagnosis,
+        phases=tuple(outcomes),
+        wrong_imports=_wrong_imports(bench, directory, phases, complete),
+        steps_expected=expected,
+        steps_reached=reached,
+        vacuous=loop.vacuous(metrics) if complete else None,
+        loop_under_test=any(loop.name.replace("-", "_") in repo.packages for repo in bench.context.changes if not repo.companion),
+        change_roots=tuple(root for repo in bench.context.changes if not repo.companion for root in (repo.path, repo.synced) if root),
+    )
+    judgement = judge(evidence, loop.milestones())
+    result = LevelResult(
+        number=level.number,
+        name=level.name,
+        title=level.title,
+        verdict=judgement.verdict,
+        reason=level.proves if judgement.verdict is Verdict.PASS else bench.redactor.text(judgement.reason),
+        boundary=judgement.boundary,
+        vacuous=judgement.vacuous,
+        checks=checks,
+        diagnosis=diagnosis,
+        phases=tuple(outcomes),
+        steps_reached=evidence.steps_reached,
+        steps_expected=expected,
+        proves=level.proves,
+        limitations=(*_limitations(bench, level), *loop.shortfalls(level, directory)),
+        left_out=level.left_out,
+        follow_ups=(diagnosis.advice,) if diagnosis and diagnosis.advice and diagnosis.verdict else (),
+        key_lines=_key_lines(diagnosis),
+        directory=str(directory.relative_to(bench.context.run_dir)),
+        seconds=round(sum(o.seconds for o in outcomes), 2),
+        cpu_seconds=round(sum(o.cpu_seconds for o in outcomes), 2),
+    )
+    return bench.redactor.record(replace(result, follow_ups=(*result.follow_ups, *_next_steps(bench, result)))), metrics
+
+
+def _next_steps(bench: RunContext, result: LevelResult) -> tuple[str, ...]:
+    """What to do about a level that is no Pass."""
+    if result.verdict is Verdict.PASS:
+        return ()
+    context, loop = bench.context, bench.loop
+    directory = context.run_dir / result.directory
+    situation = Situation(
+        boundary=result.boundary or Boundary.ENVIRONMENT,
+        verdict=result.verdict,
+        loop=loop.name,
+        levels=loop.levels(),
+        level=result.number,
+        run=str(context.run_dir),
+        changes=tuple(f"{repo.name}={repo.path}" for repo in context.changes if not repo.companion),
+        options={name: value for name, value in context.options.items() if name in loop.options()},
+        model=context.model if context.model != loop.default_model else None,
+        arguments=tuple(bench.redactor.value(context.arguments)),
+        compared=any(repo.base for repo in context.changes if not repo.companion),
+        fault=context.options.get("fault") or None,
+        isolable=bool(loop.isolations(result)),
+        tokens=_has_tokens(bench, result),
+        facts=str(directory) if any(directory.rglob(FACTS)) else None,
+    )
+    return (*loop.next_steps(result, context), *advise(situation))
+
+
+def _has_tokens(bench: RunContext, result: LevelResult) -> bool:
+    try:
+        return next(bench.loop.tokens(bench.context.run_dir / result.directory), None) is not None
+    except UserError:
+        return True  # a torn log is there, and `localize` says what is wrong with it
+
+
+def _sound(metrics: Metrics) -> tuple[CheckResult, ...]:
+    """Metrics are whole and finite. The judge asserts both on its own; here a reader sees that they were measured."""
+    wrong = [tag for tag, series in metrics.series.items() if series.non_finite()]
+    points = sum(len(series) for series in metrics.series.values())
+    finite = CheckResult(
+        name="every metric is finite",
+        kind="proof",
+        passed=bool(points) and not wrong,
+        value=f"{len(metrics.series) - len(wrong)} of {len(metrics.series)} series, {points} points",
+        threshold="all",
+        message=", ".join(wrong[:3]),
+    )
+    twice = [f"{overlap.tag} at step {overlap.steps[0] if overlap.steps else '?'}" for overlap in metrics.overlaps]
+    once = CheckResult(
+        name="no step was written twice",
+        kind="proof",
+        passed=not twice,
+        value=f"{len(twice)} series",
+        threshold="0",
+        message=", ".join(twice[:3]),
+    )
+    return undamaged(metrics), finite, once
+
+
+def _expression(spec: CheckSpec, metrics: Metrics) -> CheckResult:
+    """Evaluate a check, and say why it is there. An assertion of a loop's own script that cannot be read was not met."""
+    try:
+        result = evaluate(spec.expr, metrics, spec.boundary)
+    except CheckSyntaxError as error:
+        problem = error.message.split("\n")[0]
+        return CheckResult(name=spec.expr, passed=False, message=f"{problem}; it stands for: {spec.why}", boundary=spec.boundary)
+    message = f"{result.message}; it stands for: {spec.why}" if result.message else spec.why
+    if len(result.steps) == 1 and one_step(spec.expr):
+        message += "; fragile: it rests on a single step"
+    return replace(result, message=message)
+
+
+def _key_lines(diagnosis: Diagnosis | None) -> tuple[str, ...]:
+    if diagnosis is None or diagnosis.line is None:
+        return ()
+    return (f"{diagnosis.file}:{diagnosis.line}: {diagnosis.cause}",)
+
+
+def _limitations(bench: RunContext, level: Level) -> tuple[str, ...]:
+    """What the level must not be read as, and what the user changed about it."""
+    context = bench.context
+    made = [*level.claims_not, *bench.loop.limitations(level, context)]
+    if context.arguments:
+        made.append(f"loop arguments override the level's own settings: {' '.join(bench.redactor.value(context.arguments))}")
+    if context.options.get("fault"):
+        made.append(f"a fault was injected on purpose: {context.options['fault']}")
+    return tuple(made)
+
+
+FINAL = (Verdict.PASS, Verdict.FAIL)
+"""Verdicts that `resume` keeps. What was Blocked or cut short is run again."""
+
+
+def is_final(result: LevelResult | SideResult) -> bool:
+    """Whether a run came to a verdict of its own, whatever the comparison with its base made of it."""
+    return (result.own.verdict if result.own else result.verdict) in FINAL
+
+
+def not_run(level: Level, planned: PlannedLevel, verdict: Verdict, reason: str, boundary: Boundary | None = None) -> LevelResult:
+    """The result of a level of which no process ran, or of which nothing is stored."""
+    return LevelResult(
+        number=planned.number,
+        name=planned.name,
+        title=planned.title,
+        verdict=verdict,
+        reason=reason,
+        boundary=boundary,
+        proves=level.proves,
+    )
+
+
+def conclude(trial: Trial, results: tuple[LevelResult, ...], finished: bool) -> Trial:
+    """The trial with the verdict that its levels, and the tests before them, give; one that is not finished can be resumed."""
+    judged = [(result.verdict, f"level {result.number}: {result.reason}") for result in results]
+    judged += [(Verdict.SKIPPED, f"part of level {result.number}: {why}") for result in results for why in result.left_out]
+    judged += [(side.verdict, f"{side.name}{f' at {side.boundary}' if side.boundary else ''}: {side.reason}") for side in trial.sides]
+    if not trial.plan.levels:  # whatever else passed, no level did
+        judged.append((Verdict.SKIPPED, "nothing to run: the changed paths are known to need no level"))
+    verdict = worst(found for found, _ in judged)
+    decisive = next((reason for found, reason in judged if found is verdict), None)
+    reason = decisive if decisive and verdict is not Verdict.PASS else "every requested level passed"
+    status = "done" if finished else "running"
+    return replace(trial, levels=results, verdict=verdict, reason=reason, status=status, ended=run_dir.now())
+
+
+def store(path: Path, loop: Loop, trial: Trial) -> None:
+    """Write the trial and its reports. The caller holds the directory."""
+    write_json(path / run_dir.EVIDENCE / run_dir.IMPORTS, [item.model_dump(mode="json") for item in trial.imports])
+    run_dir.save(path, trial)
+    report(path, loop, trial)
+
+
+def report(path: Path, loop: Loop, trial: Trial) -> None:
+    """Write the reports of a trial."""
+    write_reports(path, trial, loop.title, loop.levels(), _metrics(path, loop, trial))
+
+
+def _metrics(path: Path, loop: Loop, trial: Trial) -> dict[str, Metrics]:
+    """Metrics by the name of the level directory."""
+    found = {}
+    for place in (Path(result.directory) for result in trial.levels if result.directory):
+        try:
+            found[place.name] = read_level_metrics(loop, path / place)
+        except UserError:
+            if not trial.alterations:  # which name the file
+                raise
+    return found
