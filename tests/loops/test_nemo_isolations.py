@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 from seatrial.core.loop import Context, Isolation
 from seatrial.core.records import CheckResult, Diagnosis, LevelResult, PhaseOutcome
 from seatrial.core.verdict import Boundary, Verdict
-from seatrial.loops.nemo_rl.failed_level import ILLEGAL_ACCESS, NOT_FULL, OVERRIDDEN, isolations, relaxed
-from seatrial.loops.nemo_rl.loop import LOOP, run_limitations
+from seatrial.loops.nemo_rl.failed_level import ILLEGAL_ACCESS, NOT_FULL, isolations, relaxed
+from seatrial.loops.nemo_rl.loop import LOOP
 from seatrial.loops.nemo_rl.nemo_runs import TRANSPORTS, variants
+from seatrial.metrics.checks import tags
 from seatrial.triage.signatures import GENERAL, load_signatures
 
 NAMES = {0: "smoke", 1: "lora-checkpoint", 2: "refit", 3: "megatron-generation", 4: "parallelism"}
@@ -41,9 +45,10 @@ def failed(number: int = 0, verdict: Verdict = Verdict.FAIL, **fields: object) -
     return base.model_copy(update=fields)
 
 
-def missed(name: str = TMPE, number: int = 0, limits: tuple[str, ...] = (), **fields: object) -> LevelResult:
-    check = CheckResult(name=name, passed=False, value=2.0).model_copy(update=fields)
-    return failed(number, checks=(CheckResult(name="other", passed=True), check), limitations=limits)
+def missed(name: str = TMPE, number: int = 0, how: Mapping[str, Any] = MappingProxyType({}), **fields: object) -> LevelResult:
+    tag = next(iter(tags(name)), "") if "data[" in name else ""
+    check = CheckResult(name=name, passed=False, value=2.0, tag=tag).model_copy(update=fields)
+    return failed(number, checks=(CheckResult(name="other", passed=True), check), **how)
 
 
 def crashed(number: int, boundary: Boundary, signature: str | None = None) -> LevelResult:
@@ -91,7 +96,7 @@ TP, SEQUENCE = "policy.megatron_cfg.tensor_model_parallel_size", "policy.megatro
     ],
 )
 def test_the_arguments_of_the_trial_may_turn_them_on(arguments: str, more: set[str]) -> None:
-    found = named(missed(limits=("made here", f"{OVERRIDDEN}{arguments}")))
+    found = named(missed(how={"arguments": tuple(arguments.split())}))
     assert set(found) == {*NUMERICS, "megatron", *more}
 
 
@@ -167,8 +172,8 @@ def test_a_rerun_of_the_refit_has_no_phase_that_would_be_vacuous() -> None:
 
 def test_the_full_transport_alone_is_no_rerun_of_itself() -> None:
     assert {"full", *NOT_FULL} == set(TRANSPORTS)
-    level = LOOP.levels()[2]
-    full, delta = (missed(number=2, limits=run_limitations(level, context(None, names))) for names in ("full", "delta"))
+    levels = [LOOP.configured({"transports": names}).levels()[2] for names in ("full", "delta")]
+    full, delta = (missed(number=2, how={"not_taken": level.not_taken}) for level in levels)
     assert list(named(full)) == [*NUMERICS, "colocated"]
     assert list(named(delta)) == [*NUMERICS, "full-transport", "colocated"]
 

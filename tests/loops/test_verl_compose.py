@@ -247,7 +247,7 @@ def test_the_real_configuration_composes_on_every_level(real: Bench) -> None:
         (("architecture",), {"architecture": "mtp", "engine": "sglang"}),
     ):
         found = wrapper.findings(real_context(real, levels=levels, **options))
-        assert [finding for finding in found if not finding.ok and finding.name not in MACHINE] == []
+        assert [finding for finding in found if not finding.ok and finding.code not in MACHINE] == []
         assert found[-1].message.endswith("values as claimed")
     rejected = wrapper.findings(real_context(real, "actor_rollout_ref.model.lora.rnk=3", "actor_rollout_ref.model.lora.rank=0"))
     wrong = [finding.message for finding in rejected if finding.name == "configuration"]

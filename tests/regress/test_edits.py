@@ -38,7 +38,7 @@ def test_clauses_change_the_file_and_keep_its_mode(tree: Path) -> None:
 
 
 def test_an_edit_without_effect_is_noted(tree: Path) -> None:
-    assert apply_edits(tree, [edit("s/ABSENT/x/")]) == ("--edit run.sh: changed nothing at this commit",)
+    assert apply_edits(tree, [edit("s/ABSENT/x/")]) == ("run.sh",)
 
 
 @pytest.mark.parametrize(

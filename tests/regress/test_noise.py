@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from seatrial.bisect.bisect_records import BisectAnswer, BisectRun, History, Mark
+from seatrial.bisect.bisect_records import COPIED, BisectAnswer, BisectRun, History, Mark
 from seatrial.bisect.noise_models import MarksModel, MeansModel, Tally, Threshold, measure_scatter, robust_deviation
-from seatrial.bisect.posterior import COPIED, SearchSettings, answer, assess, choose_points
+from seatrial.bisect.posterior import SearchSettings, answer, assess, choose_points
 
 from .bisects import history, run, runs
 

@@ -208,7 +208,7 @@ def test_limitations_are_said(change: dict[str, Any], words: str) -> None:
 
 
 def test_marks_that_were_not_run_here_are_said() -> None:
-    rows = (run(PAST, 1, 0, GOOD, stage="replay", directory=""), run(PAST, 2, 39, BAD, notes=("marked bad by hand",)))
+    rows = (run(PAST, 1, 0, GOOD, stage="replay", directory=""), run(PAST, 2, 39, BAD, notes=("marked bad by hand",), by_hand=True))
     said = section(bisect_summary(view(PAST, rows, FOUND)), "Limitations")
     assert "1 mark came from a log that was replayed, and was not run here" in said
     assert "1 row of the journal was changed by hand" in said

@@ -58,12 +58,13 @@ def test_the_commands_go_to_the_commit_inside_of_the_submodule() -> None:
 
 def test_an_edit_that_matched_nothing_is_said() -> None:
     plan = PLAN.model_copy(update={"edits": (Edit(file="run.sh", clauses="s/a/b/"),)})
-    rows = [row.model_copy(update={"notes": (unchanged("run.sh"),)}) if row.number in (1, 3) else row for row in ROWS]
+    idle = {"notes": (unchanged("run.sh"),), "unedited": ("run.sh",)}
+    rows = [row.model_copy(update=idle) if row.number in (1, 3) else row for row in ROWS]
     text = bisect_summary(view(PAST, rows, FOUND, plan))
     assert "an edit of `run.sh` changed nothing at 2 of the 7 commits that were run and judged" in section(text, "What was changed")
     assert "changed nothing" not in section(text, "Limitations")
     assert section(text, "Notes on runs") == f"- 2 commits: `{unchanged('run.sh')}`"
-    rows = [row.model_copy(update={"notes": (unchanged("run.sh"),)}) if row.number == 5 else row for row in ROWS]
+    rows = [row.model_copy(update={"notes": (unchanged("run.sh"),), "unedited": ("run.sh",)}) if row.number == 5 else row for row in ROWS]
     made = view(PAST, rows, FOUND, plan)
     said = "an edit of `run.sh` changed nothing at the first bad commit, `0025cccccccc` `commit 25`"
     assert said in section(bisect_summary(made), "Limitations")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from seatrial.bisect.bisect_records import BisectRun, History, Mark, SkipKind
+from seatrial.bisect.bisect_records import COPIED, BisectRun, History, Mark, SkipKind
 from seatrial.bisect.bisect_runner import current_answer
 from seatrial.bisect.git_stores import machine_or_tree
-from seatrial.bisect.posterior import COPIED, SearchSettings, answer, assess, bits, known_by_contents
+from seatrial.bisect.posterior import SearchSettings, answer, assess, bits, known_by_contents
 from seatrial.core.errors import UserError
 
 from .bisects import history, runs

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from seatrial.bisect.bisect_records import BisectAnswer, BisectRun, History, Mark
-from seatrial.bisect.posterior import COPIED, SearchSettings, answer, assess, bits, choose_points, known_by_contents, rounds_needed, useless
+from seatrial.bisect.bisect_records import COPIED, BisectAnswer, BisectRun, History, Mark
+from seatrial.bisect.posterior import SearchSettings, answer, assess, bits, choose_points, known_by_contents, rounds_needed, useless
 
 from .bisects import history, run, runs
 

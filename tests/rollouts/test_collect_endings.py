@@ -11,6 +11,7 @@ from rollouts.collecting import Told, failing, fine, heads, make, prompts, rows,
 from seatrial.core.errors import BlockedError
 from seatrial.core.files import read_model
 from seatrial.core.verdict import Boundary
+from seatrial.rollouts.campaign import Failures
 from seatrial.rollouts.campaign_dir import (
     CampaignDir,
     ShardState,
@@ -21,7 +22,7 @@ from seatrial.rollouts.campaign_dir import (
     write_stop_file,
 )
 from seatrial.rollouts.collector import collect_engine
-from seatrial.rollouts.collector.collect_engine import accepting
+from seatrial.rollouts.collector.collect_engine import FailureBudget
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, ServersGoneError, Unit
 
 
@@ -302,14 +303,14 @@ def test_nor_are_those_that_are_left_of_a_shard_that_worked(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("reason", "setting"),
+    ("limits", "failed", "known", "setting"),
     [
-        ("40 of 100 units failed (40%); failures.max_share is 0.2", "failures.max_share=0.6"),
-        ("99 of 100 units failed (99%); failures.max_share is 0.2", "failures.max_share=1"),
-        ("3 of 10 units failed; failures.max_count is 2", "failures.max_count=6"),
-        ("it was cancelled", None),
-        ("", None),
+        (Failures(max_share=0.2), 40, 100, "failures.max_share=0.6"),
+        (Failures(max_share=0.2), 99, 100, "failures.max_share=1"),
+        (Failures(max_count=2), 3, 10, "failures.max_count=6"),
+        (Failures(max_share=0.2), 20, 100, None),
     ],
 )
-def test_what_would_accept_so_many_failures(reason: str, setting: str | None) -> None:
-    assert accepting(reason) == setting
+def test_what_would_accept_so_many_failures(limits: Failures, failed: int, known: int, setting: str | None, tmp_path: Path) -> None:
+    found = FailureBudget(limits, CampaignDir(tmp_path), 1, frozenset({0})).exceeded(known - failed, failed)
+    assert (found.accept if found else None) == setting

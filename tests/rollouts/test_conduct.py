@@ -170,13 +170,15 @@ def test_left_on_slurm_nothing_is_submitted_twice_or_needlessly(tmp_path: Path, 
     assert said[-1] == "round 1 on slurm:x has not ended: nothing was submitted"
 
 
-def ended(place: CampaignDir, reason: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, bool]:
-    """What is said of a task that ended for this reason after it had said something."""
+def ended(place: CampaignDir, reason: str, monkeypatch: pytest.MonkeyPatch, code: int | None = None) -> tuple[str, bool]:
+    """What is said of a task that ended for this reason, its client with this exit code, after it had said something."""
     campaign_rounds.save_round(place, campaign_rounds.plan_round(place, {0: 2}, 2, "local"))
     log = job_dir(campaign_rounds.round_dir(place, 1), campaign_rounds.COLLECT).log("client", 0, 0)
     log.parent.mkdir(parents=True)
     log.write_text("2026-11-15T17:08:11.568Z seatrial: done: 3 ok, 1 owed.\n")
-    unit = UnitStatus(job=campaign_rounds.COLLECT, index=0, state=UnitState.FAILED, slurm="", reason=reason)
+    about = {"job": campaign_rounds.COLLECT, "index": 0, "slurm": ""}
+    told = {"restart": 0, "ending": "client-failed", "component": "client.0", "exit_code": code, "node": "n", "started": 0, "ended": 1}
+    unit = UnitStatus.model_validate({**about, "state": UnitState.FAILED, "reason": reason, "result": {**about, **told} if code else None})
     monkeypatch.setattr(Poller, "__init__", lambda self, directories: None)
     monkeypatch.setattr(Poller, "poll", lambda self: Snapshot(((place.root, (unit,)),), 0))
     found = CampaignRunner(place, RunTarget(), print, lambda status: None)
@@ -185,7 +187,7 @@ def ended(place: CampaignDir, reason: str, monkeypatch: pytest.MonkeyPatch) -> t
 
 def test_a_collector_that_said_why_it_ended_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = campaign(tmp_path, "http://h/v1", halves(1))
-    said = ended(place, "client-failed: the client exited with 99; its log: x", monkeypatch)
+    said = ended(place, "client-failed: the client exited with 99; its log: x", monkeypatch, 99)
     assert said == ("task 0: done: 3 ok, 1 owed.", False)
 
 
@@ -193,7 +195,7 @@ def test_one_that_was_killed_is_not_believed_and_one_that_refused_is_known(tmp_p
     place = campaign(tmp_path / "a", "http://h/v1", halves(1))
     assert ended(place, "killed by signal 9", monkeypatch) == ("task 0: killed by signal 9\n  done: 3 ok, 1 owed.", False)
     place = campaign(tmp_path / "b", "http://h/v1", halves(1))
-    assert ended(place, "the client exited with 2", monkeypatch)[1]
+    assert ended(place, "the client exited with 2", monkeypatch, 2)[1]
 
 
 def test_while_nothing_happens_the_collector_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

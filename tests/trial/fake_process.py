@@ -45,6 +45,8 @@ def train(out: Path, word: str, root: str) -> None:
         row = {"step": step, "train/loss": "NaN" if word == "nan" and step == 2 else loss, "train/reward": reward}
         append(out / "metrics.jsonl", json.dumps(row) + "\n")
         say(f"fake: step {step}")
+        if word == "nan-printed" and step == 2:
+            say("{'train/loss': nan, 'train/reward': 2.0}")
         if word == "short" and step == 2:
             sys.exit(0)
         if word == "edit" and root:

@@ -63,6 +63,7 @@ OUTCOMES = [
     ("late", Verdict.FAIL, Boundary.CHECKPOINT, "checks met), after the milestone 'done', without an exception"),
     ("short", Verdict.FAIL, Boundary.METRICS, "reached step 2 of 3"),
     ("nan", Verdict.FAIL, Boundary.METRICS, "train/loss is not finite at step 2"),
+    ("nan-printed", Verdict.FAIL, Boundary.METRICS, "says that train/loss is not finite"),
     ("torn", Verdict.FAIL, Boundary.METRICS, "metrics are damaged"),
     ("twice", Verdict.FAIL, Boundary.METRICS, "missed: no step was written twice"),
     ("flat", Verdict.BLOCKED, Boundary.REWARD, "vacuous: the reward never varied"),

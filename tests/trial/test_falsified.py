@@ -56,14 +56,21 @@ def at(*steps: int) -> Callable[[Row], bool]:
 # --- what a falsification does: to the files alone, to the log alone, or to both ---
 
 
-def put(value: Any, *tags: str, when: Callable[[Row], bool] = anywhere, files: bool = True, log: bool = True) -> Change:
+def put(
+    value: Any,
+    *tags: str,
+    when: Callable[[Row], bool] = anywhere,
+    files: bool = True,
+    log: bool = True,
+    rows_of: Callable[[Row], bool] = training,
+) -> Change:
     """Give metrics a value."""
 
     def change(run: Run) -> Run:
         for rows in ([run.rows] if files else []) + ([run.printed] if log else []):
             for row in rows:
                 for tag in tags:
-                    if tag in row and training(row) and when(row):
+                    if tag in row and rows_of(row) and when(row):
                         row[tag] = value(row[tag]) if callable(value) else value
         return with_nemo_log(run) if run.loop == "nemo-rl" and log else run
 
@@ -325,6 +332,10 @@ def particular() -> Iterable[tuple[str, str, Change]]:
             log_alone(put(0.0, "critic/advantages/max", "critic/advantages/min", "critic/advantages/mean", when=later)),
         )
     yield "ppo", "vf_loss 1e8", put(1e8, "critic/vf_loss", when=at(3))
+    yield "trl", "the closing row's loss 1e30", put(1e30, "train_loss", rows_of=anywhere)
+    yield "sft", "loss of validation 1e8", put(1e8, "val/loss", rows_of=anywhere)
+    for tag in ("ppl_ratio", "log_ppl_diff_max", "rollout_log_ppl", "training_ppl"):
+        yield "grpo", f"{tag} 1e8: trainer and generator disagree", put(1e8, f"rollout_corr/{tag}", when=later)
     yield "ppo", "the critic's gradient is 0", put(0.0, "critic/grad_norm", when=later)
     yield "grpo", "rows 1 and 20 only", keep(at(1, 20))
     yield "grpo", "every second row gone", keep(lambda row: row["step"] % 2 == 0)

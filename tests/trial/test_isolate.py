@@ -15,7 +15,6 @@ from seatrial.core.loop import Context, Isolation, Phase
 from seatrial.core.records import CheckResult, Diagnosis, EnvironmentRecord, Failure, LevelResult, Matrix, PhaseOutcome, Plan, Rerun, Trial
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary, Verdict
-from seatrial.loops.nemo_rl.failed_level import OVERRIDDEN
 from seatrial.report.markdown import matrix_md
 from seatrial.trial import analyses, runner
 from seatrial.trial.progress import Event, Running
@@ -130,7 +129,7 @@ def test_the_options_of_the_trial_stay_in_force(failed: Bench) -> None:
 def test_loops_can_read_the_arguments_of_a_trial_from_a_result(failed: Bench) -> None:
     isolated(failed, ["short"])
     rerun = read_model(failed.out / "isolate" / "0-smoke" / "2-short" / "trial.json", Trial)
-    assert f"{OVERRIDDEN}word=stuck" in rerun.levels[0].limitations
+    assert "word=stuck" in rerun.levels[0].arguments
 
 
 def test_what_is_not_asked_for_is_not_run(failed: Bench) -> None:

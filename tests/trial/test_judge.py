@@ -143,18 +143,18 @@ def test_the_order_of_the_rules(first: int, second: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "verdict"), [("masked (full)", Verdict.FAIL), ("masked (delta)", Verdict.BLOCKED), ("masked (actor)", Verdict.BLOCKED)]
+    ("run", "verdict"), [("full", Verdict.FAIL), ("full/1", Verdict.FAIL), ("delta", Verdict.BLOCKED), ("actor", Verdict.BLOCKED)]
 )
-def test_a_vacuous_run_does_not_excuse_another_one(name: str, verdict: Verdict) -> None:
-    missed = CheckResult(name=name, kind="proof", passed=False, boundary=Boundary.ROLLOUT)
+def test_a_vacuous_run_does_not_excuse_another_one(run: str, verdict: Verdict) -> None:
+    missed = CheckResult(name="masked", kind="proof", passed=False, boundary=Boundary.ROLLOUT, run=run)
     phases = tuple(phase(0).model_copy(update={"name": run}) for run in ("full", "delta"))
     found = decide(vacuous=Vacuity("vacuous: v", Boundary.REFIT, "delta/"), checks=(missed,), phases=phases)
     assert (found.verdict, found.boundary) == (verdict, Boundary.ROLLOUT if verdict is Verdict.FAIL else Boundary.REFIT)
 
 
 def test_settings_of_one_run_do_not_excuse_another_one() -> None:
-    fallen = FALLEN.model_copy(update={"name": "in force (lora)"})
-    expression = CheckResult(name='max(data["resume/train/loss"]) < 1', passed=False, boundary=Boundary.CHECKPOINT)
+    fallen = FALLEN.model_copy(update={"run": "lora"})
+    expression = CheckResult(name='max(data["resume/train/loss"]) < 1', passed=False, boundary=Boundary.CHECKPOINT, run="resume")
     phases = tuple(phase(0).model_copy(update={"name": run}) for run in ("lora", "resume"))
     assert decide(checks=(fallen, expression), phases=phases).boundary is Boundary.CHECKPOINT
     alone = CheckResult(name='max(data["train/loss"]) < 1', passed=False, boundary=Boundary.METRICS)

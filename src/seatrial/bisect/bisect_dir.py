@@ -184,4 +184,4 @@ def _settled(row: BisectRun) -> BisectRun:
         return row
     was = f", value {number(row.value)}" if "value" in change else ""
     note = f"marked {row.mark} by hand{was}"
-    return replace(row, **change, reason=f"{note}; was: {row.reason}" if row.reason else note, notes=(*row.notes, note))
+    return replace(row, **change, reason=f"{note}; was: {row.reason}" if row.reason else note, notes=(*row.notes, note), by_hand=True)

@@ -157,6 +157,9 @@ class Failure(Record):
         return mine == its and (bool(self.cause or self.signature) or self.exit_code == other.exit_code)
 
 
+COPIED = "not run: the same files as a point that was"
+
+
 class BisectRun(Record):
     """One row of the journal."""
 
@@ -192,6 +195,12 @@ class BisectRun(Record):
     directory: str = ""
     """Where its files are, in the bisect directory; empty for what was not run (replayed, or known from equal contents)."""
     notes: tuple[str, ...] = ()
+    copied: bool = Field(default_factory=lambda data: COPIED in data.get("notes", ()))
+    """It was not run: it is the row of another point with the same contents. A row of an older version says so in its notes alone."""
+    unedited: tuple[str, ...] = ()
+    """Files in which an edit changed nothing."""
+    by_hand: bool = False
+    """A person changed its mark in the journal."""
 
 
 class BegunRecord(Record):
@@ -216,6 +225,7 @@ class SetupRecord(Record):
     environment: str
     built: bool
     notes: tuple[str, ...]
+    unedited: tuple[str, ...] = ()
 
 
 class Edit(Record):

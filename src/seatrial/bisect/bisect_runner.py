@@ -34,8 +34,6 @@ from seatrial.report.markdown import code
 from seatrial.runtime.interrupt import Interruptible
 from seatrial.trial.run_dir import locked
 
-UNVERIFIED = "the ends were not verified"
-
 
 def run_bisect(directory: Path, redactor: Redactor, tell: Tell, profile: tuple[str, Profile] | None = None) -> BisectAnswer:
     """Begin or go on with the bisect in `directory`, to its answer."""
@@ -172,7 +170,7 @@ def announcement(history: History, rows: Sequence[BisectRun], plan: BisectPlan) 
     """What is ahead; where rows are known already, what is left of it."""
     count = left = len(history.points) - 1
     how = search_settings(plan)
-    if current_answer(history, rows, how).why != UNVERIFIED:
+    if _ends_known(history, rows):
         left = assess(history, rows, how).suspects.bit_count()
     run = {row.point for row in rows if row.stage == "ends"}
     ends = "" if {history.points[0].id, history.points[-1].id} <= run else "both ends, then "
@@ -184,7 +182,11 @@ def announcement(history: History, rows: Sequence[BisectRun], plan: BisectPlan) 
 
 def current_answer(history: History, rows: Sequence[BisectRun], how: SearchSettings) -> BisectAnswer:
     """What the rows say so far; nothing before both ends are known."""
-    known = {(row.point, row.mark) for row in rows}
-    if not {(history.points[0].id, Mark.GOOD), (history.points[-1].id, Mark.BAD)} <= known:
-        return BisectAnswer(state="open", why=UNVERIFIED)
+    if not _ends_known(history, rows):
+        return BisectAnswer(state="open", why="the ends were not verified")
     return answer(assess(history, rows, how))
+
+
+def _ends_known(history: History, rows: Sequence[BisectRun]) -> bool:
+    known = {(row.point, row.mark) for row in rows}
+    return {(history.points[0].id, Mark.GOOD), (history.points[-1].id, Mark.BAD)} <= known

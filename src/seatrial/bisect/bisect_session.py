@@ -133,7 +133,16 @@ class BisectSession:
                 self._wait(FIRST_WAIT_S * 2 ** (tries - 1))
         return rows
 
-    def note(self, wanted: RunRequest, mark: Mark, reason: str, like: BisectRun | None = None, notes: tuple[str, ...] = ()) -> BisectRun:
+    def note(
+        self,
+        wanted: RunRequest,
+        mark: Mark,
+        reason: str,
+        like: BisectRun | None = None,
+        notes: tuple[str, ...] = (),
+        *,
+        copied: bool = False,
+    ) -> BisectRun:
         """A row for a point that needs no run."""
         return self._append(
             BisectRun(
@@ -146,6 +155,7 @@ class BisectSession:
                 reason=reason,
                 started=now(),
                 notes=notes,
+                copied=copied,
             )
         )
 
@@ -223,6 +233,8 @@ class BisectSession:
             built=served.built,
             directory=str(served.step.directory.relative_to(self.directory)),
             notes=notes,
+            copied=False,
+            unedited=served.unedited,
         )
         self._append(row)
         self._refuse_a_broken_machine(row)

@@ -26,7 +26,6 @@ from seatrial.bisect.bisect_records import (
     Standing,
 )
 from seatrial.bisect.bisect_step import tree_variable
-from seatrial.bisect.worktrees import unchanged
 from seatrial.core.text import number, one_line, unique
 from seatrial.report.markdown import code
 
@@ -449,7 +448,7 @@ def _changed(view: BisectView) -> Iterator[str]:
 
 def _unchanged(view: BisectView, file: str) -> set[str]:
     """The points at which an edit of this file matched nothing."""
-    return {row.point for row in view.rows if unchanged(file) in row.notes}
+    return {row.point for row in view.rows if file in row.unedited}
 
 
 def _notes(view: BisectView) -> Iterator[str]:
@@ -489,7 +488,7 @@ def _limitations(view: BisectView) -> Iterator[str]:
     replayed = sum(row.stage == "replay" for row in view.rows)
     if replayed:
         yield f"{_count(replayed, 'mark')} came from a log that was replayed, and {'was' if replayed == 1 else 'were'} not run here"
-    hand = sum(any(note.startswith("marked ") and "by hand" in note for note in row.notes) for row in view.rows)
+    hand = sum(row.by_hand for row in view.rows)
     if hand:
         yield f"{_count(hand, 'row')} of the journal {'was' if hand == 1 else 'were'} changed by hand"
 

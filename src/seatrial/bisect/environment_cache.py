@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -148,7 +149,7 @@ class BisectEnvironments:
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = (root or default_root() / "bisect").expanduser().absolute()
-        self._failed: dict[str, str] = {}
+        self._failed: dict[str, BuildFailed] = {}
         self._redactor = Redactor(os.environ)
 
     def key(self, tree: Path, plan: EnvironmentPlan) -> str:
@@ -211,7 +212,7 @@ class BisectEnvironments:
                 if read_complete(order.place, order.key) is not None:
                     return False
                 if order.key in self._failed:
-                    raise BuildFailed(self._failed[order.key])
+                    raise copy.copy(self._failed[order.key])
                 self._make(order, python, progress, stops)
         except BlockedError as error:
             raise BuildFailed(f"{error.message}; {error.fix}", transient=True) from error
@@ -247,10 +248,11 @@ class BisectEnvironments:
         if log.exists():
             log.replace(kept)
         delete(order.place)
-        message = f"{order.plan.lock}: {error.message}{log_told(kept)}"
+        message = f"{order.plan.lock}: {error.message}"
+        failed = BuildFailed(f"{message} (log: {kept})", error.transient, beside=error.beside, without_log=message)
         if not error.transient:
-            self._failed[order.key] = message
-        return BuildFailed(message, error.transient)
+            self._failed[order.key] = failed
+        return failed
 
     def _clear(self, place: Path, progress: Callable[[str], None]) -> None:
         """An empty directory instead of what is there, which is broken."""
@@ -309,11 +311,6 @@ def _on_caller(tree: Path, plan: EnvironmentPlan) -> ReadyEnvironment:
 
 def _path(*venvs: Path) -> str:
     return os.pathsep.join([*(str(venv / "bin") for venv in dict.fromkeys(venvs)), os.environ.get("PATH", os.defpath)])
-
-
-def log_told(log: Path) -> str:
-    """How the message of a failed build ends."""
-    return f" (log: {log})"
 
 
 def _lock_of(place: Path) -> Path:

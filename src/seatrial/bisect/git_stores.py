@@ -18,7 +18,7 @@ from pathlib import Path
 from seatrial.bisect.bisect_records import Repo, SkipKind
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_text, write_bytes, write_text
-from seatrial.evidence.git import command_line, commit_of, environment, fields, git, line, quoted
+from seatrial.evidence.git import NotARepositoryError, command_line, commit_of, environment, fields, git, line, quoted
 from seatrial.evidence.redact import Redactor
 from seatrial.evidence.repos import is_checkout, without_credentials
 from seatrial.runtime.interrupt import check_stop
@@ -111,11 +111,13 @@ _GONE = re.compile(r"not our ref|unadvertised object|couldn't find remote ref|di
 class FetchFailed(Exception):
     """A commit that could not be fetched."""
 
-    def __init__(self, message: str, *, lost: bool) -> None:
+    def __init__(self, message: str, *, lost: bool, unnamed: bool = False) -> None:
         super().__init__(message)
         self.message = message
         self.lost = lost
         """The remote answered, and does not have it: trying again is of no use."""
+        self.unnamed = unnamed
+        """The remote gives only what it names, such as branches and tags."""
 
 
 def fetch(git_dir: Path, url: str, commit: str, *, unshallow: bool, deadline_s: float = DEADLINE_S) -> None:
@@ -123,7 +125,7 @@ def fetch(git_dir: Path, url: str, commit: str, *, unshallow: bool, deadline_s: 
     try:
         _fetch(git_dir, url, (commit,), ("--unshallow",) if unshallow else (), deadline_s)
     except FetchFailed as error:
-        if not error.lost or "unadvertised" not in error.message:
+        if not error.lost or not error.unnamed:
             raise
         # An old server gives only what it names: then everything that it names.
         _fetch(git_dir, url, ("+refs/heads/*:refs/fetched/heads/*", "+refs/tags/*:refs/fetched/tags/*"), (), deadline_s)
@@ -155,7 +157,9 @@ def _fetch(git_dir: Path, url: str, wanted: tuple[str, ...], options: tuple[str,
     if outcome.exit_code:
         said = [line[STAMP_LENGTH:].strip() for line in read_text(log).splitlines()]
         told = "; ".join(line for line in said if line.startswith(("fatal:", "error:", "remote:"))) or (said or ["no message"])[-1]
-        raise FetchFailed(f"fetching from {without_credentials(url)}: {told}", lost=bool(_GONE.search(told)))
+        raise FetchFailed(
+            f"fetching from {without_credentials(url)}: {told}", lost=bool(_GONE.search(told)), unnamed="unadvertised" in told
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +374,8 @@ def _is_repository(place: Path) -> bool:
     """A submodule whose git directory is gone is not one."""
     try:
         git(place, "rev-parse", "--git-dir")
-    except UserError as error:
-        if "not a git repository" in error.message:
-            return False
-        raise
+    except NotARepositoryError:
+        return False
     return True
 
 

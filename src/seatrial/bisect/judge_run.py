@@ -73,11 +73,6 @@ def _link_fresh(place: Path, started: float, links: Path) -> None:
         link.symlink_to(real_path(file))
 
 
-def was_measured(result: CheckResult) -> bool:
-    """Whether the check missed by what it measured, and not for want of a value."""
-    return result.message.startswith("measured ") and result.message.endswith(f", wanted {result.threshold}")
-
-
 def shown(result: CheckResult) -> str:
     told = f"measured {result.value:.6g}, {result.threshold}" if isinstance(result.value, float) else result.threshold
     return one_line(f"{result.name}: {result.message or told}")
@@ -283,7 +278,7 @@ class _Judge:
         result = measure(check, self._metrics_place(), self.facts.started)
         if result.passed:
             return Observation(mark=Mark.GOOD, reason=shown(result), value=result.value, passed=True)
-        measured = was_measured(result)
+        measured = result.measured
         if not measured and reading.machine:
             return self._by_machine(reading)
         met = (*reading.failure.beside, *([reading.machine] if reading.machine else []))
@@ -309,7 +304,7 @@ class _Judge:
         told = f"exit {reading.failure.exit_code}; {shown(result)}"
         if result.passed:
             return Observation(mark=Mark.GOOD, reason=told, value=result.value, passed=True)
-        if not was_measured(result):
+        if not result.measured:
             return _skip(SkipKind.METRIC, told) if self.end else None
         update = {"kind": "check", "missed": True, "boundary": Boundary.METRICS, "signature": None, "cause": cause, "shown": told}
         return self._bad(replace_record(reading.failure, **update), told, result)

@@ -42,13 +42,19 @@ _UV_TABLES = ("project", "dependency-groups", "build-system")
 class BuildFailed(Exception):
     """An environment or a tree cannot be built."""
 
-    def __init__(self, message: str, transient: bool = False, by_command: bool = False) -> None:
+    def __init__(
+        self, message: str, transient: bool = False, by_command: bool = False, *, beside: bool = False, without_log: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.transient = transient
         """The machine failed, not the commit."""
         self.by_command = by_command
         """The user's own command of --build failed."""
+        self.beside = beside
+        """It was about further packages (--with), not about the lock."""
+        self.without_log = without_log or message
+        """The message without the place of the log."""
 
 
 @dataclass(slots=True)
@@ -222,8 +228,6 @@ _INDEX = re.compile(
 )
 """How pip and uv say that an index could not be reached; no loop does, so these are not among the general signatures."""
 
-BESIDE = "(--with)"
-"""In the message of a failure: it was about further packages, not about the lock."""
 _NOT_FOR_OTHERS = ("-e", "--editable", "--require-hashes")
 """Options of a lock that are not about where packages come from."""
 _UV_KEPT = (
@@ -246,8 +250,8 @@ class BuildJob:
     by_command: bool = False
     """Whether it is the command of --build."""
 
-    def run(self, what: str, argv: tuple[str, ...], cwd: Path, env: Mapping[str, str]) -> None:
-        """Run one step of it; a BuildFailed when that fails."""
+    def run(self, what: str, argv: tuple[str, ...], cwd: Path, env: Mapping[str, str], *, beside: bool = False) -> None:
+        """Run one step of it; a BuildFailed when that fails. `beside`: it installs further packages."""
         try:
             failure = follow(
                 argv,
@@ -261,9 +265,9 @@ class BuildJob:
                 line_filter=self.redact,
             )
         except CannotStart as error:
-            raise BuildFailed(f"{what} failed: {error.message}", by_command=self.by_command) from error
+            raise BuildFailed(f"{what} failed: {error.message}", by_command=self.by_command, beside=beside) from error
         if failure:
-            raise BuildFailed(failure, transient=by_machine(self.log), by_command=self.by_command)
+            raise BuildFailed(failure, transient=by_machine(self.log), by_command=self.by_command, beside=beside)
 
 
 _PIP_OPTIONS = ("--no-input", "--disable-pip-version-check", "--progress-bar", "off")
@@ -297,18 +301,19 @@ def add_with_pip(job: BuildJob, venv: Path, wanted: LockRequest, packages: Seque
     options = [line for line in wanted.requirements if line.startswith("-") and not line.startswith(_NOT_FOR_OTHERS)]
     place = venv.parent / "with.txt"
     files.write_text(place, "".join(f"{line}\n" for line in (*options, *packages)))
-    argv = (python_with_pip(python), "-m", "pip", "--python", str(interpreter(venv)), "install", *_PIP_OPTIONS)
-    job.run(_beside(packages), (*argv, "-c", str(_present(venv, wanted.constraints)), "-r", str(place)), venv.parent, clean_env())
+    argv: tuple[str, ...] = (python_with_pip(python), "-m", "pip", "--python", str(interpreter(venv)), "install", *_PIP_OPTIONS)
+    argv += ("-c", str(_present(venv, wanted.constraints)), "-r", str(place))
+    job.run(_beside(packages), argv, venv.parent, clean_env(), beside=True)
 
 
 def add_with_uv(job: BuildJob, venv: Path, packages: Sequence[str], project: Path) -> None:
     """The same with uv, which reads in the project where packages come from."""
     argv = (find_uv(), "pip", "install", "--no-progress", "--python", str(interpreter(venv)), "--constraint", str(_present(venv)))
-    job.run(_beside(packages), (*argv, *packages), project, _uv_env())
+    job.run(_beside(packages), (*argv, *packages), project, _uv_env(), beside=True)
 
 
 def _beside(packages: Sequence[str]) -> str:
-    return f"installing {', '.join(packages)} beside it {BESIDE}"
+    return f"installing {', '.join(packages)} beside it (--with)"
 
 
 def _present(venv: Path, constraints: Sequence[str] = ()) -> Path:

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from seatrial.bisect.bisect_records import BisectAnswer, BisectRun, History, Mark, Suspect
+from seatrial.bisect.bisect_records import COPIED, BisectAnswer, BisectRun, History, Mark, Suspect
 from seatrial.bisect.noise_models import MarksModel, MeansModel, Model, StepModel, Tally, Threshold, measure_scatter
 from seatrial.core.records import replace
-
-COPIED = "not run: the same files as a point that was"
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def _gather(history: History, rows: Sequence[BisectRun], settings: SearchSetting
     skips: set[str] = set()
     for row in rows:
         index = history.by_id.get(row.point)
-        if index is None or (settings.repeat > 1 and COPIED in row.notes):
+        if index is None or (settings.repeat > 1 and row.copied):
             continue
         if row.mark == Mark.SKIP:
             skips.add(history.points[index].contents)
@@ -312,8 +310,9 @@ def known_by_contents(history: History, rows: Sequence[BisectRun]) -> list[Bisec
         if point.contents not in source or point.id in have:
             continue
         row, number = source[point.contents], number + 1
-        told = {"reason": f"the same files as {row.commit[:12]}", "notes": (COPIED,), "seconds": 0.0, "directory": "", "built": False}
-        found.append(replace(row, number=number, point=point.id, commit=point.commit, **told))
+        told = {"reason": f"the same files as {row.commit[:12]}", "notes": (COPIED,), "copied": True, "unedited": ()}
+        unrun = {"seconds": 0.0, "directory": "", "built": False}
+        found.append(replace(row, number=number, point=point.id, commit=point.commit, **told, **unrun))
     return found
 
 

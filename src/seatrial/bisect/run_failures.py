@@ -147,7 +147,7 @@ def _ending(log: Path) -> Path:
 def _signatures() -> tuple[Signature, ...]:
     """The known failures of all loops: nobody says which one a command runs. Those by frames are left out, since what a commit does
     wrong is raised there, too."""
-    return tuple(s for name in loops.names() for s in loops.get_loop(name).signatures() if not s.frame)
+    return tuple(s for loop in loops.usable() for s in loop.signatures() if not s.frame)
 
 
 @functools.cache

@@ -242,8 +242,8 @@ def search(
     while True:
         for like in known_by_contents(history, session.evidence(number)):
             point = history.points[history.by_id[like.point]]
-            # The notes say that it is a copy: with noise it would count as a run of its own.
-            session.note(RunRequest(point, "search", last, number), like.mark, like.reason, like, like.notes)
+            # It is a copy: with noise it would count as a run of its own.
+            session.note(RunRequest(point, "search", last, number), like.mark, like.reason, like, like.notes, copied=True)
         state = assess(history, session.evidence(number), how)
         found = answer(state)
         write(found)

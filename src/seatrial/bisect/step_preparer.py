@@ -20,7 +20,7 @@ from seatrial.bisect.commit_history import exists
 from seatrial.bisect.environment_cache import BisectEnvironments, BuildFailed, ReadyEnvironment
 from seatrial.bisect.git_stores import Stores, TreeError
 from seatrial.bisect.judge_run import Observation
-from seatrial.bisect.worktrees import apply_edits, apply_patches, make_tree, remove_tree
+from seatrial.bisect.worktrees import apply_edits, apply_patches, make_tree, remove_tree, unchanged
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_model, write_json
 from seatrial.core.guarded import real_path
@@ -83,6 +83,8 @@ class StepSetup:
     environment: str = ""
     built: bool = False
     notes: tuple[str, ...] = ()
+    unedited: tuple[str, ...] = ()
+    """Files in which an edit changed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class StepPreparer:
             environment=kept.environment,
             built=kept.built,
             notes=(*kept.notes, "its job outlived the Seatrial that began it"),
+            unedited=kept.unedited,
         )
 
     def clear(self, step: BisectStep) -> None:
@@ -141,7 +144,8 @@ class StepPreparer:
         for file in absent:  # a patch may bring the test that is asked about
             if not (step.tree / file).exists():
                 raise TreeError(SkipKind.ABSENT, f"{file} does not exist at this commit, and no patch brings it", _HIDE)
-        notes += apply_edits(step.tree, self.plan.edits)
+        unedited = apply_edits(step.tree, self.plan.edits)
+        notes += map(unchanged, unedited)
         deadline_s = 60 * self.plan.minutes
         ready = self.environments.ensure(step.tree, self.plan.environment, lambda text: self.tell(f"environment: {text}"), deadline_s)
         ready = self._with_others(step, ready)
@@ -158,9 +162,10 @@ class StepPreparer:
             environment=ready.key,
             built=ready.built,
             notes=tuple(notes),
+            unedited=unedited,
         )
         write_json(step.ready_file, kept)
-        return replace(served, prepared=made, environment=ready.key, built=ready.built, notes=kept.notes)
+        return replace(served, prepared=made, environment=ready.key, built=ready.built, notes=kept.notes, unedited=unedited)
 
     def _refuse_a_foreign_program(self, ready: ReadyEnvironment) -> None:
         """What runs with the packages of another environment says nothing of this one."""

@@ -194,9 +194,9 @@ def check_edits(edits: Sequence[Edit]) -> None:
 
 
 def apply_edits(tree: Path, edits: Sequence[Edit]) -> tuple[str, ...]:
-    """Edit files of the tree in place; notes on edits that changed nothing."""
+    """Edit files of the tree in place; those in which an edit changed nothing."""
     check_edits(edits)
-    notes = []
+    idle = []
     for edit in edits:
         file = real_path(tree / edit.file)  # sed would replace a link by a file
         inside = file.is_relative_to(real_path(tree)) and ".git" not in file.relative_to(real_path(tree)).parts
@@ -207,8 +207,8 @@ def apply_edits(tree: Path, edits: Sequence[Edit]) -> tuple[str, ...]:
         before = file.read_bytes()
         _sed(edit, "--in-place", str(file))
         if file.read_bytes() == before:
-            notes.append(unchanged(edit.file))
-    return tuple(notes)
+            idle.append(edit.file)
+    return tuple(idle)
 
 
 def unchanged(file: str) -> str:

@@ -299,7 +299,6 @@ NOISY = {"float32": 1e-4, "bfloat16": 0.2}
 """Of the largest logit: what transformers' own error may be at most. Above it, it would excuse Megatron's. Measured on a CPU, tiny
 families and Qwen2.5-0.5B: up to 1.5e-6 and 0.019, without routers."""
 WRONG = ("missing", "extra", "unequal", "retyped")
-PADDING = "padding kept"
 
 
 def judge_parity(rows: Sequence[Row], device: str) -> RungJudgement:
@@ -404,7 +403,7 @@ def _fewer(count: object, whole: object) -> bool:
 def _exported(name: str, export: Row) -> list[CheckResult]:
     """The export is the checkpoint, bit for bit; rows of padding after the vocabulary are a check of their own."""
     reshaped = first_of(export.get("reshaped"))
-    padded = [item for item in reshaped if isinstance(item, dict) and PADDING in str(item.get("looks"))]
+    padded = [item for item in reshaped if isinstance(item, dict) and item.get("padded") is True]
     counts = {key: length_of(export.get(key)) for key in (*WRONG, "reshaped")}
     other = counts["reshaped"] != len(padded)
     ok = _positive(export.get("stored")) and _positive(export.get("equal")) and not other and all(counts[key] == 0 for key in WRONG)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, parse_json, parse_json_once
-from seatrial.core.records import CheckResult
+from seatrial.core.records import CheckResult, replace
 from seatrial.core.series import Damage, Metrics
 from seatrial.core.verdict import Boundary
 
@@ -75,10 +75,17 @@ def read_all(source: Path) -> Facts:
 Hashes = Mapping[str, str]
 
 
-def proof(name: str, passed: bool, value: object, boundary: Boundary, threshold: str = "", message: str = "") -> CheckResult:
+def proof(
+    name: str, passed: bool, value: object, boundary: Boundary, threshold: str = "", message: str = "", *, run: str = ""
+) -> CheckResult:
     """One proof."""
     text = value if isinstance(value, (float, str)) else str(value)
-    return CheckResult(name=name, kind="proof", passed=passed, value=text, threshold=threshold, message=message, boundary=boundary)
+    return CheckResult(name=name, kind="proof", passed=passed, value=text, threshold=threshold, message=message, boundary=boundary, run=run)
+
+
+def about_run(run: str, checks: Iterable[CheckResult]) -> list[CheckResult]:
+    """Checks that are all about one run of a level."""
+    return [replace(check, run=check.run or run) for check in checks]
 
 
 def differing(left: Hashes, right: Hashes) -> list[str]:
@@ -162,13 +169,14 @@ def check_claims(phase: str, claims: Mapping[str, Any], printed: Sequence[Mappin
     """The configurations that a run printed are those that the level claims; None stands for one that is torn."""
     name = f"configuration in force ({phase})"
     if not printed or None in printed:
-        return proof(name, False, "the run printed no whole configuration", Boundary.CONFIG)
+        return proof(name, False, "the run printed no whole configuration", Boundary.CONFIG, run=phase)
     # Of several runs in one log any may have written the metrics: each must be as claimed.
     wrong = [item for config in printed if config for item in unmet_claims(claims, {key: lookup(config, key) for key in claims})]
     fell = "; ".join(f"{key} fell back to {value} (claimed: {claimed})" for key, value, claimed in wrong[:3])
     shown = fell or ", ".join(f"{key}={lookup(printed[-1] or {}, key)}" for key in list(claims)[:3])
-    right = len(claims) - len({key for key, _, _ in wrong})
-    return proof(name, not wrong, f"{right} of {len(claims)} values as claimed", Boundary.CONFIG, "all", shown)
+    keys = tuple(dict.fromkeys(key for key, _, _ in wrong))
+    value = f"{len(claims) - len(keys)} of {len(claims)} values as claimed"
+    return replace(proof(name, not wrong, value, Boundary.CONFIG, "all", shown, run=phase), settings=keys)
 
 
 ENGINE = ("megatron.core", "megatron.bridge")

@@ -6,51 +6,20 @@ import json
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from seatrial import api
 from seatrial.core.guarded import real_path
-from seatrial.core.records import replace
+from seatrial.trial.files_judge import redacted
 
 if TYPE_CHECKING:
     from seatrial.core.records import CheckResult, Trial
     from seatrial.core.series import Metrics
-    from seatrial.evidence.redact import Redactor
-    from seatrial.trial.files_judge import FileVerdict
 
-_LINES_BEFORE, _LONGEST_LINE = 400, 100_000
-"""What is read before the decisive line to know what it holds: the name of a value, the begin of a key."""
-
-
-def redacted(found: FileVerdict, redactor: Redactor) -> FileVerdict:
-    """The verdict without secrets: what it quotes is from a log that is not redacted."""
-    shown = _in_its_place(found, redactor)
-
-    def clear(text: str) -> str:
-        return redactor.text(text.replace(found.text, shown) if shown != found.text else text)
-
-    quoted = {name: clear(getattr(found, name)) for name in ("text", "reason", "advice")}
-    limitations = tuple(map(clear, found.limitations))
-    signature = found.signature and clear(found.signature)
-    return redactor.record(replace(found, **quoted, limitations=limitations, signature=signature))
-
-
-def _in_its_place(found: FileVerdict, redactor: Redactor) -> str:
-    """The decisive line as the lines before it leave it: a value may stand below its name."""
-    if not found.file or not found.line or not found.text.strip():
-        return found.text
-    try:
-        with Path(found.file).open(encoding="utf-8", errors="surrogateescape", newline="\n") as stream:
-            rows = [row[:_LONGEST_LINE] for row in islice(stream, max(0, found.line - _LINES_BEFORE), found.line)]
-    except OSError:
-        return found.text
-    cleared = redactor.rows(rows)
-    if not rows or cleared[-1] == rows[-1] or cleared[-1] == redactor.text(rows[-1]):
-        return found.text
-    return cleared[-1].strip()[: max(len(found.text), 200)]
+__all__ = ["check", "judge", "localize", "print_table", "redacted", "report"]
 
 
 def judge(
@@ -62,28 +31,15 @@ def judge(
     json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     """Judge the files that any run left, without running anything. The exit code is the verdict's."""
-    import os
-
     from seatrial.core.errors import UserError
     from seatrial.core.text import one_line
     from seatrial.core.verdict import exit_code
-    from seatrial.evidence.redact import Redactor
     from seatrial.loops import get_loop
-    from seatrial.trial.files_judge import judge_files
-    from seatrial.trial.plan import parse_levels
 
-    known = get_loop(loop)
+    get_loop(loop)  # an unknown loop is said first
     if len(logs) != 1:
         raise UserError(f"--log is given {len(logs)} times", "judge one run at a time: name its log once")
-    (log,) = logs
-    if not log.is_file():
-        wrong = "a directory, not a log file" if log.is_dir() else "no such log file"
-        raise UserError(f"{log}: {wrong}", "name the file that holds the output of the run")
-    chosen = None
-    if level is not None:
-        (number,) = parse_levels(str(level), known)
-        chosen = next(item for item in known.levels() if item.number == number)
-    result = redacted(judge_files(known, log, metrics or [], chosen, expect_steps), Redactor(os.environ))
+    result = api.judge(loop, log=logs[0], metrics=metrics or (), level=level, expect_steps=expect_steps)
     if json:
         typer.echo(result.model_dump_json(indent=2))
         raise typer.Exit(exit_code(result.verdict))
@@ -120,26 +76,20 @@ def check(
     Metrics that are damaged cannot pass: torn lines and corrupt records are printed and count as a miss.
     """
     from seatrial.core.verdict import ExitCode
-    from seatrial.metrics.checks import evaluate, parse, undamaged
-    from seatrial.trial.level import metrics_of_run
 
-    for expression in expressions:
-        parse(expression)  # a wrong expression is told before large files are read
-    found = metrics_of_run(metrics, level, also or ())
-    results = [evaluate(expression, found) for expression in expressions]
-    if found.damage:
-        results.append(undamaged(found))
+    found = api.check(metrics, *expressions, level=level, also=also or ())
     if as_json:
-        _print_json(results, found)
+        _print_json(found)
     else:
-        print_table(results)
-    raise typer.Exit(ExitCode.PASS if all(result.passed for result in results) else ExitCode.FAIL)
+        print_table(found.checks)
+    raise typer.Exit(ExitCode.PASS if found.passed else ExitCode.FAIL)
 
 
-def _print_json(results: list[CheckResult], found: Metrics) -> None:
+def _print_json(checked: api.CheckedMetrics) -> None:
+    found = checked.metrics
     content = {
-        "passed": all(result.passed for result in results),
-        "checks": [result.model_dump(mode="json") for result in results],
+        "passed": checked.passed,
+        "checks": [result.model_dump(mode="json") for result in checked.checks],
         "damage": [str(damage) for damage in found.damage],
         "overlaps": {overlap.tag: overlap.steps for overlap in found.overlaps},
         "sources": found.sources,

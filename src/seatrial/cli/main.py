@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("judge", "Check expressions against metrics."),
     "metrics": ("metrics", "Dump or show the metrics in a log directory."),
     "config": ("config", "Show the configuration and where each value came from."),
+    "new": ("new", "Write the start of an extension: a loop that runs at once."),
     "skill": ("skill", "List, show and install skills: short guides by which coding agents use Seatrial."),
 }
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from seatrial import api
 from seatrial.cli import request
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def plan(
     passed = context.obj or ()
     options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
     loaded = request.load_config(config, settings, loop, level, model, change, base, arguments=passed, options=options)
-    asked = request.ask(loaded, auto)
+    asked = api.plan(configuration=loaded, auto=auto)
     redactor = staging.redactor(asked.plan.arguments)
     causes = explained(asked, redactor) if explain else []
     if json:

@@ -300,7 +300,6 @@ def _carry(place: CampaignDir, where: RunTarget, detach: bool) -> None:
     from seatrial.cli.rollouts_results import merge_and_profile
     from seatrial.core.verdict import ExitCode
     from seatrial.rollouts.campaign_runner import CampaignRunner
-    from seatrial.rollouts.collector.collect_engine import accepting
     from seatrial.runtime.interrupt import Interrupted, Interruptible
 
     progress = rollouts_results.CampaignProgress()
@@ -324,8 +323,8 @@ def _carry(place: CampaignDir, where: RunTarget, detach: bool) -> None:
         typer.echo(rollouts_results.table(status))
         say(f"nothing was collected: start anew, or mend it and: seatrial rollouts resume {shlex.quote(str(place.root))}")
         raise typer.Exit(ExitCode.BLOCKED)
-    if status.owed and (setting := accepting(status.stopped)):
-        say(f"to accept as many failures: seatrial rollouts resume {shlex.quote(str(place.root))} --set {setting}")
+    if status.owed and status.accept:
+        say(f"to accept as many failures: seatrial rollouts resume {shlex.quote(str(place.root))} --set {status.accept}")
     rollouts_results.close(status, place.root)
 
 

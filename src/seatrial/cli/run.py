@@ -6,18 +6,17 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from seatrial import api
 from seatrial.cli import request
-from seatrial.core.guarded import real_path
-from seatrial.core.records import replace
 
 if TYPE_CHECKING:
     from seatrial.core.jobs import Profile
     from seatrial.core.loop import Loop
-    from seatrial.core.records import Baseline, Plan, Trial
+    from seatrial.core.records import Plan, Trial
     from seatrial.trial.progress import Listener
     from seatrial.trial.runner import Request
     from seatrial.trial.slurm_job import Note
@@ -56,50 +55,27 @@ def run(
     seatrial run trl --level 0 -- --learning_rate 1e-4
     """
     from seatrial.core.errors import UserError
-    from seatrial.trial import baseline as comparing
-    from seatrial.trial import preflight, run_dir, runner
-    from seatrial.trial.level import Limits
+    from seatrial.trial.trial_request import require_fault, run_request, runner_request
 
     options = {"device": device, "verl": verl, "nemo_rl": nemo_rl}
     loaded = request.load_config(config, settings, loop, level, model, change, base, python, context.obj or (), options, no_base)
-    asked = request.ask(loaded, auto)
+    asked = api.plan(configuration=loaded, auto=auto)
+    if fault == "list":
+        _list_faults(asked.loop)
     if fault is not None:
-        _require_fault(fault, asked.loop, [item.number for item in asked.plan.levels])
+        require_fault(fault, asked.loop, [item.number for item in asked.levels])
     if on is None and (detach or dry_run):
         raise UserError("--detach and --dry-run are for trials on a cluster", "add --on slurm:PROFILE")
-    force = loaded.config
-    wanted = runner.Request(
-        plan=asked.plan,
-        out=(real_path(out) if ".." in out.parts else out.absolute()) if out else run_dir.new_path(Path(force.run.trials), asked.loop.name),
-        python=Path(force.environment.python) if force.environment.python else None,
-        limits=Limits(force.limits.deadline_minutes, force.limits.stall_minutes),
-        options={"fault": fault} if fault else {},
-        config={key: {"value": value, "origin": origin} for key, value, origin, _ in loaded.rows()},
-        baseline=_unchanged(asked.plan, baseline, expect, run_base=force.change.run_base, here=on is None, fault=fault is not None),
-    )
-    if on is not None and asked.plan.levels:  # a trial without a level needs no job
-        begin(wanted, *request.profile_named(loaded, on), detach=detach, dry_run=dry_run, json=json)
-    if asked.plan.levels:
-        preflight.require_room(asked.loop, asked.plan, wanted.out, wanted.python, os.environ)
-    run_dir.named_directory(wanted.out)
-    tell = listener(json)
-    close(comparing.finish(wanted, runner.start(wanted, tell), tell), wanted.out, json)
-
-
-def _unchanged(
-    plan: Plan, named: str | None, expect: Literal["identical"] | None, *, run_base: bool, here: bool, fault: bool
-) -> Baseline | None:
-    """What the trial is compared with: what the user named, or the base of the change."""
-    from seatrial.core.errors import UserError
-    from seatrial.trial.base_worktrees import base_of
-    from seatrial.trial.baseline import requested
-
-    if expect and not named and not run_base:
-        raise UserError("--expect needs something to compare with, and --no-base switches the base off", "leave one of them out")
-    found = requested(named, plan, here=here) if named else base_of(plan, run=run_base, here=here, fault=fault)
-    if expect and found is None:
-        raise UserError("--expect needs a change", "name the checkout under test with --change PATH")
-    return replace(found, expect=expect) if found else None
+    if on is not None:
+        wanted = runner_request(asked, baseline=baseline, expect=expect, out=out, fault=fault, here=False)
+        if asked.levels:
+            begin(wanted, *request.profile_named(loaded, on), detach=detach, dry_run=dry_run, json=json)
+        close(run_request(asked, wanted, listener(json)), wanted.out, json)  # a trial without a level needs no job
+    try:
+        found = api.run(asked, baseline=baseline, expect=expect, out=out, fault=fault, listener=listener(json), history=False)
+    except api.TrialInterrupted as cut:
+        found = cut.trial
+    close(found.record, found.directory, json)
 
 
 def listener(json: bool) -> Listener:
@@ -146,23 +122,13 @@ def _keep(directory: Path) -> None:
         typer.echo(line, err=True)
 
 
-def _require_fault(fault: str, loop: Loop, levels: list[int]) -> None:
-    """A fault that is unknown, or that no chosen level is to catch, is an error; `list` prints the known ones."""
-    from seatrial.core.errors import UserError
+def _list_faults(loop: Loop) -> NoReturn:
+    """Print the faults that a loop can inject."""
+    from seatrial.trial.trial_request import faults_of
 
-    known = loop.faults()
-    if not known:
-        cpu = f"seatrial run {loop.name} --device cpu --fault list" if "device" in loop.options() else "leave --fault out"
-        raise UserError(f"{loop.title} has no faults to inject here", cpu)
-    if fault == "list":
-        rows = ((name, ",".join(map(str, found.levels)), found.stage or "-", found.text) for name, found in known.items())
-        typer.echo("\n".join(f"{name:25} levels {levels:14} stage {stage:10} {text}" for name, levels, stage, text in rows))
-        raise typer.Exit
-    if fault not in known:
-        raise UserError(f"unknown fault {fault!r}; known: {', '.join(known)}", f"seatrial run {loop.name} --fault list")
-    places = known[fault].levels
-    if not set(places).intersection(levels):
-        raise UserError(f"the fault {fault} acts at level {', '.join(map(str, places))} only", f"add --level {places[0]}")
+    rows = ((name, ",".join(map(str, found.levels)), found.stage or "-", found.text) for name, found in faults_of(loop).items())
+    typer.echo("\n".join(f"{name:25} levels {levels:14} stage {stage:10} {text}" for name, levels, stage, text in rows))
+    raise typer.Exit
 
 
 def resume(

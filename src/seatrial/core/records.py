@@ -70,6 +70,10 @@ class CheckResult(Record):
     """What it is about, where others decide by that: `bound` are the general limits of a metric, which a script's own replace."""
     line: int | None = None
     """The line of the log that shows it, where the check was read there."""
+    measured: bool = False
+    """It was missed by what it measured, which its message tells, and not for want of a value."""
+    settings: tuple[str, ...] = ()
+    """The settings that were not as the level claims, where it is about settings."""
 
 
 class Finding(Record):
@@ -234,6 +238,11 @@ class OwnVerdict(Record):
     boundary: Boundary | None = None
 
 
+ResultCode = Literal["", "wrong-import", "interrupted", "job-ended"]
+"""Why a level has no verdict, where others decide by that: other code was imported than what is under test, Seatrial was asked to stop
+before the level ran, or its job on a cluster ended before it was judged."""
+
+
 class LevelResult(Record):
     """The judged outcome of one level."""
 
@@ -243,6 +252,7 @@ class LevelResult(Record):
     verdict: Verdict
     reason: str
     """One sentence: why this verdict."""
+    code: ResultCode = ""
     boundary: Boundary | None = None
     own: OwnVerdict | None = None
     """The verdict of the level by itself, where the comparison with the base replaced it."""
@@ -256,6 +266,10 @@ class LevelResult(Record):
     limitations: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     """Parts of the level that were not run, each with the reason: they are Skipped."""
+    arguments: tuple[str, ...] = ()
+    """Loop arguments that override the level's own settings, redacted."""
+    not_taken: tuple[str, ...] = ()
+    """Names of variants of the level, such as transports, that it was not run with."""
     follow_ups: tuple[str, ...] = ()
     key_lines: tuple[str, ...] = ()
     directory: str = ""

@@ -78,6 +78,8 @@ class Level(Record):
     """Set when the level cannot run yet, with the reason."""
     left_out: tuple[str, ...] = ()
     """Parts that cannot be run in this configuration, each with the reason: they are Skipped."""
+    not_taken: tuple[str, ...] = ()
+    """Names of variants, such as transports, that this configuration does not run."""
 
 
 class Named(Record):

@@ -46,6 +46,10 @@ _MOST_KNOWN = 1000
 _LOOKED: dict[str, float] = {}
 
 
+class NotARepositoryError(UserError):
+    """There is no git directory."""
+
+
 class MissingObjectsError(UserError):
     """A partial clone lacks what a command needs, and nothing is fetched."""
 
@@ -329,7 +333,7 @@ def _explain(repo: Path, command: str, code: int, stderr: str) -> UserError:
             f"let git fetch all of them: {_at(repo)} fetch --refetch --no-filter origin",
         )
     if "not a git repository" in stderr:
-        return UserError(f"{repo}: not a git repository", f"give the path of a checkout, or make it one: {_at(repo)} init")
+        return NotARepositoryError(f"{repo}: not a git repository", f"give the path of a checkout, or make it one: {_at(repo)} init")
     if "Permission denied" in stderr or "unable to read" in stderr or "could not open" in stderr:
         return UserError(f"{repo}: git cannot read it: {stderr}", f"make it readable for you: ls -la {repo}")
     if "bad revision 'HEAD'" in stderr or "does not have any commits yet" in stderr:

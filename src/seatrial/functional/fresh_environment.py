@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from seatrial.bisect.bisect_records import EnvironmentPlan
-from seatrial.bisect.environment_cache import FAILED, BisectEnvironments, ReadyEnvironment, log_told
-from seatrial.bisect.lockfile import BESIDE, BuildFailed, is_local
+from seatrial.bisect.environment_cache import FAILED, BisectEnvironments, ReadyEnvironment
+from seatrial.bisect.lockfile import BuildFailed, is_local
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import read_text, write_text
 from seatrial.core.guarded import BadValue, parse_toml
@@ -102,23 +102,21 @@ class Fresh(ExecutionPlace):
                 (self.directory / "bin" / "uv").symlink_to(Path(uv).resolve())
             self.notes = (f"ran in a fresh environment from {note}",)
         except BuildFailed as error:
-            blocked = self._blocked(self.directory, error.message)
+            blocked = self._blocked(self.directory, error)
             self.remove()
             raise blocked from error
         except BaseException:
             self.remove()
             raise
 
-    def _blocked(self, directory: Path, message: str) -> BlockedError:
+    def _blocked(self, directory: Path, error: BuildFailed) -> BlockedError:
         """The error of a build that failed. Its log goes with the directory, so the end of it is told and no file there is named."""
         for log in (directory / "environments").glob(f"*{FAILED}"):
-            message = message.replace(log_told(log), "")
             lines = read_text(log).splitlines()[-LAST_LINES:]
             for line in ("the build ended with:", *(f"  {line}" for line in lines)):
                 self._tell(line)
-        message = message.replace(str(directory / DEPENDENCIES), "pyproject.toml")
-        beside = BESIDE in message
-        what = " ".join(f"--with {shlex.quote(one)}" for one in self.packages) if beside else "the lock (without one, pyproject.toml)"
+        message = error.without_log.replace(str(directory / DEPENDENCIES), "pyproject.toml")
+        what = " ".join(f"--with {shlex.quote(one)}" for one in self.packages) if error.beside else "the lock (without one, pyproject.toml)"
         fix = f"correct {what}, or the access to the package index; then run it again"
         return BlockedError(Boundary.ENVIRONMENT, f"the fresh environment cannot be built: {message}", fix)
 

@@ -36,7 +36,6 @@ MOST = 0.5
 """A higher rate of false alarms would be a gate that nobody can pass."""
 TIMES = "*/_elapsed"
 """How long each test took."""
-TEXT = "is text, not a number: nothing to compare"
 _SHOWN = 3
 """So many texts are named."""
 
@@ -117,6 +116,8 @@ class JudgedMetric:
     band: Band | None
     direction: Literal["inside", "above", "below", ""]
     why: str
+    text: bool = False
+    """It is text, here and in every reference run."""
 
     def line(self) -> str:
         """For a person."""
@@ -144,9 +145,9 @@ class Gate:
         """What failed first, then what is Blocked or new, then the rest."""
         order = (Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED, Verdict.PASS)
         found = [judged.line() for verdict in order[:2] for judged in self.judged if judged.verdict is verdict]
-        found += [judged.line() for judged in self.judged if judged.verdict is Verdict.SKIPPED and judged.why != TEXT]
+        found += [judged.line() for judged in self.judged if judged.verdict is Verdict.SKIPPED and not judged.text]
         found += [
-            *_texts([judged for judged in self.judged if judged.why == TEXT]),
+            *_texts([judged for judged in self.judged if judged.text]),
             *(judged.line() for judged in self.judged if judged.verdict is Verdict.PASS),
         ]
         counts = ", ".join(f"{sum(judged.verdict is verdict for judged in self.judged)} {verdict}" for verdict in order)
@@ -202,7 +203,7 @@ def judge_metric(
         # text, too: nothing else may tell that what writes it did not run
         return found(Verdict.FAIL, f"missing: {'text ' if only_text else ''}of {counted(len(reference), 'reference run')}, not of this run")
     if value.mark == "text" and only_text:
-        return found(Verdict.SKIPPED, TEXT)
+        return replace(found(Verdict.SKIPPED, "is text, not a number: nothing to compare"), text=True)
     if value.mark or value.value is None or not math.isfinite(value.value):
         return found(Verdict.FAIL, f"has a value that is no finite number: {value.mark or value.value}")
     if not reference:

@@ -1,18 +1,22 @@
 """The loops that Seatrial drives, and the environments of generation engines.
 
-A folder here with a `loop.py` that defines `LOOP` adds a loop.
+A folder here with a `loop.py` that defines `LOOP` adds a loop; so does an entry point `seatrial.loops` of another distribution
+(docs/extending.md). Built-in names win.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from seatrial.core.loop import Loop
     from seatrial.core.records import Plan
+    from seatrial.core.registry import Extension
 
 VLLM_CPU = "vllm-cpu"
 """vLLM on a CPU: a real server for the refit probe where there is no GPU."""
@@ -28,14 +32,36 @@ def engine_environments() -> dict[str, Path]:
 HERE = Path(__file__).parent
 
 
-def names() -> tuple[str, ...]:
-    """All loops, by their names on the command line."""
+@functools.cache
+def built_in() -> tuple[str, ...]:
+    """The loops that come with Seatrial."""
     return tuple(sorted(path.parent.name.replace("_", "-") for path in HERE.glob("*/loop.py")))
+
+
+def names() -> tuple[str, ...]:
+    """All loops, by their names on the command line. No module of another distribution is imported."""
+    from seatrial.core import registry
+
+    return tuple(sorted({*built_in(), *registry.names(registry.LOOPS)}))
+
+
+def usable() -> Iterator[Loop]:
+    """All loops, without installed ones that cannot be loaded: for what is about any loop, and needs none of them."""
+    from seatrial.core.errors import UserError
+
+    yield from map(get_loop, built_in())
+    for name in names():
+        if name not in built_in():
+            try:
+                yield get_loop(name)
+            except UserError:
+                continue
 
 
 def environments() -> dict[str, Path]:
     """The locks of all environments that can be built, by the environment's name."""
-    return {name: lock for loop in names() for name, lock in get_loop(loop).environments().items()} | engine_environments()
+    found = {name: lock for loop in map(get_loop, built_in()) for name, lock in loop.environments().items()} | engine_environments()
+    return found | {name: lock for loop in usable() for name, lock in loop.environments().items() if name not in found}
 
 
 def loop_of(plan: Plan) -> Loop:
@@ -45,10 +71,29 @@ def loop_of(plan: Plan) -> Loop:
 
 def get_loop(name: str) -> Loop:
     """The loop of this name; an unknown one is an error that lists the known ones."""
-    if name not in names():
-        from seatrial.core.errors import UserError
+    if name in built_in():
+        loop: Loop = importlib.import_module(f"seatrial.loops.{name.replace('-', '_')}.loop").LOOP
+        return loop
+    from seatrial.core import registry
+    from seatrial.core.errors import UserError
 
+    extension = registry.find(registry.LOOPS, name)
+    if extension is None:
         close = difflib.get_close_matches(name, names(), n=1)
         raise UserError(f"unknown loop {name!r}; known: {', '.join(names())}", f"use {close[0]!r}" if close else "use a known one")
-    loop: Loop = importlib.import_module(f"seatrial.loops.{name.replace('-', '_')}.loop").LOOP
+    return _installed(extension)
+
+
+def _installed(extension: Extension) -> Loop:
+    """The loop of an entry point, which has every part of the contract."""
+    from seatrial.core.loop import Loop
+
+    found: Any = extension.load()
+    parts = sorted({*Loop.__annotations__, *(part for part in vars(Loop) if not part.startswith("_"))})
+    missing = [part for part in parts if not hasattr(found, part)]
+    if missing:
+        raise extension.error(f"is no loop: it has no {', '.join(missing)} (seatrial.loops.base_loop.PackagedLoop has defaults)")
+    if found.name != extension.name:
+        raise extension.error(f"names a loop that calls itself {found.name!r}")
+    loop: Loop = found
     return loop

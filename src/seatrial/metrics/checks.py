@@ -267,6 +267,12 @@ def reads_data(node: ast.expr) -> bool:
     return any(isinstance(inner, ast.Name) and inner.id == "data" for inner in ast.walk(node))
 
 
+def tags(expr: str) -> tuple[str, ...]:
+    """The metrics that a check names, in the order in which it does."""
+    found = (node for node in ast.walk(parse(expr).tree) if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name))
+    return tuple(_key(node) for node in sorted(found, key=lambda node: (node.lineno, node.col_offset)))
+
+
 def one_step(expr: str) -> bool:
     """Whether a check asks for the value of a metric at one step."""
     return any(isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript) for node in ast.walk(parse(expr).tree))
@@ -377,7 +383,8 @@ def evaluate(expr: str, metrics: Metrics, boundary: Boundary = Boundary.METRICS)
     outcome = evaluation.condition(check.tree)
     passed = outcome.passed and not evaluation.misses
     message = "; ".join(dict.fromkeys(evaluation.misses))
-    if not passed and not message:
+    measured = not passed and not evaluation.misses
+    if measured:
         message = f"measured {_show(outcome.value)}, wanted {outcome.threshold}"
     value = number_to_json(outcome.value) if isinstance(outcome.value, float) else outcome.value
     return CheckResult(
@@ -389,7 +396,8 @@ def evaluate(expr: str, metrics: Metrics, boundary: Boundary = Boundary.METRICS)
         missing=tuple(sorted(evaluation.missing)),
         message=message,
         boundary=boundary,
-        tag=next(iter(evaluation.read), ""),
+        tag=next(iter(evaluation.read), next(iter(tags(expr)), "")),
+        measured=measured,
     )
 
 

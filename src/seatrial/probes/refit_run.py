@@ -94,7 +94,7 @@ def probe_refit(setup: RefitSetup, tell: Tell) -> JudgedRefitProbe:
     redactor.file(setup.out / SERVER_LOG)
     check_stop()
     said = trouble(outcome, setup.out / LOG, setup.deadline_s)
-    if wanted.fault and NO_SUCH_FAULT in said:
+    if wanted.fault and any(row.get("where") == NO_SUCH_FAULT for row in facts.of("probe_error")):
         raise UserError(
             f"--fault {wanted.fault}: {wanted.model} cannot have it: nothing was injected", "use another model: --model tiny-qwen2"
         )

@@ -413,7 +413,12 @@ class Campaign(Record):
             return Verify.model_validate({"kind": name})
         if name == "function":
             raise ValueError(f'dataset {dataset.name}: a function needs a table: [verifiers.mine] with kind and function = "file.py:name"')
-        known = ", ".join((*self.verifiers, "exact", "choice", "math", "code", "judge"))
+        from seatrial.core import registry
+        from seatrial.rollouts.verifiers import installed_verifier
+
+        if (installed := installed_verifier(name)) is not None:
+            return installed
+        known = ", ".join((*self.verifiers, "exact", "choice", "math", "code", "judge", *registry.names(registry.VERIFIERS)))
         raise ValueError(f"dataset {dataset.name}: unknown verifier {name!r}; known: {known}")
 
     def identity(self) -> dict[str, Any]:

@@ -170,6 +170,8 @@ class Stop(Record):
     """The attempt that said so."""
     at: int
     """Seconds since 1970."""
+    accept: str = ""
+    """The setting with which a campaign that stopped for its failures goes on."""
 
 
 def read_stop_file(place: CampaignDir) -> Stop | None:
@@ -177,9 +179,9 @@ def read_stop_file(place: CampaignDir) -> Stop | None:
     return read_model(place.stop, Stop) if place.stop.is_file() else None
 
 
-def write_stop_file(place: CampaignDir, reason: str, by: str) -> None:
+def write_stop_file(place: CampaignDir, reason: str, by: str, accept: str = "") -> None:
     """Stop the campaign; the first reason stays."""
-    write_once(place.stop, Stop(reason=reason, by=by, at=int(time.time())))
+    write_once(place.stop, Stop(reason=reason, by=by, at=int(time.time()), accept=accept))
 
 
 def set_stop_file_aside(place: CampaignDir) -> None:

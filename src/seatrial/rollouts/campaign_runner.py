@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.core.errors import UserError
-from seatrial.core.jobs import Batch, Profile, UnitState
+from seatrial.core.jobs import Batch, Ending, Profile, UnitState
 from seatrial.core.records import Record
 from seatrial.core.text import counted
 from seatrial.core.verdict import ExitCode
@@ -85,6 +85,8 @@ class Status(Record):
     on: str
     stopped: str
     """Why it stopped by itself; empty when it did not."""
+    accept: str = ""
+    """The setting with which one that stopped for its failures goes on."""
     owing_most: tuple[int, ...]
     """Up to five shards."""
 
@@ -139,6 +141,7 @@ class StatusReader:
             round=past[-1].number if past else 0,
             on=past[-1].on if past else "",
             stopped=why.reason if why else "",
+            accept=why.accept if why else "",
             owing_most=tuple(sorted(owed, key=lambda shard: -owed[shard])[:5]),
         )
 
@@ -353,9 +356,9 @@ class CampaignRunner:
             return "what failed may heal, and is owed"
         first, others = units[0], f" (and {len(units) - 1} more)" if len(units) > 1 else ""
         words = _last_words(directory, first.index)
-        own = _OWN_END.search(first.reason)
-        self.refused = own is not None and own[1] == str(ExitCode.USAGE.value)
-        if not words or not own:
+        code = first.result.exit_code if first.result and first.result.ending is Ending.CLIENT_FAILED else None
+        self.refused = code == ExitCode.USAGE
+        if not words or code not in (ExitCode.USAGE, ExitCode.BLOCKED):
             words = [str(first.reason or first.state), *words]
         return f"task {first.index}{others}: " + "\n  ".join(words)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,44 +171,42 @@ def check_nodes(facts: Mapping[str, Any], expected_nodes: int, roots: Mapping[st
     told = facts.get("nodes")
     nodes: Sequence[Mapping[str, Any]] = [node for node in told if isinstance(node, Mapping)] if isinstance(told, list) else ()
     findings = [_count(nodes, expected_nodes, str(facts.get("error") or ""))]
+    cluster = partial(_finding, Boundary.CLUSTER)
     heard = [node for node in nodes if not node.get("error")]
     for node in nodes:
         if node.get("error"):
-            findings.append(_finding("ray node answers", False, f"{_who(node)}: {node['error']}", "see Ray's logs of that node"))
+            findings.append(cluster("ray node answers", False, f"{_who(node)}: {node['error']}", "see Ray's logs of that node"))
     for package, root in roots.items():
         findings += [_package(node, package, root) for node in heard]
     versions = sorted({str(node.get("python_version")) for node in heard})
     if len(versions) > 1:
-        findings.append(_finding("ray nodes alike", False, f"Python differs between nodes: {', '.join(versions)}", "use one environment"))
+        findings.append(cluster("ray nodes alike", False, f"Python differs between nodes: {', '.join(versions)}", "use one environment"))
     return tuple(findings)
 
 
 def _count(nodes: Sequence[Mapping[str, Any]], expected: int, error: str) -> Finding:
     names = ", ".join(_who(node) for node in nodes) or "none"
     message = f"{len(nodes)} of {expected} expected nodes are in the Ray cluster: {names}" + (f"; {error}" if error else "")
-    return _finding(
-        "ray nodes complete", len(nodes) == expected and not error, message, "see Ray's logs of the missing node; is another Ray on it?"
-    )
+    fix = "see Ray's logs of the missing node; is another Ray on it?"
+    return _finding(Boundary.CLUSTER, "ray nodes complete", len(nodes) == expected and not error, message, fix)
 
 
 def _package(node: Mapping[str, Any], package: str, root: str) -> Finding:
     rows = [row for row in node.get("imports") or () if row.get("package") == package]
     if len(rows) != 1:
-        return _finding(
-            f"ray import {package}", False, f"{_who(node)}: {package} was not looked up there", "name it in --packages of the probe"
-        )
+        message = f"{_who(node)}: {package} was not looked up there"
+        return _finding(Boundary.ENVIRONMENT, f"ray import {package}", False, message, "name it in --packages of the probe")
     where = rows[0].get("file")
     # The node itself compared with the checkout, links resolved as it sees them.
     well = bool(rows[0].get("ok")) and rows[0].get("expected") == root
     message = f"{_who(node)}: {package} from {where}" if where else f"{_who(node)}: {package} cannot be imported"
     fix = f"PYTHONPATH of the workers there must begin with {root}, and {root} must be visible there"
-    return _finding(f"ray import {package}", well, message if well else f"{message}, expected from {root}", fix)
+    return _finding(Boundary.ENVIRONMENT, f"ray import {package}", well, message if well else f"{message}, expected from {root}", fix)
 
 
 def _who(node: Mapping[str, Any]) -> str:
     return f"{node.get('host') or 'unknown host'} ({str(node.get('node_id'))[:8]})"
 
 
-def _finding(name: str, ok: bool, message: str, fix: str) -> Finding:
-    boundary = Boundary.CLUSTER if "import" not in name else Boundary.ENVIRONMENT
+def _finding(boundary: Boundary, name: str, ok: bool, message: str, fix: str) -> Finding:
     return Finding(name=name, ok=ok, boundary=boundary, message=message, fix="" if ok else fix)

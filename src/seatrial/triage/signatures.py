@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from seatrial.core import registry
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, parse_toml
@@ -41,7 +42,24 @@ class Hit(NamedTuple):
 
 
 def load_signatures(path: Path) -> tuple[Signature, ...]:
-    """Read a signatures.toml."""
+    """Read a signatures.toml. Those of installed distributions come with the general ones: they hold for any loop, too."""
+    return _with_installed(_read(path)) if path == GENERAL else _read(path)
+
+
+def _with_installed(general: tuple[Signature, ...]) -> tuple[Signature, ...]:
+    """The general signatures, and those of entry points `seatrial.signatures`; an id of two of them is a UserError that names both."""
+    origins = {signature.id: str(GENERAL) for signature in general}
+    found = list(general)
+    for extension in registry.extensions(registry.SIGNATURES):
+        for signature in _read(extension.file()):
+            if signature.id in origins:
+                raise extension.error(f"has a signature {signature.id}, which is also in {origins[signature.id]}: rename it")
+            origins[signature.id] = str(extension)
+            found.append(signature)
+    return tuple(found)
+
+
+def _read(path: Path) -> tuple[Signature, ...]:
     try:
         data = parse_toml(read_text(path))
     except BadValue as error:

@@ -7,9 +7,10 @@ cluster.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from seatrial.checks.log_lines import finite, read_facts
 from seatrial.checks.probe_facts import FACTS_PATTERN as FACTS
 from seatrial.core.errors import UserError
 from seatrial.core.files import write_json
@@ -19,9 +20,10 @@ from seatrial.core.series import Metrics
 from seatrial.core.specs import CheckSpec, Level
 from seatrial.core.verdict import Boundary, Verdict, worst
 from seatrial.evidence.imports import judge_imports, read_imports
-from seatrial.metrics.checks import CheckSyntaxError, evaluate, one_step, undamaged
+from seatrial.metrics.checks import CheckSyntaxError, evaluate, one_step, tags, undamaged
 from seatrial.report.build import write_reports
 from seatrial.triage.advice import Situation, advise
+from seatrial.triage.log import read_log
 from seatrial.trial import run_dir
 from seatrial.trial.judge import Evidence, judge
 from seatrial.trial.level import IMPORTS, RunContext, phase_log, read_diagnosis, read_level_metrics, write_level_metrics
@@ -83,7 +85,8 @@ def assess(bench: RunContext, level: Level, directory: Path, outcomes: Sequence[
     checks, unproven = tuple[CheckResult, ...](), ""
     if complete or trained:  # a crash after the last step is no Pass, but what was measured is measured
         specs, proofs, unproven = _asserted(loop, level, directory, metrics)
-        checks = (*proofs, *(_expression(spec, metrics) for spec in specs), *_sound(metrics))
+        runs = {phase.name for phase in phases}
+        checks = (*proofs, *(_expression(spec, metrics, runs) for spec in specs), *_sound(metrics), *_finite_logs(directory, phases))
     evidence = Evidence(
         metrics=metrics,
         checks=checks,
@@ -104,6 +107,7 @@ def assess(bench: RunContext, level: Level, directory: Path, outcomes: Sequence[
         title=level.title,
         verdict=judgement.verdict,
         reason=level.proves if judgement.verdict is Verdict.PASS else bench.redactor.text(judgement.reason),
+        code=judgement.code,
         boundary=judgement.boundary,
         vacuous=judgement.vacuous,
         checks=checks,
@@ -114,6 +118,8 @@ def assess(bench: RunContext, level: Level, directory: Path, outcomes: Sequence[
         proves=level.proves,
         limitations=(*_limitations(bench, level), *loop.shortfalls(level, directory)),
         left_out=level.left_out,
+        arguments=_arguments(bench),
+        not_taken=level.not_taken,
         follow_ups=(diagnosis.advice,) if diagnosis and diagnosis.advice and diagnosis.verdict else (),
         key_lines=_key_lines(diagnosis),
         directory=str(directory.relative_to(bench.context.run_dir)),
@@ -156,6 +162,13 @@ def _has_tokens(bench: RunContext, result: LevelResult) -> bool:
         return True  # a torn log is there, and `localize` says what is wrong with it
 
 
+def _finite_logs(directory: Path, phases: Sequence[Phase]) -> list[CheckResult]:
+    """No process prints a metric that is no number: the console may say NaN beside a clean metrics file. Made only where one does."""
+    logs = {phase_log(directory, phases, phase): phase.name for phase in phases if not phase.beside}
+    found = {name: finite(read_facts(read_log(log))) for log, name in logs.items() if log.is_file()}
+    return [replace(check, run=name if len(logs) > 1 else "") for name, checks in found.items() for check in checks]
+
+
 def _sound(metrics: Metrics) -> tuple[CheckResult, ...]:
     """Metrics are whole and finite. The judge asserts both on its own; here a reader sees that they were measured."""
     wrong = [tag for tag, series in metrics.series.items() if series.non_finite()]
@@ -180,8 +193,11 @@ def _sound(metrics: Metrics) -> tuple[CheckResult, ...]:
     return undamaged(metrics), finite, once
 
 
-def _expression(spec: CheckSpec, metrics: Metrics) -> CheckResult:
-    """Evaluate a check, and say why it is there. An assertion of a loop's own script that cannot be read was not met."""
+def _expression(spec: CheckSpec, metrics: Metrics, runs: Collection[str]) -> CheckResult:
+    """Evaluate a check, and say why it is there, and of which run its metric is.
+
+    An assertion of a loop's own script that cannot be read was not met.
+    """
     try:
         result = evaluate(spec.expr, metrics, spec.boundary)
     except CheckSyntaxError as error:
@@ -190,7 +206,8 @@ def _expression(spec: CheckSpec, metrics: Metrics) -> CheckResult:
     message = f"{result.message}; it stands for: {spec.why}" if result.message else spec.why
     if len(result.steps) == 1 and one_step(spec.expr):
         message += "; fragile: it rests on a single step"
-    return replace(result, message=message)
+    named = next((tag.partition("/")[0] for tag in tags(spec.expr) if "/" in tag), "")
+    return replace(result, message=message, run=named if named in runs else "")
 
 
 def _key_lines(diagnosis: Diagnosis | None) -> tuple[str, ...]:
@@ -204,10 +221,14 @@ def _limitations(bench: RunContext, level: Level) -> tuple[str, ...]:
     context = bench.context
     made = [*level.claims_not, *bench.loop.limitations(level, context)]
     if context.arguments:
-        made.append(f"loop arguments override the level's own settings: {' '.join(bench.redactor.value(context.arguments))}")
+        made.append(f"loop arguments override the level's own settings: {' '.join(_arguments(bench))}")
     if context.options.get("fault"):
         made.append(f"a fault was injected on purpose: {context.options['fault']}")
     return tuple(made)
+
+
+def _arguments(bench: RunContext) -> tuple[str, ...]:
+    return tuple(bench.redactor.value(bench.context.arguments))
 
 
 FINAL = (Verdict.PASS, Verdict.FAIL)

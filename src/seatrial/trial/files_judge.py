@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 from seatrial.checks.log_lines import LogFacts, exited, finite, one_run, read_facts
@@ -22,9 +22,11 @@ from seatrial.core.guarded import BadValue, parse_float
 from seatrial.core.log_text import Finder
 from seatrial.core.loop import Loop
 from seatrial.core.records import CheckResult, Diagnosis, Record
+from seatrial.core.records import replace as replace_record
 from seatrial.core.series import Metrics
 from seatrial.core.specs import CheckSpec, Level, Milestone
 from seatrial.core.verdict import Boundary, Verdict
+from seatrial.evidence.redact import Redactor
 from seatrial.metrics.checks import evaluate
 from seatrial.metrics.read import read_run
 from seatrial.triage.diagnose import stage_boundary
@@ -367,3 +369,35 @@ def _result(case: FailureCase, limitations: tuple[str, ...]) -> FileVerdict:
         checks=tuple(case.checks),
         limitations=limitations,
     )
+
+
+_LINES_BEFORE, _LONGEST_LINE = 400, 100_000
+"""What is read before the decisive line to know what it holds: the name of a value, the begin of a key."""
+
+
+def redacted(found: FileVerdict, redactor: Redactor) -> FileVerdict:
+    """The verdict without secrets: what it quotes is from a log that is not redacted."""
+    shown = _in_its_place(found, redactor)
+
+    def clear(text: str) -> str:
+        return redactor.text(text.replace(found.text, shown) if shown != found.text else text)
+
+    quoted = {name: clear(getattr(found, name)) for name in ("text", "reason", "advice")}
+    limitations = tuple(map(clear, found.limitations))
+    signature = found.signature and clear(found.signature)
+    return redactor.record(replace_record(found, **quoted, limitations=limitations, signature=signature))
+
+
+def _in_its_place(found: FileVerdict, redactor: Redactor) -> str:
+    """The decisive line as the lines before it leave it: a value may stand below its name."""
+    if not found.file or not found.line or not found.text.strip():
+        return found.text
+    try:
+        with Path(found.file).open(encoding="utf-8", errors="surrogateescape", newline="\n") as stream:
+            rows = [row[:_LONGEST_LINE] for row in islice(stream, max(0, found.line - _LINES_BEFORE), found.line)]
+    except OSError:
+        return found.text
+    cleared = redactor.rows(rows)
+    if not rows or cleared[-1] == rows[-1] or cleared[-1] == redactor.text(rows[-1]):
+        return found.text
+    return cleared[-1].strip()[: max(len(found.text), 200)]

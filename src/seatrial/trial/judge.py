@@ -7,12 +7,11 @@ something was asserted. An exit code of 0 proves nothing by itself.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seatrial.core.loop import Vacuity
-from seatrial.core.records import CheckResult, Diagnosis, PhaseOutcome
+from seatrial.core.records import CheckResult, Diagnosis, PhaseOutcome, ResultCode
 from seatrial.core.series import Metrics
 from seatrial.core.specs import Milestone
 from seatrial.core.verdict import Boundary, Verdict
@@ -26,6 +25,7 @@ class Judgement:
     reason: str
     boundary: Boundary | None = None
     vacuous: bool = False
+    code: ResultCode = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,8 @@ def _of_steps(evidence: Evidence) -> str:
 def _imports(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
     if not evidence.wrong_imports:
         return None
-    return Judgement(Verdict.BLOCKED, f"wrong import: {evidence.wrong_imports[0]}; nothing after it is evidence", Boundary.ENVIRONMENT)
+    reason = f"wrong import: {evidence.wrong_imports[0]}; nothing after it is evidence"
+    return Judgement(Verdict.BLOCKED, reason, Boundary.ENVIRONMENT, code="wrong-import")
 
 
 def _place(evidence: Evidence, milestones: Sequence[Milestone]) -> tuple[Boundary, Verdict, str]:
@@ -187,18 +188,12 @@ def _non_finite(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
 def _elsewhere(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
     """What one run of a level missed is not excused by another that was vacuous or had other settings."""
     names = {phase.name for phase in evidence.phases}
-    missed = [(check, _run_of(check, names)) for check in evidence.checks if not check.passed]
+    runs = ((check, check.run.partition("/")[0]) for check in evidence.checks if not check.passed)
+    missed = [(check, run if run in names else "") for check, run in runs]
     excused = {run for check, run in missed if check.boundary is Boundary.CONFIG}
     excused |= {evidence.vacuous.run.partition("/")[0]} if evidence.vacuous else set()
     others = [check for check, run in missed if run and run not in excused and check.boundary is not Boundary.CONFIG]
     return _missed(others[0], len(others)) if others and any(excused) else None
-
-
-def _run_of(check: CheckResult, names: set[str]) -> str:
-    """The run that a check is about, where it says so: `name (run)` of a proof, `data["run/train/…"]` of an expression."""
-    pattern = r"\(([\w-]+)[^()]*\)$" if check.kind == "proof" else r"""data\[["']([\w-]+)/"""
-    found = re.search(pattern, check.name)
-    return found[1] if found and found[1] in names else ""
 
 
 def _survived(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
@@ -223,16 +218,18 @@ def _checks(evidence: Evidence, _: Sequence[Milestone]) -> Judgement | None:
         return None
     first = missed[0]
     if first.boundary is Boundary.CONFIG and not evidence.loop_under_test:  # nothing that the level is about was run
-        found = _missed(first, len(missed))
-        reason = found.reason.replace("missed: ", "vacuous: the run was not the one that the level claims: ", 1)
+        reason = f"vacuous: the run was not the one that the level claims: {_told(first, len(missed))}"
         return Judgement(Verdict.BLOCKED, reason, first.boundary, vacuous=True)
     return _missed(first, len(missed))
 
 
 def _missed(first: CheckResult, count: int) -> Judgement:
     """Fail by one missed check, of so many."""
-    said = first.message.startswith("measured ")
-    detail = f" (measured {first.value})" if first.value is not None and not said else ""
+    return Judgement(Verdict.FAIL, f"missed: {_told(first, count)}", first.boundary)
+
+
+def _told(first: CheckResult, count: int) -> str:
+    detail = f" (measured {first.value})" if first.value is not None and not first.measured else ""
     note = f": {first.message}" if first.message else ""
     more = f", and {count - 1} more" if count > 1 else ""
-    return Judgement(Verdict.FAIL, f"missed: {first.name}{detail}{note}{more}", first.boundary)
+    return f"{first.name}{detail}{note}{more}"

@@ -272,6 +272,7 @@ class TrialRunner:
             for planned in trial.plan.levels:
                 if stop.signal is not None:
                     cut = self._not_run(planned, Verdict.BLOCKED, "interrupted before this level ran", Boundary.ENVIRONMENT)
+                    cut = replace(cut, code="interrupted")
                     results.append(kept.get(planned.number, cut))
                     continue
                 result = kept.pop(planned.number, None)
@@ -396,7 +397,7 @@ class TrialRunner:
         """Run one level, unless it cannot run, or an earlier one made all evidence worthless."""
         if planned.skip:
             return self._not_run(planned, Verdict.SKIPPED, planned.skip)
-        wrong = next((r for r in earlier if r.verdict is Verdict.BLOCKED and r.reason.startswith("wrong import")), None)
+        wrong = next((r for r in earlier if r.verdict is Verdict.BLOCKED and r.code == "wrong-import"), None)
         if wrong:
             return self._not_run(planned, Verdict.BLOCKED, f"not run: level {wrong.number} found a {wrong.reason}", Boundary.ENVIRONMENT)
         level: Level = self.levels[planned.number]

@@ -214,9 +214,9 @@ def _results(path: Path, trial: Trial, reason: str) -> tuple[LevelResult, ...]:
             result = result or not_run(levels[planned.number], planned, Verdict.SKIPPED, planned.skip)
         elif result is None:
             words = f"{reason}, before this level was judged"
-            result = not_run(levels[planned.number], planned, Verdict.BLOCKED, words, Boundary.CLUSTER)
+            result = replace(not_run(levels[planned.number], planned, Verdict.BLOCKED, words, Boundary.CLUSTER), code="job-ended")
         elif result.verdict not in FINAL and _was_cut(result):
-            result = replace(result, boundary=Boundary.CLUSTER, reason=f"{reason}, before this level was judged")
+            result = replace(result, boundary=Boundary.CLUSTER, reason=f"{reason}, before this level was judged", code="job-ended")
             if result.directory:
                 write_json(path / result.directory / "result.json", result)
         results.append(result)
@@ -225,8 +225,7 @@ def _results(path: Path, trial: Trial, reason: str) -> tuple[LevelResult, ...]:
 
 def _was_cut(result: LevelResult) -> bool:
     """Whether Seatrial was asked to stop while, or before, this level ran, or an earlier job ended without its verdict."""
-    interrupted = result.reason.startswith("interrupted") or any(phase.ended == "interrupted" for phase in result.phases)
-    return interrupted or (result.boundary is Boundary.CLUSTER and result.reason.startswith("Slurm job "))
+    return result.code in ("interrupted", "job-ended") or any(phase.ended == "interrupted" for phase in result.phases)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def compare_checkpoints(made: Mapping[str, Any], stored: Mapping[str, Any], dtyp
     for name in (name for name in made if name in wanted):
         got, want = made[name], wanted[name]
         if got.shape != want.shape:
-            reshaped.append({"name": name, "looks": _reshaped(got, want)})
+            reshaped.append({"name": name, **_reshaped(got, want)})
         elif got.dtype == stored[name].dtype != want.dtype and same(got, stored[name]):
             wider.append(name)
         elif got.dtype != want.dtype:
@@ -102,15 +102,15 @@ def compare_checkpoints(made: Mapping[str, Any], stored: Mapping[str, Any], dtyp
     }
 
 
-def _reshaped(got: Any, want: Any) -> str:
-    """What a tensor of the wrong shape looks like."""
+def _reshaped(got: Any, want: Any) -> dict[str, Any]:
+    """What a tensor of the wrong shape looks like, and whether it is right but for rows of padding after it."""
     text = f"{list(got.shape)} instead of {list(want.shape)}"
     if got.dim() == 2 and got.dtype == want.dtype and got.t().shape == want.shape and same(got.t(), want):
-        return f"{text}: transposed"
+        return {"looks": f"{text}: transposed", "padded": False}
     rows = want.shape[0] if want.dim() else 0
     if got.dim() == want.dim() > 0 and got.shape[1:] == want.shape[1:] and got.shape[0] > rows and same(got[:rows].to(want.dtype), want):
-        return f"{text}: right, with {got.shape[0] - rows} more rows after it (padding kept)"
-    return text
+        return {"looks": f"{text}: right, with {got.shape[0] - rows} more rows after it (padding kept)", "padded": True}
+    return {"looks": text, "padded": False}
 
 
 def looks(name: str, got: Any, wanted: Mapping[str, Any], hashes: Mapping[str, str]) -> str:

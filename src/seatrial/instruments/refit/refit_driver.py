@@ -25,14 +25,19 @@ from seatrial.instruments.refit.payload_header import UNMAPPED, RefitRefused
 from seatrial.instruments.refit.weight_transfer import Producer
 
 Export = dict[str, Any]
-NO_SUCH_FAULT = "this model cannot have the fault"
+NO_SUCH_FAULT = "fault"
+"""Where the driver met the error (`where` of its `probe_error`) when the model cannot have the fault that was asked for."""
+
+
+class NoSuchFault(ValueError):
+    """This model cannot have the fault."""
 
 
 def _named(export: Mapping[str, Any], pattern: str) -> str:
     """The first name that matches; a model without one cannot have this fault."""
     found = next((name for name in export if re.search(pattern, name)), None)
     if found is None:
-        raise ValueError(f"no exported name matches {pattern!r}: {NO_SUCH_FAULT}")
+        raise NoSuchFault(f"no exported name matches {pattern!r}: this model cannot have the fault")
     return found
 
 
@@ -199,7 +204,11 @@ class RefitDriver:
 
     def prepare(self, export: dict[str, Any], held: dict[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
         """Make the payload; what is known before it is sent, and the hashes of what the policy itself holds."""
-        given = broken(self.fault if self.count > 1 else None, export, self.first)
+        try:
+            given = broken(self.fault if self.count > 1 else None, export, self.first)
+        except NoSuchFault as error:
+            self.write("probe_error", where=NO_SUCH_FAULT, error=str(error))
+            raise
         self.producer.prepare(given, self.transports[self.count % len(self.transports)], path=self.generator.payload)
         sent = self.producer.prepared
         assert sent is not None

@@ -21,8 +21,6 @@ MEGATRON_GENERATION, REFIT, PARALLELISM = "megatron-generation", "refit", "paral
 NOT_FULL = {"packed", "reshard", "delta"}
 FULL = {"transports": "full"}
 """Options of level 2: only this transport is run."""
-OVERRIDDEN, NOT_RUN = "loop arguments override the level's own settings: ", "transport not run: "
-"""Limitations of a result that tell how it was run."""
 
 
 def isolations(result: LevelResult) -> tuple[Isolation, ...]:
@@ -54,7 +52,7 @@ def _illegal_access(result: LevelResult) -> bool:
 def _mismatch(result: LevelResult) -> bool:
     """Generator and trainer disagree: by a metric, or by a proof that weights arrived."""
     missed = [check for check in result.checks if not check.passed]
-    return any(word in check.name for check in missed for word in MISMATCH) or any(
+    return any(word in check.tag for check in missed for word in MISMATCH) or any(
         check.kind == "proof" and check.boundary is Boundary.REFIT for check in missed
     )
 
@@ -101,8 +99,7 @@ def _idle(result: LevelResult) -> set[str]:
 
 def _turned_on(result: LevelResult, key: str, off: str) -> bool:
     """Whether the trial's own loop arguments give the policy's setting another value than `off`; the last one counts."""
-    own = [word for text in result.limitations if text.startswith(OVERRIDDEN) for word in text.removeprefix(OVERRIDDEN).split()]
-    said = [word.lower() for word in own if POLICY in word and key in word]
+    said = [word.lower() for word in result.arguments if POLICY in word and key in word]
     return bool(said) and not said[-1].endswith(f"={off}")
 
 
@@ -112,9 +109,8 @@ def _transports(result: LevelResult) -> tuple[Isolation, ...]:
     if result.name != REFIT:
         return ()
     full = Isolation("full-transport", (), "a transport other than full", reduced=True, options=FULL)
-    left = {text.removeprefix(NOT_RUN).partition(",")[0] for text in result.limitations if text.startswith(NOT_RUN)}
     colocated = Isolation("colocated", (f"{GENERATION}.colocated.enabled=true",), "the transfer between workers", options=FULL)
-    return (colocated,) if left == NOT_FULL else (full, colocated)
+    return (colocated,) if set(result.not_taken) == NOT_FULL else (full, colocated)
 
 
 NOT_SERVED = ("hub-rate-limit", "hub-offline")
@@ -132,7 +128,7 @@ def next_steps(result: LevelResult, context: Context) -> tuple[str, ...]:
 
 def _backend(result: LevelResult) -> list[str]:
     """DTensor instead of Megatron."""
-    fell = any("policy.megatron_cfg.enabled" in check.message for check in result.checks if not check.passed)
+    fell = any(f"{POLICY}.enabled" in check.settings for check in result.checks if not check.passed)
     words = "-- policy.dtensor_cfg.enabled=false policy.megatron_cfg.enabled=true"
     return [f"the policy was not Megatron's: use a configuration of Megatron, or add {words}"] if fell else []
 

@@ -58,8 +58,9 @@ def _changed(level: Level, options: Mapping[str, str]) -> dict[str, object]:
             return _without_lora(options)
         case "refit":
             offers = _offered(options)
-            named = options.get("transports", ",".join(nemo_runs.available(offers) if offers else ())).replace(",", ", ")
-            return {**_titled(level, named), **_too_few(options)}
+            run = options["transports"].split(",") if options.get("transports") else nemo_runs.available(offers) if offers else ()
+            left = tuple(name for name in nemo_runs.TRANSPORTS if name not in run)
+            return {**_titled(level, ", ".join(run)), **_too_few(options), "not_taken": left}
         case "megatron-generation":
             return _megatron_generation(options)
         case "parallelism":

@@ -173,7 +173,7 @@ SIGNALS = Signals(
         "train/draft_loss",
     ),
     bounds=(
-        Bound("train/loss", low=-1e6, high=1e6, floor=50, growth=100),
+        Bound("(?:train|validation)/(?:val_|kl_)?loss", low=-1e6, high=1e6, floor=50, growth=100),
         Bound("train/critic/loss", high=1e6, floor=100, growth=100),
         Bound("train/grad_norm", high=1e6, floor=100, growth=300),
         # The maintained scripts allow 1500.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.checks.probe_facts import ABSENT, unmet_claims
-from seatrial.core.errors import UserError
+from seatrial.core.errors import FindingCode, UserError
 from seatrial.core.files import read_table, read_text
 from seatrial.core.guarded import BadValue, parse_python, parse_toml
 from seatrial.core.loop import Context, gather
@@ -397,7 +397,10 @@ def _environment(message: str) -> Finding:
     return Finding(name="configuration", ok=False, message=message, fix="make uv's environment of the checkout: uv sync")
 
 
-MACHINE = ("GPUs", "Python", "launcher", "vendored Bridge", "Megatron-LM", "variables", "disk of the model cache")
+MACHINE = (
+    *(FindingCode.GPUS, FindingCode.PYTHON, FindingCode.LAUNCHER, FindingCode.VENDORED_BRIDGE, FindingCode.MEGATRON_LM),
+    *(FindingCode.VARIABLES, FindingCode.DISK_OF_THE_MODEL_CACHE),
+)
 """Findings about this machine: the configuration can be composed all the same."""
 Calls = Mapping[str, Sequence[ScriptCall]]
 
@@ -431,10 +434,10 @@ def nemo_findings(context: Context) -> tuple[Finding, ...]:
             lambda: _scripts(runs, place),
         )
     ]
-    if all(finding.ok or finding.name in MACHINE for finding in made):
+    if all(finding.ok or finding.code in MACHINE for finding in made):
         made += gather(lambda: configuration(runs, context, place))
     else:
-        first = ", ".join(dict.fromkeys(finding.name for finding in made if not finding.ok and finding.name not in MACHINE))
+        first = ", ".join(dict.fromkeys(finding.name for finding in made if not finding.ok and finding.code not in MACHINE))
         made += gather(lambda: given_model_findings(context))
         made.append(_config(True, f"not composed, because this must be right before: {first}"))
     return tuple(dict.fromkeys(made))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from seatrial.checks.probe_facts import ABSENT, Facts, lookup, proof, read_facts, trained_with
+from seatrial.checks.probe_facts import ABSENT, Facts, about_run, lookup, proof, read_facts, trained_with
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_as, read_table, read_text
 from seatrial.core.guarded import parse_count
@@ -84,7 +84,7 @@ def of_level(level: str, phase: str, directory: Path, metrics: Metrics, claims: 
     if level == "refit":
         yield from transported(phase, directory, text, metrics)
     elif (found := read_transfer(directory / phase, metrics, "" if phase == ONLY else f"{phase}/")) is not None:
-        yield proof(f"weight transfer ({phase})", True, str(found), Boundary.REFIT)
+        yield proof(f"weight transfer ({phase})", True, str(found), Boundary.REFIT, run=phase)
     if level == "parallelism":
         yield parallel(log)
     if level == "architecture":
@@ -307,7 +307,7 @@ def proofs(level: Level, directory: Path, metrics: Metrics) -> tuple[CheckResult
     asserted = tuple(check.expr for check in (*level.checks, *own_checks(level, directory)))
     for name, values in claims.items():
         phase = Trained(name, directory, metrics, values, asserted)
-        made += [*_of_phase(phase), *of_level(level.name, name, directory, metrics, values)]
+        made += [*about_run(name, _of_phase(phase)), *of_level(level.name, name, directory, metrics, values)]
     return (*made, trained_with(directory / "imports.jsonl"), *_expanded(facts))
 
 

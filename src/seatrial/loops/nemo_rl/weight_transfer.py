@@ -143,17 +143,17 @@ def transported(phase: str, directory: Path, text: str, metrics: Metrics) -> Ite
     absent = [step for step in late if not ((series.get(step) if series else None) or 0) > 0]
     missed = f"none at step {', '.join(map(str, absent[:5]))}" if absent else ""
     name = f"trained weights were transferred at every step ({phase})"
-    yield proof(name, bool(late) and not absent, f"{len(late) - len(absent)} of {len(late)} steps", Boundary.REFIT, "all", missed)
+    value = f"{len(late) - len(absent)} of {len(late)} steps"
+    yield proof(name, bool(late) and not absent, value, Boundary.REFIT, "all", missed, run=phase)
     found = read_transfer(directory / phase, metrics, prefix)
-    yield proof(f"weight transfer ({phase})", found is not None, str(found or "not timed"), Boundary.REFIT)
+    yield proof(f"weight transfer ({phase})", found is not None, str(found or "not timed"), Boundary.REFIT, run=phase)
     if phase == "delta":
         yield sparse(metrics)
         yield from (check for check in (verified(metrics),) if check)
     else:
         traces = [tag for tag in DELTA_TRACES if prefix + tag in metrics.series]
-        yield proof(
-            f"no sparse transport was used ({phase})", not traces, f"{len(traces)} traces of one", Boundary.REFIT, "0", ", ".join(traces)
-        )
+        name, value = f"no sparse transport was used ({phase})", f"{len(traces)} traces of one"
+        yield proof(name, not traces, value, Boundary.REFIT, "0", ", ".join(traces), run=phase)
     if phase == "reshard":
         there = RESHARD in text
         yield proof("the reshard transport was set up", there, "yes" if there else "no line says so", Boundary.REFIT)

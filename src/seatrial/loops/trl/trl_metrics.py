@@ -286,7 +286,7 @@ SIGNALS = Signals(
     ),
     bounds=(
         # A policy's loss is near 0; sums over a sequence are larger. Norms are those before clipping: spikes of 30 times are common.
-        Bound("train/loss", low=-1e6, high=1e6, floor=50, growth=100),
+        Bound("(?:train/(?:train_|eval_)?|eval/(?:.+_)?)loss", low=-1e6, high=1e6, floor=50, growth=100),
         Bound("train/grad_norm", high=1e6, floor=100, growth=300),
         Bound("train/learning_rate", high=10),
         # Per token: 20 nats are a probability of 2e-9.

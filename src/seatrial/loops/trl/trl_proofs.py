@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from seatrial.checks.probe_facts import Facts, Row, differing, equal, proof, read_facts
+from seatrial.checks.probe_facts import Facts, Row, about_run, differing, equal, proof, read_facts
 from seatrial.checks.refit_facts import KNOWN
 from seatrial.checks.refit_judge import EVERY_TRANSPORT, Expected, judge_refits
 from seatrial.checks.step import RECORD, step_checks
@@ -72,7 +72,7 @@ def synced(facts: Facts | None, run: str, lora: bool = False) -> list[CheckResul
             f"<= {bound:.0e}" if lora else "0",
         ),
     ]
-    return [replace(check, name=f"{check.name} ({run})") for check in (*own, *served(facts, (SYNC,)))]
+    return [replace(check, name=f"{check.name} ({run})", run=run) for check in (*own, *served(facts, (SYNC,)))]
 
 
 def _own(process: Row | None) -> bool:
@@ -125,9 +125,10 @@ def trained(facts: Facts | None, metrics: Metrics, prefix: str, lora: bool = Fal
     Its gradients are proven by its shadow, which knows when there is nothing to learn.
     """
     run, gradients = (facts.one("parameters", process="driver"), facts.one("gradients", process="driver")) if facts else (None, None)
-    where = f" ({prefix.rstrip('/')})" if prefix else ""
+    name = prefix.rstrip("/")
+    where = f" ({name})" if name else ""
     if not run or not gradients:
-        return [proof(f"training facts{where}", False, "no facts", Boundary.METRICS)]
+        return [proof(f"training facts{where}", False, "no facts", Boundary.METRICS, run=name)]
     # An adapter's first factor has no gradient while its second is still zero, so for adapters one gradient is enough.
     idle = [name for name in gradients["never" if lora else "idle_at"] if "post_layernorm" not in name]  # LLaVA reads the layer before it
     everywhere = bool(gradients["seen"]) and not (idle and run["made"])
@@ -149,7 +150,7 @@ def trained(facts: Facts | None, metrics: Metrics, prefix: str, lora: bool = Fal
         made += on_disk(facts, where, bool(run["made"]))
         frozen = run["total"] - run["trainable"]
         made.append(proof(f"no parameter is frozen{where}", frozen == 0, f"{frozen} of {run['total']}", Boundary.OPTIMIZER, "0"))
-    return made
+    return about_run(name, made)
 
 
 def adapter_settings(facts: Facts | None) -> CheckResult:
@@ -325,12 +326,13 @@ def synced_adapters(facts: Facts | None, metrics: Metrics) -> list[CheckResult]:
     logged = []
     if row:
         logged = steps(facts, metrics, "lora/", " (lora)", row["start_step"], row["max_steps"])
-    return [
+    made = [
         proof("training facts (lora)", row is not None, "no facts" if row is None else "there", Boundary.METRICS),
         *logged,
         changed(facts, ("lora_",), "adapter weights (lora)", Boundary.PEFT),
         *synced(facts, "lora", lora=True),
     ]
+    return about_run("lora", made)
 
 
 def lora(facts: Facts | None) -> list[CheckResult]:
@@ -415,7 +417,7 @@ def ranks(one: Facts | None, two: Facts | None, metrics: Metrics) -> list[CheckR
     return [
         proof("two processes form one group", sizes == [2, 2], f"world sizes {sizes}", Boundary.DDP, "[2, 2]"),
         proof("ranks draw random numbers of their own", own, "others" if own else "the same", Boundary.DDP, "others"),
-        proof("optimizer updates (two)", whole, f"{counts}", Boundary.DDP, f"{last}"),
+        proof("optimizer updates (two)", whole, f"{counts}", Boundary.DDP, f"{last}", run="two"),
         proof("final weights of two ranks against one", near, f"norms {alone:.8g}, {together:.8g}", Boundary.DDP, f"within {RELATIVE}"),
         proof("ranks end with the same weights: bit-equal", both and not wrong, value, Boundary.DDP, "all", ", ".join(wrong[:3])),
         within_tolerance(metrics, "one/", "two/"),

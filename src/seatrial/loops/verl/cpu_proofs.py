@@ -6,9 +6,9 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from seatrial.checks.probe_facts import Facts, differing, equal, proof, read_facts, same_trajectory
+from seatrial.checks.probe_facts import Facts, about_run, differing, equal, proof, read_facts, same_trajectory
 from seatrial.checks.step import step_checks
-from seatrial.core.records import CheckResult
+from seatrial.core.records import CheckResult, replace
 from seatrial.core.series import Metrics
 from seatrial.core.specs import Level
 from seatrial.core.verdict import Boundary
@@ -163,12 +163,9 @@ def trained(
     made = []
     for role in roles:
         made += updated(facts, phase, role, begin, last, role in lora, per_step)
-    return [
-        *made,
-        *synced(facts, phase, begin, last, "actor" in lora),
-        *rolled_out(facts, phase, begin, last),
-        logged(metrics, phase, begin, last),
-    ]
+    made += synced(facts, phase, begin, last, "actor" in lora)
+    made += rolled_out(facts, phase, begin, last)
+    return about_run(phase, [*made, logged(metrics, phase, begin, last)])
 
 
 def updated(facts: Facts, phase: str, role: str, begin: int, last: int, lora: bool, per_step: int = 1) -> list[CheckResult]:
@@ -217,11 +214,12 @@ def reference(facts: Facts, phase: str) -> CheckResult:
     """The reference is a model of its own, and starts as the actor."""
     run = facts.one("parameters", role="reference")
     name = f"the reference starts as the actor ({phase})"
-    return equal(
+    found = equal(
         name,
         weight_state(facts, "reference", "start", 0).get("weights") if run else None,
         weight_state(facts, "actor", "start", 0).get("weights"),
     )
+    return replace(found, run=phase)
 
 
 def rolled_out(facts: Facts, phase: str, begin: int, last: int) -> list[CheckResult]:
@@ -319,6 +317,6 @@ def idle(facts: Facts, metrics: Metrics) -> list[CheckResult]:
     counts = [len(series.steps) if series else 0 for series in (learned, control)]
     return [
         equal("the control's weights stay as they were", kept, held, Boundary.OPTIMIZER),
-        *rolled_out(facts, CONTROL, 0, CONTROL_STEPS),
+        *about_run(CONTROL, rolled_out(facts, CONTROL, 0, CONTROL_STEPS)),
         proof("both arms were validated", counts[0] > 0 and counts[0] == counts[1], f"{counts} prompts", Boundary.METRICS),
     ]

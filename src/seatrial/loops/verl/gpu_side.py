@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from seatrial.checks.probe_facts import proof, read_facts, trained_with, unmet_claims
+from seatrial.core.errors import FindingCode
 from seatrial.core.files import read_text
 from seatrial.core.guarded import BadValue, as_float, parse_count, parse_json
 from seatrial.core.loop import Context, gather
@@ -154,7 +155,7 @@ def _environment(message: str) -> Finding:
     return Finding(name="configuration", ok=False, message=message, fix="install verl's dependencies (hydra-core) into the loop's Python")
 
 
-MACHINE = ("GPUs", "CPUs")
+MACHINE = (FindingCode.GPUS, FindingCode.CPUS)
 """Findings about this machine: the configuration can be composed all the same."""
 QUEUE_CPUS = 9
 """verl's transfer queue: eight storage actors and a controller take one each; with fewer it waits for ever."""
@@ -186,10 +187,10 @@ def findings(context: Context) -> tuple[Finding, ...]:
             lambda: _sizes(calls, gpus(context)),
         )
     ]
-    if all(finding.ok or finding.name in MACHINE for finding in made):
+    if all(finding.ok or finding.code in MACHINE for finding in made):
         made += gather(lambda: _configuration(calls, context, place))
     else:
-        first = ", ".join(dict.fromkeys(finding.name for finding in made if not finding.ok and finding.name not in MACHINE))
+        first = ", ".join(dict.fromkeys(finding.name for finding in made if not finding.ok and finding.code not in MACHINE))
         message = f"not composed, because this must be right before: {first}"
         made.append(Finding(name="configuration", ok=True, boundary=Boundary.CONFIG, message=message))
     return tuple(made)
@@ -302,7 +303,7 @@ def adapters(phase: str, log: Path) -> CheckResult:
     Megatron-Bridge keeps silent where no module matches."""
     counts = [parse_count(match[1]) for _, _, text in read_lines(log) if (match := ADAPTER.search(text))] if log.is_file() else []
     value = ", ".join(f"{count:,}" for count in counts) or "no line says so"
-    return proof(f"adapters were built ({phase})", min(counts, default=0) > 0, value, Boundary.PEFT, "> 0 parameters")
+    return proof(f"adapters were built ({phase})", min(counts, default=0) > 0, value, Boundary.PEFT, "> 0 parameters", run=phase)
 
 
 def every_step(metrics: Metrics) -> CheckResult:

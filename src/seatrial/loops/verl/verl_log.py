@@ -152,7 +152,7 @@ SIGNALS = Signals(
         for less, more in (("min", "mean"), ("mean", "max"), ("min", "max"))
     ),
     bounds=(
-        Bound("(?:actor|critic|train)/(?:pg_|vf_)?loss", low=-1e6, high=1e6, floor=100, growth=100),
+        Bound("(?:actor|critic|train|val)/(?:pg_|vf_)?loss", low=-1e6, high=1e6, floor=100, growth=100),
         Bound("(?:actor|train)/grad_norm", high=1e6, floor=100, growth=300),
         Bound("critic/grad_norm", high=1e6, floor=1e4, growth=300),
         Bound("(?:actor|critic|train)/lr", high=10),
@@ -165,6 +165,11 @@ SIGNALS = Signals(
         Bound("training/rollout_probs_diff_mean", high=0.1),
         Bound("training/rollout_actor_probs_pearson_corr", low=0.9, high=1.0001),
         Bound("rollout_corr/(?:kl|k3_kl|log_ppl_diff|log_ppl_abs_diff)", low=-5, high=5),
+        # Of one sequence, and the same as a ratio: exp(5). No word of any vocabulary costs 30 nats on average.
+        Bound("rollout_corr/log_ppl_diff_(?:min|max)", low=-20, high=20),
+        Bound("rollout_corr/ppl_ratio", low=0.0067, high=150),
+        Bound("rollout_corr/(?:rollout|training)_log_ppl", low=0, high=30),
+        Bound("rollout_corr/(?:rollout|training)_ppl", low=0, high=1e7),
     ),
     control="control/",
 )

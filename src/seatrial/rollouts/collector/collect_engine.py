@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign import Campaign, Failures
@@ -33,18 +32,14 @@ _RUNNING_S = 60.0
 _RECOUNT_S = 10.0
 _RECOUNT_S_PER_SHARD = 0.25
 """Hundreds of collectors read hundreds of files each: the more shards, the less often."""
-_FAILED = re.compile(r"(\d+) of (\d+) units failed")
 
 
-def accepting(reason: str) -> str | None:
-    """The setting with which a campaign that stopped for this reason goes on, with room for more; None for another reason."""
-    found = _FAILED.match(reason)
-    if not found or "; failures." not in reason:
-        return None
-    failed, known = int(found[1]), int(found[2])
-    if "failures.max_count" in reason:
-        return f"failures.max_count={2 * failed}"
-    return f"failures.max_share={min(math.floor(10 * failed / known + 2) / 10, 1):g}"
+class Exceeded(NamedTuple):
+    """More failed than a campaign allows."""
+
+    reason: str
+    accept: str
+    """The setting with which it goes on, with room for more."""
 
 
 class FailureBudget:
@@ -69,15 +64,17 @@ class FailureBudget:
             running = state.ended is None and now - written < _RUNNING_S
             self._failed += state.failed + (state.failed_now if running else 0)
 
-    def exceeded(self, ok: int, failed: int) -> str | None:
+    def exceeded(self, ok: int, failed: int) -> Exceeded | None:
         """Why to stop, when our own shards have so many; else None."""
         ok, failed = ok + self._ok, failed + self._failed
         known = ok + failed
         limits = self._failures
         if limits.max_count is not None and failed > limits.max_count:
-            return f"{failed} of {known} units failed; failures.max_count is {limits.max_count}"
+            reason = f"{failed} of {known} units failed; failures.max_count is {limits.max_count}"
+            return Exceeded(reason, f"failures.max_count={2 * failed}")
         if known >= limits.after and failed > limits.max_share * known:
-            return f"{failed} of {known} units failed ({failed / known:.0%}); failures.max_share is {limits.max_share:g}"
+            reason = f"{failed} of {known} units failed ({failed / known:.0%}); failures.max_share is {limits.max_share:g}"
+            return Exceeded(reason, f"failures.max_share={min(math.floor(10 * failed / known + 2) / 10, 1):g}")
         return None
 
 
@@ -283,7 +280,7 @@ class _Collector:
 
     def _check_budget(self) -> None:
         if not self._halt.done() and (why := self._budget.exceeded(self._desk.ok, self._desk.failed)):
-            stop_campaign(self._place, why, self._desk.who())
+            stop_campaign(self._place, why.reason, self._desk.who(), why.accept)
             self._stop_for_budget()
 
     def _stop_for_budget(self) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from seatrial.core import registry
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign import Dataset, SandboxLimits, Verify
 from seatrial.rollouts.rollout_record import Verifier
 from seatrial.rollouts.verifiers.text_verifiers import Asker, Truth
 
-__all__ = ["Asker", "make_verifier"]
+__all__ = ["Asker", "installed_verifier", "make_verifier"]
+
+
+def installed_verifier(name: str) -> Verify | None:
+    """What an installed distribution calls by this name: an entry point `seatrial.verifiers`, which is a function (it is called with row
+    and text, in a process of its own), or a class like those here (it is made with Verify and Truth)."""
+    extension = registry.find(registry.VERIFIERS, name)
+    return Verify(kind="function", function=extension.value) if extension else None
 
 
 def make_verifier(verify: Verify, limits: SandboxLimits, base: Path, policy: Asker | None, datasets: Mapping[str, Dataset]) -> Verifier:
@@ -35,6 +43,13 @@ def make_verifier(verify: Verify, limits: SandboxLimits, base: Path, policy: Ask
 
         return Programs(verify, limits)
     if verify.kind == "function":
+        extension = next((found for found in registry.extensions(registry.VERIFIERS) if found.value == verify.function), None)
+        found = extension.load() if extension else None
+        if extension and isinstance(found, type):
+            made: Verifier = found(verify, truth)
+            if not all(callable(getattr(made, part, None)) for part in ("score", "close")):
+                raise extension.error("is no verifier: it has no score or no close (seatrial.rollouts.rollout_record.Verifier)")
+            return made
         from seatrial.rollouts.verifiers.process_verifiers import Function
 
         return Function(verify, base)
