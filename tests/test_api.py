@@ -68,6 +68,14 @@ def pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", made)
 
 
+def test_a_check_of_nothing_is_no_pass(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 1.0}\n')
+    with pytest.raises(seatrial.UserError, match="no expression"):
+        seatrial.check(tmp_path)
+    with pytest.raises(seatrial.UserError, match="at least one step"):
+        seatrial.judge("trl", log=tmp_path / "metrics.jsonl", expect_steps=0)
+
+
 def test_every_example_of_the_page_runs(
     fake: FakeLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

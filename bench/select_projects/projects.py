@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE.parents[1] / "src" / "seatrial"
+SOURCE = HERE.parents[1] / "packages" / "pytest-seatrial" / "src" / "pytest_seatrial"
 HOME = Path.home() / ".cache" / "seatrial" / "bench"
 COMMON = ("pytest>=9,<10", "pytest-testmon==2.2.0")
 DATA = (".yaml", ".yml", ".json", ".toml", ".txt", ".sh", ".md", ".cfg")
@@ -91,12 +91,12 @@ def claim(project: Project) -> IO[str]:
 
 def join_seatrial(project: Project) -> None:
     """Copy what is under test beside the environment, with its digest."""
-    digest = _digest(SOURCE / "regress" / "select")
+    digest = _digest(SOURCE)
     lib = project.place / "lib"
     mark = lib / "digest"
     if not mark.exists() or mark.read_text() != digest:
         shutil.rmtree(lib, ignore_errors=True)
-        shutil.copytree(SOURCE, lib / "seatrial", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(SOURCE, lib / "pytest_seatrial", ignore=shutil.ignore_patterns("__pycache__"))
         # As pip leaves it: runs here write no bytecode, and would compile us in every child process.
         _call(str(project.python), "-m", "compileall", "-q", str(lib))
         mark.write_text(digest)

@@ -268,6 +268,8 @@ def judge(loop: str, *, log: str | Path, metrics: Paths = (), level: int | None 
     from seatrial.trial.plan import parse_levels
 
     known, file = get_loop(loop), Path(log)
+    if expect_steps is not None and expect_steps < 1:
+        raise UserError(f"expect_steps is {expect_steps}: a run takes at least one step", "leave it out where the number is not known")
     if not file.is_file():
         wrong = "a directory, not a log file" if file.is_dir() else "no such log file"
         raise UserError(f"{file}: {wrong}", "name the file that holds the output of the run")
@@ -297,6 +299,8 @@ def check(metrics: str | Path, *expressions: str, level: int | None = None, also
     from seatrial.metrics.checks import evaluate, parse, undamaged
     from seatrial.trial.level import metrics_of_run
 
+    if not expressions:
+        raise UserError("check: no expression is given", "name one, such as 'max(data[\"train/loss\"]) < 1.05'")
     for expression in expressions:
         parse(expression)  # a wrong expression is said before large files are read
     found = metrics_of_run(Path(metrics), level, _paths(also))

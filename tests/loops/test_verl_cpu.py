@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -218,15 +219,23 @@ def test_options_of_the_gpu_side_are_refused() -> None:
     ]
 
 
+def test_what_the_import_check_needs_is_staged_with_it(tmp_path: Path) -> None:
+    place = cpu_runs._staged(tmp_path)
+    code = "import seatrial.instruments.megatron.import_patches, seatrial.instruments.verl.import_check as check; print(check.__file__)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(place)}, capture_output=True, text=True, check=False)
+    assert done.stdout.strip().startswith(str(place)), done.stderr
+
+
 @pytest.fixture
 def no_shims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shims that do nothing in place of the real ones, which need torch."""
-    drive = tmp_path / "drive"
-    drive.mkdir()
+    drive = tmp_path / "instruments" / "verl"
+    drive.mkdir(parents=True)
+    (tmp_path / "instruments" / "megatron").mkdir()
     for file in ("__init__", "megatron_on_cpu", "without_megatron"):
         (drive / f"{file}.py").touch()
     (drive / "import_check.py").write_bytes((DRIVE_DIRECTORY / "import_check.py").read_bytes())
-    monkeypatch.setattr(cpu_runs, "INSTRUMENTS", drive)
+    monkeypatch.setattr(cpu_runs, "INSTRUMENTS", drive.parent)
 
 
 def importing(root: Path, strategy: str, source: str, package: str = "megatron.bridge") -> list[Finding]:

@@ -153,6 +153,8 @@ WRONG: tuple[tuple[str, str], ...] = (
 )
 """What a run prints between two steps although a part of it went wrong, and the boundaries that may be named."""
 CALM: tuple[str, ...] = (
+    "seatrial: waiting for vLLM (15 s): Found duplicate keys --max-model-len",
+    "2026-11-19T22:11:49.476Z seatrial: waiting for vLLM (30 s): ERROR the engine is not there yet",
     "(WorkerDict pid=4903) WARNING: Shape mismatch for megatron param output_layer.weight allowed by whitelist. Skipping.",
     "INFO: early stopping of PPO epochs: target KL reached",
     "WARNING: 3 of 64 prompts exceed max length and were truncated",

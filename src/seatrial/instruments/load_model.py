@@ -107,6 +107,8 @@ def _line(error: Exception) -> str:
 
 def main() -> None:
     """Answer one question; what libraries print goes to standard error."""
+    here = Path(__file__).absolute().parent  # holds folders that are called like loops
+    sys.path[:] = [entry for entry in sys.path if Path(entry).absolute() != here]
     out = os.dup(1)
     os.dup2(2, 1)
     answer = json.dumps(look(json.load(sys.stdin)))

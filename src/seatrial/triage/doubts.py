@@ -132,8 +132,11 @@ _UNREAD = re.compile(
 """A grader that cannot read an answer rewards it with nothing, and is right; so is a game that was lost."""
 _TOO_LONG = re.compile(r"\blength\b|\blong(?:er)?\b|\btruncat|\bvariance\b|\bfilter", re.IGNORECASE)
 _OLD = re.compile(r"\breus\w+|\bold(?:er)?\b|\bprevious\b|\bstale\b|\bduplicat\w+|\brepeat\w*|\bfrom before\b", re.IGNORECASE)
-_QUIET = re.compile(r"\W*(?:[\w.:/\[\]-]+ ){0,5}?\W*\b(?:INFO|DEBUG|TRACE)\b|\W*(?i:info|debug|note):|[ID]\d{4} \d\d:")
-"""Said as information."""
+_QUIET = re.compile(
+    r"\W*(?:[\w.:/\[\]-]+ ){0,5}?\W*\b(?:INFO|DEBUG|TRACE)\b|\W*(?i:info|debug|note):|[ID]\d{4} \d\d:"
+    r"|(?:[\w.:/\[\]-]+ ){0,5}?seatrial: waiting for\b"
+)
+"""Said as information; so are our own words while something starts, whatever they quote."""
 _ALL = re.compile(r"\b(?:all|every|everything|nothing|entire|whole)\b|\b(\d+) ?(?:of|/) ?\1\b", re.IGNORECASE)
 _SHARE_OF = re.compile(r"\b(\d{1,6}) (?:out )?of (\d{1,6})\b")
 """`12 of 16`: half of a step is as good as all."""

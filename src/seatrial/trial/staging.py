@@ -117,7 +117,7 @@ def stage_packages(packages: tuple[Path, ...], run_dir: Path) -> Path:
     require_room_for_instruments(run_dir)
     target = run_dir / "instruments"
     for source in (ROOT / "instruments", *packages):
-        others = {source / name.replace("-", "_") for name in loops.names()}  # each loop names its own folder of instruments
+        others = {source / name.replace("-", "_") for name in loops.built_in()}  # each loop names its own folder of instruments
         for file in sorted(file for file in source.rglob("*") if file.suffix in STAGED and others.isdisjoint(file.parents)):
             write_bytes(target / "seatrial" / file.relative_to(ROOT), file.read_bytes())
         for parent in (source / "x").relative_to(ROOT).parents:

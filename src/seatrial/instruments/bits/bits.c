@@ -1,4 +1,4 @@
-// Hash and delta coding of one tensor in memory. The specification stands in hashing.py and delta.py; bits.cu is the same for a
+// Hash and delta coding of one tensor in memory. The specification stands in fingerprint.py and delta.py; bits.cu is the same for a
 // GPU, and every value is equal bit for bit. Addresses need no alignment. Nothing is allocated, nothing is checked but by bits_check.
 
 #include <stddef.h>

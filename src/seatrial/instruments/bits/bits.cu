@@ -1,4 +1,4 @@
-// Hash and delta coding of many tensors in one launch, for NVRTC. The specification stands in hashing.py and delta.py; bits.c is
+// Hash and delta coding of many tensors in one launch, for NVRTC. The specification stands in fingerprint.py and delta.py; bits.c is
 // the same for a CPU, and every value is equal bit for bit.
 //
 // One warp works on one tile (16 KiB = 32 rows of 512 bytes): a row is one 16-byte load per lane. A tile is both the block of the

@@ -125,7 +125,7 @@ class VllmServer:
                 raise RuntimeError(f"vLLM was not ready within {self._deadline_s:.0f} s{others}; {self.log} ends with:\n{self.tail()}")
             if now - said > SAY_EVERY:
                 said = now
-                self._say(f"vLLM is not ready after {now - started:.0f} s: {self.tail(1)}")
+                self._say(f"waiting for vLLM ({now - started:.0f} s): {self.tail(1)}")
             time.sleep(0.25)
 
     def _healthy(self) -> bool:

@@ -29,7 +29,7 @@ from seatrial.loops.verl.cpu_proofs import CONTROL_STEPS, prove
 from seatrial.loops.verl.cpu_settings import GRPO, GRPO_LOSS, LEARN, MEGATRON, NO_KL, NO_SAVE, NO_TEST, PPO, RECORDED, SETTINGS
 from seatrial.loops.verl.verl_checkout import import_path, witness_variables
 
-INSTRUMENTS = Path(__file__).parents[2] / "instruments" / "verl"
+INSTRUMENTS = Path(__file__).parents[2] / "instruments"
 IMPORT_CHECK = "seatrial.instruments.verl.import_check"
 SECONDS = 90
 """A cold import of Megatron-Bridge takes 10 s on two cores."""
@@ -76,7 +76,8 @@ def _staged(place: Path) -> Path:
     within.mkdir(parents=True)
     for package in (within, within.parent):
         (package / "__init__.py").touch()
-    (within / "verl").symlink_to(INSTRUMENTS)
+    for name in ("megatron", "verl"):  # verl's shims for Megatron are Megatron's own
+        (within / name).symlink_to(INSTRUMENTS / name)
     return place
 
 
