@@ -41,7 +41,7 @@ def words(run: str) -> list[str]:
     """What the recorded run was given."""
     place = Path(os.environ["SEATRIAL_LEVEL"])
     text = (place / "command.sh").read_text(encoding="utf-8").replace("\\\n", " ")
-    line = next(line for line in text.splitlines() if ".drive.train " in line and f"/{run} " in line)
+    line = next(line for line in text.splitlines() if "seatrial.instruments.verl.train " in line and f"/{run} " in line)
     found = [word.replace("$OUT", str(place)) for word in shlex.split(line)]
     return found[found.index("seatrial.instruments.verl.train") + 1 :]
 

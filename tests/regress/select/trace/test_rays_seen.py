@@ -38,7 +38,7 @@ import ray
 from ray import cloudpickle
 import actors, test_mod
 cloudpickle.register_pickle_by_value(test_mod)
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 recorder.switch(1)
 assert ray.get(actors.task.remote(1), timeout=60) == 8
 recorder.switch(2)
