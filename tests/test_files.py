@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import threading
@@ -13,7 +14,12 @@ import pytest
 
 from seatrial.core import files
 from seatrial.core.errors import BlockedError, UserError
-from seatrial.core.records import CheckResult
+from seatrial.core.records import CheckResult, Record
+
+
+class Said(Record):
+    said: str = ""
+    seconds: float = 0.0
 
 
 def test_a_file_is_written_whole_with_its_directory(tmp_path: Path) -> None:
@@ -108,6 +114,15 @@ def test_json_refuses_what_is_not_finite(tmp_path: Path, value: float) -> None:
     marked = files.number_to_json(value)
     assert isinstance(marked, str)
     assert float(marked.replace("Infinity", "inf")) == pytest.approx(value, nan_ok=True)
+
+
+@pytest.mark.parametrize("text", ["Infinity", "-inf", " nan "])
+def test_a_stored_number_that_is_not_finite_is_refused_also_as_text(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(json.dumps({"said": text}))
+    assert files.read_model(tmp_path / "x.json", Said).said == text
+    (tmp_path / "x.json").write_text(json.dumps({"seconds": text}))
+    with pytest.raises(UserError, match=r"x\.json: .*not finite"):
+        files.read_model(tmp_path / "x.json", Said)
 
 
 def test_finite_numbers_keep_every_bit() -> None:

@@ -36,6 +36,18 @@ name = "client"
 role = "client"
 command = ["echo", "merged"]
 """
+SECRETIVE = """
+[[jobs]]
+name = "one"
+[[jobs.components]]
+name = "server"
+port = true
+command = ["bash", "-c", "trap 'sleep 1; echo server ends with $PLANTED_API_KEY; exit' TERM; echo $PLANTED_API_KEY; sleep 99 & wait"]
+[[jobs.components]]
+name = "client"
+role = "client"
+command = ["bash", "-c", "sleep 1; echo it is $PLANTED_API_KEY; echo bye"]
+"""
 
 
 def jobs(*words: str | Path, cwd: Path) -> Answer:
@@ -207,6 +219,26 @@ def test_the_whole_way_on_slurm(cluster: PrivateSlurm, place: Path, monkeypatch:
     busy = jobs("resubmit", "b", "--on", "slurm:main", cwd=place)
     assert (busy.code, "not ended yet: collect" in busy.err) == (2, True)
     assert jobs("wait", "b", cwd=place).code == 1
+
+
+@pytest.mark.real
+def test_logs_that_slurm_wrote_hold_no_secret_once_the_jobs_were_followed(
+    cluster: PrivateSlurm, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    monkeypatch.setenv("PLANTED_API_KEY", "horse-battery-staple-42")
+    (place / "jobs.toml").write_text(SECRETIVE)
+    answer = jobs("submit", "jobs.toml", "--on", "slurm:main", "--out", "b", "--wait", cwd=place)
+    assert answer.code == 0, answer.err
+    logs = place / "b" / "one" / "logs"
+    for name, last in (("client.0.log", "bye"), ("server.0.log", "server ends"), ("slurm.log", "done: client.0")):
+        text = (logs / name).read_text()
+        assert "horse-battery" not in text
+        assert last in text
+    assert (logs / "client.0.log").read_text().count("[redacted") == 1
+    written = (logs / "client.0.log").stat().st_mtime_ns
+    assert jobs("wait", "b", cwd=place).code == 0
+    assert (logs / "client.0.log").stat().st_mtime_ns == written, "a log that is clear already is not written again"
 
 
 @pytest.mark.real

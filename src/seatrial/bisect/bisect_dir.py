@@ -22,7 +22,7 @@ from seatrial.bisect.environment_cache import BisectEnvironments
 from seatrial.bisect.runners import end_local_leftovers
 from seatrial.bisect.worktrees import BESIDE, delete
 from seatrial.core.errors import UserError
-from seatrial.core.files import number_to_json, read_model, sync_directory, write_error, write_json
+from seatrial.core.files import number_to_json, read_model, stored, sync_directory, write_error, write_json
 from seatrial.core.guarded import BadValue, parse_json, parse_json_once, read_file
 from seatrial.core.records import replace
 from seatrial.core.text import number
@@ -154,7 +154,7 @@ def _row(path: Path, count: int, line: bytes, before: int) -> BisectRun:
         fix = f"undo the edit of line {count}, or delete the line: its run is then done again"
         raise UserError(f"{where}: not a row: {error}", fix) from error
     try:
-        row = BisectRun.model_validate(data)
+        row = stored(BisectRun, data)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(the whole line)"

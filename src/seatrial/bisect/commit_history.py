@@ -310,7 +310,7 @@ class CachedHistory(Record):
 
 def load_or_query(file: Path, key: str, ask: Callable[[], CachedHistory], redactor: Redactor, *, frozen: bool) -> CachedHistory:
     """What git says, kept in `file`; a frozen session takes it from there, and writes nothing."""
-    if frozen and file.is_file():
+    if frozen and os.path.lexists(file):
         kept = read_model(file, CachedHistory)
         if kept.key == key:
             return kept

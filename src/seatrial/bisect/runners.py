@@ -29,7 +29,7 @@ from seatrial.runtime.interrupt import check_stop, stop_requested
 from seatrial.runtime.jobdir import BATCH, job_dir
 from seatrial.runtime.process import CannotStart, Control, ProcessSpec, end_leftovers, run
 from seatrial.runtime.ray import ray_job
-from seatrial.runtime.slurm_status import FIRST_WAIT_S, LIVE, LONGEST_WAIT_S, Poller
+from seatrial.runtime.slurm_status import FIRST_WAIT_S, LIVE, LONGEST_WAIT_S, Poller, redact_logs
 from seatrial.trial.level import stopped_too
 from seatrial.trial.slurm_job import CACHES, outside_git
 
@@ -198,6 +198,7 @@ class SlurmRunner:
         folder = job_dir(_batch(one.step), JOB)
         logs = [folder.log(CLIENT, 0, None), *sorted(folder.path.glob("logs/*-logs/ray-driver.log"))]
         found = [log for log in logs if log.is_file()] or [log for log in (folder.path / "logs" / "slurm.log",) if log.is_file()]
+        redact_logs(Poller([_batch(one.step)]).poll(), self._redactor.log, self._tell)
         for log in found:
             self._redactor.file(log)
         write_bytes(one.log, b"".join(log.read_bytes() for log in found))

@@ -219,7 +219,8 @@ def wait(directory: Directory, deadline: Deadline = None) -> None:
     Exit codes: 0 every unit done, 1 a client failed, 99 something else ended a unit or the deadline passed, 130 Ctrl-C.
     """
     from seatrial.core.verdict import ExitCode
-    from seatrial.runtime.slurm_status import Poller, snapshots
+    from seatrial.evidence.redact import Redactor
+    from seatrial.runtime.slurm_status import Poller, redact_logs, snapshots
 
     directory = _batch(directory)
     poller, shown = Poller([directory]), JobsProgress()
@@ -231,6 +232,7 @@ def wait(directory: Directory, deadline: Deadline = None) -> None:
         typer.echo(f"\nseatrial: interrupted; the jobs go on. Cancel them with: seatrial jobs cancel {directory}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     assert snapshot is not None
+    redact_logs(snapshot, Redactor(os.environ).log, lambda line: typer.echo(f"seatrial: {line}", err=True))
     if not snapshot.ended:
         typer.echo(f"seatrial: not ended after {deadline:g} minutes; the jobs go on", err=True)
     close(snapshot.units)

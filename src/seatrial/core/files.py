@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
 
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.guarded import BadValue, open_file, parse_json, read_file
@@ -30,6 +31,8 @@ from seatrial.core.verdict import Boundary
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
+_MARKED = re.compile(r'"\s*[+-]?(?:nan|inf(?:inity)?)\s*"', re.IGNORECASE)
+"""Text that pydantic would take for a number."""
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1"
 _MB = 1e6
 PIECE = 65_536
@@ -320,11 +323,25 @@ def read_model(path: Path, kind: type[M]) -> M:
     except ValueError as error:
         raise UserError(f"{path}: a number that is not finite", "the file was edited; restore it") from error
     try:
-        return kind.model_validate(data)
+        return stored(kind, data)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(top level)"
         raise UserError(f"{path}: {key}: {first['msg']}", "the file was written by another version or edited") from error
+
+
+def stored(kind: type[M], data: Any) -> M:
+    """A stored record. `"Infinity"` where a number belongs is a ValidationError too: as a number it could not be stored again."""
+    record = kind.model_validate(data)
+    if _MARKED.search(json.dumps(data)) is None:
+        return record
+    try:
+        json.dumps(record.model_dump(mode="json"), allow_nan=False)
+    except ValueError:
+        raise ValidationError.from_exception_data(
+            kind.__name__, [{"type": PydanticCustomError("finite_number", "a number that is not finite"), "input": None}]
+        ) from None
+    return record
 
 
 def is_lfs_pointer(path: Path) -> bool:

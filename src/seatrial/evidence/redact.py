@@ -23,7 +23,8 @@ from urllib.parse import quote, quote_plus
 
 from pydantic import BaseModel
 
-from seatrial.core.files import write_bytes
+from seatrial.core.files import replacing, write_bytes
+from seatrial.core.guarded import open_file
 from seatrial.core.secret_names import STEM_LITERALS, Says, has_stem, looks_random, says_password, says_secret
 from seatrial.evidence import secret_shapes
 from seatrial.evidence.private_keys import LABELS, MARK, KeyBlocks, KeyDumps, spans
@@ -455,6 +456,13 @@ class Redactor:
         cleared = self.tokens(text) if facts else self.text(text)
         if cleared != text:
             write_bytes(path, cleared.encode("utf-8", "surrogateescape"))
+
+    def log(self, path: Path) -> None:
+        """Rewrite a log of any size without secrets, line by line."""
+        clear = self.lines().line
+        with open_file(path) as rows, replacing(path) as cleared:
+            while row := rows.readline(_LARGEST_TEXT):
+                cleared.write(clear(row.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape"))
 
     def has_nothing(self, line: str) -> bool:
         """Whether a line by itself evidently has no secret and names none."""

@@ -41,7 +41,7 @@ from seatrial.runtime.jobdir import job_dir
 from seatrial.runtime.local_jobs import gpus_here, run_batch
 from seatrial.runtime.process import STAMP_LENGTH
 from seatrial.runtime.slurm import render_batch
-from seatrial.runtime.slurm_status import LIVE, LOCK, Poller, Snapshot, is_busy, snapshots
+from seatrial.runtime.slurm_status import LIVE, LOCK, Poller, Snapshot, is_busy, redact_logs, snapshots
 
 FRESH_S = 20.0
 """A collector writes its state every two seconds; file systems and clocks may lag."""
@@ -317,6 +317,7 @@ class CampaignRunner:
                 self._say(f"Slurm does not answer ({snapshot.controller}); jobs are not lost")
             silent = snapshot.controller
             if _collected(snapshot):
+                redact_logs(snapshot, Redactor(os.environ).log, self._say)
                 return
 
     @contextmanager

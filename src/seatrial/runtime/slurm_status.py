@@ -14,10 +14,12 @@ import fcntl
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from seatrial.core.errors import BlockedError, UserError
+from seatrial.core.files import read_json, write_json
 from seatrial.core.guarded import parse_step
 from seatrial.core.jobs import Batch, Ending, Job, Result, Submission, UnitState, UnitStatus
 from seatrial.core.verdict import ExitCode
@@ -25,7 +27,7 @@ from seatrial.runtime import jobdir
 from seatrial.runtime import slurm as commands
 from seatrial.runtime.interrupt import check_stop
 from seatrial.runtime.jobdir import JobDir, job_dir
-from seatrial.runtime.slurm import SlurmRow, comment
+from seatrial.runtime.slurm import ControllerDown, SlurmRow, comment
 
 SUBMITTED_GRACE_S = 30
 """So long after a submission an id that nobody knows is not yet lost."""
@@ -386,8 +388,58 @@ def _modified(path: Path) -> float:
     return path.stat().st_mtime if path.exists() else 0.0
 
 
+def redact_logs(snapshot: Snapshot, clear: Callable[[Path], None], tell: Callable[[str], None]) -> None:
+    """Let `clear` rewrite the logs that Slurm wrote on the nodes, of jobs that have ended; each once, unless it has grown since.
+
+    A job whose result says done still stops its services: its script is waited for, because what it writes later would be lost.
+    """
+    for directory, units in snapshot.batches:
+        for name in dict.fromkeys(unit.job for unit in units):
+            folder, own = job_dir(directory, name), [unit for unit in units if unit.job == name]
+            submission, logs = folder.submission(), folder.path / "logs"
+            if submission is None or not logs.is_dir() or any(unit.state in LIVE for unit in own):
+                continue
+            if _script_ended(submission):
+                _redact_logs(logs, clear)
+            else:
+                tell(f"the script of job {name} still runs: its logs are not redacted yet; `seatrial jobs wait {directory}` does it later")
+
+
+def _script_ended(submission: Submission) -> bool:
+    """Whether Slurm has ended every unit, awaited for a minute; no when it does not answer."""
+    stops = time.monotonic() + _SCRIPT_S
+    with suppress(ControllerDown):
+        while submission.slurm and not all(row.state in ENDED for row in commands.squeue(submission.cluster, ids=[submission.slurm])):
+            if time.monotonic() >= stops:
+                return False
+            check_stop()
+            time.sleep(_LOOK_S)
+        return True
+    return False
+
+
+def _redact_logs(logs: Path, clear: Callable[[Path], None]) -> None:
+    file = logs / _REDACTED
+    known = read_json(file) if file.is_file() else {}
+    found = sorted(path for path in logs.rglob("*") if path != file and path.is_file() and not path.is_symlink())
+    for path in found:
+        if known.get(str(path.relative_to(logs))) != _stamp(path):
+            clear(path)
+    now = {str(path.relative_to(logs)): _stamp(path) for path in found}
+    if now != known:
+        write_json(file, now)
+
+
+def _stamp(path: Path) -> list[int]:
+    state = path.stat()
+    return [state.st_size, state.st_mtime_ns]
+
+
 SCRIPT = "slurm"
+_REDACTED = ".redacted.json"
+"""Beside logs: size and time of each after it was redacted."""
 _LOOK_S = 0.5
+_SCRIPT_S = 60.0
 
 
 def find_job(batch: Batch, name: str | None) -> Job:

@@ -26,6 +26,7 @@ from seatrial.core.guarded import open_file, parse_step, real_path
 from seatrial.core.jobs import PLACEHOLDER, Batch, Component, Job, Profile, Submission, UnitState, UnitStatus
 from seatrial.core.records import LevelResult, Plan, Trial, replace
 from seatrial.core.verdict import Boundary, Verdict
+from seatrial.evidence.redact import Redactor
 from seatrial.loops import loop_of
 from seatrial.report.outcomes import RECORD
 from seatrial.runtime import slurm_submit
@@ -33,7 +34,7 @@ from seatrial.runtime.environments import mounts_of
 from seatrial.runtime.jobdir import JobDir, job_dir
 from seatrial.runtime.ray import ray_job
 from seatrial.runtime.slurm import SlurmRefused, render
-from seatrial.runtime.slurm_status import Poller
+from seatrial.runtime.slurm_status import Poller, redact_logs
 from seatrial.trial import run_dir, verify
 from seatrial.trial.conclude import FINAL, conclude, not_run, report, store
 from seatrial.trial.plan import totals
@@ -322,8 +323,13 @@ class Following:
             lost = lost + 1 if unit.state is UnitState.LOST else 0
             if self._has_verdict() or (unit.verdict is not None and (not lost or lost >= LOST_ASKED)):
                 self._log(last=True)
+                self._redact(unit)
                 return unit
             self._wait(unit, result)
+
+    def _redact(self, unit: UnitStatus) -> None:
+        """Without secrets, what Slurm wrote on the nodes; after the last line of it was told."""
+        redact_logs(self.poller.poll(), Redactor(os.environ).log, lambda line: self._tell(Note("job", line, unit.slurm, unit.state)))
 
     def _has_verdict(self) -> bool:
         """Whether this job has left a result and the trial its verdict: then Slurm has nothing to add."""

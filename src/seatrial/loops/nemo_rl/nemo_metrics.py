@@ -48,7 +48,7 @@ AT_EVERY_STEP = (
     *("train/probs_ratio_clamped_min", "train/probs_ratio_clamped_max", "train/num_masked_seqs_by_logprob_error"),
 )
 """What NeMo-RL logs at each step, where it logs it at all."""
-IMPOSSIBLE = re.compile(r"\[WARNING\]: (\d+)/(\d+) valid tokens have -inf in \w+")
+IMPOSSIBLE = re.compile(r"\[WARNING\]: ([0-9]+)/([0-9]+) valid tokens have -inf in \w+")
 MOST_IMPOSSIBLE = 0.01
 AGREE = 1.1
 FLOOR = 0.999

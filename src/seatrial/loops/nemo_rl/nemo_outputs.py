@@ -297,7 +297,7 @@ def token_files(directory: Path) -> Iterator[tuple[str, Path]]:
             yield prefix, path
 
 
-TOKEN_FILE = re.compile(r"train_data_step(\d+)\.jsonl")
+TOKEN_FILE = re.compile(r"train_data_step([0-9]+)\.jsonl")
 SETTINGS = ("temperature", "top_p", "top_k", "max_new_tokens")
 LISTS = ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs")
 

@@ -48,7 +48,7 @@ LEAST = 1e-8
 """Absolute, the same: a learning rate of 1e-6 may differ by a hundredth."""
 ENGINES = ("dtensor", "dtensor", "dtensor", "megatron", "megatron")
 """Of the five runs of the resume comparison, in order."""
-RESUMED = re.compile(r"\[mcore 2step\] .*?={25} Step (\d+)/\d+ ={25}")
+RESUMED = re.compile(r"\[mcore 2step\] .*?={25} Step ([0-9]+)/[0-9]+ ={25}")
 CUT = re.compile(r"\[mcore 1step\] .*?Saving checkpoint for step 1\.\.\.")
 LOADED = re.compile(r"\[mcore 2step\] .*?successfully loaded checkpoint from (\S+)")
 """Printed by the Bridge. Where it finds no checkpoint to resume from, NeMo-RL takes the pretrained weights and counts on."""
@@ -260,9 +260,9 @@ PEFT = "policy.megatron_cfg.peft.enabled"
 THRESHOLD = "grpo.seq_logprob_error_threshold"
 LEAST_ERROR = 0.999
 """The mean of exp(|difference|) is 1 at least; less by more than rounding means that tokens were left out."""
-TOTAL = re.compile(r"\bTotal parameters: +([\d,]*\d)")
-TRAINABLE = re.compile(r"\bTrainable parameters: +([\d,]*\d)")
-SAVED = re.compile(r"\bSaving checkpoint for step (\d+)\.\.\.")
+TOTAL = re.compile(r"\bTotal parameters: +([0-9,]*[0-9])")
+TRAINABLE = re.compile(r"\bTrainable parameters: +([0-9,]*[0-9])")
+SAVED = re.compile(r"\bSaving checkpoint for step ([0-9]+)\.\.\.")
 DIAMOND = {"baseline": "baseline.json", "dtensor": "dtensor_2step.json", "mcore": "mcore_2step.json"}
 """Dumps of the resume comparison: the folder of the run, and the last dump of it."""
 

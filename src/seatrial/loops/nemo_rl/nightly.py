@@ -18,7 +18,8 @@ from seatrial.loops.nightly_scripts import Asserted, Functional, Nightly
 BLOCK = re.compile(r"^# =+ BEGIN CONFIG =+$(.*?)^# =+ END CONFIG =+$", re.DOTALL | re.MULTILINE)
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?(\w+)=(.*)$", re.MULTILINE)
 VALUE = re.compile(
-    r"""(?P<quote>["']?) (?: (?P<number>\d+) | \$\{\w+:-(?P<default>\d+)\} | \$\(\((?P<sum>[^$`]+)\)\) ) (?P=quote) \s* (?:\#.*)?""", re.X
+    r"""(?P<quote>["']?) (?: (?P<number>\d+) | \$\{\w+:-(?P<default>\d+)\} | \$\(\((?P<sum>[^$`]+)\)\) ) (?P=quote) \s* (?:\#.*)?""",
+    re.VERBOSE | re.ASCII,
 )
 NUMBERS = ("NUM_NODES", "GPUS_PER_NODE", "MAX_STEPS", "STEPS_PER_RUN", "NUM_RUNS", "NUM_MINUTES")
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod}
@@ -133,12 +134,12 @@ def _too_few(metrics: Path, steps: int) -> str | None:
 
 DUMPER = "json_dump_tb_logs.py"
 OUTPUT = "--output_path"
-SKIPS = (re.compile(r"^(?:\[INFO\] )?Target step \d+ reached, skipping run$"),)
+SKIPS = (re.compile(r"^(?:\[INFO\] )?Target step [0-9]+ reached, skipping run$"),)
 """Of the test suites: the metrics of an earlier run have the last step already."""
 PASSED_ON = ("$@", "$*")
-STEPS_OVERRIDE = re.compile(r"\+{0,2}\w+\.max_num_steps=(\d+)")
-GPUS = re.compile(r"\+{0,2}cluster\.gpus_per_node=(\d+)")
-NODES = re.compile(r"\+{0,2}cluster\.num_nodes=(\d+)")
+STEPS_OVERRIDE = re.compile(r"\+{0,2}\w+\.max_num_steps=([0-9]+)")
+GPUS = re.compile(r"\+{0,2}cluster\.gpus_per_node=([0-9]+)")
+NODES = re.compile(r"\+{0,2}cluster\.num_nodes=([0-9]+)")
 LOGS = re.compile(r"\+{0,2}logger\.log_dir=(.+)")
 ENDS_EARLY = "checkpointing.checkpoint_must_save_by="
 SHELL_ASSIGNMENT = re.compile(r"\w+=.*")
