@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.input_writer import write_inputs
 from seatrial.rollouts.manifest import (
     Manifest,
+    Units,
     changes,
     check_functions,
     check_inputs,
@@ -55,6 +57,17 @@ def test_a_full_disk_leaves_nothing_and_blocks(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(BlockedError, match="No space left"):
         made(tmp_path, [plain(0)])
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("changed", [{1: 2**40}, {0: 1}, {1: 0}])
+def test_an_index_that_was_edited_is_refused(tmp_path: Path, changed: dict[int, int]) -> None:
+    place, manifest = made(tmp_path, [plain(0), plain(1), plain(2)])
+    offsets = array("Q", place.index.read_bytes())
+    for number, value in changed.items():
+        offsets[number] = value
+    place.index.write_bytes(offsets.tobytes())
+    with pytest.raises(UserError, match=r"inputs\.index: rows do not follow"):
+        Units(place, manifest)
 
 
 def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import json
 import math
+import operator
 import os
 import secrets
 import shutil
@@ -26,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.machinery import PathFinder
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -423,9 +424,10 @@ class Units:
         """The id of a row, of which no more is read: it stands first."""
         self._part_of_row(index)
         start = os.pread(self._handle, _ID_WITHIN, self._offsets[index])
-        if not start.startswith(_BEFORE_ID):
+        task, closed, _ = start.removeprefix(_BEFORE_ID).partition(b'"')
+        if not start.startswith(_BEFORE_ID) or not closed:
             raise _changed(f"{self._path}:{index + 1}: not the row that was written")
-        return start[len(_BEFORE_ID) : start.index(b'"', len(_BEFORE_ID))].decode()
+        return task.decode(errors="backslashreplace")
 
     def row(self, index: int) -> InputRow:
         """A row, read when it is asked for."""
@@ -486,6 +488,8 @@ def _read_index(place: CampaignDir, manifest: Manifest) -> array[int]:
         raise _changed(f"{place.index}: cannot read: {error}") from error
     if len(offsets) != manifest.rows + 1 or offsets[-1] != size:
         raise _changed(f"{place.inputs}: {size} bytes and {len(offsets) - 1} rows; the manifest says {manifest.rows} rows")
+    if offsets[0] != 0 or any(map(operator.ge, offsets, islice(offsets, 1, None))):
+        raise _changed(f"{place.index}: rows do not follow one another")
     return offsets
 
 
