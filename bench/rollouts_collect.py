@@ -31,7 +31,7 @@ from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.collector.collect_engine import CollectEnd, collect
+from seatrial.rollouts.collect_engine import CollectEnd, collect
 from seatrial.rollouts.manifest import Units
 from seatrial.rollouts.verifiers import make_verifier
 from seatrial.runtime.servers import free_port

@@ -13,7 +13,7 @@ import orjson
 from seatrial.rollouts import manifest
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.collector.collect_engine import CollectEnd, collect
+from seatrial.rollouts.collect_engine import CollectEnd, collect
 from seatrial.rollouts.manifest import Units
 from seatrial.rollouts.rollout_record import (
     Backend,

@@ -28,11 +28,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from seatrial.rollouts import dispatcher
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.collector import dispatcher
-from seatrial.rollouts.collector.collect_engine import collect
+from seatrial.rollouts.collect_engine import collect
 from seatrial.rollouts.journal import attempts
 from seatrial.rollouts.journal.attempts import attempt_files
 from seatrial.rollouts.journal.journal_scan import Scanner

@@ -11,11 +11,11 @@ import pytest
 
 from rollouts.collecting import Boxed, heads, make, rows
 from rollouts.stub import Stub, reply
+from seatrial.rollouts import collect_engine
 from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.collector import collect_engine
-from seatrial.rollouts.collector.collect_engine import CollectEnd, collect
+from seatrial.rollouts.collect_engine import CollectEnd, collect
 from seatrial.rollouts.manifest import Units, load_manifest
 
 

@@ -22,7 +22,7 @@ from seatrial.core.jobs import PLACEHOLDER, After, Batch, Component, Job, Ready
 from seatrial.core.records import Record, replace
 from seatrial.rollouts.campaign import Campaign, api_key_of
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.collector.collect_engine import CollectEnd, collect
+from seatrial.rollouts.collect_engine import CollectEnd, collect
 from seatrial.rollouts.manifest import Units, check_functions, load_campaign, load_manifest
 from seatrial.rollouts.rollout_record import Backend, Verifier
 from seatrial.runtime.environments import mounts_of
