@@ -21,7 +21,7 @@ from seatrial.core.jobs import Mount, Name, Variables
 from seatrial.core.records import Record
 from seatrial.core.secret_names import looks_random
 from seatrial.evidence.redact import Redactor
-from seatrial.rollouts.input_reader import unstorable
+from seatrial.rollouts.fast_json import unstorable
 from seatrial.runtime.servers import Server
 
 MOST_REPEATS = 100_000
@@ -65,11 +65,6 @@ def _refuse_secrets(value: Any) -> Any:
     if (key := secret_in(value)) is not None:
         raise ValueError(secret_message(key))
     return value
-
-
-def tokens_in(value: Any) -> str | None:
-    """The key whose value holds a token; a prompt may speak of passwords."""
-    return secret_in(value, clear=_SHAPES.names)
 
 
 def secret_message(key: str) -> str:
@@ -386,7 +381,8 @@ class Campaign(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (key := tokens_in(self.model_dump(mode="json"))) is not None:
+        # Names alone: a prompt may speak of passwords.
+        if (key := secret_in(self.model_dump(mode="json"), clear=_SHAPES.names)) is not None:
             raise ValueError(secret_message(key))
         names = [dataset.name for dataset in self.datasets]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -464,6 +460,14 @@ def api_key_of(variable: str | None) -> str | None:
 
 
 PARAMS = "responses_create_params"
+RESPONSES_KEYS = frozenset(
+    {
+        *("background", "include", "input", "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model"),
+        *("parallel_tool_calls", "previous_response_id", "prompt", "reasoning", "service_tier", "store", "stream", "temperature"),
+        *("text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user"),
+    }
+)
+"""Of the Responses API, as NeMo Gym 0.4.0 takes them (NeMoGymResponseCreateParamsNonStreaming); it forbids all others."""
 _ANSWERS = ("expected_answer", "answer")
 
 

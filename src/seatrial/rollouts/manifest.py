@@ -41,8 +41,7 @@ from seatrial.core.guarded import open_file, read_file, real_path
 from seatrial.core.records import Record, replace
 from seatrial.rollouts.campaign import Campaign, SeedRule
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.input_reader import sha256_of
-from seatrial.rollouts.input_writer import InputFile, Progress, Written, write_inputs
+from seatrial.rollouts.inputs import InputFile, Progress, Written, sha256_of, write_inputs
 from seatrial.rollouts.rollout_record import InputRow, Unit
 
 

@@ -20,6 +20,7 @@ import orjson
 
 from seatrial.core.errors import UserError
 from seatrial.core.guarded import BadValue
+from seatrial.rollouts.campaign import RESPONSES_KEYS
 from seatrial.rollouts.fast_json import parse_json_fast
 from seatrial.rollouts.manifest import NO_SEED
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError
@@ -121,14 +122,9 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type" and value is not None}}
 
 
-_RESPONSES = {
-    *("background", "include", "input", "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model"),
-    *("parallel_tool_calls", "previous_response_id", "prompt", "reasoning", "service_tier", "store", "stream", "temperature"),
-    *("text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user"),
-}
 PARAMETERS = frozenset(
     {
-        *_RESPONSES,
+        *RESPONSES_KEYS,
         *("stop", "stop_token_ids", "logprobs", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "bad_words"),
         *("logit_bias", "reasoning_effort", "response_format", "chat_template_kwargs", "guided_json", "guided_regex", "guided_choice"),
         *("structured_outputs", "allowed_token_ids", "return_token_ids", "add_generation_prompt", "spaces_between_special_tokens"),
@@ -177,10 +173,10 @@ def sort_sampling(sampling: Mapping[str, Any]) -> Sampling:
         raise UserError(f"campaign: sampling.{said[0]} and sampling.{said[1]} are the same thing", "keep one of them")
     if said and not (type(limit := sampling[said[0]]) is int and limit >= 1):
         raise UserError(f"campaign: sampling.{said[0]} is {limit!r}", "say a whole number of tokens, at least 1")
-    known = {key: value for key, value in sampling.items() if key in _RESPONSES and value is not None}
+    known = {key: value for key, value in sampling.items() if key in RESPONSES_KEYS and value is not None}
     if said:
         known["max_output_tokens"] = sampling[said[0]]
-    extra = {key: value for key, value in sampling.items() if key not in _RESPONSES and key not in _LIMITS and value is not None}
+    extra = {key: value for key, value in sampling.items() if key not in RESPONSES_KEYS and key not in _LIMITS and value is not None}
     return Sampling(known, extra, said[0] if said and said[0] != "max_output_tokens" else "max_tokens")
 
 

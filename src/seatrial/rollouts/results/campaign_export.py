@@ -24,8 +24,7 @@ from seatrial.core.records import Record
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import PARAMS, prompt_messages
 from seatrial.rollouts.campaign_dir import CampaignDir, spare_campaigns
-from seatrial.rollouts.input_reader import sha256_of
-from seatrial.rollouts.input_writer import ROLLOUT_INDEX, TASK_INDEX
+from seatrial.rollouts.inputs import ROLLOUT_INDEX, TASK_INDEX, sha256_of
 from seatrial.rollouts.manifest import Manifest, Units
 from seatrial.rollouts.results.campaign_merge import FAILURES, ROLLOUTS, Written, read_result
 from seatrial.rollouts.results.profile_build import make_profile

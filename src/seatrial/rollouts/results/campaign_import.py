@@ -26,8 +26,22 @@ from seatrial.core.guarded import BadValue, open_file, parse_json
 from seatrial.core.records import replace
 from seatrial.rollouts.campaign import PARAMS, Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.input_reader import BadRowError, RowIds, canonical, content_of, parse, sha256_of
-from seatrial.rollouts.input_writer import ROLLOUT_INDEX, SAY_EVERY, TASK_INDEX, Faults, InputFile, Progress, Written, row_writer
+from seatrial.rollouts.inputs import (
+    ROLLOUT_INDEX,
+    SAY_EVERY,
+    TASK_INDEX,
+    BadRowError,
+    Faults,
+    InputFile,
+    Progress,
+    RowIds,
+    Written,
+    canonical,
+    content_of,
+    parse,
+    row_writer,
+    sha256_of,
+)
 from seatrial.rollouts.journal.attempts import Attempt, LeaseHolder
 from seatrial.rollouts.manifest import NO_SEED, Imported, ImportedFile, Manifest, Units, building, make_manifest
 from seatrial.rollouts.rollout_record import FailureKind, Head, encode
