@@ -62,12 +62,9 @@ def find_generation(programs: Path, package: Path, version: str | None) -> Gener
         return Generation(known)
     if not (programs / "ng_run").is_file():
         return None
-    collector, servers = _code(package / "rollout_collection.py"), _code(package / "server_utils.py")
+    paths = (package / name for name in ("rollout_collection.py", "server_utils.py"))
+    collector, servers = (files.read_text(path) if path.is_file() else "" for path in paths)
     return Generation(known, modern=False, liveness="setup_liveness" in servers, lacks=tuple(key for key in _SEAM if key not in collector))
-
-
-def _code(path: Path) -> str:
-    return files.read_text(path) if path.is_file() else ""
 
 
 SERVER_KINDS = ("resources_servers", "responses_api_agents", "responses_api_models")
@@ -135,7 +132,13 @@ def find_gym(gym: Gym) -> Installation:
             message = f"the environment {GYM_ENVIRONMENT} is not built in {Environments().root}"
             raise BlockedError(Boundary.ENVIRONMENT, message, f"seatrial env build {GYM_ENVIRONMENT}")
         python = environment.python
-    prefix, base, origin, version = _ask(python)
+    try:
+        done = subprocess.run(
+            [str(python), "-I", "-c", _QUESTION], capture_output=True, text=True, timeout=_ASK_S, stdin=subprocess.DEVNULL
+        )
+        prefix, base, origin, version = parse_json(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
+        raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {error}", "rebuild the environment") from error
     fix = "install nemo-gym in it, or leave gym.python out: seatrial env build gym"
     if origin is None:
         raise UserError(f"{python}: nemo-gym is not installed there", fix)
@@ -146,19 +149,7 @@ def find_gym(gym: Gym) -> Installation:
     return Installation(python, Path(prefix), Path(base), package.parent, generation)
 
 
-def _ask(python: Path) -> tuple[str, str, str | None, str | None]:
-    try:
-        done = subprocess.run(
-            [str(python), "-I", "-c", _QUESTION], capture_output=True, text=True, timeout=_ASK_S, stdin=subprocess.DEVNULL
-        )
-        prefix, base, origin, version = parse_json(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
-        raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {error}", "rebuild the environment") from error
-    return prefix, base, origin, version
-
-
 def check_gym(gym: Gym, installation: Installation) -> None:
-    """Refuse what would fail later, or be ignored."""
     _refuse("gym.run_arguments", gym.run_arguments, _OURS)
     _refuse("gym.collect_arguments", gym.collect_arguments, _COLLECT_OURS)
     _check_generation(gym, installation.generation)

@@ -181,13 +181,7 @@ def sort_sampling(sampling: Mapping[str, Any]) -> Sampling:
 
 
 def build_request(
-    own: Mapping[str, Any],
-    sampling: Sampling,
-    *,
-    api: Literal["chat", "responses"],
-    model: str,
-    seed: int,
-    vllm: bool = False,
+    own: Mapping[str, Any], sampling: Sampling, *, api: Literal["chat", "responses"], model: str, seed: int, vllm: bool = False
 ) -> PolicyRequest:
     """The request for a row whose own parameters, `input` among them, are `own`; `vllm`: the server is one. A ValueError says what
     cannot be asked."""
@@ -256,7 +250,6 @@ class PolicyAnswer:
 
     @property
     def output(self) -> Sequence[Mapping[str, Any]]:
-        """The items of the response."""
         items: Sequence[Mapping[str, Any]] = self.response["output"]
         return items
 
@@ -299,7 +292,7 @@ def _from_chat(data: dict[str, Any], number: int) -> PolicyAnswer:
         function = call["function"]
         item = {"name": function["name"], "arguments": function["arguments"], "call_id": call["id"], "type": "function_call"}
         output.append({**item, "id": call["id"], "status": "completed"})
-    given, made, usage = _chat_usage(data.get("usage"))
+    usage = _chat_usage(data["usage"]) if data.get("usage") else {}
     response = {
         "id": data.get("id") or f"resp_{number}",
         "created_at": data.get("created"),
@@ -308,9 +301,9 @@ def _from_chat(data: dict[str, Any], number: int) -> PolicyAnswer:
         "output": output,
         "status": "incomplete" if finish == "length" else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if finish == "length" else None,
-        "usage": usage,
+        "usage": usage or None,
     }
-    return PolicyAnswer(response, text, _reason(finish), count_of(given), count_of(made))
+    return PolicyAnswer(response, text, _reason(finish), count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens")))
 
 
 def _answer_text(content: Any) -> str:
@@ -320,23 +313,16 @@ def _answer_text(content: Any) -> str:
     return "".join(part["text"] for part in content if part.get("type") in ("text", "output_text"))
 
 
-def _chat_usage(usage: dict[str, Any] | None) -> tuple[int | None, int | None, dict[str, Any] | None]:
-    if not usage:
-        return None, None, None
-    given, made = usage.get("prompt_tokens"), usage.get("completion_tokens")
+def _chat_usage(usage: dict[str, Any]) -> dict[str, Any]:
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return (
-        given,
-        made,
-        {
-            "input_tokens": given,
-            "input_tokens_details": {"cached_tokens": cached},
-            "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": thought},
-            "total_tokens": usage.get("total_tokens"),
-        },
-    )
+    return {
+        "input_tokens": usage.get("prompt_tokens"),
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": usage.get("completion_tokens"),
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": usage.get("total_tokens"),
+    }
 
 
 def _from_responses(data: dict[str, Any]) -> PolicyAnswer:
