@@ -137,23 +137,21 @@ class Sessions:
         while True:
             session = await self._session(name)
             async with session.turn:
-                if not session.closed:
-                    return await self._in(name, session, code, min(wall_s, self._limits.wall_s), minimal)
-
-    async def _in(self, name: str, session: SandboxSession, code: str, wall_s: float, minimal: bool) -> Cell:
-        session.used = time.time()
-        new = session.jailed is None
-        try:
-            if new:
-                await session.open()
-            cell = await session.run(code, wall_s, minimal, new)
-        except BaseException:
-            await self._drop(name, session)
-            raise
-        session.used = time.time()
-        if cell.ending != "done":
-            await self._drop(name, session)
-        return cell
+                if session.closed:
+                    continue
+                session.used = time.time()
+                new = session.jailed is None
+                try:
+                    if new:
+                        await session.open()
+                    cell = await session.run(code, min(wall_s, self._limits.wall_s), minimal, new)
+                except BaseException:
+                    await self._drop(name, session)
+                    raise
+                session.used = time.time()
+                if cell.ending != "done":
+                    await self._drop(name, session)
+                return cell
 
     async def end(self, name: str) -> bool:
         """End a session, whatever it does; False when there is none."""
@@ -171,7 +169,6 @@ class Sessions:
                 await self._drop(name, session)
 
     async def close(self) -> None:
-        """End all."""
         for name in list(self.open):
             await self.end(name)
 
@@ -238,22 +235,15 @@ class Service:
         self._limits = limits
         self._local = is_loopback(host)
         self._sandbox = Sandbox(limits)
-        self._sessions = Sessions(limits)
+        self.sessions = Sessions(limits)
         self._active: dict[asyncio.BaseTransport, int] = {}
         self._seen: weakref.WeakKeyDictionary[asyncio.BaseTransport, float] = weakref.WeakKeyDictionary()
         """When each connection was first seen, or last had a request."""
         self.app = web.Application(client_max_size=_BODY, middlewares=[self._guard])
-        self.app.add_routes(
-            [
-                web.post("/execute", self._execute),
-                web.get("/health", self._health),
-                web.get("/sessions", self._list),
-                web.delete("/sessions/{name}", self._delete),
-            ]
-        )
+        self.app.add_routes([web.post("/execute", self._execute), web.get("/health", self._health)])
+        self.app.add_routes([web.get("/sessions", self._list), web.delete("/sessions/{name}", self._delete)])
 
     def runner(self) -> web.AppRunner:
-        """What serves it."""
         return web.AppRunner(
             self.app,
             logger=_log,
@@ -271,7 +261,7 @@ class Service:
         """End idle sessions and quiet connections, for ever."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            await self._sessions.end_idle()
+            await self.sessions.end_idle()
             self.end_quiet(runner)
 
     def end_quiet(self, runner: web.AppRunner) -> None:
@@ -304,7 +294,6 @@ class Service:
             self._seen[transport] = time.monotonic()
 
     def _refusal(self, request: web.Request) -> tuple[int, str] | None:
-        """Status and reason, for a request that is not answered."""
         if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
             return 403, "this service does not answer web pages (the request has an Origin)"
         hosts = request.headers.getall("Host", [])
@@ -323,23 +312,19 @@ class Service:
             return 503, f"{_REQUESTS} requests are under way already"
         return None
 
-    async def close(self) -> None:
-        """End every session."""
-        await self._sessions.close()
-
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "healthy", "worker": "seatrial"})
 
     async def _list(self, _: web.Request) -> web.Response:
         found = {
             name: {"backend": "ipython", "created": session.created, "last_used": session.used, "alive": True}
-            for name, session in self._sessions.open.items()
+            for name, session in self.sessions.open.items()
         }
         return web.json_response({"sessions": found, "backend": "ipython"})
 
     async def _delete(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        if await self._sessions.end(name):
+        if await self.sessions.end(name):
             return web.json_response({"message": f"IPython session {name} deleted successfully"})
         return web.json_response({"error": f"IPython session {name} not found"}, status=404)
 
@@ -369,7 +354,7 @@ class Service:
     async def _run(self, asked: _Request) -> dict[str, Any]:
         if asked.language == "ipython":
             assert asked.session is not None
-            cell = await self._sessions.run(asked.session, asked.code, asked.timeout_s, asked.minimal)
+            cell = await self.sessions.run(asked.session, asked.code, asked.timeout_s, asked.minimal)
             answer = self._answer(cell.ending, cell.stdout, cell.stderr, cell.failed, asked)
             # A session that was ended is new the next time; the client is told then.
             return {**answer, "new_session_created": cell.new}
@@ -450,7 +435,7 @@ async def serve(host: str, port: int, limits: SandboxLimits, ready: Callable[[in
         tending.cancel()
         await asyncio.gather(tending, return_exceptions=True)
         await runner.cleanup()
-        await service.close()
+        await service.sessions.close()
 
 
 def run_service(host: str, port: int, limits: SandboxLimits, ready: Callable[[int], None]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from seatrial.core import registry
 from seatrial.core.errors import UserError
-from seatrial.rollouts.campaign import Dataset, SandboxLimits, Verify
+from seatrial.rollouts.campaign import Dataset, SandboxLimits, Verify, api_key_of
 from seatrial.rollouts.rollout_record import Verifier
 from seatrial.rollouts.verifiers.text_verifiers import Asker, Truth
 
@@ -53,9 +53,9 @@ def make_verifier(verify: Verify, limits: SandboxLimits, base: Path, policy: Ask
         from seatrial.rollouts.verifiers.process_verifiers import Function
 
         return Function(verify, base)
-    from seatrial.rollouts.verifiers.judge_verifier import Judge, server
+    from seatrial.rollouts.verifiers.judge_verifier import Judge, ServerAsker
 
-    asker = server(verify) if verify.url else policy
+    asker = ServerAsker([verify.url], verify.model, api_key_of(verify.key_env)) if verify.url else policy
     if asker is None:
         raise UserError("a verifier of kind judge has no url, and there is no policy to ask", "say url in its [verifiers] table")
     return Judge(verify, truth, asker)

@@ -151,13 +151,26 @@ def cases_of(tests: Any, entry_point: str | None = None) -> list[Case]:
         raise ValueError("no tests")
     if all(isinstance(entry, str) for entry in tests):
         return [AssertsCase(_checked(entry, entry_point)) for entry in tests]
-    return [_pair(entry) for entry in tests]
+    cases: list[Case] = []
+    for entry in tests:
+        if not isinstance(entry, Mapping) or "input" not in entry or "output" not in entry:
+            raise ValueError("a test must have input and output")
+        if entry.get("testtype", "stdin") != "stdin":
+            raise ValueError("tests of functions are written as fn_name, inputs and outputs")
+        cases.append(ProgramCase(_text(entry["input"]), _text(entry["output"])))
+    return cases
 
 
 def same_output(got: str, wanted: str) -> bool:
     """Line by line as LiveCodeBench: white space around lines does not matter, and numbers are equal by value."""
-    ours, theirs = _lines(got), _lines(wanted)
-    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
+    ours, theirs = ([line.strip() for line in text.strip().split("\n")] for text in (got, wanted))
+    if len(ours) != len(theirs):
+        return False
+    try:
+        different = ((mine.split(), other.split()) for mine, other in zip(ours, theirs, strict=True) if mine != other)
+        return all([*map(Decimal, mine)] == [*map(Decimal, other)] for mine, other in different)
+    except InvalidOperation:
+        return False
 
 
 def same_value(got: Any, wanted: Any) -> bool:
@@ -182,14 +195,6 @@ def _lists(tests: Mapping[str, Any]) -> list[Case]:
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"fn_name = {name!r} is no name")
     return [CallCase(name, _arguments(given), parse_json(wanted) if isinstance(wanted, str) else wanted) for given, wanted in pairs]
-
-
-def _pair(entry: Any) -> Case:
-    if not isinstance(entry, Mapping) or "input" not in entry or "output" not in entry:
-        raise ValueError("a test must have input and output")
-    if entry.get("testtype", "stdin") != "stdin":
-        raise ValueError("tests of functions are written as fn_name, inputs and outputs")
-    return ProgramCase(_text(entry["input"]), _text(entry["output"]))
 
 
 def _text(value: Any) -> str:
@@ -229,19 +234,6 @@ def _runs(node: ast.stmt) -> bool:
         return not isinstance(node.value, ast.Constant)
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.Pass)
     return not isinstance(node, kinds)
-
-
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.strip().split("\n")]
-
-
-def _same_line(got: str, wanted: str) -> bool:
-    if got == wanted:
-        return True
-    try:
-        return [Decimal(word) for word in got.split()] == [Decimal(word) for word in wanted.split()]
-    except InvalidOperation:
-        return False
 
 
 class Exact:
@@ -368,7 +360,6 @@ def _read(said: str, options: Mapping[str, str], *, alone: bool) -> str | None:
 
 
 def _option(text: str, options: Mapping[str, str]) -> str | None:
-    """The one option with this text."""
     found = [letter for letter, option in options.items() if _same(text, option)]
     return found[0] if len(found) == 1 else None
 
