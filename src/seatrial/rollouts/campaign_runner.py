@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from seatrial.core.errors import UserError
 from seatrial.core.jobs import Batch, Ending, Profile, UnitState
@@ -27,7 +28,7 @@ from seatrial.core.records import Record
 from seatrial.core.text import counted
 from seatrial.core.verdict import ExitCode
 from seatrial.evidence.redact import Redactor
-from seatrial.rollouts import campaign_preflight, campaign_rounds
+from seatrial.rollouts import campaign_rounds
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir, ShardState, newest_states, read_stop_file, write_stop_file
 from seatrial.rollouts.campaign_rounds import LOCAL, Round
@@ -92,7 +93,6 @@ class Status(Record):
 
     @property
     def settled(self) -> int:
-        """Units that are owed no more."""
         return self.ok + self.failed
 
 
@@ -107,11 +107,13 @@ class StatusReader:
         """Shards that owe something, and how much, as of the last look."""
 
     def look(self) -> Status:
-        """The campaign now."""
         scan = self._scanner.update()
         rows_done = self._count(scan.settled)
         owed = self.owed_by_shard
-        working = self._working()
+        # Collectors that wrote lately. A clock that lags behind the file system's must not make it the future.
+        newest, now = newest_states(self._place, owed).values(), time.time()
+        aged = [(state, max(0.0, now - written)) for state, written in newest if state.ended is None]
+        working = [(state, age) for state, age in aged if age <= FRESH_S]
         states = [state for state, _ in working]
         settled = scan.ok + scan.failed
         rate = self._rate(settled, states)
@@ -159,13 +161,6 @@ class StatusReader:
         self.owed_by_shard = {shard: count for shard, count in enumerate(counts) if count}
         return done
 
-    def _working(self) -> list[tuple[ShardState, float]]:
-        """States of shards that owe something and whose collectors wrote lately, and how many seconds ago that was."""
-        newest, now = newest_states(self._place, self.owed_by_shard).values(), time.time()
-        # A clock that lags behind the file system's must not make it the future.
-        aged = [(state, max(0.0, now - written)) for state, written in newest if state.ended is None]
-        return [(state, age) for state, age in aged if age <= FRESH_S]
-
     def _rate(self, settled: int, states: list[ShardState]) -> float | None:
         """What was seen over the last minute; at first what the collectors say."""
         now = time.monotonic()
@@ -211,13 +206,13 @@ class RunTarget:
 
 
 def campaign_lock(place: CampaignDir, say: Say) -> AbstractContextManager[None]:
-    """Be the one who changes and carries a campaign; a BlockedError says who does already."""
+    """Lock the campaign; a BlockedError names the holder."""
     fix = f"wait for it to end, or stop it: seatrial rollouts cancel {shlex.quote(str(place.root))}"
     return exclusive(place.root / LOCK, f"another seatrial that carries {place.root}", say, _LOCK_S, fix)
 
 
 class CampaignRunner:
-    """Carries one campaign; for whoever holds `conducting`."""
+    """Runs one campaign, whose `campaign_lock` is held."""
 
     def __init__(self, place: CampaignDir, where: RunTarget, say: Say, show: Show) -> None:
         self.place, self.where = place, where
@@ -231,7 +226,9 @@ class CampaignRunner:
         """Launch and follow rounds until there is nothing to do, or no sense in another. Raises `Interrupted` when asked to stop."""
         with Units(self.place, self.manifest) as units:
             watch = StatusReader(self.place, self.manifest, units)
-            self._follow_last(watch)
+            if live := self._live():
+                self._say(f"round {live.number} on {live.on} has not ended: following it")
+                self._follow(live, watch)
             status, launched, idle = watch.look(), 0, False
             while status.owed and not status.stopped and not idle and launched < self.campaign.work.rounds:
                 before, launched = status, launched + 1
@@ -239,20 +236,16 @@ class CampaignRunner:
                 check_stop()
                 status = watch.look()
                 # A failure brings its unit nearer to being given up; a round without a record would be the same again.
-                same = status.failures == before.failures or (not status.ok and self._servers_were_gone(watch))
+                states = newest_states(self.place, watch.owed_by_shard).values()
+                unanswered = bool(states) and all(state.ended == "servers" for state, _ in states)
+                same = status.failures == before.failures or (not status.ok and unanswered)
                 idle = same and status.owed == before.owed
             if status.owed and launched and not status.stopped:
                 ended = "the round settled nothing" if idle else f"something is owed after {counted(launched, 'round')} (work.rounds)"
                 self._say(f"{ended}: {self._why()}")
             return status
 
-    def _servers_were_gone(self, watch: StatusReader) -> bool:
-        """Whether every shard that owes something ended because nobody answered, or nobody who knows what we ask for."""
-        states = newest_states(self.place, watch.owed_by_shard).values()
-        return bool(states) and all(state.ended == "servers" for state, _ in states)
-
     def submit(self) -> None:
-        """Launch one round on Slurm and leave it there."""
         with Units(self.place, self.manifest) as units:
             watch = StatusReader(self.place, self.manifest, units)
             if not watch.look().owed:
@@ -264,8 +257,8 @@ class CampaignRunner:
 
     def _next(self, watch: StatusReader) -> Round:
         """Plan what is owed now, once everything that can be known before is known."""
-        campaign_preflight.check_campaign(self.campaign, here=self.where.profile is None)
-        campaign_preflight.build_environments(self.campaign, self._say)
+        campaign_rounds.check_campaign(self.campaign, here=self.where.profile is None)
+        campaign_rounds.build_environments(self.campaign, self._say)
         largest = -(-self.manifest.units // self.manifest.shards)
         work, where = self.campaign.work, self.where
         planned = campaign_rounds.plan_round(self.place, watch.owed_by_shard, largest, where.name, work.parallel, where.most_tasks)
@@ -301,12 +294,6 @@ class CampaignRunner:
         """The last round, if it was submitted to Slurm and still collects."""
         last = _submitted(self.place)
         return last if last and not _collected(Poller([campaign_rounds.round_dir(self.place, last.number)]).poll()) else None
-
-    def _follow_last(self, watch: StatusReader) -> None:
-        """A round on Slurm that has not ended is followed before another is planned."""
-        if live := self._live():
-            self._say(f"round {live.number} on {live.on} has not ended: following it")
-            self._follow(live, watch)
 
     def _follow(self, planned: Round, watch: StatusReader) -> None:
         """Until the collecting jobs have ended; the merge that comes after them is not waited for."""
@@ -413,8 +400,7 @@ def wait_a_moment() -> None:
         time.sleep(0.1)
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
+class DryRun(NamedTuple):
     """A dry run."""
 
     text: str
@@ -430,7 +416,11 @@ def dry_run(draft: CampaignDir, root: Path, campaign: Campaign, manifest: Manife
     batch = campaign_rounds.batch_of(CampaignDir(root), campaign, planned, where.gpus_per_node, merge=where.profile is not None)
     lines = [*_summary(campaign, manifest, sizes), ""]
     if where.profile is None:
-        return DryRun("\n".join(lines + _commands(batch, len(planned.tasks))))
+        tasks = len(planned.tasks)
+        count = f"{tasks} tasks at a time" if tasks > 1 else "1 task"
+        lines.append(f"{count} on this machine, with all shards between them; {{index}} is the number of a task, which runs:")
+        lines += [f"  {item.name} x {item.replicas}: {shlex.join(item.command)}" for item in batch.jobs[0].components]
+        return DryRun("\n".join(lines))
     scripts = render_batch(
         batch, where.profile, root / "rounds" / "0001", {job.name: f"seatrial-{job.name}-00000000" for job in batch.jobs}
     )
@@ -452,10 +442,3 @@ def _summary(campaign: Campaign, manifest: Manifest, sizes: dict[int, int]) -> l
     of_each = f"{spread} rollouts" if max(sizes.values()) > 1 else "1 rollout"
     lines.append(f"  {counted(manifest.shards, 'shard')} of {of_each}, dealt by {manifest.deal}; {guess}")
     return lines
-
-
-def _commands(batch: Batch, tasks: int) -> list[str]:
-    (job,) = batch.jobs
-    count = f"{tasks} tasks at a time" if tasks > 1 else "1 task"
-    lines = [f"{count} on this machine, with all shards between them; {{index}} is the number of a task, which runs:"]
-    return lines + [f"  {item.name} x {item.replicas}: {shlex.join(item.command)}" for item in job.components]

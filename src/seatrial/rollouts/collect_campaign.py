@@ -27,8 +27,7 @@ from seatrial.evidence.redact import Redactor
 from seatrial.rollouts import demo_server
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir, spare_campaigns
-from seatrial.rollouts.campaign_preflight import campaign_warnings, check_campaign
-from seatrial.rollouts.campaign_rounds import check_root
+from seatrial.rollouts.campaign_rounds import campaign_warnings, check_campaign, check_root
 from seatrial.rollouts.campaign_runner import CampaignRunner, RunTarget, Status, campaign_lock
 from seatrial.rollouts.manifest import Manifest, Units, create_campaign, load_campaign, load_manifest
 from seatrial.rollouts.results.campaign_export import write_skills_layout

@@ -21,10 +21,10 @@ import shutil
 import sys
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from itertools import accumulate
 from pathlib import Path
@@ -43,15 +43,6 @@ from seatrial.rollouts.campaign import Campaign, SeedRule
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.inputs import InputFile, Progress, Written, sha256_of, write_inputs
 from seatrial.rollouts.rollout_record import InputRow, Unit
-
-
-def sha256_of_function(spec: str, base: Path) -> str | None:
-    """Of the content of the function's file; None when it cannot be found or read."""
-    file = file_of(spec, base)
-    try:
-        return sha256_of(file) if file is not None else None
-    except OSError:
-        return None
 
 
 def file_of(spec: str, base: Path) -> Path | None:
@@ -158,7 +149,12 @@ def identity_of(campaign: Campaign, base: Path) -> dict[str, Any]:
     identity = campaign.identity()
     for name, verify in campaign.verifiers.items():
         if verify.function is not None:
-            identity["verifiers"][name][_CONTENT] = sha256_of_function(verify.function, base)
+            file = file_of(verify.function, base)
+            try:
+                content = sha256_of(file) if file is not None else None
+            except OSError:
+                content = None
+            identity["verifiers"][name][_CONTENT] = content
     return identity
 
 
@@ -227,7 +223,6 @@ def _check_free(root: Path) -> None:
 
 
 def load_manifest(place: CampaignDir) -> Manifest:
-    """The manifest of a campaign directory."""
     if not place.manifest.is_file():
         raise UserError(f"{place.root}: no manifest.json, so it is no campaign", "name a directory that `seatrial rollouts start` made")
     return read_model(place.manifest, Manifest)
@@ -282,8 +277,15 @@ def changes(manifest: Manifest, campaign: Campaign, base: Path, *, may_be_gone: 
     found += [f"datasets.{name}: added" for name in asked if name not in both]
     if (old := [name for name in known if name in both]) != (new := [name for name in asked if name in both]):
         found.append(f"datasets: order {', '.join(old)} -> {', '.join(new)}")
-    contents = [(name, _content_change(known[name], base / asked[name].path, may_be_gone)) for name in asked if name in both]
-    return found + [f"datasets.{name}: {said}" for name, said in contents if said]
+    for name in (name for name in asked if name in both):
+        file, path = known[name], base / asked[name].path
+        try:
+            if path.stat().st_size != file.bytes or sha256_of(path) != file.sha256:
+                found.append(f"datasets.{name}: content changed ({path})")
+        except OSError as error:
+            if not may_be_gone:
+                found.append(f"datasets.{name}: {path} cannot be read any more: {error.strerror or error}")
+    return found
 
 
 def _function_change(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> str | None:
@@ -292,15 +294,6 @@ def _function_change(before: Mapping[str, Any], now: Mapping[str, Any], key: str
     if not key.endswith(f".{_CONTENT}") or before.get(function) != now[function] or before.get(key) in (None, now[key]):
         return None
     return f"{function}: content changed ({now[function]})" if now[key] else f"{function}: {now[function]} cannot be found any more"
-
-
-def _content_change(file: InputFile, path: Path, may_be_gone: bool) -> str | None:
-    try:
-        if path.stat().st_size == file.bytes and sha256_of(path) == file.sha256:
-            return None
-    except OSError as error:
-        return None if may_be_gone else f"{path} cannot be read any more: {error.strerror or error}"
-    return f"content changed ({path})"
 
 
 def _by_name(identity: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
@@ -351,8 +344,13 @@ class Units:
         self._rule: str = work["seed_rule"]
         self._path = place.inputs
         self._offsets = _read_index(place, manifest)
-        self._recent: OrderedDict[int, InputRow] = OrderedDict()
-        self._handle = _opened(place.inputs)
+        self.row: Callable[[int], InputRow] = lru_cache(_KEPT)(self._read)
+        """A row, read when it is asked for."""
+        try:
+            with open_file(place.inputs) as stream:
+                self._handle = os.dup(stream.fileno())
+        except OSError as error:
+            raise _changed(f"{place.inputs}: cannot read: {error.strerror or error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -361,7 +359,6 @@ class Units:
         self.close()
 
     def close(self) -> None:
-        """Let go of the inputs."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -381,7 +378,6 @@ class Units:
         return (self.row_of(number) if self._by_rows else self._known(number)) % self._shards
 
     def row_of(self, number: int) -> int:
-        """The row of a unit."""
         part = self._part_of_unit(number)
         return self._row_starts[part] + (number - self._unit_starts[part]) // len(self._labels[part])
 
@@ -391,12 +387,7 @@ class Units:
         labels = self._labels[part]
         return labels[(number - self._unit_starts[part]) % len(labels)]
 
-    def seed_of(self, number: int) -> int:
-        """The seed to ask with, or NO_SEED."""
-        return self._seed_for(self.task_of(self.row_of(number)), self.repeat_of(number))
-
     def units_of_row(self, index: int) -> range:
-        """The units of a row."""
         part = self._part_of_row(index)
         width = len(self._labels[part])
         first = self._unit_starts[part] + (index - self._row_starts[part]) * width
@@ -414,9 +405,9 @@ class Units:
         return self._names[self._part_of_row(index)]
 
     def unit(self, number: int) -> Unit:
-        """A unit with its row."""
         row, repeat = self.row(self.row_of(number)), self.repeat_of(number)
-        return Unit(number=number, row=row, repeat=repeat, seed=self._seed_for(row.id, repeat))
+        seed = derive_seed(self._seed, row.id, repeat) if self._rule == "derived" else repeat if self._rule == "repeat" else NO_SEED
+        return Unit(number=number, row=row, repeat=repeat, seed=seed)
 
     def task_of(self, index: int) -> str:
         """The id of a row, of which no more is read: it stands first."""
@@ -426,20 +417,8 @@ class Units:
             raise _changed(f"{self._path}:{index + 1}: not the row that was written")
         return start[len(_BEFORE_ID) : start.index(b'"', len(_BEFORE_ID))].decode()
 
-    def row(self, index: int) -> InputRow:
-        """A row, read when it is asked for."""
-        kept = self._recent.get(index)
-        if kept is not None:
-            self._recent.move_to_end(index)
-            return kept
-        self._part_of_row(index)
-        row = self._read(index)
-        self._recent[index] = row
-        if len(self._recent) > _KEPT:
-            self._recent.popitem(last=False)
-        return row
-
     def _read(self, index: int) -> InputRow:
+        self._part_of_row(index)
         start, end = self._offsets[index], self._offsets[index + 1]
         line = os.pread(self._handle, end - start, start)
         try:
@@ -455,11 +434,6 @@ class Units:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise _changed(f"{self._path}:{index + 1}: not the row that was written: {error}") from error
-
-    def _seed_for(self, task: str, repeat: int) -> int:
-        if self._rule == "derived":
-            return derive_seed(self._seed, task, repeat)
-        return repeat if self._rule == "repeat" else NO_SEED
 
     def _known(self, number: int) -> int:
         if not 0 <= number < self.total:
@@ -486,15 +460,6 @@ def _read_index(place: CampaignDir, manifest: Manifest) -> array[int]:
     if len(offsets) != manifest.rows + 1 or offsets[-1] != size:
         raise _changed(f"{place.inputs}: {size} bytes and {len(offsets) - 1} rows; the manifest says {manifest.rows} rows")
     return offsets
-
-
-def _opened(path: Path) -> int:
-    """A descriptor of the rows."""
-    try:
-        with open_file(path) as stream:
-            return os.dup(stream.fileno())
-    except OSError as error:
-        raise _changed(f"{path}: cannot read: {error.strerror or error}") from error
 
 
 def _changed(message: str) -> UserError:
