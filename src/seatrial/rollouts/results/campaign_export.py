@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -64,10 +64,23 @@ def select_tasks(
     if not 0 <= low <= high <= 1:
         raise UserError(f"a band from {low:g} to {high:g}", "a pass rate lies from 0 to 1; say the lower bound first")
     manifest = manifests.load_manifest(place)
-    _keep_inputs(manifest, out)
-    _known(manifest, dataset, min_n)
+    if out.is_dir():
+        raise UserError(f"{out}: is a directory", "name a file")
+    spare_campaigns(out)
+    names = [file.dataset for file in manifest.files]
+    if own := next((file for file in manifest.files if manifests.is_input(out, file)), None):
+        raise UserError(f"{out}: is the input of dataset {own.dataset}", "write to another file")
+    if dataset is not None and dataset not in names:
+        raise UserError(f"no dataset is called {dataset}", f"there are: {', '.join(names)}")
+    most = max(len(labels) for labels in manifest.repeats.values())
+    if not 1 <= min_n <= most:
+        raise UserError(f"at least {min_n} rollouts: tasks have up to {most}", f"choose from 1 to {most}")
     tasks = make_profile(place, pass_at=pass_at, ks=(1,), progress=progress).tasks
-    _has_tag(tasks, tag)
+    tags = sorted({name for task in tasks for name in task.tags})
+    if tag is not None and tag not in tags:
+        more = f" and {len(tags) - _SHOWN} more" if len(tags) > _SHOWN else ""
+        fix = f"there are: {', '.join(tags[:_SHOWN])}{more}" if tags else "leave it out: no task has any"
+        raise UserError(f"no task has the tag {tag}", fix)
     reasons = [_why_not(task, low, high, dataset, tag, min_n) for task in tasks]
     chosen = [task for task, reason in zip(tasks, reasons, strict=True) if reason is None]
     left_out = dict(Counter(reason for reason in reasons if reason))
@@ -91,34 +104,6 @@ def _why_not(task: Task, low: float, high: float, dataset: str | None, tag: str 
     if task.pass_rate < low:
         return f"below {low:g}"
     return f"above {high:g}" if task.pass_rate > high else None
-
-
-def _known(manifest: Manifest, dataset: str | None, min_n: int) -> None:
-    names = [file.dataset for file in manifest.files]
-    if dataset is not None and dataset not in names:
-        raise UserError(f"no dataset is called {dataset}", f"there are: {', '.join(names)}")
-    most = max(len(labels) for labels in manifest.repeats.values())
-    if not 1 <= min_n <= most:
-        raise UserError(f"at least {min_n} rollouts: tasks have up to {most}", f"choose from 1 to {most}")
-
-
-def _has_tag(tasks: Sequence[Task], tag: str | None) -> None:
-    tags = sorted({name for task in tasks for name in task.tags})
-    if tag is not None and tag not in tags:
-        more = f" and {len(tags) - _SHOWN} more" if len(tags) > _SHOWN else ""
-        raise UserError(
-            f"no task has the tag {tag}", f"there are: {', '.join(tags[:_SHOWN])}{more}" if tags else "leave it out: no task has any"
-        )
-
-
-def _keep_inputs(manifest: Manifest, out: Path) -> None:
-    """Refuse what would destroy a campaign or what this one was made from, however it is spelled."""
-    if out.is_dir():
-        raise UserError(f"{out}: is a directory", "name a file")
-    spare_campaigns(out)
-    for file in manifest.files:
-        if manifests.is_input(out, file):
-            raise UserError(f"{out}: is the input of dataset {file.dataset}", "write to another file")
 
 
 def _selected_line(row: InputRow, task: Task, with_rate: bool) -> bytes:
@@ -170,8 +155,10 @@ def _spare(manifest: Manifest, paths: Iterable[Path]) -> None:
 
 def _write_seeds(paths: Mapping[int, Path], records: _Ahead, end: int, expected: int, units: Units) -> list[Path]:
     """The files of one dataset, whose units end at `end`: a path for each label, `expected` rows in each."""
-    for path in paths.values():
-        _unmark(path)
+    markers = {label: path.with_name(f"{path.name}.done") for label, path in paths.items()}
+    for marker in (marker for marker in markers.values() if marker.exists()):
+        marker.unlink()
+        sync_directory(marker.parent)
     counts = dict.fromkeys(paths, 0)
     with ExitStack() as stack:
         streams = {label: stack.enter_context(replacing(path)) for label, path in paths.items()}
@@ -179,10 +166,10 @@ def _write_seeds(paths: Mapping[int, Path], records: _Ahead, end: int, expected:
             label = units.repeat_of(unit)
             streams[label].write(_row(line, units, unit))
             counts[label] += 1
-    markers = [_marker(path) for label, path in paths.items() if counts[label] == expected]
-    for marker in markers:
+    complete = [marker for label, marker in markers.items() if counts[label] == expected]
+    for marker in complete:
         write_bytes(marker, b"")
-    return [*paths.values(), *markers]
+    return [*paths.values(), *complete]
 
 
 class _Ahead:
@@ -258,13 +245,3 @@ def _row(line: bytes, units: Units, unit: int, more: dict[str, Any] | None = Non
 
 def _json_line(row: dict[str, Any]) -> bytes:
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _marker(path: Path) -> Path:
-    return path.with_name(f"{path.name}.done")
-
-
-def _unmark(path: Path) -> None:
-    if _marker(path).exists():
-        _marker(path).unlink()
-        sync_directory(path.parent)

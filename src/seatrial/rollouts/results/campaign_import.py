@@ -24,6 +24,7 @@ from seatrial.core.errors import UserError
 from seatrial.core.files import write_json
 from seatrial.core.guarded import BadValue, open_file, parse_json
 from seatrial.core.records import replace
+from seatrial.rollouts.backends.openai_format import count_of
 from seatrial.rollouts.campaign import PARAMS, Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.inputs import (
@@ -133,11 +134,6 @@ def fingerprint(data: Mapping[str, Any]) -> str | None:
     return content_of(canonical(said)) if said else None
 
 
-def reward_key_of(data: Mapping[str, Any]) -> str | None:
-    """Which column of a row is its reward."""
-    return next((key for key in REWARDS if data.get(key) is not None), None)
-
-
 def head_of_rollout(data: Mapping[str, Any], reward_key: str | None, *, unit: int, task: str, repeat: int) -> Head:
     """The head of a rollout's record. Raises BadRowError for a row that has no reward and does not say that it failed."""
     reward = None if reward_key is None else data.get(reward_key)
@@ -184,19 +180,15 @@ def _response(data: Mapping[str, Any]) -> tuple[int | None, int | None, str | No
     response = data.get("response")
     if not isinstance(response, Mapping):
         said = data.get("finish_reason")
-        made = _count(data.get("num_generated_tokens"))
-        return _count(data.get("num_input_tokens")), made, said if isinstance(said, str) else None, None
+        made = count_of(data.get("num_generated_tokens"))
+        return count_of(data.get("num_input_tokens")), made, said if isinstance(said, str) else None, None
     usage, reason = _table(response.get("usage")), _table(response.get("incomplete_details")).get("reason")
     finish = "length" if reason == "max_output_tokens" else reason or ("stop" if response.get("status") == "completed" else None)
-    return _count(usage.get("input_tokens")), _count(usage.get("output_tokens")), finish, _turns(response.get("output"))
+    return count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens")), finish, _turns(response.get("output"))
 
 
 def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _turns(output: Any) -> int:
@@ -261,7 +253,8 @@ def read_lines(kind: Kind, paths: Sequence[Path], faults: Faults) -> Iterator[Ro
                 faults.add(where, str(error))  # what it advises is for rows that can be written anew
                 continue
             try:
-                task, repeat = _gym_key(data) if label is None else (_skills_task(data, number), label)
+                task = number - 1 if label is not None and TASK_INDEX not in data else _index(data, TASK_INDEX)
+                repeat = _index(data, ROLLOUT_INDEX) if label is None else label
                 agent_of(data)
             except BadRowError as error:
                 faults.add(where, error)
@@ -280,14 +273,6 @@ def _texts(path: Path) -> Iterator[tuple[int, int, bytes]]:
                 offset += len(line)
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror or error}", "check the path and its permissions") from error
-
-
-def _gym_key(data: Mapping[str, Any]) -> tuple[int, int]:
-    return _index(data, TASK_INDEX), _index(data, ROLLOUT_INDEX)
-
-
-def _skills_task(data: Mapping[str, Any], number: int) -> int:
-    return _index(data, TASK_INDEX) if TASK_INDEX in data else number - 1
 
 
 def _index(data: Mapping[str, Any], key: str) -> int:
@@ -329,14 +314,11 @@ class Survey:
         self.tasks: dict[int, ImportedTask] = {}
         self.bits: dict[int, int] = {}
         for line in found:
-            self._add(line)
-
-    def _add(self, line: RolloutLine) -> None:
-        task = self.tasks.get(line.task)
-        if task is None:
-            task = ImportedTask(line.file, line.offset, line.length, agent_of(line.data), fingerprint(line.data))
-            self.tasks[line.task] = task
-        task.labels |= 1 << self.bits.setdefault(line.label, len(self.bits))
+            task = self.tasks.get(line.task)
+            if task is None:
+                task = ImportedTask(line.file, line.offset, line.length, agent_of(line.data), fingerprint(line.data))
+                self.tasks[line.task] = task
+            task.labels |= 1 << self.bits.setdefault(line.label, len(self.bits))
 
     def groups(self, unnamed: str, *, exact: bool) -> list[AgentGroup]:
         """Datasets, by agent; `unnamed` is the one without. `exact`: a task is owed what it was seen with, else what any of its agent
@@ -390,7 +372,15 @@ def import_rollouts(
     source = _Source(kind, in_order(kind, files), in_order("gym", inputs))
     if not source.rollouts:
         raise UserError("nothing to import: no file was named", "name the files that hold the rollouts")
-    survey, groups = _survey(source, name)
+    faults = Faults()
+    survey = Survey(read_lines("gym" if source.inputs else source.kind, source.of_tasks, faults))
+    if source.inputs:
+        # What is owed must be certain. Bad lines of rollouts are told when they are read for good.
+        faults.refuse("mend the materialized inputs, or leave them out")
+    if not survey.tasks:
+        faults.refuse("name the files that hold the rollouts")
+        raise UserError(f"{source.of_tasks[0]}: there is no rollout in it", "name the files that hold the rollouts")
+    groups = survey.groups(name, exact=bool(source.inputs))
     with building(out) as draft:
         written, numbers = _write_rows(source, survey, groups, draft)
         identity = {"work": {"seed": 0, "seed_rule": "none"}}
@@ -403,19 +393,6 @@ def import_rollouts(
         manifest = replace(manifest, imported=writer.summary())
         write_json(draft.manifest, manifest)
     return manifest
-
-
-def _survey(source: _Source, name: str) -> tuple[Survey, list[AgentGroup]]:
-    faults = Faults()
-    kind: Kind = "gym" if source.inputs else source.kind
-    survey = Survey(read_lines(kind, source.of_tasks, faults))
-    if source.inputs:
-        # What is owed must be certain. Bad lines of rollouts are told when they are read for good.
-        faults.refuse("mend the materialized inputs, or leave them out")
-    if not survey.tasks:
-        faults.refuse("name the files that hold the rollouts")
-        raise UserError(f"{source.of_tasks[0]}: there is no rollout in it", "name the files that hold the rollouts")
-    return survey, survey.groups(name, exact=bool(source.inputs))
 
 
 def _write_rows(source: _Source, survey: Survey, groups: Sequence[AgentGroup], place: CampaignDir) -> tuple[Written, dict[int, int]]:
@@ -481,7 +458,7 @@ class _Journal:
         if not self._source.inputs and fingerprint(line.data) != task.fingerprint:
             raise BadRowError(f"another problem than line {line.number} of {self._source.rollouts[task.file]}: the files are not aligned")
         if self._reward_key is None:
-            self._reward_key = reward_key_of(line.data)
+            self._reward_key = next((key for key in REWARDS if line.data.get(key) is not None), None)
         unit = units.units_of_row(index)[known.index(line.label)]
         made = head_of_rollout(line.data, self._reward_key, unit=unit, task=units.task_of(index), repeat=line.label)
         counts = self._ok if made.ok else self._failed
@@ -489,7 +466,6 @@ class _Journal:
         return encode(made, {**line.data, "reward": made.reward} if made.ok else line.data)
 
     def summary(self) -> Imported:
-        """Where it all came from."""
         return Imported(
             kind=self._source.kind,
             reward_key=self._reward_key,
@@ -500,6 +476,3 @@ class _Journal:
             bad=self.faults.total,
             bad_lines=tuple(self.faults.first),
         )
-
-
-__all__ = ["import_rollouts"]

@@ -16,9 +16,9 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from seatrial import __version__
@@ -30,6 +30,7 @@ from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.journal.journal_scan import FAILED, OK
 from seatrial.rollouts.manifest import Manifest, Units
 from seatrial.rollouts.results.profile_data import (
+    QUANTITIES,
     AtK,
     AverageOf,
     Bar,
@@ -54,7 +55,6 @@ Interval = tuple[float, float]
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean of at least one value."""
     return math.fsum(values) / len(values)
 
 
@@ -149,8 +149,7 @@ TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens"})
 """How chat completions, the Responses API and others say that an answer was cut at a limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     """What the user chose."""
 
     pass_at: float
@@ -189,7 +188,8 @@ def make_task(row: InputRow, units: range, columns: Columns, rules: Rules) -> Ta
     rewards = rewards_of(columns, units)
     correct = sum([reward >= rules.pass_at for reward in rewards])
     low, high = wilson(correct, n) if n else (None, None)
-    passes, best, majority = _task_at_k(rewards, correct, _answers(columns, units) if n < expected else columns.answer[first:last], rules)
+    answers = [columns.answer[unit] for unit in units if columns.state[unit] == OK]
+    passes, best, majority = _task_at_k(rewards, correct, answers, rules)
     finish = _counts(columns.finish[first:last], columns.finishes)
     return Task(
         index=row.index,
@@ -203,7 +203,7 @@ def make_task(row: InputRow, units: range, columns: Columns, rules: Rules) -> Ta
         failed=_counts(columns.kind[first:last], columns.kinds) if given_up else {},
         missing=expected - n - given_up,
         coverage=n / expected,
-        reward=numbers(rewards),
+        **{name: numbers(getattr(columns, name)[first:last]) for name in QUANTITIES},
         correct=correct,
         pass_rate=correct / n if n else None,
         pass_low=low,
@@ -211,18 +211,10 @@ def make_task(row: InputRow, units: range, columns: Columns, rules: Rules) -> Ta
         pass_at=passes,
         best_at=best,
         majority_at=majority,
-        input_tokens=numbers(columns.input_tokens[first:last]),
-        output_tokens=numbers(columns.output_tokens[first:last]),
-        turns=numbers(columns.turns[first:last]),
-        latency_s=numbers(columns.latency_s[first:last]),
         finish=finish,
         truncated=truncated(finish),
         metrics={name: found for name, column in columns.metrics.items() if (found := numbers(column[first:last]))},
     )
-
-
-def _answers(columns: Columns, units: range) -> list[int]:
-    return [columns.answer[unit] for unit in units if columns.state[unit] == OK]
 
 
 def _task_at_k(rewards: list[float], correct: int, answers: Sequence[int], rules: Rules) -> tuple[tuple[float | None, ...], ...]:
@@ -266,21 +258,18 @@ def make_groups(tasks: Sequence[Task], sources: Sources) -> tuple[Group, ...]:
     """The group of all first, then the others by their kind and name."""
     overall = _group("overall", "all tasks", tasks, sources)
     made = [overall]
-    for by, name, members in _divisions(tasks):
+    agents, datasets = {task.agent for task in tasks}, {task.dataset for task in tasks}
+    divisions = [_divided("dataset", tasks, lambda task: (task.dataset,))]
+    if any(agents):
+        divisions.append(_divided("agent", tasks, lambda task: (task.agent or NO_AGENT,)))
+    divisions.append(_divided("tag", tasks, lambda task: tuple(dict.fromkeys(task.tags))))
+    if any(agents) and len(datasets) > 1 and len(agents) > 1:
+        divisions.append(_divided("dataset x agent", tasks, lambda task: (f"{task.dataset} x {task.agent or NO_AGENT}",)))
+    for by, name, members in chain.from_iterable(divisions):
         # One dataset is all of them: nothing is to be counted again.
         same = len(members) == len(tasks)
         made.append(replace(overall, by=by, name=name) if same else _group(by, name, members, sources))
     return tuple(made)
-
-
-def _divisions(tasks: Sequence[Task]) -> Iterator[tuple[By, str, Sequence[Task]]]:
-    agents = any(task.agent for task in tasks)
-    yield from _divided("dataset", tasks, lambda task: (task.dataset,))
-    if agents:
-        yield from _divided("agent", tasks, lambda task: (task.agent or NO_AGENT,))
-    yield from _divided("tag", tasks, lambda task: tuple(dict.fromkeys(task.tags)))
-    if agents and len({task.dataset for task in tasks}) > 1 and len({task.agent for task in tasks}) > 1:
-        yield from _divided("dataset x agent", tasks, lambda task: (f"{task.dataset} x {task.agent or NO_AGENT}",))
 
 
 def _divided(by: By, tasks: Sequence[Task], names: Callable[[Task], tuple[str, ...]]) -> Iterator[tuple[By, str, Sequence[Task]]]:
@@ -297,10 +286,10 @@ def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> Group:
     ranges = [sources.units_of(task.index) for task in tasks]
     finish = _added(task.finish for task in tasks)
 
-    def over(column: array[float]) -> Numbers | None:
-        return numbers(columns.ordered(column) if by == "overall" else _pooled(column, ranges))
-
-    reward = over(columns.reward)
+    found = {name: getattr(columns, name) for name in QUANTITIES}
+    pools = {name: columns.ordered(column) if by == "overall" else _pooled(column, ranges) for name, column in found.items()}
+    quantities = {name: numbers(pool) for name, pool in pools.items()}
+    reward = quantities["reward"]
     # No mean of such rewards lies beyond: an interval that does says less than is known.
     within = reward is not None and reward.min >= 0 and reward.max <= 1
     expected, ok = sum(task.expected for task in tasks), sum(task.n for task in tasks)
@@ -315,17 +304,13 @@ def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> Group:
         missing=sum(task.missing for task in tasks),
         coverage=ok / expected if expected else 0.0,
         mean=_estimate([task.reward.mean for task in tasks if task.reward], within),
-        reward=reward,
+        **quantities,
         pass_at=_group_at_k(tasks, sources.ks, lambda task: task.pass_at, within=True),
         best_at=_group_at_k(tasks, sources.ks, lambda task: task.best_at, within),
         majority_at=_group_at_k(_voting(tasks, sources), sources.ks, lambda task: task.majority_at, within),
         average_of=_averages(columns, ranges, sources.ks, within),
         never=sum(task.pass_rate == 0 for task in tasks),
         always=sum(task.pass_rate == 1 for task in tasks),
-        input_tokens=over(columns.input_tokens),
-        output_tokens=over(columns.output_tokens),
-        turns=over(columns.turns),
-        latency_s=over(columns.latency_s),
         finish=finish,
         truncated=truncated(finish),
         metrics={key: found for key, column in columns.metrics.items() if (found := numbers(_pooled(column, ranges)))},
@@ -427,7 +412,6 @@ def bars(ordered: Sequence[float]) -> tuple[Bar, ...]:
 
 
 def _steps(ordered: Sequence[float]) -> tuple[Bar, ...]:
-    """Many different values, in order."""
     low, high = ordered[0], quantile(ordered, 0.99)
     if high == low:
         high = ordered[-1]

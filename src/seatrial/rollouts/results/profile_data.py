@@ -19,6 +19,9 @@ from seatrial.rollouts.journal.attempts import AttemptFile
 from seatrial.rollouts.journal.journal_scan import Scan, Scanner
 from seatrial.rollouts.manifest import Units
 
+QUANTITIES = ("reward", "input_tokens", "output_tokens", "turns", "latency_s")
+"""Numbers of each rollout, besides the metrics of its verifier."""
+
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
@@ -193,7 +196,6 @@ class Profile:
 
     @property
     def overall(self) -> Group:
-        """Over all tasks."""
         return self.summary.groups[0]
 
 
@@ -226,6 +228,7 @@ class Columns:
         self.kinds = [""]
         """Classes of failures, in the same way."""
 
+        self._quantities = [(getattr(self, name), name) for name in QUANTITIES]
         self._ordered: dict[int, list[float]] = {}
 
     def _empty(self) -> array[float]:
@@ -239,37 +242,26 @@ class Columns:
             self.kind[unit] = _code(self.kinds, get("kind", "unknown"))
             return
         self.kind[unit] = 0
-        self.reward[unit] = head["reward"]
+        for column, name in self._quantities:
+            if (value := get(name)) is not None:
+                column[unit] = value
         if (answer := get("answer")) is not None:
             self.answer[unit] = hash(answer) or 1
-        if (value := get("input_tokens")) is not None:
-            self.input_tokens[unit] = value
-        if (value := get("output_tokens")) is not None:
-            self.output_tokens[unit] = value
-        if (value := get("turns")) is not None:
-            self.turns[unit] = value
-        if (value := get("latency_s")) is not None:
-            self.latency_s[unit] = value
         if (finish := get("finish")) is not None:
             self.finish[unit] = _code(self.finishes, finish)
-        if metrics := get("metrics"):
-            self._take_metrics(unit, metrics)
+        for name, value in (get("metrics") or {}).items():
+            if name not in self.metrics:
+                if len(self.metrics) == MOST_METRICS:
+                    self.metrics_left_out += 1
+                    continue
+                self.metrics[name] = self._empty()
+            self.metrics[name][unit] = value
 
     def ordered(self, column: array[float]) -> list[float]:
         """All values of a column, sorted; the overall figures and the histograms share the work."""
         if id(column) not in self._ordered:
             self._ordered[id(column)] = sorted([value for value in column if value == value])
         return self._ordered[id(column)]
-
-    def _take_metrics(self, unit: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            column = self.metrics.get(name)
-            if column is None:
-                if len(self.metrics) == MOST_METRICS:
-                    self.metrics_left_out += 1
-                    continue
-                column = self.metrics[name] = self._empty()
-            column[unit] = value
 
 
 def read_columns(place: CampaignDir, units: Units) -> tuple[Columns, Scan]:

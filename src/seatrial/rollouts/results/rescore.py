@@ -27,7 +27,7 @@ from seatrial import __version__
 from seatrial.core.errors import UserError
 from seatrial.core.files import sync_directory, write_json
 from seatrial.core.records import replace as replace_record
-from seatrial.rollouts.backends.openai_format import read, text_of
+from seatrial.rollouts.backends import openai_format as answers
 from seatrial.rollouts.campaign import Campaign, Failures
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.campaign_rounds import make_verifiers, run_collector
@@ -54,11 +54,22 @@ def rescore(source: CampaignDir, out: CampaignDir, campaign: Campaign, progress:
 def prepare_rescore(source: CampaignDir, out: CampaignDir, campaign: Campaign) -> Manifest:
     """Make the new campaign directory, or take up the one that an earlier call made. Refuses another source or other settings."""
     known = load_manifest(source)
-    _check(known, campaign, source)
+    if campaign.gym:
+        raise UserError("campaign: [gym]: Gym's resources servers verify while they collect", "give a campaign file with a verifier")
+    names = {dataset.name for dataset in campaign.datasets}
+    if absent := next((file.dataset for file in known.files if file.dataset not in names), None):
+        message = f"campaign: no dataset is called {absent}, whose rollouts {source.root} holds"
+        raise UserError(message, f'add one with name = "{absent}"')
     # Seeds are those that the rollouts were asked with.
     identity = {**identity_of(campaign, Path.cwd()), "work": known.identity["work"]}
     if out.manifest.is_file():
-        return _same(load_manifest(out), known, identity, out)
+        found = load_manifest(out)
+        if not found.rescored or found.inputs_sha256 != known.inputs_sha256:
+            raise UserError(f"{out.root}: holds another campaign", "name another directory")
+        if changed := [key for key in identity if identity[key] != found.identity.get(key)]:
+            fix = "name another directory, or say what you said before"
+            raise UserError(f"{out.root}: was begun with another {', '.join(changed)}", fix)
+        return found
     check_inputs(source, known)
     manifest = replace_record(
         known,
@@ -72,7 +83,8 @@ def prepare_rescore(source: CampaignDir, out: CampaignDir, campaign: Campaign) -
     with building(out) as draft:
         for before, now in ((source.inputs, draft.inputs), (source.index, draft.index)):
             shutil.copyfile(before, now)
-            _sync(now)
+            with now.open("rb+") as stream:
+                os.fsync(stream.fileno())
         save_campaign(draft, campaign)
         write_json(draft.manifest, manifest)
         sync_directory(draft.root)
@@ -94,7 +106,13 @@ class RescoreBackend:
 
     async def open(self) -> None:
         """Find where the winning record of each unit lies."""
-        await asyncio.to_thread(self._read)
+
+        def read() -> None:
+            with Units(self._source, load_manifest(self._source)) as units:
+                self._index = Index(units.total)
+                self._settled = Scanner(self._source, units, self._index).update().settled
+
+        await asyncio.to_thread(read)
 
     async def roll(self, unit: Unit) -> RolloutOutcome:
         """One stored rollout, scored."""
@@ -118,7 +136,7 @@ class RescoreBackend:
     async def _score(self, unit: Unit, row: Mapping[str, Any]) -> Score:
         output = (row.get("response") or {}).get("output") or []
         # Rollouts that were imported from Skills have what was said in a column of its own.
-        text = text_of(output) if output else str(row.get("generation") or "")
+        text = answers.text_of(output) if output else str(row.get("generation") or "")
         try:
             score = await self._verifiers[unit.row.dataset].score(unit.row, text, output)
             if not math.isfinite(score.reward):
@@ -137,11 +155,6 @@ class RescoreBackend:
         for verifier in {id(verifier): verifier for verifier in self._verifiers.values()}.values():
             await verifier.close()
 
-    def _read(self) -> None:
-        with Units(self._source, load_manifest(self._source)) as units:
-            self._index = Index(units.total)
-            self._settled = Scanner(self._source, units, self._index).update().settled
-
     def _record(self, number: int) -> tuple[Head, dict[str, Any]]:
         file, offset = self._index.place_of(number)
         handle = os.open(self._index.files[file], os.O_RDONLY | os.O_CLOEXEC)
@@ -158,34 +171,8 @@ def _unscored(unit: Unit, head: Head, row: dict[str, Any]) -> tuple[Head, dict[s
     if kind not in _IN_SCORING or not isinstance(response, dict) or not response.get("output"):
         raise RolloutError(kind, head.message, heals=False, row=row)
     # The head of a failure says nothing of the answer.
-    said = read(orjson.dumps(response), "responses", unit.number)
+    said = answers.read(orjson.dumps(response), "responses", unit.number)
     told: dict[str, Any] = {"input_tokens": said.input_tokens, "output_tokens": said.output_tokens, "finish": said.finish}
     told["turns"] = sum(item.get("type") == "message" for item in said.output) or 1
     about = {"_ng_task_index": unit.row.index, "_ng_rollout_index": unit.repeat, "task_id": unit.row.id, "dataset": unit.row.dataset}
     return replace(head, **told), {**about, **row}
-
-
-def _check(known: Manifest, campaign: Campaign, source: CampaignDir) -> None:
-    if campaign.gym:
-        raise UserError("campaign: [gym]: Gym's resources servers verify while they collect", "give a campaign file with a verifier")
-    if absent := [file.dataset for file in known.files if file.dataset not in {dataset.name for dataset in campaign.datasets}]:
-        raise UserError(
-            f"campaign: no dataset is called {absent[0]}, whose rollouts {source.root} holds", f'add one with name = "{absent[0]}"'
-        )
-
-
-def _same(found: Manifest, known: Manifest, identity: Mapping[str, Any], out: CampaignDir) -> Manifest:
-    """The manifest of a rescore that was begun; a UserError when this is another one."""
-    if not found.rescored or found.inputs_sha256 != known.inputs_sha256:
-        raise UserError(f"{out.root}: holds another campaign", "name another directory")
-    if changed := [key for key in identity if identity[key] != found.identity.get(key)]:
-        raise UserError(f"{out.root}: was begun with another {', '.join(changed)}", "name another directory, or say what you said before")
-    return found
-
-
-def _sync(path: os.PathLike[str]) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
