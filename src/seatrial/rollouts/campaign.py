@@ -100,7 +100,6 @@ Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$"), AfterValidator(_without_secrets)]
 Variable = Annotated[str, AfterValidator(_variable)]
 Arguments = Annotated[tuple[str, ...], AfterValidator(_refuse_secrets)]
-"""Words of a command line."""
 Whole = Annotated[int, Strict()]
 """A text is no number: `repeats = "4"` is a slip, and would be another key's value as easily."""
 Number = Annotated[float, Strict()]
@@ -143,14 +142,10 @@ class Dataset(Record):
     answer: str | None = None
     """plain: the column that holds the expected answer; None takes `answer` or `expected_answer`, where there is one."""
     system: str | None = None
-    """plain: a system message before each prompt."""
     agent: str | None = None
-    """Gym: the agent of rows that name none."""
     tags: tuple[Label, ...] = ()
     tag_columns: tuple[str, ...] = ()
-    """Columns whose values become tags, such as difficulty."""
     limit: Count | None = None
-    """Only the first so many rows."""
     weight: Annotated[Number, Field(gt=0, le=1)] = 1.0
     """Only this share of the rows, chosen by their ids: the same ones every time."""
     repeats: Repeats | None = None
@@ -176,7 +171,6 @@ class Work(Record):
     rollout_s: Seconds = 30.0
     """Without `shards`: how long a rollout is thought to take."""
     parallel: Count | None = None
-    """At most so many shards at a time."""
     rounds: Count = 3
     """How often shards with something missing are launched again."""
 
@@ -200,11 +194,9 @@ class Policy(Record):
     model: str | None = None
     """The name that requests ask for; None takes the server's only one."""
     url: Url | None = None
-    """Base URL, such as http://host:8000/v1. Excludes `server`."""
     urls: tuple[Url, ...] = ()
     """Several of the same kind; requests go to the one with the fewest open."""
     key_env: Variable | None = None
-    """The variable that holds the API key."""
     api: Literal["chat", "responses"] = "chat"
     server: Server | None = None
     """Self-hosted, in the allocation of each shard: as in docs/slurm.md. Its name is always `policy`."""
@@ -349,7 +341,6 @@ class Collector(Record):
     minutes: Count | None = None
     """Time limit of a shard's job; None takes the profile's."""
     container: str | None = None
-    """A name that the profile knows; None runs it outside of containers."""
     image: str | None = None
     mounts: tuple[Mount, ...] = ()
 
@@ -377,7 +368,6 @@ class Campaign(Record):
     """Whether merge also writes rollouts-rs<seed>.jsonl with .done files, as NeMo-Skills users know them."""
     collector: Collector = Field(default_factory=Collector)
     environment: Variables = Field(default_factory=dict)
-    """Variables of the collector."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

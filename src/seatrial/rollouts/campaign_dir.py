@@ -33,14 +33,12 @@ class CampaignDir:
         self.manifest = root / "manifest.json"
         """Written last when a campaign starts: without it there is none."""
         self.inputs = root / "inputs.jsonl"
-        """Every row, in order."""
         self.index = root / "inputs.index"
         """Where each row starts in `inputs`, and where the last one ends."""
         self.shards = root / "shards"
         self.rounds = root / "rounds"
         """A directory per launch: plan.json, and the jobs."""
         self.stop = root / "stop.json"
-        """Why the campaign stopped by itself; collectors look for it."""
         self.model = root / "model.json"
         """The policy's model, as the first collector found it."""
         self.merged = root / "merged"
@@ -85,7 +83,6 @@ class ShardState(Record):
     """How the attempt ended: done, stopped, budget, servers, fenced, error."""
     units: int
     owed: int
-    """Not settled yet."""
     ok: int
     failed: int
     """For good."""
@@ -104,7 +101,6 @@ class ShardState(Record):
     rate: float = 0.0
     """Settled units per second, lately."""
     message: str = ""
-    """Of the last failure."""
 
 
 def write_state(place: CampaignDir, state: ShardState) -> float:
@@ -134,9 +130,7 @@ class Stop(Record):
 
     reason: str
     by: str
-    """The attempt that said so."""
     at: int
-    """Seconds since 1970."""
     accept: str = ""
     """The setting with which a campaign that stopped for its failures goes on."""
 

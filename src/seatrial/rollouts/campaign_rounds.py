@@ -54,12 +54,10 @@ class Round(Record):
 
     number: int
     made: int
-    """Seconds since 1970."""
     on: str
     """`local`, or `slurm:PROFILE`."""
     owed: int
     tasks: tuple[tuple[int, ...], ...]
-    """Shards of each task."""
 
 
 def list_rounds(place: CampaignDir) -> tuple[Round, ...]:

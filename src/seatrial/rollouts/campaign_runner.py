@@ -58,7 +58,6 @@ class Status(Record):
     units: int
     ok: int
     failed: int
-    """For good."""
     owed: int
     rows: int
     rows_done: int
@@ -68,7 +67,6 @@ class Status(Record):
     collectors: int
     """That work on it right now."""
     open: int
-    """Requests that wait for an answer."""
     seen_s: float | None = None
     """How long ago the last of these collectors wrote its state; None without any."""
     per_s: float | None
@@ -89,7 +87,6 @@ class Status(Record):
     accept: str = ""
     """The setting with which one that stopped for its failures goes on."""
     owing_most: tuple[int, ...]
-    """Up to five shards."""
 
     @property
     def settled(self) -> int:
@@ -196,7 +193,6 @@ class RunTarget:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs of a node, or of this machine."""
         return self.profile.gpus_per_node if self.profile else len(gpus_here())
 
     @property

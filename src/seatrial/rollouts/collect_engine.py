@@ -93,9 +93,7 @@ class CollectEnd:
     ok: int
     """Units of its shards that are settled well, earlier attempts included."""
     failed: int
-    """Settled for good as failures."""
     owed: int
-    """Not settled."""
     message: str = ""
 
 

@@ -26,6 +26,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -33,7 +34,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 LETTERS = "ABCD"
@@ -102,7 +102,6 @@ class DemoRequest:
 
     tokens: tuple[int, ...]
     most: int
-    """Tokens of its answer, at most."""
     temperature: float
     top_p: float
     seed: int
@@ -114,9 +113,7 @@ class DemoAnswer:
 
     text: str
     tokens: int
-    """The end token included."""
     finish: str
-    """`stop`, or `length`."""
 
 
 class DemoPolicy:
@@ -156,10 +153,8 @@ class DemoPolicy:
                 ids = torch.tensor([tokens[-1:] for tokens in said])
                 mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
                 places = places[:, -1:] + 1
-        return [self._answer(tokens, tokens[-1] == end) for tokens in said]
-
-    def _answer(self, tokens: list[int], ended: bool) -> DemoAnswer:
-        return DemoAnswer(self._words.decode(tokens, skip_special_tokens=True), len(tokens), "stop" if ended else "length")
+        texts = [self._words.decode(tokens, skip_special_tokens=True) for tokens in said]
+        return [DemoAnswer(text, len(tokens), "stop" if tokens[-1] == end else "length") for text, tokens in zip(texts, said, strict=True)]
 
 
 def choose(logits: Sequence[float], temperature: float, top_p: float, draw: random.Random) -> int:
@@ -182,7 +177,12 @@ def choose(logits: Sequence[float], temperature: float, top_p: float, draw: rand
 
 def ensure(cache: Path, progress: Callable[[str], None]) -> Path:
     """The directory of the trained model below `cache`, made now unless it is there; safe when two processes do it at once."""
-    place = cache / f"policy-{_recipe()}"
+    import torch
+    import transformers
+
+    recipe = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
+    recipe.update(Path(__file__).read_bytes())
+    place = cache / f"policy-{recipe.hexdigest()[:12]}"
     if (place / "config.json").is_file():
         return place
     cache.mkdir(parents=True, exist_ok=True)
@@ -200,33 +200,18 @@ def ensure(cache: Path, progress: Callable[[str], None]) -> Path:
     return place
 
 
-def _recipe() -> str:
-    """Everything that the weights depend on, in short."""
+def _train(progress: Callable[[str], None]) -> tuple[Any, Any]:
+    """The model and its tokenizer."""
     import torch
-    import transformers
-
-    known = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
-    known.update(Path(__file__).read_bytes())
-    return known.hexdigest()[:12]
-
-
-def _tokenizer() -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     core = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(_PIECES)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
     core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
-
-
-def _train(progress: Callable[[str], None]) -> tuple[Any, Any]:
-    """The model and its tokenizer."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
+    words = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     torch.manual_seed(_SEED)
-    words, draw = _tokenizer(), random.Random(_SEED)
+    draw = random.Random(_SEED)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
     ends = {"pad_token_id": words.pad_token_id, "eos_token_id": words.eos_token_id, "bos_token_id": None}
     turns = {"rope_type": "default", "rope_theta": 100.0}  # few positions: slower rotations would hardly tell neighbours apart
@@ -280,8 +265,7 @@ class RefusedRequestError(Exception):
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status = status
-        self.message = message
+        self.status, self.message = status, message
 
 
 @dataclass(slots=True)
@@ -393,7 +377,16 @@ def responses(batches: Batches, body: Mapping[str, Any], id: str) -> dict[str, A
     """POST /v1/responses."""
     said = [body["instructions"]] if isinstance(body.get("instructions"), str) else []
     tokens = batches.policy.encode("\n".join([*said, text_of(body.get("input"), "input")]))
-    ask = ask_of({**_extra(body), **body}, tokens, whole(body, ("max_output_tokens",), 1))
+    # Gym and Seatrial put there what the Responses interface does not know, the seed among it.
+    metadata = body.get("metadata") or {}
+    text = metadata.get("extra_body") if isinstance(metadata, dict) else None
+    try:
+        extra = json.loads(text or "{}")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RefusedRequestError(400, f"metadata.extra_body is not JSON: {error}") from error
+    if not isinstance(extra, dict):
+        raise RefusedRequestError(400, "metadata.extra_body must be a JSON object")
+    ask = ask_of({**extra, **body}, tokens, whole(body, ("max_output_tokens",), 1))
     answer = batches.answer(ask)
     status = "completed" if answer.finish == "stop" else "incomplete"
     content = [{"type": "output_text", "text": answer.text, "annotations": []}]
@@ -418,19 +411,6 @@ def responses(batches: Batches, body: Mapping[str, Any], id: str) -> dict[str, A
             "total_tokens": len(tokens) + answer.tokens,
         },
     }
-
-
-def _extra(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata.extra_body`, a JSON text: where Gym and Seatrial put what the Responses interface does not know, the seed among it."""
-    metadata = body.get("metadata") or {}
-    text = metadata.get("extra_body") if isinstance(metadata, dict) else None
-    try:
-        extra = json.loads(text or "{}")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RefusedRequestError(400, f"metadata.extra_body is not JSON: {error}") from error
-    if not isinstance(extra, dict):
-        raise RefusedRequestError(400, "metadata.extra_body must be a JSON object")
-    return extra
 
 
 _POSTS = {"/v1/chat/completions": chat, "/v1/responses": responses}
@@ -514,11 +494,6 @@ def _loopback(host: str) -> str:
     return host
 
 
-def _end(signum: int, frame: FrameType | None) -> None:
-    del signum, frame
-    raise SystemExit(0)
-
-
 def main() -> None:
     """Make the model ready, then serve it until SIGTERM."""
     import torch
@@ -530,7 +505,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="where the trained model is kept")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     library.disable_progress_bar()
     torch.set_num_threads(1)  # a second thread would wait for the collector's CPU more than it helps; and results stay the same
     place = ensure(options.cache, _log.info)

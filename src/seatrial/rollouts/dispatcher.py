@@ -41,7 +41,6 @@ class ShardWriter:
         self.whole = True
         """Whether every unit that came back was written down."""
         self.lost = False
-        """Whether a newer attempt has the shard."""
         self.total = total
         self.ok, self.failed, self.failed_now = scan.ok, scan.failed, 0
         self.collected = 0
@@ -56,7 +55,6 @@ class ShardWriter:
         self._started = time.time()
         self._rate, self._rated, self._rated_at = 0.0, 0, time.monotonic()
         self.message = ""
-        """Of the last failure."""
         self._closed = False
 
     @classmethod

@@ -112,7 +112,6 @@ class Executor:
         self.closing = False
         """Whether units that would wait are to be left owed."""
         self.rolling: set[asyncio.Task[Any]] = set()
-        """Tasks whose request is open."""
 
     async def settle(self, unit: Unit, writer: ShardWriter, slot: int) -> bool | None:
         """Do a unit and write it down: whether it worked; None when it is left owed because we are closing. Gives `slot` back."""

@@ -147,7 +147,6 @@ class RowIds:
         self._seen: set[int] = set()
         self._again: dict[int, int] = {}
         self.duplicates = 0
-        """Rows that were there before."""
 
     def give(self, text: bytes) -> str:
         """The id of a row; takes what `canonical` gives."""
@@ -280,7 +279,6 @@ def _check_messages(where: str, value: Any, *, need_role: bool) -> None:
 
 
 Progress = Callable[[str], None]
-"""Called now and then with how far it is."""
 SAY_EVERY = 50_000
 _SHOWN = 20
 
@@ -293,7 +291,6 @@ class InputFile(Record):
     sha256: str
     bytes: int
     rows: int
-    """Taken."""
     skipped: int = 0
     """Left out by limit or weight."""
     duplicates: int = 0
@@ -413,8 +410,8 @@ class _DatasetReader:
             self._faults.add(str(self._source.path), BadRowError("empty: there is no row in it", "name a file that holds rows"))
         for column in self._dataset.tag_columns:
             if seen and column not in self._seen_columns and not self._faults.total:
-                error = BadRowError(f"no row has the tag column {column!r}", "correct tag_columns of [[datasets]]")
-                self._faults.add(str(self._source.path), error)
+                wrong = BadRowError(f"no row has the tag column {column!r}", "correct tag_columns of [[datasets]]")
+                self._faults.add(str(self._source.path), wrong)
         return InputFile(
             dataset=self._dataset.name,
             path=str(self._source.path),

@@ -80,7 +80,6 @@ class Imported(Record):
 
     kind: Literal["gym", "skills"]
     reward_key: str | None
-    """The column that became the reward."""
     files: tuple[ImportedFile, ...]
     bad: int = 0
     """Lines that are not in the journal."""
@@ -94,7 +93,6 @@ class Manifest(Record):
     version: Literal[1] = 1
     name: str
     made: str
-    """UTC, ISO 8601."""
     seatrial: str
     identity: Mapping[str, Any]
     """See `identity_of`; of an import only the rule of its seeds."""
@@ -103,7 +101,6 @@ class Manifest(Record):
     rescored: str | None = None
     """The campaign directory whose rollouts were scored anew: here nothing is collected."""
     files: tuple[InputFile, ...]
-    """In the order of their rows."""
     inputs_sha256: str
     rows: int
     units: int

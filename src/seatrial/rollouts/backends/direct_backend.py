@@ -103,7 +103,6 @@ def _error_text(body: bytes) -> str:
 
 
 MOST_BYTES = 128 << 20
-"""Of one answer."""
 _ASIDE_S = 5.0
 _ASK_S = 10.0
 _AGAIN_S = 1.0

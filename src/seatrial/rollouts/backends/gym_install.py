@@ -39,7 +39,6 @@ class Generation:
     liveness: bool = True
     """Whether its servers answer 200 on /. Others answer 404 there, once they are up."""
     lacks: tuple[str, ...] = ()
-    """What its collector would need."""
 
     @property
     def start(self) -> tuple[str, ...]:
@@ -106,7 +105,6 @@ class Installation:
 
     python: Path
     prefix: Path
-    """Of its environment."""
     base: Path
     """Of the interpreter that the environment was made with."""
     root: Path
@@ -184,7 +182,6 @@ def _check_generation(gym: Gym, generation: Generation) -> None:
 
 
 def config_paths(gym: Gym) -> tuple[str, ...]:
-    """Gym's configuration files: as the campaign names them, or those of the named resources servers and the model server."""
     if gym.config_paths:
         return gym.config_paths
     return (*(_config("resources_servers", name) for name in gym.resources), _config("responses_api_models", gym.model_type))

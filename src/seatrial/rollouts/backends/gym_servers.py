@@ -111,7 +111,6 @@ class Private:
 
 
 def start_words(gym: Gym, installation: Installation, ports: Block, policy: PolicyEndpoint, private: Private) -> tuple[str, ...]:
-    """The command that starts the servers of one instance."""
     url = quoted(policy.urls[0]) if len(policy.urls) == 1 else f"[{','.join(map(quoted, policy.urls))}]"
     ours = [
         *_head(ports.head),
@@ -149,7 +148,6 @@ def collect_words(gym: Gym, installation: Installation, head: int, output: Path,
 def environment(
     given: Mapping[str, str], installation: Installation, policy: PolicyEndpoint, private: Private, sandbox: tuple[str, int] | None
 ) -> dict[str, str]:
-    """The environment of Gym's programs."""
     found = {key: value for key, value in given.items() if key not in _NOT_PASSED_ON}
     caches = found.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     # uv looks for the interpreter that Gym runs on along PATH; it must not download another one.
@@ -210,7 +208,6 @@ class Instance:
 
     name: str
     kind: str
-    """resources_servers, responses_api_agents, responses_api_models."""
     url: str
     pid: int
 

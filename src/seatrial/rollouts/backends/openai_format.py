@@ -148,7 +148,6 @@ class PolicyRequest:
 
     body: bytes
     params: dict[str, Any]
-    """responses_create_params of the row that is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +155,6 @@ class Sampling:
     """The campaign's parameters, sorted once for all requests."""
 
     known: dict[str, Any] = field(default_factory=dict)
-    """Parameters of the Responses interface."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Those that only some servers know."""
     limit: str = "max_tokens"
@@ -240,7 +238,6 @@ class PolicyAnswer:
     """An answer that can be scored."""
 
     response: dict[str, Any]
-    """A Responses object."""
     text: str
     """What the model said last; empty when it only thought or called tools."""
     finish: str | None

@@ -41,7 +41,6 @@ class Selected(Record):
     path: str
     rows: int
     tasks: int
-    """Of the campaign."""
     left_out: Mapping[str, int]
     """Tasks by the first reason that held them back."""
 

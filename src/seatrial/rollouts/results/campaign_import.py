@@ -210,7 +210,6 @@ class RolloutLine:
     """One line with its key."""
 
     file: int
-    """Which of the files."""
     number: int
     offset: int
     length: int
@@ -304,7 +303,6 @@ class AgentGroup:
     name: str
     labels: tuple[int, ...]
     tasks: tuple[int, ...]
-    """In order."""
 
 
 class Survey:

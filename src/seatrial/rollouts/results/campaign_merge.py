@@ -52,7 +52,6 @@ class Source(Record):
     """A file of the journal, as far as it was read."""
 
     path: str
-    """Below the campaign directory."""
     bytes: int
     records: int
     torn: int
@@ -67,7 +66,6 @@ class MergeResult(Record):
     expected: int
     ok: int
     failed: int
-    """For good; they stand in failures.jsonl."""
     missing: int
     coverage: float
     """Units with a rollout, as a share of those expected."""

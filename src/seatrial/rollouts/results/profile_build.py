@@ -188,7 +188,8 @@ def make_task(row: InputRow, units: range, columns: Columns, rules: Rules) -> Ta
     rewards = rewards_of(columns, units)
     correct = sum([reward >= rules.pass_at for reward in rewards])
     low, high = wilson(correct, n) if n else (None, None)
-    answers = [columns.answer[unit] for unit in units if columns.state[unit] == OK]
+    whole = n == expected
+    answers = columns.answer[first:last] if whole else [columns.answer[unit] for unit in units if columns.state[unit] == OK]
     passes, best, majority = _task_at_k(rewards, correct, answers, rules)
     finish = _counts(columns.finish[first:last], columns.finishes)
     return Task(
@@ -286,8 +287,8 @@ def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> Group:
     ranges = [sources.units_of(task.index) for task in tasks]
     finish = _added(task.finish for task in tasks)
 
-    found = {name: getattr(columns, name) for name in QUANTITIES}
-    pools = {name: columns.ordered(column) if by == "overall" else _pooled(column, ranges) for name, column in found.items()}
+    arrays = {name: getattr(columns, name) for name in QUANTITIES}
+    pools = {name: columns.ordered(column) if by == "overall" else _pooled(column, ranges) for name, column in arrays.items()}
     quantities = {name: numbers(pool) for name, pool in pools.items()}
     reward = quantities["reward"]
     # No mean of such rewards lies beyond: an interval that does says less than is known.

@@ -50,13 +50,10 @@ class Task:
     source: str
     expected: int
     n: int
-    """Rollouts that worked."""
     failed: Mapping[str, int]
     """Units that are given up, by class."""
     missing: int
-    """Units that are still owed."""
     coverage: float
-    """n / expected."""
     reward: Numbers | None
     correct: int
     """Rollouts with a reward of `Summary.pass_at` and more."""
@@ -85,7 +82,6 @@ class Estimate(Record):
     """Interval of 95 % over tasks; None where tasks do not differ, or there is one."""
     high: float | None
     tasks: int
-    """How many it used."""
 
 
 class AtK(Estimate):
@@ -108,14 +104,11 @@ class Group(Record):
     name: str
     tasks: int
     measured: int
-    """Tasks with a rollout that worked."""
     expected: int
-    """Units."""
     ok: int
     failed: Mapping[str, int]
     missing: int
     coverage: float
-    """ok / expected."""
     mean: Estimate
     """Mean over tasks of each task's mean reward."""
     reward: Numbers | None
@@ -125,9 +118,7 @@ class Group(Record):
     majority_at: tuple[AtK, ...]
     average_of: tuple[AverageOf, ...]
     never: int
-    """Tasks with a pass rate of 0."""
     always: int
-    """Tasks with a pass rate of 1."""
     input_tokens: Numbers | None
     output_tokens: Numbers | None
     turns: Numbers | None
@@ -173,7 +164,6 @@ class Summary(Record):
     version: Literal[1] = 1
     campaign: str
     made: str
-    """UTC."""
     seatrial: str
     inputs_sha256: str
     pass_at: float
@@ -182,7 +172,6 @@ class Summary(Record):
     """How the figures came about, in words."""
     journal: Journal
     groups: tuple[Group, ...]
-    """The first is over all tasks."""
     histograms: tuple[Histogram, ...]
 
 

@@ -50,7 +50,6 @@ def uid_of(slot: int) -> int | None:
 
 
 def python() -> str:
-    """The interpreter, as the program sees it."""
     # That of the installation: an environment may hold a copy instead of a link.
     real = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     prefix = Path(os.path.realpath(sys.base_prefix))
@@ -182,7 +181,6 @@ def seccomp_supported() -> bool:
 
 
 def seccomp_filter() -> bytes:
-    """The filter, as the kernel takes it."""
     machine = platform.machine()
     steps = [_step(_LOAD, 0, 0, _ARCH), _step(_EQUAL, 1, 0, _ARCHITECTURE[machine]), _give(_KILL), _step(_LOAD, 0, 0, _NUMBER)]
     if machine == "x86_64":

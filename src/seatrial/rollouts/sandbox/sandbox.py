@@ -40,7 +40,6 @@ class Use:
     """At one moment."""
 
     memory: int
-    """Bytes."""
     tasks: int
     """Threads of all processes but the first, which is bubblewrap's."""
     files: int
@@ -82,7 +81,6 @@ def _shows_us(proc: Path) -> bool:
 _FIRST_LOOK_S = 0.001
 _LAST_LOOK_S = 0.05
 END_S = 30.0
-"""For what takes milliseconds, on a machine that is very busy."""
 
 
 class Child:
@@ -105,7 +103,6 @@ class Child:
         self._process.kill()
 
     async def wait(self) -> int:
-        """Its exit code when it has ended."""
         pause = _FIRST_LOOK_S
         while (code := self._process.poll()) is None:
             await asyncio.sleep(pause)
@@ -198,7 +195,6 @@ class SandboxedProcess:
     def __init__(self, process: Child, limits: SandboxLimits, status: asyncio.StreamReader) -> None:
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         self.gone = asyncio.Event()
-        """Set when nothing of it is left."""
         self.trouble: asyncio.Future[Trouble] = asyncio.get_running_loop().create_future()
         """The first limit that was passed."""
         self.watched = False
