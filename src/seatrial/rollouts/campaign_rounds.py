@@ -39,7 +39,6 @@ from seatrial.rollouts.rollout_record import Backend, Verifier
 from seatrial.rollouts.verifiers.judge_verifier import check_template
 from seatrial.runtime.environments import Environments, mounts_of
 from seatrial.runtime.interrupt import stop_requested
-from seatrial.runtime.jobdir import BATCH
 from seatrial.runtime.local_jobs import gpus_here
 from seatrial.runtime.servers import components
 
@@ -69,11 +68,6 @@ def list_rounds(place: CampaignDir) -> tuple[Round, ...]:
 def round_dir(place: CampaignDir, number: int) -> Path:
     """The batch of a round."""
     return place.rounds / f"{number:04d}"
-
-
-def is_launched(place: CampaignDir, number: int) -> bool:
-    """Whether its batch was stored: before that nothing of it can run."""
-    return (round_dir(place, number) / BATCH).is_file()
 
 
 def plan_round(

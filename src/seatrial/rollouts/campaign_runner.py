@@ -38,7 +38,7 @@ from seatrial.runtime import slurm as commands
 from seatrial.runtime import slurm_submit
 from seatrial.runtime.filelock import exclusive
 from seatrial.runtime.interrupt import check_stop
-from seatrial.runtime.jobdir import job_dir
+from seatrial.runtime.jobdir import BATCH, job_dir
 from seatrial.runtime.local_jobs import gpus_here, run_batch
 from seatrial.runtime.process import STAMP_LENGTH
 from seatrial.runtime.slurm import render_batch
@@ -368,9 +368,11 @@ def _collected(snapshot: Snapshot) -> bool:
 def _submitted(place: CampaignDir) -> Round | None:
     """The last round, if its jobs were handed to Slurm."""
     past = campaign_rounds.list_rounds(place)
-    if not past or past[-1].on == LOCAL or not campaign_rounds.is_launched(place, past[-1].number):
+    if not past or past[-1].on == LOCAL:
         return None
-    return past[-1] if job_dir(campaign_rounds.round_dir(place, past[-1].number), campaign_rounds.COLLECT).submission() else None
+    directory = campaign_rounds.round_dir(place, past[-1].number)
+    launched = (directory / BATCH).is_file()  # before that nothing of it can run
+    return past[-1] if launched and job_dir(directory, campaign_rounds.COLLECT).submission() else None
 
 
 def cancel(place: CampaignDir) -> tuple[str, ...]:

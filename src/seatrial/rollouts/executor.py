@@ -149,7 +149,13 @@ class Executor:
         message = self._redactor.text(str(error))[:_MESSAGE]
         spent = writer.failed_before[unit.number] + 1 >= self._requests.attempts
         final = not error.heals or error.kind is FailureKind.PARSE or spent
-        _write_failure(writer, unit, error, _head(unit, "failed", tries, kind=error.kind.value, final=final, message=message))
+        head = _head(unit, "failed", tries, kind=error.kind.value, final=final, message=message)
+        row, indices = unit.row, {"_ng_task_index": unit.row.index, "_ng_rollout_index": unit.repeat}
+        where = {"task_id": row.id, "dataset": row.dataset, "source": row.source, **indices}
+        try:
+            writer.write(head, {**error.row, **where})
+        except (ValueError, TypeError):
+            writer.write(head, where)  # what was worth keeping cannot be kept; the failure itself can
 
     async def _roll(self, unit: Unit, slot: int) -> RolloutOutcome | RolloutError:
         """One try, within its deadline; the slot is given back with what it taught."""
@@ -214,12 +220,15 @@ def _head(unit: Unit, outcome: str, tries: int, **fields: Any) -> Head:
 def _write(writer: ShardWriter, unit: Unit, outcome: RolloutOutcome, tries: int, latency_s: float | None) -> RolloutError | None:
     """Write a rollout down; an error when it cannot be stored, such as a metric that is not finite."""
     took = latency_s if outcome.latency_s is None else outcome.latency_s
+    answer = outcome.answer
+    if answer is not None and len(answer) > _ANSWER:  # for majority votes: different ones stay apart
+        answer = f"{answer[:_ANSWER]}… sha256:{hashlib.sha256(answer.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
     head = _head(
         unit,
         "ok",
         tries,
         reward=outcome.reward,
-        answer=_short(outcome.answer),
+        answer=answer,
         input_tokens=outcome.input_tokens,
         output_tokens=outcome.output_tokens,
         turns=outcome.turns,
@@ -232,19 +241,3 @@ def _write(writer: ShardWriter, unit: Unit, outcome: RolloutOutcome, tries: int,
     except (ValueError, TypeError) as error:
         return RolloutError(FailureKind.REWARD, f"the rollout cannot be stored: {error}")
     return None
-
-
-def _write_failure(writer: ShardWriter, unit: Unit, error: RolloutError, head: Head) -> None:
-    row = unit.row
-    where = {"task_id": row.id, "dataset": row.dataset, "source": row.source, "_ng_task_index": row.index, "_ng_rollout_index": unit.repeat}
-    try:
-        writer.write(head, {**error.row, **where})
-    except (ValueError, TypeError):
-        writer.write(head, where)  # what was worth keeping cannot be kept; the failure itself can
-
-
-def _short(answer: str | None) -> str | None:
-    """An answer for majority votes: a long one by its beginning and its hash, so that different ones stay apart."""
-    if answer is None or len(answer) <= _ANSWER:
-        return answer
-    return f"{answer[:_ANSWER]}… sha256:{hashlib.sha256(answer.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"

@@ -286,7 +286,8 @@ class Verifier(Protocol):
         """`text` is the model's last message, `output` the items of the response. Raises RolloutError (reward, sandbox, judge)."""
 
     async def close(self) -> None:
-        """End what it started."""
+        """End what it started; nothing, where it starts nothing."""
+        return
 
 
 @dataclass(frozen=True, slots=True)

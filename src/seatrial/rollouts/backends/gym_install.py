@@ -161,7 +161,11 @@ def check_gym(gym: Gym, installation: Installation) -> None:
     roots = [Path(gym.directory).expanduser(), installation.root] if gym.directory else [installation.root]
     for path in config_paths(gym):
         if not any((root / path).is_file() for root in roots):
-            raise UserError(f"campaign: [gym]: there is no {path} below {' or '.join(map(str, roots))}", _close(path, roots))
+            parts = Path(path).parts
+            known = {f"{parts[0]}/{found.name}" for root in roots for found in (root / parts[0]).glob("*") if found.is_dir()}
+            close = difflib.get_close_matches("/".join(parts[:2]), sorted(known), n=3)
+            fix = f"did you mean {', '.join(close)}?" if close else "name a file of Gym, or of your own gym.directory"
+            raise UserError(f"campaign: [gym]: there is no {path} below {' or '.join(map(str, roots))}", fix)
         if any(letter in path for letter in ",[]'\" "):
             raise UserError(f"campaign: gym.config_paths: {path!r}: Gym cannot take a sign in this path", "rename it")
 
@@ -191,13 +195,6 @@ def _config(kind: str, name: str) -> str:
     """`mcqa`, or `mcqa/flavour`, as Gym's own flags take them."""
     server, _, flavour = name.partition("/")
     return f"{kind}/{server}/configs/{flavour or server}.yaml"
-
-
-def _close(path: str, roots: Iterable[Path]) -> str:
-    parts = Path(path).parts
-    known = {f"{parts[0]}/{found.name}" for root in roots for found in (root / parts[0]).glob("*") if found.is_dir()}
-    close = difflib.get_close_matches("/".join(parts[:2]), sorted(known), n=3)
-    return f"did you mean {', '.join(close)}?" if close else "name a file of Gym, or of your own gym.directory"
 
 
 def argument_key(argument: str) -> str:

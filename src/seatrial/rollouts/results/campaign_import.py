@@ -143,7 +143,9 @@ def head_of_rollout(data: Mapping[str, Any], reward_key: str | None, *, unit: in
         return Head(unit, task, repeat, NO_SEED, "failed", kind=FailureKind.AGENT, final=True, message=message[:500])
     if not isinstance(reward, int | float):
         said = f"no reward: {reward_key or ', '.join(REWARDS)} {'is no number' if reward is not None else 'is missing'}"
-        raise BadRowError(said, _say_reward(data, reward_key))
+        numbers = [key for key, value in data.items() if _is_metric(key, value, reward_key)]
+        there = f" (numbers stand in {', '.join(numbers[:10])})" if numbers else ""
+        raise BadRowError(said, f"name the column that is the reward: --reward COLUMN{there}, or import the other lines with --partial")
     if not math.isfinite(reward):
         raise BadRowError(f"{reward_key} is {reward}")
     given, made, finish, turns = _response(data)
@@ -164,13 +166,6 @@ def head_of_rollout(data: Mapping[str, Any], reward_key: str | None, *, unit: in
     )
 
 
-def _say_reward(data: Mapping[str, Any], reward_key: str | None) -> str:
-    """What to do about a missing reward, with the columns that may be meant."""
-    numbers = [key for key, value in data.items() if _is_metric(key, value, reward_key)]
-    there = f" (numbers stand in {', '.join(numbers[:10])})" if numbers else ""
-    return f"name the column that is the reward: --reward COLUMN{there}, or import the other lines with --partial"
-
-
 def _is_metric(key: str, value: Any, reward_key: str | None) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and key != reward_key and not key.startswith("_ng_")
 
@@ -184,18 +179,16 @@ def _response(data: Mapping[str, Any]) -> tuple[int | None, int | None, str | No
         return count_of(data.get("num_input_tokens")), made, said if isinstance(said, str) else None, None
     usage, reason = _table(response.get("usage")), _table(response.get("incomplete_details")).get("reason")
     finish = "length" if reason == "max_output_tokens" else reason or ("stop" if response.get("status") == "completed" else None)
-    return count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens")), finish, _turns(response.get("output"))
+    output = response.get("output")
+    items = [_table(item) for item in output] if isinstance(output, list) else []
+    # Answers of the model: runs of its items between those that others gave it.
+    own = [item.get("type") != "function_call_output" and item.get("role") != "user" for item in items]
+    turns = sum(mine and not before for mine, before in zip(own, [False, *own], strict=False))
+    return count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens")), finish, turns
 
 
 def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _turns(output: Any) -> int:
-    """Answers of the model: runs of its items between those that others gave it."""
-    items = [_table(item) for item in output] if isinstance(output, list) else []
-    own = [item.get("type") != "function_call_output" and item.get("role") != "user" for item in items]
-    return sum(mine and not before for mine, before in zip(own, [False, *own], strict=False))
 
 
 Kind = Literal["gym", "skills"]

@@ -276,7 +276,12 @@ def merge_campaign(
         scan = scanner.update(tick=tick)
         missing = _ids(units, _units_with(scan, PENDING))
         if scan.owed and not partial:
-            raise MergeRefusedError(place, manifest.units, scan.ok, scan.failed, missing, _complete(place, manifest))
+            complete = f"seatrial rollouts resume {shlex.quote(str(place.root))}"
+            if manifest.imported:
+                complete = "import again, with the files that hold the others, into a new directory"
+            elif manifest.rescored:
+                complete = f"complete {manifest.rescored}, and repeat the rescore command"
+            raise MergeRefusedError(place, manifest.units, scan.ok, scan.failed, missing, complete)
         progress(f"writing {counted(scan.ok, 'rollout')}")
         rollouts, failures = (place.merged / f".{name}.{lease.holder.label}" for name in (ROLLOUTS, FAILURES))
         files = ((path.relative_to(place.root).as_posix(), read) for path, read in scanner.files.items())
@@ -311,15 +316,6 @@ def merge_campaign(
     return result
 
 
-def _complete(place: CampaignDir, manifest: Manifest) -> str:
-    """How what is missing can be had: only a campaign that collects can be resumed."""
-    if manifest.imported:
-        return "import again, with the files that hold the others, into a new directory"
-    if manifest.rescored:
-        return f"complete {manifest.rescored}, and repeat the rescore command"
-    return f"seatrial rollouts resume {shlex.quote(str(place.root))}"
-
-
 def _units_with(scan: Scan, state: int) -> Iterator[int]:
     return (unit for unit, settled in enumerate(scan.settled) if settled == state)
 
@@ -335,17 +331,13 @@ def _kinds(failures: Path) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _says(file: Path, result: MergeResult) -> bool:
-    """Whether it is there and says the same: then whoever reads while the merge is repeated must not miss it."""
-    try:
-        return file.is_file() and read_model(file, MergeResult) == result
-    except UserError:
-        return False
-
-
 def _publish(directory: Path, rollouts: Path, failures: Path, result: MergeResult) -> None:
     try:
-        if not _says(directory / RESULT, result):
+        try:
+            same = (directory / RESULT).is_file() and read_model(directory / RESULT, MergeResult) == result
+        except UserError:
+            same = False
+        if not same:  # where it says the same, whoever reads while the merge is repeated must not miss it
             (directory / RESULT).unlink(missing_ok=True)
             sync_directory(directory)
         rollouts.replace(directory / ROLLOUTS)

@@ -28,7 +28,7 @@ from seatrial.core.text import counted
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.journal.journal_scan import FAILED, OK
-from seatrial.rollouts.manifest import Manifest, Units
+from seatrial.rollouts.manifest import Units
 from seatrial.rollouts.results.profile_data import (
     QUANTITIES,
     AtK,
@@ -291,6 +291,9 @@ def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> Group:
     pools = {name: columns.ordered(column) if by == "overall" else _pooled(column, ranges) for name, column in arrays.items()}
     quantities = {name: numbers(pool) for name, pool in pools.items()}
     reward = quantities["reward"]
+    # Where no rollout of a dataset ever has an answer, a vote says nothing.
+    answered = {task.dataset for task, units in zip(tasks, ranges, strict=True) if any(columns.answer[units.start : units.stop])}
+    voting = [task for task in tasks if task.dataset in answered]
     # No mean of such rewards lies beyond: an interval that does says less than is known.
     within = reward is not None and reward.min >= 0 and reward.max <= 1
     expected, ok = sum(task.expected for task in tasks), sum(task.n for task in tasks)
@@ -308,7 +311,7 @@ def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> Group:
         **quantities,
         pass_at=_group_at_k(tasks, sources.ks, lambda task: task.pass_at, within=True),
         best_at=_group_at_k(tasks, sources.ks, lambda task: task.best_at, within),
-        majority_at=_group_at_k(_voting(tasks, sources), sources.ks, lambda task: task.majority_at, within),
+        majority_at=_group_at_k(voting, sources.ks, lambda task: task.majority_at, within),
         average_of=_averages(columns, ranges, sources.ks, within),
         never=sum(task.pass_rate == 0 for task in tasks),
         always=sum(task.pass_rate == 1 for task in tasks),
@@ -347,17 +350,6 @@ def _group_at_k(
         values = [value for task in tasks if (value := figures(task)[place]) is not None]
         made.append(AtK(k=k, **dict(_estimate(values, within))))
     return tuple(made)
-
-
-def _voting(tasks: Sequence[Task], sources: Sources) -> list[Task]:
-    """Tasks of datasets whose verifier gives answers: where none ever does, a vote says nothing."""
-    answers = sources.columns.answer
-    votes: dict[str, bool] = {}
-    for task in tasks:
-        if not votes.get(task.dataset):
-            units = sources.units_of(task.index)
-            votes[task.dataset] = any(answers[units.start : units.stop])
-    return [task for task in tasks if votes[task.dataset]]
 
 
 def _averages(columns: Columns, ranges: Sequence[range], ks: Sequence[int], within: bool) -> tuple[AverageOf, ...]:
@@ -434,7 +426,11 @@ def make_profile(
     if not math.isfinite(pass_at):
         raise UserError(f"a reward of {pass_at} and more is correct: no reward is", "say a finite number")
     manifest = manifests.load_manifest(place)
-    rules = Rules(pass_at, _ks(manifest, ks))
+    most = max(len(labels) for labels in manifest.repeats.values())
+    wrong = [k for k in ks or () if not 1 <= k <= most]
+    if wrong or (ks is not None and not ks):
+        raise UserError(f"k = {', '.join(map(str, wrong)) or 'nothing'}: tasks have up to {most} rollouts", f"choose k from 1 to {most}")
+    rules = Rules(pass_at, default_ks(most) if ks is None else tuple(sorted(set(ks))))
     with Units(place, manifest) as units, _no_collection():
         progress(f"reading the rollouts of {counted(manifest.units, 'unit')}")
         columns, scan = read_columns(place, units)
@@ -455,16 +451,6 @@ def make_profile(
         histograms=make_histograms(tasks, columns),
     )
     return Profile(summary, tasks)
-
-
-def _ks(manifest: Manifest, ks: Sequence[int] | None) -> tuple[int, ...]:
-    most = max(len(labels) for labels in manifest.repeats.values())
-    if ks is None:
-        return default_ks(most)
-    wrong = [k for k in ks if not 1 <= k <= most]
-    if wrong or not ks:
-        raise UserError(f"k = {', '.join(map(str, wrong)) or 'nothing'}: tasks have up to {most} rollouts", f"choose k from 1 to {most}")
-    return tuple(sorted(set(ks)))
 
 
 @contextmanager

@@ -289,7 +289,10 @@ def write_profile(profile: Profile, directory: Path) -> tuple[Path, ...]:
     parquet = directory / "profile.parquet"
     paths = tuple(directory / name for name in ("tasks.jsonl", "profile.md", "profile.html", "profile.json"))
     with replacing(paths[0]) as stream:
-        stream.writelines(_task_line(task, profile.summary.ks) for task in profile.tasks)
+        for task in profile.tasks:
+            fields: dict[str, Any] = {name: getattr(task, name) for name in Task.__slots__}
+            fields |= {name: {str(k): value for k, value in zip(profile.summary.ks, fields[name], strict=True)} for name in _AT_K}
+            stream.write(orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE))
     write_text(paths[1], profile_markdown(profile))
     write_text(paths[2], profile_html(profile))
     packed = _parquet(profile)
@@ -303,13 +306,6 @@ def write_profile(profile: Profile, directory: Path) -> tuple[Path, ...]:
         message = f"{parquet}: not written, since pyarrow is not installed; the other files of the profile are"
         raise UserError(message, 'pip install "seatrial[rollouts]"')
     return (*paths, parquet)
-
-
-def _task_line(task: Task, ks: Sequence[int]) -> bytes:
-    fields: dict[str, Any] = {name: getattr(task, name) for name in Task.__slots__}
-    for name in _AT_K:
-        fields[name] = {str(k): value for k, value in zip(ks, fields[name], strict=True)}
-    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _parquet(profile: Profile) -> bytes | None:

@@ -35,7 +35,7 @@ from typing import IO, Any
 from seatrial.core.errors import UserError
 from seatrial.core.guarded import parse_json
 from seatrial.rollouts.campaign import SandboxLimits, Verify
-from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Score
+from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Score, Verifier
 from seatrial.rollouts.sandbox import Ran, Sandbox, SandboxError, bubblewrap
 from seatrial.rollouts.sandbox.sandbox import END_S, Child, start_child
 from seatrial.rollouts.verifiers.text_verifiers import (
@@ -317,8 +317,8 @@ _PYTHON = ("python", "python3", "py", "py3")
 _SHOWN = 300
 
 
-class Programs:
-    """A `Verifier`."""
+class Programs(Verifier):
+    """Runs code against tests; every run ends what it started."""
 
     def __init__(self, verify: Verify, limits: SandboxLimits) -> None:
         self._column = verify.tests
@@ -339,9 +339,6 @@ class Programs:
         if failed:
             fields["failed_test"] = failed
         return Score(float(passed == len(cases)), None, fields, {"tests_passed_share": passed / len(cases)})
-
-    async def close(self) -> None:
-        """Every run ends what it started."""
 
     async def _try(self, code: str, cases: Sequence[Case]) -> tuple[int, str]:
         """How many tests passed before the first that failed, and how that one did."""
@@ -372,7 +369,8 @@ class Programs:
         if ran.ending != "done":
             return f"ended by its limits: {ran.ending}"
         if ran.exit_code != 0:
-            return f"exit code {ran.exit_code}: {_last(ran.stderr)}"
+            lines = ran.stderr.strip().splitlines() or ["no message"]
+            return f"exit code {ran.exit_code}: {lines[-1][:_SHOWN]}"
         return _compare(ran, case, token)
 
 
@@ -409,11 +407,6 @@ def _compare(ran: Ran, case: Case, token: str) -> str:
     except ValueError:
         return "it ended before the function returned"
     return "" if same_value(value, case.output) else f"returned {value!r:.300}, expected {case.output!r:.300}, for {case.arguments!r:.300}"
-
-
-def _last(text: str) -> str:
-    """The last line of a traceback."""
-    return (text.strip().splitlines() or ["no message"])[-1][:_SHOWN]
 
 
 def load_function(base: Path, spec: str) -> Callable[[Any, str], Any]:

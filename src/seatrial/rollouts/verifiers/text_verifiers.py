@@ -22,7 +22,7 @@ from typing import Any
 
 from seatrial.core.guarded import BadValue, parse_json, parse_python
 from seatrial.rollouts.campaign import Dataset, Verify, expected, prompt_messages
-from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Score
+from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Score, Verifier
 from seatrial.runtime.interrupt import stop_requested
 
 Asker = Callable[[str], Awaitable[str]]
@@ -194,7 +194,14 @@ def _lists(tests: Mapping[str, Any]) -> list[Case]:
         return [ProgramCase(_text(given), _text(wanted)) for given, wanted in pairs]
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"fn_name = {name!r} is no name")
-    return [CallCase(name, _arguments(given), parse_json(wanted) if isinstance(wanted, str) else wanted) for given, wanted in pairs]
+    calls: list[Case] = []
+    for given, wanted in pairs:
+        if isinstance(given, str):
+            given = [parse_json(line) for line in given.split("\n") if line.strip()]
+        if not isinstance(given, list):
+            raise ValueError(f"arguments are JSON, one per line, or a list, not {given!r:.80}")
+        calls.append(CallCase(name, given, parse_json(wanted) if isinstance(wanted, str) else wanted))
+    return calls
 
 
 def _text(value: Any) -> str:
@@ -203,14 +210,6 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"input and output of a program are texts, not {value!r:.80}")
     return value
-
-
-def _arguments(value: Any) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    if not isinstance(value, str):
-        raise ValueError(f"arguments are JSON, one per line, or a list, not {value!r:.80}")
-    return [parse_json(line) for line in value.split("\n") if line.strip()]
 
 
 def _checked(code: str, entry_point: str | None) -> str:
@@ -236,8 +235,8 @@ def _runs(node: ast.stmt) -> bool:
     return not isinstance(node, kinds)
 
 
-class Exact:
-    """A `Verifier`."""
+class Exact(Verifier):
+    """Compares text; see above."""
 
     def __init__(self, verify: Verify, truth: Truth) -> None:
         self._pattern = re.compile(verify.pattern) if verify.pattern is not None else None
@@ -249,9 +248,6 @@ class Exact:
         answer = self._extract(text)
         right = answer is not None and self._plain(answer) in {self._plain(known) for known in expected}
         return Score(float(right), answer, {"expected_answer": expected[0], "extracted_answer": answer})
-
-    async def close(self) -> None:
-        """Nothing was started."""
 
     def _extract(self, text: str) -> str | None:
         if self._pattern is not None:
@@ -282,8 +278,8 @@ _WORDS = ("A", "I")
 _NONE = "expects {0!r:.200}, which is no letter and no option"
 
 
-class Choice:
-    """A `Verifier`."""
+class Choice(Verifier):
+    """Compares text; see above."""
 
     def __init__(self, verify: Verify, truth: Truth) -> None:
         self._pattern = re.compile(verify.pattern) if verify.pattern is not None else None
@@ -297,9 +293,6 @@ class Choice:
             raise RolloutError(FailureKind.REWARD, f"{row.source or row.id}: {_NONE.format(expected)}")
         answer = self._extract(text, options)
         return Score(float(answer in letters), answer, {"expected_answer": expected[0], "extracted_answer": answer})
-
-    async def close(self) -> None:
-        """Nothing was started."""
 
     def _extract(self, text: str, options: Mapping[str, str]) -> str | None:
         if self._pattern is not None:
