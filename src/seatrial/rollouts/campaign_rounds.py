@@ -33,7 +33,7 @@ from seatrial.evidence.redact import Redactor
 from seatrial.rollouts.backends.openai_format import PARAMETERS, sort_sampling
 from seatrial.rollouts.campaign import NUMBERS, Campaign, Gym, api_key_of
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.collect_engine import CollectEnd, collect
+from seatrial.rollouts.collect_engine import CollectEnd, Collector
 from seatrial.rollouts.manifest import Units, check_functions, file_of, load_campaign, load_manifest
 from seatrial.rollouts.rollout_record import Backend, Verifier
 from seatrial.rollouts.verifiers.judge_verifier import check_template
@@ -191,18 +191,12 @@ def run_collector(
 ) -> CollectEnd:
     """Collect these shards, until done or asked to stop (see `Interruptible`)."""
 
+    def stop_reason() -> str | None:
+        return "asked to stop" if stop_requested() else None
+
     async def main() -> CollectEnd:
         with Units(place, load_manifest(place)) as units:
-            return await collect(
-                place,
-                campaign,
-                units,
-                shards,
-                backend,
-                stop=lambda: "asked to stop" if stop_requested() else None,
-                progress=progress,
-                only=only,
-            )
+            return await Collector(place, campaign, units, shards, backend, stop=stop_reason, progress=progress, only=only).run()
 
     return asyncio.run(main())
 

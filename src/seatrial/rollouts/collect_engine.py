@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign import Campaign, Failures
@@ -31,14 +31,6 @@ _RUNNING_S = 60.0
 _RECOUNT_S = 10.0
 _RECOUNT_S_PER_SHARD = 0.25
 """Hundreds of collectors read hundreds of files each: the more shards, the less often."""
-
-
-class Exceeded(NamedTuple):
-    """More failed than a campaign allows."""
-
-    reason: str
-    accept: str
-    """The setting with which it goes on, with room for more."""
 
 
 class FailureBudget:
@@ -63,17 +55,17 @@ class FailureBudget:
             running = state.ended is None and now - written < _RUNNING_S
             self._failed += state.failed + (state.failed_now if running else 0)
 
-    def exceeded(self, ok: int, failed: int) -> Exceeded | None:
-        """Why to stop, when our own shards have so many; else None."""
+    def exceeded(self, ok: int, failed: int) -> tuple[str, str] | None:
+        """Why to stop, when our own shards have so many, and the setting with which it goes on, with room for more; else None."""
         ok, failed = ok + self._ok, failed + self._failed
         known = ok + failed
         limits = self._failures
         if limits.max_count is not None and failed > limits.max_count:
             reason = f"{failed} of {known} units failed; failures.max_count is {limits.max_count}"
-            return Exceeded(reason, f"failures.max_count={2 * failed}")
+            return (reason, f"failures.max_count={2 * failed}")
         if known >= limits.after and failed > limits.max_share * known:
             reason = f"{failed} of {known} units failed ({failed / known:.0%}); failures.max_share is {limits.max_share:g}"
-            return Exceeded(reason, f"failures.max_share={min(math.floor(10 * failed / known + 2) / 10, 1):g}")
+            return (reason, f"failures.max_share={min(math.floor(10 * failed / known + 2) / 10, 1):g}")
         return None
 
 
@@ -97,26 +89,10 @@ class CollectEnd:
     message: str = ""
 
 
-async def collect(
-    place: CampaignDir,
-    campaign: Campaign,
-    units: Units,
-    shards: Sequence[int],
-    backend: Backend,
-    *,
-    stop: Callable[[], str | None],
-    progress: Callable[[str], None],
-    drain_s: float = 60.0,
-    only: Callable[[int], bool] | None = None,
-) -> CollectEnd:
-    """Collect what is owed in these shards. `stop` is asked five times a second and gives a reason or None; `only` names the units
-    that can be done at all. Raises BlockedError and UserError for what no attempt can mend by itself."""
-    if (source := load_manifest(place).rescored) and only is None:
-        raise UserError(f"{place.root}: holds the rollouts of {source}, scored anew: nothing is collected here", f"resume {source}")
-    return await _Collector(place, campaign, units, shards, backend, stop, progress, only).run(drain_s)
+class Collector:
+    """Collects what is owed in these shards. `stop` is asked five times a second and gives a reason or None; `only` names the units that
+    can be done at all. `run` raises BlockedError and UserError for what no attempt can mend by itself."""
 
-
-class _Collector:
     def __init__(
         self,
         place: CampaignDir,
@@ -124,10 +100,16 @@ class _Collector:
         units: Units,
         shards: Sequence[int],
         backend: Backend,
+        *,
         stop: Callable[[], str | None],
         progress: Callable[[str], None],
-        only: Callable[[int], bool] | None,
+        drain_s: float = 60.0,
+        only: Callable[[int], bool] | None = None,
     ) -> None:
+        manifest = load_manifest(place)
+        if (source := manifest.rescored) and only is None:
+            raise UserError(f"{place.root}: holds the rollouts of {source}, scored anew: nothing is collected here", f"resume {source}")
+        self._drain_s = drain_s
         self._place, self._units, self._shards = place, units, tuple(dict.fromkeys(shards))
         self._backend, self._stop, self._progress, self._only = backend, stop, progress, only
         requests = campaign.requests
@@ -135,19 +117,19 @@ class _Collector:
         self._health = ServerHealth(backend, requests.dead_s, self._limiter, progress)
         self._executor = Executor(backend, requests, self._limiter, self._health, units.total)
         self._dispatcher = Dispatcher(place, units, self._shards)
-        self._budget = FailureBudget(campaign.failures, place, load_manifest(place).shards, frozenset(self._shards))
+        self._budget = FailureBudget(campaign.failures, place, manifest.shards, frozenset(self._shards))
         self._halt: asyncio.Future[tuple[Reason, str]] = asyncio.get_running_loop().create_future()
         self._workers: list[asyncio.Task[None]] = []
         self._listener: asyncio.Task[None] | None = None
 
-    async def run(self, drain_s: float) -> CollectEnd:
+    async def run(self) -> CollectEnd:
         ticker, work = asyncio.create_task(self._tick()), asyncio.create_task(self._work())
         how: str = "error"
         try:
             await asyncio.wait((self._halt, ticker, work), return_when=asyncio.FIRST_COMPLETED)
             how, message = self._why(ticker, work)
             if how in ("stopped", "budget"):
-                await self._drain(drain_s)
+                await self._drain()
         finally:
             await _cancel(ticker, work, *self._workers, *([self._listener] if self._listener else []))
             await self._health.close()
@@ -232,7 +214,7 @@ class _Collector:
                 for writer in batch.values():
                     self._dispatcher.back(writer, written=False)
 
-    async def _drain(self, drain_s: float) -> None:
+    async def _drain(self) -> None:
         """Let open rollouts finish; whoever waits for anything else goes at once."""
         self._executor.closing = True
         for worker in self._workers:
@@ -240,8 +222,8 @@ class _Collector:
                 worker.cancel()
         left = [worker for worker in self._workers if not worker.done()]
         if left:
-            self._progress(f"stopping: {len(left)} open rollouts have {drain_s:g} s to finish")
-            await asyncio.wait(left, timeout=drain_s)
+            self._progress(f"stopping: {len(left)} open rollouts have {self._drain_s:g} s to finish")
+            await asyncio.wait(left, timeout=self._drain_s)
 
     async def _tick(self) -> None:
         kept = said = time.monotonic()
@@ -275,7 +257,7 @@ class _Collector:
 
     def _check_budget(self) -> None:
         if not self._halt.done() and (why := self._budget.exceeded(self._dispatcher.ok, self._dispatcher.failed)):
-            stop_campaign(self._place, why.reason, self._dispatcher.who(), why.accept)
+            stop_campaign(self._place, why[0], self._dispatcher.who(), why[1])
             self._stop_for_budget()
 
     def _stop_for_budget(self) -> None:

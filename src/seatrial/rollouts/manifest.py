@@ -420,15 +420,8 @@ class Units:
         line = os.pread(self._handle, end - start, start)
         try:
             stored = orjson.loads(line)
-            return InputRow(
-                index=index,
-                id=stored["id"],
-                dataset=stored["dataset"],
-                data=stored["data"],
-                agent=stored["agent"],
-                tags=tuple(stored["tags"]),
-                source=stored["source"],
-            )
+            about = stored["id"], stored["dataset"], stored["data"], stored["agent"]
+            return InputRow(index, *about, tuple(stored["tags"]), stored["source"])
         except (ValueError, KeyError, TypeError) as error:
             raise _changed(f"{self._path}:{index + 1}: not the row that was written: {error}") from error
 

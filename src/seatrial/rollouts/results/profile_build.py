@@ -29,22 +29,8 @@ from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.journal.journal_scan import FAILED, OK
 from seatrial.rollouts.manifest import Units
-from seatrial.rollouts.results.profile_data import (
-    QUANTITIES,
-    AtK,
-    AverageOf,
-    Bar,
-    Columns,
-    Estimate,
-    Group,
-    Histogram,
-    Journal,
-    Numbers,
-    Profile,
-    Summary,
-    Task,
-    read_columns,
-)
+from seatrial.rollouts.results import profile_data as data
+from seatrial.rollouts.results.profile_data import QUANTITIES, Columns, Numbers, Profile, Task
 from seatrial.rollouts.rollout_record import InputRow
 
 Z = 1.959963984540054
@@ -255,7 +241,7 @@ class Sources(NamedTuple):
     ks: tuple[int, ...]
 
 
-def make_groups(tasks: Sequence[Task], sources: Sources) -> tuple[Group, ...]:
+def make_groups(tasks: Sequence[Task], sources: Sources) -> tuple[data.Group, ...]:
     """The group of all first, then the others by their kind and name."""
     overall = _group("overall", "all tasks", tasks, sources)
     made = [overall]
@@ -282,7 +268,7 @@ def _divided(by: By, tasks: Sequence[Task], names: Callable[[Task], tuple[str, .
         yield by, name, found[name]
 
 
-def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> Group:
+def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> data.Group:
     columns = sources.columns
     ranges = [sources.units_of(task.index) for task in tasks]
     finish = _added(task.finish for task in tasks)
@@ -297,7 +283,7 @@ def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> Group:
     # No mean of such rewards lies beyond: an interval that does says less than is known.
     within = reward is not None and reward.min >= 0 and reward.max <= 1
     expected, ok = sum(task.expected for task in tasks), sum(task.n for task in tasks)
-    return Group(
+    return data.Group(
         by=by,
         name=name,
         tasks=len(tasks),
@@ -334,25 +320,25 @@ def _added(counts: Iterator[Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(added.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _estimate(values: Sequence[float], within: bool) -> Estimate:
+def _estimate(values: Sequence[float], within: bool) -> data.Estimate:
     """The mean with its interval; `within`: no value can lie beyond 0 and 1."""
     low, high = interval(values) or (None, None)
     if within and low is not None and high is not None:
         low, high = max(0.0, low), min(1.0, high)
-    return Estimate(value=mean(values) if values else None, low=low, high=high, tasks=len(values))
+    return data.Estimate(value=mean(values) if values else None, low=low, high=high, tasks=len(values))
 
 
 def _group_at_k(
     tasks: Sequence[Task], ks: Sequence[int], figures: Callable[[Task], tuple[float | None, ...]], within: bool
-) -> tuple[AtK, ...]:
+) -> tuple[data.AtK, ...]:
     made = []
     for place, k in enumerate(ks):
         values = [value for task in tasks if (value := figures(task)[place]) is not None]
-        made.append(AtK(k=k, **dict(_estimate(values, within))))
+        made.append(data.AtK(k=k, **dict(_estimate(values, within))))
     return tuple(made)
 
 
-def _averages(columns: Columns, ranges: Sequence[range], ks: Sequence[int], within: bool) -> tuple[AverageOf, ...]:
+def _averages(columns: Columns, ranges: Sequence[range], ks: Sequence[int], within: bool) -> tuple[data.AverageOf, ...]:
     rewards = [rewards_of(columns, units) for units in ranges]
     made = []
     for k in ks:
@@ -362,7 +348,7 @@ def _averages(columns: Columns, ranges: Sequence[range], ks: Sequence[int], with
         spread = std(runs)
         found = _estimate([mean(row) for row in firsts], within)
         error = None if spread is None else spread / math.sqrt(k)
-        made.append(AverageOf(k=k, std_dev_across_runs=spread, std_err_across_runs=error, **dict(found)))
+        made.append(data.AverageOf(k=k, std_dev_across_runs=spread, std_err_across_runs=error, **dict(found)))
     return tuple(made)
 
 
@@ -370,18 +356,20 @@ BARS = 20
 _TITLES = {"output_tokens": "output tokens", "input_tokens": "input tokens", "turns": "turns", "latency_s": "latency in seconds"}
 
 
-def make_histograms(tasks: Sequence[Task], columns: Columns) -> tuple[Histogram, ...]:
+def make_histograms(tasks: Sequence[Task], columns: Columns) -> tuple[data.Histogram, ...]:
     """Only of what there is; of quantities that differ."""
-    quantities = [Histogram(name=title, of="rollouts", bars=bars(columns.ordered(getattr(columns, key)))) for key, title in _TITLES.items()]
+    quantities = [
+        data.Histogram(name=title, of="rollouts", bars=bars(columns.ordered(getattr(columns, key)))) for key, title in _TITLES.items()
+    ]
     made = [
-        Histogram(name="pass rate", of="tasks", bars=pass_rates([task.pass_rate for task in tasks if task.pass_rate is not None])),
-        Histogram(name="reward", of="rollouts", bars=bars(columns.ordered(columns.reward))),
+        data.Histogram(name="pass rate", of="tasks", bars=pass_rates([task.pass_rate for task in tasks if task.pass_rate is not None])),
+        data.Histogram(name="reward", of="rollouts", bars=bars(columns.ordered(columns.reward))),
         *(one for one in quantities if len(one.bars) > 1),
     ]
     return tuple(one for one in made if one.bars)
 
 
-def pass_rates(rates: Sequence[float]) -> tuple[Bar, ...]:
+def pass_rates(rates: Sequence[float]) -> tuple[data.Bar, ...]:
     """0 and 1 have bars of their own: such tasks teach nothing."""
     if not rates:
         return ()
@@ -390,21 +378,21 @@ def pass_rates(rates: Sequence[float]) -> tuple[Bar, ...]:
     counts = [0] * len(labels)
     for rate in rates:
         counts[11 if rate == 1 else bisect_left(edges, rate)] += 1
-    return tuple(Bar(label=label, count=count) for label, count in zip(labels, counts, strict=True))
+    return tuple(data.Bar(label=label, count=count) for label, count in zip(labels, counts, strict=True))
 
 
-def bars(ordered: Sequence[float]) -> tuple[Bar, ...]:
+def bars(ordered: Sequence[float]) -> tuple[data.Bar, ...]:
     """A bar per value where there are few of them, else equal steps up to the 99th percentile and one bar for the rest."""
-    few: list[Bar] = []
+    few: list[data.Bar] = []
     place = 0
     while place < len(ordered) and len(few) <= BARS:
         end = bisect_right(ordered, ordered[place], place)
-        few.append(Bar(label=f"{ordered[place]:.6g}", count=end - place))
+        few.append(data.Bar(label=f"{ordered[place]:.6g}", count=end - place))
         place = end
     return tuple(few) if len(few) <= BARS else _steps(ordered)
 
 
-def _steps(ordered: Sequence[float]) -> tuple[Bar, ...]:
+def _steps(ordered: Sequence[float]) -> tuple[data.Bar, ...]:
     low, high = ordered[0], quantile(ordered, 0.99)
     if high == low:
         high = ordered[-1]
@@ -412,11 +400,11 @@ def _steps(ordered: Sequence[float]) -> tuple[Bar, ...]:
     edges = [*(low + step * place for place in range(1, BARS)), high]
     ends = [bisect_right(ordered, edge) for edge in edges]
     made = [
-        Bar(label=f"{edge - step:.4g} to {edge:.4g}", count=end - start)
+        data.Bar(label=f"{edge - step:.4g} to {edge:.4g}", count=end - start)
         for start, end, edge in zip([0, *ends[:-1]], ends, edges, strict=True)
     ]
     rest = len(ordered) - ends[-1]
-    return (*made, Bar(label=f"above {high:.4g}", count=rest)) if rest else tuple(made)
+    return (*made, data.Bar(label=f"above {high:.4g}", count=rest)) if rest else tuple(made)
 
 
 def make_profile(
@@ -433,12 +421,12 @@ def make_profile(
     rules = Rules(pass_at, default_ks(most) if ks is None else tuple(sorted(set(ks))))
     with Units(place, manifest) as units, _no_collection():
         progress(f"reading the rollouts of {counted(manifest.units, 'unit')}")
-        columns, scan = read_columns(place, units)
+        columns, scan = data.read_columns(place, units)
         found = f"{counted(scan.ok, 'rollout')}, {counted(scan.failed, 'failure')}, {scan.owed} missing"
         progress(f"{found}; counting {counted(manifest.rows, 'task')}")
         tasks = tuple(make_task(units.row(index), units.units_of_row(index), columns, rules) for index in range(units.rows))
         groups = make_groups(tasks, Sources(columns, units.units_of_row, rules.ks))
-    summary = Summary(
+    summary = data.Summary(
         campaign=manifest.name,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         seatrial=__version__,
@@ -446,7 +434,7 @@ def make_profile(
         pass_at=pass_at,
         ks=rules.ks,
         rules=_in_words(rules, columns),
-        journal=Journal(torn=scan.torn, tails=scan.tails, foreign=scan.foreign, duplicates=scan.duplicates, conflicts=scan.conflicts),
+        journal=data.Journal(torn=scan.torn, tails=scan.tails, foreign=scan.foreign, duplicates=scan.duplicates, conflicts=scan.conflicts),
         groups=groups,
         histograms=make_histograms(tasks, columns),
     )

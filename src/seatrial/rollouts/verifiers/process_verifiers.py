@@ -38,18 +38,8 @@ from seatrial.rollouts.campaign import SandboxLimits, Verify
 from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Score, Verifier
 from seatrial.rollouts.sandbox import Ran, Sandbox, SandboxError, bubblewrap
 from seatrial.rollouts.sandbox.sandbox import END_S, Child, start_child
-from seatrial.rollouts.verifiers.text_verifiers import (
-    AssertsCase,
-    CallCase,
-    Case,
-    ProgramCase,
-    Truth,
-    cases_of,
-    column,
-    same_output,
-    same_value,
-    undisturbed,
-)
+from seatrial.rollouts.verifiers import text_verifiers as texts
+from seatrial.rollouts.verifiers.text_verifiers import AssertsCase, CallCase, Case, ProgramCase, Truth, undisturbed
 from seatrial.runtime.process_tree import die_with_parent
 
 _LOAD_S = 120.0
@@ -327,7 +317,7 @@ class Programs(Verifier):
     async def score(self, row: InputRow, text: str, output: Sequence[Mapping[str, Any]]) -> Score:  # noqa: ARG002
         try:
             entry_point = row.data.get("entry_point")
-            cases = cases_of(column(row.data, self._column), entry_point if isinstance(entry_point, str) else None)
+            cases = texts.cases_of(texts.column(row.data, self._column), entry_point if isinstance(entry_point, str) else None)
         except ValueError as error:
             raise RolloutError(FailureKind.REWARD, f"{row.source or row.id}: {self._column}: {error}") from error
         code = extract(text)
@@ -399,14 +389,18 @@ def _compare(ran: Ran, case: Case, token: str) -> str:
     if isinstance(case, AssertsCase):
         return "" if ran.stdout == token else "it ended before all asserts were made"
     if isinstance(case, ProgramCase):
-        if same_output(ran.stdout, case.output):
+        if texts.same_output(ran.stdout, case.output):
             return ""
         return f"wrote {ran.stdout[:_SHOWN]!r}, expected {case.output[:_SHOWN]!r}, for {case.stdin[:_SHOWN]!r}"
     try:
         value = parse_json(ran.stdout)
     except ValueError:
         return "it ended before the function returned"
-    return "" if same_value(value, case.output) else f"returned {value!r:.300}, expected {case.output!r:.300}, for {case.arguments!r:.300}"
+    return (
+        ""
+        if texts.same_value(value, case.output)
+        else f"returned {value!r:.300}, expected {case.output!r:.300}, for {case.arguments!r:.300}"
+    )
 
 
 def load_function(base: Path, spec: str) -> Callable[[Any, str], Any]:
