@@ -90,7 +90,6 @@ def test_numbers_outside_are_refused(tmp_path: Path) -> None:
         for look in (units.row, units.task_of, units.units_of_row, units.dataset_of, lambda shard: list(units.of_shard(shard))):
             with pytest.raises(IndexError):
                 look(1)
-    units.close()
 
 
 def test_inputs_that_were_edited_are_not_believed(tmp_path: Path) -> None:

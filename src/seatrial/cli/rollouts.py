@@ -114,7 +114,6 @@ class CampaignProgress:
         self._lock = threading.Lock()
 
     def show(self, status: Status) -> None:
-        """Show where the campaign stands."""
         text, now = line(status), time.monotonic()
         with self._lock:
             if self._rewrite:
@@ -245,8 +244,8 @@ def _keep(directory: Path) -> None:
         say(line)
 
 
-def _finish(directory: Path) -> None:
-    """Merge, profile and remember a complete campaign; a BlockedError when it is not complete."""
+def finish(directory: Directory) -> None:
+    """Merge and profile a campaign that is complete. Jobs call this after the collecting ones."""
     from seatrial.rollouts.campaign_dir import CampaignDir
     from seatrial.rollouts.collect_campaign import finish_campaign
 
@@ -321,7 +320,7 @@ def rescore(
         typer.echo(table(status))
         say(f"{counted(status.owed, 'rollout')} not scored yet. Those that {directory} lacks: complete it. Then repeat this command")
         raise typer.Exit(ExitCode.BLOCKED)
-    _finish(out.absolute())
+    finish(out.absolute())
     close(status, out, "mend the verifier, and rescore into another directory")
 
 
@@ -383,11 +382,6 @@ def collect(
     say(f"{ended.reason}: {ended.ok} ok, {ended.failed} failed for good, {ended.owed} owed. {ended.message}".rstrip())
     if ended.owed:
         raise typer.Exit(ExitCode.BLOCKED)
-
-
-def finish(directory: Directory) -> None:
-    """Merge and profile a campaign that is complete. Jobs call this after the collecting ones."""
-    _finish(directory)
 
 
 def sandbox(
@@ -470,7 +464,7 @@ def start(
         "work.shards": shards,
     }
     campaign = read_campaign(file, flags, settings or ())
-    where = _where(on, config, detach)
+    where = _target(on, config, detach)
     place = CampaignDir(new_root(out, campaign.name))
     check_start(campaign, place, say, here=where.profile is None)
     if dry_run:
@@ -479,7 +473,7 @@ def start(
     typer.echo(str(place.root))
     say(f"{counted(manifest.rows, 'row')}, {counted(manifest.units, 'rollout')}, {counted(manifest.shards, 'shard')}")
     with campaign_lock(place, say):
-        _carry(place, where, detach)
+        _run_campaign(place, where, detach)
 
 
 def resume(
@@ -511,14 +505,13 @@ def resume(
     if manifest.rescored:
         _refuse(f"{directory}: was scored anew, and collects nothing", "repeat the rescore command to go on with it")
     past = campaign_rounds.list_rounds(place)
-    where = _where(on or (past[-1].on if past else "local"), config, detach)
+    where = _target(on or (past[-1].on if past else "local"), config, detach)
     with campaign_lock(place, say):
         check_inputs(place, manifest)
         campaign = read_campaign(file, {}, settings or (), read_table(place.campaign), None if file else place.campaign)
         if found := changes(manifest, campaign, Path.cwd(), may_be_gone=file is None):
-            _refuse(
-                f"{place.root}: results depend on what has changed:\n  " + "\n  ".join(found), "change it back, or start a new campaign"
-            )
+            lines = "\n  ".join(found)
+            _refuse(f"{place.root}: results depend on what has changed:\n  {lines}", "change it back, or start a new campaign")
         if file or settings:
             save_campaign(place, campaign)
         if why := read_stop_file(place):
@@ -527,7 +520,7 @@ def resume(
         if retry_failed:
             mark_for_retry(place)
             say("units that had failed for good are owed again")
-        _carry(place, where, detach)
+        _run_campaign(place, where, detach)
 
 
 def cancel(directory: Directory) -> None:
@@ -571,19 +564,13 @@ def demo(
     make_campaign(read_campaign(file, {}), place, say)
     typer.echo(str(root))
     with campaign_lock(place, say):
-        _carry(place, RunTarget(), detach=False)
+        _run_campaign(place, RunTarget(), detach=False)
     say(f"see {root}/profile/profile.html")
     say(f"choose tasks: seatrial rollouts select {shlex.quote(str(root))} --min 0.1 --max 0.9 --out tasks.jsonl")
     say("your own rows: seatrial rollouts start --input FILE.jsonl --url http://host:8000/v1 --verifier exact (docs/rollouts.md)")
 
 
-def _refuse(message: str, fix: str) -> NoReturn:
-    from seatrial.core.errors import UserError
-
-    raise UserError(message, fix)
-
-
-def _where(on: str, config: Path | None, detach: bool) -> RunTarget:
+def _target(on: str, config: Path | None, detach: bool) -> RunTarget:
     from seatrial.cli.request import load_config, profile_named
     from seatrial.rollouts.campaign_rounds import LOCAL
     from seatrial.rollouts.campaign_runner import RunTarget
@@ -596,8 +583,14 @@ def _where(on: str, config: Path | None, detach: bool) -> RunTarget:
     return RunTarget(f"slurm:{name}", profile)
 
 
-def _carry(place: CampaignDir, where: RunTarget, detach: bool) -> None:
-    """Carry a campaign to its end, and end with its exit code. The caller holds `conducting`."""
+def _refuse(message: str, fix: str) -> NoReturn:
+    from seatrial.core.errors import UserError
+
+    raise UserError(message, fix)
+
+
+def _run_campaign(place: CampaignDir, where: RunTarget, detach: bool) -> None:
+    """Run a campaign to its end, and exit with its code. The caller holds the campaign's lock."""
     from seatrial.core.verdict import ExitCode
     from seatrial.rollouts.campaign_runner import CampaignRunner
     from seatrial.runtime.interrupt import Interrupted, Interruptible
@@ -621,7 +614,7 @@ def _carry(place: CampaignDir, where: RunTarget, detach: bool) -> None:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     progress.close()
     if not status.owed:
-        _finish(place.root)
+        finish(place.root)
     if runner.refused and not status.settled:
         # To go on with it as it is would end in the same way.
         typer.echo(table(status))

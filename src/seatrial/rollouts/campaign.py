@@ -462,7 +462,6 @@ _ANSWERS = ("expected_answer", "answer")
 
 
 def is_gym(data: Mapping[str, Any], dataset: Dataset) -> bool:
-    """Whether a row is Gym's."""
     return PARAMS in data if dataset.format == "auto" else dataset.format == "gym"
 
 

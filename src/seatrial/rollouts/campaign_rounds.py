@@ -66,7 +66,6 @@ def list_rounds(place: CampaignDir) -> tuple[Round, ...]:
 
 
 def round_dir(place: CampaignDir, number: int) -> Path:
-    """The batch of a round."""
     return place.rounds / f"{number:04d}"
 
 
@@ -227,7 +226,6 @@ def make_backend(
 
 
 def agents_of(place: CampaignDir, shards: Sequence[int]) -> set[str]:
-    """Every agent that a row of these shards names."""
     with Units(place, load_manifest(place)) as units:
         rows = {units.row_of(number) for shard in shards for number in units.of_shard(shard)}
         return {agent for index in sorted(rows) if (agent := units.row(index).agent)}

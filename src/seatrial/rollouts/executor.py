@@ -33,10 +33,7 @@ class ServerHealth:
     """Knows when somebody answered last, and finds out whether anybody still does."""
 
     def __init__(self, backend: Backend, dead_s: float, limiter: Limiter, progress: Callable[[str], None]) -> None:
-        self._backend = backend
-        self._dead_s = dead_s
-        self._limiter = limiter
-        self._progress = progress
+        self._backend, self._dead_s, self._limiter, self._progress = backend, dead_s, limiter, progress
         self._heard = time.monotonic()
         self._question: asyncio.Task[bool] | None = None
 
@@ -101,10 +98,7 @@ class Executor:
 
     def __init__(self, backend: Backend, requests: Requests, limiter: Limiter, health: ServerHealth, units: int) -> None:
         """`units` is how many there are in the campaign."""
-        self._backend = backend
-        self._requests = requests
-        self._limiter = limiter
-        self._health = health
+        self._backend, self._requests, self._limiter, self._health = backend, requests, limiter, health
         self._redactor = Redactor(os.environ)
         self._strangers = 0
         self._enough = requests.tries * min(units, _TWO)

@@ -353,9 +353,6 @@ class Units:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1

@@ -88,7 +88,6 @@ def retry_after(value: str | None) -> float | None:
 
 
 def _error_text(body: bytes) -> str:
-    """The message of an error body, in whatever shape it comes."""
     text = body[:_READ].decode("utf-8", "replace")
     try:
         data = parse_json_fast(body)
@@ -132,9 +131,7 @@ class OpenAIClient:
     ) -> None:
         bases = [url.rstrip("/") for url in urls]
         self._servers = [_Server(base, f"{base}/{path}", _shown(base)) for base in bases]
-        self._requests = requests
-        self._key = key
-        self._progress = progress
+        self._requests, self._key, self._progress = requests, key, progress
         self._hidden = key.encode() if key and len(key) >= _SHORT_KEY else None
         self._proxies = any(base.startswith("https://") for base in bases)
         self._session: aiohttp.ClientSession | None = None
@@ -261,7 +258,6 @@ def _words(error: Exception) -> str:
 
 
 def _listed(text: str) -> list[dict[str, Any]]:
-    """The models of a listing; none when it is of another shape."""
     try:
         data = parse_json_fast(text)
     except BadValue:

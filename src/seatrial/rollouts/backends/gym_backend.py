@@ -88,7 +88,6 @@ def result_of(sent: Mapping[str, Any], answer: Any) -> dict[str, Any]:
 
 
 def outcome_of(result: Mapping[str, Any]) -> RolloutOutcome:
-    """The outcome of a row that `result_of`, or Gym's collector, made."""
     reward = result.get("reward")
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise RolloutError(FailureKind.REWARD, f"the resources server gave the reward {reward!r}, which is no finite number", row=result)
@@ -111,7 +110,6 @@ def outcome_of(result: Mapping[str, Any]) -> RolloutOutcome:
 
 
 def _error_text(result: Mapping[str, Any]) -> str:
-    """Class and message of an agent's own failure."""
     words = [result.get(_CLASS), *(result.get(key) for key in ("_ng_failure_message", "error", "message"))]
     return " ".join(word for word in words if isinstance(word, str))[:500] or "it does not say why"
 

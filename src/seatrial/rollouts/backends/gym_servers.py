@@ -26,8 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -68,12 +67,6 @@ class Block:
             held.close()
         message = f"no {SIZE} free ports in a row between {_LOW} and {_HIGH} on this machine"
         raise BlockedError(Boundary.ENVIRONMENT, message, "end what listens there: ss -ltnp")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         self._held.close()
@@ -202,8 +195,7 @@ _LONGEST_TEMPORARY = 30
 """Ray's sockets lie below the private directory, and their paths may have 107 characters in all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(NamedTuple):
     """A server of Gym."""
 
     name: str
@@ -224,9 +216,7 @@ class GymServers:
         progress: Callable[[str], None],
         sandbox: tuple[str, int] | None = None,
     ) -> None:
-        self._gym = gym
-        self.installation = installation
-        self._progress = progress
+        self._gym, self.installation, self._progress = gym, installation, progress
         self.log = logs / LOG
         self.ports = Block()
         self.private = Private(Path(tempfile.mkdtemp(prefix="st-gym-", dir=_temporary())))

@@ -304,7 +304,6 @@ def _from_chat(data: dict[str, Any], number: int) -> PolicyAnswer:
 
 
 def _answer_text(content: Any) -> str:
-    """Content is a text, None, or a list of parts."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part["text"] for part in content if part.get("type") in ("text", "output_text"))
@@ -343,7 +342,6 @@ def count_of(value: Any) -> int | None:
 
 
 def _reason(value: Any) -> str | None:
-    """A finish reason; None for what is none."""
     return value if isinstance(value, str) and len(value) <= _LONGEST_REASON else None
 
 

@@ -212,7 +212,6 @@ class RolloutLine:
 
 
 def seed_of(path: Path) -> int:
-    """The seed in the name of a Skills file."""
     match = _SEED.search(path.name)
     return int(match[1]) if match else 0
 
@@ -387,7 +386,6 @@ def import_rollouts(
 
 
 def _write_rows(source: _Source, survey: Survey, groups: Sequence[AgentGroup], place: CampaignDir) -> tuple[Written, dict[int, int]]:
-    """inputs.jsonl, and the number of each task's row."""
     numbers: dict[int, int] = {}
     streams = [open_file(path) for path in source.of_tasks]
     try:
@@ -419,15 +417,11 @@ class _Journal:
 
     def __init__(self, source: _Source, survey: Survey, numbers: dict[int, int], reward_key: str | None) -> None:
         self.faults = Faults()
-        self._source = source
-        self._survey = survey
-        self._numbers = numbers
-        self._reward_key = reward_key
+        self._source, self._survey, self._numbers, self._reward_key = source, survey, numbers, reward_key
         self._ok = [0] * len(source.rollouts)
         self._failed = [0] * len(source.rollouts)
 
     def write(self, place: CampaignDir, units: Units, labels: dict[str, tuple[int, ...]], progress: Progress | None) -> None:
-        """All rollouts, in the order in which they lie there."""
         shard = place.shard(0)
         shard.mkdir(parents=True)
         holder = replace(LeaseHolder.here(), number=1)

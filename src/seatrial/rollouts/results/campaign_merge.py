@@ -89,7 +89,6 @@ class MergeResult(Record):
 
     @property
     def sha256(self) -> str:
-        """Of rollouts.jsonl."""
         return self.rollouts.sha256
 
 
@@ -215,7 +214,6 @@ def _windows(index: Index, units: Iterable[int]) -> Iterator[tuple[dict[int, int
 
 
 def _fetch(index: Index, starts: dict[int, int], data: memoryview) -> None:
-    """Read the records of some units to their places."""
     file, opened, handle = 0, -1, -1
     try:
         for unit in sorted(starts, key=index.where.__getitem__):

@@ -127,7 +127,6 @@ def _student(freedom: int) -> float:
 
 
 def default_ks(n: int) -> tuple[int, ...]:
-    """1, 2, 4, … below `n`, and `n`."""
     return (*(2**power for power in range(max(0, n - 1).bit_length())), n) if n else ()
 
 
@@ -162,12 +161,10 @@ def numbers(values: Sequence[float]) -> Numbers | None:
 
 
 def rewards_of(columns: Columns, units: range) -> list[float]:
-    """Rewards of the rollouts that worked, in order of their repetitions."""
     return [value for value in columns.reward[units.start : units.stop] if value == value]
 
 
 def make_task(row: InputRow, units: range, columns: Columns, rules: Rules) -> Task:
-    """The figures of one row; its units follow each other."""
     first, last = units.start, units.stop
     state = columns.state[first:last]
     n, given_up, expected = state.count(OK), state.count(FAILED), last - first
@@ -313,7 +310,6 @@ def _pooled(column: array[float], ranges: Sequence[range]) -> list[float]:
 
 
 def _added(counts: Iterator[Mapping[str, int]]) -> dict[str, int]:
-    """Counts added up, the most frequent first."""
     added: Counter[str] = Counter()
     for one in counts:
         added.update(one)

@@ -156,7 +156,6 @@ def _quantities(overall: Group) -> Table:
 
 
 def _counted(title: str, note: str, profile: Profile, field: str) -> Table:
-    """One row per group, one column per name."""
     groups = profile.summary.groups
     names = tuple(getattr(groups[0], field))
     rows = [(_named(group), *(str(getattr(group, field).get(name, 0)) for name in names)) for group in groups]

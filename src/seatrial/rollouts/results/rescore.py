@@ -115,7 +115,6 @@ class RescoreBackend:
         await asyncio.to_thread(read)
 
     async def roll(self, unit: Unit) -> RolloutOutcome:
-        """One stored rollout, scored."""
         head, row = self._record(unit.number)
         if not head.ok:
             head, row = _unscored(unit, head, row)

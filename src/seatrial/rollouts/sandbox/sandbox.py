@@ -201,9 +201,7 @@ class SandboxedProcess:
         """Whether its use could be seen at least once."""
         self.token = secrets.token_hex(8)
         """The launcher says it, and nobody else can, just before it becomes the program."""
-        self.status = status
-        self._process = process
-        self._limits = limits
+        self.status, self._process, self._limits = status, process, limits
         self._first = 0
         self._pidfd = -1
         self._watcher: asyncio.Task[None] | None = None

@@ -127,9 +127,7 @@ class Sessions:
 
     def __init__(self, limits: SandboxLimits, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self.open: dict[str, SandboxSession] = {}
-        self._limits = limits
-        self._most = most
-        self._idle_s = idle_s
+        self._limits, self._most, self._idle_s = limits, most, idle_s
 
     async def run(self, name: str, code: str, wall_s: float, minimal: bool = False) -> Cell:
         """Run a cell in the session of that name, which is made when there is none. Raises SandboxError."""

@@ -160,7 +160,6 @@ class _Worker:
         return await self.read(self._number)
 
     async def read(self, number: int) -> Any:
-        """The answer with this number."""
         head = await self._process.stdout.readexactly(24)
         answer = parse_json(await self._process.stdout.readexactly(int(head[12:])))
         if int(head[:12]) != number:
@@ -365,7 +364,6 @@ class Programs(Verifier):
 
 
 def extract(text: str) -> str | None:
-    """The code of an answer."""
     marked: str | None = None
     unmarked: str | None = None
     fence, language, lines = "", "", list[str]()
@@ -480,7 +478,6 @@ def main() -> None:
 
 
 def _raised(error: BaseException) -> str:
-    """The exception in one line, and where the user's code raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")[:1000] + where

@@ -88,7 +88,6 @@ def boxed(text: str) -> str | None:
 
 
 def last_line(text: str) -> str:
-    """The last line with something on it, or nothing."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
