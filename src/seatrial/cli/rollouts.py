@@ -181,7 +181,7 @@ def status(
     progress = CampaignProgress()
     with Units(place, manifest) as units, Interruptible(), closing(progress):
         watch = StatusReader(place, manifest, units)
-        found = watch.look()
+        found = watch.read()
         while follow:
             if as_json:
                 typer.echo(found.model_dump_json())
@@ -190,7 +190,7 @@ def status(
             if not found.owed or found.stopped:
                 break
             wait_a_moment()
-            found = watch.look()
+            found = watch.read()
     if not follow:
         typer.echo(found.model_dump_json(indent=2) if as_json else table(found))
 
@@ -603,7 +603,7 @@ def _run_campaign(place: CampaignDir, where: RunTarget, detach: bool) -> None:
                 runner.submit()
                 say(f"follow: seatrial rollouts resume {shlex.quote(str(place.root))}, or status --follow")
                 return
-            status = runner.carry()
+            status = runner.run()
     except Interrupted:
         progress.close()
         directory = shlex.quote(str(place.root))

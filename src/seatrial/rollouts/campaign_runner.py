@@ -103,7 +103,7 @@ class StatusReader:
         self.owed_by_shard: dict[int, int] = {}
         """Shards that owe something, and how much, as of the last look."""
 
-    def look(self) -> Status:
+    def read(self) -> Status:
         scan = self._scanner.update()
         rows_done = self._count(scan.settled)
         owed = self.owed_by_shard
@@ -218,19 +218,19 @@ class CampaignRunner:
         self.refused = False
         """Whether the last round ended with what only another campaign, or another server, can mend; its fix was said."""
 
-    def carry(self) -> Status:
+    def run(self) -> Status:
         """Launch and follow rounds until there is nothing to do, or no sense in another. Raises `Interrupted` when asked to stop."""
         with Units(self.place, self.manifest) as units:
             watch = StatusReader(self.place, self.manifest, units)
             if live := self._live():
                 self._say(f"round {live.number} on {live.on} has not ended: following it")
                 self._follow(live, watch)
-            status, launched, idle = watch.look(), 0, False
+            status, launched, idle = watch.read(), 0, False
             while status.owed and not status.stopped and not idle and launched < self.campaign.work.rounds:
                 before, launched = status, launched + 1
                 self._run(self._next(watch), watch)
                 check_stop()
-                status = watch.look()
+                status = watch.read()
                 # A failure brings its unit nearer to being given up; a round without a record would be the same again.
                 states = newest_states(self.place, watch.owed_by_shard).values()
                 unanswered = bool(states) and all(state.ended == "servers" for state, _ in states)
@@ -244,7 +244,7 @@ class CampaignRunner:
     def submit(self) -> None:
         with Units(self.place, self.manifest) as units:
             watch = StatusReader(self.place, self.manifest, units)
-            if not watch.look().owed:
+            if not watch.read().owed:
                 self._say("nothing is owed: nothing was submitted")
             elif live := self._live():
                 self._say(f"round {live.number} on {live.on} has not ended: nothing was submitted")
@@ -295,7 +295,7 @@ class CampaignRunner:
         """Until the collecting jobs have ended; the merge that comes after them is not waited for."""
         poller, silent = Poller([campaign_rounds.round_dir(self.place, planned.number)]), ""
         for snapshot in snapshots(poller):
-            self._show(watch.look())
+            self._show(watch.read())
             if snapshot.controller and snapshot.controller != silent:
                 self._say(f"Slurm does not answer ({snapshot.controller}); jobs are not lost")
             silent = snapshot.controller
@@ -311,9 +311,9 @@ class CampaignRunner:
         def look() -> None:
             # What cannot be read now is said by the look that follows the round.
             with suppress(UserError, OSError):
-                first, told = watch.look(), ""
+                first, told = watch.read(), ""
                 while not over.wait(_LOOK_S):
-                    status = watch.look()
+                    status = watch.read()
                     self._show(status)
                     waits = (status.owed, status.failures) == (first.owed, first.failures)
                     words = _last_words(directory, 0) if waits else []

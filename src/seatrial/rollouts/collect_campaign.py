@@ -93,7 +93,7 @@ def collect(
     make_campaign(found, place, tell)
     with campaign_lock(place, tell):
         with Interruptible():
-            status = CampaignRunner(place, RunTarget(), tell, lambda _: None).carry()
+            status = CampaignRunner(place, RunTarget(), tell, lambda _: None).run()
         if not status.owed:
             finish_campaign(place, tell)
     return CampaignResult(status, place.root)

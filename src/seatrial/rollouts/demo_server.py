@@ -49,7 +49,6 @@ class Question:
 
 
 def sum_of(draw: random.Random, digits: int) -> Question:
-    """A sum of two numbers with so many digits."""
     low, high = (0, 9) if digits == 1 else (10 ** (digits - 1), 10**digits - 1)
     left, right = draw.randint(low, high), draw.randint(low, high)
     return Question(f"What is {left}+{right}?", str(left + right), f"{digits}-digit")
@@ -126,7 +125,6 @@ class DemoPolicy:
         self._model = Qwen2ForCausalLM.from_pretrained(directory).double().eval()
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a prompt."""
         return tuple(self._words.encode(text))
 
     def answer(self, asks: Sequence[DemoRequest]) -> list[DemoAnswer]:
@@ -201,7 +199,6 @@ def ensure(cache: Path, progress: Callable[[str], None]) -> Path:
 
 
 def _train(progress: Callable[[str], None]) -> tuple[Any, Any]:
-    """The model and its tokenizer."""
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -296,24 +293,12 @@ class Batches:
         return job.answer
 
 
-def number(body: Mapping[str, Any], key: str, default: float, low: float, high: float) -> float:
-    """A number of the request within its bounds; null is the default."""
-    value = body.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise RefusedRequestError(400, f"{key} must be a number from {low:g} to {high:g}, and is {json.dumps(value)}")
-    return value
-
-
-def whole(body: Mapping[str, Any], keys: Sequence[str], low: int) -> int | None:
-    """The first of these keys that the request has, a whole number; None when it has none."""
-    for key in keys:
-        value = body.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise RefusedRequestError(400, f"{key} must be a whole number, at least {low}, and is {json.dumps(value)}")
+def number(body: Mapping[str, Any], keys: Sequence[str], low: float, high: float = math.inf, kind: type[float] = int) -> Any:
+    """The first of these keys that the request has and does not set to null: a number within bounds; None when it has none."""
+    for key, value in ((key, body[key]) for key in keys if body.get(key) is not None):
+        if isinstance(value, bool) or not isinstance(value, (int, kind)) or not low <= value <= high:
+            wanted = f"a number from {low:g} to {high:g}" if kind is float else f"a whole number, at least {low}"
+            raise RefusedRequestError(400, f"{key} must be {wanted}, and is {json.dumps(value)}")
         return value
     return None
 
@@ -335,7 +320,6 @@ def text_of(messages: Any, key: str) -> str:
 
 
 def ask_of(body: Mapping[str, Any], tokens: tuple[int, ...], most: int | None) -> DemoRequest:
-    """The request for a prompt of these tokens."""
     if body.get("model") not in (None, NAME):
         raise RefusedRequestError(404, f"The model {json.dumps(body['model'])} does not exist; the only one is {NAME}.")
     for key, only in (("stream", False), ("n", 1), ("tools", [])):
@@ -348,12 +332,13 @@ def ask_of(body: Mapping[str, Any], tokens: tuple[int, ...], most: int | None) -
         raise RefusedRequestError(
             400, f"{limit}. However, you requested {most or 1} output tokens and your prompt contains {len(tokens)} input tokens."
         )
-    seed = whole(body, ("seed",), 0)
+    seed = number(body, ("seed",), 0)
+    temperature, top_p = number(body, ("temperature",), 0.0, 2.0, float), number(body, ("top_p",), 1e-6, 1.0, float)
     return DemoRequest(
         tokens=tokens,
         most=most or CONTEXT - len(tokens),
-        temperature=number(body, "temperature", 1.0, 0.0, 2.0),
-        top_p=number(body, "top_p", 1.0, 1e-6, 1.0),
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
         seed=random.getrandbits(64) if seed is None else seed,
     )
 
@@ -361,7 +346,7 @@ def ask_of(body: Mapping[str, Any], tokens: tuple[int, ...], most: int | None) -
 def chat(batches: Batches, body: Mapping[str, Any], id: str) -> dict[str, Any]:
     """POST /v1/chat/completions."""
     tokens = batches.policy.encode(text_of(body.get("messages"), "messages"))
-    answer = batches.answer(ask_of(body, tokens, whole(body, ("max_completion_tokens", "max_tokens"), 1)))
+    answer = batches.answer(ask_of(body, tokens, number(body, ("max_completion_tokens", "max_tokens"), 1)))
     message = {"role": "assistant", "content": answer.text}
     return {
         "id": f"chatcmpl-{id}",
@@ -386,7 +371,7 @@ def responses(batches: Batches, body: Mapping[str, Any], id: str) -> dict[str, A
         raise RefusedRequestError(400, f"metadata.extra_body is not JSON: {error}") from error
     if not isinstance(extra, dict):
         raise RefusedRequestError(400, "metadata.extra_body must be a JSON object")
-    ask = ask_of({**extra, **body}, tokens, whole(body, ("max_output_tokens",), 1))
+    ask = ask_of({**extra, **body}, tokens, number(body, ("max_output_tokens",), 1))
     answer = batches.answer(ask)
     status = "completed" if answer.finish == "stop" else "incomplete"
     content = [{"type": "output_text", "text": answer.text, "annotations": []}]

@@ -319,7 +319,6 @@ class Dispatcher:
         return f"{self.ok:,} ok, {self.failed:,} failed, {owed:,} owed in {counted(len(self._writers), 'shard')}"
 
     def who(self) -> str:
-        """Us, for stop.json."""
         return self._writers[-1].who() if self._writers else "a collector"
 
     @staticmethod

@@ -313,7 +313,6 @@ class Faults:
         self._fixes: list[str] = []
 
     def add(self, where: str, what: object) -> None:
-        """Note one."""
         self.total += 1
         if len(self.first) < _SHOWN:
             self.first.append(f"{where}: {what}")
@@ -390,7 +389,6 @@ class _DatasetReader:
         self._skipped = 0
 
     def run(self, progress: Progress | None) -> InputFile:
-        """Read the file to its end."""
         seen = 0
         for seen, (line, found) in enumerate(self._source.rows(), 1):
             where = f"{self._source.path}:{line}"
@@ -424,7 +422,13 @@ class _DatasetReader:
 
     def _take(self, data: dict[str, Any], where: str) -> None:
         check_row(data, self._dataset, self._campaign)
-        self._check_index(data)
+        index = data.get(TASK_INDEX)
+        if index is not None and (isinstance(index, bool) or not isinstance(index, int) or index < 0):
+            raise BadRowError(f"{TASK_INDEX} is {index!r}, not a number from 0")
+        if index in self._indices:  # Gym takes two rows with one index for two rollouts of one task
+            raise BadRowError(f"{TASK_INDEX} {index} stands in an earlier row too")
+        if index is not None:
+            self._indices.add(index)
         agent, tags = agent_of(data, self._dataset, self._campaign), tags_of(data, self._dataset)
         self._seen_columns.update(column for column in self._dataset.tag_columns if column in data)
         text = canonical(data)
@@ -435,14 +439,3 @@ class _DatasetReader:
         self._taken += 1
         if not self._faults.total:
             self._writer.add(task, content_of(text), self._dataset.name, data, agent=agent, tags=tags, source=where)
-
-    def _check_index(self, data: dict[str, Any]) -> None:
-        """Gym takes two rows with one index for two rollouts of one task."""
-        index = data.get(TASK_INDEX)
-        if index is None:
-            return
-        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-            raise BadRowError(f"{TASK_INDEX} is {index!r}, not a number from 0")
-        if index in self._indices:
-            raise BadRowError(f"{TASK_INDEX} {index} stands in an earlier row too")
-        self._indices.add(index)

@@ -184,7 +184,6 @@ def make_manifest(name: str, identity: Mapping[str, Any], written: Written, repe
 
 
 def shard_count(campaign: Campaign, units: int) -> int:
-    """How many shards so many units make; the formula stands above."""
     work = campaign.work
     wanted = work.shards or math.ceil(units * work.rollout_s / (campaign.requests.concurrency * 60 * work.target_minutes))
     return max(1, min(wanted, units))
@@ -226,7 +225,6 @@ def load_manifest(place: CampaignDir) -> Manifest:
 
 
 def load_campaign(place: CampaignDir) -> Campaign:
-    """The campaign as it was started."""
     if not place.campaign.is_file() and load_manifest(place).imported:
         raise UserError(f"{place.root}: its rollouts were imported: there is nothing to collect", "merge, profile and select work on it")
     return read_model(place.campaign, Campaign)
@@ -358,7 +356,6 @@ class Units:
             self._handle = -1
 
     def of_shard(self, shard: int) -> Iterator[int]:
-        """The units of a shard, in order."""
         if not 0 <= shard < self._shards:
             raise IndexError(f"shard {shard} of {self._shards}")
         if not self._by_rows:
@@ -376,7 +373,6 @@ class Units:
         return self._row_starts[part] + (number - self._unit_starts[part]) // len(self._labels[part])
 
     def repeat_of(self, number: int) -> int:
-        """The label of a unit's repetition."""
         part = self._part_of_unit(number)
         labels = self._labels[part]
         return labels[(number - self._unit_starts[part]) % len(labels)]

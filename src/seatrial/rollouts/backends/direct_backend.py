@@ -221,7 +221,9 @@ class OpenAIClient:
         except TimeoutError:
             return None, f"did not answer within {_ASK_S:g} s"
         except (aiohttp.ClientError, OSError, RolloutError) as error:
-            return None, self._without_key(_words(error))
+            number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
+            named = os.strerror(number).lower() if number and number > 0 else ""
+            return None, self._without_key(named or str(error) or type(error).__name__)
 
     def _clean(self, data: bytes) -> bytes:
         return data.replace(self._hidden, _HIDDEN) if self._hidden and self._hidden in data else data
@@ -249,12 +251,6 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
             raise RolloutError(FailureKind.PARSE, f"the answer is longer than {MOST_BYTES >> 20} MiB", heals=True)
         parts.append(part)
     return b"".join(parts)
-
-
-def _words(error: Exception) -> str:
-    """What the system calls it, where a connection failed for a reason that has a name."""
-    number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
-    return os.strerror(number).lower() if number and number > 0 else str(error) or type(error).__name__
 
 
 def _listed(text: str) -> list[dict[str, Any]]:

@@ -150,7 +150,16 @@ def find_gym(gym: Gym) -> Installation:
 def check_gym(gym: Gym, installation: Installation) -> None:
     _refuse("gym.run_arguments", gym.run_arguments, _OURS)
     _refuse("gym.collect_arguments", gym.collect_arguments, _COLLECT_OURS)
-    _check_generation(gym, installation.generation)
+    generation = installation.generation
+    if gym.driver == "collector" and generation.lacks:
+        missing = " and ".join(generation.lacks)
+        message = f"{generation}: its collector has no {missing}, so it would not hand on the rows it is given as they are made"
+        raise UserError(f'campaign: gym.driver = "collector": {message}', 'say driver = "agents", or use NeMo Gym 0.3 or newer')
+    started = ("gym.run_arguments", gym.run_arguments, generation.start[0])
+    for where, arguments, program in (started, ("gym.collect_arguments", gym.collect_arguments, generation.collect[0])):
+        flag = next((argument for argument in arguments if argument.startswith("-")), None)
+        if flag and not generation.modern:
+            raise UserError(f"campaign: {where}: {flag}: {program} of NeMo Gym {generation.version} takes no flags", "say +key=value")
     if gym.directory and not Path(gym.directory).expanduser().is_dir():
         raise UserError(f"campaign: gym.directory: {gym.directory} is no directory", "name the root of your Gym checkout")
     if any(letter in str(installation.root) for letter in " \t'\"$&;()"):
@@ -168,21 +177,6 @@ def check_gym(gym: Gym, installation: Installation) -> None:
             raise UserError(f"campaign: [gym]: there is no {path} below {' or '.join(map(str, roots))}", fix)
         if any(letter in path for letter in ",[]'\" "):
             raise UserError(f"campaign: gym.config_paths: {path!r}: Gym cannot take a sign in this path", "rename it")
-
-
-def _check_generation(gym: Gym, generation: Generation) -> None:
-    if gym.driver == "collector" and generation.lacks:
-        missing = " and ".join(generation.lacks)
-        message = f"{generation}: its collector has no {missing}, so it would not hand on the rows it is given as they are made"
-        raise UserError(f'campaign: gym.driver = "collector": {message}', 'say driver = "agents", or use NeMo Gym 0.3 or newer')
-    said = {
-        "gym.run_arguments": (gym.run_arguments, generation.start),
-        "gym.collect_arguments": (gym.collect_arguments, generation.collect),
-    }
-    for where, (arguments, (program, *_)) in said.items():
-        flag = next((argument for argument in arguments if argument.startswith("-")), None)
-        if flag and not generation.modern:
-            raise UserError(f"campaign: {where}: {flag}: {program} of NeMo Gym {generation.version} takes no flags", "say +key=value")
 
 
 def config_paths(gym: Gym) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def rescore(source: CampaignDir, out: CampaignDir, campaign: Campaign, progress:
     lenient = replace_record(campaign, failures=Failures(max_share=1.0))
     run_collector(out, lenient, range(manifest.shards), backend, progress, only=backend.has)
     with Units(out, manifest) as units:
-        return StatusReader(out, manifest, units).look()
+        return StatusReader(out, manifest, units).read()
 
 
 def prepare_rescore(source: CampaignDir, out: CampaignDir, campaign: Campaign) -> Manifest:

@@ -61,16 +61,10 @@ def undisturbed(kind: FailureKind) -> Iterator[None]:
 
 def texts_of(value: Any) -> tuple[str, ...] | None:
     """Expected answers, one or a list of them, as texts; None when one of them is none, or there is none."""
-    texts = [text_of(item) for item in (value if isinstance(value, list | tuple) else [value])]
-    known = tuple(text for text in texts if text is not None and text.strip())
-    return known if known and len(known) == len(texts) else None
-
-
-def text_of(value: Any) -> str | None:
-    """An expected answer as text; None for what is none."""
-    if isinstance(value, str):
-        return value
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    values = value if isinstance(value, list | tuple) else [value]
+    texts = [str(item) for item in values if isinstance(item, str | int | float) and not isinstance(item, bool)]
+    known = tuple(text for text in texts if text.strip())
+    return known if known and len(known) == len(values) else None
 
 
 def boxed(text: str) -> str | None:
