@@ -29,7 +29,7 @@ from seatrial.rollouts.manifest import Manifest, Units
 from seatrial.rollouts.results.campaign_merge import FAILURES, ROLLOUTS, Written, read_result
 from seatrial.rollouts.results.profile_build import make_profile
 from seatrial.rollouts.results.profile_data import Task
-from seatrial.rollouts.rollout_record import InputRow, TornError, check, head_of, row_of, unit_of
+from seatrial.rollouts.rollout_record import TornError, check, head_of, row_of, unit_of
 
 RATE = "pass_rate"
 _SHOWN = 20
@@ -89,7 +89,12 @@ def select_tasks(
     if sort == "pass-rate":
         chosen.sort(key=lambda task: -(task.pass_rate or 0.0))
     with Units(place, manifest) as units, replacing(out) as stream:
-        stream.writelines(_selected_line(units.row(task.index), task, with_rate) for task in chosen)
+        for task in chosen:
+            row = units.row(task.index)
+            if with_rate and RATE in row.data:
+                fix = "select without adding the rate, or rename that column"
+                raise UserError(f"{row.source}: the row has a {RATE} of its own", fix)
+            stream.write(_json_line({**row.data, RATE: task.pass_rate} if with_rate else row.data))
     return Selected(path=str(out), rows=len(chosen), tasks=len(tasks), left_out=left_out)
 
 
@@ -105,14 +110,6 @@ def _why_not(task: Task, low: float, high: float, dataset: str | None, tag: str 
     return f"above {high:g}" if task.pass_rate > high else None
 
 
-def _selected_line(row: InputRow, task: Task, with_rate: bool) -> bytes:
-    if not with_rate:
-        return orjson.dumps(row.data, option=orjson.OPT_APPEND_NEWLINE)
-    if RATE in row.data:
-        raise UserError(f"{row.source}: the row has a {RATE} of its own", "select without adding the rate, or rename that column")
-    return orjson.dumps({**row.data, RATE: task.pass_rate}, option=orjson.OPT_APPEND_NEWLINE)
-
-
 DIRECT_AGENT = "seatrial_direct"
 """As direct_backend.py writes it; importing that would load an HTTP client for a name."""
 
@@ -124,15 +121,31 @@ def write_skills_layout(place: CampaignDir, directory: Path | None = None) -> tu
     spare_campaigns(target, place.root / "skills")
     made: list[Path] = []
     with _whole(place), Units(place, manifest) as units:
-        records = _Ahead(_records(place, ROLLOUTS))
-        end = 0
+        records = _records(place, ROLLOUTS)
+        record, end = next(records, None), 0
         for file in manifest.files:
             labels = manifest.repeats[file.dataset]
             end += file.rows * len(labels)
             home = target / file.dataset if len(manifest.files) > 1 else target
             paths = {label: home / f"rollouts-rs{label}.jsonl" for label in labels}
             _spare(manifest, paths.values())
-            made += _write_seeds(paths, records, end, file.rows, units)
+            markers = {label: path.with_name(f"{path.name}.done") for label, path in paths.items()}
+            for marker in (marker for marker in markers.values() if marker.exists()):
+                marker.unlink()
+                sync_directory(marker.parent)
+            counts = dict.fromkeys(paths, 0)
+            with ExitStack() as stack:
+                streams = {label: stack.enter_context(replacing(path)) for label, path in paths.items()}
+                while record is not None and record[0] < end:
+                    unit, line = record
+                    label = units.repeat_of(unit)
+                    streams[label].write(_row(line, units, unit))
+                    counts[label] += 1
+                    record = next(records, None)
+            complete = [marker for label, marker in markers.items() if counts[label] == file.rows]
+            for marker in complete:
+                write_bytes(marker, b"")
+            made += [*paths.values(), *complete]
     return tuple(made)
 
 
@@ -150,39 +163,6 @@ def _spare(manifest: Manifest, paths: Iterable[Path]) -> None:
     for path in paths:
         if any(manifests.is_input(path, file) for file in manifest.files):
             raise UserError(f"{path}: is an input of the campaign", "export to another directory")
-
-
-def _write_seeds(paths: Mapping[int, Path], records: _Ahead, end: int, expected: int, units: Units) -> list[Path]:
-    """The files of one dataset, whose units end at `end`: a path for each label, `expected` rows in each."""
-    markers = {label: path.with_name(f"{path.name}.done") for label, path in paths.items()}
-    for marker in (marker for marker in markers.values() if marker.exists()):
-        marker.unlink()
-        sync_directory(marker.parent)
-    counts = dict.fromkeys(paths, 0)
-    with ExitStack() as stack:
-        streams = {label: stack.enter_context(replacing(path)) for label, path in paths.items()}
-        for unit, line in records.before(end):
-            label = units.repeat_of(unit)
-            streams[label].write(_row(line, units, unit))
-            counts[label] += 1
-    complete = [marker for label, marker in markers.items() if counts[label] == expected]
-    for marker in complete:
-        write_bytes(marker, b"")
-    return [*paths.values(), *complete]
-
-
-class _Ahead:
-    """Records in order, which can be taken up to a unit."""
-
-    def __init__(self, records: Iterator[tuple[int, bytes]]) -> None:
-        self._records = records
-        self._next = next(records, None)
-
-    def before(self, end: int) -> Iterator[tuple[int, bytes]]:
-        """Those of units below `end` that were not taken yet."""
-        while self._next is not None and self._next[0] < end:
-            yield self._next
-            self._next = next(self._records, None)
 
 
 def write_gym_layout(place: CampaignDir, directory: Path | None = None, stem: str = "rollouts") -> tuple[Path, ...]:
@@ -242,5 +222,5 @@ def _row(line: bytes, units: Units, unit: int, more: dict[str, Any] | None = Non
     return _json_line({**row_of(line), **(more or {}), TASK_INDEX: units.row_of(unit), ROLLOUT_INDEX: units.repeat_of(unit)})
 
 
-def _json_line(row: dict[str, Any]) -> bytes:
+def _json_line(row: Mapping[str, Any]) -> bytes:
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
