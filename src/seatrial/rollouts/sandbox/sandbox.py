@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -224,8 +224,9 @@ class SandboxedProcess:
     async def end(self) -> int | None:
         """End whatever is left, wait until it is gone, and give the program's exit code if it ended by itself. May be called again."""
         if self._pidfd >= 0 and not self.gone.is_set():
-            # Also when the program has ended: what it left would be ended by bubblewrap, but a moment later.
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            # Also when the program has ended: what it left would be ended by bubblewrap, but a moment later. It may be gone by now.
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         async with self._ending:
             if not self._over:
                 self._code = await self._finish()
@@ -246,10 +247,8 @@ class SandboxedProcess:
         self.gone.set()
         if self._pidfd >= 0:
             # Take the first process, ended, from the table of processes: bubblewrap does not wait for it, so it is ours by now.
-            try:
+            with suppress(ChildProcessError):  # bubblewrap did, as it does when we ended it
                 os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-            except ChildProcessError:
-                pass  # bubblewrap did, as it does when we ended it
             os.close(self._pidfd)
             self._pidfd = -1
         code = re.search(rb'"exit-code": (\d+)', said)
