@@ -65,7 +65,7 @@ class Status(Record):
     shards: int
     shards_done: int
     collectors: int
-    """That work on it right now."""
+    """Collectors at work right now."""
     open: int
     seen_s: float | None = None
     """How long ago the last of these collectors wrote its state; None without any."""
@@ -94,7 +94,7 @@ class Status(Record):
 
 
 class StatusReader:
-    """Asks again and again; each time only what was appended is read."""
+    """Reads the status of a campaign repeatedly; each time only what was appended."""
 
     def __init__(self, place: CampaignDir, manifest: Manifest, units: Units) -> None:
         self._place, self._manifest, self._units = place, manifest, units
@@ -376,9 +376,9 @@ def _submitted(place: CampaignDir) -> Round | None:
 
 
 def cancel(place: CampaignDir) -> tuple[str, ...]:
-    """Stop a campaign that somebody carries, or whose jobs wait or run on Slurm; gives what was stopped.
+    """Stop a campaign that a process runs, or whose jobs wait or run on Slurm; gives what was stopped.
 
-    stop.json comes first: whoever follows the jobs would launch another round for what they leave owed.
+    stop.json comes first: the process that follows the jobs would launch another round for what they leave pending.
     """
     load_manifest(place)
     last, carried = _submitted(place), is_busy(place.root)
@@ -391,7 +391,7 @@ def cancel(place: CampaignDir) -> tuple[str, ...]:
 
 
 def wait_a_moment() -> None:
-    """Between two looks of somebody who only watches."""
+    """Wait between two readings of the status."""
     until = time.monotonic() + _LOOK_S
     while time.monotonic() < until:
         check_stop()

@@ -237,7 +237,7 @@ class Collector:
                 await self._keep()
             if now - said >= _SAY_S:
                 said = now
-                self._progress(f"{self._dispatcher.says()}; {self._limiter.open} open of {int(self._limiter.limit)} allowed")
+                self._progress(f"{self._dispatcher.describe()}; {self._limiter.open} open of {int(self._limiter.limit)} allowed")
 
     async def _keep(self) -> None:
         written = self._dispatcher.keep(self._limiter)

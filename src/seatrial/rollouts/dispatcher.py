@@ -32,14 +32,14 @@ _SMOOTH = 0.3
 
 
 class ShardWriter:
-    """A shard that is ours."""
+    """Writes one shard, whose lease this process holds."""
 
     def __init__(self, place: CampaignDir, shard: int, total: int, lease: Lease, scan: Scan) -> None:
         self.shard = shard
         self.in_hand = 0
-        """Units that were given out and are not done with."""
+        """Units handed out and not back yet."""
         self.whole = True
-        """Whether every unit that came back was written down."""
+        """Whether every unit that came back was written."""
         self.lost = False
         self.total = total
         self.ok, self.failed, self.failed_now = scan.ok, scan.failed, 0
@@ -59,7 +59,7 @@ class ShardWriter:
 
     @classmethod
     def open(cls, place: CampaignDir, shard: int, halted: Callable[[], bool]) -> Self | None:
-        """Take the shard; None when nothing of it is owed, or `halted` while waiting. Raises HeldError. Blocks: for a thread."""
+        """Take the shard; None when nothing of it is owed, or `halted` while waiting. Raises LeaseHeldError. Blocks: for a thread."""
         with Units(place, load_manifest(place)) as units:
             if not _has_pending(Scanner(place, units), shard):
                 return None
@@ -88,7 +88,7 @@ class ShardWriter:
         return f"shard {self.shard}, {self._lease.holder}"
 
     def write(self, head: Head, row: Mapping[str, Any]) -> None:
-        """Write a unit down. A ValueError or TypeError says that it cannot be stored, a BlockedError that the disk takes no more."""
+        """Write a unit down. A ValueError or TypeError describe that it cannot be stored, a BlockedError that the disk takes no more."""
         line = encode(head, row)
         if self.lost:
             return
@@ -121,7 +121,7 @@ class ShardWriter:
         return self._write_state(None, now_open, concurrency)
 
     def close(self, how: str) -> None:
-        """Sync, say how it ended, and let the shard go; twice is once."""
+        """Flush, record the end reason, release the lease. Idempotent."""
         if not self._closed and not self.lost:
             self._finish(how)
             self._lease.release()
@@ -208,7 +208,7 @@ class Limiter:
         return None
 
     def release(self, round_: int, *, answered: bool = False, overloaded: bool = False) -> None:
-        """Give a slot back and say how it went; neither word teaches nothing."""
+        """Give a slot back; `answered` and `overloaded` adapt the limit."""
         full = bool(self._waiting) or self.open >= int(self.limit)
         self.open -= 1
         if overloaded:
@@ -221,7 +221,7 @@ class Limiter:
         self._wake()
 
     def pause(self) -> None:
-        """Let nobody in until `resume`."""
+        """Grant no slot until `resume`."""
         self._paused = True
 
     def resume(self) -> None:
@@ -229,7 +229,7 @@ class Limiter:
         self._wake()
 
     def close(self) -> None:
-        """Turn away whoever waits and whoever comes."""
+        """Refuse slots from now on, also to those who wait."""
         self._closed = True
         while self._waiting:
             self._let(self._waiting.popleft())
@@ -248,7 +248,7 @@ class Limiter:
 
 
 class Dispatcher:
-    """What is to be done next."""
+    """Hands out pending units."""
 
     def __init__(self, place: CampaignDir, units: Units, shards: Sequence[int]) -> None:
         self._place = place
@@ -314,7 +314,7 @@ class Dispatcher:
             [*(f"shard {writer.shard} was taken over by a newer attempt" for writer in self._writers if writer.lost), *self._held]
         )
 
-    def says(self) -> str:
+    def describe(self) -> str:
         owed = sum(writer.owed for writer in self._writers)
         return f"{self.ok:,} ok, {self.failed:,} failed, {owed:,} owed in {counted(len(self._writers), 'shard')}"
 

@@ -30,7 +30,7 @@ _AGAIN_S = 1.0
 
 
 class ServerHealth:
-    """Knows when somebody answered last, and finds out whether anybody still does."""
+    """Knows when a server answered last, and asks whether one still does."""
 
     def __init__(self, backend: Backend, dead_s: float, limiter: Limiter, progress: Callable[[str], None]) -> None:
         self._backend, self._dead_s, self._limiter, self._progress = backend, dead_s, limiter, progress
@@ -94,7 +94,7 @@ _OVERLOAD = frozenset({FailureKind.RATE_LIMIT, FailureKind.TIMEOUT, FailureKind.
 
 
 class Executor:
-    """Rolls units out, one call each, in as many tasks as there are."""
+    """Rolls units out, one call each; safe to use from many tasks."""
 
     def __init__(self, backend: Backend, requests: Requests, limiter: Limiter, health: ServerHealth, units: int) -> None:
         """`units` is how many there are in the campaign."""
@@ -108,7 +108,7 @@ class Executor:
         self.rolling: set[asyncio.Task[Any]] = set()
 
     async def settle(self, unit: Unit, writer: ShardWriter, slot: int) -> bool | None:
-        """Do a unit and write it down: whether it worked; None when it is left owed because we are closing. Gives `slot` back."""
+        """Roll a unit out and write it: whether it worked; None when it stays pending because we are closing. Gives `slot` back."""
         tries = Counter[str]()
         while True:
             began = time.monotonic()
@@ -181,7 +181,7 @@ class Executor:
                 self._health.heard()
 
     def _judge_server(self, error: RolloutError, writer: ShardWriter) -> None:
-        """End the attempt when nobody there knows what we ask for."""
+        """End the attempt when every answer so far was about address or key."""
         if error.kind is FailureKind.CONNECTION:
             return
         if error.kind is not FailureKind.HTTP_4XX or not error.heals:

@@ -257,7 +257,7 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Self:
-        """Get the lease; waits at most `wait_s` for its holder and then raises a HeldError. Less than STALE_S finds no dead node."""
+        """Get the lease; waits at most `wait_s` for its holder and then raises a LeaseHeldError. Less than STALE_S finds no dead node."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -279,13 +279,13 @@ class Lease:
             sleep(_POLL_S)
 
     def renew(self) -> None:
-        """Say that we live; raises a FencedError when a newer attempt holds the lease. Cheap: call it every second or two."""
+        """Say that we live; raises a LeaseLostError when a newer attempt holds the lease. Cheap: call it every second or two."""
         self.check()
         if self._clock() - self._renewed >= RENEW_S:
             self._write(released=False)
 
     def check(self) -> None:
-        """Raise a FencedError when a newer attempt holds the lease."""
+        """Raise a LeaseLostError when a newer attempt holds the lease."""
         if (number := newest(self.directory)) > self.holder.number:
             raise LeaseLostError(f"{self.directory}: attempt {number} holds the lease, attempt {self.holder.number} must stop")
 
@@ -312,7 +312,7 @@ def newest(directory: Path) -> int:
 
 
 def holder_of(directory: Path) -> LeaseFile | None:
-    """The newest lease, for whoever shows it; None when there is none that can be read."""
+    """The newest lease; None when there is none that can be read."""
     return _parsed(_content(directory, newest(directory))) if directory.is_dir() else None
 
 

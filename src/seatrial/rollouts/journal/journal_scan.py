@@ -40,7 +40,7 @@ def retried_up_to(shard_dir: Path) -> int:
 
 
 def mark_for_retry(place: CampaignDir) -> None:
-    """Owe every final failure again that stands in the journal now."""
+    """Make every final failure in the journal pending again."""
     for shard_dir in sorted(place.shards.glob("[0-9]*")):
         files = attempt_files(shard_dir)
         if files:

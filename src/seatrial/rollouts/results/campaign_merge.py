@@ -255,7 +255,7 @@ def merge_campaign(
     progress: Callable[[str], None] = lambda _: None,
     wait_s: float = WAIT_S,
 ) -> MergeResult:
-    """Merge a campaign; raises a MergeRefusedError when units are missing and `partial` is not said, a HeldError when another merge
+    """Merge a campaign; raises a MergeRefusedError when units are missing and `partial` is not said, a LeaseHeldError when another merge
     does not end."""
     with Lease.acquire(place.merged / ".lease", LeaseHolder.here(), wait_s) as lease:
 

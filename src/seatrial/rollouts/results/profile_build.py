@@ -349,18 +349,16 @@ def _averages(columns: Columns, ranges: Sequence[range], ks: Sequence[int], with
 
 
 BARS = 20
-_TITLES = {"output_tokens": "output tokens", "input_tokens": "input tokens", "turns": "turns", "latency_s": "latency in seconds"}
 
 
 def make_histograms(tasks: Sequence[Task], columns: Columns) -> tuple[data.Histogram, ...]:
     """Only of what there is; of quantities that differ."""
-    quantities = [
-        data.Histogram(name=title, of="rollouts", bars=bars(columns.ordered(getattr(columns, key)))) for key, title in _TITLES.items()
-    ]
+    keys = ("output_tokens", "input_tokens", "turns", "latency_s")
+    drawn = {QUANTITIES[key]: bars(columns.ordered(getattr(columns, key))) for key in keys}
     made = [
         data.Histogram(name="pass rate", of="tasks", bars=pass_rates([task.pass_rate for task in tasks if task.pass_rate is not None])),
         data.Histogram(name="reward", of="rollouts", bars=bars(columns.ordered(columns.reward))),
-        *(one for one in quantities if len(one.bars) > 1),
+        *(data.Histogram(name=title, of="rollouts", bars=found) for title, found in drawn.items() if len(found) > 1),
     ]
     return tuple(one for one in made if one.bars)
 

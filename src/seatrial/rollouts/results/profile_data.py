@@ -19,8 +19,14 @@ from seatrial.rollouts.journal.attempts import AttemptFile
 from seatrial.rollouts.journal.journal_scan import Scan, Scanner
 from seatrial.rollouts.manifest import Units
 
-QUANTITIES = ("reward", "input_tokens", "output_tokens", "turns", "latency_s")
-"""Numbers of each rollout, besides the metrics of its verifier."""
+QUANTITIES = {
+    "reward": "reward",
+    "input_tokens": "input tokens",
+    "output_tokens": "output tokens",
+    "turns": "turns",
+    "latency_s": "latency in seconds",
+}
+"""Numbers of each rollout, besides the metrics of its verifier, with their titles."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,14 +139,7 @@ def _at_k(overall: Group) -> Table:
 
 
 def _quantities(overall: Group) -> Table:
-    named = {
-        "reward": overall.reward,
-        "input tokens": overall.input_tokens,
-        "output tokens": overall.output_tokens,
-        "turns": overall.turns,
-        "latency in seconds": overall.latency_s,
-        **overall.metrics,
-    }
+    named = {title: getattr(overall, name) for name, title in QUANTITIES.items()} | dict(overall.metrics)
     rows = []
     for name, found in ((name, found) for name, found in named.items() if found):
         middle = (found.mean, found.std, found.min, found.median, found.p95, found.max)
@@ -164,18 +157,15 @@ def _counted(title: str, note: str, profile: Profile, field: str) -> Table:
 
 def _tasks(profile: Profile) -> Iterator[Table]:
     known = [task for task in profile.tasks if task.reward]
+    means = {task.index: task.reward.mean for task in known if task.reward}
     # By what is sure: one miss of one rollout says less than sixteen misses of sixteen.
-    hard = sorted(known, key=lambda task: (task.pass_high or 0, _mean(task)))
-    easy = sorted(known, key=lambda task: (-(task.pass_low or 0), -_mean(task)))
+    hard = sorted(known, key=lambda task: (task.pass_high or 0, means[task.index]))
+    easy = sorted(known, key=lambda task: (-(task.pass_low or 0), -means[task.index]))
     yield _listed("Hardest tasks", "By the upper end of their pass rate's interval.", hard)
     yield _listed("Easiest tasks", "By the lower end of it.", easy)
     yield _listed("Tasks that never pass", "", [task for task in known if task.pass_rate == 0])
     yield _listed("Tasks that always pass", "", [task for task in known if task.pass_rate == 1])
     yield _listed("Tasks without a rollout", "Nothing is known of them.", [task for task in profile.tasks if not task.reward])
-
-
-def _mean(task: Task) -> float:
-    return task.reward.mean if task.reward else 0.0
 
 
 def _listed(title: str, note: str, tasks: Sequence[Task]) -> Table:
