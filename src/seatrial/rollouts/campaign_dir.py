@@ -2,8 +2,8 @@
 
 - state-NNNN-<token>.json: progress of one attempt of a shard, rewritten every two seconds, for status, viewer and failure budgets. Counts
   are the shard's, earlier attempts included, except `failed_now`. A killed attempt never writes `ended`: the age of its file shows it.
+  State files decide nothing that matters: the journal says which units are done.
 - stop.json: why the campaign stopped itself. The first writer wins; `resume` puts it aside.
-- State files decide nothing that matters: the journal says which units are done.
 """
 
 from __future__ import annotations

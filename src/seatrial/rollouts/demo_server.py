@@ -4,12 +4,10 @@
 
 - Runs in an environment with torch and transformers in which nothing else of Seatrial exists: only the standard library is imported at
   the top. The host imports it for the questions.
-- The model is a two-layer Qwen2 with 84,000 parameters, trained here in half a minute; it learns sums and the largest of four numbers
-  and stops before it is perfect. The same recipe and libraries give the same weights, which are cached by a hash of both.
-- GET /health and /v1/models; POST /v1/chat/completions and /v1/responses with temperature, top_p, seed and a token limit.
+- The model is a two-layer Qwen2 with 84,000 parameters that learns sums and the largest of four numbers in half a minute and stops before
+  it is perfect. The same recipe and libraries give the same weights, which are cached by a hash of both.
 - The same request with the same seed has the same answer, whatever else is in the batch: double precision keeps rounding errors of
-  padding too small to change a drawn token. /v1/responses takes a seed from `metadata.extra_body`, too.
-- Unsupported requests get 400, or 404 for another model, in the shape of vLLM's errors. SIGTERM ends it with 0.
+  padding too small to change a drawn token. Errors have the shape of vLLM's.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class ShardWriter:
         return f"shard {self.shard}, {self._lease.holder}"
 
     def write(self, head: Head, row: Mapping[str, Any]) -> None:
-        """Write a unit down. A ValueError or TypeError describe that it cannot be stored, a BlockedError that the disk takes no more."""
+        """Write a unit down. A ValueError or TypeError says that it cannot be stored, a BlockedError that the disk takes no more."""
         line = encode(head, row)
         if self.lost:
             return
@@ -165,7 +165,6 @@ def _has_pending(scanner: Scanner, shard: int) -> bool:
 
 
 def _sleeper(halted: Callable[[], bool]) -> Callable[[float], None]:
-
     def sleep(seconds: float) -> None:
         if halted():
             raise Interrupted(signal.SIGTERM)

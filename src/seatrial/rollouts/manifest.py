@@ -3,9 +3,8 @@
 - A campaign directory appears at once and whole: it is built beside its place and renamed. Of two starts into one place one succeeds.
 - Results depend on `identity` (settings), the content of the input files and the files of scoring functions; `changes` names differences.
   A scoring function's file is found and hashed without running or importing anything; modules that it imports are not watched.
-- Units are row x repetition, numbered 0..N-1: rows in the order of inputs.jsonl, the repetitions of a row after each other. All but the
-  row itself is arithmetic; memory is eight bytes per row.
-- A unit's seed comes from the campaign's seed, the row's id and the repetition, so retries and other shard counts ask for the same.
+- Units are row x repetition, numbered 0..N-1: rows in the order of inputs.jsonl, the repetitions of a row after each other. A unit's seed
+  comes from the campaign's seed, the row's id and the repetition. All but the row itself is arithmetic: eight bytes of memory per row.
 - Number of shards: `work.shards`, else ceil(units * rollout_s / (concurrency * 60 * target_minutes)), between 1 and the number of units.
 """
 

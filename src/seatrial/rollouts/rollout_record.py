@@ -299,3 +299,21 @@ class Score:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Kept in the row, beside the reward."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+async def score_answer(verifier: Verifier, row: InputRow, text: str, output: Sequence[Mapping[str, Any]], kept: Mapping[str, Any]) -> Score:
+    """The score of an answer; a RolloutError of the verifier, or for a reward that is not finite, has `kept` in its row."""
+    try:
+        score = await verifier.score(row, text, output)
+        if not math.isfinite(score.reward):
+            raise RolloutError(FailureKind.REWARD, f"the verifier gave {score.reward}, which is not finite")
+    except RolloutError as error:
+        error.row = {**kept, **error.row}
+        raise
+    return score
+
+
+async def close_verifiers(verifiers: Mapping[str, Verifier]) -> None:
+    """Close each verifier once; datasets may share one."""
+    for verifier in {id(verifier): verifier for verifier in verifiers.values()}.values():
+        await verifier.close()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
-import math
 import os
 import re
 import time
@@ -28,12 +27,13 @@ from seatrial.core.files import read_model
 from seatrial.core.guarded import BadValue
 from seatrial.core.records import Record
 from seatrial.core.verdict import Boundary
+from seatrial.evidence.redact import MINIMUM_LENGTH
 from seatrial.rollouts.backends import openai_format as answers
 from seatrial.rollouts.backends.openai_format import build_request, sort_sampling
 from seatrial.rollouts.campaign import PARAMS, Campaign, Requests, is_gym, prompt_messages
 from seatrial.rollouts.campaign_dir import CampaignDir, write_once
 from seatrial.rollouts.fast_json import parse_json_fast
-from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, Unit, Verifier
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, Unit, Verifier, close_verifiers, score_answer
 
 _READ = 4000
 """Characters of an error body that are looked at."""
@@ -110,8 +110,6 @@ _SILENT_S = 3.0
 _HIDDEN = b"[redacted:api-key]"
 _VLLM = "vllm"
 """What vLLM calls itself in its listing of models."""
-_SHORT_KEY = 6
-"""A key below this length ("EMPTY" is usual for vLLM) hides nothing and would be found in half of all answers."""
 
 
 @dataclass(slots=True)
@@ -132,7 +130,7 @@ class OpenAIClient:
         bases = [url.rstrip("/") for url in urls]
         self._servers = [_Server(base, f"{base}/{path}", _shown(base)) for base in bases]
         self._requests, self._key, self._progress = requests, key, progress
-        self._hidden = key.encode() if key and len(key) >= _SHORT_KEY else None
+        self._hidden = key.encode() if key and len(key) >= MINIMUM_LENGTH else None  # "EMPTY" is usual for vLLM, and no secret
         self._proxies = any(base.startswith("https://") for base in bases)
         self._session: aiohttp.ClientSession | None = None
         self.is_vllm = False
@@ -167,7 +165,7 @@ class OpenAIClient:
         server.open += 1
         try:
             async with self._live().post(server.path, data=body, allow_redirects=False) as answer:
-                data = self._clean(await _body(answer))
+                data = self.clean(await _body(answer))
                 if answer.status == 200:
                     return data
                 error = error_of_status(answer.status, data, answer.headers)
@@ -216,7 +214,7 @@ class OpenAIClient:
         """GET models: the status and the body, or None and why there is none."""
         try:
             async with asyncio.timeout(_ASK_S), self._live().get(f"{server.base}/models", allow_redirects=False) as answer:
-                data = self._clean(await _body(answer)).decode("utf-8", "replace")
+                data = self.clean(await _body(answer)).decode("utf-8", "replace")
                 return answer.status, data if answer.status == 200 else f"answered {answer.status}"
         except TimeoutError:
             return None, f"did not answer within {_ASK_S:g} s"
@@ -225,7 +223,8 @@ class OpenAIClient:
             named = os.strerror(number).lower() if number and number > 0 else ""
             return None, self._without_key(named or str(error) or type(error).__name__)
 
-    def _clean(self, data: bytes) -> bytes:
+    def clean(self, data: bytes) -> bytes:
+        """What a server sent, without the key, should it repeat it."""
         return data.replace(self._hidden, _HIDDEN) if self._hidden and self._hidden in data else data
 
     def _hide(self, error: RolloutError) -> RolloutError:
@@ -345,13 +344,7 @@ class DirectBackend:
             raise RolloutError(FailureKind.HTTP_4XX, f"{row.source}: not asked: {type(error).__name__}: {error}") from error
         answer = answers.read(await self._client.post(asked.body), self._api, unit.number)
         kept = {PARAMS: asked.params, "response": answer.response}
-        try:
-            score = await self._verifiers[row.dataset].score(row, answer.text, answer.output)
-        except RolloutError as error:
-            error.row = {**kept, **error.row}
-            raise
-        if not math.isfinite(score.reward):
-            raise RolloutError(FailureKind.REWARD, f"the verifier gave {score.reward}, which is not finite", row=kept)
+        score = await score_answer(self._verifiers[row.dataset], row, answer.text, answer.output, kept)
         left_out = (dataset.prompt, self._tests.get(dataset.name))
         record = {
             **({"tags": [*row.tags]} if row.tags else {}),
@@ -373,5 +366,4 @@ class DirectBackend:
 
     async def close(self) -> None:
         await self._client.close()
-        for verifier in {id(verifier): verifier for verifier in self._verifiers.values()}.values():
-            await verifier.close()
+        await close_verifiers(self._verifiers)

@@ -29,7 +29,6 @@ from seatrial.core import files
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.guarded import BadValue, parse_json
 from seatrial.core.verdict import Boundary
-from seatrial.evidence.redact import MINIMUM_LENGTH
 from seatrial.rollouts.backends import gym_install
 from seatrial.rollouts.backends.direct_backend import OpenAIClient, choose_model, error_of_exception, error_of_status
 from seatrial.rollouts.backends.gym_servers import GymServers, PolicyEndpoint, collect_words
@@ -146,8 +145,7 @@ class GymBackend:
         self.sampling = sort_sampling(campaign.sampling)
         self._urls, self._key, self._logs, self._agents = tuple(urls), key, logs, sorted({*agents})
         self._sandbox, self._place, self._progress = sandbox, place, progress
-        self._policy = OpenAIClient(urls, "", key, campaign.requests, progress)
-        self._hidden = key.encode() if key and len(key) >= MINIMUM_LENGTH else None
+        self.policy = OpenAIClient(urls, "", key, campaign.requests, progress)
         self._session: aiohttp.ClientSession | None = None
         self._runs: dict[str, str] = {}
         self._servers: GymServers | None = None
@@ -166,8 +164,8 @@ class GymBackend:
         installation = gym_install.find_gym(self.gym)
         gym_install.check_gym(self.gym, installation)
         try:
-            await self._policy.open()
-            asked = PolicyEndpoint(self._urls, await choose_model(self._policy, self.campaign.policy.model, self._place), self._key)
+            await self.policy.open()
+            asked = PolicyEndpoint(self._urls, await choose_model(self.policy, self.campaign.policy.model, self._place), self._key)
             self._servers = GymServers(self.gym, installation, asked, self._logs, self._progress, self._sandbox)
             await self._start(self._servers)
             self._runs = {name: f"{url}/run" for name, url in self._servers.agents().items()}
@@ -207,12 +205,8 @@ class GymBackend:
         """None, or who is gone for good, as the watch has found."""
         return self._gone.result() if self._gone is not None and self._gone.done() else None
 
-    def clean(self, data: bytes) -> bytes:
-        """What a server sent, without the key, should it repeat it."""
-        return data.replace(self._hidden, b"[redacted:api-key]") if self._hidden and self._hidden in data else data
-
     async def alive(self) -> str | None:
-        return self.gone() or self.servers.gone() or await self._policy.alive()
+        return self.gone() or self.servers.gone() or await self.policy.alive()
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -220,7 +214,7 @@ class GymBackend:
         if self._session is not None:
             await self._session.close()
             self._session = None
-        await self._policy.close()
+        await self.policy.close()
         if self._servers is not None:
             await asyncio.to_thread(self._servers.end)
             self._servers = None
@@ -242,7 +236,7 @@ class GymBackend:
         assert self._session is not None
         try:
             async with self._session.post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
-                data = self.clean(await answer.read())
+                data = self.policy.clean(await answer.read())
                 if answer.status != 200:
                     raise error_of_status(answer.status, data, answer.headers)
                 return parse_json_fast(data)
@@ -262,7 +256,7 @@ class GymBackend:
             await asyncio.sleep(_WATCH_S)
             why = self.servers.gone()
             if why is None and time.monotonic() - asked >= min(_POLICY_S, self.campaign.requests.dead_s / 4):
-                silent = await self._policy.alive()
+                silent = await self.policy.alive()
                 asked = time.monotonic()
                 answered = asked if silent is None else answered
                 if asked - answered >= self.campaign.requests.dead_s:
@@ -375,7 +369,7 @@ class _GymCollectorRun:
                 moved = time.monotonic()
             ended = self._running.done()
             for line in [line for tail in tails for line in tail.read()]:
-                done = self._take(self._backend.clean(line))
+                done = self._take(self._backend.policy.clean(line))
                 if done is not None:
                     moved = time.monotonic()
                     yield done

@@ -3,10 +3,10 @@
 - An instance has its own ports, Ray and directory; any number of them may run on a machine. Ray and all servers listen on loopback.
 - Ready means: the head lists the expected servers and each answers. The death of a process ends the wait at once, with its last log lines.
 - Nothing remains after `end`, a failed start, or kill -9 of the collector (see `gym_guard`).
-- The API key stands in the environment only: Gym writes its configuration onto command lines, so it gets a reference to a variable.
-- Gym picks ports long before its servers bind them. Whoever binds the first port of a block owns the block, below the kernel's
+- The API key stands in the environment only, since Gym writes its configuration onto command lines. gym.log is redacted; Gym's own logs may
+  hold secrets and stay in the private directory.
+- Gym picks ports long before its servers bind them. The process that binds the first port of a block owns the block, below the kernel's
   ephemeral ports and above those of Ray's workers.
-- gym.log is redacted; Gym's own logs may hold secrets and stay in the private directory.
 """
 
 from __future__ import annotations

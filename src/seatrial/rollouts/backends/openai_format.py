@@ -1,13 +1,11 @@
 """Requests to OpenAI-compatible servers (responses or chat completions), and their answers as Responses objects.
 
-- The campaign's sampling wins over a row's own parameters, as in Gym. The seed is the unit's.
-- Records use the names of the Responses interface; parameters that it lacks (top_k, seed) stand in `metadata.extra_body` as JSON text.
-  Chat completions get them beside the others; vLLM's Responses interface takes only the seed there.
-- A parameter that chat completions cannot express is an error, never dropped. A chat server gets the token limit under the name that the
-  campaign used, else `max_tokens`.
-- One turn: tools are passed on, and an answer that calls them is the rollout.
-- Reasoning is an item of its own. An answer without content is empty, not broken. A broken promise of the interface is a failure of
-  class `parse`. Unknown token counts and finish reasons are null, never zero.
+- The campaign's sampling wins over a row's own parameters, as in Gym. Records use the names of the Responses interface; parameters that it
+  lacks (top_k, seed) stand in `metadata.extra_body` as JSON text. Chat completions get them beside the others; vLLM's Responses interface
+  takes only the seed there. A parameter that chat completions cannot express is an error, never dropped.
+- One turn: tools are passed on, and an answer that calls them is the rollout. Reasoning is an item of its own.
+- An answer without content is empty, not broken; a broken promise of the interface is a failure of class `parse`. Unknown token counts and
+  finish reasons are null, never zero.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
   rows carry `_ng_task_index`. A torn or keyless line is named with file and line; `partial` imports the rest.
 - With Gym's materialized inputs exactly their keys are expected; without them every repetition that any task of the agent has. A key that
   comes twice is a duplicate, and a conflict when rewards differ; the first wins, and a rollout beats a failure.
-- The reward is `reward`, else the first of is_correct, symbolic_correct, judge_correct in the first row. The task is the input row, or
-  what the rollout keeps of it.
-- A dataset per agent. Files are read twice and never held in memory.
+- The reward is `reward`, else the first of is_correct, symbolic_correct, judge_correct in the first row. A dataset per agent; its tasks are
+  the input rows, or what the rollouts keep of them. Files are read twice and never held in memory.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
 """`rescore`: the rewards of stored rollouts computed anew, into a campaign directory of its own. The policy is not asked.
 
 - Units are those of the source. A rollout keeps its row, response, tokens and latency, and gets the new reward, answer and fields of
-  the verifier; `rescored` in its row says which reward it had.
-- Units that failed for good in the source stay failed, of the same class; but those that failed only in being scored (classes reward,
-  judge, sandbox) and whose response is stored are scored. Units that are missing there stay missing.
-- A rollout that cannot be scored keeps its response in the failure's row, without the reward that it had.
+  the verifier; `rescored` in its row says which reward it had. One that cannot be scored keeps its response in the failure's row.
+- Units that failed for good stay failed, of the same class, unless they failed only in being scored (classes reward, judge, sandbox) and
+  their response is stored. Units that are missing stay missing.
 - It is the same collector with another backend: exactly once, and called again it goes on where it was.
-- What the source gets after `rescore` began is not looked at again until the next call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -35,7 +32,19 @@ from seatrial.rollouts.campaign_runner import Status, StatusReader
 from seatrial.rollouts.journal.journal_scan import PENDING, Scanner
 from seatrial.rollouts.manifest import Manifest, Units, building, check_inputs, identity_of, load_manifest, save_campaign
 from seatrial.rollouts.results.campaign_merge import Index
-from seatrial.rollouts.rollout_record import FailureKind, Head, RolloutError, RolloutOutcome, Score, Unit, Verifier, check, head_of, row_of
+from seatrial.rollouts.rollout_record import (
+    FailureKind,
+    Head,
+    RolloutError,
+    RolloutOutcome,
+    Unit,
+    Verifier,
+    check,
+    close_verifiers,
+    head_of,
+    row_of,
+    score_answer,
+)
 
 _IN_SCORING = (FailureKind.REWARD, FailureKind.JUDGE, FailureKind.SANDBOX)
 
@@ -118,7 +127,11 @@ class RescoreBackend:
         head, row = self._record(unit.number)
         if not head.ok:
             head, row = _unscored(unit, head, row)
-        score = await self._score(unit, row)
+        output = (row.get("response") or {}).get("output") or []
+        # Rollouts that were imported from Skills have what was said in a column of its own.
+        text = answers.text_of(output) if output else str(row.get("generation") or "")
+        kept = {key: value for key, value in row.items() if key != "reward"}
+        score = await score_answer(self._verifiers[unit.row.dataset], unit.row, text, output, kept)
         note = {"source": str(self._source.root.absolute()), "reward": head.reward, "answer": head.answer}
         return RolloutOutcome(
             row={**row, **score.fields, "reward": score.reward, "rescored": note},
@@ -132,27 +145,13 @@ class RescoreBackend:
             latency_s=head.latency_s,
         )
 
-    async def _score(self, unit: Unit, row: Mapping[str, Any]) -> Score:
-        output = (row.get("response") or {}).get("output") or []
-        # Rollouts that were imported from Skills have what was said in a column of its own.
-        text = answers.text_of(output) if output else str(row.get("generation") or "")
-        try:
-            score = await self._verifiers[unit.row.dataset].score(unit.row, text, output)
-            if not math.isfinite(score.reward):
-                raise RolloutError(FailureKind.REWARD, f"the verifier gave {score.reward}, which is not finite")
-        except RolloutError as error:
-            error.row = {**{key: value for key, value in row.items() if key != "reward"}, **error.row}
-            raise
-        return score
-
     async def alive(self) -> str | None:
         """Files do not go away."""
         return None
 
     async def close(self) -> None:
         """End the verifiers."""
-        for verifier in {id(verifier): verifier for verifier in self._verifiers.values()}.values():
-            await verifier.close()
+        await close_verifiers(self._verifiers)
 
     def _record(self, number: int) -> tuple[Head, dict[str, Any]]:
         file, offset = self._index.place_of(number)

@@ -1,9 +1,8 @@
 """The sandbox as a service that clients of NEMO_SKILLS_SANDBOX_HOST and _PORT know: NeMo Gym's resources servers, and Skills.
 
 - POST /execute {generated_code, timeout, language, std_input, max_output_characters, traceback_verbosity}, and X-Session-ID for
-  ipython -> {process_status: completed | timeout | error, stdout, stderr}, and new_session_created for ipython.
-- GET /health, GET /sessions, DELETE /sessions/ID.
-- Languages: ipython (a session, with the standard library only), python, python3, shell, bash. Others get process_status error.
+  ipython -> {process_status: completed | timeout | error, stdout, stderr}, and new_session_created for ipython. GET /health,
+  GET /sessions, DELETE /sessions/ID. Languages: ipython (a session, with the standard library only), python, python3, shell, bash.
 - As in Skills, a Python program that ends by an exception is `completed`, a failing shell script an `error`; output is cut from its end.
   Unlike there, each program has its own /tmp.
 - A session is one process tree in one sandbox. A cell that passes a limit ends it; the next answer says that the session is new. At
