@@ -14,8 +14,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign import Campaign, Failures
@@ -77,8 +76,7 @@ _BATCH = 2000
 """Units that a streaming backend is handed at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class CollectEnd:
+class CollectEnd(NamedTuple):
     """How a collector ended."""
 
     reason: Reason

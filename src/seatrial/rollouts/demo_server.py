@@ -32,13 +32,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 LETTERS = "ABCD"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """One row of the demo."""
 
     prompt: str
@@ -93,8 +92,7 @@ _IGNORED = -100
 """What the loss leaves out: the prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class DemoRequest:
+class DemoRequest(NamedTuple):
     """One request, as tokens."""
 
     tokens: tuple[int, ...]
@@ -104,8 +102,7 @@ class DemoRequest:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class DemoAnswer:
+class DemoAnswer(NamedTuple):
     """What the model said."""
 
     text: str

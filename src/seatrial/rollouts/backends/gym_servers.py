@@ -24,7 +24,6 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,8 +79,7 @@ _NO_KEY = "EMPTY"
 """Servers that need no key are sent one all the same; this one is usual."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyEndpoint:
+class PolicyEndpoint(NamedTuple):
     """The policy as Gym's model server asks it."""
 
     urls: tuple[str, ...]

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from seatrial.core.errors import UserError
 from seatrial.core.files import write_json
@@ -197,8 +197,7 @@ _NO_KEY = (
 _SEED = re.compile(r"-rs(\d+)\.jsonl$")
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutLine:
+class RolloutLine(NamedTuple):
     """One line with its key."""
 
     file: int
@@ -287,8 +286,7 @@ class ImportedTask:
     """A bit for each label, by its place in `Survey.bits`."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentGroup:
+class AgentGroup(NamedTuple):
     """Tasks of one agent with the same repetitions: a dataset."""
 
     name: str

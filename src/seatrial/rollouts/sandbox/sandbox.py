@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -35,8 +34,7 @@ _COUNTED = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 _WRITABLE = ("tmp", "dev/shm")
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """At one moment."""
 
     memory: int
@@ -372,8 +370,7 @@ _free: deque[int] = deque(range(bubblewrap.SLOTS))
 """Slots of this process, whichever sandbox takes them: a slot stands for a user id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """What a program did."""
 
     stdout: str

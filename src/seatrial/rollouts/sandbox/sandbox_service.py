@@ -23,9 +23,8 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -44,8 +43,7 @@ IDLE_S = 600.0
 _CPU = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """What a cell did."""
 
     stdout: str
@@ -212,8 +210,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(NamedTuple):
     """A request that makes sense."""
 
     code: str

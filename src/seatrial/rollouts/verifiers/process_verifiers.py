@@ -208,8 +208,17 @@ def _before_exec() -> Callable[[], None]:
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
-class Mathematics:
-    """A `Verifier`."""
+class _WorkerVerifier(Verifier):
+    """Scores in worker processes."""
+
+    _workers: WorkerPool
+
+    async def close(self) -> None:
+        await self._workers.close()
+
+
+class Mathematics(_WorkerVerifier):
+    """Compares mathematics."""
 
     def __init__(self, verify: Verify, truth: Truth) -> None:
         self._truth = truth
@@ -225,9 +234,6 @@ class Mathematics:
             raise RolloutError(FailureKind.REWARD, f"{row.source or row.id}: {said['error']}")
         fields = {"expected_answer": expected[0], "extracted_answer": said["answer"]}
         return Score(float(said["right"]), said["answer"], fields)
-
-    async def close(self) -> None:
-        await self._workers.close()
 
 
 def equivalence() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -261,8 +267,8 @@ def bare(text: str) -> str:
     return text
 
 
-class Function:
-    """A `Verifier`."""
+class Function(_WorkerVerifier):
+    """Calls the user's function."""
 
     def __init__(self, verify: Verify, base: Path) -> None:
         assert verify.function is not None
@@ -283,9 +289,6 @@ class Function:
         if "error" in said:
             raise RolloutError(FailureKind.REWARD, f"{self._name}: {said['error']}")
         return self._score(said["value"])
-
-    async def close(self) -> None:
-        await self._workers.close()
 
     def _score(self, value: Any) -> Score:
         fields: Mapping[str, Any] = value if isinstance(value, dict) else {"reward": value}

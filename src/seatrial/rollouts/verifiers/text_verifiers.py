@@ -16,9 +16,8 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.core.guarded import BadValue, parse_json, parse_python
 from seatrial.rollouts.campaign import Dataset, Verify, expected, prompt_messages
@@ -92,16 +91,14 @@ def _content(content: Any) -> str:
     return "\n".join(part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramCase:
+class ProgramCase(NamedTuple):
     """Reads `stdin`, must write `output`."""
 
     stdin: str
     output: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallCase:
+class CallCase(NamedTuple):
     """Must return `output`."""
 
     name: str
@@ -109,8 +106,7 @@ class CallCase:
     output: Any
 
 
-@dataclass(frozen=True, slots=True)
-class AssertsCase:
+class AssertsCase(NamedTuple):
     """Must run to its end."""
 
     code: str
