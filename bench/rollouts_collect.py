@@ -31,7 +31,7 @@ from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.collector.collect_engine import CollectEnd, collect
+from seatrial.rollouts.collect_engine import CollectEnd, Collector
 from seatrial.rollouts.manifest import Units
 from seatrial.rollouts.verifiers import make_verifier
 from seatrial.runtime.servers import free_port
@@ -117,7 +117,7 @@ def ours(folder: Path) -> int:
         verifier = make_verifier(verify, campaign.sandbox, folder, None, datasets)
         backend = DirectBackend(campaign, [str(campaign.policy.url)], {"rows": verifier}, None)
         with Units(place, manifests.load_manifest(place)) as units:
-            return await collect(place, campaign, units, [0], backend, stop=lambda: None, progress=lambda _: None)
+            return await Collector(place, campaign, units, [0], backend, stop=lambda: None, progress=lambda _: None).run()
 
     ended = asyncio.run(main())
     if ended.owed or ended.failed:

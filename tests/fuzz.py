@@ -610,7 +610,7 @@ class Fuzzer:
     def _collected(self, place: Path) -> None:
         """What a collector does with a campaign that others left: take each shard, and write down what it owes."""
         from seatrial.rollouts.campaign_dir import CampaignDir
-        from seatrial.rollouts.collector.dispatcher import ShardWriter
+        from seatrial.rollouts.dispatcher import ShardWriter
         from seatrial.rollouts.journal.attempts import LeaseHeldError
         from seatrial.rollouts.manifest import Units, load_manifest
         from seatrial.rollouts.rollout_record import Head

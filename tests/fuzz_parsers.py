@@ -122,7 +122,7 @@ def source(rng: random.Random, place: Path) -> None:
     from seatrial.loops.nemo_rl.nemo_checkout import _sections
     from seatrial.loops.nemo_rl.nemo_preflight import default_config
     from seatrial.probes.bridge_verdict import _around, _tree
-    from seatrial.rollouts.campaign_preflight import _check_function
+    from seatrial.rollouts.campaign_rounds import _check_function
 
     text = text_changed(rng, SOURCE, (*TEXTS, *DEEP))
     data = text.encode("utf-8", "surrogatepass")

@@ -46,9 +46,9 @@ from seatrial.rollouts.backends.direct_backend import error_of_status, retry_aft
 from seatrial.rollouts.backends.gym_backend import body_of, outcome_of
 from seatrial.rollouts.backends.openai_format import read as read_answer
 from seatrial.rollouts.backends.openai_format import sort_sampling
-from seatrial.rollouts.campaign_preflight import _check_function
+from seatrial.rollouts.campaign_rounds import _check_function
 from seatrial.rollouts.fast_json import parse_json_fast
-from seatrial.rollouts.input_reader import RowSource
+from seatrial.rollouts.inputs import RowSource
 from seatrial.rollouts.rollout_record import KEY, InputRow, RolloutError, TornError, Unit, check, row_of
 from seatrial.rollouts.verifiers.text_verifiers import cases_of
 from seatrial.runtime import slurm

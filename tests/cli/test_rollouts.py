@@ -11,8 +11,7 @@ import pytest
 
 from rollouts.served import QUICK, halves, run_in_process, serving, write_rows
 from rollouts.stub import Stub
-from seatrial.cli import rollouts_results
-from seatrial.rollouts import campaign_rounds
+from seatrial.rollouts import campaign_rounds, collect_campaign
 from seatrial.rollouts.campaign_dir import CampaignDir, read_stop_file
 from seatrial.rollouts.manifest import load_campaign, load_manifest
 
@@ -31,7 +30,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 @pytest.fixture
 def stub(served: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
     """For tests that are not about the profile, which takes longest."""
-    monkeypatch.setattr(rollouts_results, "_profile", lambda *_: "")
+    monkeypatch.setattr(collect_campaign, "profile", lambda *_: None)
     return served
 
 

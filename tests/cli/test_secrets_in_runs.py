@@ -12,9 +12,10 @@ import pytest
 
 from rollouts.served import QUICK, run_in_process, serving
 from rollouts.stub import Stub
-from seatrial.cli import hermetic, rollouts_results
+from seatrial.cli import hermetic
 from seatrial.functional.hermetic import ExecutionPlace
 from seatrial.probes.refit_run import DRIVERS
+from seatrial.rollouts import collect_campaign
 from triage.token_rows import rows
 
 from .command import Answer, inside
@@ -123,7 +124,7 @@ def test_job_files_without_secrets_are_taken(tmp_path: Path) -> None:
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     """A model server that takes one key."""
     run_in_process(monkeypatch)
-    monkeypatch.setattr(rollouts_results, "_profile", lambda *_: "")
+    monkeypatch.setattr(collect_campaign, "profile", lambda *_: None)
     with serving(key=KNOWN) as found:
         yield found
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.demo_campaign import write_demo
+from seatrial.rollouts.collect_campaign import write_demo
 from seatrial.runtime.environments import Environment
 from seatrial.runtime.servers import Target, free_port, wait_ready
 

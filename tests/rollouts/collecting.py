@@ -13,7 +13,7 @@ import orjson
 from seatrial.rollouts import manifest
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.collector.collect_engine import CollectEnd, collect
+from seatrial.rollouts.collect_engine import CollectEnd, Collector
 from seatrial.rollouts.manifest import Units
 from seatrial.rollouts.rollout_record import (
     Backend,
@@ -137,7 +137,7 @@ def run(
         with Units(place, manifest.load_manifest(place)) as units:
             progress = (said if said is not None else []).append
             ended = await asyncio.wait_for(
-                collect(place, campaign, units, shards, backend, stop=stop, progress=progress, **more), timeout=20
+                Collector(place, campaign, units, shards, backend, stop=stop, progress=progress, **more).run(), timeout=20
             )
         if other is not None:
             await other

@@ -28,11 +28,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from seatrial.rollouts import dispatcher
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.collector import dispatcher
-from seatrial.rollouts.collector.collect_engine import collect
+from seatrial.rollouts.collect_engine import Collector
 from seatrial.rollouts.journal import attempts
 from seatrial.rollouts.journal.attempts import attempt_files
 from seatrial.rollouts.journal.journal_scan import Scanner
@@ -102,7 +102,11 @@ def collecting(place: CampaignDir, shards: Sequence[int], rash: bool = False) ->
     dispatcher.encode = timeless  # type: ignore[attr-defined]
     campaign = manifests.load_campaign(place)
     with Units(place, manifests.load_manifest(place)) as units:
-        asyncio.run(collect(place, campaign, units, shards, Steady(), stop=lambda: None, progress=lambda _: None))
+
+        async def collect() -> None:
+            await Collector(place, campaign, units, shards, Steady(), stop=lambda: None, progress=lambda _: None).run()
+
+        asyncio.run(collect())
 
 
 def merging(place: CampaignDir) -> MergeResult:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollouts.collecting import Told, failing, fine, heads, make, prompts, rows, run
-from seatrial.rollouts.collector import collect_engine
+from seatrial.rollouts import collect_engine
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, Unit
 
 

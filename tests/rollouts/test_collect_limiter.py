@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from seatrial.rollouts.collector.dispatcher import Limiter
+from seatrial.rollouts.dispatcher import Limiter
 
 
 async def take(limiter: Limiter, count: int) -> list[int]:

@@ -11,11 +11,11 @@ import pytest
 
 from rollouts.collecting import Boxed, heads, make, rows
 from rollouts.stub import Stub, reply
+from seatrial.rollouts import collect_engine
 from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.collector import collect_engine
-from seatrial.rollouts.collector.collect_engine import CollectEnd, collect
+from seatrial.rollouts.collect_engine import CollectEnd, Collector
 from seatrial.rollouts.manifest import Units, load_manifest
 
 
@@ -33,7 +33,7 @@ def gather(place: CampaignDir, campaign: Campaign, stub: Stub, beside: Callable[
             backend = DirectBackend(campaign, [stub.url], {"rows": Boxed()}, None)
             other = asyncio.ensure_future(beside()) if beside else None
             with Units(place, load_manifest(place)) as units:
-                run = collect(place, campaign, units, [0], backend, stop=lambda: None, progress=lambda _: None)
+                run = Collector(place, campaign, units, [0], backend, stop=lambda: None, progress=lambda _: None).run()
                 ended = await asyncio.wait_for(run, 20)
             if other is not None:
                 await other

@@ -35,7 +35,7 @@ def campaign(tmp_path: Path, url: str, prompts: list[str], **tables: Any) -> Cam
 def carried(place: CampaignDir, where: RunTarget | None = None) -> tuple[Status, list[str]]:
     said: list[str] = []
     with campaign_lock(place, said.append):
-        status = CampaignRunner(place, where or RunTarget(), said.append, lambda status: None).carry()
+        status = CampaignRunner(place, where or RunTarget(), said.append, lambda status: None).run()
     return status, said
 
 
@@ -215,7 +215,7 @@ def test_while_nothing_happens_the_collector_is_heard(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(campaign_runner, "run_batch", waiting)
     with campaign_lock(place, said.append):
-        CampaignRunner(place, RunTarget(), said.append, lambda status: None).carry()
+        CampaignRunner(place, RunTarget(), said.append, lambda status: None).run()
     assert said[1] == "task 0: no answer yet"
     assert said.count("task 0: no answer yet") == 1
 

@@ -15,7 +15,7 @@ import pytest
 from seatrial.rollouts import demo_server
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.demo_campaign import write_demo
+from seatrial.rollouts.collect_campaign import write_demo
 from seatrial.rollouts.demo_server import choose
 from seatrial.rollouts.manifest import create_campaign, load_campaign
 

@@ -14,7 +14,7 @@ from rollouts.stub import Stub, reply
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.rollouts.backends.direct_backend import DirectBackend
 from seatrial.rollouts.campaign import Campaign
-from seatrial.rollouts.collector.collect_engine import CollectEnd
+from seatrial.rollouts.collect_engine import CollectEnd
 from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, RolloutOutcome, Score, Unit
 from seatrial.runtime.servers import free_port
 

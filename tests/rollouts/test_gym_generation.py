@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_flags_are_no_words_for_the_older_collector(tmp_path: Path) -> None:
 def test_the_older_programs_are_told_the_same(tmp_path: Path) -> None:
     newer, older = fake_installation(tmp_path / "newer"), fake_installation(tmp_path / "older", BETWEEN)
     programs = tmp_path / "older" / "bin"
-    with Block() as block:
+    with closing(Block()) as block:
         given = (block, PolicyEndpoint(("http://h:1/v1",), "m", KEY), Private(tmp_path / "p"))
         words = start_words(about(), older, *given)
         assert words[:2] == (str(programs / "python"), str(programs / "ng_run"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_servers_share_only_a_venv_and_run_only_from_a_plain_path(tmp_path: Path
 
 def test_the_key_is_in_no_word_and_gym_is_told_the_variable(tmp_path: Path) -> None:
     installation, private = fake_installation(tmp_path), Private(tmp_path / "p")
-    with Block() as block:
+    with closing(Block()) as block:
         words = start_words(about(run_arguments=["+uv_venv_dir=/mine", "+x=1"]), installation, block, POLICY, private)
         assert [f"+head_server.port={block.head}", f"+port_range_low={block.low}"] == [w for w in words if "_low" in w or "r.port" in w]
     assert "+policy_api_key=${oc.env:SEATRIAL_POLICY_API_KEY}" in words
@@ -118,7 +119,7 @@ def test_the_key_is_in_no_word_and_gym_is_told_the_variable(tmp_path: Path) -> N
 
 
 def test_logs_of_its_own_are_asked_for_only_where_gym_can_bear_it(tmp_path: Path) -> None:
-    with Block() as block:
+    with closing(Block()) as block:
         given = (fake_installation(tmp_path), block, POLICY, Private(tmp_path / "p"))
         shared, own = start_words(about(), *given), start_words(about(shared_environments=False), *given)
     assert f"+nemo_gym_log_dir='{tmp_path / 'p' / 'l'}'" in shared
@@ -128,7 +129,7 @@ def test_logs_of_its_own_are_asked_for_only_where_gym_can_bear_it(tmp_path: Path
 
 
 def test_several_servers_of_a_policy_are_a_list_and_any_text_is_quoted(tmp_path: Path) -> None:
-    with Block() as block:
+    with closing(Block()) as block:
         several = PolicyEndpoint(("http://a/v1", "http://b/v1"), "it's")
         words = start_words(about(), fake_installation(tmp_path), block, several, Private(tmp_path))
     assert "+policy_base_url=['http://a/v1','http://b/v1']" in words
@@ -168,7 +169,7 @@ def test_two_instances_never_share_a_block(monkeypatch: pytest.MonkeyPatch) -> N
     start = two_free_blocks()
     monkeypatch.setattr(gym_servers, "_LOW", start)
     monkeypatch.setattr(gym_servers, "_HIGH", start + gym_servers.SIZE + 1)
-    with Block() as first, Block() as second:
+    with closing(Block()) as first, closing(Block()) as second:
         assert {first.head, second.head} == {start + 1, start + gym_servers.SIZE + 1}
         with pytest.raises(BlockedError, match="no 200 free ports"):
             Block()

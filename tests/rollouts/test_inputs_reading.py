@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from seatrial.core.errors import UserError
-from seatrial.rollouts.input_reader import BadRowError, RowSource
+from seatrial.rollouts.inputs import BadRowError, RowSource
 
 
 def read(path: Path) -> list[tuple[int, Any]]:

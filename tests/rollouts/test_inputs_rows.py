@@ -8,8 +8,7 @@ import pytest
 
 from rollouts.inputs_made import campaign, gym, plain
 from seatrial.rollouts.campaign import Campaign, Dataset, expected, prompt_messages
-from seatrial.rollouts.input_reader import BadRowError, RowIds, canonical, content_of, is_chosen
-from seatrial.rollouts.input_writer import agent_of, check_row, tags_of
+from seatrial.rollouts.inputs import BadRowError, RowIds, agent_of, canonical, check_row, content_of, is_chosen, tags_of
 
 ASKED = {"role": "user", "content": "hi"}
 GYM = {"config_paths": ["x.yaml"]}

@@ -13,7 +13,7 @@ import pytest
 from rollouts.inputs_made import campaign, gym, jsonl, plain
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.input_writer import Written, write_inputs
+from seatrial.rollouts.inputs import Written, write_inputs
 
 
 def write(folder: Path, *datasets: dict[str, Any], **tables: Any) -> Written:
@@ -159,7 +159,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
 
 
 def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seatrial.rollouts.input_writer.SAY_EVERY", 2)
+    monkeypatch.setattr("seatrial.rollouts.inputs.SAY_EVERY", 2)
     jsonl(tmp_path / "a.jsonl", [plain(number) for number in range(5)])
     told: list[str] = []
     write_inputs(campaign(), tmp_path, CampaignDir(tmp_path), told.append)

@@ -15,7 +15,7 @@ from seatrial.core.files import read_json
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.input_writer import write_inputs
+from seatrial.rollouts.inputs import write_inputs
 from seatrial.rollouts.manifest import (
     Manifest,
     Units,
@@ -53,7 +53,7 @@ def test_a_full_disk_leaves_nothing_and_blocks(tmp_path: Path, monkeypatch: pyte
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("seatrial.rollouts.input_writer.os.fsync", full)
+    monkeypatch.setattr("seatrial.rollouts.inputs.os.fsync", full)
     with pytest.raises(BlockedError, match="No space left"):
         made(tmp_path, [plain(0)])
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from seatrial.core.errors import UserError
 from seatrial.rollouts.campaign import MOST_REPEATS, Campaign, api_key_of, parse_numbers
-from seatrial.rollouts.campaign_preflight import check_campaign
+from seatrial.rollouts.campaign_rounds import check_campaign
 
 
 def campaign(**tables: Any) -> Campaign:

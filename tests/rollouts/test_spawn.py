@@ -57,7 +57,7 @@ def test_a_start_that_the_end_of_its_loop_cancels(turns: int) -> None:
 @pytest.mark.parametrize("turns", [1, 2, 3, 5])
 def test_a_verifier_whose_loop_ends_while_a_worker_starts(turns: int) -> None:
     assert cut_off(WorkerPool(["math"], 5).ask({"expected": ["1"], "text": "1"}), turns).cancelled()
-    assert left("seatrial.rollouts.verifiers.verify_worker") == []
+    assert left("seatrial.rollouts.verifiers.process_verifiers") == []
 
 
 FUNCTION = """
@@ -95,7 +95,7 @@ def test_an_answer_to_an_earlier_request_is_none_to_this_one(tmp_path: Path) -> 
         await pool.close()
 
     asyncio.run(main())
-    assert left("seatrial.rollouts.verifiers.verify_worker") == []
+    assert left("seatrial.rollouts.verifiers.process_verifiers") == []
 
 
 def test_the_child_of_a_function_that_forks_answers_nothing(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_worker_whose_answer_never_comes_is_ended(timeout_s: float, tmp_path: 
         pool = workers(tmp_path, timeout_s)
         with pytest.raises(WorkerError, match="no answer within"):
             await pool.ask(request("stop"))
-        assert left("seatrial.rollouts.verifiers.verify_worker") == []
+        assert left("seatrial.rollouts.verifiers.process_verifiers") == []
         await pool.close()
 
     asyncio.run(main())
@@ -136,7 +136,7 @@ def test_nothing_starts_after_the_end_of_a_verifier(turns: int, tmp_path: Path) 
         for one in await asyncio.gather(*asked, return_exceptions=True):
             assert isinstance(one, WorkerError)
             assert (str(one), one.heals) == ("the verifier was closed", True)
-        assert left("seatrial.rollouts.verifiers.verify_worker") == []
+        assert left("seatrial.rollouts.verifiers.process_verifiers") == []
 
     asyncio.run(main())
 

@@ -35,7 +35,7 @@ def working(place: CampaignDir, shard: int, *, pid: int = 7, rate: float = 2.0, 
 
 def test_a_campaign_that_was_never_launched(tmp_path: Path) -> None:
     with watching(campaign(tmp_path, {"a": questions(3)})) as watch:
-        found = watch.look()
+        found = watch.read()
     assert (found.units, found.ok, found.failed, found.owed) == (12, 0, 0, 12)
     assert (found.rows, found.rows_done, found.shards, found.shards_done) == (3, 0, 2, 0)
     assert (found.per_s, found.eta_s, found.mean_reward, found.round, found.on) == (None, None, None, 0, "")
@@ -49,7 +49,7 @@ def test_counts_are_those_of_the_journal(tmp_path: Path) -> None:
     campaign_rounds.save_round(place, campaign_rounds.plan_round(place, {0: 8, 1: 4}, 8, "slurm:x"))
     write_stop_file(place, "too many failures", "somebody")
     with watching(place) as watch:
-        found = watch.look()
+        found = watch.read()
         assert watch.owed_by_shard == {0: 4, 1: 2}
     assert (found.ok, found.failed, found.owed, found.settled) == (5, 1, 6, 6)
     assert (found.rows_done, found.shards_done) == (1, 0)
@@ -67,7 +67,7 @@ def test_what_each_shard_owes_is_what_a_scan_of_its_units_finds(tmp_path: Path, 
     assert manifest.deal == ("units" if shards == 7 else "rows")
     with Units(place, manifest) as units:
         watch = StatusReader(place, manifest, units)
-        found = watch.look()
+        found = watch.read()
         scanner = Scanner(place, units)
         scanner.update()
         owed = {shard: len(list(scanner.owed([shard]))) for shard in range(shards)}
@@ -85,7 +85,7 @@ def test_collectors_that_wrote_lately_are_at_work(tmp_path: Path) -> None:
     (gone,) = place.shard(3).glob("state-*")
     os.utime(gone, (time.time() - 2 * FRESH_S,) * 2)
     with watching(place) as watch:
-        found = watch.look()
+        found = watch.read()
     assert (found.collectors, found.open) == (1, 3)
     assert found.seen_s is not None
     assert 0 <= found.seen_s < FRESH_S
@@ -100,7 +100,7 @@ def test_how_long_the_last_collector_is_silent(tmp_path: Path) -> None:
         (file,) = place.shard(shard).glob("state-*")
         os.utime(file, (time.time() - age,) * 2)
     with watching(place) as watch:
-        found = watch.look()
+        found = watch.read()
     assert found.seen_s == pytest.approx(FRESH_S / 2, abs=2)
 
 
@@ -113,18 +113,18 @@ def test_the_speed_is_what_was_seen_over_the_last_minute(tmp_path: Path, monkeyp
         for unit in range(6):
             lines.append(record(place, unit, ok(1.0)))
             attempt(place, 0, lines)
-            speeds.append(watch.look().per_s)
+            speeds.append(watch.read().per_s)
             now += 30.0
         assert speeds[:3] == [None, pytest.approx(1 / 30), pytest.approx(1 / 30)]
         assert speeds[-1] == pytest.approx(1 / 30)
         now += 1000.0
-        assert watch.look().per_s is None  # nothing came for long, and nobody says anything
+        assert watch.read().per_s is None  # nothing came for long, and nobody says anything
 
 
 def test_a_complete_campaign_has_no_time_to_go(tmp_path: Path) -> None:
     place = collected(campaign(tmp_path, {"a": questions(1)}, shards=1), [[ok(1.0)] * 4])
     working(place, 0)
     with watching(place) as watch:
-        found = watch.look()
+        found = watch.read()
     assert (found.owed, found.eta_s, found.collectors, found.owing_most) == (0, 0.0, 0, ())
     assert found.seen_s is None

@@ -54,13 +54,13 @@ def test_seeds_are_those_of_the_rule(tmp_path: Path) -> None:
     with Units(place, manifest) as units:
         task = units.row(1).id
         first = int.from_bytes(hashlib.sha256(f"5:{task}:2".encode()).digest()[:4], "big") >> 1
-        assert units.seed_of(5) == units.unit(5).seed == derive_seed(5, task, 2) == first
-        assert len({units.seed_of(number) for number in range(6)}) == 6
-        assert all(0 <= units.seed_of(number) < 1 << 31 for number in range(6))
+        assert units.unit(5).seed == derive_seed(5, task, 2) == first
+        assert len({units.unit(number).seed for number in range(6)}) == 6
+        assert all(0 <= units.unit(number).seed < 1 << 31 for number in range(6))
     for rule, seeds in (("repeat", [0, 1, 2, 0, 1, 2]), ("none", [NO_SEED] * 6)):
         work = dict(manifest.identity["work"]) | {"seed_rule": rule}
         with Units(place, manifest.model_copy(update={"identity": {"work": work}})) as units:
-            assert [units.seed_of(number) for number in range(6)] == [units.unit(number).seed for number in range(6)] == seeds
+            assert [units.unit(number).seed for number in range(6)] == seeds
 
 
 def test_a_seed_does_not_depend_on_other_rows_or_shards(tmp_path: Path) -> None:
@@ -84,13 +84,12 @@ def test_numbers_outside_are_refused(tmp_path: Path) -> None:
     place, manifest = made(tmp_path, [plain(0)], work={"repeats": 2})
     with Units(place, manifest) as units:
         for wrong in (-1, 2):
-            for ask in (units.row_of, units.repeat_of, units.shard_of, units.unit, units.seed_of):
+            for ask in (units.row_of, units.repeat_of, units.shard_of, units.unit):
                 with pytest.raises(IndexError):
                     ask(wrong)
         for look in (units.row, units.task_of, units.units_of_row, units.dataset_of, lambda shard: list(units.of_shard(shard))):
             with pytest.raises(IndexError):
                 look(1)
-    units.close()
 
 
 def test_inputs_that_were_edited_are_not_believed(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ import pytest
 from rollouts.verifiers import failure, made, row, talk
 from seatrial.core.errors import UserError
 from seatrial.rollouts.rollout_record import Verifier
-from seatrial.rollouts.verifiers.process_verifiers import bare, equivalence
-from seatrial.rollouts.verifiers.verify_worker import load_function
+from seatrial.rollouts.verifiers.process_verifiers import bare, equivalence, load_function
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +46,9 @@ def workers() -> list[int]:
     found = psutil.process_iter(["pid", "ppid", "cmdline"])
     mine = {child.pid for child in psutil.Process().children(recursive=True)}
     return [
-        child.pid for child in found if child.pid in mine and "seatrial.rollouts.verifiers.verify_worker" in (child.info["cmdline"] or ())
+        child.pid
+        for child in found
+        if child.pid in mine and "seatrial.rollouts.verifiers.process_verifiers" in (child.info["cmdline"] or ())
     ]
 
 

@@ -21,7 +21,7 @@ from seatrial.core.jobs import Mount, Name, Variables
 from seatrial.core.records import Record
 from seatrial.core.secret_names import looks_random
 from seatrial.evidence.redact import Redactor
-from seatrial.rollouts.input_reader import unstorable
+from seatrial.rollouts.fast_json import unstorable
 from seatrial.runtime.servers import Server
 
 MOST_REPEATS = 100_000
@@ -67,11 +67,6 @@ def _refuse_secrets(value: Any) -> Any:
     return value
 
 
-def tokens_in(value: Any) -> str | None:
-    """The key whose value holds a token; a prompt may speak of passwords."""
-    return secret_in(value, clear=_SHAPES.names)
-
-
 def secret_message(key: str) -> str:
     """Why a secret is refused; it is not repeated."""
     what = f"{key} holds a secret" if key else "a secret stands here"
@@ -105,7 +100,6 @@ Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]+$"), AfterValidator(_without_secrets)]
 Variable = Annotated[str, AfterValidator(_variable)]
 Arguments = Annotated[tuple[str, ...], AfterValidator(_refuse_secrets)]
-"""Words of a command line."""
 Whole = Annotated[int, Strict()]
 """A text is no number: `repeats = "4"` is a slip, and would be another key's value as easily."""
 Number = Annotated[float, Strict()]
@@ -148,14 +142,10 @@ class Dataset(Record):
     answer: str | None = None
     """plain: the column that holds the expected answer; None takes `answer` or `expected_answer`, where there is one."""
     system: str | None = None
-    """plain: a system message before each prompt."""
     agent: str | None = None
-    """Gym: the agent of rows that name none."""
     tags: tuple[Label, ...] = ()
     tag_columns: tuple[str, ...] = ()
-    """Columns whose values become tags, such as difficulty."""
     limit: Count | None = None
-    """Only the first so many rows."""
     weight: Annotated[Number, Field(gt=0, le=1)] = 1.0
     """Only this share of the rows, chosen by their ids: the same ones every time."""
     repeats: Repeats | None = None
@@ -181,7 +171,6 @@ class Work(Record):
     rollout_s: Seconds = 30.0
     """Without `shards`: how long a rollout is thought to take."""
     parallel: Count | None = None
-    """At most so many shards at a time."""
     rounds: Count = 3
     """How often shards with something missing are launched again."""
 
@@ -205,11 +194,9 @@ class Policy(Record):
     model: str | None = None
     """The name that requests ask for; None takes the server's only one."""
     url: Url | None = None
-    """Base URL, such as http://host:8000/v1. Excludes `server`."""
     urls: tuple[Url, ...] = ()
     """Several of the same kind; requests go to the one with the fewest open."""
     key_env: Variable | None = None
-    """The variable that holds the API key."""
     api: Literal["chat", "responses"] = "chat"
     server: Server | None = None
     """Self-hosted, in the allocation of each shard: as in docs/slurm.md. Its name is always `policy`."""
@@ -354,7 +341,6 @@ class Collector(Record):
     minutes: Count | None = None
     """Time limit of a shard's job; None takes the profile's."""
     container: str | None = None
-    """A name that the profile knows; None runs it outside of containers."""
     image: str | None = None
     mounts: tuple[Mount, ...] = ()
 
@@ -382,11 +368,11 @@ class Campaign(Record):
     """Whether merge also writes rollouts-rs<seed>.jsonl with .done files, as NeMo-Skills users know them."""
     collector: Collector = Field(default_factory=Collector)
     environment: Variables = Field(default_factory=dict)
-    """Variables of the collector."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (key := tokens_in(self.model_dump(mode="json"))) is not None:
+        # Names alone: a prompt may speak of passwords.
+        if (key := secret_in(self.model_dump(mode="json"), clear=_SHAPES.names)) is not None:
             raise ValueError(secret_message(key))
         names = [dataset.name for dataset in self.datasets]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -464,11 +450,18 @@ def api_key_of(variable: str | None) -> str | None:
 
 
 PARAMS = "responses_create_params"
+RESPONSES_KEYS = frozenset(
+    {
+        *("background", "include", "input", "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model"),
+        *("parallel_tool_calls", "previous_response_id", "prompt", "reasoning", "service_tier", "store", "stream", "temperature"),
+        *("text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user"),
+    }
+)
+"""Of the Responses API, as NeMo Gym 0.4.0 takes them (NeMoGymResponseCreateParamsNonStreaming); it forbids all others."""
 _ANSWERS = ("expected_answer", "answer")
 
 
 def is_gym(data: Mapping[str, Any], dataset: Dataset) -> bool:
-    """Whether a row is Gym's."""
     return PARAMS in data if dataset.format == "auto" else dataset.format == "gym"
 
 

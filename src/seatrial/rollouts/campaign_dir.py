@@ -2,8 +2,8 @@
 
 - state-NNNN-<token>.json: progress of one attempt of a shard, rewritten every two seconds, for status, viewer and failure budgets. Counts
   are the shard's, earlier attempts included, except `failed_now`. A killed attempt never writes `ended`: the age of its file shows it.
+  State files decide nothing that matters: the journal says which units are done.
 - stop.json: why the campaign stopped itself. The first writer wins; `resume` puts it aside.
-- State files decide nothing that matters: the journal says which units are done.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -24,65 +23,31 @@ from seatrial.core.guarded import real_path
 from seatrial.core.records import Record
 
 
-@dataclass(frozen=True, slots=True)
 class CampaignDir:
     """Paths below the directory of a campaign."""
 
-    root: Path
-
-    @property
-    def campaign(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.campaign = root / "campaign.json"
         """The resolved campaign.toml."""
-        return self.root / "campaign.json"
-
-    @property
-    def manifest(self) -> Path:
+        self.manifest = root / "manifest.json"
         """Written last when a campaign starts: without it there is none."""
-        return self.root / "manifest.json"
-
-    @property
-    def inputs(self) -> Path:
-        """Every row, in order."""
-        return self.root / "inputs.jsonl"
-
-    @property
-    def index(self) -> Path:
+        self.inputs = root / "inputs.jsonl"
+        self.index = root / "inputs.index"
         """Where each row starts in `inputs`, and where the last one ends."""
-        return self.root / "inputs.index"
-
-    @property
-    def shards(self) -> Path:
-        """A directory per shard."""
-        return self.root / "shards"
+        self.shards = root / "shards"
+        self.rounds = root / "rounds"
+        """A directory per launch: plan.json, and the jobs."""
+        self.stop = root / "stop.json"
+        self.model = root / "model.json"
+        """The policy's model, as the first collector found it."""
+        self.merged = root / "merged"
+        """rollouts.jsonl, failures.jsonl, merge.json."""
+        self.profile = root / "profile"
 
     def shard(self, number: int) -> Path:
         """attempt-*.jsonl, lease.json, state-*.json."""
         return self.shards / f"{number:05d}"
-
-    @property
-    def rounds(self) -> Path:
-        """A directory per launch: plan.json, and the jobs."""
-        return self.root / "rounds"
-
-    @property
-    def stop(self) -> Path:
-        """Why the campaign stopped by itself; collectors look for it."""
-        return self.root / "stop.json"
-
-    @property
-    def model(self) -> Path:
-        """The policy's model, as the first collector found it."""
-        return self.root / "model.json"
-
-    @property
-    def merged(self) -> Path:
-        """rollouts.jsonl, failures.jsonl, merge.json."""
-        return self.root / "merged"
-
-    @property
-    def profile(self) -> Path:
-        """profile.json and its other forms."""
-        return self.root / "profile"
 
 
 def write_once(path: Path, value: Record) -> None:
@@ -118,7 +83,6 @@ class ShardState(Record):
     """How the attempt ended: done, stopped, budget, servers, fenced, error."""
     units: int
     owed: int
-    """Not settled yet."""
     ok: int
     failed: int
     """For good."""
@@ -137,7 +101,6 @@ class ShardState(Record):
     rate: float = 0.0
     """Settled units per second, lately."""
     message: str = ""
-    """Of the last failure."""
 
 
 def write_state(place: CampaignDir, state: ShardState) -> float:
@@ -167,15 +130,12 @@ class Stop(Record):
 
     reason: str
     by: str
-    """The attempt that said so."""
     at: int
-    """Seconds since 1970."""
     accept: str = ""
     """The setting with which a campaign that stopped for its failures goes on."""
 
 
 def read_stop_file(place: CampaignDir) -> Stop | None:
-    """Why the campaign stopped, or None."""
     return read_model(place.stop, Stop) if place.stop.is_file() else None
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from seatrial.core.errors import UserError
 from seatrial.core.jobs import Batch, Ending, Profile, UnitState
@@ -27,7 +28,7 @@ from seatrial.core.records import Record
 from seatrial.core.text import counted
 from seatrial.core.verdict import ExitCode
 from seatrial.evidence.redact import Redactor
-from seatrial.rollouts import campaign_preflight, campaign_rounds
+from seatrial.rollouts import campaign_rounds
 from seatrial.rollouts.campaign import Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir, ShardState, newest_states, read_stop_file, write_stop_file
 from seatrial.rollouts.campaign_rounds import LOCAL, Round
@@ -37,7 +38,7 @@ from seatrial.runtime import slurm as commands
 from seatrial.runtime import slurm_submit
 from seatrial.runtime.filelock import exclusive
 from seatrial.runtime.interrupt import check_stop
-from seatrial.runtime.jobdir import job_dir
+from seatrial.runtime.jobdir import BATCH, job_dir
 from seatrial.runtime.local_jobs import gpus_here, run_batch
 from seatrial.runtime.process import STAMP_LENGTH
 from seatrial.runtime.slurm import render_batch
@@ -57,7 +58,6 @@ class Status(Record):
     units: int
     ok: int
     failed: int
-    """For good."""
     owed: int
     rows: int
     rows_done: int
@@ -65,9 +65,8 @@ class Status(Record):
     shards: int
     shards_done: int
     collectors: int
-    """That work on it right now."""
+    """Collectors at work right now."""
     open: int
-    """Requests that wait for an answer."""
     seen_s: float | None = None
     """How long ago the last of these collectors wrote its state; None without any."""
     per_s: float | None
@@ -88,16 +87,14 @@ class Status(Record):
     accept: str = ""
     """The setting with which one that stopped for its failures goes on."""
     owing_most: tuple[int, ...]
-    """Up to five shards."""
 
     @property
     def settled(self) -> int:
-        """Units that are owed no more."""
         return self.ok + self.failed
 
 
 class StatusReader:
-    """Asks again and again; each time only what was appended is read."""
+    """Reads the status of a campaign repeatedly; each time only what was appended."""
 
     def __init__(self, place: CampaignDir, manifest: Manifest, units: Units) -> None:
         self._place, self._manifest, self._units = place, manifest, units
@@ -106,12 +103,14 @@ class StatusReader:
         self.owed_by_shard: dict[int, int] = {}
         """Shards that owe something, and how much, as of the last look."""
 
-    def look(self) -> Status:
-        """The campaign now."""
+    def read(self) -> Status:
         scan = self._scanner.update()
         rows_done = self._count(scan.settled)
         owed = self.owed_by_shard
-        working = self._working()
+        # Collectors that wrote lately. A clock that lags behind the file system's must not make it the future.
+        newest, now = newest_states(self._place, owed).values(), time.time()
+        aged = [(state, max(0.0, now - written)) for state, written in newest if state.ended is None]
+        working = [(state, age) for state, age in aged if age <= FRESH_S]
         states = [state for state, _ in working]
         settled = scan.ok + scan.failed
         rate = self._rate(settled, states)
@@ -159,13 +158,6 @@ class StatusReader:
         self.owed_by_shard = {shard: count for shard, count in enumerate(counts) if count}
         return done
 
-    def _working(self) -> list[tuple[ShardState, float]]:
-        """States of shards that owe something and whose collectors wrote lately, and how many seconds ago that was."""
-        newest, now = newest_states(self._place, self.owed_by_shard).values(), time.time()
-        # A clock that lags behind the file system's must not make it the future.
-        aged = [(state, max(0.0, now - written)) for state, written in newest if state.ended is None]
-        return [(state, age) for state, age in aged if age <= FRESH_S]
-
     def _rate(self, settled: int, states: list[ShardState]) -> float | None:
         """What was seen over the last minute; at first what the collectors say."""
         now = time.monotonic()
@@ -201,7 +193,6 @@ class RunTarget:
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs of a node, or of this machine."""
         return self.profile.gpus_per_node if self.profile else len(gpus_here())
 
     @property
@@ -211,13 +202,13 @@ class RunTarget:
 
 
 def campaign_lock(place: CampaignDir, say: Say) -> AbstractContextManager[None]:
-    """Be the one who changes and carries a campaign; a BlockedError says who does already."""
+    """Lock the campaign; a BlockedError names the holder."""
     fix = f"wait for it to end, or stop it: seatrial rollouts cancel {shlex.quote(str(place.root))}"
     return exclusive(place.root / LOCK, f"another seatrial that carries {place.root}", say, _LOCK_S, fix)
 
 
 class CampaignRunner:
-    """Carries one campaign; for whoever holds `conducting`."""
+    """Runs one campaign, whose `campaign_lock` is held."""
 
     def __init__(self, place: CampaignDir, where: RunTarget, say: Say, show: Show) -> None:
         self.place, self.where = place, where
@@ -227,35 +218,33 @@ class CampaignRunner:
         self.refused = False
         """Whether the last round ended with what only another campaign, or another server, can mend; its fix was said."""
 
-    def carry(self) -> Status:
+    def run(self) -> Status:
         """Launch and follow rounds until there is nothing to do, or no sense in another. Raises `Interrupted` when asked to stop."""
         with Units(self.place, self.manifest) as units:
             watch = StatusReader(self.place, self.manifest, units)
-            self._follow_last(watch)
-            status, launched, idle = watch.look(), 0, False
+            if live := self._live():
+                self._say(f"round {live.number} on {live.on} has not ended: following it")
+                self._follow(live, watch)
+            status, launched, idle = watch.read(), 0, False
             while status.owed and not status.stopped and not idle and launched < self.campaign.work.rounds:
                 before, launched = status, launched + 1
                 self._run(self._next(watch), watch)
                 check_stop()
-                status = watch.look()
+                status = watch.read()
                 # A failure brings its unit nearer to being given up; a round without a record would be the same again.
-                same = status.failures == before.failures or (not status.ok and self._servers_were_gone(watch))
+                states = newest_states(self.place, watch.owed_by_shard).values()
+                unanswered = bool(states) and all(state.ended == "servers" for state, _ in states)
+                same = status.failures == before.failures or (not status.ok and unanswered)
                 idle = same and status.owed == before.owed
             if status.owed and launched and not status.stopped:
                 ended = "the round settled nothing" if idle else f"something is owed after {counted(launched, 'round')} (work.rounds)"
                 self._say(f"{ended}: {self._why()}")
             return status
 
-    def _servers_were_gone(self, watch: StatusReader) -> bool:
-        """Whether every shard that owes something ended because nobody answered, or nobody who knows what we ask for."""
-        states = newest_states(self.place, watch.owed_by_shard).values()
-        return bool(states) and all(state.ended == "servers" for state, _ in states)
-
     def submit(self) -> None:
-        """Launch one round on Slurm and leave it there."""
         with Units(self.place, self.manifest) as units:
             watch = StatusReader(self.place, self.manifest, units)
-            if not watch.look().owed:
+            if not watch.read().owed:
                 self._say("nothing is owed: nothing was submitted")
             elif live := self._live():
                 self._say(f"round {live.number} on {live.on} has not ended: nothing was submitted")
@@ -264,8 +253,8 @@ class CampaignRunner:
 
     def _next(self, watch: StatusReader) -> Round:
         """Plan what is owed now, once everything that can be known before is known."""
-        campaign_preflight.check_campaign(self.campaign, here=self.where.profile is None)
-        campaign_preflight.build_environments(self.campaign, self._say)
+        campaign_rounds.check_campaign(self.campaign, here=self.where.profile is None)
+        campaign_rounds.build_environments(self.campaign, self._say)
         largest = -(-self.manifest.units // self.manifest.shards)
         work, where = self.campaign.work, self.where
         planned = campaign_rounds.plan_round(self.place, watch.owed_by_shard, largest, where.name, work.parallel, where.most_tasks)
@@ -302,17 +291,11 @@ class CampaignRunner:
         last = _submitted(self.place)
         return last if last and not _collected(Poller([campaign_rounds.round_dir(self.place, last.number)]).poll()) else None
 
-    def _follow_last(self, watch: StatusReader) -> None:
-        """A round on Slurm that has not ended is followed before another is planned."""
-        if live := self._live():
-            self._say(f"round {live.number} on {live.on} has not ended: following it")
-            self._follow(live, watch)
-
     def _follow(self, planned: Round, watch: StatusReader) -> None:
         """Until the collecting jobs have ended; the merge that comes after them is not waited for."""
         poller, silent = Poller([campaign_rounds.round_dir(self.place, planned.number)]), ""
         for snapshot in snapshots(poller):
-            self._show(watch.look())
+            self._show(watch.read())
             if snapshot.controller and snapshot.controller != silent:
                 self._say(f"Slurm does not answer ({snapshot.controller}); jobs are not lost")
             silent = snapshot.controller
@@ -328,9 +311,9 @@ class CampaignRunner:
         def look() -> None:
             # What cannot be read now is said by the look that follows the round.
             with suppress(UserError, OSError):
-                first, told = watch.look(), ""
+                first, told = watch.read(), ""
                 while not over.wait(_LOOK_S):
-                    status = watch.look()
+                    status = watch.read()
                     self._show(status)
                     waits = (status.owed, status.failures) == (first.owed, first.failures)
                     words = _last_words(directory, 0) if waits else []
@@ -385,15 +368,17 @@ def _collected(snapshot: Snapshot) -> bool:
 def _submitted(place: CampaignDir) -> Round | None:
     """The last round, if its jobs were handed to Slurm."""
     past = campaign_rounds.list_rounds(place)
-    if not past or past[-1].on == LOCAL or not campaign_rounds.is_launched(place, past[-1].number):
+    if not past or past[-1].on == LOCAL:
         return None
-    return past[-1] if job_dir(campaign_rounds.round_dir(place, past[-1].number), campaign_rounds.COLLECT).submission() else None
+    directory = campaign_rounds.round_dir(place, past[-1].number)
+    launched = (directory / BATCH).is_file()  # before that nothing of it can run
+    return past[-1] if launched and job_dir(directory, campaign_rounds.COLLECT).submission() else None
 
 
 def cancel(place: CampaignDir) -> tuple[str, ...]:
-    """Stop a campaign that somebody carries, or whose jobs wait or run on Slurm; gives what was stopped.
+    """Stop a campaign that a process runs, or whose jobs wait or run on Slurm; gives what was stopped.
 
-    stop.json comes first: whoever follows the jobs would launch another round for what they leave owed.
+    stop.json comes first: the process that follows the jobs would launch another round for what they leave pending.
     """
     load_manifest(place)
     last, carried = _submitted(place), is_busy(place.root)
@@ -406,15 +391,14 @@ def cancel(place: CampaignDir) -> tuple[str, ...]:
 
 
 def wait_a_moment() -> None:
-    """Between two looks of somebody who only watches."""
+    """Wait between two readings of the status."""
     until = time.monotonic() + _LOOK_S
     while time.monotonic() < until:
         check_stop()
         time.sleep(0.1)
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
+class DryRun(NamedTuple):
     """A dry run."""
 
     text: str
@@ -430,7 +414,11 @@ def dry_run(draft: CampaignDir, root: Path, campaign: Campaign, manifest: Manife
     batch = campaign_rounds.batch_of(CampaignDir(root), campaign, planned, where.gpus_per_node, merge=where.profile is not None)
     lines = [*_summary(campaign, manifest, sizes), ""]
     if where.profile is None:
-        return DryRun("\n".join(lines + _commands(batch, len(planned.tasks))))
+        tasks = len(planned.tasks)
+        count = f"{tasks} tasks at a time" if tasks > 1 else "1 task"
+        lines.append(f"{count} on this machine, with all shards between them; {{index}} is the number of a task, which runs:")
+        lines += [f"  {item.name} x {item.replicas}: {shlex.join(item.command)}" for item in batch.jobs[0].components]
+        return DryRun("\n".join(lines))
     scripts = render_batch(
         batch, where.profile, root / "rounds" / "0001", {job.name: f"seatrial-{job.name}-00000000" for job in batch.jobs}
     )
@@ -452,10 +440,3 @@ def _summary(campaign: Campaign, manifest: Manifest, sizes: dict[int, int]) -> l
     of_each = f"{spread} rollouts" if max(sizes.values()) > 1 else "1 rollout"
     lines.append(f"  {counted(manifest.shards, 'shard')} of {of_each}, dealt by {manifest.deal}; {guess}")
     return lines
-
-
-def _commands(batch: Batch, tasks: int) -> list[str]:
-    (job,) = batch.jobs
-    count = f"{tasks} tasks at a time" if tasks > 1 else "1 task"
-    lines = [f"{count} on this machine, with all shards between them; {{index}} is the number of a task, which runs:"]
-    return lines + [f"  {item.name} x {item.replicas}: {shlex.join(item.command)}" for item in job.components]

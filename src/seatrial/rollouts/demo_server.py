@@ -4,12 +4,10 @@
 
 - Runs in an environment with torch and transformers in which nothing else of Seatrial exists: only the standard library is imported at
   the top. The host imports it for the questions.
-- The model is a two-layer Qwen2 with 84,000 parameters, trained here in half a minute; it learns sums and the largest of four numbers
-  and stops before it is perfect. The same recipe and libraries give the same weights, which are cached by a hash of both.
-- GET /health and /v1/models; POST /v1/chat/completions and /v1/responses with temperature, top_p, seed and a token limit.
+- The model is a two-layer Qwen2 with 84,000 parameters that learns sums and the largest of four numbers in half a minute and stops before
+  it is perfect. The same recipe and libraries give the same weights, which are cached by a hash of both.
 - The same request with the same seed has the same answer, whatever else is in the batch: double precision keeps rounding errors of
-  padding too small to change a drawn token. /v1/responses takes a seed from `metadata.extra_body`, too.
-- Unsupported requests get 400, or 404 for another model, in the shape of vLLM's errors. SIGTERM ends it with 0.
+  padding too small to change a drawn token. Errors have the shape of vLLM's.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -33,14 +32,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 LETTERS = "ABCD"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """One row of the demo."""
 
     prompt: str
@@ -49,7 +46,6 @@ class Question:
 
 
 def sum_of(draw: random.Random, digits: int) -> Question:
-    """A sum of two numbers with so many digits."""
     low, high = (0, 9) if digits == 1 else (10 ** (digits - 1), 10**digits - 1)
     left, right = draw.randint(low, high), draw.randint(low, high)
     return Question(f"What is {left}+{right}?", str(left + right), f"{digits}-digit")
@@ -96,27 +92,22 @@ _IGNORED = -100
 """What the loss leaves out: the prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class DemoRequest:
+class DemoRequest(NamedTuple):
     """One request, as tokens."""
 
     tokens: tuple[int, ...]
     most: int
-    """Tokens of its answer, at most."""
     temperature: float
     top_p: float
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class DemoAnswer:
+class DemoAnswer(NamedTuple):
     """What the model said."""
 
     text: str
     tokens: int
-    """The end token included."""
     finish: str
-    """`stop`, or `length`."""
 
 
 class DemoPolicy:
@@ -129,7 +120,6 @@ class DemoPolicy:
         self._model = Qwen2ForCausalLM.from_pretrained(directory).double().eval()
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a prompt."""
         return tuple(self._words.encode(text))
 
     def answer(self, asks: Sequence[DemoRequest]) -> list[DemoAnswer]:
@@ -156,10 +146,8 @@ class DemoPolicy:
                 ids = torch.tensor([tokens[-1:] for tokens in said])
                 mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
                 places = places[:, -1:] + 1
-        return [self._answer(tokens, tokens[-1] == end) for tokens in said]
-
-    def _answer(self, tokens: list[int], ended: bool) -> DemoAnswer:
-        return DemoAnswer(self._words.decode(tokens, skip_special_tokens=True), len(tokens), "stop" if ended else "length")
+        texts = [self._words.decode(tokens, skip_special_tokens=True) for tokens in said]
+        return [DemoAnswer(text, len(tokens), "stop" if tokens[-1] == end else "length") for text, tokens in zip(texts, said, strict=True)]
 
 
 def choose(logits: Sequence[float], temperature: float, top_p: float, draw: random.Random) -> int:
@@ -182,7 +170,12 @@ def choose(logits: Sequence[float], temperature: float, top_p: float, draw: rand
 
 def ensure(cache: Path, progress: Callable[[str], None]) -> Path:
     """The directory of the trained model below `cache`, made now unless it is there; safe when two processes do it at once."""
-    place = cache / f"policy-{_recipe()}"
+    import torch
+    import transformers
+
+    recipe = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
+    recipe.update(Path(__file__).read_bytes())
+    place = cache / f"policy-{recipe.hexdigest()[:12]}"
     if (place / "config.json").is_file():
         return place
     cache.mkdir(parents=True, exist_ok=True)
@@ -200,33 +193,17 @@ def ensure(cache: Path, progress: Callable[[str], None]) -> Path:
     return place
 
 
-def _recipe() -> str:
-    """Everything that the weights depend on, in short."""
+def _train(progress: Callable[[str], None]) -> tuple[Any, Any]:
     import torch
-    import transformers
-
-    known = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
-    known.update(Path(__file__).read_bytes())
-    return known.hexdigest()[:12]
-
-
-def _tokenizer() -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     core = Tokenizer(models.WordLevel({piece: number for number, piece in enumerate(_PIECES)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
     core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
-
-
-def _train(progress: Callable[[str], None]) -> tuple[Any, Any]:
-    """The model and its tokenizer."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
+    words = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     torch.manual_seed(_SEED)
-    words, draw = _tokenizer(), random.Random(_SEED)
+    draw = random.Random(_SEED)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
     ends = {"pad_token_id": words.pad_token_id, "eos_token_id": words.eos_token_id, "bos_token_id": None}
     turns = {"rope_type": "default", "rope_theta": 100.0}  # few positions: slower rotations would hardly tell neighbours apart
@@ -280,8 +257,7 @@ class RefusedRequestError(Exception):
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status = status
-        self.message = message
+        self.status, self.message = status, message
 
 
 @dataclass(slots=True)
@@ -312,24 +288,12 @@ class Batches:
         return job.answer
 
 
-def number(body: Mapping[str, Any], key: str, default: float, low: float, high: float) -> float:
-    """A number of the request within its bounds; null is the default."""
-    value = body.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise RefusedRequestError(400, f"{key} must be a number from {low:g} to {high:g}, and is {json.dumps(value)}")
-    return value
-
-
-def whole(body: Mapping[str, Any], keys: Sequence[str], low: int) -> int | None:
-    """The first of these keys that the request has, a whole number; None when it has none."""
-    for key in keys:
-        value = body.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise RefusedRequestError(400, f"{key} must be a whole number, at least {low}, and is {json.dumps(value)}")
+def number(body: Mapping[str, Any], keys: Sequence[str], low: float, high: float = math.inf, kind: type[float] = int) -> Any:
+    """The first of these keys that the request has and does not set to null: a number within bounds; None when it has none."""
+    for key, value in ((key, body[key]) for key in keys if body.get(key) is not None):
+        if isinstance(value, bool) or not isinstance(value, (int, kind)) or not low <= value <= high:
+            wanted = f"a number from {low:g} to {high:g}" if kind is float else f"a whole number, at least {low}"
+            raise RefusedRequestError(400, f"{key} must be {wanted}, and is {json.dumps(value)}")
         return value
     return None
 
@@ -351,7 +315,6 @@ def text_of(messages: Any, key: str) -> str:
 
 
 def ask_of(body: Mapping[str, Any], tokens: tuple[int, ...], most: int | None) -> DemoRequest:
-    """The request for a prompt of these tokens."""
     if body.get("model") not in (None, NAME):
         raise RefusedRequestError(404, f"The model {json.dumps(body['model'])} does not exist; the only one is {NAME}.")
     for key, only in (("stream", False), ("n", 1), ("tools", [])):
@@ -364,12 +327,13 @@ def ask_of(body: Mapping[str, Any], tokens: tuple[int, ...], most: int | None) -
         raise RefusedRequestError(
             400, f"{limit}. However, you requested {most or 1} output tokens and your prompt contains {len(tokens)} input tokens."
         )
-    seed = whole(body, ("seed",), 0)
+    seed = number(body, ("seed",), 0)
+    temperature, top_p = number(body, ("temperature",), 0.0, 2.0, float), number(body, ("top_p",), 1e-6, 1.0, float)
     return DemoRequest(
         tokens=tokens,
         most=most or CONTEXT - len(tokens),
-        temperature=number(body, "temperature", 1.0, 0.0, 2.0),
-        top_p=number(body, "top_p", 1.0, 1e-6, 1.0),
+        temperature=1.0 if temperature is None else temperature,
+        top_p=1.0 if top_p is None else top_p,
         seed=random.getrandbits(64) if seed is None else seed,
     )
 
@@ -377,7 +341,7 @@ def ask_of(body: Mapping[str, Any], tokens: tuple[int, ...], most: int | None) -
 def chat(batches: Batches, body: Mapping[str, Any], id: str) -> dict[str, Any]:
     """POST /v1/chat/completions."""
     tokens = batches.policy.encode(text_of(body.get("messages"), "messages"))
-    answer = batches.answer(ask_of(body, tokens, whole(body, ("max_completion_tokens", "max_tokens"), 1)))
+    answer = batches.answer(ask_of(body, tokens, number(body, ("max_completion_tokens", "max_tokens"), 1)))
     message = {"role": "assistant", "content": answer.text}
     return {
         "id": f"chatcmpl-{id}",
@@ -393,7 +357,16 @@ def responses(batches: Batches, body: Mapping[str, Any], id: str) -> dict[str, A
     """POST /v1/responses."""
     said = [body["instructions"]] if isinstance(body.get("instructions"), str) else []
     tokens = batches.policy.encode("\n".join([*said, text_of(body.get("input"), "input")]))
-    ask = ask_of({**_extra(body), **body}, tokens, whole(body, ("max_output_tokens",), 1))
+    # Gym and Seatrial put there what the Responses interface does not know, the seed among it.
+    metadata = body.get("metadata") or {}
+    text = metadata.get("extra_body") if isinstance(metadata, dict) else None
+    try:
+        extra = json.loads(text or "{}")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RefusedRequestError(400, f"metadata.extra_body is not JSON: {error}") from error
+    if not isinstance(extra, dict):
+        raise RefusedRequestError(400, "metadata.extra_body must be a JSON object")
+    ask = ask_of({**extra, **body}, tokens, number(body, ("max_output_tokens",), 1))
     answer = batches.answer(ask)
     status = "completed" if answer.finish == "stop" else "incomplete"
     content = [{"type": "output_text", "text": answer.text, "annotations": []}]
@@ -418,19 +391,6 @@ def responses(batches: Batches, body: Mapping[str, Any], id: str) -> dict[str, A
             "total_tokens": len(tokens) + answer.tokens,
         },
     }
-
-
-def _extra(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata.extra_body`, a JSON text: where Gym and Seatrial put what the Responses interface does not know, the seed among it."""
-    metadata = body.get("metadata") or {}
-    text = metadata.get("extra_body") if isinstance(metadata, dict) else None
-    try:
-        extra = json.loads(text or "{}")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RefusedRequestError(400, f"metadata.extra_body is not JSON: {error}") from error
-    if not isinstance(extra, dict):
-        raise RefusedRequestError(400, "metadata.extra_body must be a JSON object")
-    return extra
 
 
 _POSTS = {"/v1/chat/completions": chat, "/v1/responses": responses}
@@ -514,11 +474,6 @@ def _loopback(host: str) -> str:
     return host
 
 
-def _end(signum: int, frame: FrameType | None) -> None:
-    del signum, frame
-    raise SystemExit(0)
-
-
 def main() -> None:
     """Make the model ready, then serve it until SIGTERM."""
     import torch
@@ -530,7 +485,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="where the trained model is kept")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     library.disable_progress_bar()
     torch.set_num_threads(1)  # a second thread would wait for the collector's CPU more than it helps; and results stay the same
     place = ensure(options.cache, _log.info)

@@ -6,6 +6,7 @@ Not beside the guarded readers: those also run where only the standard library i
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import orjson
@@ -43,3 +44,14 @@ def _require_64_bits(data: bytes) -> None:
         json.loads(data, parse_int=small)
     except RecursionError as error:
         raise BadValue(f"nested deeper than {DEPTH}") from error
+
+
+def unstorable(value: Any) -> str | None:
+    """What of a value JSON cannot say."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return next(filter(None, map(unstorable, value.values())), None)
+    if isinstance(value, list):
+        return next(filter(None, map(unstorable, value)), None)
+    return None if value is None or isinstance(value, str | bool | int) else f"a {type(value).__name__}"

@@ -3,9 +3,8 @@
 - A campaign directory appears at once and whole: it is built beside its place and renamed. Of two starts into one place one succeeds.
 - Results depend on `identity` (settings), the content of the input files and the files of scoring functions; `changes` names differences.
   A scoring function's file is found and hashed without running or importing anything; modules that it imports are not watched.
-- Units are row x repetition, numbered 0..N-1: rows in the order of inputs.jsonl, the repetitions of a row after each other. All but the
-  row itself is arithmetic; memory is eight bytes per row.
-- A unit's seed comes from the campaign's seed, the row's id and the repetition, so retries and other shard counts ask for the same.
+- Units are row x repetition, numbered 0..N-1: rows in the order of inputs.jsonl, the repetitions of a row after each other. A unit's seed
+  comes from the campaign's seed, the row's id and the repetition. All but the row itself is arithmetic: eight bytes of memory per row.
 - Number of shards: `work.shards`, else ceil(units * rollout_s / (concurrency * 60 * target_minutes)), between 1 and the number of units.
 """
 
@@ -22,10 +21,10 @@ import shutil
 import sys
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from itertools import accumulate, islice
 from pathlib import Path
@@ -42,18 +41,8 @@ from seatrial.core.guarded import open_file, read_file, real_path
 from seatrial.core.records import Record, replace
 from seatrial.rollouts.campaign import Campaign, SeedRule
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.input_reader import sha256_of
-from seatrial.rollouts.input_writer import InputFile, Progress, Written, write_inputs
+from seatrial.rollouts.inputs import InputFile, Progress, Written, sha256_of, write_inputs
 from seatrial.rollouts.rollout_record import InputRow, Unit
-
-
-def sha256_of_function(spec: str, base: Path) -> str | None:
-    """Of the content of the function's file; None when it cannot be found or read."""
-    file = file_of(spec, base)
-    try:
-        return sha256_of(file) if file is not None else None
-    except OSError:
-        return None
 
 
 def file_of(spec: str, base: Path) -> Path | None:
@@ -91,7 +80,6 @@ class Imported(Record):
 
     kind: Literal["gym", "skills"]
     reward_key: str | None
-    """The column that became the reward."""
     files: tuple[ImportedFile, ...]
     bad: int = 0
     """Lines that are not in the journal."""
@@ -105,7 +93,6 @@ class Manifest(Record):
     version: Literal[1] = 1
     name: str
     made: str
-    """UTC, ISO 8601."""
     seatrial: str
     identity: Mapping[str, Any]
     """See `identity_of`; of an import only the rule of its seeds."""
@@ -114,7 +101,6 @@ class Manifest(Record):
     rescored: str | None = None
     """The campaign directory whose rollouts were scored anew: here nothing is collected."""
     files: tuple[InputFile, ...]
-    """In the order of their rows."""
     inputs_sha256: str
     rows: int
     units: int
@@ -160,7 +146,12 @@ def identity_of(campaign: Campaign, base: Path) -> dict[str, Any]:
     identity = campaign.identity()
     for name, verify in campaign.verifiers.items():
         if verify.function is not None:
-            identity["verifiers"][name][_CONTENT] = sha256_of_function(verify.function, base)
+            file = file_of(verify.function, base)
+            try:
+                content = sha256_of(file) if file is not None else None
+            except OSError:
+                content = None
+            identity["verifiers"][name][_CONTENT] = content
     return identity
 
 
@@ -193,7 +184,6 @@ def make_manifest(name: str, identity: Mapping[str, Any], written: Written, repe
 
 
 def shard_count(campaign: Campaign, units: int) -> int:
-    """How many shards so many units make; the formula stands above."""
     work = campaign.work
     wanted = work.shards or math.ceil(units * work.rollout_s / (campaign.requests.concurrency * 60 * work.target_minutes))
     return max(1, min(wanted, units))
@@ -229,14 +219,12 @@ def _check_free(root: Path) -> None:
 
 
 def load_manifest(place: CampaignDir) -> Manifest:
-    """The manifest of a campaign directory."""
     if not place.manifest.is_file():
         raise UserError(f"{place.root}: no manifest.json, so it is no campaign", "name a directory that `seatrial rollouts start` made")
     return read_model(place.manifest, Manifest)
 
 
 def load_campaign(place: CampaignDir) -> Campaign:
-    """The campaign as it was started."""
     if not place.campaign.is_file() and load_manifest(place).imported:
         raise UserError(f"{place.root}: its rollouts were imported: there is nothing to collect", "merge, profile and select work on it")
     return read_model(place.campaign, Campaign)
@@ -284,8 +272,15 @@ def changes(manifest: Manifest, campaign: Campaign, base: Path, *, may_be_gone: 
     found += [f"datasets.{name}: added" for name in asked if name not in both]
     if (old := [name for name in known if name in both]) != (new := [name for name in asked if name in both]):
         found.append(f"datasets: order {', '.join(old)} -> {', '.join(new)}")
-    contents = [(name, _content_change(known[name], base / asked[name].path, may_be_gone)) for name in asked if name in both]
-    return found + [f"datasets.{name}: {said}" for name, said in contents if said]
+    for name in (name for name in asked if name in both):
+        file, path = known[name], base / asked[name].path
+        try:
+            if path.stat().st_size != file.bytes or sha256_of(path) != file.sha256:
+                found.append(f"datasets.{name}: content changed ({path})")
+        except OSError as error:
+            if not may_be_gone:
+                found.append(f"datasets.{name}: {path} cannot be read any more: {error.strerror or error}")
+    return found
 
 
 def _function_change(before: Mapping[str, Any], now: Mapping[str, Any], key: str) -> str | None:
@@ -294,15 +289,6 @@ def _function_change(before: Mapping[str, Any], now: Mapping[str, Any], key: str
     if not key.endswith(f".{_CONTENT}") or before.get(function) != now[function] or before.get(key) in (None, now[key]):
         return None
     return f"{function}: content changed ({now[function]})" if now[key] else f"{function}: {now[function]} cannot be found any more"
-
-
-def _content_change(file: InputFile, path: Path, may_be_gone: bool) -> str | None:
-    try:
-        if path.stat().st_size == file.bytes and sha256_of(path) == file.sha256:
-            return None
-    except OSError as error:
-        return None if may_be_gone else f"{path} cannot be read any more: {error.strerror or error}"
-    return f"content changed ({path})"
 
 
 def _by_name(identity: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
@@ -353,23 +339,23 @@ class Units:
         self._rule: str = work["seed_rule"]
         self._path = place.inputs
         self._offsets = _read_index(place, manifest)
-        self._recent: OrderedDict[int, InputRow] = OrderedDict()
-        self._handle = _opened(place.inputs)
+        self.row: Callable[[int], InputRow] = lru_cache(_KEPT)(self._read)
+        """A row, read when it is asked for."""
+        try:
+            with open_file(place.inputs) as stream:
+                self._handle = os.dup(stream.fileno())
+        except OSError as error:
+            raise _changed(f"{place.inputs}: cannot read: {error.strerror or error}") from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the inputs."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
     def of_shard(self, shard: int) -> Iterator[int]:
-        """The units of a shard, in order."""
         if not 0 <= shard < self._shards:
             raise IndexError(f"shard {shard} of {self._shards}")
         if not self._by_rows:
@@ -383,22 +369,15 @@ class Units:
         return (self.row_of(number) if self._by_rows else self._known(number)) % self._shards
 
     def row_of(self, number: int) -> int:
-        """The row of a unit."""
         part = self._part_of_unit(number)
         return self._row_starts[part] + (number - self._unit_starts[part]) // len(self._labels[part])
 
     def repeat_of(self, number: int) -> int:
-        """The label of a unit's repetition."""
         part = self._part_of_unit(number)
         labels = self._labels[part]
         return labels[(number - self._unit_starts[part]) % len(labels)]
 
-    def seed_of(self, number: int) -> int:
-        """The seed to ask with, or NO_SEED."""
-        return self._seed_for(self.task_of(self.row_of(number)), self.repeat_of(number))
-
     def units_of_row(self, index: int) -> range:
-        """The units of a row."""
         part = self._part_of_row(index)
         width = len(self._labels[part])
         first = self._unit_starts[part] + (index - self._row_starts[part]) * width
@@ -416,9 +395,9 @@ class Units:
         return self._names[self._part_of_row(index)]
 
     def unit(self, number: int) -> Unit:
-        """A unit with its row."""
         row, repeat = self.row(self.row_of(number)), self.repeat_of(number)
-        return Unit(number=number, row=row, repeat=repeat, seed=self._seed_for(row.id, repeat))
+        seed = derive_seed(self._seed, row.id, repeat) if self._rule == "derived" else repeat if self._rule == "repeat" else NO_SEED
+        return Unit(number=number, row=row, repeat=repeat, seed=seed)
 
     def task_of(self, index: int) -> str:
         """The id of a row, of which no more is read: it stands first."""
@@ -429,40 +408,16 @@ class Units:
             raise _changed(f"{self._path}:{index + 1}: not the row that was written")
         return task.decode(errors="backslashreplace")
 
-    def row(self, index: int) -> InputRow:
-        """A row, read when it is asked for."""
-        kept = self._recent.get(index)
-        if kept is not None:
-            self._recent.move_to_end(index)
-            return kept
-        self._part_of_row(index)
-        row = self._read(index)
-        self._recent[index] = row
-        if len(self._recent) > _KEPT:
-            self._recent.popitem(last=False)
-        return row
-
     def _read(self, index: int) -> InputRow:
+        self._part_of_row(index)
         start, end = self._offsets[index], self._offsets[index + 1]
         line = os.pread(self._handle, end - start, start)
         try:
             stored = orjson.loads(line)
-            return InputRow(
-                index=index,
-                id=stored["id"],
-                dataset=stored["dataset"],
-                data=stored["data"],
-                agent=stored["agent"],
-                tags=tuple(stored["tags"]),
-                source=stored["source"],
-            )
+            about = stored["id"], stored["dataset"], stored["data"], stored["agent"]
+            return InputRow(index, *about, tuple(stored["tags"]), stored["source"])
         except (ValueError, KeyError, TypeError) as error:
             raise _changed(f"{self._path}:{index + 1}: not the row that was written: {error}") from error
-
-    def _seed_for(self, task: str, repeat: int) -> int:
-        if self._rule == "derived":
-            return derive_seed(self._seed, task, repeat)
-        return repeat if self._rule == "repeat" else NO_SEED
 
     def _known(self, number: int) -> int:
         if not 0 <= number < self.total:
@@ -491,15 +446,6 @@ def _read_index(place: CampaignDir, manifest: Manifest) -> array[int]:
     if offsets[0] != 0 or any(map(operator.ge, offsets, islice(offsets, 1, None))):
         raise _changed(f"{place.index}: rows do not follow one another")
     return offsets
-
-
-def _opened(path: Path) -> int:
-    """A descriptor of the rows."""
-    try:
-        with open_file(path) as stream:
-            return os.dup(stream.fileno())
-    except OSError as error:
-        raise _changed(f"{path}: cannot read: {error.strerror or error}") from error
 
 
 def _changed(message: str) -> UserError:

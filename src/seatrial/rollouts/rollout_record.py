@@ -64,13 +64,11 @@ class Head:
     outcome: str
     """`ok`, or `failed`."""
     reward: float | None = None
-    """Of `ok`, always."""
     answer: str | None = None
     """What the verifier extracted, for majority votes."""
     input_tokens: int | None = None
     output_tokens: int | None = None
     turns: int | None = None
-    """Answers of the model."""
     latency_s: float | None = None
     finish: str | None = None
     """stop, length, tool_calls, …, as the server said."""
@@ -82,18 +80,14 @@ class Head:
     """Requests it took, over this attempt."""
     message: str = ""
     ended: float = 0.0
-    """Seconds since 1970."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Other numbers of the row."""
 
     @property
     def ok(self) -> bool:
-        """Whether it is a rollout."""
         return self.outcome == "ok"
 
     @property
     def settled(self) -> bool:
-        """Whether the unit is owed no more."""
         return self.outcome == "ok" or self.final
 
 
@@ -163,20 +157,16 @@ def fields_of(line: bytes, end: int) -> dict[str, Any]:
 def head_of(line: bytes, end: int) -> Head:
     """The head of a record that `check` has taken."""
     fields = fields_of(line, end)
-    check_types(fields)
-    try:
-        return Head(**fields)
-    except TypeError as error:
-        raise TornError(f"its head is of another version: {error}") from error
-
-
-def check_types(fields: Mapping[str, Any]) -> None:
-    """Raise TornError for a head that another program wrote, or a person: a field that holds what no collector writes there."""
+    # Another program, or a person, may have written what no collector writes there.
     for name, value in fields.items():
         if name in _TYPES and type(value) not in _TYPES[name]:
             raise TornError(f"its {name} is of another type")
     if not all(type(value) in _NUMBER for value in fields.get("metrics", {}).values()):
         raise TornError("one of its metrics is no number")
+    try:
+        return Head(**fields)
+    except TypeError as error:
+        raise TornError(f"its head is of another version: {error}") from error
 
 
 def row_of(line: bytes) -> dict[str, Any]:
@@ -200,16 +190,13 @@ class InputRow:
     index: int
     """Position among all rows of the campaign: Gym's `_ng_task_index`."""
     id: str
-    """Stable: from the content, duplicates kept apart."""
     dataset: str
-    """Name of a `[[datasets]]` table."""
     data: Mapping[str, Any]
     """The row as the user wrote it."""
     agent: str | None = None
     """Gym: who rolls it out."""
     tags: tuple[str, ...] = ()
     source: str = ""
-    """`file:line`, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +286,8 @@ class Verifier(Protocol):
         """`text` is the model's last message, `output` the items of the response. Raises RolloutError (reward, sandbox, judge)."""
 
     async def close(self) -> None:
-        """End what it started."""
+        """End what it started; nothing, where it starts nothing."""
+        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,3 +299,21 @@ class Score:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Kept in the row, beside the reward."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+async def score_answer(verifier: Verifier, row: InputRow, text: str, output: Sequence[Mapping[str, Any]], kept: Mapping[str, Any]) -> Score:
+    """The score of an answer; a RolloutError of the verifier, or for a reward that is not finite, has `kept` in its row."""
+    try:
+        score = await verifier.score(row, text, output)
+        if not math.isfinite(score.reward):
+            raise RolloutError(FailureKind.REWARD, f"the verifier gave {score.reward}, which is not finite")
+    except RolloutError as error:
+        error.row = {**kept, **error.row}
+        raise
+    return score
+
+
+async def close_verifiers(verifiers: Mapping[str, Verifier]) -> None:
+    """Close each verifier once; datasets may share one."""
+    for verifier in {id(verifier): verifier for verifier in verifiers.values()}.values():
+        await verifier.close()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
-import math
 import os
 import re
 import time
@@ -28,12 +27,13 @@ from seatrial.core.files import read_model
 from seatrial.core.guarded import BadValue
 from seatrial.core.records import Record
 from seatrial.core.verdict import Boundary
+from seatrial.evidence.redact import MINIMUM_LENGTH
 from seatrial.rollouts.backends import openai_format as answers
 from seatrial.rollouts.backends.openai_format import build_request, sort_sampling
-from seatrial.rollouts.campaign import PARAMS, Campaign, Dataset, Requests, is_gym, prompt_messages
+from seatrial.rollouts.campaign import PARAMS, Campaign, Requests, is_gym, prompt_messages
 from seatrial.rollouts.campaign_dir import CampaignDir, write_once
 from seatrial.rollouts.fast_json import parse_json_fast
-from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, Score, Unit, Verifier
+from seatrial.rollouts.rollout_record import FailureKind, RolloutError, RolloutOutcome, Unit, Verifier, close_verifiers, score_answer
 
 _READ = 4000
 """Characters of an error body that are looked at."""
@@ -48,7 +48,6 @@ _LONGEST_WAIT_S = 300.0
 
 
 def error_of_status(status: int, body: bytes, headers: Mapping[str, str]) -> RolloutError:
-    """The failure that an answer other than 200 means."""
     said = _error_text(body)
     message = f"HTTP {status}: {said}" if said else f"HTTP {status}"
     if status in _TOO_LONG and _CONTEXT.search(said):
@@ -89,7 +88,6 @@ def retry_after(value: str | None) -> float | None:
 
 
 def _error_text(body: bytes) -> str:
-    """The message of an error body, in whatever shape it comes."""
     text = body[:_READ].decode("utf-8", "replace")
     try:
         data = parse_json_fast(body)
@@ -104,7 +102,6 @@ def _error_text(body: bytes) -> str:
 
 
 MOST_BYTES = 128 << 20
-"""Of one answer."""
 _ASIDE_S = 5.0
 _ASK_S = 10.0
 _AGAIN_S = 1.0
@@ -113,8 +110,6 @@ _SILENT_S = 3.0
 _HIDDEN = b"[redacted:api-key]"
 _VLLM = "vllm"
 """What vLLM calls itself in its listing of models."""
-_SHORT_KEY = 6
-"""A key below this length ("EMPTY" is usual for vLLM) hides nothing and would be found in half of all answers."""
 
 
 @dataclass(slots=True)
@@ -134,10 +129,8 @@ class OpenAIClient:
     ) -> None:
         bases = [url.rstrip("/") for url in urls]
         self._servers = [_Server(base, f"{base}/{path}", _shown(base)) for base in bases]
-        self._requests = requests
-        self._key = key
-        self._progress = progress
-        self._hidden = key.encode() if key and len(key) >= _SHORT_KEY else None
+        self._requests, self._key, self._progress = requests, key, progress
+        self._hidden = key.encode() if key and len(key) >= MINIMUM_LENGTH else None  # "EMPTY" is usual for vLLM, and no secret
         self._proxies = any(base.startswith("https://") for base in bases)
         self._session: aiohttp.ClientSession | None = None
         self.is_vllm = False
@@ -161,18 +154,18 @@ class OpenAIClient:
         )
 
     async def close(self) -> None:
-        """Close every connection."""
         if self._session:
             await self._session.close()
             self._session = None
 
     async def post(self, body: bytes) -> bytes:
         """The body of a 200 answer; raises RolloutError for anything else. Deadlines are the caller's."""
-        server = self._pick()
+        now = time.monotonic()
+        server = min(self._servers, key=lambda one: (max(one.aside_until - now, 0.0), one.open))
         server.open += 1
         try:
             async with self._live().post(server.path, data=body, allow_redirects=False) as answer:
-                data = self._clean(await _body(answer))
+                data = self.clean(await _body(answer))
                 if answer.status == 200:
                     return data
                 error = error_of_status(answer.status, data, answer.headers)
@@ -220,24 +213,18 @@ class OpenAIClient:
     async def _ask(self, server: _Server) -> tuple[int | None, str]:
         """GET models: the status and the body, or None and why there is none."""
         try:
-            async with (
-                asyncio.timeout(_ASK_S),
-                self._live().get(f"{server.base}/models", allow_redirects=False) as answer,
-            ):
-                data = self._clean(await _body(answer)).decode("utf-8", "replace")
+            async with asyncio.timeout(_ASK_S), self._live().get(f"{server.base}/models", allow_redirects=False) as answer:
+                data = self.clean(await _body(answer)).decode("utf-8", "replace")
                 return answer.status, data if answer.status == 200 else f"answered {answer.status}"
         except TimeoutError:
             return None, f"did not answer within {_ASK_S:g} s"
         except (aiohttp.ClientError, OSError, RolloutError) as error:
-            return None, self._without_key(_words(error))
+            number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
+            named = os.strerror(number).lower() if number and number > 0 else ""
+            return None, self._without_key(named or str(error) or type(error).__name__)
 
-    def _pick(self) -> _Server:
-        if len(self._servers) == 1:
-            return self._servers[0]
-        now = time.monotonic()
-        return min(self._servers, key=lambda server: (max(server.aside_until - now, 0.0), server.open))
-
-    def _clean(self, data: bytes) -> bytes:
+    def clean(self, data: bytes) -> bytes:
+        """What a server sent, without the key, should it repeat it."""
         return data.replace(self._hidden, _HIDDEN) if self._hidden and self._hidden in data else data
 
     def _hide(self, error: RolloutError) -> RolloutError:
@@ -265,14 +252,7 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
     return b"".join(parts)
 
 
-def _words(error: Exception) -> str:
-    """What the system calls it, where a connection failed for a reason that has a name."""
-    number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
-    return os.strerror(number).lower() if number and number > 0 else str(error) or type(error).__name__
-
-
 def _listed(text: str) -> list[dict[str, Any]]:
-    """The models of a listing; none when it is of another shape."""
     try:
         data = parse_json_fast(text)
     except BadValue:
@@ -339,12 +319,13 @@ class DirectBackend:
         place: CampaignDir | None = None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`place` is where the model's name is pinned."""
         self._api = campaign.policy.api
         self._model = campaign.policy.model
         self._sampling = sort_sampling(campaign.sampling)
         self._datasets = {dataset.name: dataset for dataset in campaign.datasets}
-        self._left_out = {dataset.name: _left_out(campaign, dataset) for dataset in campaign.datasets}
+        verifies = {dataset.name: campaign.verifier_of(dataset) for dataset in campaign.datasets}
+        self._tests = {name: verify.tests for name, verify in verifies.items() if verify.kind == "code"}
+        """Columns with tests, by dataset: like prompts they are not repeated in each rollout."""
         self._verifiers, self._place = verifiers, place
         self._client = OpenAIClient(urls, _PATHS[self._api], key, campaign.requests, progress)
 
@@ -354,7 +335,6 @@ class DirectBackend:
         self._model = await choose_model(self._client, self._model, self._place)
 
     async def roll(self, unit: Unit) -> RolloutOutcome:
-        """One request, read and scored."""
         row = unit.row
         dataset = self._datasets[row.dataset]
         own = row.data[PARAMS] if is_gym(row.data, dataset) else {"input": prompt_messages(row.data, dataset)}
@@ -364,53 +344,26 @@ class DirectBackend:
             raise RolloutError(FailureKind.HTTP_4XX, f"{row.source}: not asked: {type(error).__name__}: {error}") from error
         answer = answers.read(await self._client.post(asked.body), self._api, unit.number)
         kept = {PARAMS: asked.params, "response": answer.response}
-        try:
-            score = await self._verifiers[row.dataset].score(row, answer.text, answer.output)
-        except RolloutError as error:
-            error.row = {**kept, **error.row}
-            raise
-        if not math.isfinite(score.reward):
-            raise RolloutError(FailureKind.REWARD, f"the verifier gave {score.reward}, which is not finite", row=kept)
-        return RolloutOutcome(
-            _row(unit, self._left_out[row.dataset], kept, score),
-            score.reward,
-            score.answer,
-            answer.input_tokens,
-            answer.output_tokens,
-            1,
-            answer.finish,
-            score.metrics,
-        )
+        score = await score_answer(self._verifiers[row.dataset], row, answer.text, answer.output, kept)
+        left_out = (dataset.prompt, self._tests.get(dataset.name))
+        record = {
+            **({"tags": [*row.tags]} if row.tags else {}),
+            **{key: value for key, value in row.data.items() if key not in left_out},
+            **score.fields,
+            **kept,
+            "reward": score.reward,
+            "_ng_task_index": row.index,
+            "_ng_rollout_index": unit.repeat,
+            "agent_ref": {"name": AGENT},
+            "task_id": row.id,
+            "dataset": row.dataset,
+        }
+        tokens = answer.input_tokens, answer.output_tokens
+        return RolloutOutcome(record, score.reward, score.answer, *tokens, 1, answer.finish, score.metrics)
 
     async def alive(self) -> str | None:
-        """None, or why no server answers."""
         return await self._client.alive()
 
     async def close(self) -> None:
-        """Close the connections and end the verifiers."""
         await self._client.close()
-        for verifier in {id(verifier): verifier for verifier in self._verifiers.values()}.values():
-            await verifier.close()
-
-
-def _left_out(campaign: Campaign, dataset: Dataset) -> frozenset[str]:
-    """Columns of a dataset that are not repeated in each rollout."""
-    verify = campaign.verifier_of(dataset)
-    return frozenset({dataset.prompt, *((verify.tests,) if verify.kind == "code" else ())})
-
-
-def _row(unit: Unit, left_out: frozenset[str], kept: Mapping[str, Any], score: Score) -> dict[str, Any]:
-    own = {key: value for key, value in unit.row.data.items() if key not in left_out}
-    tags = {"tags": [*unit.row.tags]} if unit.row.tags else {}
-    return {
-        **tags,
-        **own,
-        **score.fields,
-        **kept,
-        "reward": score.reward,
-        "_ng_task_index": unit.row.index,
-        "_ng_rollout_index": unit.repeat,
-        "agent_ref": {"name": AGENT},
-        "task_id": unit.row.id,
-        "dataset": unit.row.dataset,
-    }
+        await close_verifiers(self._verifiers)

@@ -29,7 +29,6 @@ from seatrial.core import files
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.guarded import BadValue, parse_json
 from seatrial.core.verdict import Boundary
-from seatrial.evidence.redact import MINIMUM_LENGTH
 from seatrial.rollouts.backends import gym_install
 from seatrial.rollouts.backends.direct_backend import OpenAIClient, choose_model, error_of_exception, error_of_status
 from seatrial.rollouts.backends.gym_servers import GymServers, PolicyEndpoint, collect_words
@@ -88,7 +87,6 @@ def result_of(sent: Mapping[str, Any], answer: Any) -> dict[str, Any]:
 
 
 def outcome_of(result: Mapping[str, Any]) -> RolloutOutcome:
-    """The outcome of a row that `result_of`, or Gym's collector, made."""
     reward = result.get("reward")
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise RolloutError(FailureKind.REWARD, f"the resources server gave the reward {reward!r}, which is no finite number", row=result)
@@ -97,36 +95,20 @@ def outcome_of(result: Mapping[str, Any]) -> RolloutOutcome:
     usage = response["usage"] if isinstance(response.get("usage"), dict) else {}
     output = response.get("output")
     items = [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
-    return RolloutOutcome(
-        result,
-        float(reward),
-        _answer(result),
-        count_of(usage.get("input_tokens")),
-        count_of(usage.get("output_tokens")),
-        sum(item.get("type") == "message" and item.get("role") == "assistant" for item in items),
-        _finish(response),
-        {key: float(value) for key, value in result.items() if _is_metric(key, value)},
-    )
-
-
-def _answer(result: Mapping[str, Any]) -> str | None:
-    found = next((result[key] for key in _ANSWERS if result.get(key) is not None), None)
-    return found if found is None or isinstance(found, str) else json.dumps(found)
-
-
-def _finish(response: Mapping[str, Any]) -> str:
-    """As the direct backend says it: a response that reached its limit of tokens ended for its length."""
+    turns = sum(item.get("type") == "message" and item.get("role") == "assistant" for item in items)
+    answer = next((result[key] for key in _ANSWERS if result.get(key) is not None), None)
+    answer = answer if answer is None or isinstance(answer, str) else json.dumps(answer)
     details = response.get("incomplete_details")
     reason = details.get("reason") if isinstance(details, dict) else None
-    return "length" if reason == "max_output_tokens" else str(reason or "stop")
-
-
-def _is_metric(key: str, value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and key != "reward" and not key.startswith("_")
+    # As the direct backend says it: a response that reached its limit of tokens ended for its length.
+    finish = "length" if reason == "max_output_tokens" else str(reason or "stop")
+    numbers = {key: value for key, value in result.items() if isinstance(value, int | float) and math.isfinite(value)}
+    metrics = {key: float(value) for key, value in numbers.items() if key != "reward" and not key.startswith("_")}
+    tokens = count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens"))
+    return RolloutOutcome(result, float(reward), answer, *tokens, turns, finish, metrics)
 
 
 def _error_text(result: Mapping[str, Any]) -> str:
-    """Class and message of an agent's own failure."""
     words = [result.get(_CLASS), *(result.get(key) for key in ("_ng_failure_message", "error", "message"))]
     return " ".join(word for word in words if isinstance(word, str))[:500] or "it does not say why"
 
@@ -163,8 +145,7 @@ class GymBackend:
         self.sampling = sort_sampling(campaign.sampling)
         self._urls, self._key, self._logs, self._agents = tuple(urls), key, logs, sorted({*agents})
         self._sandbox, self._place, self._progress = sandbox, place, progress
-        self._policy = OpenAIClient(urls, "", key, campaign.requests, progress)
-        self._hidden = key.encode() if key and len(key) >= MINIMUM_LENGTH else None
+        self.policy = OpenAIClient(urls, "", key, campaign.requests, progress)
         self._session: aiohttp.ClientSession | None = None
         self._runs: dict[str, str] = {}
         self._servers: GymServers | None = None
@@ -183,12 +164,14 @@ class GymBackend:
         installation = gym_install.find_gym(self.gym)
         gym_install.check_gym(self.gym, installation)
         try:
-            await self._policy.open()
-            asked = PolicyEndpoint(self._urls, await choose_model(self._policy, self.campaign.policy.model, self._place), self._key)
+            await self.policy.open()
+            asked = PolicyEndpoint(self._urls, await choose_model(self.policy, self.campaign.policy.model, self._place), self._key)
             self._servers = GymServers(self.gym, installation, asked, self._logs, self._progress, self._sandbox)
             await self._start(self._servers)
             self._runs = {name: f"{url}/run" for name, url in self._servers.agents().items()}
-            self._know(self._agents)
+            if missing := [name for name in self._agents if name not in self._runs]:
+                fix = "correct agent_ref of the rows, the dataset's agent, or gym.agent"
+                raise UserError(f"campaign: {self._unknown(missing[0])}", fix)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
                 timeout=aiohttp.ClientTimeout(total=self.campaign.requests.timeout_s, sock_connect=self.campaign.requests.connect_s),
@@ -201,7 +184,6 @@ class GymBackend:
             raise
 
     async def roll(self, unit: Unit) -> RolloutOutcome:
-        """One rollout by the unit's agent."""
         sent = body_of(unit, self.campaign, self.sampling)
         name = sent["agent_ref"].get("name")
         if name not in self._runs:
@@ -223,22 +205,16 @@ class GymBackend:
         """None, or who is gone for good, as the watch has found."""
         return self._gone.result() if self._gone is not None and self._gone.done() else None
 
-    def clean(self, data: bytes) -> bytes:
-        """What a server sent, without the key, should it repeat it."""
-        return data.replace(self._hidden, b"[redacted:api-key]") if self._hidden and self._hidden in data else data
-
     async def alive(self) -> str | None:
-        """None, or who does not answer."""
-        return self.gone() or self.servers.gone() or await self._policy.alive()
+        return self.gone() or self.servers.gone() or await self.policy.alive()
 
     async def close(self) -> None:
-        """End everything."""
         if self._watching is not None:
             self._watching.cancel()
         if self._session is not None:
             await self._session.close()
             self._session = None
-        await self._policy.close()
+        await self.policy.close()
         if self._servers is not None:
             await asyncio.to_thread(self._servers.end)
             self._servers = None
@@ -253,11 +229,6 @@ class GymBackend:
             await asyncio.gather(starting, return_exceptions=True)
             raise
 
-    def _know(self, agents: Sequence[str]) -> None:
-        for name in agents:
-            if name not in self._runs:
-                raise UserError(f"campaign: {self._unknown(name)}", "correct agent_ref of the rows, the dataset's agent, or gym.agent")
-
     def _unknown(self, name: str) -> str:
         return f"Gym has no agent {name!r}; it has: {', '.join(sorted(self._runs)) or 'none'}"
 
@@ -265,7 +236,7 @@ class GymBackend:
         assert self._session is not None
         try:
             async with self._session.post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
-                data = self.clean(await answer.read())
+                data = self.policy.clean(await answer.read())
                 if answer.status != 200:
                     raise error_of_status(answer.status, data, answer.headers)
                 return parse_json_fast(data)
@@ -279,14 +250,13 @@ class GymBackend:
             raise RolloutError(FailureKind.PARSE, f"the agent's answer is not JSON: {error}", heals=True) from error
 
     async def _watch(self) -> None:
-        """Until something is gone for good."""
         assert self._gone is not None
         asked = answered = time.monotonic()
         while True:
             await asyncio.sleep(_WATCH_S)
             why = self.servers.gone()
             if why is None and time.monotonic() - asked >= min(_POLICY_S, self.campaign.requests.dead_s / 4):
-                silent = await self._policy.alive()
+                silent = await self.policy.alive()
                 asked = time.monotonic()
                 answered = asked if silent is None else answered
                 if asked - answered >= self.campaign.requests.dead_s:
@@ -399,7 +369,7 @@ class _GymCollectorRun:
                 moved = time.monotonic()
             ended = self._running.done()
             for line in [line for tail in tails for line in tail.read()]:
-                done = self._take(_parsed(self._backend.clean(line)))
+                done = self._take(self._backend.policy.clean(line))
                 if done is not None:
                     moved = time.monotonic()
                     yield done
@@ -421,7 +391,6 @@ class _GymCollectorRun:
             self._control.stop(f"no row for {limit:g} s", _GRACE_S)
 
     async def end(self) -> None:
-        """End the collector, if it still runs."""
         if self._running is not None and not self._running.done():
             self._control.stop("the rest is owed", _GRACE_S)
             await asyncio.wait((self._running,))
@@ -444,8 +413,12 @@ class _GymCollectorRun:
         said = [line[STAMP_LENGTH:].strip() for line in lines[-50:]]
         return next((line for line in reversed(said) if line and not line.startswith("[seatrial]")), "it said nothing")
 
-    def _take(self, row: Any) -> Done | None:
-        """The unit of a row and what became of it; None for a row that is not owed."""
+    def _take(self, line: bytes) -> Done | None:
+        """The unit of a row and what became of it; None for a line that is none, and for a row that is not owed."""
+        try:
+            row = parse_json_fast(line)
+        except BadValue:
+            return None
         key: Any = (row.get(TASK), row.get(REPEAT)) if isinstance(row, dict) else None
         unit = self.owed.pop(key, None) if key is not None and all(type(part) is int for part in key) else None
         if unit is None:
@@ -457,18 +430,8 @@ class _GymCollectorRun:
 
     def _spec(self) -> ProcessSpec:
         backend, servers = self._backend, self._backend.servers
-        return ProcessSpec(
-            argv=collect_words(backend.gym, servers.installation, servers.ports.head, self._output, backend.campaign.requests.concurrency),
-            env=servers.environment,
-            cwd=servers.private.work,
-            log=self._log,
-            run_id=f"gym-collect-{uuid.uuid4().hex}",
-            deadline_s=math.inf,
-            stall_s=math.inf,
-            grace_s=_GRACE_S,
-            line_filter=servers.redactor.lines().line,
-            control=self._control,
-        )
+        words = collect_words(backend.gym, servers.installation, servers.ports.head, self._output, backend.campaign.requests.concurrency)
+        return servers.spec("gym-collect", words, self._log, self._control, _GRACE_S)
 
 
 class _Tail:
@@ -487,14 +450,6 @@ class _Tail:
             whole, newline, _ = stream.read().rpartition(b"\n")
         self._offset += len(whole) + len(newline)
         return whole.split(b"\n") if whole else []
-
-
-def _parsed(line: bytes) -> Any:
-    """A row; None for a line that is none, whose unit stays owed."""
-    try:
-        return parse_json_fast(line)
-    except BadValue:
-        return None
 
 
 class GymCollector(GymBackend):

@@ -45,7 +45,6 @@ class Guard:
 
 
 def main(pid_file: Path, directory: Path) -> None:
-    """Wait for the end of the collector, and clean up after it."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

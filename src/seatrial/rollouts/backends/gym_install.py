@@ -39,7 +39,6 @@ class Generation:
     liveness: bool = True
     """Whether its servers answer 200 on /. Others answer 404 there, once they are up."""
     lacks: tuple[str, ...] = ()
-    """What its collector would need."""
 
     @property
     def start(self) -> tuple[str, ...]:
@@ -62,12 +61,9 @@ def find_generation(programs: Path, package: Path, version: str | None) -> Gener
         return Generation(known)
     if not (programs / "ng_run").is_file():
         return None
-    collector, servers = _code(package / "rollout_collection.py"), _code(package / "server_utils.py")
+    paths = (package / name for name in ("rollout_collection.py", "server_utils.py"))
+    collector, servers = (files.read_text(path) if path.is_file() else "" for path in paths)
     return Generation(known, modern=False, liveness="setup_liveness" in servers, lacks=tuple(key for key in _SEAM if key not in collector))
-
-
-def _code(path: Path) -> str:
-    return files.read_text(path) if path.is_file() else ""
 
 
 SERVER_KINDS = ("resources_servers", "responses_api_agents", "responses_api_models")
@@ -109,7 +105,6 @@ class Installation:
 
     python: Path
     prefix: Path
-    """Of its environment."""
     base: Path
     """Of the interpreter that the environment was made with."""
     root: Path
@@ -135,7 +130,13 @@ def find_gym(gym: Gym) -> Installation:
             message = f"the environment {GYM_ENVIRONMENT} is not built in {Environments().root}"
             raise BlockedError(Boundary.ENVIRONMENT, message, f"seatrial env build {GYM_ENVIRONMENT}")
         python = environment.python
-    prefix, base, origin, version = _ask(python)
+    try:
+        done = subprocess.run(
+            [str(python), "-I", "-c", _QUESTION], capture_output=True, text=True, timeout=_ASK_S, stdin=subprocess.DEVNULL
+        )
+        prefix, base, origin, version = parse_json(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
+        raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {error}", "rebuild the environment") from error
     fix = "install nemo-gym in it, or leave gym.python out: seatrial env build gym"
     if origin is None:
         raise UserError(f"{python}: nemo-gym is not installed there", fix)
@@ -146,22 +147,19 @@ def find_gym(gym: Gym) -> Installation:
     return Installation(python, Path(prefix), Path(base), package.parent, generation)
 
 
-def _ask(python: Path) -> tuple[str, str, str | None, str | None]:
-    try:
-        done = subprocess.run(
-            [str(python), "-I", "-c", _QUESTION], capture_output=True, text=True, timeout=_ASK_S, stdin=subprocess.DEVNULL
-        )
-        prefix, base, origin, version = parse_json(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError) as error:
-        raise BlockedError(Boundary.ENVIRONMENT, f"{python} does not run: {error}", "rebuild the environment") from error
-    return prefix, base, origin, version
-
-
 def check_gym(gym: Gym, installation: Installation) -> None:
-    """Refuse what would fail later, or be ignored."""
     _refuse("gym.run_arguments", gym.run_arguments, _OURS)
     _refuse("gym.collect_arguments", gym.collect_arguments, _COLLECT_OURS)
-    _check_generation(gym, installation.generation)
+    generation = installation.generation
+    if gym.driver == "collector" and generation.lacks:
+        missing = " and ".join(generation.lacks)
+        message = f"{generation}: its collector has no {missing}, so it would not hand on the rows it is given as they are made"
+        raise UserError(f'campaign: gym.driver = "collector": {message}', 'say driver = "agents", or use NeMo Gym 0.3 or newer')
+    started = ("gym.run_arguments", gym.run_arguments, generation.start[0])
+    for where, arguments, program in (started, ("gym.collect_arguments", gym.collect_arguments, generation.collect[0])):
+        flag = next((argument for argument in arguments if argument.startswith("-")), None)
+        if flag and not generation.modern:
+            raise UserError(f"campaign: {where}: {flag}: {program} of NeMo Gym {generation.version} takes no flags", "say +key=value")
     if gym.directory and not Path(gym.directory).expanduser().is_dir():
         raise UserError(f"campaign: gym.directory: {gym.directory} is no directory", "name the root of your Gym checkout")
     if any(letter in str(installation.root) for letter in " \t'\"$&;()"):
@@ -172,28 +170,16 @@ def check_gym(gym: Gym, installation: Installation) -> None:
     roots = [Path(gym.directory).expanduser(), installation.root] if gym.directory else [installation.root]
     for path in config_paths(gym):
         if not any((root / path).is_file() for root in roots):
-            raise UserError(f"campaign: [gym]: there is no {path} below {' or '.join(map(str, roots))}", _close(path, roots))
+            parts = Path(path).parts
+            known = {f"{parts[0]}/{found.name}" for root in roots for found in (root / parts[0]).glob("*") if found.is_dir()}
+            close = difflib.get_close_matches("/".join(parts[:2]), sorted(known), n=3)
+            fix = f"did you mean {', '.join(close)}?" if close else "name a file of Gym, or of your own gym.directory"
+            raise UserError(f"campaign: [gym]: there is no {path} below {' or '.join(map(str, roots))}", fix)
         if any(letter in path for letter in ",[]'\" "):
             raise UserError(f"campaign: gym.config_paths: {path!r}: Gym cannot take a sign in this path", "rename it")
 
 
-def _check_generation(gym: Gym, generation: Generation) -> None:
-    if gym.driver == "collector" and generation.lacks:
-        missing = " and ".join(generation.lacks)
-        message = f"{generation}: its collector has no {missing}, so it would not hand on the rows it is given as they are made"
-        raise UserError(f'campaign: gym.driver = "collector": {message}', 'say driver = "agents", or use NeMo Gym 0.3 or newer')
-    said = {
-        "gym.run_arguments": (gym.run_arguments, generation.start),
-        "gym.collect_arguments": (gym.collect_arguments, generation.collect),
-    }
-    for where, (arguments, (program, *_)) in said.items():
-        flag = next((argument for argument in arguments if argument.startswith("-")), None)
-        if flag and not generation.modern:
-            raise UserError(f"campaign: {where}: {flag}: {program} of NeMo Gym {generation.version} takes no flags", "say +key=value")
-
-
 def config_paths(gym: Gym) -> tuple[str, ...]:
-    """Gym's configuration files: as the campaign names them, or those of the named resources servers and the model server."""
     if gym.config_paths:
         return gym.config_paths
     return (*(_config("resources_servers", name) for name in gym.resources), _config("responses_api_models", gym.model_type))
@@ -203,13 +189,6 @@ def _config(kind: str, name: str) -> str:
     """`mcqa`, or `mcqa/flavour`, as Gym's own flags take them."""
     server, _, flavour = name.partition("/")
     return f"{kind}/{server}/configs/{flavour or server}.yaml"
-
-
-def _close(path: str, roots: Iterable[Path]) -> str:
-    parts = Path(path).parts
-    known = {f"{parts[0]}/{found.name}" for root in roots for found in (root / parts[0]).glob("*") if found.is_dir()}
-    close = difflib.get_close_matches("/".join(parts[:2]), sorted(known), n=3)
-    return f"did you mean {', '.join(close)}?" if close else "name a file of Gym, or of your own gym.directory"
 
 
 def argument_key(argument: str) -> str:

@@ -3,10 +3,10 @@
 - An instance has its own ports, Ray and directory; any number of them may run on a machine. Ray and all servers listen on loopback.
 - Ready means: the head lists the expected servers and each answers. The death of a process ends the wait at once, with its last log lines.
 - Nothing remains after `end`, a failed start, or kill -9 of the collector (see `gym_guard`).
-- The API key stands in the environment only: Gym writes its configuration onto command lines, so it gets a reference to a variable.
-- Gym picks ports long before its servers bind them. Whoever binds the first port of a block owns the block, below the kernel's
+- The API key stands in the environment only, since Gym writes its configuration onto command lines. gym.log is redacted; Gym's own logs may
+  hold secrets and stay in the private directory.
+- Gym picks ports long before its servers bind them. The process that binds the first port of a block owns the block, below the kernel's
   ephemeral ports and above those of Ray's workers.
-- gym.log is redacted; Gym's own logs may hold secrets and stay in the private directory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -45,7 +44,6 @@ from seatrial.runtime.servers import Missed, Target, port_in_use, wait_ready
 
 SIZE = 200
 _LOW, _HIGH = 20_000, 32_600
-_HOST = "127.0.0.1"
 
 
 class Block:
@@ -55,8 +53,11 @@ class Block:
         starts = list(range(_LOW, _HIGH, SIZE))
         random.shuffle(starts)
         for start in starts:
-            held = _hold(start)
-            if held is None:
+            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                held.bind((LOOPBACK, start))
+            except OSError:
+                held.close()
                 continue
             if not any(port_in_use(port) for port in range(start + 1, start + SIZE)):
                 self._held = held
@@ -66,26 +67,8 @@ class Block:
         message = f"no {SIZE} free ports in a row between {_LOW} and {_HIGH} on this machine"
         raise BlockedError(Boundary.ENVIRONMENT, message, "end what listens there: ss -ltnp")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Let go of the block."""
         self._held.close()
-
-
-def _hold(port: int) -> socket.socket | None:
-    """Bind a port without listening; None when somebody has it."""
-    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        held.bind((_HOST, port))
-    except OSError:
-        held.close()
-        return None
-    return held
 
 
 KEY = "SEATRIAL_POLICY_API_KEY"
@@ -96,8 +79,7 @@ _NO_KEY = "EMPTY"
 """Servers that need no key are sent one all the same; this one is usual."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyEndpoint:
+class PolicyEndpoint(NamedTuple):
     """The policy as Gym's model server asks it."""
 
     urls: tuple[str, ...]
@@ -105,35 +87,21 @@ class PolicyEndpoint:
     key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Private:
     """The directory of one instance, for its owner only, gone at its end."""
 
-    root: Path
-
-    @property
-    def work(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.work = root / "w"
         """Where Gym runs: it writes to its working directory."""
-        return self.root / "w"
-
-    @property
-    def logs(self) -> Path:
+        self.logs = root / "l"
         """A log per server, as Gym writes it where servers share an environment; they may hold secrets."""
-        return self.root / "l"
-
-    @property
-    def ray(self) -> Path:
+        self.ray = root / "r"
         """Ray's files; sockets bear no long paths."""
-        return self.root / "r"
-
-    @property
-    def venvs(self) -> Path:
-        """Environments of the servers."""
-        return self.root / "v"
+        self.venvs = root / "v"
 
 
 def start_words(gym: Gym, installation: Installation, ports: Block, policy: PolicyEndpoint, private: Private) -> tuple[str, ...]:
-    """The command that starts the servers of one instance."""
     url = quoted(policy.urls[0]) if len(policy.urls) == 1 else f"[{','.join(map(quoted, policy.urls))}]"
     ours = [
         *_head(ports.head),
@@ -150,7 +118,7 @@ def start_words(gym: Gym, installation: Installation, ports: Block, policy: Poli
     else:
         # No log directory: with one, Gym 0.4.0 runs the installation under pipefail, where a server without requirements of its own
         # fails without a word (`grep -v` finds nothing).
-        ours += [f"+uv_cache_dir={quoted(_uv_cache())}"]
+        ours += [f"+uv_cache_dir={quoted(os.environ.get('UV_CACHE_DIR') or str(Path.home() / '.cache' / 'uv'))}"]
     paths = f"+config_paths=[{','.join(config_paths(gym))}]"
     return (*installation.command(installation.generation.start), paths, *_ours(ours, gym.run_arguments), *gym.run_arguments)
 
@@ -171,7 +139,6 @@ def collect_words(gym: Gym, installation: Installation, head: int, output: Path,
 def environment(
     given: Mapping[str, str], installation: Installation, policy: PolicyEndpoint, private: Private, sandbox: tuple[str, int] | None
 ) -> dict[str, str]:
-    """The environment of Gym's programs."""
     found = {key: value for key, value in given.items() if key not in _NOT_PASSED_ON}
     caches = found.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     # uv looks for the interpreter that Gym runs on along PATH; it must not download another one.
@@ -215,10 +182,6 @@ def _ours(ours: Sequence[str], given: Sequence[str]) -> list[str]:
     return [argument for argument in ours if argument_key(argument) not in said]
 
 
-def _uv_cache() -> str:
-    return os.environ.get("UV_CACHE_DIR") or str(Path.home() / ".cache" / "uv")
-
-
 LOG = "gym.log"
 _GRACE_S = 2.0
 """They hold nothing that is worth more."""
@@ -230,13 +193,11 @@ _LONGEST_TEMPORARY = 30
 """Ray's sockets lie below the private directory, and their paths may have 107 characters in all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(NamedTuple):
     """A server of Gym."""
 
     name: str
     kind: str
-    """resources_servers, responses_api_agents, responses_api_models."""
     url: str
     pid: int
 
@@ -253,9 +214,7 @@ class GymServers:
         progress: Callable[[str], None],
         sandbox: tuple[str, int] | None = None,
     ) -> None:
-        self._gym = gym
-        self.installation = installation
-        self._progress = progress
+        self._gym, self.installation, self._progress = gym, installation, progress
         self.log = logs / LOG
         self.ports = Block()
         self.private = Private(Path(tempfile.mkdtemp(prefix="st-gym-", dir=_temporary())))
@@ -274,7 +233,10 @@ class GymServers:
         """Return when every server is ready; a BlockedError or UserError says why not, and leaves nothing behind."""
         try:
             self._prepare()
-            self._say_which()
+            which = f"{self.installation.generation} ({self.installation.python})"
+            self._progress(which)
+            with LineLog(self.log, self.redactor.text) as log:
+                log.note(which)
             self._thread.start()
             self._wait_for_processes()
             self._guard = Guard(pid_file(self.log), self.private.root)
@@ -284,7 +246,6 @@ class GymServers:
             raise
 
     def agents(self) -> dict[str, str]:
-        """URLs of the agents by name."""
         return {found.name: found.url for found in self.instances if found.kind == "responses_api_agents"}
 
     def gone(self) -> str | None:
@@ -298,7 +259,6 @@ class GymServers:
         return None
 
     def end(self) -> None:
-        """End every process and remove the private directory."""
         self._control.stop("the collector needs Gym's servers no more", _GRACE_S)
         if self._thread.ident is not None:
             self._thread.join()
@@ -324,27 +284,24 @@ class GymServers:
             fix = "pip install uv, or say gym.shared_environments = true where Gym's own environment has all that the servers need"
             raise BlockedError(Boundary.ENVIRONMENT, "Gym makes an environment for each of its servers with uv, which is not on PATH", fix)
 
-    def _say_which(self) -> None:
-        which = f"{self.installation.generation} ({self.installation.python})"
-        self._progress(which)
-        with LineLog(self.log, self.redactor.text) as log:
-            log.note(which)
-
-    def _run(self) -> None:
-        spec = ProcessSpec(
-            argv=self._words,
+    def spec(self, kind: str, words: Sequence[str], log: Path, control: Control, grace_s: float) -> ProcessSpec:
+        """A process of this instance: without limits of time, its log without secrets."""
+        return ProcessSpec(
+            argv=tuple(words),
             env=self.environment,
             cwd=self.private.work,
-            log=self.log,
-            run_id=f"gym-{uuid.uuid4().hex}",
+            log=log,
+            run_id=f"{kind}-{uuid.uuid4().hex}",
             deadline_s=math.inf,
             stall_s=math.inf,
-            grace_s=_GRACE_S,
+            grace_s=grace_s,
             line_filter=self.redactor.lines().line,
-            control=self._control,
+            control=control,
         )
+
+    def _run(self) -> None:
         try:
-            self._ended = run(spec)
+            self._ended = run(self.spec("gym", self._words, self.log, self._control, _GRACE_S))
         except (BlockedError, UserError) as error:
             self._ended = error
 
@@ -369,7 +326,9 @@ class GymServers:
         if self._gym.servers is not None and len(self.instances) != self._gym.servers:
             names = ", ".join(found.name for found in self.instances)
             raise UserError(f"Gym starts {len(self.instances)} servers ({names}), and gym.servers says {self._gym.servers}", "correct one")
-        self._watched = {found.name: process for found in self.instances if (process := _process(found.pid))}
+        for found in self.instances:
+            with suppress(psutil.NoSuchProcess):
+                self._watched[found.name] = psutil.Process(found.pid)
         if missing := [found.name for found in self.instances if found.name not in self._watched]:
             raise self._blocked(f"Gym's server {missing[0]} died: {self._last_lines(missing[0])}")
         left = stops - time.monotonic()
@@ -433,11 +392,4 @@ def _get_json(url: str) -> Any:
         with opener.open(url, timeout=10) as answer:
             return parse_json(answer.read())
     except (urllib.error.URLError, OSError, ValueError):
-        return None
-
-
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.NoSuchProcess:
         return None

@@ -1,25 +1,24 @@
 """Requests to OpenAI-compatible servers (responses or chat completions), and their answers as Responses objects.
 
-- The campaign's sampling wins over a row's own parameters, as in Gym. The seed is the unit's.
-- Records use the names of the Responses interface; parameters that it lacks (top_k, seed) stand in `metadata.extra_body` as JSON text.
-  Chat completions get them beside the others; vLLM's Responses interface takes only the seed there.
-- A parameter that chat completions cannot express is an error, never dropped. A chat server gets the token limit under the name that the
-  campaign used, else `max_tokens`.
-- One turn: tools are passed on, and an answer that calls them is the rollout.
-- Reasoning is an item of its own. An answer without content is empty, not broken. A broken promise of the interface is a failure of
-  class `parse`. Unknown token counts and finish reasons are null, never zero.
+- The campaign's sampling wins over a row's own parameters, as in Gym. Records use the names of the Responses interface; parameters that it
+  lacks (top_k, seed) stand in `metadata.extra_body` as JSON text. Chat completions get them beside the others; vLLM's Responses interface
+  takes only the seed there. A parameter that chat completions cannot express is an error, never dropped.
+- One turn: tools are passed on, and an answer that calls them is the rollout. Reasoning is an item of its own.
+- An answer without content is empty, not broken; a broken promise of the interface is a failure of class `parse`. Unknown token counts and
+  finish reasons are null, never zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
 from seatrial.core.errors import UserError
 from seatrial.core.guarded import BadValue
+from seatrial.rollouts.campaign import RESPONSES_KEYS
 from seatrial.rollouts.fast_json import parse_json_fast
 from seatrial.rollouts.manifest import NO_SEED
 from seatrial.rollouts.rollout_record import FailureKind, RolloutError
@@ -121,14 +120,9 @@ def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type" and value is not None}}
 
 
-_RESPONSES = {
-    *("background", "include", "input", "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model"),
-    *("parallel_tool_calls", "previous_response_id", "prompt", "reasoning", "service_tier", "store", "stream", "temperature"),
-    *("text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user"),
-}
 PARAMETERS = frozenset(
     {
-        *_RESPONSES,
+        *RESPONSES_KEYS,
         *("stop", "stop_token_ids", "logprobs", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "bad_words"),
         *("logit_bias", "reasoning_effort", "response_format", "chat_template_kwargs", "guided_json", "guided_regex", "guided_choice"),
         *("structured_outputs", "allowed_token_ids", "return_token_ids", "add_generation_prompt", "spaces_between_special_tokens"),
@@ -146,13 +140,11 @@ _REFUSED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRequest:
+class PolicyRequest(NamedTuple):
     """A request, and how it is recorded."""
 
     body: bytes
     params: dict[str, Any]
-    """responses_create_params of the row that is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +152,6 @@ class Sampling:
     """The campaign's parameters, sorted once for all requests."""
 
     known: dict[str, Any] = field(default_factory=dict)
-    """Parameters of the Responses interface."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Those that only some servers know."""
     limit: str = "max_tokens"
@@ -177,21 +168,15 @@ def sort_sampling(sampling: Mapping[str, Any]) -> Sampling:
         raise UserError(f"campaign: sampling.{said[0]} and sampling.{said[1]} are the same thing", "keep one of them")
     if said and not (type(limit := sampling[said[0]]) is int and limit >= 1):
         raise UserError(f"campaign: sampling.{said[0]} is {limit!r}", "say a whole number of tokens, at least 1")
-    known = {key: value for key, value in sampling.items() if key in _RESPONSES and value is not None}
+    known = {key: value for key, value in sampling.items() if key in RESPONSES_KEYS and value is not None}
     if said:
         known["max_output_tokens"] = sampling[said[0]]
-    extra = {key: value for key, value in sampling.items() if key not in _RESPONSES and key not in _LIMITS and value is not None}
+    extra = {key: value for key, value in sampling.items() if key not in RESPONSES_KEYS and key not in _LIMITS and value is not None}
     return Sampling(known, extra, said[0] if said and said[0] != "max_output_tokens" else "max_tokens")
 
 
 def build_request(
-    own: Mapping[str, Any],
-    sampling: Sampling,
-    *,
-    api: Literal["chat", "responses"],
-    model: str,
-    seed: int,
-    vllm: bool = False,
+    own: Mapping[str, Any], sampling: Sampling, *, api: Literal["chat", "responses"], model: str, seed: int, vllm: bool = False
 ) -> PolicyRequest:
     """The request for a row whose own parameters, `input` among them, are `own`; `vllm`: the server is one. A ValueError says what
     cannot be asked."""
@@ -250,7 +235,6 @@ class PolicyAnswer:
     """An answer that can be scored."""
 
     response: dict[str, Any]
-    """A Responses object."""
     text: str
     """What the model said last; empty when it only thought or called tools."""
     finish: str | None
@@ -260,7 +244,6 @@ class PolicyAnswer:
 
     @property
     def output(self) -> Sequence[Mapping[str, Any]]:
-        """The items of the response."""
         items: Sequence[Mapping[str, Any]] = self.response["output"]
         return items
 
@@ -303,7 +286,7 @@ def _from_chat(data: dict[str, Any], number: int) -> PolicyAnswer:
         function = call["function"]
         item = {"name": function["name"], "arguments": function["arguments"], "call_id": call["id"], "type": "function_call"}
         output.append({**item, "id": call["id"], "status": "completed"})
-    given, made, usage = _chat_usage(data.get("usage"))
+    usage = _chat_usage(data["usage"]) if data.get("usage") else {}
     response = {
         "id": data.get("id") or f"resp_{number}",
         "created_at": data.get("created"),
@@ -312,35 +295,27 @@ def _from_chat(data: dict[str, Any], number: int) -> PolicyAnswer:
         "output": output,
         "status": "incomplete" if finish == "length" else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if finish == "length" else None,
-        "usage": usage,
+        "usage": usage or None,
     }
-    return PolicyAnswer(response, text, _reason(finish), count_of(given), count_of(made))
+    return PolicyAnswer(response, text, _reason(finish), count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens")))
 
 
 def _answer_text(content: Any) -> str:
-    """Content is a text, None, or a list of parts."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part["text"] for part in content if part.get("type") in ("text", "output_text"))
 
 
-def _chat_usage(usage: dict[str, Any] | None) -> tuple[int | None, int | None, dict[str, Any] | None]:
-    if not usage:
-        return None, None, None
-    given, made = usage.get("prompt_tokens"), usage.get("completion_tokens")
+def _chat_usage(usage: dict[str, Any]) -> dict[str, Any]:
     thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    return (
-        given,
-        made,
-        {
-            "input_tokens": given,
-            "input_tokens_details": {"cached_tokens": cached},
-            "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": thought},
-            "total_tokens": usage.get("total_tokens"),
-        },
-    )
+    return {
+        "input_tokens": usage.get("prompt_tokens"),
+        "input_tokens_details": {"cached_tokens": cached},
+        "output_tokens": usage.get("completion_tokens"),
+        "output_tokens_details": {"reasoning_tokens": thought},
+        "total_tokens": usage.get("total_tokens"),
+    }
 
 
 def _from_responses(data: dict[str, Any]) -> PolicyAnswer:
@@ -364,7 +339,6 @@ def count_of(value: Any) -> int | None:
 
 
 def _reason(value: Any) -> str | None:
-    """A finish reason; None for what is none."""
     return value if isinstance(value, str) and len(value) <= _LONGEST_REASON else None
 
 

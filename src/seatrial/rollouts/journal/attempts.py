@@ -53,7 +53,6 @@ class LeaseHolder(Record):
 
     @classmethod
     def here(cls) -> Self:
-        """This process, with a new token."""
         return cls(
             host=socket.gethostname(),
             boot=_boot(),
@@ -257,7 +256,7 @@ class Lease:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Self:
-        """Get the lease; waits at most `wait_s` for its holder and then raises a HeldError. Less than STALE_S finds no dead node."""
+        """Get the lease; waits at most `wait_s` for its holder and then raises a LeaseHeldError. Less than STALE_S finds no dead node."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -269,28 +268,33 @@ class Lease:
             now, content = clock(), _content(directory, number)
             if (number, content) != seen:
                 seen, since = (number, content), now
-            if _free(content) or now - since >= STALE_S:
+            # A file that cannot be read may be that of a process that lives: it is watched.
+            found = _parsed(content)
+            free = content is None or (found is not None and (found.released or found.holder.gone()))
+            if free or now - since >= STALE_S:
                 claimed = replace(holder, number=number + 1)
                 if _claim(directory, claimed):
                     return cls(directory, claimed, clock)
             if now - began >= wait_s:
-                raise _held(directory, content, wait_s)
+                who = str(found.holder) if found else "somebody whose lease cannot be read"
+                message = f"{directory}: {who} holds the lease and is alive as far as can be known; waited {wait_s:.0f} s"
+                fix = f"wait for it or end it; a holder on a lost node is taken over after {STALE_S:.0f} s"
+                raise LeaseHeldError(Boundary.CLUSTER, message, fix)
             check_stop()
             sleep(_POLL_S)
 
     def renew(self) -> None:
-        """Say that we live; raises a FencedError when a newer attempt holds the lease. Cheap: call it every second or two."""
+        """Say that we live; raises a LeaseLostError when a newer attempt holds the lease. Cheap: call it every second or two."""
         self.check()
         if self._clock() - self._renewed >= RENEW_S:
             self._write(released=False)
 
     def check(self) -> None:
-        """Raise a FencedError when a newer attempt holds the lease."""
+        """Raise a LeaseLostError when a newer attempt holds the lease."""
         if (number := newest(self.directory)) > self.holder.number:
             raise LeaseLostError(f"{self.directory}: attempt {number} holds the lease, attempt {self.holder.number} must stop")
 
     def release(self) -> None:
-        """Let the next one have it at once."""
         self._write(released=True)
 
     def _write(self, *, released: bool) -> None:
@@ -312,7 +316,7 @@ def newest(directory: Path) -> int:
 
 
 def holder_of(directory: Path) -> LeaseFile | None:
-    """The newest lease, for whoever shows it; None when there is none that can be read."""
+    """The newest lease; None when there is none that can be read."""
     return _parsed(_content(directory, newest(directory))) if directory.is_dir() else None
 
 
@@ -334,14 +338,6 @@ def _parsed(content: bytes | None) -> LeaseFile | None:
         return None
 
 
-def _free(content: bytes | None) -> bool:
-    """Whether the lease can be had at once. A file that cannot be read may be that of somebody who lives: it is watched."""
-    if content is None:
-        return True
-    found = _parsed(content)
-    return found is not None and (found.released or found.holder.gone())
-
-
 def _claim(directory: Path, holder: LeaseHolder) -> bool:
     """Make the lease file of that number; False when somebody else was faster."""
     path, temporary = _path(directory, holder.number), directory / f".lease-{holder.token}"
@@ -356,10 +352,3 @@ def _claim(directory: Path, holder: LeaseHolder) -> bool:
     finally:
         temporary.unlink(missing_ok=True)
     return True
-
-
-def _held(directory: Path, content: bytes | None, wait_s: float) -> LeaseHeldError:
-    found = _parsed(content)
-    who = str(found.holder) if found else "somebody whose lease cannot be read"
-    message = f"{directory}: {who} holds the lease and is alive as far as can be known; waited {wait_s:.0f} s"
-    return LeaseHeldError(Boundary.CLUSTER, message, f"wait for it or end it; a holder on a lost node is taken over after {STALE_S:.0f} s")

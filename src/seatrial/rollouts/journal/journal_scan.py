@@ -22,7 +22,8 @@ from seatrial.core.guarded import open_file
 from seatrial.core.records import Record
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.journal.attempts import AttemptFile, attempt_files
-from seatrial.rollouts.rollout_record import InputRow, TornError, check, fields_of
+from seatrial.rollouts.manifest import Units
+from seatrial.rollouts.rollout_record import TornError, check, fields_of
 
 _FILE = "forgiven.json"
 
@@ -40,7 +41,7 @@ def retried_up_to(shard_dir: Path) -> int:
 
 
 def mark_for_retry(place: CampaignDir) -> None:
-    """Owe every final failure again that stands in the journal now."""
+    """Make every final failure in the journal pending again."""
     for shard_dir in sorted(place.shards.glob("[0-9]*")):
         files = attempt_files(shard_dir)
         if files:
@@ -49,21 +50,6 @@ def mark_for_retry(place: CampaignDir) -> None:
 
 PENDING, OK, FAILED = 0, 1, 2
 _BUFFER = 1 << 20
-
-
-class Keys(Protocol):
-    """What a scan needs to know of the campaign's units; `manifest.Units` has it."""
-
-    total: int
-
-    def of_shard(self, shard: int) -> Iterator[int]:
-        """The units of a shard; an IndexError when there is no such shard."""
-
-    def row_of(self, number: int) -> int:
-        """The row of a unit."""
-
-    def row(self, index: int) -> InputRow:
-        """A row."""
 
 
 class Winners(Protocol):
@@ -125,7 +111,7 @@ class ReadFile:
 class Scanner:
     """Reads the journal of a campaign, again and again."""
 
-    def __init__(self, place: CampaignDir, units: Keys, winners: Winners | None = None) -> None:
+    def __init__(self, place: CampaignDir, units: Units, winners: Winners | None = None) -> None:
         self._place = place
         self._units = units
         self._winners = winners

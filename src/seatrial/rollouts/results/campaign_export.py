@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -24,13 +24,12 @@ from seatrial.core.records import Record
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign import PARAMS, prompt_messages
 from seatrial.rollouts.campaign_dir import CampaignDir, spare_campaigns
-from seatrial.rollouts.input_reader import sha256_of
-from seatrial.rollouts.input_writer import ROLLOUT_INDEX, TASK_INDEX
+from seatrial.rollouts.inputs import ROLLOUT_INDEX, TASK_INDEX, sha256_of
 from seatrial.rollouts.manifest import Manifest, Units
 from seatrial.rollouts.results.campaign_merge import FAILURES, ROLLOUTS, Written, read_result
 from seatrial.rollouts.results.profile_build import make_profile
 from seatrial.rollouts.results.profile_data import Task
-from seatrial.rollouts.rollout_record import InputRow, TornError, check, head_of, row_of, unit_of
+from seatrial.rollouts.rollout_record import TornError, check, head_of, row_of, unit_of
 
 RATE = "pass_rate"
 _SHOWN = 20
@@ -42,7 +41,6 @@ class Selected(Record):
     path: str
     rows: int
     tasks: int
-    """Of the campaign."""
     left_out: Mapping[str, int]
     """Tasks by the first reason that held them back."""
 
@@ -65,10 +63,23 @@ def select_tasks(
     if not 0 <= low <= high <= 1:
         raise UserError(f"a band from {low:g} to {high:g}", "a pass rate lies from 0 to 1; say the lower bound first")
     manifest = manifests.load_manifest(place)
-    _keep_inputs(manifest, out)
-    _known(manifest, dataset, min_n)
+    if out.is_dir():
+        raise UserError(f"{out}: is a directory", "name a file")
+    spare_campaigns(out)
+    names = [file.dataset for file in manifest.files]
+    if own := next((file for file in manifest.files if manifests.is_input(out, file)), None):
+        raise UserError(f"{out}: is the input of dataset {own.dataset}", "write to another file")
+    if dataset is not None and dataset not in names:
+        raise UserError(f"no dataset is called {dataset}", f"there are: {', '.join(names)}")
+    most = max(len(labels) for labels in manifest.repeats.values())
+    if not 1 <= min_n <= most:
+        raise UserError(f"at least {min_n} rollouts: tasks have up to {most}", f"choose from 1 to {most}")
     tasks = make_profile(place, pass_at=pass_at, ks=(1,), progress=progress).tasks
-    _has_tag(tasks, tag)
+    tags = sorted({name for task in tasks for name in task.tags})
+    if tag is not None and tag not in tags:
+        more = f" and {len(tags) - _SHOWN} more" if len(tags) > _SHOWN else ""
+        fix = f"there are: {', '.join(tags[:_SHOWN])}{more}" if tags else "leave it out: no task has any"
+        raise UserError(f"no task has the tag {tag}", fix)
     reasons = [_why_not(task, low, high, dataset, tag, min_n) for task in tasks]
     chosen = [task for task, reason in zip(tasks, reasons, strict=True) if reason is None]
     left_out = dict(Counter(reason for reason in reasons if reason))
@@ -78,7 +89,12 @@ def select_tasks(
     if sort == "pass-rate":
         chosen.sort(key=lambda task: -(task.pass_rate or 0.0))
     with Units(place, manifest) as units, replacing(out) as stream:
-        stream.writelines(_selected_line(units.row(task.index), task, with_rate) for task in chosen)
+        for task in chosen:
+            row = units.row(task.index)
+            if with_rate and RATE in row.data:
+                fix = "select without adding the rate, or rename that column"
+                raise UserError(f"{row.source}: the row has a {RATE} of its own", fix)
+            stream.write(_json_line({**row.data, RATE: task.pass_rate} if with_rate else row.data))
     return Selected(path=str(out), rows=len(chosen), tasks=len(tasks), left_out=left_out)
 
 
@@ -94,42 +110,6 @@ def _why_not(task: Task, low: float, high: float, dataset: str | None, tag: str 
     return f"above {high:g}" if task.pass_rate > high else None
 
 
-def _known(manifest: Manifest, dataset: str | None, min_n: int) -> None:
-    names = [file.dataset for file in manifest.files]
-    if dataset is not None and dataset not in names:
-        raise UserError(f"no dataset is called {dataset}", f"there are: {', '.join(names)}")
-    most = max(len(labels) for labels in manifest.repeats.values())
-    if not 1 <= min_n <= most:
-        raise UserError(f"at least {min_n} rollouts: tasks have up to {most}", f"choose from 1 to {most}")
-
-
-def _has_tag(tasks: Sequence[Task], tag: str | None) -> None:
-    tags = sorted({name for task in tasks for name in task.tags})
-    if tag is not None and tag not in tags:
-        more = f" and {len(tags) - _SHOWN} more" if len(tags) > _SHOWN else ""
-        raise UserError(
-            f"no task has the tag {tag}", f"there are: {', '.join(tags[:_SHOWN])}{more}" if tags else "leave it out: no task has any"
-        )
-
-
-def _keep_inputs(manifest: Manifest, out: Path) -> None:
-    """Refuse what would destroy a campaign or what this one was made from, however it is spelled."""
-    if out.is_dir():
-        raise UserError(f"{out}: is a directory", "name a file")
-    spare_campaigns(out)
-    for file in manifest.files:
-        if manifests.is_input(out, file):
-            raise UserError(f"{out}: is the input of dataset {file.dataset}", "write to another file")
-
-
-def _selected_line(row: InputRow, task: Task, with_rate: bool) -> bytes:
-    if not with_rate:
-        return orjson.dumps(row.data, option=orjson.OPT_APPEND_NEWLINE)
-    if RATE in row.data:
-        raise UserError(f"{row.source}: the row has a {RATE} of its own", "select without adding the rate, or rename that column")
-    return orjson.dumps({**row.data, RATE: task.pass_rate}, option=orjson.OPT_APPEND_NEWLINE)
-
-
 DIRECT_AGENT = "seatrial_direct"
 """As direct_backend.py writes it; importing that would load an HTTP client for a name."""
 
@@ -141,15 +121,31 @@ def write_skills_layout(place: CampaignDir, directory: Path | None = None) -> tu
     spare_campaigns(target, place.root / "skills")
     made: list[Path] = []
     with _whole(place), Units(place, manifest) as units:
-        records = _Ahead(_records(place, ROLLOUTS))
-        end = 0
+        records = _records(place, ROLLOUTS)
+        record, end = next(records, None), 0
         for file in manifest.files:
             labels = manifest.repeats[file.dataset]
             end += file.rows * len(labels)
             home = target / file.dataset if len(manifest.files) > 1 else target
             paths = {label: home / f"rollouts-rs{label}.jsonl" for label in labels}
             _spare(manifest, paths.values())
-            made += _write_seeds(paths, records, end, file.rows, units)
+            markers = {label: path.with_name(f"{path.name}.done") for label, path in paths.items()}
+            for marker in (marker for marker in markers.values() if marker.exists()):
+                marker.unlink()
+                sync_directory(marker.parent)
+            counts = dict.fromkeys(paths, 0)
+            with ExitStack() as stack:
+                streams = {label: stack.enter_context(replacing(path)) for label, path in paths.items()}
+                while record is not None and record[0] < end:
+                    unit, line = record
+                    label = units.repeat_of(unit)
+                    streams[label].write(_row(line, units, unit))
+                    counts[label] += 1
+                    record = next(records, None)
+            complete = [marker for label, marker in markers.items() if counts[label] == file.rows]
+            for marker in complete:
+                write_bytes(marker, b"")
+            made += [*paths.values(), *complete]
     return tuple(made)
 
 
@@ -167,37 +163,6 @@ def _spare(manifest: Manifest, paths: Iterable[Path]) -> None:
     for path in paths:
         if any(manifests.is_input(path, file) for file in manifest.files):
             raise UserError(f"{path}: is an input of the campaign", "export to another directory")
-
-
-def _write_seeds(paths: Mapping[int, Path], records: _Ahead, end: int, expected: int, units: Units) -> list[Path]:
-    """The files of one dataset, whose units end at `end`: a path for each label, `expected` rows in each."""
-    for path in paths.values():
-        _unmark(path)
-    counts = dict.fromkeys(paths, 0)
-    with ExitStack() as stack:
-        streams = {label: stack.enter_context(replacing(path)) for label, path in paths.items()}
-        for unit, line in records.before(end):
-            label = units.repeat_of(unit)
-            streams[label].write(_row(line, units, unit))
-            counts[label] += 1
-    markers = [_marker(path) for label, path in paths.items() if counts[label] == expected]
-    for marker in markers:
-        write_bytes(marker, b"")
-    return [*paths.values(), *markers]
-
-
-class _Ahead:
-    """Records in order, which can be taken up to a unit."""
-
-    def __init__(self, records: Iterator[tuple[int, bytes]]) -> None:
-        self._records = records
-        self._next = next(records, None)
-
-    def before(self, end: int) -> Iterator[tuple[int, bytes]]:
-        """Those of units below `end` that were not taken yet."""
-        while self._next is not None and self._next[0] < end:
-            yield self._next
-            self._next = next(self._records, None)
 
 
 def write_gym_layout(place: CampaignDir, directory: Path | None = None, stem: str = "rollouts") -> tuple[Path, ...]:
@@ -257,15 +222,5 @@ def _row(line: bytes, units: Units, unit: int, more: dict[str, Any] | None = Non
     return _json_line({**row_of(line), **(more or {}), TASK_INDEX: units.row_of(unit), ROLLOUT_INDEX: units.repeat_of(unit)})
 
 
-def _json_line(row: dict[str, Any]) -> bytes:
+def _json_line(row: Mapping[str, Any]) -> bytes:
     return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _marker(path: Path) -> Path:
-    return path.with_name(f"{path.name}.done")
-
-
-def _unmark(path: Path) -> None:
-    if _marker(path).exists():
-        _marker(path).unlink()
-        sync_directory(path.parent)

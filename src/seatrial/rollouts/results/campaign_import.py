@@ -4,9 +4,8 @@
   rows carry `_ng_task_index`. A torn or keyless line is named with file and line; `partial` imports the rest.
 - With Gym's materialized inputs exactly their keys are expected; without them every repetition that any task of the agent has. A key that
   comes twice is a duplicate, and a conflict when rewards differ; the first wins, and a rollout beats a failure.
-- The reward is `reward`, else the first of is_correct, symbolic_correct, judge_correct in the first row. The task is the input row, or
-  what the rollout keeps of it.
-- A dataset per agent. Files are read twice and never held in memory.
+- The reward is `reward`, else the first of is_correct, symbolic_correct, judge_correct in the first row. A dataset per agent; its tasks are
+  the input rows, or what the rollouts keep of them. Files are read twice and never held in memory.
 """
 
 from __future__ import annotations
@@ -18,16 +17,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from seatrial.core.errors import UserError
 from seatrial.core.files import write_json
 from seatrial.core.guarded import BadValue, open_file, parse_json
 from seatrial.core.records import replace
+from seatrial.rollouts.backends.openai_format import count_of
 from seatrial.rollouts.campaign import PARAMS, Campaign
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.input_reader import BadRowError, RowIds, canonical, content_of, parse, sha256_of
-from seatrial.rollouts.input_writer import ROLLOUT_INDEX, SAY_EVERY, TASK_INDEX, Faults, InputFile, Progress, Written, row_writer
+from seatrial.rollouts.inputs import (
+    ROLLOUT_INDEX,
+    SAY_EVERY,
+    TASK_INDEX,
+    BadRowError,
+    Faults,
+    InputFile,
+    Progress,
+    RowIds,
+    Written,
+    canonical,
+    content_of,
+    parse,
+    row_writer,
+    sha256_of,
+)
 from seatrial.rollouts.journal.attempts import Attempt, LeaseHolder
 from seatrial.rollouts.manifest import NO_SEED, Imported, ImportedFile, Manifest, Units, building, make_manifest
 from seatrial.rollouts.rollout_record import FailureKind, Head, encode
@@ -119,11 +133,6 @@ def fingerprint(data: Mapping[str, Any]) -> str | None:
     return content_of(canonical(said)) if said else None
 
 
-def reward_key_of(data: Mapping[str, Any]) -> str | None:
-    """Which column of a row is its reward."""
-    return next((key for key in REWARDS if data.get(key) is not None), None)
-
-
 def head_of_rollout(data: Mapping[str, Any], reward_key: str | None, *, unit: int, task: str, repeat: int) -> Head:
     """The head of a rollout's record. Raises BadRowError for a row that has no reward and does not say that it failed."""
     reward = None if reward_key is None else data.get(reward_key)
@@ -133,7 +142,9 @@ def head_of_rollout(data: Mapping[str, Any], reward_key: str | None, *, unit: in
         return Head(unit, task, repeat, NO_SEED, "failed", kind=FailureKind.AGENT, final=True, message=message[:500])
     if not isinstance(reward, int | float):
         said = f"no reward: {reward_key or ', '.join(REWARDS)} {'is no number' if reward is not None else 'is missing'}"
-        raise BadRowError(said, _say_reward(data, reward_key))
+        numbers = [key for key, value in data.items() if _is_metric(key, value, reward_key)]
+        there = f" (numbers stand in {', '.join(numbers[:10])})" if numbers else ""
+        raise BadRowError(said, f"name the column that is the reward: --reward COLUMN{there}, or import the other lines with --partial")
     if not math.isfinite(reward):
         raise BadRowError(f"{reward_key} is {reward}")
     given, made, finish, turns = _response(data)
@@ -154,13 +165,6 @@ def head_of_rollout(data: Mapping[str, Any], reward_key: str | None, *, unit: in
     )
 
 
-def _say_reward(data: Mapping[str, Any], reward_key: str | None) -> str:
-    """What to do about a missing reward, with the columns that may be meant."""
-    numbers = [key for key, value in data.items() if _is_metric(key, value, reward_key)]
-    there = f" (numbers stand in {', '.join(numbers[:10])})" if numbers else ""
-    return f"name the column that is the reward: --reward COLUMN{there}, or import the other lines with --partial"
-
-
 def _is_metric(key: str, value: Any, reward_key: str | None) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and key != reward_key and not key.startswith("_ng_")
 
@@ -170,26 +174,20 @@ def _response(data: Mapping[str, Any]) -> tuple[int | None, int | None, str | No
     response = data.get("response")
     if not isinstance(response, Mapping):
         said = data.get("finish_reason")
-        made = _count(data.get("num_generated_tokens"))
-        return _count(data.get("num_input_tokens")), made, said if isinstance(said, str) else None, None
+        made = count_of(data.get("num_generated_tokens"))
+        return count_of(data.get("num_input_tokens")), made, said if isinstance(said, str) else None, None
     usage, reason = _table(response.get("usage")), _table(response.get("incomplete_details")).get("reason")
     finish = "length" if reason == "max_output_tokens" else reason or ("stop" if response.get("status") == "completed" else None)
-    return _count(usage.get("input_tokens")), _count(usage.get("output_tokens")), finish, _turns(response.get("output"))
+    output = response.get("output")
+    items = [_table(item) for item in output] if isinstance(output, list) else []
+    # Answers of the model: runs of its items between those that others gave it.
+    own = [item.get("type") != "function_call_output" and item.get("role") != "user" for item in items]
+    turns = sum(mine and not before for mine, before in zip(own, [False, *own], strict=False))
+    return count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens")), finish, turns
 
 
 def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _turns(output: Any) -> int:
-    """Answers of the model: runs of its items between those that others gave it."""
-    items = [_table(item) for item in output] if isinstance(output, list) else []
-    own = [item.get("type") != "function_call_output" and item.get("role") != "user" for item in items]
-    return sum(mine and not before for mine, before in zip(own, [False, *own], strict=False))
 
 
 Kind = Literal["gym", "skills"]
@@ -199,12 +197,10 @@ _NO_KEY = (
 _SEED = re.compile(r"-rs(\d+)\.jsonl$")
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutLine:
+class RolloutLine(NamedTuple):
     """One line with its key."""
 
     file: int
-    """Which of the files."""
     number: int
     offset: int
     length: int
@@ -214,7 +210,6 @@ class RolloutLine:
 
 
 def seed_of(path: Path) -> int:
-    """The seed in the name of a Skills file."""
     match = _SEED.search(path.name)
     return int(match[1]) if match else 0
 
@@ -247,7 +242,8 @@ def read_lines(kind: Kind, paths: Sequence[Path], faults: Faults) -> Iterator[Ro
                 faults.add(where, str(error))  # what it advises is for rows that can be written anew
                 continue
             try:
-                task, repeat = _gym_key(data) if label is None else (_skills_task(data, number), label)
+                task = number - 1 if label is not None and TASK_INDEX not in data else _index(data, TASK_INDEX)
+                repeat = _index(data, ROLLOUT_INDEX) if label is None else label
                 agent_of(data)
             except BadRowError as error:
                 faults.add(where, error)
@@ -266,14 +262,6 @@ def _texts(path: Path) -> Iterator[tuple[int, int, bytes]]:
                 offset += len(line)
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror or error}", "check the path and its permissions") from error
-
-
-def _gym_key(data: Mapping[str, Any]) -> tuple[int, int]:
-    return _index(data, TASK_INDEX), _index(data, ROLLOUT_INDEX)
-
-
-def _skills_task(data: Mapping[str, Any], number: int) -> int:
-    return _index(data, TASK_INDEX) if TASK_INDEX in data else number - 1
 
 
 def _index(data: Mapping[str, Any], key: str) -> int:
@@ -298,14 +286,12 @@ class ImportedTask:
     """A bit for each label, by its place in `Survey.bits`."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentGroup:
+class AgentGroup(NamedTuple):
     """Tasks of one agent with the same repetitions: a dataset."""
 
     name: str
     labels: tuple[int, ...]
     tasks: tuple[int, ...]
-    """In order."""
 
 
 class Survey:
@@ -315,14 +301,11 @@ class Survey:
         self.tasks: dict[int, ImportedTask] = {}
         self.bits: dict[int, int] = {}
         for line in found:
-            self._add(line)
-
-    def _add(self, line: RolloutLine) -> None:
-        task = self.tasks.get(line.task)
-        if task is None:
-            task = ImportedTask(line.file, line.offset, line.length, agent_of(line.data), fingerprint(line.data))
-            self.tasks[line.task] = task
-        task.labels |= 1 << self.bits.setdefault(line.label, len(self.bits))
+            task = self.tasks.get(line.task)
+            if task is None:
+                task = ImportedTask(line.file, line.offset, line.length, agent_of(line.data), fingerprint(line.data))
+                self.tasks[line.task] = task
+            task.labels |= 1 << self.bits.setdefault(line.label, len(self.bits))
 
     def groups(self, unnamed: str, *, exact: bool) -> list[AgentGroup]:
         """Datasets, by agent; `unnamed` is the one without. `exact`: a task is owed what it was seen with, else what any of its agent
@@ -376,7 +359,15 @@ def import_rollouts(
     source = _Source(kind, in_order(kind, files), in_order("gym", inputs))
     if not source.rollouts:
         raise UserError("nothing to import: no file was named", "name the files that hold the rollouts")
-    survey, groups = _survey(source, name)
+    faults = Faults()
+    survey = Survey(read_lines("gym" if source.inputs else source.kind, source.of_tasks, faults))
+    if source.inputs:
+        # What is owed must be certain. Bad lines of rollouts are told when they are read for good.
+        faults.refuse("mend the materialized inputs, or leave them out")
+    if not survey.tasks:
+        faults.refuse("name the files that hold the rollouts")
+        raise UserError(f"{source.of_tasks[0]}: there is no rollout in it", "name the files that hold the rollouts")
+    groups = survey.groups(name, exact=bool(source.inputs))
     with building(out) as draft:
         written, numbers = _write_rows(source, survey, groups, draft)
         identity = {"work": {"seed": 0, "seed_rule": "none"}}
@@ -391,21 +382,7 @@ def import_rollouts(
     return manifest
 
 
-def _survey(source: _Source, name: str) -> tuple[Survey, list[AgentGroup]]:
-    faults = Faults()
-    kind: Kind = "gym" if source.inputs else source.kind
-    survey = Survey(read_lines(kind, source.of_tasks, faults))
-    if source.inputs:
-        # What is owed must be certain. Bad lines of rollouts are told when they are read for good.
-        faults.refuse("mend the materialized inputs, or leave them out")
-    if not survey.tasks:
-        faults.refuse("name the files that hold the rollouts")
-        raise UserError(f"{source.of_tasks[0]}: there is no rollout in it", "name the files that hold the rollouts")
-    return survey, survey.groups(name, exact=bool(source.inputs))
-
-
 def _write_rows(source: _Source, survey: Survey, groups: Sequence[AgentGroup], place: CampaignDir) -> tuple[Written, dict[int, int]]:
-    """inputs.jsonl, and the number of each task's row."""
     numbers: dict[int, int] = {}
     streams = [open_file(path) for path in source.of_tasks]
     try:
@@ -437,15 +414,11 @@ class _Journal:
 
     def __init__(self, source: _Source, survey: Survey, numbers: dict[int, int], reward_key: str | None) -> None:
         self.faults = Faults()
-        self._source = source
-        self._survey = survey
-        self._numbers = numbers
-        self._reward_key = reward_key
+        self._source, self._survey, self._numbers, self._reward_key = source, survey, numbers, reward_key
         self._ok = [0] * len(source.rollouts)
         self._failed = [0] * len(source.rollouts)
 
     def write(self, place: CampaignDir, units: Units, labels: dict[str, tuple[int, ...]], progress: Progress | None) -> None:
-        """All rollouts, in the order in which they lie there."""
         shard = place.shard(0)
         shard.mkdir(parents=True)
         holder = replace(LeaseHolder.here(), number=1)
@@ -467,7 +440,7 @@ class _Journal:
         if not self._source.inputs and fingerprint(line.data) != task.fingerprint:
             raise BadRowError(f"another problem than line {line.number} of {self._source.rollouts[task.file]}: the files are not aligned")
         if self._reward_key is None:
-            self._reward_key = reward_key_of(line.data)
+            self._reward_key = next((key for key in REWARDS if line.data.get(key) is not None), None)
         unit = units.units_of_row(index)[known.index(line.label)]
         made = head_of_rollout(line.data, self._reward_key, unit=unit, task=units.task_of(index), repeat=line.label)
         counts = self._ok if made.ok else self._failed
@@ -475,7 +448,6 @@ class _Journal:
         return encode(made, {**line.data, "reward": made.reward} if made.ok else line.data)
 
     def summary(self) -> Imported:
-        """Where it all came from."""
         return Imported(
             kind=self._source.kind,
             reward_key=self._reward_key,
@@ -486,6 +458,3 @@ class _Journal:
             bad=self.faults.total,
             bad_lines=tuple(self.faults.first),
         )
-
-
-__all__ = ["import_rollouts"]

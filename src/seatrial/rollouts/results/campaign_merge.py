@@ -52,7 +52,6 @@ class Source(Record):
     """A file of the journal, as far as it was read."""
 
     path: str
-    """Below the campaign directory."""
     bytes: int
     records: int
     torn: int
@@ -67,7 +66,6 @@ class MergeResult(Record):
     expected: int
     ok: int
     failed: int
-    """For good; they stand in failures.jsonl."""
     missing: int
     coverage: float
     """Units with a rollout, as a share of those expected."""
@@ -91,7 +89,6 @@ class MergeResult(Record):
 
     @property
     def sha256(self) -> str:
-        """Of rollouts.jsonl."""
         return self.rollouts.sha256
 
 
@@ -152,7 +149,6 @@ class Index:
         self.length[unit] = length
 
     def place_of(self, unit: int) -> tuple[int, int]:
-        """The number of the file, and the offset in it."""
         where = self.where[unit]
         return where >> _OFFSET_BITS, where & _OFFSET
 
@@ -218,7 +214,6 @@ def _windows(index: Index, units: Iterable[int]) -> Iterator[tuple[dict[int, int
 
 
 def _fetch(index: Index, starts: dict[int, int], data: memoryview) -> None:
-    """Read the records of some units to their places."""
     file, opened, handle = 0, -1, -1
     try:
         for unit in sorted(starts, key=index.where.__getitem__):
@@ -230,21 +225,17 @@ def _fetch(index: Index, starts: dict[int, int], data: memoryview) -> None:
             line = data[starts[unit] : starts[unit] + index.length[unit]]
             if os.preadv(handle, [line], offset) < len(line):
                 raise _changed(index.files[file], "it is shorter")
-            _check(line, unit, index.files[file])
+            try:
+                check(line)
+            except TornError as error:
+                raise _changed(index.files[file], f"{error}") from error
+            if unit_of(line) != unit:
+                raise _changed(index.files[file], "another unit stands there")
     except OSError as error:
         raise _changed(index.files[file], error.strerror or str(error)) from error
     finally:
         if handle >= 0:
             os.close(handle)
-
-
-def _check(line: memoryview, unit: int, path: Path) -> None:
-    try:
-        check(line)
-        if unit_of(line) != unit:
-            raise _changed(path, "another unit stands there")
-    except TornError as error:
-        raise _changed(path, f"{error}") from error
 
 
 def _changed(path: Path, why: str) -> BlockedError:
@@ -264,7 +255,7 @@ def merge_campaign(
     progress: Callable[[str], None] = lambda _: None,
     wait_s: float = WAIT_S,
 ) -> MergeResult:
-    """Merge a campaign; raises a MergeRefusedError when units are missing and `partial` is not said, a HeldError when another merge
+    """Merge a campaign; raises a MergeRefusedError when units are missing and `partial` is not said, a LeaseHeldError when another merge
     does not end."""
     with Lease.acquire(place.merged / ".lease", LeaseHolder.here(), wait_s) as lease:
 
@@ -272,7 +263,9 @@ def merge_campaign(
             check_stop()
             lease.renew()
 
-        _sweep(place.merged)
+        for name in (ROLLOUTS, FAILURES, RESULT):
+            for left in place.merged.glob(f".{name}.*"):  # of merges that were killed
+                left.unlink(missing_ok=True)
         # Rollouts are those of the rows that the manifest names only while nobody has edited them.
         check_inputs(place, manifest)
         index = Index(units.total)
@@ -281,18 +274,36 @@ def merge_campaign(
         scan = scanner.update(tick=tick)
         missing = _ids(units, _units_with(scan, PENDING))
         if scan.owed and not partial:
-            raise MergeRefusedError(place, manifest.units, scan.ok, scan.failed, missing, _complete(place, manifest))
+            complete = f"seatrial rollouts resume {shlex.quote(str(place.root))}"
+            if manifest.imported:
+                complete = "import again, with the files that hold the others, into a new directory"
+            elif manifest.rescored:
+                complete = f"complete {manifest.rescored}, and repeat the rescore command"
+            raise MergeRefusedError(place, manifest.units, scan.ok, scan.failed, missing, complete)
         progress(f"writing {counted(scan.ok, 'rollout')}")
         rollouts, failures = (place.merged / f".{name}.{lease.holder.label}" for name in (ROLLOUTS, FAILURES))
+        files = ((path.relative_to(place.root).as_posix(), read) for path, read in scanner.files.items())
+        sources = (Source(path=path, bytes=read.offset, records=read.records, torn=read.torn + read.tail) for path, read in files)
         try:
             result = MergeResult(
-                **_counts(manifest, scan),
+                campaign=manifest.name,
+                inputs_sha256=manifest.inputs_sha256,
+                expected=manifest.units,
+                ok=scan.ok,
+                failed=scan.failed,
+                missing=scan.owed,
+                coverage=scan.ok / manifest.units,
+                partial=scan.owed > 0,
+                duplicates=scan.duplicates,
+                conflicts=scan.conflicts,
+                torn=scan.torn + scan.tails,
+                foreign=scan.foreign,
                 missing_ids=missing,
                 conflict_ids=_ids(units, sorted(scan.conflicting)),
                 rollouts=copy_winners(index, _units_with(scan, OK), rollouts, tick),
                 failures=copy_winners(index, _units_with(scan, FAILED), failures, tick),
                 failed_by_kind=_kinds(failures),
-                sources=_sources(place, scanner),
+                sources=tuple(sources),
             )
             # A merge that was taken over while it slept must not replace what its successor wrote.
             lease.check()
@@ -301,32 +312,6 @@ def merge_campaign(
             rollouts.unlink(missing_ok=True)
             failures.unlink(missing_ok=True)
     return result
-
-
-def _complete(place: CampaignDir, manifest: Manifest) -> str:
-    """How what is missing can be had: only a campaign that collects can be resumed."""
-    if manifest.imported:
-        return "import again, with the files that hold the others, into a new directory"
-    if manifest.rescored:
-        return f"complete {manifest.rescored}, and repeat the rescore command"
-    return f"seatrial rollouts resume {shlex.quote(str(place.root))}"
-
-
-def _counts(manifest: Manifest, scan: Scan) -> dict[str, Any]:
-    return {
-        "campaign": manifest.name,
-        "inputs_sha256": manifest.inputs_sha256,
-        "expected": manifest.units,
-        "ok": scan.ok,
-        "failed": scan.failed,
-        "missing": scan.owed,
-        "coverage": scan.ok / manifest.units,
-        "partial": scan.owed > 0,
-        "duplicates": scan.duplicates,
-        "conflicts": scan.conflicts,
-        "torn": scan.torn + scan.tails,
-        "foreign": scan.foreign,
-    }
 
 
 def _units_with(scan: Scan, state: int) -> Iterator[int]:
@@ -344,31 +329,13 @@ def _kinds(failures: Path) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _sources(place: CampaignDir, scanner: Scanner) -> tuple[Source, ...]:
-    return tuple(
-        Source(path=path.relative_to(place.root).as_posix(), bytes=read.offset, records=read.records, torn=read.torn + read.tail)
-        for path, read in scanner.files.items()
-    )
-
-
-def _says(file: Path, result: MergeResult) -> bool:
-    """Whether it is there and says the same: then whoever reads while the merge is repeated must not miss it."""
-    try:
-        return file.is_file() and read_model(file, MergeResult) == result
-    except UserError:
-        return False
-
-
-def _sweep(directory: Path) -> None:
-    """Remove the temporaries of merges that were killed."""
-    for name in (ROLLOUTS, FAILURES, RESULT):
-        for left in directory.glob(f".{name}.*"):
-            left.unlink(missing_ok=True)
-
-
 def _publish(directory: Path, rollouts: Path, failures: Path, result: MergeResult) -> None:
     try:
-        if not _says(directory / RESULT, result):
+        try:
+            same = (directory / RESULT).is_file() and read_model(directory / RESULT, MergeResult) == result
+        except UserError:
+            same = False
+        if not same:  # where it says the same, whoever reads while the merge is repeated must not miss it
             (directory / RESULT).unlink(missing_ok=True)
             sync_directory(directory)
         rollouts.replace(directory / ROLLOUTS)

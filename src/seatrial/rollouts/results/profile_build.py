@@ -16,9 +16,9 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from seatrial import __version__
@@ -28,22 +28,9 @@ from seatrial.core.text import counted
 from seatrial.rollouts import manifest as manifests
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.journal.journal_scan import FAILED, OK
-from seatrial.rollouts.manifest import Manifest, Units
-from seatrial.rollouts.results.profile_data import (
-    AtK,
-    AverageOf,
-    Bar,
-    Columns,
-    Estimate,
-    Group,
-    Histogram,
-    Journal,
-    Numbers,
-    Profile,
-    Summary,
-    Task,
-    read_columns,
-)
+from seatrial.rollouts.manifest import Units
+from seatrial.rollouts.results import profile_data as data
+from seatrial.rollouts.results.profile_data import QUANTITIES, Columns, Numbers, Profile, Task
 from seatrial.rollouts.rollout_record import InputRow
 
 Z = 1.959963984540054
@@ -54,7 +41,6 @@ Interval = tuple[float, float]
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean of at least one value."""
     return math.fsum(values) / len(values)
 
 
@@ -141,7 +127,6 @@ def _student(freedom: int) -> float:
 
 
 def default_ks(n: int) -> tuple[int, ...]:
-    """1, 2, 4, … below `n`, and `n`."""
     return (*(2**power for power in range(max(0, n - 1).bit_length())), n) if n else ()
 
 
@@ -149,8 +134,7 @@ TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens"})
 """How chat completions, the Responses API and others say that an answer was cut at a limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     """What the user chose."""
 
     pass_at: float
@@ -177,19 +161,19 @@ def numbers(values: Sequence[float]) -> Numbers | None:
 
 
 def rewards_of(columns: Columns, units: range) -> list[float]:
-    """Rewards of the rollouts that worked, in order of their repetitions."""
     return [value for value in columns.reward[units.start : units.stop] if value == value]
 
 
 def make_task(row: InputRow, units: range, columns: Columns, rules: Rules) -> Task:
-    """The figures of one row; its units follow each other."""
     first, last = units.start, units.stop
     state = columns.state[first:last]
     n, given_up, expected = state.count(OK), state.count(FAILED), last - first
     rewards = rewards_of(columns, units)
     correct = sum([reward >= rules.pass_at for reward in rewards])
     low, high = wilson(correct, n) if n else (None, None)
-    passes, best, majority = _task_at_k(rewards, correct, _answers(columns, units) if n < expected else columns.answer[first:last], rules)
+    whole = n == expected
+    answers = columns.answer[first:last] if whole else [columns.answer[unit] for unit in units if columns.state[unit] == OK]
+    passes, best, majority = _task_at_k(rewards, correct, answers, rules)
     finish = _counts(columns.finish[first:last], columns.finishes)
     return Task(
         index=row.index,
@@ -203,7 +187,7 @@ def make_task(row: InputRow, units: range, columns: Columns, rules: Rules) -> Ta
         failed=_counts(columns.kind[first:last], columns.kinds) if given_up else {},
         missing=expected - n - given_up,
         coverage=n / expected,
-        reward=numbers(rewards),
+        **{name: numbers(getattr(columns, name)[first:last]) for name in QUANTITIES},
         correct=correct,
         pass_rate=correct / n if n else None,
         pass_low=low,
@@ -211,18 +195,10 @@ def make_task(row: InputRow, units: range, columns: Columns, rules: Rules) -> Ta
         pass_at=passes,
         best_at=best,
         majority_at=majority,
-        input_tokens=numbers(columns.input_tokens[first:last]),
-        output_tokens=numbers(columns.output_tokens[first:last]),
-        turns=numbers(columns.turns[first:last]),
-        latency_s=numbers(columns.latency_s[first:last]),
         finish=finish,
         truncated=truncated(finish),
         metrics={name: found for name, column in columns.metrics.items() if (found := numbers(column[first:last]))},
     )
-
-
-def _answers(columns: Columns, units: range) -> list[int]:
-    return [columns.answer[unit] for unit in units if columns.state[unit] == OK]
 
 
 def _task_at_k(rewards: list[float], correct: int, answers: Sequence[int], rules: Rules) -> tuple[tuple[float | None, ...], ...]:
@@ -262,25 +238,22 @@ class Sources(NamedTuple):
     ks: tuple[int, ...]
 
 
-def make_groups(tasks: Sequence[Task], sources: Sources) -> tuple[Group, ...]:
+def make_groups(tasks: Sequence[Task], sources: Sources) -> tuple[data.Group, ...]:
     """The group of all first, then the others by their kind and name."""
     overall = _group("overall", "all tasks", tasks, sources)
     made = [overall]
-    for by, name, members in _divisions(tasks):
+    agents, datasets = {task.agent for task in tasks}, {task.dataset for task in tasks}
+    divisions = [_divided("dataset", tasks, lambda task: (task.dataset,))]
+    if any(agents):
+        divisions.append(_divided("agent", tasks, lambda task: (task.agent or NO_AGENT,)))
+    divisions.append(_divided("tag", tasks, lambda task: tuple(dict.fromkeys(task.tags))))
+    if any(agents) and len(datasets) > 1 and len(agents) > 1:
+        divisions.append(_divided("dataset x agent", tasks, lambda task: (f"{task.dataset} x {task.agent or NO_AGENT}",)))
+    for by, name, members in chain.from_iterable(divisions):
         # One dataset is all of them: nothing is to be counted again.
         same = len(members) == len(tasks)
         made.append(replace(overall, by=by, name=name) if same else _group(by, name, members, sources))
     return tuple(made)
-
-
-def _divisions(tasks: Sequence[Task]) -> Iterator[tuple[By, str, Sequence[Task]]]:
-    agents = any(task.agent for task in tasks)
-    yield from _divided("dataset", tasks, lambda task: (task.dataset,))
-    if agents:
-        yield from _divided("agent", tasks, lambda task: (task.agent or NO_AGENT,))
-    yield from _divided("tag", tasks, lambda task: tuple(dict.fromkeys(task.tags)))
-    if agents and len({task.dataset for task in tasks}) > 1 and len({task.agent for task in tasks}) > 1:
-        yield from _divided("dataset x agent", tasks, lambda task: (f"{task.dataset} x {task.agent or NO_AGENT}",))
 
 
 def _divided(by: By, tasks: Sequence[Task], names: Callable[[Task], tuple[str, ...]]) -> Iterator[tuple[By, str, Sequence[Task]]]:
@@ -292,19 +265,22 @@ def _divided(by: By, tasks: Sequence[Task], names: Callable[[Task], tuple[str, .
         yield by, name, found[name]
 
 
-def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> Group:
+def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> data.Group:
     columns = sources.columns
     ranges = [sources.units_of(task.index) for task in tasks]
     finish = _added(task.finish for task in tasks)
 
-    def over(column: array[float]) -> Numbers | None:
-        return numbers(columns.ordered(column) if by == "overall" else _pooled(column, ranges))
-
-    reward = over(columns.reward)
+    arrays = {name: getattr(columns, name) for name in QUANTITIES}
+    pools = {name: columns.ordered(column) if by == "overall" else _pooled(column, ranges) for name, column in arrays.items()}
+    quantities = {name: numbers(pool) for name, pool in pools.items()}
+    reward = quantities["reward"]
+    # Where no rollout of a dataset ever has an answer, a vote says nothing.
+    answered = {task.dataset for task, units in zip(tasks, ranges, strict=True) if any(columns.answer[units.start : units.stop])}
+    voting = [task for task in tasks if task.dataset in answered]
     # No mean of such rewards lies beyond: an interval that does says less than is known.
     within = reward is not None and reward.min >= 0 and reward.max <= 1
     expected, ok = sum(task.expected for task in tasks), sum(task.n for task in tasks)
-    return Group(
+    return data.Group(
         by=by,
         name=name,
         tasks=len(tasks),
@@ -315,17 +291,13 @@ def _group(by: By, name: str, tasks: Sequence[Task], sources: Sources) -> Group:
         missing=sum(task.missing for task in tasks),
         coverage=ok / expected if expected else 0.0,
         mean=_estimate([task.reward.mean for task in tasks if task.reward], within),
-        reward=reward,
+        **quantities,
         pass_at=_group_at_k(tasks, sources.ks, lambda task: task.pass_at, within=True),
         best_at=_group_at_k(tasks, sources.ks, lambda task: task.best_at, within),
-        majority_at=_group_at_k(_voting(tasks, sources), sources.ks, lambda task: task.majority_at, within),
+        majority_at=_group_at_k(voting, sources.ks, lambda task: task.majority_at, within),
         average_of=_averages(columns, ranges, sources.ks, within),
         never=sum(task.pass_rate == 0 for task in tasks),
         always=sum(task.pass_rate == 1 for task in tasks),
-        input_tokens=over(columns.input_tokens),
-        output_tokens=over(columns.output_tokens),
-        turns=over(columns.turns),
-        latency_s=over(columns.latency_s),
         finish=finish,
         truncated=truncated(finish),
         metrics={key: found for key, column in columns.metrics.items() if (found := numbers(_pooled(column, ranges)))},
@@ -338,43 +310,31 @@ def _pooled(column: array[float], ranges: Sequence[range]) -> list[float]:
 
 
 def _added(counts: Iterator[Mapping[str, int]]) -> dict[str, int]:
-    """Counts added up, the most frequent first."""
     added: Counter[str] = Counter()
     for one in counts:
         added.update(one)
     return dict(sorted(added.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _estimate(values: Sequence[float], within: bool) -> Estimate:
+def _estimate(values: Sequence[float], within: bool) -> data.Estimate:
     """The mean with its interval; `within`: no value can lie beyond 0 and 1."""
     low, high = interval(values) or (None, None)
     if within and low is not None and high is not None:
         low, high = max(0.0, low), min(1.0, high)
-    return Estimate(value=mean(values) if values else None, low=low, high=high, tasks=len(values))
+    return data.Estimate(value=mean(values) if values else None, low=low, high=high, tasks=len(values))
 
 
 def _group_at_k(
     tasks: Sequence[Task], ks: Sequence[int], figures: Callable[[Task], tuple[float | None, ...]], within: bool
-) -> tuple[AtK, ...]:
+) -> tuple[data.AtK, ...]:
     made = []
     for place, k in enumerate(ks):
         values = [value for task in tasks if (value := figures(task)[place]) is not None]
-        made.append(AtK(k=k, **dict(_estimate(values, within))))
+        made.append(data.AtK(k=k, **dict(_estimate(values, within))))
     return tuple(made)
 
 
-def _voting(tasks: Sequence[Task], sources: Sources) -> list[Task]:
-    """Tasks of datasets whose verifier gives answers: where none ever does, a vote says nothing."""
-    answers = sources.columns.answer
-    votes: dict[str, bool] = {}
-    for task in tasks:
-        if not votes.get(task.dataset):
-            units = sources.units_of(task.index)
-            votes[task.dataset] = any(answers[units.start : units.stop])
-    return [task for task in tasks if votes[task.dataset]]
-
-
-def _averages(columns: Columns, ranges: Sequence[range], ks: Sequence[int], within: bool) -> tuple[AverageOf, ...]:
+def _averages(columns: Columns, ranges: Sequence[range], ks: Sequence[int], within: bool) -> tuple[data.AverageOf, ...]:
     rewards = [rewards_of(columns, units) for units in ranges]
     made = []
     for k in ks:
@@ -384,26 +344,26 @@ def _averages(columns: Columns, ranges: Sequence[range], ks: Sequence[int], with
         spread = std(runs)
         found = _estimate([mean(row) for row in firsts], within)
         error = None if spread is None else spread / math.sqrt(k)
-        made.append(AverageOf(k=k, std_dev_across_runs=spread, std_err_across_runs=error, **dict(found)))
+        made.append(data.AverageOf(k=k, std_dev_across_runs=spread, std_err_across_runs=error, **dict(found)))
     return tuple(made)
 
 
 BARS = 20
-_TITLES = {"output_tokens": "output tokens", "input_tokens": "input tokens", "turns": "turns", "latency_s": "latency in seconds"}
 
 
-def make_histograms(tasks: Sequence[Task], columns: Columns) -> tuple[Histogram, ...]:
+def make_histograms(tasks: Sequence[Task], columns: Columns) -> tuple[data.Histogram, ...]:
     """Only of what there is; of quantities that differ."""
-    quantities = [Histogram(name=title, of="rollouts", bars=bars(columns.ordered(getattr(columns, key)))) for key, title in _TITLES.items()]
+    keys = ("output_tokens", "input_tokens", "turns", "latency_s")
+    drawn = {QUANTITIES[key]: bars(columns.ordered(getattr(columns, key))) for key in keys}
     made = [
-        Histogram(name="pass rate", of="tasks", bars=pass_rates([task.pass_rate for task in tasks if task.pass_rate is not None])),
-        Histogram(name="reward", of="rollouts", bars=bars(columns.ordered(columns.reward))),
-        *(one for one in quantities if len(one.bars) > 1),
+        data.Histogram(name="pass rate", of="tasks", bars=pass_rates([task.pass_rate for task in tasks if task.pass_rate is not None])),
+        data.Histogram(name="reward", of="rollouts", bars=bars(columns.ordered(columns.reward))),
+        *(data.Histogram(name=title, of="rollouts", bars=found) for title, found in drawn.items() if len(found) > 1),
     ]
     return tuple(one for one in made if one.bars)
 
 
-def pass_rates(rates: Sequence[float]) -> tuple[Bar, ...]:
+def pass_rates(rates: Sequence[float]) -> tuple[data.Bar, ...]:
     """0 and 1 have bars of their own: such tasks teach nothing."""
     if not rates:
         return ()
@@ -412,22 +372,21 @@ def pass_rates(rates: Sequence[float]) -> tuple[Bar, ...]:
     counts = [0] * len(labels)
     for rate in rates:
         counts[11 if rate == 1 else bisect_left(edges, rate)] += 1
-    return tuple(Bar(label=label, count=count) for label, count in zip(labels, counts, strict=True))
+    return tuple(data.Bar(label=label, count=count) for label, count in zip(labels, counts, strict=True))
 
 
-def bars(ordered: Sequence[float]) -> tuple[Bar, ...]:
+def bars(ordered: Sequence[float]) -> tuple[data.Bar, ...]:
     """A bar per value where there are few of them, else equal steps up to the 99th percentile and one bar for the rest."""
-    few: list[Bar] = []
+    few: list[data.Bar] = []
     place = 0
     while place < len(ordered) and len(few) <= BARS:
         end = bisect_right(ordered, ordered[place], place)
-        few.append(Bar(label=f"{ordered[place]:.6g}", count=end - place))
+        few.append(data.Bar(label=f"{ordered[place]:.6g}", count=end - place))
         place = end
     return tuple(few) if len(few) <= BARS else _steps(ordered)
 
 
-def _steps(ordered: Sequence[float]) -> tuple[Bar, ...]:
-    """Many different values, in order."""
+def _steps(ordered: Sequence[float]) -> tuple[data.Bar, ...]:
     low, high = ordered[0], quantile(ordered, 0.99)
     if high == low:
         high = ordered[-1]
@@ -435,11 +394,11 @@ def _steps(ordered: Sequence[float]) -> tuple[Bar, ...]:
     edges = [*(low + step * place for place in range(1, BARS)), high]
     ends = [bisect_right(ordered, edge) for edge in edges]
     made = [
-        Bar(label=f"{edge - step:.4g} to {edge:.4g}", count=end - start)
+        data.Bar(label=f"{edge - step:.4g} to {edge:.4g}", count=end - start)
         for start, end, edge in zip([0, *ends[:-1]], ends, edges, strict=True)
     ]
     rest = len(ordered) - ends[-1]
-    return (*made, Bar(label=f"above {high:.4g}", count=rest)) if rest else tuple(made)
+    return (*made, data.Bar(label=f"above {high:.4g}", count=rest)) if rest else tuple(made)
 
 
 def make_profile(
@@ -449,15 +408,19 @@ def make_profile(
     if not math.isfinite(pass_at):
         raise UserError(f"a reward of {pass_at} and more is correct: no reward is", "say a finite number")
     manifest = manifests.load_manifest(place)
-    rules = Rules(pass_at, _ks(manifest, ks))
+    most = max(len(labels) for labels in manifest.repeats.values())
+    wrong = [k for k in ks or () if not 1 <= k <= most]
+    if wrong or (ks is not None and not ks):
+        raise UserError(f"k = {', '.join(map(str, wrong)) or 'nothing'}: tasks have up to {most} rollouts", f"choose k from 1 to {most}")
+    rules = Rules(pass_at, default_ks(most) if ks is None else tuple(sorted(set(ks))))
     with Units(place, manifest) as units, _no_collection():
         progress(f"reading the rollouts of {counted(manifest.units, 'unit')}")
-        columns, scan = read_columns(place, units)
+        columns, scan = data.read_columns(place, units)
         found = f"{counted(scan.ok, 'rollout')}, {counted(scan.failed, 'failure')}, {scan.owed} missing"
         progress(f"{found}; counting {counted(manifest.rows, 'task')}")
         tasks = tuple(make_task(units.row(index), units.units_of_row(index), columns, rules) for index in range(units.rows))
         groups = make_groups(tasks, Sources(columns, units.units_of_row, rules.ks))
-    summary = Summary(
+    summary = data.Summary(
         campaign=manifest.name,
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         seatrial=__version__,
@@ -465,21 +428,11 @@ def make_profile(
         pass_at=pass_at,
         ks=rules.ks,
         rules=_in_words(rules, columns),
-        journal=Journal(torn=scan.torn, tails=scan.tails, foreign=scan.foreign, duplicates=scan.duplicates, conflicts=scan.conflicts),
+        journal=data.Journal(torn=scan.torn, tails=scan.tails, foreign=scan.foreign, duplicates=scan.duplicates, conflicts=scan.conflicts),
         groups=groups,
         histograms=make_histograms(tasks, columns),
     )
     return Profile(summary, tasks)
-
-
-def _ks(manifest: Manifest, ks: Sequence[int] | None) -> tuple[int, ...]:
-    most = max(len(labels) for labels in manifest.repeats.values())
-    if ks is None:
-        return default_ks(most)
-    wrong = [k for k in ks if not 1 <= k <= most]
-    if wrong or not ks:
-        raise UserError(f"k = {', '.join(map(str, wrong)) or 'nothing'}: tasks have up to {most} rollouts", f"choose k from 1 to {most}")
-    return tuple(sorted(set(ks)))
 
 
 @contextmanager

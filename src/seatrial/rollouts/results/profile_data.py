@@ -19,6 +19,15 @@ from seatrial.rollouts.journal.attempts import AttemptFile
 from seatrial.rollouts.journal.journal_scan import Scan, Scanner
 from seatrial.rollouts.manifest import Units
 
+QUANTITIES = {
+    "reward": "reward",
+    "input_tokens": "input tokens",
+    "output_tokens": "output tokens",
+    "turns": "turns",
+    "latency_s": "latency in seconds",
+}
+"""Numbers of each rollout, besides the metrics of its verifier, with their titles."""
+
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
@@ -47,13 +56,10 @@ class Task:
     source: str
     expected: int
     n: int
-    """Rollouts that worked."""
     failed: Mapping[str, int]
     """Units that are given up, by class."""
     missing: int
-    """Units that are still owed."""
     coverage: float
-    """n / expected."""
     reward: Numbers | None
     correct: int
     """Rollouts with a reward of `Summary.pass_at` and more."""
@@ -82,7 +88,6 @@ class Estimate(Record):
     """Interval of 95 % over tasks; None where tasks do not differ, or there is one."""
     high: float | None
     tasks: int
-    """How many it used."""
 
 
 class AtK(Estimate):
@@ -105,14 +110,11 @@ class Group(Record):
     name: str
     tasks: int
     measured: int
-    """Tasks with a rollout that worked."""
     expected: int
-    """Units."""
     ok: int
     failed: Mapping[str, int]
     missing: int
     coverage: float
-    """ok / expected."""
     mean: Estimate
     """Mean over tasks of each task's mean reward."""
     reward: Numbers | None
@@ -122,9 +124,7 @@ class Group(Record):
     majority_at: tuple[AtK, ...]
     average_of: tuple[AverageOf, ...]
     never: int
-    """Tasks with a pass rate of 0."""
     always: int
-    """Tasks with a pass rate of 1."""
     input_tokens: Numbers | None
     output_tokens: Numbers | None
     turns: Numbers | None
@@ -170,7 +170,6 @@ class Summary(Record):
     version: Literal[1] = 1
     campaign: str
     made: str
-    """UTC."""
     seatrial: str
     inputs_sha256: str
     pass_at: float
@@ -179,7 +178,6 @@ class Summary(Record):
     """How the figures came about, in words."""
     journal: Journal
     groups: tuple[Group, ...]
-    """The first is over all tasks."""
     histograms: tuple[Histogram, ...]
 
 
@@ -193,7 +191,6 @@ class Profile:
 
     @property
     def overall(self) -> Group:
-        """Over all tasks."""
         return self.summary.groups[0]
 
 
@@ -226,6 +223,7 @@ class Columns:
         self.kinds = [""]
         """Classes of failures, in the same way."""
 
+        self._quantities = [(getattr(self, name), name) for name in QUANTITIES]
         self._ordered: dict[int, list[float]] = {}
 
     def _empty(self) -> array[float]:
@@ -239,37 +237,26 @@ class Columns:
             self.kind[unit] = _code(self.kinds, get("kind", "unknown"))
             return
         self.kind[unit] = 0
-        self.reward[unit] = head["reward"]
+        for column, name in self._quantities:
+            if (value := get(name)) is not None:
+                column[unit] = value
         if (answer := get("answer")) is not None:
             self.answer[unit] = hash(answer) or 1
-        if (value := get("input_tokens")) is not None:
-            self.input_tokens[unit] = value
-        if (value := get("output_tokens")) is not None:
-            self.output_tokens[unit] = value
-        if (value := get("turns")) is not None:
-            self.turns[unit] = value
-        if (value := get("latency_s")) is not None:
-            self.latency_s[unit] = value
         if (finish := get("finish")) is not None:
             self.finish[unit] = _code(self.finishes, finish)
-        if metrics := get("metrics"):
-            self._take_metrics(unit, metrics)
+        for name, value in (get("metrics") or {}).items():
+            if name not in self.metrics:
+                if len(self.metrics) == MOST_METRICS:
+                    self.metrics_left_out += 1
+                    continue
+                self.metrics[name] = self._empty()
+            self.metrics[name][unit] = value
 
     def ordered(self, column: array[float]) -> list[float]:
         """All values of a column, sorted; the overall figures and the histograms share the work."""
         if id(column) not in self._ordered:
             self._ordered[id(column)] = sorted([value for value in column if value == value])
         return self._ordered[id(column)]
-
-    def _take_metrics(self, unit: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            column = self.metrics.get(name)
-            if column is None:
-                if len(self.metrics) == MOST_METRICS:
-                    self.metrics_left_out += 1
-                    continue
-                column = self.metrics[name] = self._empty()
-            column[unit] = value
 
 
 def read_columns(place: CampaignDir, units: Units) -> tuple[Columns, Scan]:

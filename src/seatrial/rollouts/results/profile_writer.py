@@ -17,7 +17,7 @@ from seatrial.core.errors import UserError
 from seatrial.core.files import replacing, write_bytes, write_json, write_text
 from seatrial.report.html import asset, environment, policy_hash
 from seatrial.report.markdown import cell, prose
-from seatrial.rollouts.results.profile_data import AtK, Estimate, Group, Histogram, Numbers, Profile, Task
+from seatrial.rollouts.results.profile_data import QUANTITIES, AtK, Estimate, Group, Histogram, Numbers, Profile, Task
 
 SHOWN = 10
 """Tasks of a list; tasks.jsonl has all of them."""
@@ -75,7 +75,6 @@ def figure(value: float | None) -> str:
 
 
 def estimate(found: Estimate) -> str:
-    """The value with its interval."""
     return figure(found.value) if found.low is None else f"{figure(found.value)} ({figure(found.low)} to {figure(found.high)})"
 
 
@@ -140,26 +139,16 @@ def _at_k(overall: Group) -> Table:
 
 
 def _quantities(overall: Group) -> Table:
-    named = {
-        "reward": overall.reward,
-        "input tokens": overall.input_tokens,
-        "output tokens": overall.output_tokens,
-        "turns": overall.turns,
-        "latency in seconds": overall.latency_s,
-        **overall.metrics,
-    }
-    rows = [(name, *_cells(numbers)) for name, numbers in named.items() if numbers]
+    named = {title: getattr(overall, name) for name, title in QUANTITIES.items()} | dict(overall.metrics)
+    rows = []
+    for name, found in ((name, found) for name, found in named.items() if found):
+        middle = (found.mean, found.std, found.min, found.median, found.p95, found.max)
+        rows.append((name, str(found.n), *map(figure, middle), f"{found.total:.10g}"))
     head = ("Quantity", "Rollouts", "Mean", "Std", "Min", "Median", "95 %", "Max", "Total")
     return Table("Rollouts", "Over all rollouts that worked and tell it, each counting once.", head, tuple(rows))
 
 
-def _cells(found: Numbers) -> tuple[str, ...]:
-    middle = (found.mean, found.std, found.min, found.median, found.p95, found.max)
-    return (str(found.n), *(figure(value) for value in middle), f"{found.total:.10g}")
-
-
 def _counted(title: str, note: str, profile: Profile, field: str) -> Table:
-    """One row per group, one column per name."""
     groups = profile.summary.groups
     names = tuple(getattr(groups[0], field))
     rows = [(_named(group), *(str(getattr(group, field).get(name, 0)) for name in names)) for group in groups]
@@ -168,18 +157,15 @@ def _counted(title: str, note: str, profile: Profile, field: str) -> Table:
 
 def _tasks(profile: Profile) -> Iterator[Table]:
     known = [task for task in profile.tasks if task.reward]
+    means = {task.index: task.reward.mean for task in known if task.reward}
     # By what is sure: one miss of one rollout says less than sixteen misses of sixteen.
-    hard = sorted(known, key=lambda task: (task.pass_high or 0, _mean(task)))
-    easy = sorted(known, key=lambda task: (-(task.pass_low or 0), -_mean(task)))
+    hard = sorted(known, key=lambda task: (task.pass_high or 0, means[task.index]))
+    easy = sorted(known, key=lambda task: (-(task.pass_low or 0), -means[task.index]))
     yield _listed("Hardest tasks", "By the upper end of their pass rate's interval.", hard)
     yield _listed("Easiest tasks", "By the lower end of it.", easy)
     yield _listed("Tasks that never pass", "", [task for task in known if task.pass_rate == 0])
     yield _listed("Tasks that always pass", "", [task for task in known if task.pass_rate == 1])
     yield _listed("Tasks without a rollout", "Nothing is known of them.", [task for task in profile.tasks if not task.reward])
-
-
-def _mean(task: Task) -> float:
-    return task.reward.mean if task.reward else 0.0
 
 
 def _listed(title: str, note: str, tasks: Sequence[Task]) -> Table:
@@ -201,21 +187,16 @@ def _listed(title: str, note: str, tasks: Sequence[Task]) -> Table:
 
 
 def profile_markdown(profile: Profile) -> str:
-    """All of it."""
     summary = profile.summary
     lines = [f"# Reward profile of {prose(summary.campaign)}", "", prose(answer(profile)), ""]
     for table in tables(profile):
-        lines += _table_lines(table)
+        note = [prose(table.note), ""] if table.note else []
+        head = [_table_line(table.head), "|" + "---|" * len(table.head)]
+        lines += [f"## {prose(table.title)}", "", *note, *head, *map(_table_line, table.rows), ""]
     lines += ["## How to read it", "", *(f"- {rule}" for rule in summary.rules)]
     found = ", ".join(f"{count} {name}" for name, count in summary.journal if count)
     lines += [f"- Journal: {found or 'nothing torn, foreign or twice'}.", "", f"Made {summary.made} by seatrial {summary.seatrial}."]
     return "\n".join(lines) + "\n"
-
-
-def _table_lines(table: Table) -> list[str]:
-    note = [prose(table.note), ""] if table.note else []
-    head = [_table_line(table.head), "|" + "---|" * len(table.head)]
-    return [f"## {prose(table.title)}", "", *note, *head, *(_table_line(row) for row in table.rows), ""]
 
 
 def _table_line(cells: tuple[str, ...]) -> str:
@@ -235,49 +216,9 @@ _STYLE = """
 """
 
 
-class Column(NamedTuple):
-    """One bar as it is drawn."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    label: str
-    amount: int
-
-
-class Chart(NamedTuple):
-    """One histogram as it is drawn."""
-
-    title: str
-    note: str
-    columns: tuple[Column, ...]
-
-
-class Dot(NamedTuple):
-    """One point of a curve."""
-
-    x: float
-    y: float
-    k: int
-    text: str
-
-
-class Curve(NamedTuple):
-    """pass@k or maj@k over k."""
-
-    name: str
-    dots: tuple[Dot, ...]
-
-    @property
-    def points(self) -> str:
-        """As SVG wants them."""
-        return " ".join(f"{dot.x},{dot.y}" for dot in self.dots)
-
-
 def profile_html(profile: Profile) -> str:
-    """The page."""
     style = asset("report.css") + _STYLE
+    curves = (_curve("pass@k", profile.overall.pass_at), _curve("maj@k", profile.overall.majority_at))
     template = Path(__file__).with_name("profile.html.j2").read_text(encoding="utf-8")
     text = (
         environment()
@@ -287,7 +228,7 @@ def profile_html(profile: Profile) -> str:
             summary=profile.summary,
             answer=answer(profile),
             tables=tables(profile),
-            curves=_curves(profile.overall),
+            curves=[curve for curve in curves if curve["dots"]],
             charts=[_chart(histogram) for histogram in profile.summary.histograms],
             size={"width": WIDTH, "height": HEIGHT},
             style=Markup(style),  # our own text: nothing recorded is in it
@@ -298,37 +239,37 @@ def profile_html(profile: Profile) -> str:
     return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
-def _chart(histogram: Histogram) -> Chart:
+def _chart(histogram: Histogram) -> dict[str, Any]:
     most = max(bar.count for bar in histogram.bars)
     step = WIDTH / len(histogram.bars)
     columns = []
     for place, bar in enumerate(histogram.bars):
         # A bar of one among thousands must still be seen.
         height = max(1.5, HEIGHT * bar.count / most) if bar.count else 0.0
-        x, y = round(step * place + 1, 1), round(HEIGHT - height, 1)
-        columns.append(Column(x, y, round(step - 2, 1), round(height, 1), bar.label, bar.count))
+        box = {"x": round(step * place + 1, 1), "y": round(HEIGHT - height, 1), "width": round(step - 2, 1), "height": round(height, 1)}
+        columns.append({**box, "label": bar.label, "amount": bar.count})
     total = sum(bar.count for bar in histogram.bars)
-    return Chart(histogram.name.capitalize(), f"{total} {histogram.of}; the highest bar has {most}", tuple(columns))
+    note = f"{total} {histogram.of}; the highest bar has {most}"
+    return {"title": histogram.name.capitalize(), "note": note, "columns": columns}
 
 
-def _curves(overall: Group) -> tuple[Curve, ...]:
-    made = (_curve("pass@k", overall.pass_at), _curve("maj@k", overall.majority_at))
-    return tuple(curve for curve in made if curve.dots)
-
-
-def _curve(name: str, figures: Sequence[AtK]) -> Curve:
+def _curve(name: str, figures: Sequence[AtK]) -> dict[str, Any]:
     """k in equal steps, as it is doubled; values from 0 below to 1 above."""
     step = WIDTH / (len(figures) + 1)
     dots = [
-        Dot(round(step * place, 1), round(HEIGHT * (1 - min(1.0, max(0.0, found.value))), 1), found.k, f"{found.value:.4g}")
+        {
+            "x": round(step * place, 1),
+            "y": round(HEIGHT * (1 - min(1.0, max(0.0, found.value))), 1),
+            "k": found.k,
+            "text": f"{found.value:.4g}",
+        }
         for place, found in enumerate(figures, 1)
         if found.value is not None
     ]
-    return Curve(name, tuple(dots))
+    return {"name": name, "dots": dots, "points": " ".join(f"{dot['x']},{dot['y']}" for dot in dots)}
 
 
 _AT_K = ("pass_at", "best_at", "majority_at")
-_QUANTITIES = ("reward", "input_tokens", "output_tokens", "turns", "latency_s")
 _PLAIN = ("index", "id", "dataset", "agent", "source", "expected", "n", "missing", "coverage", "correct", "pass_rate", "truncated")
 
 
@@ -337,7 +278,10 @@ def write_profile(profile: Profile, directory: Path) -> tuple[Path, ...]:
     parquet = directory / "profile.parquet"
     paths = tuple(directory / name for name in ("tasks.jsonl", "profile.md", "profile.html", "profile.json"))
     with replacing(paths[0]) as stream:
-        stream.writelines(_task_line(task, profile.summary.ks) for task in profile.tasks)
+        for task in profile.tasks:
+            fields: dict[str, Any] = {name: getattr(task, name) for name in Task.__slots__}
+            fields |= {name: {str(k): value for k, value in zip(profile.summary.ks, fields[name], strict=True)} for name in _AT_K}
+            stream.write(orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE))
     write_text(paths[1], profile_markdown(profile))
     write_text(paths[2], profile_html(profile))
     packed = _parquet(profile)
@@ -351,13 +295,6 @@ def write_profile(profile: Profile, directory: Path) -> tuple[Path, ...]:
         message = f"{parquet}: not written, since pyarrow is not installed; the other files of the profile are"
         raise UserError(message, 'pip install "seatrial[rollouts]"')
     return (*paths, parquet)
-
-
-def _task_line(task: Task, ks: Sequence[int]) -> bytes:
-    fields: dict[str, Any] = {name: getattr(task, name) for name in Task.__slots__}
-    for name in _AT_K:
-        fields[name] = {str(k): value for k, value in zip(ks, fields[name], strict=True)}
-    return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _parquet(profile: Profile) -> bytes | None:
@@ -379,7 +316,7 @@ def _parquet(profile: Profile) -> bytes | None:
     for name in _AT_K:
         for place, k in enumerate(profile.summary.ks):
             columns[f"{name}/{k}"] = _floats([getattr(task, name)[place] for task in tasks])
-    for name in _QUANTITIES:
+    for name in QUANTITIES:
         columns |= _flat(name, [getattr(task, name) for task in tasks])
     for name in profile.overall.metrics:
         columns |= _flat(f"metrics/{name}", [task.metrics.get(name) for task in tasks])

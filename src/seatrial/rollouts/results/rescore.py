@@ -1,18 +1,15 @@
 """`rescore`: the rewards of stored rollouts computed anew, into a campaign directory of its own. The policy is not asked.
 
 - Units are those of the source. A rollout keeps its row, response, tokens and latency, and gets the new reward, answer and fields of
-  the verifier; `rescored` in its row says which reward it had.
-- Units that failed for good in the source stay failed, of the same class; but those that failed only in being scored (classes reward,
-  judge, sandbox) and whose response is stored are scored. Units that are missing there stay missing.
-- A rollout that cannot be scored keeps its response in the failure's row, without the reward that it had.
+  the verifier; `rescored` in its row says which reward it had. One that cannot be scored keeps its response in the failure's row.
+- Units that failed for good stay failed, of the same class, unless they failed only in being scored (classes reward, judge, sandbox) and
+  their response is stored. Units that are missing stay missing.
 - It is the same collector with another backend: exactly once, and called again it goes on where it was.
-- What the source gets after `rescore` began is not looked at again until the next call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -27,7 +24,7 @@ from seatrial import __version__
 from seatrial.core.errors import UserError
 from seatrial.core.files import sync_directory, write_json
 from seatrial.core.records import replace as replace_record
-from seatrial.rollouts.backends.openai_format import read, text_of
+from seatrial.rollouts.backends import openai_format as answers
 from seatrial.rollouts.campaign import Campaign, Failures
 from seatrial.rollouts.campaign_dir import CampaignDir
 from seatrial.rollouts.campaign_rounds import make_verifiers, run_collector
@@ -35,7 +32,19 @@ from seatrial.rollouts.campaign_runner import Status, StatusReader
 from seatrial.rollouts.journal.journal_scan import PENDING, Scanner
 from seatrial.rollouts.manifest import Manifest, Units, building, check_inputs, identity_of, load_manifest, save_campaign
 from seatrial.rollouts.results.campaign_merge import Index
-from seatrial.rollouts.rollout_record import FailureKind, Head, RolloutError, RolloutOutcome, Score, Unit, Verifier, check, head_of, row_of
+from seatrial.rollouts.rollout_record import (
+    FailureKind,
+    Head,
+    RolloutError,
+    RolloutOutcome,
+    Unit,
+    Verifier,
+    check,
+    close_verifiers,
+    head_of,
+    row_of,
+    score_answer,
+)
 
 _IN_SCORING = (FailureKind.REWARD, FailureKind.JUDGE, FailureKind.SANDBOX)
 
@@ -48,17 +57,28 @@ def rescore(source: CampaignDir, out: CampaignDir, campaign: Campaign, progress:
     lenient = replace_record(campaign, failures=Failures(max_share=1.0))
     run_collector(out, lenient, range(manifest.shards), backend, progress, only=backend.has)
     with Units(out, manifest) as units:
-        return StatusReader(out, manifest, units).look()
+        return StatusReader(out, manifest, units).read()
 
 
 def prepare_rescore(source: CampaignDir, out: CampaignDir, campaign: Campaign) -> Manifest:
     """Make the new campaign directory, or take up the one that an earlier call made. Refuses another source or other settings."""
     known = load_manifest(source)
-    _check(known, campaign, source)
+    if campaign.gym:
+        raise UserError("campaign: [gym]: Gym's resources servers verify while they collect", "give a campaign file with a verifier")
+    names = {dataset.name for dataset in campaign.datasets}
+    if absent := next((file.dataset for file in known.files if file.dataset not in names), None):
+        message = f"campaign: no dataset is called {absent}, whose rollouts {source.root} holds"
+        raise UserError(message, f'add one with name = "{absent}"')
     # Seeds are those that the rollouts were asked with.
     identity = {**identity_of(campaign, Path.cwd()), "work": known.identity["work"]}
     if out.manifest.is_file():
-        return _same(load_manifest(out), known, identity, out)
+        found = load_manifest(out)
+        if not found.rescored or found.inputs_sha256 != known.inputs_sha256:
+            raise UserError(f"{out.root}: holds another campaign", "name another directory")
+        if changed := [key for key in identity if identity[key] != found.identity.get(key)]:
+            fix = "name another directory, or say what you said before"
+            raise UserError(f"{out.root}: was begun with another {', '.join(changed)}", fix)
+        return found
     check_inputs(source, known)
     manifest = replace_record(
         known,
@@ -72,7 +92,8 @@ def prepare_rescore(source: CampaignDir, out: CampaignDir, campaign: Campaign) -
     with building(out) as draft:
         for before, now in ((source.inputs, draft.inputs), (source.index, draft.index)):
             shutil.copyfile(before, now)
-            _sync(now)
+            with now.open("rb+") as stream:
+                os.fsync(stream.fileno())
         save_campaign(draft, campaign)
         write_json(draft.manifest, manifest)
         sync_directory(draft.root)
@@ -94,14 +115,23 @@ class RescoreBackend:
 
     async def open(self) -> None:
         """Find where the winning record of each unit lies."""
-        await asyncio.to_thread(self._read)
+
+        def read() -> None:
+            with Units(self._source, load_manifest(self._source)) as units:
+                self._index = Index(units.total)
+                self._settled = Scanner(self._source, units, self._index).update().settled
+
+        await asyncio.to_thread(read)
 
     async def roll(self, unit: Unit) -> RolloutOutcome:
-        """One stored rollout, scored."""
         head, row = self._record(unit.number)
         if not head.ok:
             head, row = _unscored(unit, head, row)
-        score = await self._score(unit, row)
+        output = (row.get("response") or {}).get("output") or []
+        # Rollouts that were imported from Skills have what was said in a column of its own.
+        text = answers.text_of(output) if output else str(row.get("generation") or "")
+        kept = {key: value for key, value in row.items() if key != "reward"}
+        score = await score_answer(self._verifiers[unit.row.dataset], unit.row, text, output, kept)
         note = {"source": str(self._source.root.absolute()), "reward": head.reward, "answer": head.answer}
         return RolloutOutcome(
             row={**row, **score.fields, "reward": score.reward, "rescored": note},
@@ -115,32 +145,13 @@ class RescoreBackend:
             latency_s=head.latency_s,
         )
 
-    async def _score(self, unit: Unit, row: Mapping[str, Any]) -> Score:
-        output = (row.get("response") or {}).get("output") or []
-        # Rollouts that were imported from Skills have what was said in a column of its own.
-        text = text_of(output) if output else str(row.get("generation") or "")
-        try:
-            score = await self._verifiers[unit.row.dataset].score(unit.row, text, output)
-            if not math.isfinite(score.reward):
-                raise RolloutError(FailureKind.REWARD, f"the verifier gave {score.reward}, which is not finite")
-        except RolloutError as error:
-            error.row = {**{key: value for key, value in row.items() if key != "reward"}, **error.row}
-            raise
-        return score
-
     async def alive(self) -> str | None:
         """Files do not go away."""
         return None
 
     async def close(self) -> None:
         """End the verifiers."""
-        for verifier in {id(verifier): verifier for verifier in self._verifiers.values()}.values():
-            await verifier.close()
-
-    def _read(self) -> None:
-        with Units(self._source, load_manifest(self._source)) as units:
-            self._index = Index(units.total)
-            self._settled = Scanner(self._source, units, self._index).update().settled
+        await close_verifiers(self._verifiers)
 
     def _record(self, number: int) -> tuple[Head, dict[str, Any]]:
         file, offset = self._index.place_of(number)
@@ -158,34 +169,8 @@ def _unscored(unit: Unit, head: Head, row: dict[str, Any]) -> tuple[Head, dict[s
     if kind not in _IN_SCORING or not isinstance(response, dict) or not response.get("output"):
         raise RolloutError(kind, head.message, heals=False, row=row)
     # The head of a failure says nothing of the answer.
-    said = read(orjson.dumps(response), "responses", unit.number)
+    said = answers.read(orjson.dumps(response), "responses", unit.number)
     told: dict[str, Any] = {"input_tokens": said.input_tokens, "output_tokens": said.output_tokens, "finish": said.finish}
     told["turns"] = sum(item.get("type") == "message" for item in said.output) or 1
     about = {"_ng_task_index": unit.row.index, "_ng_rollout_index": unit.repeat, "task_id": unit.row.id, "dataset": unit.row.dataset}
     return replace(head, **told), {**about, **row}
-
-
-def _check(known: Manifest, campaign: Campaign, source: CampaignDir) -> None:
-    if campaign.gym:
-        raise UserError("campaign: [gym]: Gym's resources servers verify while they collect", "give a campaign file with a verifier")
-    if absent := [file.dataset for file in known.files if file.dataset not in {dataset.name for dataset in campaign.datasets}]:
-        raise UserError(
-            f"campaign: no dataset is called {absent[0]}, whose rollouts {source.root} holds", f'add one with name = "{absent[0]}"'
-        )
-
-
-def _same(found: Manifest, known: Manifest, identity: Mapping[str, Any], out: CampaignDir) -> Manifest:
-    """The manifest of a rescore that was begun; a UserError when this is another one."""
-    if not found.rescored or found.inputs_sha256 != known.inputs_sha256:
-        raise UserError(f"{out.root}: holds another campaign", "name another directory")
-    if changed := [key for key in identity if identity[key] != found.identity.get(key)]:
-        raise UserError(f"{out.root}: was begun with another {', '.join(changed)}", "name another directory, or say what you said before")
-    return found
-
-
-def _sync(path: os.PathLike[str]) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -38,25 +38,18 @@ _BARE = ("/etc/ld.so.cache", "/etc/alternatives")
 
 
 def find_bubblewrap() -> str | None:
-    """bubblewrap, if it is installed."""
     return shutil.which("bwrap")
 
 
 def uid_of(slot: int) -> int | None:
     """The user id of a slot: nobody else's. None where ids cannot be chosen, so that a user namespace must do."""
-    if os.geteuid() != 0 or not _all_uids():
+    ids = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
+    if os.geteuid() != 0 or ids != ["0", "0", str(2**32 - 1)]:  # not root, or root of a container that has a few ids only
         return None
     return _FIRST_UID + (os.getpid() & 0x3FFFFF) * SLOTS + slot
 
 
-@functools.cache
-def _all_uids() -> bool:
-    """Whether this process is root of the machine, not of a container that has a few ids only."""
-    return Path("/proc/self/uid_map").read_text(encoding="ascii").split() == ["0", "0", str(2**32 - 1)]
-
-
 def python() -> str:
-    """The interpreter, as the program sees it."""
     # That of the installation: an environment may hold a copy instead of a link.
     real = Path(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))
     prefix = Path(os.path.realpath(sys.base_prefix))
@@ -79,7 +72,12 @@ def bubblewrap_command(bwrap: str, limits: SandboxLimits, uid: int | None, secco
         # What the launcher needs to become somebody else; they go with the user id.
         words += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     words += ["--die-with-parent", "--new-session", "--clearenv"]
-    for name, value in _environment().items():
+    # One arena for each thread would use up the address space of a program with threads.
+    variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+    variables |= {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
+    if not _in_usr(Path(os.path.realpath(sys.base_prefix))):
+        variables["LD_LIBRARY_PATH"] = f"{_RELOCATED}/lib"
+    for name, value in variables.items():
         words += ["--setenv", name, value]
     words += [*_read_only(), "--proc", "/proc", "--dev", "/dev"]
     words += ["--perms", "1777", "--size", str(_SHM), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
@@ -106,28 +104,16 @@ def launcher_command(limits: SandboxLimits, uid: int | None, argv: list[str], cp
             "RLIMIT_MSGQUEUE": (0, 0),
         },
     }
-    return [*interpreter(), "-S", "-c", _launcher(), json.dumps(plan)]
+    return [*interpreter(), "-S", "-c", inside_source("launcher"), json.dumps(plan)]
 
 
 @functools.cache
-def _launcher() -> str:
-    return inside_source("launcher")
-
-
 def inside_source(name: str) -> str:
-    """The text of a module that runs in the sandbox."""
     return resources.files("seatrial.rollouts.sandbox.inside").joinpath(f"{name}.py").read_text(encoding="utf-8")
 
 
 def _in_usr(prefix: Path) -> bool:
     return prefix.is_relative_to("/usr")
-
-
-def _environment() -> dict[str, str]:
-    found = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
-    # One arena for each thread would use up the address space of a program with threads.
-    found |= {"MALLOC_ARENA_MAX": "2", "OMP_NUM_THREADS": "1"}
-    return found if _in_usr(Path(os.path.realpath(sys.base_prefix))) else {**found, "LD_LIBRARY_PATH": f"{_RELOCATED}/lib"}
 
 
 @functools.cache
@@ -191,12 +177,10 @@ _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 
 
 def seccomp_supported() -> bool:
-    """Whether the calls of this machine's processor are known here."""
     return platform.machine() in _ARCHITECTURE
 
 
 def seccomp_filter() -> bytes:
-    """The filter, as the kernel takes it."""
     machine = platform.machine()
     steps = [_step(_LOAD, 0, 0, _ARCH), _step(_EQUAL, 1, 0, _ARCHITECTURE[machine]), _give(_KILL), _step(_LOAD, 0, 0, _NUMBER)]
     if machine == "x86_64":

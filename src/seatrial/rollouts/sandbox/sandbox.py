@@ -20,10 +20,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from seatrial.core.errors import BlockedError
 from seatrial.core.verdict import Boundary
@@ -35,12 +34,10 @@ _COUNTED = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 _WRITABLE = ("tmp", "dev/shm")
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """At one moment."""
 
     memory: int
-    """Bytes."""
     tasks: int
     """Threads of all processes but the first, which is bubblewrap's."""
     files: int
@@ -54,15 +51,21 @@ def measure_use(first: int) -> Use | None:
         if _shows_us(proc):
             return None
         processes = [entry for entry in proc.iterdir() if entry.name.isdigit() and entry.name != "1"]
-        files = sum(_files(root / place) for place in _WRITABLE)
+        systems = [os.statvfs(root / place) for place in _WRITABLE]
     except OSError:
         return None
     memory = tasks = 0
     for entry in processes:
-        kib, threads = _process(entry / "status")
-        memory += kib << 10
-        tasks += threads
-    return Use(memory, tasks, files)
+        try:
+            text = (entry / "status").read_bytes()
+        except OSError:
+            continue  # it has just ended
+        for line in text.splitlines():
+            if line.startswith(_COUNTED):
+                memory += int(line.split()[1]) << 10
+            elif line.startswith(b"Threads:"):
+                tasks += int(line.split()[1])
+    return Use(memory, tasks, sum(system.f_files - system.f_ffree for system in systems))
 
 
 def _shows_us(proc: Path) -> bool:
@@ -73,30 +76,9 @@ def _shows_us(proc: Path) -> bool:
         return False
 
 
-def _files(place: Path) -> int:
-    found = os.statvfs(place)
-    return found.f_files - found.f_ffree
-
-
-def _process(path: Path) -> tuple[int, int]:
-    """Memory in KiB, and threads; nothing for a process that has just ended."""
-    try:
-        text = path.read_bytes()
-    except OSError:
-        return 0, 0
-    memory = threads = 0
-    for line in text.splitlines():
-        if line.startswith(_COUNTED):
-            memory += int(line.split()[1])
-        elif line.startswith(b"Threads:"):
-            threads = int(line.split()[1])
-    return memory, threads
-
-
 _FIRST_LOOK_S = 0.001
 _LAST_LOOK_S = 0.05
 END_S = 30.0
-"""For what takes milliseconds, on a machine that is very busy."""
 
 
 class Child:
@@ -113,15 +95,12 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs."""
         return self._process.poll()
 
     def kill(self) -> None:
-        """Kill it, if it still runs."""
         self._process.kill()
 
     async def wait(self) -> int:
-        """Its exit code when it has ended."""
         pause = _FIRST_LOOK_S
         while (code := self._process.poll()) is None:
             await asyncio.sleep(pause)
@@ -136,10 +115,9 @@ class Child:
             output.transport.close()
 
 
-class _Output:
-    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport) -> None:
-        self.reader = reader
-        self.transport = transport
+class _Output(NamedTuple):
+    reader: asyncio.StreamReader
+    transport: asyncio.ReadTransport
 
 
 async def start_child(
@@ -188,11 +166,6 @@ async def start_child(
     return Child(process, asyncio.StreamWriter(stdin, protocol, None, loop), outputs)
 
 
-async def read_pipe(handle: int) -> asyncio.StreamReader:
-    """A stream of what comes out of a pipe, which it closes at its end."""
-    return (await _connect(handle, 1 << 16)).reader
-
-
 async def _connect(handle: int, limit: int) -> _Output:
     reader = asyncio.StreamReader(limit)
     pipe = os.fdopen(handle, "rb", 0)
@@ -220,16 +193,13 @@ class SandboxedProcess:
     def __init__(self, process: Child, limits: SandboxLimits, status: asyncio.StreamReader) -> None:
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         self.gone = asyncio.Event()
-        """Set when nothing of it is left."""
         self.trouble: asyncio.Future[Trouble] = asyncio.get_running_loop().create_future()
         """The first limit that was passed."""
         self.watched = False
         """Whether its use could be seen at least once."""
         self.token = secrets.token_hex(8)
         """The launcher says it, and nobody else can, just before it becomes the program."""
-        self.status = status
-        self._process = process
-        self._limits = limits
+        self.status, self._process, self._limits = status, process, limits
         self._first = 0
         self._pidfd = -1
         self._watcher: asyncio.Task[None] | None = None
@@ -237,8 +207,9 @@ class SandboxedProcess:
         self._over = False
         self._code: int | None = None
 
-    def hold(self, first: int) -> None:
-        """Take hold of the namespace's first process, and watch it; it must not have begun yet."""
+    def hold(self, status: bytes) -> None:
+        """Take hold of the namespace's first process, of which bubblewrap's status tells, and watch it; it must not have begun yet."""
+        first: int = json.loads(status)["child-pid"]
         self._first, self._pidfd = first, os.pidfd_open(first)
         asyncio.get_running_loop().add_reader(self._pidfd, self._ended)
         self._watcher = asyncio.create_task(self._watch())
@@ -251,8 +222,9 @@ class SandboxedProcess:
     async def end(self) -> int | None:
         """End whatever is left, wait until it is gone, and give the program's exit code if it ended by itself. May be called again."""
         if self._pidfd >= 0 and not self.gone.is_set():
-            # Also when the program has ended: what it left would be ended by bubblewrap, but a moment later.
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            # Also when the program has ended: what it left would be ended by bubblewrap, but a moment later. It may be gone by now.
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         async with self._ending:
             if not self._over:
                 self._code = await self._finish()
@@ -271,29 +243,23 @@ class SandboxedProcess:
         said = await _within(self.status.read(), "the status of bubblewrap")
         await _within(self._process.wait(), "the end of bubblewrap")
         self.gone.set()
-        self._collect()
+        if self._pidfd >= 0:
+            # Take the first process, ended, from the table of processes: bubblewrap does not wait for it, so it is ours by now.
+            with suppress(ChildProcessError):  # bubblewrap did, as it does when we ended it
+                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            os.close(self._pidfd)
+            self._pidfd = -1
         code = re.search(rb'"exit-code": (\d+)', said)
         return int(code[1]) if code else None
 
     async def _end_unheld(self) -> None:
         """End it before it was held, as a start that is cancelled does: its first process would be left, ended, to this one."""
         try:
-            self.hold(_first_of(await _within(self.status.readuntil(b"}\n"), "bubblewrap to make the sandbox")))
+            self.hold(await _within(self.status.readuntil(b"}\n"), "bubblewrap to make the sandbox"))
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             await _within(self.gone.wait(), "the end of a sandbox")
         except (asyncio.IncompleteReadError, ProcessLookupError, SandboxError):
             self._process.kill()
-
-    def _collect(self) -> None:
-        """Take the first process, ended, from the table of processes. bubblewrap does not wait for it, so it is ours by now."""
-        if self._pidfd < 0:
-            return
-        try:
-            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-        except ChildProcessError:
-            pass  # bubblewrap did, as it does when we ended it
-        os.close(self._pidfd)
-        self._pidfd = -1
 
     def _ended(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -325,14 +291,16 @@ async def start_sandboxed(
     uid = bubblewrap.uid_of(slot)
     seccomp, block_in, block_out, status_out, status_in = -1, -1, -1, -1, -1
     try:
-        seccomp = _filled(bubblewrap.seccomp_filter())
+        seccomp, into = os.pipe()
+        with os.fdopen(into, "wb") as stream:
+            stream.write(bubblewrap.seccomp_filter())
         block_out, block_in = os.pipe()
         status_out, status_in = os.pipe()
         words = bubblewrap.bubblewrap_command(bwrap, limits, uid, seccomp, status_in, block_out) + bubblewrap.launcher_command(
             limits, uid, argv, cpu_s
         )
         handle, status_out = status_out, -1  # the stream closes it, also when this is cancelled
-        status = await read_pipe(handle)
+        status = (await _connect(handle, _CHUNK)).reader
         process = await start_child(words, errors=True, pass_fds=(seccomp, status_in, block_out), env={}, cwd="/", limit=_CHUNK)
         os.close(status_in)
         status_in = -1
@@ -352,7 +320,7 @@ async def _begin(jailed: SandboxedProcess, block: int, files: Mapping[str, str])
     said = b""
     try:
         status = await _within(jailed.status.readuntil(b"}\n"), "bubblewrap to make the sandbox")
-        jailed.hold(_first_of(status))
+        jailed.hold(status)
         os.write(block, b"1")
         payload = json.dumps({"token": jailed.token, "files": dict(files)}).encode()
         jailed.stdin.write(b"%012d" % len(payload) + payload)
@@ -370,26 +338,12 @@ async def _begin(jailed: SandboxedProcess, block: int, files: Mapping[str, str])
         )
 
 
-def _first_of(status: bytes) -> int:
-    """The first process of a sandbox, as bubblewrap says."""
-    first: int = json.loads(status)["child-pid"]
-    return first
-
-
 async def _within(awaited: Awaitable[T], what: str) -> T:
     try:
         async with asyncio.timeout(_WAIT_S):
             return await awaited
     except TimeoutError:
         raise SandboxError(f"waited {_WAIT_S:g} s for {what}") from None
-
-
-def _filled(data: bytes) -> int:
-    """A pipe with something to read in it."""
-    out, into = os.pipe()
-    with os.fdopen(into, "wb") as stream:
-        stream.write(data)
-    return out
 
 
 Ending = Literal["done", "killed"] | Trouble
@@ -416,8 +370,7 @@ _free: deque[int] = deque(range(bubblewrap.SLOTS))
 """Slots of this process, whichever sandbox takes them: a slot stands for a user id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """What a program did."""
 
     stdout: str
@@ -470,7 +423,12 @@ class Sandbox:
             for task in (feed, gone, *outputs):
                 task.cancel()
             await asyncio.gather(feed, gone, *outputs, return_exceptions=True)
-        return Ran(stdout, stderr, code, _ending(jailed, code), time.monotonic() - began)
+        ending: Ending = "killed" if code in (None, 128 + signal.SIGKILL) else "done"
+        if jailed.trouble.done():
+            ending = jailed.trouble.result()
+        elif code == 128 + signal.SIGXCPU:
+            ending = "timeout"
+        return Ran(stdout, stderr, code, ending, time.monotonic() - began)
 
     async def _take(self, jailed: SandboxedProcess, stream: asyncio.StreamReader) -> str:
         """All output up to the limit; what comes after that is thrown away."""
@@ -502,14 +460,6 @@ async def _feed(jailed: SandboxedProcess, stdin: str) -> None:
         jailed.stdin.close()
     except ConnectionError:
         return
-
-
-def _ending(jailed: SandboxedProcess, code: int | None) -> Ending:
-    if jailed.trouble.done():
-        return jailed.trouble.result()
-    if code == 128 + signal.SIGXCPU:
-        return "timeout"
-    return "killed" if code in (None, 128 + signal.SIGKILL) else "done"
 
 
 def why_not() -> str | None:

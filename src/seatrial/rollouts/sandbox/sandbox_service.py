@@ -1,9 +1,8 @@
 """The sandbox as a service that clients of NEMO_SKILLS_SANDBOX_HOST and _PORT know: NeMo Gym's resources servers, and Skills.
 
 - POST /execute {generated_code, timeout, language, std_input, max_output_characters, traceback_verbosity}, and X-Session-ID for
-  ipython -> {process_status: completed | timeout | error, stdout, stderr}, and new_session_created for ipython.
-- GET /health, GET /sessions, DELETE /sessions/ID.
-- Languages: ipython (a session, with the standard library only), python, python3, shell, bash. Others get process_status error.
+  ipython -> {process_status: completed | timeout | error, stdout, stderr}, and new_session_created for ipython. GET /health,
+  GET /sessions, DELETE /sessions/ID. Languages: ipython (a session, with the standard library only), python, python3, shell, bash.
 - As in Skills, a Python program that ends by an exception is `completed`, a failing shell script an `error`; output is cut from its end.
   Unlike there, each program has its own /tmp.
 - A session is one process tree in one sandbox. A cell that passes a limit ends it; the next answer says that the session is new. At
@@ -24,9 +23,8 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -45,8 +43,7 @@ IDLE_S = 600.0
 _CPU = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """What a cell did."""
 
     stdout: str
@@ -127,9 +124,7 @@ class Sessions:
 
     def __init__(self, limits: SandboxLimits, most: int = MOST, idle_s: float = IDLE_S) -> None:
         self.open: dict[str, SandboxSession] = {}
-        self._limits = limits
-        self._most = most
-        self._idle_s = idle_s
+        self._limits, self._most, self._idle_s = limits, most, idle_s
 
     async def run(self, name: str, code: str, wall_s: float, minimal: bool = False) -> Cell:
         """Run a cell in the session of that name, which is made when there is none. Raises SandboxError."""
@@ -137,23 +132,21 @@ class Sessions:
         while True:
             session = await self._session(name)
             async with session.turn:
-                if not session.closed:
-                    return await self._in(name, session, code, min(wall_s, self._limits.wall_s), minimal)
-
-    async def _in(self, name: str, session: SandboxSession, code: str, wall_s: float, minimal: bool) -> Cell:
-        session.used = time.time()
-        new = session.jailed is None
-        try:
-            if new:
-                await session.open()
-            cell = await session.run(code, wall_s, minimal, new)
-        except BaseException:
-            await self._drop(name, session)
-            raise
-        session.used = time.time()
-        if cell.ending != "done":
-            await self._drop(name, session)
-        return cell
+                if session.closed:
+                    continue
+                session.used = time.time()
+                new = session.jailed is None
+                try:
+                    if new:
+                        await session.open()
+                    cell = await session.run(code, min(wall_s, self._limits.wall_s), minimal, new)
+                except BaseException:
+                    await self._drop(name, session)
+                    raise
+                session.used = time.time()
+                if cell.ending != "done":
+                    await self._drop(name, session)
+                return cell
 
     async def end(self, name: str) -> bool:
         """End a session, whatever it does; False when there is none."""
@@ -171,7 +164,6 @@ class Sessions:
                 await self._drop(name, session)
 
     async def close(self) -> None:
-        """End all."""
         for name in list(self.open):
             await self.end(name)
 
@@ -218,8 +210,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(NamedTuple):
     """A request that makes sense."""
 
     code: str
@@ -238,22 +229,15 @@ class Service:
         self._limits = limits
         self._local = is_loopback(host)
         self._sandbox = Sandbox(limits)
-        self._sessions = Sessions(limits)
+        self.sessions = Sessions(limits)
         self._active: dict[asyncio.BaseTransport, int] = {}
         self._seen: weakref.WeakKeyDictionary[asyncio.BaseTransport, float] = weakref.WeakKeyDictionary()
         """When each connection was first seen, or last had a request."""
         self.app = web.Application(client_max_size=_BODY, middlewares=[self._guard])
-        self.app.add_routes(
-            [
-                web.post("/execute", self._execute),
-                web.get("/health", self._health),
-                web.get("/sessions", self._list),
-                web.delete("/sessions/{name}", self._delete),
-            ]
-        )
+        self.app.add_routes([web.post("/execute", self._execute), web.get("/health", self._health)])
+        self.app.add_routes([web.get("/sessions", self._list), web.delete("/sessions/{name}", self._delete)])
 
     def runner(self) -> web.AppRunner:
-        """What serves it."""
         return web.AppRunner(
             self.app,
             logger=_log,
@@ -271,7 +255,7 @@ class Service:
         """End idle sessions and quiet connections, for ever."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            await self._sessions.end_idle()
+            await self.sessions.end_idle()
             self.end_quiet(runner)
 
     def end_quiet(self, runner: web.AppRunner) -> None:
@@ -304,7 +288,6 @@ class Service:
             self._seen[transport] = time.monotonic()
 
     def _refusal(self, request: web.Request) -> tuple[int, str] | None:
-        """Status and reason, for a request that is not answered."""
         if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
             return 403, "this service does not answer web pages (the request has an Origin)"
         hosts = request.headers.getall("Host", [])
@@ -323,23 +306,19 @@ class Service:
             return 503, f"{_REQUESTS} requests are under way already"
         return None
 
-    async def close(self) -> None:
-        """End every session."""
-        await self._sessions.close()
-
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "healthy", "worker": "seatrial"})
 
     async def _list(self, _: web.Request) -> web.Response:
         found = {
             name: {"backend": "ipython", "created": session.created, "last_used": session.used, "alive": True}
-            for name, session in self._sessions.open.items()
+            for name, session in self.sessions.open.items()
         }
         return web.json_response({"sessions": found, "backend": "ipython"})
 
     async def _delete(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        if await self._sessions.end(name):
+        if await self.sessions.end(name):
             return web.json_response({"message": f"IPython session {name} deleted successfully"})
         return web.json_response({"error": f"IPython session {name} not found"}, status=404)
 
@@ -369,7 +348,7 @@ class Service:
     async def _run(self, asked: _Request) -> dict[str, Any]:
         if asked.language == "ipython":
             assert asked.session is not None
-            cell = await self._sessions.run(asked.session, asked.code, asked.timeout_s, asked.minimal)
+            cell = await self.sessions.run(asked.session, asked.code, asked.timeout_s, asked.minimal)
             answer = self._answer(cell.ending, cell.stdout, cell.stderr, cell.failed, asked)
             # A session that was ended is new the next time; the client is told then.
             return {**answer, "new_session_created": cell.new}
@@ -450,7 +429,7 @@ async def serve(host: str, port: int, limits: SandboxLimits, ready: Callable[[in
         tending.cancel()
         await asyncio.gather(tending, return_exceptions=True)
         await runner.cleanup()
-        await service.close()
+        await service.sessions.close()
 
 
 def run_service(host: str, port: int, limits: SandboxLimits, ready: Callable[[int], None]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from seatrial.core import registry
 from seatrial.core.errors import UserError
-from seatrial.rollouts.campaign import Dataset, SandboxLimits, Verify
+from seatrial.rollouts.campaign import Dataset, SandboxLimits, Verify, api_key_of
 from seatrial.rollouts.rollout_record import Verifier
-from seatrial.rollouts.verifiers.text_verifiers import Asker, Truth
+from seatrial.rollouts.verifiers.text_verifiers import Asker, Choice, Exact, Truth
 
 __all__ = ["Asker", "installed_verifier", "make_verifier"]
 
@@ -25,15 +25,8 @@ def make_verifier(verify: Verify, limits: SandboxLimits, base: Path, policy: Ask
     """The verifier that a table means. `base` is where relative paths start, `policy` whom a judge without a URL asks, `datasets` by
     name say where rows have their question and answer. Processes start with the first answer; `close` ends them."""
     truth = Truth(datasets)
-    # Each kind is imported where it is asked for: a worker process needs one of them.
-    if verify.kind == "exact":
-        from seatrial.rollouts.verifiers.text_verifiers import Exact
-
-        return Exact(verify, truth)
-    if verify.kind == "choice":
-        from seatrial.rollouts.verifiers.text_verifiers import Choice
-
-        return Choice(verify, truth)
+    if verify.kind in ("exact", "choice"):
+        return (Exact if verify.kind == "exact" else Choice)(verify, truth)
     if verify.kind == "math":
         from seatrial.rollouts.verifiers.process_verifiers import Mathematics
 
@@ -53,9 +46,9 @@ def make_verifier(verify: Verify, limits: SandboxLimits, base: Path, policy: Ask
         from seatrial.rollouts.verifiers.process_verifiers import Function
 
         return Function(verify, base)
-    from seatrial.rollouts.verifiers.judge_verifier import Judge, server
+    from seatrial.rollouts.verifiers.judge_verifier import Judge, ServerAsker
 
-    asker = server(verify) if verify.url else policy
+    asker = ServerAsker([verify.url], verify.model, api_key_of(verify.key_env)) if verify.url else policy
     if asker is None:
         raise UserError("a verifier of kind judge has no url, and there is no policy to ask", "say url in its [verifiers] table")
     return Judge(verify, truth, asker)

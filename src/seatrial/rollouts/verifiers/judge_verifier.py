@@ -20,7 +20,7 @@ import orjson
 
 from seatrial.core.errors import UserError
 from seatrial.core.guarded import parse_json
-from seatrial.rollouts.campaign import Requests, Verify, api_key_of
+from seatrial.rollouts.campaign import Requests, Verify
 from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Score
 from seatrial.rollouts.verifiers.text_verifiers import Asker, Truth
 
@@ -143,7 +143,6 @@ class ServerAsker:
         return answers.read(await self._client.post(orjson.dumps(body)), "chat", 0).text
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.close()
 
     async def _open(self) -> None:
@@ -157,9 +156,3 @@ class ServerAsker:
                     raise UserError(f"verifiers: a judge's model is not said, and its server lists {len(listed)}", "say model")
                 self._model = listed[0]
             self._ready = True
-
-
-def server(verify: Verify) -> ServerAsker:
-    """Who answers at the URL of a table."""
-    assert verify.url is not None
-    return ServerAsker([verify.url], verify.model, api_key_of(verify.key_env))

@@ -1,7 +1,11 @@
 """Verifiers that run in processes: `math` and `function` in worker processes, `code` in the sandbox.
 
-- A worker (see `verify_worker`) loads once and answers one request at a time. One that is late is killed and replaced; one
-  that dies is replaced once for the same request. Workers ignore Ctrl-C and SIGTERM and die with this process.
+- A worker (`python -m seatrial.rollouts.verifiers.process_verifiers math`, or `function BASE SPEC`) loads once and answers one request at a
+  time. One that is late is killed and replaced; one that dies is replaced once for the same request. Workers ignore Ctrl-C and SIGTERM
+  and die with this process.
+- Requests come on its standard input, answers go to what was its standard output, each behind 12 digits of its number and 12 of its
+  length. Answer 0 says whether it could load: null, or why not. What a function prints goes nowhere. A function may fork, and its child
+  may return: only the process that was asked answers.
 - math: equivalence by math-verify; an unreadable expected answer or a timeout is a failure of class `reward`.
 - function: the user's function, called with (row, text), gives a number or a dict with `reward`; anything else is a failure.
 - code: the last fenced Python block runs against the row's tests, each alone; the reward is 1 only if all pass. Expected outputs never
@@ -12,36 +16,30 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import importlib
+import importlib.util
 import json
+import logging
 import math
 import os
 import re
 import secrets
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from seatrial.core.errors import UserError
 from seatrial.core.guarded import parse_json
 from seatrial.rollouts.campaign import SandboxLimits, Verify
-from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Score
+from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Score, Verifier
 from seatrial.rollouts.sandbox import Ran, Sandbox, SandboxError, bubblewrap
 from seatrial.rollouts.sandbox.sandbox import END_S, Child, start_child
-from seatrial.rollouts.verifiers.text_verifiers import (
-    AssertsCase,
-    CallCase,
-    Case,
-    ProgramCase,
-    Truth,
-    cases_of,
-    column,
-    same_output,
-    same_value,
-    undisturbed,
-)
+from seatrial.rollouts.verifiers import text_verifiers as texts
+from seatrial.rollouts.verifiers.text_verifiers import AssertsCase, CallCase, Case, ProgramCase, Truth, undisturbed
 from seatrial.runtime.process_tree import die_with_parent
 
 _LOAD_S = 120.0
@@ -113,7 +111,7 @@ class WorkerPool:
         await asyncio.gather(*(self._end(worker) for worker in workers))
 
     async def _start(self) -> _Worker:
-        words = (sys.executable, "-m", "seatrial.rollouts.verifiers.verify_worker", *self._arguments)
+        words = (sys.executable, "-m", "seatrial.rollouts.verifiers.process_verifiers", *self._arguments)
         worker = _Worker(await start_child(words, start_new_session=True, before_exec=_before_exec()))
         self._all.add(worker)
         if self._closed.is_set():  # while it started
@@ -162,7 +160,6 @@ class _Worker:
         return await self.read(self._number)
 
     async def read(self, number: int) -> Any:
-        """The answer with this number."""
         head = await self._process.stdout.readexactly(24)
         answer = parse_json(await self._process.stdout.readexactly(int(head[12:])))
         if int(head[:12]) != number:
@@ -171,12 +168,9 @@ class _Worker:
 
     def kill(self) -> None:
         """Kill it and what it started. Not twice: its number may be another process's by then."""
-        if self._ended:
-            return
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        if not self._ended:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def end(self) -> int:
         """Kill it and what it started; its exit code, negative for a signal."""
@@ -188,12 +182,10 @@ class _Worker:
         except TimeoutError:  # the kernel holds it; it dies when that lets it go
             return -signal.SIGKILL
         self._ended = True
-        try:
+        with suppress(ChildProcessError):
             # What it had started may be ours now (see `adopt_orphans`); there is nobody else to collect it.
             while os.waitpid(-self._process.pid, os.WNOHANG)[0]:
                 pass
-        except ChildProcessError:
-            pass
         return code
 
 
@@ -216,8 +208,17 @@ def _before_exec() -> Callable[[], None]:
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
-class Mathematics:
-    """A `Verifier`."""
+class _WorkerVerifier(Verifier):
+    """Scores in worker processes."""
+
+    _workers: WorkerPool
+
+    async def close(self) -> None:
+        await self._workers.close()
+
+
+class Mathematics(_WorkerVerifier):
+    """Compares mathematics."""
 
     def __init__(self, verify: Verify, truth: Truth) -> None:
         self._truth = truth
@@ -233,9 +234,6 @@ class Mathematics:
             raise RolloutError(FailureKind.REWARD, f"{row.source or row.id}: {said['error']}")
         fields = {"expected_answer": expected[0], "extracted_answer": said["answer"]}
         return Score(float(said["right"]), said["answer"], fields)
-
-    async def close(self) -> None:
-        await self._workers.close()
 
 
 def equivalence() -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -269,8 +267,8 @@ def bare(text: str) -> str:
     return text
 
 
-class Function:
-    """A `Verifier`."""
+class Function(_WorkerVerifier):
+    """Calls the user's function."""
 
     def __init__(self, verify: Verify, base: Path) -> None:
         assert verify.function is not None
@@ -292,9 +290,6 @@ class Function:
             raise RolloutError(FailureKind.REWARD, f"{self._name}: {said['error']}")
         return self._score(said["value"])
 
-    async def close(self) -> None:
-        await self._workers.close()
-
     def _score(self, value: Any) -> Score:
         fields: Mapping[str, Any] = value if isinstance(value, dict) else {"reward": value}
         reward = fields.get("reward")
@@ -314,8 +309,8 @@ _PYTHON = ("python", "python3", "py", "py3")
 _SHOWN = 300
 
 
-class Programs:
-    """A `Verifier`."""
+class Programs(Verifier):
+    """Runs code against tests; every run ends what it started."""
 
     def __init__(self, verify: Verify, limits: SandboxLimits) -> None:
         self._column = verify.tests
@@ -324,7 +319,7 @@ class Programs:
     async def score(self, row: InputRow, text: str, output: Sequence[Mapping[str, Any]]) -> Score:  # noqa: ARG002
         try:
             entry_point = row.data.get("entry_point")
-            cases = cases_of(column(row.data, self._column), entry_point if isinstance(entry_point, str) else None)
+            cases = texts.cases_of(texts.column(row.data, self._column), entry_point if isinstance(entry_point, str) else None)
         except ValueError as error:
             raise RolloutError(FailureKind.REWARD, f"{row.source or row.id}: {self._column}: {error}") from error
         code = extract(text)
@@ -336,9 +331,6 @@ class Programs:
         if failed:
             fields["failed_test"] = failed
         return Score(float(passed == len(cases)), None, fields, {"tests_passed_share": passed / len(cases)})
-
-    async def close(self) -> None:
-        """Every run ends what it started."""
 
     async def _try(self, code: str, cases: Sequence[Case]) -> tuple[int, str]:
         """How many tests passed before the first that failed, and how that one did."""
@@ -363,16 +355,18 @@ class Programs:
             request = {"kind": "call", "name": case.name, "arguments": case.arguments}
         else:
             files["tests.py"] = case.code
-        ran = await self._sandbox.run(_examiner(), stdin=stdin, files={**files, "request.json": json.dumps(request)})
+        ran = await self._sandbox.run(
+            bubblewrap.inside_source("examine"), stdin=stdin, files={**files, "request.json": json.dumps(request)}
+        )
         if ran.ending != "done":
             return f"ended by its limits: {ran.ending}"
         if ran.exit_code != 0:
-            return f"exit code {ran.exit_code}: {_last(ran.stderr)}"
+            lines = ran.stderr.strip().splitlines() or ["no message"]
+            return f"exit code {ran.exit_code}: {lines[-1][:_SHOWN]}"
         return _compare(ran, case, token)
 
 
 def extract(text: str) -> str | None:
-    """The code of an answer."""
     marked: str | None = None
     unmarked: str | None = None
     fence, language, lines = "", "", list[str]()
@@ -396,21 +390,101 @@ def _compare(ran: Ran, case: Case, token: str) -> str:
     if isinstance(case, AssertsCase):
         return "" if ran.stdout == token else "it ended before all asserts were made"
     if isinstance(case, ProgramCase):
-        if same_output(ran.stdout, case.output):
+        if texts.same_output(ran.stdout, case.output):
             return ""
         return f"wrote {ran.stdout[:_SHOWN]!r}, expected {case.output[:_SHOWN]!r}, for {case.stdin[:_SHOWN]!r}"
     try:
         value = parse_json(ran.stdout)
     except ValueError:
         return "it ended before the function returned"
-    return "" if same_value(value, case.output) else f"returned {value!r:.300}, expected {case.output!r:.300}, for {case.arguments!r:.300}"
+    return (
+        ""
+        if texts.same_value(value, case.output)
+        else f"returned {value!r:.300}, expected {case.output!r:.300}, for {case.arguments!r:.300}"
+    )
 
 
-def _last(text: str) -> str:
-    """The last line of a traceback."""
-    return (text.strip().splitlines() or ["no message"])[-1][:_SHOWN]
+def load_function(base: Path, spec: str) -> Callable[[Any, str], Any]:
+    """The user's function: `module:name`, or `path/file.py:name` with a path that starts at `base`."""
+    module_name, _, name = spec.rpartition(":")
+    sys.path.insert(0, str(base))
+    if module_name.endswith(".py"):
+        path = base / module_name
+        found = importlib.util.spec_from_file_location(path.stem, path)
+        if found is None or found.loader is None:
+            raise ImportError(f"{path}: no Python file")
+        module = importlib.util.module_from_spec(found)
+        sys.modules[path.stem] = module
+        found.loader.exec_module(module)
+    else:
+        module = importlib.import_module(module_name)
+    function = getattr(module, name)
+    if not callable(function):
+        raise TypeError(f"{spec} is not a function")
+    return function  # type: ignore[no-any-return]
 
 
-@functools.cache
-def _examiner() -> str:
-    return bubblewrap.inside_source("examine")
+def _plain(value: Any) -> Any:
+    """As JSON has it; numbers of other libraries become ours."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    return value.item() if hasattr(value, "item") else repr(value)
+
+
+def _send(stream: IO[bytes], number: int, answer: Any) -> None:
+    body = json.dumps(answer).encode()
+    stream.write(b"%012d%012d" % (number, len(body)) + body)
+    stream.flush()
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    for stop in STOPS:
+        # A handler that does nothing, because what is ignored would stay ignored in whatever a function starts.
+        signal.signal(stop, lambda *_: None)
+    own = os.getpid()
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(nothing, number)
+    try:
+        if sys.argv[1] == "math":
+            logging.disable(logging.CRITICAL)
+            answerer = equivalence()
+        else:
+            function = load_function(Path(sys.argv[2]), sys.argv[3])
+
+            def answerer(request: Mapping[str, Any]) -> dict[str, Any]:
+                return {"value": _plain(function(request["row"], request["text"]))}
+
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever a user's module raises, even SystemExit, is why it was not loaded
+        _send(answers, 0, f"verifier {' '.join(sys.argv[1:])}: {_raised(error)}")
+        return
+    _send(answers, 0, None)
+    while head := requests.read(24):
+        request = json.loads(requests.read(int(head[12:])))
+        try:
+            answer = answerer(request)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - a function may raise anything; it is the answer's failure, not the worker's
+            answer = {"error": _raised(error)}
+        if os.getpid() != own:
+            os._exit(0)
+        _send(answers, int(head[:12]), answer)
+
+
+def _raised(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")[:1000] + where
+
+
+if __name__ == "__main__":
+    main()

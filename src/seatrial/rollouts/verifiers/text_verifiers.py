@@ -16,13 +16,12 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, NamedTuple
 
 from seatrial.core.guarded import BadValue, parse_json, parse_python
 from seatrial.rollouts.campaign import Dataset, Verify, expected, prompt_messages
-from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Score
+from seatrial.rollouts.rollout_record import FailureKind, InputRow, RolloutError, Score, Verifier
 from seatrial.runtime.interrupt import stop_requested
 
 Asker = Callable[[str], Awaitable[str]]
@@ -61,16 +60,10 @@ def undisturbed(kind: FailureKind) -> Iterator[None]:
 
 def texts_of(value: Any) -> tuple[str, ...] | None:
     """Expected answers, one or a list of them, as texts; None when one of them is none, or there is none."""
-    texts = [text_of(item) for item in (value if isinstance(value, list | tuple) else [value])]
-    known = tuple(text for text in texts if text is not None and text.strip())
-    return known if known and len(known) == len(texts) else None
-
-
-def text_of(value: Any) -> str | None:
-    """An expected answer as text; None for what is none."""
-    if isinstance(value, str):
-        return value
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    values = value if isinstance(value, list | tuple) else [value]
+    texts = [str(item) for item in values if isinstance(item, str | int | float) and not isinstance(item, bool)]
+    known = tuple(text for text in texts if text.strip())
+    return known if known and len(known) == len(values) else None
 
 
 def boxed(text: str) -> str | None:
@@ -88,7 +81,6 @@ def boxed(text: str) -> str | None:
 
 
 def last_line(text: str) -> str:
-    """The last line with something on it, or nothing."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
@@ -99,16 +91,14 @@ def _content(content: Any) -> str:
     return "\n".join(part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramCase:
+class ProgramCase(NamedTuple):
     """Reads `stdin`, must write `output`."""
 
     stdin: str
     output: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallCase:
+class CallCase(NamedTuple):
     """Must return `output`."""
 
     name: str
@@ -116,8 +106,7 @@ class CallCase:
     output: Any
 
 
-@dataclass(frozen=True, slots=True)
-class AssertsCase:
+class AssertsCase(NamedTuple):
     """Must run to its end."""
 
     code: str
@@ -151,13 +140,26 @@ def cases_of(tests: Any, entry_point: str | None = None) -> list[Case]:
         raise ValueError("no tests")
     if all(isinstance(entry, str) for entry in tests):
         return [AssertsCase(_checked(entry, entry_point)) for entry in tests]
-    return [_pair(entry) for entry in tests]
+    cases: list[Case] = []
+    for entry in tests:
+        if not isinstance(entry, Mapping) or "input" not in entry or "output" not in entry:
+            raise ValueError("a test must have input and output")
+        if entry.get("testtype", "stdin") != "stdin":
+            raise ValueError("tests of functions are written as fn_name, inputs and outputs")
+        cases.append(ProgramCase(_text(entry["input"]), _text(entry["output"])))
+    return cases
 
 
 def same_output(got: str, wanted: str) -> bool:
     """Line by line as LiveCodeBench: white space around lines does not matter, and numbers are equal by value."""
-    ours, theirs = _lines(got), _lines(wanted)
-    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
+    ours, theirs = ([line.strip() for line in text.strip().split("\n")] for text in (got, wanted))
+    if len(ours) != len(theirs):
+        return False
+    try:
+        different = ((mine.split(), other.split()) for mine, other in zip(ours, theirs, strict=True) if mine != other)
+        return all([*map(Decimal, mine)] == [*map(Decimal, other)] for mine, other in different)
+    except InvalidOperation:
+        return False
 
 
 def same_value(got: Any, wanted: Any) -> bool:
@@ -181,15 +183,14 @@ def _lists(tests: Mapping[str, Any]) -> list[Case]:
         return [ProgramCase(_text(given), _text(wanted)) for given, wanted in pairs]
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"fn_name = {name!r} is no name")
-    return [CallCase(name, _arguments(given), parse_json(wanted) if isinstance(wanted, str) else wanted) for given, wanted in pairs]
-
-
-def _pair(entry: Any) -> Case:
-    if not isinstance(entry, Mapping) or "input" not in entry or "output" not in entry:
-        raise ValueError("a test must have input and output")
-    if entry.get("testtype", "stdin") != "stdin":
-        raise ValueError("tests of functions are written as fn_name, inputs and outputs")
-    return ProgramCase(_text(entry["input"]), _text(entry["output"]))
+    calls: list[Case] = []
+    for given, wanted in pairs:
+        if isinstance(given, str):
+            given = [parse_json(line) for line in given.split("\n") if line.strip()]
+        if not isinstance(given, list):
+            raise ValueError(f"arguments are JSON, one per line, or a list, not {given!r:.80}")
+        calls.append(CallCase(name, given, parse_json(wanted) if isinstance(wanted, str) else wanted))
+    return calls
 
 
 def _text(value: Any) -> str:
@@ -198,14 +199,6 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"input and output of a program are texts, not {value!r:.80}")
     return value
-
-
-def _arguments(value: Any) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    if not isinstance(value, str):
-        raise ValueError(f"arguments are JSON, one per line, or a list, not {value!r:.80}")
-    return [parse_json(line) for line in value.split("\n") if line.strip()]
 
 
 def _checked(code: str, entry_point: str | None) -> str:
@@ -231,21 +224,8 @@ def _runs(node: ast.stmt) -> bool:
     return not isinstance(node, kinds)
 
 
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.strip().split("\n")]
-
-
-def _same_line(got: str, wanted: str) -> bool:
-    if got == wanted:
-        return True
-    try:
-        return [Decimal(word) for word in got.split()] == [Decimal(word) for word in wanted.split()]
-    except InvalidOperation:
-        return False
-
-
-class Exact:
-    """A `Verifier`."""
+class Exact(Verifier):
+    """Compares text; see above."""
 
     def __init__(self, verify: Verify, truth: Truth) -> None:
         self._pattern = re.compile(verify.pattern) if verify.pattern is not None else None
@@ -257,9 +237,6 @@ class Exact:
         answer = self._extract(text)
         right = answer is not None and self._plain(answer) in {self._plain(known) for known in expected}
         return Score(float(right), answer, {"expected_answer": expected[0], "extracted_answer": answer})
-
-    async def close(self) -> None:
-        """Nothing was started."""
 
     def _extract(self, text: str) -> str | None:
         if self._pattern is not None:
@@ -290,8 +267,8 @@ _WORDS = ("A", "I")
 _NONE = "expects {0!r:.200}, which is no letter and no option"
 
 
-class Choice:
-    """A `Verifier`."""
+class Choice(Verifier):
+    """Compares text; see above."""
 
     def __init__(self, verify: Verify, truth: Truth) -> None:
         self._pattern = re.compile(verify.pattern) if verify.pattern is not None else None
@@ -305,9 +282,6 @@ class Choice:
             raise RolloutError(FailureKind.REWARD, f"{row.source or row.id}: {_NONE.format(expected)}")
         answer = self._extract(text, options)
         return Score(float(answer in letters), answer, {"expected_answer": expected[0], "extracted_answer": answer})
-
-    async def close(self) -> None:
-        """Nothing was started."""
 
     def _extract(self, text: str, options: Mapping[str, str]) -> str | None:
         if self._pattern is not None:
@@ -368,7 +342,6 @@ def _read(said: str, options: Mapping[str, str], *, alone: bool) -> str | None:
 
 
 def _option(text: str, options: Mapping[str, str]) -> str | None:
-    """The one option with this text."""
     found = [letter for letter, option in options.items() if _same(text, option)]
     return found[0] if len(found) == 1 else None
 

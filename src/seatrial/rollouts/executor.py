@@ -16,32 +16,28 @@ import os
 import random
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.evidence.redact import Redactor
 from seatrial.rollouts.campaign import Requests
-from seatrial.rollouts.collector.dispatcher import Limiter, ShardWriter
+from seatrial.rollouts.dispatcher import Limiter, ShardWriter
 from seatrial.rollouts.rollout_record import Backend, FailureKind, Head, RolloutError, RolloutOutcome, ServersGoneError, Unit
 
 _AGAIN_S = 1.0
 
 
 class ServerHealth:
-    """Knows when somebody answered last, and finds out whether anybody still does."""
+    """Knows when a server answered last, and asks whether one still does."""
 
     def __init__(self, backend: Backend, dead_s: float, limiter: Limiter, progress: Callable[[str], None]) -> None:
-        self._backend = backend
-        self._dead_s = dead_s
-        self._limiter = limiter
-        self._progress = progress
+        self._backend, self._dead_s, self._limiter, self._progress = backend, dead_s, limiter, progress
         self._heard = time.monotonic()
         self._question: asyncio.Task[bool] | None = None
 
     def heard(self) -> None:
-        """Somebody answered."""
         self._heard = time.monotonic()
 
     def silent(self) -> bool:
@@ -55,7 +51,6 @@ class ServerHealth:
         return await asyncio.shield(self._question)
 
     async def close(self) -> None:
-        """Ask no more."""
         if self._question is not None:
             self._question.cancel()
             await asyncio.gather(self._question, return_exceptions=True)
@@ -79,7 +74,6 @@ class ServerHealth:
         raise ServersGoneError(f"nobody answered for {self._dead_s:g} s: {why}")
 
     async def _once(self, until: float) -> str | None:
-        """Ask once, no longer than there is time."""
         try:
             async with asyncio.timeout(max(until - time.monotonic(), 0.01)):
                 why = await self._backend.alive()
@@ -99,40 +93,12 @@ _TWO = 2
 _OVERLOAD = frozenset({FailureKind.RATE_LIMIT, FailureKind.TIMEOUT, FailureKind.CONNECTION})
 
 
-@dataclass(slots=True)
-class Tries:
-    """What a unit has been through in this attempt."""
-
-    made: int = 0
-    refused: int = 0
-    gone: int = 0
-
-    def count(self, kind: FailureKind, *, gone: bool) -> int:
-        """Count a try; says how many of its sort there were."""
-        if gone:
-            self.gone += 1
-            return self.gone
-        if kind is FailureKind.RATE_LIMIT:
-            self.refused += 1
-            return self.refused
-        self.made += 1
-        return self.made
-
-    @property
-    def requests(self) -> int:
-        """Of all sorts."""
-        return self.made + self.refused + self.gone
-
-
 class Executor:
-    """Rolls units out, one call each, in as many tasks as there are."""
+    """Rolls units out, one call each; safe to use from many tasks."""
 
-    def __init__(self, backend: Backend, requests: Requests, limiter: Limiter, pulse: ServerHealth, units: int) -> None:
+    def __init__(self, backend: Backend, requests: Requests, limiter: Limiter, health: ServerHealth, units: int) -> None:
         """`units` is how many there are in the campaign."""
-        self._backend = backend
-        self._requests = requests
-        self._limiter = limiter
-        self._pulse = pulse
+        self._backend, self._requests, self._limiter, self._health = backend, requests, limiter, health
         self._redactor = Redactor(os.environ)
         self._strangers = 0
         self._enough = requests.tries * min(units, _TWO)
@@ -140,24 +106,23 @@ class Executor:
         self.closing = False
         """Whether units that would wait are to be left owed."""
         self.rolling: set[asyncio.Task[Any]] = set()
-        """Tasks whose request is open."""
 
-    async def settle(self, unit: Unit, book: ShardWriter, slot: int) -> bool | None:
-        """Do a unit and write it down: whether it worked; None when it is left owed because we are closing. Gives `slot` back."""
-        tries = Tries()
+    async def settle(self, unit: Unit, writer: ShardWriter, slot: int) -> bool | None:
+        """Roll a unit out and write it: whether it worked; None when it stays pending because we are closing. Gives `slot` back."""
+        tries = Counter[str]()
         while True:
             began = time.monotonic()
             result = await self._roll(unit, slot)
             if isinstance(result, RolloutOutcome):
-                error = _write(book, unit, result, tries.requests + 1, time.monotonic() - began)
+                error = _write(writer, unit, result, tries.total() + 1, time.monotonic() - began)
                 if error is None:
                     self._enough = 0
                     return True
                 result = error
-            self._judge_server(result, book)
+            self._judge_server(result, writer)
             wait = await self._after(result, tries)
             if wait is None:
-                self._give_up(unit, book, result, tries.requests)
+                self._give_up(unit, writer, result, tries.total())
                 return False
             if self.closing:
                 return None
@@ -167,16 +132,24 @@ class Executor:
                 return None
             slot = again
 
-    def note(self, unit: Unit, book: ShardWriter, result: RolloutOutcome | RolloutError) -> bool:
+    def note(self, unit: Unit, writer: ShardWriter, result: RolloutOutcome | RolloutError) -> bool:
         """Write down what a streaming backend made of a unit: whether it worked. How long it took is not known."""
-        error = _write(book, unit, result, 1, None) if isinstance(result, RolloutOutcome) else result
+        error = _write(writer, unit, result, 1, None) if isinstance(result, RolloutOutcome) else result
         if error is not None:
-            self._give_up(unit, book, error, 1)
+            self._give_up(unit, writer, error, 1)
         return error is None
 
-    def _give_up(self, unit: Unit, book: ShardWriter, error: RolloutError, tries: int) -> None:
+    def _give_up(self, unit: Unit, writer: ShardWriter, error: RolloutError, tries: int) -> None:
         message = self._redactor.text(str(error))[:_MESSAGE]
-        _write_failure(book, unit, error, message, tries=tries, final=self._is_final(error, book.failed_before(unit.number)))
+        spent = writer.failed_before[unit.number] + 1 >= self._requests.attempts
+        final = not error.heals or error.kind is FailureKind.PARSE or spent
+        head = _head(unit, "failed", tries, kind=error.kind.value, final=final, message=message)
+        row, indices = unit.row, {"_ng_task_index": unit.row.index, "_ng_rollout_index": unit.repeat}
+        where = {"task_id": row.id, "dataset": row.dataset, "source": row.source, **indices}
+        try:
+            writer.write(head, {**error.row, **where})
+        except (ValueError, TypeError):
+            writer.write(head, where)  # what was worth keeping cannot be kept; the failure itself can
 
     async def _roll(self, unit: Unit, slot: int) -> RolloutOutcome | RolloutError:
         """One try, within its deadline; the slot is given back with what it taught."""
@@ -199,29 +172,32 @@ class Executor:
         except (ServersGoneError, BlockedError, UserError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever one row breaks costs that row: it must not end every attempt at the same place
-            return RolloutError(FailureKind.AGENT, _bug(error), heals=True)
+            last = traceback.extract_tb(error.__traceback__)[-1]  # the message of a bug seldom says anything without its place
+            return RolloutError(FailureKind.AGENT, f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})", heals=True)
         finally:
             self.rolling.discard(task)
             self._limiter.release(slot, answered=answered, overloaded=overloaded)
             if answered:
-                self._pulse.heard()
+                self._health.heard()
 
-    def _judge_server(self, error: RolloutError, book: ShardWriter) -> None:
-        """End the attempt when nobody there knows what we ask for."""
+    def _judge_server(self, error: RolloutError, writer: ShardWriter) -> None:
+        """End the attempt when every answer so far was about address or key."""
         if error.kind is FailureKind.CONNECTION:
             return
         if error.kind is not FailureKind.HTTP_4XX or not error.heals:
             self._enough = 0
-        elif self._enough and not book.ok:
+        elif self._enough and not writer.ok:
             self._strangers += 1
             if self._strangers >= self._enough:
                 said = self._redactor.text(str(error))[:_MESSAGE]
                 raise ServersGoneError(f"no request was answered in any other way than: {said}. See policy.url and policy.key_env")
 
-    async def _after(self, error: RolloutError, tries: Tries) -> float | None:
+    async def _after(self, error: RolloutError, tries: Counter[str]) -> float | None:
         """How long to wait before the next try; None when there is none."""
-        gone = error.kind is FailureKind.CONNECTION and not await self._pulse.check()
-        count = tries.count(error.kind, gone=gone)
+        gone = error.kind is FailureKind.CONNECTION and not await self._health.check()
+        sort = "gone" if gone else "refused" if error.kind is FailureKind.RATE_LIMIT else "made"
+        tries[sort] += 1
+        count = tries[sort]
         allowed = self._requests.tries * (PATIENCE if error.kind is FailureKind.RATE_LIMIT else 1)
         if gone:
             return 0.0 if count <= self._requests.tries else None
@@ -230,71 +206,32 @@ class Executor:
         wait = min(self._requests.backoff_s * 2.0 ** (count - 1), _LONGEST_WAIT_S) * random.uniform(0.5, 1.5)
         return max(wait, error.after_s or 0.0)
 
-    def _is_final(self, error: RolloutError, before: int) -> bool:
-        return not error.heals or error.kind is FailureKind.PARSE or before + 1 >= self._requests.attempts
+
+def _head(unit: Unit, outcome: str, tries: int, **fields: Any) -> Head:
+    return Head(unit.number, unit.row.id, unit.repeat, unit.seed, outcome, tries=tries, ended=round(time.time(), 3), **fields)
 
 
-def _write(book: ShardWriter, unit: Unit, outcome: RolloutOutcome, tries: int, latency_s: float | None) -> RolloutError | None:
+def _write(writer: ShardWriter, unit: Unit, outcome: RolloutOutcome, tries: int, latency_s: float | None) -> RolloutError | None:
     """Write a rollout down; an error when it cannot be stored, such as a metric that is not finite."""
     took = latency_s if outcome.latency_s is None else outcome.latency_s
-    head = Head(
-        unit=unit.number,
-        task=unit.row.id,
-        repeat=unit.repeat,
-        seed=unit.seed,
-        outcome="ok",
+    answer = outcome.answer
+    if answer is not None and len(answer) > _ANSWER:  # for majority votes: different ones stay apart
+        answer = f"{answer[:_ANSWER]}… sha256:{hashlib.sha256(answer.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+    head = _head(
+        unit,
+        "ok",
+        tries,
         reward=outcome.reward,
-        answer=_short(outcome.answer),
+        answer=answer,
         input_tokens=outcome.input_tokens,
         output_tokens=outcome.output_tokens,
         turns=outcome.turns,
         latency_s=None if took is None else round(took, 4),
         finish=outcome.finish,
-        tries=tries,
-        ended=round(time.time(), 3),
         metrics=outcome.metrics,
     )
     try:
-        book.write(head, outcome.row)
+        writer.write(head, outcome.row)
     except (ValueError, TypeError) as error:
         return RolloutError(FailureKind.REWARD, f"the rollout cannot be stored: {error}")
     return None
-
-
-def _write_failure(book: ShardWriter, unit: Unit, error: RolloutError, message: str, *, tries: int, final: bool) -> None:
-    head = Head(
-        unit=unit.number,
-        task=unit.row.id,
-        repeat=unit.repeat,
-        seed=unit.seed,
-        outcome="failed",
-        kind=error.kind.value,
-        final=final,
-        tries=tries,
-        message=message,
-        ended=round(time.time(), 3),
-    )
-    try:
-        book.write(head, {**error.row, **_where(unit)})
-    except (ValueError, TypeError):
-        book.write(head, _where(unit))  # what was worth keeping cannot be kept; the failure itself can
-
-
-def _where(unit: Unit) -> dict[str, Any]:
-    """Which row it was, in Gym's words and in the user's."""
-    row = unit.row
-    ours = {"task_id": row.id, "dataset": row.dataset, "source": row.source}
-    return {**ours, "_ng_task_index": row.index, "_ng_rollout_index": unit.repeat}
-
-
-def _short(answer: str | None) -> str | None:
-    """An answer for majority votes: a long one by its beginning and its hash, so that different ones stay apart."""
-    if answer is None or len(answer) <= _ANSWER:
-        return answer
-    return f"{answer[:_ANSWER]}… sha256:{hashlib.sha256(answer.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
-
-
-def _bug(error: Exception) -> str:
-    """A bug by its place, since its message alone seldom says anything."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"

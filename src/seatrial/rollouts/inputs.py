@@ -1,8 +1,11 @@
-"""Checks every row of every dataset and writes inputs.jsonl: all rows, with ids, agents and tags, in order.
+"""The rows of a campaign: read one at a time from JSONL and Parquet, checked, and written to inputs.jsonl with ids, agents and tags.
 
+- JSONL: UTF-8 with or without a byte order mark, CRLF or LF; blank lines hold no row. Parquet: by batches; values that JSON cannot hold
+  (bytes, decimals, NaN) are refused with their column. The file is hashed while it is read, always to its end.
+- An id is 16 hex digits of the sha256 over the dataset's name and the row as canonical JSON (without Gym's `_ng_*`), so it survives added,
+  removed and reordered rows. Equal rows get `-2`, `-3`. `content_of` leaves the name out, to join equal rows of two datasets.
 - What would fail for certain later is refused here. Every bad row of every file is counted; the first 20 are named.
-- Rows are streamed: memory grows by a hash and an offset per row.
-- `weight` chooses among a file's rows, `limit` takes the first of those.
+- Rows are streamed: memory grows by a hash and an offset per row. `weight` chooses among a file's rows, `limit` takes the first of those.
 """
 
 from __future__ import annotations
@@ -12,27 +15,158 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
 from seatrial.core.errors import UserError
+from seatrial.core.guarded import BadValue, open_file
 from seatrial.core.records import Record
-from seatrial.rollouts.campaign import PARAMS, Campaign, Dataset, expected, is_gym
+from seatrial.rollouts.campaign import PARAMS, RESPONSES_KEYS, Campaign, Dataset, expected, is_gym
 from seatrial.rollouts.campaign_dir import CampaignDir
-from seatrial.rollouts.input_reader import BadRowError, RowIds, RowSource, canonical, content_of, is_chosen
+from seatrial.rollouts.fast_json import parse_json_fast, unstorable
 from seatrial.rollouts.verifiers.text_verifiers import column as column_of
 from seatrial.rollouts.verifiers.text_verifiers import why_no_choice
 
+_BATCH = 256
+_BOM = b"\xef\xbb\xbf"
+_FORMATS = "rows are JSONL (an object per line) or Parquet: convert other files, mend or take out single lines"
+
+
+class BadRowError(ValueError):
+    """A row that cannot be used, why, and what to do where that is something else than to mend the row."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+Found = tuple[int, dict[str, Any] | BadRowError]
+"""The line of a row (Parquet: its number), counted from 1, and the row, or why it is none."""
+
+
+class RowSource:
+    """A file of rows. Its size and hash are known when `rows` has come to its end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = 0
+        self.sha256 = ""
+        self.enough = False
+        """Set it, and the rest of the file is hashed and counted, but not parsed."""
+        self.skipped = 0
+        """Rows after that."""
+
+    def rows(self) -> Iterator[Found]:
+        """Each row until there is enough; blank lines hold none."""
+        try:
+            with open_file(self.path) as stream:
+                is_parquet = stream.read(4) == b"PAR1"
+            yield from self._parquet_rows() if is_parquet else self._jsonl_rows()
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot read: {error.strerror or error}", "check the path and its permissions") from error
+
+    def _jsonl_rows(self) -> Iterator[Found]:
+        digest = hashlib.sha256()
+        with open_file(self.path) as stream:
+            for number, line in enumerate(stream, 1):
+                digest.update(line)
+                self.bytes += len(line)
+                text = (line.removeprefix(_BOM) if number == 1 else line).strip()
+                if text and self.enough:
+                    self.skipped += 1
+                elif text:
+                    try:
+                        row: dict[str, Any] | BadRowError = parse(text)
+                    except BadRowError as error:
+                        row = error
+                    yield number, row
+        self.sha256 = digest.hexdigest()
+
+    def _parquet_rows(self) -> Iterator[Found]:
+        try:
+            import pyarrow as arrow
+            import pyarrow.parquet as parquet
+        except ImportError as error:
+            raise UserError(f"{self.path}: Parquet needs pyarrow: {error}", 'pip install "seatrial[rollouts]"') from error
+        self.bytes, self.sha256 = self.path.stat().st_size, sha256_of(self.path)
+        number = 0
+        try:
+            with parquet.ParquetFile(self.path) as file:
+                for batch in file.iter_batches(batch_size=_BATCH, use_threads=False):
+                    for row in batch.to_pylist():
+                        number += 1
+                        odd = ((column, said) for column, value in row.items() if (said := unstorable(value)))
+                        bad = next((BadRowError(f"column {column!r} holds {said}: JSON cannot say it") for column, said in odd), None)
+                        yield number, bad or row
+                        if self.enough:
+                            self.skipped = file.metadata.num_rows - number
+                            return
+        except (arrow.ArrowException, ValueError, OverflowError, MemoryError, LookupError) as error:  # names that are no text, odd times
+            raise UserError(f"{self.path}: not a whole Parquet file (after row {number}): {error}", "write it again") from error
+
+
+def sha256_of(path: Path) -> str:
+    with open_file(path) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """A line as an object. Raises BadRowError, also for what would not survive being written again; see `parse_json_fast`."""
+    try:
+        row = parse_json_fast(text)
+    except BadValue as error:
+        column = "" if error.column is None else f" (column {error.column})"
+        raise BadRowError(f"not JSON: {error.what}{column}", _FORMATS) from error
+    if not isinstance(row, dict):
+        raise BadRowError(f"not an object: {text[:40].decode(errors='replace')}", _FORMATS)
+    return row
+
+
+_ID_DIGITS = 16
+_ALL = 1 << 64
+
+
+def canonical(data: Mapping[str, Any]) -> bytes:
+    """What is hashed of a row. A TypeError for what JSON does not hold."""
+    kept = {key: value for key, value in data.items() if not key.startswith("_ng_")}
+    return orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
+
+
+def content_of(text: bytes) -> str:
+    """The same for equal rows, in whatever dataset and campaign; takes what `canonical` gives."""
+    return hashlib.sha256(text).hexdigest()[:_ID_DIGITS]
+
+
+class RowIds:
+    """Gives the rows of one dataset their ids, in order."""
+
+    def __init__(self, dataset: str) -> None:
+        self._name = dataset.encode() + b"\n"
+        self._seen: set[int] = set()
+        self._again: dict[int, int] = {}
+        self.duplicates = 0
+
+    def give(self, text: bytes) -> str:
+        """The id of a row; takes what `canonical` gives."""
+        digits = hashlib.sha256(self._name + text).hexdigest()[:_ID_DIGITS]
+        # Numbers instead of texts: half the memory, over as many rows as there are.
+        number = int(digits, 16)
+        if number not in self._seen:
+            self._seen.add(number)
+            return digits
+        self.duplicates += 1
+        self._again[number] = self._again.get(number, 1) + 1
+        return f"{digits}-{self._again[number]}"
+
+
+def is_chosen(task: str, weight: float) -> bool:
+    """Whether a row belongs to the share `weight`; a larger share keeps all rows of a smaller one."""
+    return int.from_bytes(hashlib.sha256(f"weight:{task}".encode()).digest()[:8], "big") < weight * _ALL
+
+
 TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
-_KEYS = {
-    *("background", "include", "input", "instructions", "max_output_tokens", "max_tool_calls", "metadata", "model"),
-    *("parallel_tool_calls", "previous_response_id", "prompt", "reasoning", "service_tier", "store", "stream", "temperature"),
-    *("text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user"),
-}
-"""Of the Responses API, as NeMo Gym 0.4.0 takes them (NeMoGymResponseCreateParamsNonStreaming); it forbids all others."""
 _HINTS = {
     "seed": "say work.seed: each rollout gets its own",
     "max_tokens": "the Responses API calls it max_output_tokens",
@@ -80,8 +214,9 @@ def check_row(data: Mapping[str, Any], dataset: Dataset, campaign: Campaign) -> 
         _check_params(data, dataset)
     else:
         _check_prompt(data, dataset)
+    columns = ", ".join(list(data)[:10]) or "none"
     if dataset.answer is not None and data.get(dataset.answer) is None:
-        raise BadRowError(f"no answer: the column {dataset.answer!r} is missing or empty{_there_are(data)}", _say("answer", data))
+        raise BadRowError(f"no answer: the column {dataset.answer!r} is missing or empty; there are: {columns}", _say("answer", data))
     if campaign.gym:
         return
     verify = campaign.verifier_of(dataset)
@@ -90,16 +225,20 @@ def check_row(data: Mapping[str, Any], dataset: Dataset, campaign: Campaign) -> 
         raise BadRowError(message, _say("answer", data))
     if verify.kind == "choice" and (why := why_no_choice(data, expected(data, dataset))):
         raise BadRowError(why)
-    if verify.kind == "code" and not _has(data, verify.tests):
+    try:
+        tests = column_of(data, verify.tests) if verify.kind == "code" else ()
+    except ValueError:
+        tests = None
+    if tests is None:
         fix = 'say tests = "COLUMN" of a [verifiers.NAME] with kind = "code", or correct these rows'
-        raise BadRowError(f"no tests: the verifier code needs the column {verify.tests!r}{_there_are(data)}", fix)
+        raise BadRowError(f"no tests: the verifier code needs the column {verify.tests!r}; there are: {columns}", fix)
 
 
 def _check_params(data: Mapping[str, Any], dataset: Dataset) -> None:
     params = data.get(PARAMS)
     if not isinstance(params, Mapping):
         raise BadRowError(f"no {PARAMS}" if params is None else f"{PARAMS} is not an object")
-    if unknown := sorted(params.keys() - _KEYS):
+    if unknown := sorted(params.keys() - RESPONSES_KEYS):
         hint = next((f" ({_HINTS[key]})" for key in unknown if key in _HINTS), "")
         raise BadRowError(f"{PARAMS} has keys that the Responses API does not have: {', '.join(unknown)}{hint}")
     if params.get("stream"):
@@ -115,21 +254,10 @@ def _check_prompt(data: Mapping[str, Any], dataset: Dataset) -> None:
     if PARAMS in data:
         raise BadRowError(f'it has {PARAMS}, so it is Gym\'s: the dataset says format = "plain"')
     if dataset.prompt not in data:
+        columns = ", ".join(list(data)[:10]) or "none"
         neither = f"neither {PARAMS} nor" if dataset.format == "auto" else "no"
-        raise BadRowError(f"{neither} a column {dataset.prompt!r}{_there_are(data)}", _say("prompt", data))
+        raise BadRowError(f"{neither} a column {dataset.prompt!r}; there are: {columns}", _say("prompt", data))
     _check_messages(f"column {dataset.prompt!r}", data[dataset.prompt], need_role=True)
-
-
-def _has(data: Mapping[str, Any], name: str) -> bool:
-    """Whether the verifier of code will find its tests, in a column or deeper."""
-    try:
-        return column_of(data, name) is not None
-    except ValueError:
-        return False
-
-
-def _there_are(data: Mapping[str, Any]) -> str:
-    return f"; there are: {', '.join(list(data)[:10]) or 'none'}"
 
 
 def _say(key: str, data: Mapping[str, Any]) -> str:
@@ -151,7 +279,6 @@ def _check_messages(where: str, value: Any, *, need_role: bool) -> None:
 
 
 Progress = Callable[[str], None]
-"""Called now and then with how far it is."""
 SAY_EVERY = 50_000
 _SHOWN = 20
 
@@ -164,15 +291,13 @@ class InputFile(Record):
     sha256: str
     bytes: int
     rows: int
-    """Taken."""
     skipped: int = 0
     """Left out by limit or weight."""
     duplicates: int = 0
     """Rows that are the same as an earlier one of the file: each is a task of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """What became of the inputs."""
 
     files: tuple[InputFile, ...]
@@ -188,7 +313,6 @@ class Faults:
         self._fixes: list[str] = []
 
     def add(self, where: str, what: object) -> None:
-        """Note one."""
         self.total += 1
         if len(self.first) < _SHOWN:
             self.first.append(f"{where}: {what}")
@@ -203,12 +327,18 @@ class Faults:
             raise UserError(f"{self.total} bad {rows}; nothing was started:\n" + "\n".join(self.first) + more, fixes)
 
 
+@contextmanager
+def row_writer(place: CampaignDir) -> Iterator[RowWriter]:
+    """Writes inputs.jsonl and its index."""
+    with place.inputs.open("wb") as stream:
+        yield RowWriter(stream, place.index)
+
+
 class RowWriter:
     """Writes inputs.jsonl, and knows where each row starts."""
 
-    def __init__(self, place: CampaignDir) -> None:
-        self._place = place
-        self._stream = place.inputs.open("wb")
+    def __init__(self, stream: BinaryIO, index: Path) -> None:
+        self._stream, self._index = stream, index
         self._digest = hashlib.sha256()
         self._offsets = array("Q", [0])
 
@@ -224,25 +354,11 @@ class RowWriter:
         """Make it durable, write the index; gives the hash."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
-        with self._place.index.open("wb") as index:
+        with self._index.open("wb") as index:
             self._offsets.tofile(index)
             index.flush()
             os.fsync(index.fileno())
         return self._digest.hexdigest()
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._stream.close()
-
-
-@contextmanager
-def row_writer(place: CampaignDir) -> Iterator[RowWriter]:
-    """A writer that is closed, whatever happens."""
-    writer = RowWriter(place)
-    try:
-        yield writer
-    finally:
-        writer.close()
 
 
 def write_inputs(campaign: Campaign, base: Path, place: CampaignDir, progress: Progress | None = None) -> Written:
@@ -273,7 +389,6 @@ class _DatasetReader:
         self._skipped = 0
 
     def run(self, progress: Progress | None) -> InputFile:
-        """Read the file to its end."""
         seen = 0
         for seen, (line, found) in enumerate(self._source.rows(), 1):
             where = f"{self._source.path}:{line}"
@@ -281,15 +396,20 @@ class _DatasetReader:
                 if isinstance(found, BadRowError):
                     raise found
                 self._take(found, where)
-            except BadRowError as error:
-                self._faults.add(where, error)
+            except BadRowError as bad:
+                self._faults.add(where, bad)
             except orjson.JSONEncodeError as error:
                 self._faults.add(where, f"cannot be stored: {error}")
             if self._dataset.limit is not None and self._taken >= self._dataset.limit:
                 self._source.enough = True
             if progress and seen % SAY_EVERY == 0:
                 progress(f"{self._dataset.name}: {seen} rows read")
-        self._check_whole(seen)
+        if not seen:
+            self._faults.add(str(self._source.path), BadRowError("empty: there is no row in it", "name a file that holds rows"))
+        for column in self._dataset.tag_columns:
+            if seen and column not in self._seen_columns and not self._faults.total:
+                wrong = BadRowError(f"no row has the tag column {column!r}", "correct tag_columns of [[datasets]]")
+                self._faults.add(str(self._source.path), wrong)
         return InputFile(
             dataset=self._dataset.name,
             path=str(self._source.path),
@@ -302,7 +422,13 @@ class _DatasetReader:
 
     def _take(self, data: dict[str, Any], where: str) -> None:
         check_row(data, self._dataset, self._campaign)
-        self._check_index(data)
+        index = data.get(TASK_INDEX)
+        if index is not None and (isinstance(index, bool) or not isinstance(index, int) or index < 0):
+            raise BadRowError(f"{TASK_INDEX} is {index!r}, not a number from 0")
+        if index in self._indices:  # Gym takes two rows with one index for two rollouts of one task
+            raise BadRowError(f"{TASK_INDEX} {index} stands in an earlier row too")
+        if index is not None:
+            self._indices.add(index)
         agent, tags = agent_of(data, self._dataset, self._campaign), tags_of(data, self._dataset)
         self._seen_columns.update(column for column in self._dataset.tag_columns if column in data)
         text = canonical(data)
@@ -313,23 +439,3 @@ class _DatasetReader:
         self._taken += 1
         if not self._faults.total:
             self._writer.add(task, content_of(text), self._dataset.name, data, agent=agent, tags=tags, source=where)
-
-    def _check_index(self, data: dict[str, Any]) -> None:
-        """Gym takes two rows with one index for two rollouts of one task."""
-        index = data.get(TASK_INDEX)
-        if index is None:
-            return
-        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-            raise BadRowError(f"{TASK_INDEX} is {index!r}, not a number from 0")
-        if index in self._indices:
-            raise BadRowError(f"{TASK_INDEX} {index} stands in an earlier row too")
-        self._indices.add(index)
-
-    def _check_whole(self, seen: int) -> None:
-        """What only the whole file can show."""
-        if not seen:
-            self._faults.add(str(self._source.path), BadRowError("empty: there is no row in it", "name a file that holds rows"))
-        for column in self._dataset.tag_columns:
-            if seen and column not in self._seen_columns and not self._faults.total:
-                error = BadRowError(f"no row has the tag column {column!r}", "correct tag_columns of [[datasets]]")
-                self._faults.add(str(self._source.path), error)

@@ -32,35 +32,34 @@ _SMOOTH = 0.3
 
 
 class ShardWriter:
-    """A shard that is ours."""
+    """Writes one shard, whose lease this process holds."""
 
     def __init__(self, place: CampaignDir, shard: int, total: int, lease: Lease, scan: Scan) -> None:
         self.shard = shard
         self.in_hand = 0
-        """Units that were given out and are not done with."""
+        """Units handed out and not back yet."""
         self.whole = True
-        """Whether every unit that came back was written down."""
+        """Whether every unit that came back was written."""
         self.lost = False
-        """Whether a newer attempt has the shard."""
         self.total = total
         self.ok, self.failed, self.failed_now = scan.ok, scan.failed, 0
         self.collected = 0
         self._place = place
         self._lease = lease
         self._attempt = Attempt.open(place.shard(shard), lease.holder)
-        self._before = scan.failed_attempts
+        self.failed_before = scan.failed_attempts
+        """How many attempts gave up each unit."""
         self._settled = scan.settled
         self._kinds: Counter[str] = Counter()
         self._reward_sum = scan.reward_sum
         self._started = time.time()
         self._rate, self._rated, self._rated_at = 0.0, 0, time.monotonic()
         self.message = ""
-        """Of the last failure."""
         self._closed = False
 
     @classmethod
     def open(cls, place: CampaignDir, shard: int, halted: Callable[[], bool]) -> Self | None:
-        """Take the shard; None when nothing of it is owed, or `halted` while waiting. Raises HeldError. Blocks: for a thread."""
+        """Take the shard; None when nothing of it is owed, or `halted` while waiting. Raises LeaseHeldError. Blocks: for a thread."""
         with Units(place, load_manifest(place)) as units:
             if not _has_pending(Scanner(place, units), shard):
                 return None
@@ -79,7 +78,6 @@ class ShardWriter:
 
     @property
     def owed(self) -> int:
-        """Units that are not settled."""
         return self.total - self.ok - self.failed
 
     def numbers(self, units: Units) -> Iterator[int]:
@@ -87,12 +85,7 @@ class ShardWriter:
         return (number for number in units.of_shard(self.shard) if self._settled[number] == PENDING)
 
     def who(self) -> str:
-        """Us, in words."""
         return f"shard {self.shard}, {self._lease.holder}"
-
-    def failed_before(self, number: int) -> int:
-        """Attempts that gave this unit up."""
-        return self._before[number]
 
     def write(self, head: Head, row: Mapping[str, Any]) -> None:
         """Write a unit down. A ValueError or TypeError says that it cannot be stored, a BlockedError that the disk takes no more."""
@@ -121,11 +114,14 @@ class ShardWriter:
             self._finish("fenced")
             return None
         self._attempt.tick()
-        self._measure()
+        now, done = time.monotonic(), self.collected + sum(self._kinds.values())
+        rate = (done - self._rated) / max(now - self._rated_at, 1e-3)
+        self._rate = rate if not self._rate else (1 - _SMOOTH) * self._rate + _SMOOTH * rate
+        self._rated, self._rated_at = done, now
         return self._write_state(None, now_open, concurrency)
 
     def close(self, how: str) -> None:
-        """Sync, say how it ended, and let the shard go; twice is once."""
+        """Flush, record the end reason, release the lease. Idempotent."""
         if not self._closed and not self.lost:
             self._finish(how)
             self._lease.release()
@@ -134,12 +130,6 @@ class ShardWriter:
     def _finish(self, how: str) -> None:
         self._attempt.close()
         self._write_state(how, 0, 0)
-
-    def _measure(self) -> None:
-        now, done = time.monotonic(), self.collected + sum(self._kinds.values())
-        rate = (done - self._rated) / max(now - self._rated_at, 1e-3)
-        self._rate = rate if not self._rate else (1 - _SMOOTH) * self._rate + _SMOOTH * rate
-        self._rated, self._rated_at = done, now
 
     def _write_state(self, ended: str | None, now_open: int, concurrency: int) -> float:
         holder = self._lease.holder
@@ -170,14 +160,11 @@ class ShardWriter:
 
 
 def _has_pending(scanner: Scanner, shard: int) -> bool:
-    """Whether anything of the shard is owed."""
     scanner.update([shard])
     return next(iter(scanner.owed([shard])), None) is not None
 
 
 def _sleeper(halted: Callable[[], bool]) -> Callable[[float], None]:
-    """A sleep that ends the wait for a lease."""
-
     def sleep(seconds: float) -> None:
         if halted():
             raise Interrupted(signal.SIGTERM)
@@ -220,7 +207,7 @@ class Limiter:
         return None
 
     def release(self, round_: int, *, answered: bool = False, overloaded: bool = False) -> None:
-        """Give a slot back and say how it went; neither word teaches nothing."""
+        """Give a slot back; `answered` and `overloaded` adapt the limit."""
         full = bool(self._waiting) or self.open >= int(self.limit)
         self.open -= 1
         if overloaded:
@@ -233,16 +220,15 @@ class Limiter:
         self._wake()
 
     def pause(self) -> None:
-        """Let nobody in until `resume`."""
+        """Grant no slot until `resume`."""
         self._paused = True
 
     def resume(self) -> None:
-        """Let them in again."""
         self._paused = False
         self._wake()
 
     def close(self) -> None:
-        """Turn away whoever waits and whoever comes."""
+        """Refuse slots from now on, also to those who wait."""
         self._closed = True
         while self._waiting:
             self._let(self._waiting.popleft())
@@ -261,13 +247,13 @@ class Limiter:
 
 
 class Dispatcher:
-    """What is to be done next."""
+    """Hands out pending units."""
 
     def __init__(self, place: CampaignDir, units: Units, shards: Sequence[int]) -> None:
         self._place = place
         self._units = units
         self._shards = iter(shards)
-        self._books: list[ShardWriter] = []
+        self._writers: list[ShardWriter] = []
         self._current: ShardWriter | None = None
         self._numbers: Iterator[int] = iter(())
         self._turn = asyncio.Lock()
@@ -277,87 +263,82 @@ class Dispatcher:
     @property
     def ok(self) -> int:
         """Units of opened shards that are settled well."""
-        return sum(book.ok for book in self._books)
+        return sum(writer.ok for writer in self._writers)
 
     @property
     def failed(self) -> int:
         """Units of opened shards that failed, for good or for now."""
-        return sum(book.failed + book.failed_now for book in self._books)
+        return sum(writer.failed + writer.failed_now for writer in self._writers)
 
     @property
     def message(self) -> str:
         """Of a failure, one of the last; empty when there was none."""
-        return next((book.message for book in reversed(self._books) if book.message), "")
-
-    async def start(self) -> bool:
-        """Take the first shard that owes anything; False when none does."""
-        return await self._take()
+        return next((writer.message for writer in reversed(self._writers) if writer.message), "")
 
     async def next(self, only: Callable[[int], bool] | None) -> tuple[int, ShardWriter] | None:
-        """A unit, and the book of its shard; None when there are no more. Each must come `back`."""
-        while (book := self._current) is not None:
-            if not book.lost:
+        """A unit, and the writer of its shard; None when there are no more. Each must come `back`."""
+        while (writer := self._current) is not None:
+            if not writer.lost:
                 for number in self._numbers:
                     if only is None or only(number):
-                        book.in_hand += 1
-                        return number, book
+                        writer.in_hand += 1
+                        return number, writer
             async with self._turn:
                 # Whoever waited here finds the next shard taken already.
-                if self._current is book:
-                    await self._take()
-                    self._settle(book)
+                if self._current is writer:
+                    await self.open_next()
+                    self._settle(writer)
         return None
 
-    def back(self, book: ShardWriter, *, written: bool) -> None:
+    def back(self, writer: ShardWriter, *, written: bool) -> None:
         """A unit is done with; not `written` leaves it owed."""
-        book.in_hand -= 1
-        book.whole = book.whole and written
-        if book is not self._current:
-            self._settle(book)
+        writer.in_hand -= 1
+        writer.whole = writer.whole and written
+        if writer is not self._current:
+            self._settle(writer)
 
     def keep(self, limiter: Limiter) -> float | None:
         """Renew what is open and say how it stands; gives the file system's time, if anything is open."""
-        times = [book.keep(limiter.open, int(limiter.limit)) for book in self._books]
+        times = [writer.keep(limiter.open, int(limiter.limit)) for writer in self._writers]
         return max((time for time in times if time is not None), default=None)
 
     def close(self, how: str) -> None:
-        """Let every shard go."""
         self._halted.set()
-        for book in self._books:
-            book.close(how)
+        for writer in self._writers:
+            writer.close(how)
 
     def lost(self) -> str:
         """Which shards others have, in words; empty when none."""
-        return "; ".join([*(f"shard {book.shard} was taken over by a newer attempt" for book in self._books if book.lost), *self._held])
+        return "; ".join(
+            [*(f"shard {writer.shard} was taken over by a newer attempt" for writer in self._writers if writer.lost), *self._held]
+        )
 
-    def says(self) -> str:
-        """How it stands, in words."""
-        owed = sum(book.owed for book in self._books)
-        return f"{self.ok:,} ok, {self.failed:,} failed, {owed:,} owed in {counted(len(self._books), 'shard')}"
+    def describe(self) -> str:
+        owed = sum(writer.owed for writer in self._writers)
+        return f"{self.ok:,} ok, {self.failed:,} failed, {owed:,} owed in {counted(len(self._writers), 'shard')}"
 
     def who(self) -> str:
-        """Us, for stop.json."""
-        return self._books[-1].who() if self._books else "a collector"
+        return self._writers[-1].who() if self._writers else "a collector"
 
     @staticmethod
-    def _settle(book: ShardWriter) -> None:
+    def _settle(writer: ShardWriter) -> None:
         """Let a shard go in which everything was tried; what else becomes of it is known when the collector ends."""
-        if book.whole and not book.in_hand:
-            book.close("done")
+        if writer.whole and not writer.in_hand:
+            writer.close("done")
 
-    async def _take(self) -> bool:
+    async def open_next(self) -> bool:
         """Open the next shard that owes anything; those that others hold are noted. Until it is open, the one before stays current:
         nobody who asks meanwhile may think that there are no more."""
         for shard in self._shards:
             try:
-                book = await self._open(shard)
+                writer = await self._open(shard)
             except LeaseHeldError as error:
                 self._held.append(error.message)
                 continue
-            if book is not None:
-                self._books.append(book)
-                self._numbers = book.numbers(self._units)
-                self._current = book
+            if writer is not None:
+                self._writers.append(writer)
+                self._numbers = writer.numbers(self._units)
+                self._current = writer
                 return True
         self._current = None
         return False
