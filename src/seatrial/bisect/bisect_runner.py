@@ -40,7 +40,7 @@ def run_bisect(directory: Path, redactor: Redactor, tell: Tell, profile: tuple[s
     with locked(directory), Interruptible(), runners.no_leftovers(directory, tell):
         plan = load_plan(directory)
         end_local_leftovers(directory)
-        found = bisect_dir.read_journal(directory / JOURNAL)
+        found = bisect_dir.read_runs(directory / JOURNAL)
         for note in found.notes:
             tell(note)
         history = _history(directory, plan, redactor, frozen=False)
@@ -53,7 +53,7 @@ def judge_bisect(directory: Path, redactor: Redactor) -> BisectAnswer:
     """Answer from the directory alone, and write the reports anew; nothing is run."""
     plan = load_plan(directory)
     with locked(directory):
-        history, rows = _history(directory, plan, redactor, frozen=True), bisect_dir.read_journal(directory / JOURNAL).rows
+        history, rows = _history(directory, plan, redactor, frozen=True), bisect_dir.read_runs(directory / JOURNAL).rows
         session = _session(directory, plan, redactor, lambda _: None, None, rows, frozen=True)
         _refuse_strangers(session, history)
         found = current_answer(history, session.evidence(), search_settings(plan))

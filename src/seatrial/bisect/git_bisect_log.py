@@ -341,7 +341,7 @@ def read_marks(path: Path, repo: Path) -> EarlierMarks:
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror or error}", "name a `git bisect log`, or a runs.jsonl") from error
     if text.lstrip().startswith("{"):
-        found = bisect_dir.read_journal(path)
+        found = bisect_dir.read_runs(path)
         return EarlierMarks(path, journal=found.rows, notes=found.notes)
     log = parse_git_log(text, repo, path)
     return EarlierMarks(path, log=log, notes=log.notes)

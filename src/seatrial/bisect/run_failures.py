@@ -147,7 +147,8 @@ def _ending(log: Path) -> Path:
 def _signatures() -> tuple[Signature, ...]:
     """The known failures of all loops: nobody says which one a command runs. Those by frames are left out, since what a commit does
     wrong is raised there, too."""
-    return tuple(s for loop in loops.usable() for s in loop.signatures() if not s.frame)
+    found = [*map(load_signatures, loops.signature_files()), *(loop.signatures() for loop in loops.installed())]
+    return tuple(signature for signatures in found for signature in signatures if not signature.frame)
 
 
 @functools.cache

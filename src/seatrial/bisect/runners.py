@@ -27,10 +27,9 @@ from seatrial.runtime import slurm_submit
 from seatrial.runtime.environments import mounts_of
 from seatrial.runtime.interrupt import check_stop, stop_requested
 from seatrial.runtime.jobdir import BATCH, job_dir
-from seatrial.runtime.process import CannotStart, Control, ProcessSpec, end_leftovers, run
+from seatrial.runtime.process import CannotStart, Control, ProcessSpec, end_leftovers, run_stoppable
 from seatrial.runtime.ray import ray_job
 from seatrial.runtime.slurm_status import FIRST_WAIT_S, LIVE, LONGEST_WAIT_S, Poller, redact_logs
-from seatrial.trial.level import stopped_too
 from seatrial.trial.slurm_job import CACHES, outside_git
 
 GRACE_S = 10.0
@@ -101,12 +100,10 @@ class LocalRunner:
             control=one.control,
         )
         try:
-            outcome = run(spec)
+            outcome = run_stoppable(spec)
         except CannotStart as error:
             return prepared.facts(error.code, "exited")
-        # Whoever stops Seatrial may signal all its processes at once: then the command did not fail by itself.
-        cut = outcome.ended == "exited" and outcome.exit_code != 0 and stopped_too(outcome.signal)
-        return prepared.facts(None, "interrupted") if cut else prepared.facts(outcome.exit_code, outcome.ended)
+        return prepared.facts(outcome.exit_code, outcome.ended)
 
 
 def _stop(controls: Sequence[Control], grace_s: float) -> None:

@@ -24,8 +24,7 @@ from seatrial.report.ci import add_case, add_checks, add_properties, document, n
 from seatrial.report.markdown import cell, code, prose
 from seatrial.report.outcomes import check_words
 from seatrial.runtime.interrupt import stop_requested
-from seatrial.runtime.process import Outcome, ProcessSpec, run
-from seatrial.trial.level import stopped_too
+from seatrial.runtime.process import ProcessSpec, run_stoppable
 from seatrial.trial.run_dir import now
 
 PREFIX = "seatrial.functional"
@@ -182,12 +181,10 @@ def _follow(
         grace_s=GRACE_S,
         line_filter=redactor.lines().line,
     )
-    outcome = Outcome(None, None, "interrupted", 0.0)
     try:
-        outcome = run(spec)
+        outcome = run_stoppable(spec)
     except BlockedError as error:
         return "not started", None, 0.0, error.message
     finally:
         place.end()
-    cut = outcome.ended == "exited" and outcome.exit_code != 0 and stopped_too(outcome.signal)
-    return ("interrupted" if cut else outcome.ended), (None if cut else outcome.exit_code), outcome.seconds, ""
+    return outcome.ended, outcome.exit_code, outcome.seconds, ""
