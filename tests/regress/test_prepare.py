@@ -11,10 +11,10 @@ from seatrial.bisect.bisect_records import BisectPlan, EnvironmentPlan, Mark, Pa
 from seatrial.bisect.bisect_runner import read_histories
 from seatrial.bisect.bisect_step import BisectStep
 from seatrial.bisect.environment_cache import BisectEnvironments
+from seatrial.bisect.find_commit import BisectRequest, check_distinct, plan_bisect
 from seatrial.bisect.git_stores import Stores
 from seatrial.bisect.posterior import known_by_contents
 from seatrial.bisect.step_preparer import StepPreparer
-from seatrial.cli.bisect_options import Flags, check_distinct, make_plan
 from seatrial.core.errors import UserError
 
 from .bisects import runs
@@ -96,10 +96,10 @@ def test_two_patches_of_one_name_stay_two(tmp_path: Path) -> None:
     for file in files:
         file.parent.mkdir()
         file.write_text(file.parent.name, encoding="utf-8")
-    asked = Flags(words=("true",), good=["main~3"], bad=None, repos=[str(tmp_path / "loop")], patches=[*map(str, files)])
-    plan, stored = make_plan(asked)
-    assert [patch.source for patch in plan.patches] == ["01-fix.patch", "02-fix.patch"]
-    assert stored == dict(zip(("01-fix.patch", "02-fix.patch"), files, strict=True))
+    asked = BisectRequest(words=("true",), good=["main~3"], repo=[str(tmp_path / "loop")], patch=[*map(str, files)])
+    planned = plan_bisect(asked)
+    assert [patch.source for patch in planned.plan.patches] == ["01-fix.patch", "02-fix.patch"]
+    assert planned.files == dict(zip(("01-fix.patch", "02-fix.patch"), files, strict=True))
 
 
 def test_two_repositories_at_one_place_are_refused() -> None:
