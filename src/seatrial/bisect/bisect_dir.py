@@ -52,7 +52,6 @@ def resume_command(path: Path) -> str:
 
 
 def load_plan(path: Path) -> BisectPlan:
-    """The plan of a bisect directory."""
     if not (path / PLAN).is_file():
         raise UserError(f"{path}: no {PLAN} there, so it is not the directory of a bisect", "name a directory that `seatrial bisect` made")
     plan = read_model(path / PLAN, BisectPlan)

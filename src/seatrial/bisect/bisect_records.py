@@ -124,12 +124,10 @@ class History:
 
     @cached_property
     def by_id(self) -> dict[str, int]:
-        """Index by id."""
         return {point.id: index for index, point in enumerate(self.points)}
 
     @property
     def last(self) -> int:
-        """The index of the bad end."""
         return len(self.points) - 1
 
 
@@ -151,7 +149,6 @@ class Failure(Record):
     """Ids of failures of the machine that the run met on its way and survived. They do not make two failures different; see `observe`."""
 
     def same(self, other: Failure) -> bool:
-        """Whether two runs failed in the same way."""
         mine, its = ((one.kind, one.boundary, one.signature, one.cause) for one in (self, other))
         # Without a cause the exit code is all there is.
         return mine == its and (bool(self.cause or self.signature) or self.exit_code == other.exit_code)

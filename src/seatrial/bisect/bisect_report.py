@@ -34,7 +34,6 @@ _NEAR = 12
 
 
 def page(view: BisectView) -> str:
-    """The page."""
     script = "\n".join([f"/*!\n{asset('uPlot.LICENSE.txt')}\n*/", asset("uPlot.iife.min.js"), asset("bisect.js")])
     style = "\n".join([asset("uPlot.min.css"), asset("report.css"), asset("bisect.css")])
     text = _template().render(
@@ -63,7 +62,6 @@ def _template() -> jinja2.Template:
 
 
 def _prose(sentence: str) -> Markup:
-    """A sentence, its code as code."""
     parts = (f"<code>{escape(visible(text))}</code>" if is_code else escape(visible(text)) for is_code, text in pieces(one_line(sentence)))
     return Markup("".join(map(str, parts)))
 
@@ -146,7 +144,6 @@ def write_reports(
 
 
 def bisect_summary(view: BisectView) -> str:
-    """summary.md."""
     parts = [prose(view.headline), *([prose(view.why)] if view.why else []), _bullets("Answer", answer_lines(view))]
     if lines := view.reproduce:
         parts.append("\n".join(["## Reproduce", "", *_block(lines)]))
@@ -233,7 +230,6 @@ def _cut(text: str, width: int) -> str:
 
 
 def cleared_plan(plan: BisectPlan, redactor: Redactor) -> BisectPlan:
-    """Without secrets."""
     edits = tuple(replace(edit, clauses=redactor.text(edit.clauses)) for edit in plan.edits)
     free = {name: redactor.value(getattr(plan, name)) for name in ("command", "extra", "variables", "notes")}
     words = {name: redactor.text(getattr(plan, name)) for name in ("check", "failure") if getattr(plan, name)}
@@ -242,12 +238,10 @@ def cleared_plan(plan: BisectPlan, redactor: Redactor) -> BisectPlan:
 
 
 def cleared_history(history: History, redactor: Redactor) -> History:
-    """Without secrets."""
     return History(tuple(replace(point, subject=redactor.text(point.subject)) for point in history.points))
 
 
 def cleared_run(row: BisectRun, redactor: Redactor) -> BisectRun:
-    """Without secrets."""
     failure = row.failure
     if failure is not None:
         failure = replace(failure, cause=redactor.text(failure.cause), shown=redactor.text(failure.shown))
@@ -258,7 +252,6 @@ def cleared_run(row: BisectRun, redactor: Redactor) -> BisectRun:
 
 
 def cleared_answer(answer: BisectAnswer, redactor: Redactor) -> BisectAnswer:
-    """Without secrets."""
     suspects = tuple(replace(one, subject=redactor.text(one.subject)) for one in answer.suspects)
     standings = tuple(replace(one, subject=redactor.text(one.subject), why=redactor.text(one.why)) for one in answer.standings)
     notes = redactor.value(answer.notes)

@@ -84,7 +84,6 @@ def _history(directory: Path, plan: BisectPlan, redactor: Redactor, *, frozen: b
 
 
 def search_settings(plan: BisectPlan) -> SearchSettings:
-    """How rows are read."""
     return SearchSettings(plan.repeat, plan.confidence, threshold(plan.check) if plan.check and plan.repeat > 1 else None)
 
 
@@ -112,7 +111,6 @@ def _session(
 
 
 def _for_nightly(plan: BisectPlan, profile: Profile) -> Profile:
-    """The profile with the nodes and GPUs that the script of a nightly asks for."""
     if plan.nightly is None:
         return profile
     main = plan.repos[0]

@@ -48,7 +48,6 @@ class BisectStep:
 
     @property
     def tree(self) -> Path:
-        """The files of the point."""
         return self.directory / "tree"
 
     @property
@@ -73,12 +72,10 @@ class BisectStep:
 
     @property
     def command_file(self) -> Path:
-        """The run as a script."""
         return self.directory / COMMAND
 
     @property
     def ready_file(self) -> Path:
-        """What it was begun with."""
         return self.directory / READY
 
 
@@ -99,7 +96,6 @@ class PreparedStep:
     """What command.sh lacks because it is secret: names of variables, and `the command`."""
 
     def facts(self, exit_code: int | None, ended: Ended, scheduler: str = "") -> RunFacts:
-        """How it ended."""
         return RunFacts(
             exit_code=exit_code,
             ended=ended,
@@ -131,7 +127,6 @@ class RunFacts:
 
 
 def step_command(plan: BisectPlan, step: BisectStep, ready: ReadyEnvironment) -> tuple[str, ...]:
-    """The command of a step."""
     asked = [_fill(word, step, ready) for word in (*plan.command, *plan.extra)]
     if not plan.trial:
         return tuple(asked)

@@ -141,7 +141,6 @@ class ReportLine:
 
     @property
     def mark(self) -> str:
-        """What its runs say."""
         said = Counter(row.mark for row in self.rows if row.mark is not Mark.SKIP)
         if len(said) > 1:
             return f"{said[Mark.GOOD]} good, {said[Mark.BAD]} bad"
@@ -183,7 +182,6 @@ class BisectView:
 
     @cached_property
     def by_point(self) -> dict[int, tuple[BisectRun, ...]]:
-        """The rows of each point of the history."""
         found: dict[int, list[BisectRun]] = {}
         for row in self.rows:
             if on_history(row, self.history):
@@ -214,7 +212,6 @@ class BisectView:
 
     @property
     def count(self) -> int:
-        """Commits that may be the first bad one, before anything was run."""
         return self.history.last
 
     def short(self, index: int) -> str:
@@ -224,7 +221,6 @@ class BisectView:
         return f"{code(point.commit[:12])}{where} {code(point.subject)}"
 
     def named(self, point: str | None) -> str:
-        """A point by its id."""
         index = self.history.by_id.get(point or "")
         return "not known" if index is None else self.short(index)
 
@@ -352,7 +348,6 @@ def sections(view: BisectView) -> tuple[Section, ...]:
 
 
 def answer_lines(view: BisectView) -> tuple[str, ...]:
-    """The facts of the answer."""
     answer = view.answer
     lines: list[str] = []
     suspects = sorted(answer.suspects, key=lambda one: -one.probability)
@@ -447,7 +442,6 @@ def _changed(view: BisectView) -> Iterator[str]:
 
 
 def _unchanged(view: BisectView, file: str) -> set[str]:
-    """The points at which an edit of this file matched nothing."""
     return {row.point for row in view.rows if file in row.unedited}
 
 

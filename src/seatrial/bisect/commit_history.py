@@ -173,7 +173,6 @@ def _check_whole(repo: Path, inside: set[str]) -> None:
 
 
 def _cuts(repo: Path) -> set[str]:
-    """The commits at which a shallow clone is cut."""
     if line(git(repo, "rev-parse", "--is-shallow-repository")) != "true":
         return set()
     place = repo / line(git(repo, "rev-parse", "--git-path", "shallow"))
@@ -213,7 +212,6 @@ def _renamed_from(repo: Path, commit: str, path: str) -> str | None:
 
 
 def _renaming(repo: Path, path: str, old: str, commit: str) -> str:
-    """The note about a script that had another name before."""
     name: str | None = old
     oldest, start = old, commit
     while name is not None:

@@ -254,7 +254,6 @@ def _why_not(error: UserError | TreeError, move: _Move) -> str:
 
 
 def _store(session: BisectSession, move: _Move) -> Path:
-    """A store that holds both ends."""
     main, stores = move.bad.pins[0], session.kitchen.stores
     return [stores.submodule(main.repo, move.path, commit, at=main.commit) for commit in (move.pin.commit, move.new)][-1]
 
@@ -284,5 +283,4 @@ def _take_ends(session: BisectSession, inner: History, move: _Move) -> None:
 
 
 def _with(found: BisectAnswer, *standings: Standing) -> BisectAnswer:
-    """The answer with what is known of submodules."""
     return replace(found, standings=(*found.standings, *standings))

@@ -286,7 +286,6 @@ class _Order:
 
 
 def _install(order: _Order, job: BuildJob, venv: Path, python: str) -> None:
-    """What the lock asks for, then what the user wants beside it."""
     project, packages = (order.tree / order.plan.lock).parent, order.plan.packages
     if order.plan.kind == "uv":
         build_with_uv(job, venv, order.wanted, python, project)

@@ -311,7 +311,6 @@ def _check_metrics(place: str | None) -> None:
 
 
 def _repos(asked: BisectRequest) -> tuple[Repo, ...]:
-    """The repositories with their ends as commits."""
     paths: dict[str, Path] = {}
     for name, path in map(named_path, asked.repo or ["."]):
         top = top_level(path)
@@ -344,7 +343,6 @@ def _repos(asked: BisectRequest) -> tuple[Repo, ...]:
 
 
 def check_distinct(repos: Sequence[Repo]) -> None:
-    """Refuse two repositories at one place."""
     taken: dict[str, str] = {}
     for repo in repos:
         place = posixpath.normpath(repo.place)

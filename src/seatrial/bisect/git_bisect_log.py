@@ -110,7 +110,6 @@ class Replayed:
 
     @property
     def good(self) -> tuple[str, ...]:
-        """In the order of the log."""
         return self._of(Mark.GOOD)
 
     @property
@@ -120,7 +119,6 @@ class Replayed:
 
     @property
     def skips(self) -> tuple[str, ...]:
-        """In the order of the log."""
         return self._of(Mark.SKIP)
 
 
@@ -273,7 +271,6 @@ class _GitLogReader:
 
 
 def as_rows(replayed: Replayed, history: History) -> tuple[BisectRun, ...]:
-    """The marks as rows of a new journal, each once; whether all of them lie in the history is for the caller to see."""
     if len(history.points[0].pins) > 1:
         message = f"{replayed.path}: a log of git bisect speaks of one repository, and this bisect has several"
         raise UserError(message, "replay a runs.jsonl instead, or name one --repo")
@@ -313,7 +310,6 @@ class EarlierMarks:
         return next((row.commit for row in self.journal if row.stage == "ends" and row.history == 0 and row.mark is mark), None)
 
     def rows(self, history: History, plan: BisectPlan) -> tuple[BisectRun, ...]:
-        """The rows of a new journal."""
         rows: Sequence[BisectRun] = self.journal if self.log is None else as_rows(self.log, history)
         if not self._same_question(plan):
             on_line = [row for row in rows if row.history == 0 and row.stage != "conviction"]

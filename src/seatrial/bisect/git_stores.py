@@ -92,7 +92,6 @@ def _copy_remotes(store: GitStore, source: Path) -> None:
 
 
 def setting(source: Path, key: str) -> str:
-    """A value of a repository's configuration, or nothing."""
     return line(git(source, "config", "--get", key, ok=(0, 1)))
 
 
@@ -215,7 +214,6 @@ def first_link(git_dir: Path, commit: str, path: str) -> tuple[str, str] | None:
 
 
 def gitlink(git_dir: Path, commit: str, path: str) -> str | None:
-    """The commit at which `commit` has the submodule `path`."""
     for entry in fields(git(git_dir, "ls-tree", "--full-tree", "-z", commit, "--", path)):
         stamp, _, name = entry.partition("\t")
         mode, _, found = stamp.split(" ")
@@ -272,7 +270,6 @@ class Stores:
         return store
 
     def git_dir(self, name: str) -> Path:
-        """Where its store is."""
         return self.store(name).git_dir
 
     def submodule(self, main: str, path: str, commit: str, at: str | None = None) -> Path:

@@ -133,7 +133,6 @@ class _Judge:
         return self.done() if code == 0 else self.failed(code)
 
     def hung(self) -> Observation:
-        """It did not end in time."""
         if self._pattern_found():
             return self._by_pattern()
         reading = read_failure(self.facts.log, None, hung=True)
@@ -169,7 +168,6 @@ class _Judge:
         return self._compare(reading.failure, told)
 
     def done(self) -> Observation:
-        """It ended with 0."""
         reading = read_failure(self.facts.log, 0)
         try:
             why = self._incomplete(self.plan.nightly) if self.plan.nightly is not None else None

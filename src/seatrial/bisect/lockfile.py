@@ -326,13 +326,11 @@ def _present(venv: Path, constraints: Sequence[str] = ()) -> Path:
 
 
 def run_build(tree: Path, command: tuple[str, ...], variables: Mapping[str, str], log: Path, minutes: float, redact: LineFilter) -> None:
-    """Run a build command in the tree; a BuildFailed when it fails."""
     job = BuildJob(command[0], log, time.monotonic() + 60 * minutes, lambda _: None, redact, by_command=True)
     job.run("the build command", command, tree, {**clean_env(), **variables})
 
 
 def find_uv() -> str:
-    """Where uv is; a BlockedError when it is not."""
     if found := shutil.which("uv"):
         return found
     raise BlockedError(Boundary.ENVIRONMENT, "uv is not on PATH", "install it (pip install uv), or choose --env none")

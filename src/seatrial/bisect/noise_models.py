@@ -51,7 +51,6 @@ class Threshold:
     """Whether the limit itself passes."""
 
     def passes(self, value: float) -> bool:
-        """As the check has it."""
         return self.inclusive if value == self.limit else (value < self.limit) is self.good_below
 
 
@@ -65,12 +64,10 @@ class Tally:
 
     @property
     def runs(self) -> int:
-        """Runs that say something."""
         return self.goods + self.bads
 
     @property
     def disagree(self) -> bool:
-        """Whether its runs contradict each other."""
         return bool(self.goods and self.bads)
 
 
@@ -87,7 +84,6 @@ class Model(Protocol):
 
 
 def log_student(t: float, freedom: float) -> float:
-    """The logarithm of Student's cumulative distribution."""
     tail = t_two_sided(t, freedom) / 2
     return math.log1p(-tail) if t > 0 else math.log(max(tail, 1e-300))
 

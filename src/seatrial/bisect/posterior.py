@@ -56,7 +56,6 @@ class Assessment:
 
     @property
     def noisy(self) -> bool:
-        """Whether a point may be run again."""
         return self.settings.repeat > 1
 
     @cached_property
@@ -89,7 +88,6 @@ class Assessment:
 
 
 def bits(mask: int) -> list[int]:
-    """The set bits, lowest first."""
     text = bin(mask)[:1:-1]
     found, place = [], text.find("1")
     while place >= 0:
@@ -99,7 +97,6 @@ def bits(mask: int) -> list[int]:
 
 
 def union(masks: Iterable[int]) -> int:
-    """Every bit of any."""
     found = 0
     for mask in masks:
         found |= mask
@@ -186,7 +183,6 @@ def _exact(history: History, tallies: Mapping[int, Tally], possible: int, notes:
 
 
 def _came_and_went(history: History, dropped: Sequence[int]) -> list[str]:
-    """A note about bad points before good ones."""
     if not dropped:
         return []
     names = ", ".join(history.points[index].commit[:12] for index in dropped)
@@ -343,7 +339,6 @@ def choose_points(assessment: Assessment, count: int) -> list[int]:
 
 
 def _left(assessment: Assessment, point: int) -> int:
-    """Runs that a point may still have."""
     return assessment.settings.repeat - assessment.tallies.get(point, Tally()).runs
 
 
@@ -424,7 +419,6 @@ def _wanted(assessment: Assessment) -> float:
 
 
 def _settled(assessment: Assessment) -> bool:
-    """Whether no further run is needed."""
     top = assessment.atoms[0]
     certain = top.weight * top.members.bit_count() >= _wanted(assessment)
     return certain and _unconfirmed(assessment) is None and not _ends(assessment)
@@ -440,7 +434,6 @@ def useless(assessment: Assessment, running: Sequence[int]) -> set[int]:
 
 
 def answer(assessment: Assessment) -> BisectAnswer:
-    """What the rows say so far."""
     history = assessment.history
     flaky = tuple(history.points[index].id for index, tally in assessment.tallies.items() if tally.disagree)
     said = BisectAnswer(state="open", model=assessment.model, flaky=flaky, notes=assessment.notes)
@@ -483,7 +476,6 @@ def _border(assessment: Assessment, suspects: int) -> tuple[int | None, int | No
 
 
 def _why(assessment: Assessment, atoms: Sequence[Cell]) -> str:
-    """Why it is only a range."""
     members = union(atom.members for atom in atoms)
     untested = [point for point in bits(members) if point in assessment.skipped]
     if members.bit_count() == 1:

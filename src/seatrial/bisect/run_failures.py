@@ -173,11 +173,9 @@ class _Seen:
 
     @property
     def testing(self) -> bool:
-        """Whether a test runner reported failures. Its heads alone are none: other programs underline like that."""
         return bool(self.lines and (self.tests or self.raised))
 
     def feed(self, line: Line) -> None:
-        """Take the next line."""
         self.scan.feed(line)
         text = line.body.strip()
         if text and not text.startswith(_NOTE):

@@ -171,7 +171,6 @@ class SlurmRunner:
         self._tell(f"{one.step.point.commit[:12]}: submitted as Slurm job {sent.slurm}")
 
     def _ended(self, queued: Sequence[PreparedStep]) -> list[tuple[PreparedStep, UnitStatus]]:
-        """Those whose job has ended."""
         snapshot = Poller([_batch(one.step) for one in queued]).poll()
         found = []
         for one, (_, units) in zip(queued, snapshot.batches, strict=True):
@@ -222,7 +221,6 @@ class SlurmRunner:
 
 
 def job_of(plan: BisectPlan, one: PreparedStep, profile: Profile) -> Job:
-    """The job of a step."""
     step = one.step
     if one.withheld:
         message = f"{', '.join(one.withheld)}: a secret, which is never written into a job"
@@ -293,7 +291,6 @@ def facts_of(one: PreparedStep, status: UnitStatus, minutes: float, *, in_ray: b
 
 
 def is_queued(step: Path) -> bool:
-    """Whether the job of a step was handed to Slurm."""
     return (step / JOBS / BATCH).is_file() and job_dir(step / JOBS, JOB).submission_file.is_file()
 
 
@@ -339,7 +336,6 @@ def queued(directory: Path) -> set[Path]:
 
 
 def _open(directory: Path) -> list[Path]:
-    """The batches that were handed over and have no result."""
     batches = sorted(file.parent for file in directory.glob(f"steps/*/{JOBS}/{BATCH}"))
     return [path for path in batches if job_dir(path, JOB).submission_file.is_file() and job_dir(path, JOB).not_done(range(1))]
 

@@ -260,7 +260,6 @@ def _reverted(git_dir: Path, patch: str, commit: str) -> bool:
 
 
 def _staged(tree: Path) -> str:
-    """The tree object of what is staged."""
     return line(git(tree, "write-tree"))
 
 

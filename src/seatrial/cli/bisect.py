@@ -274,7 +274,6 @@ def _absolute(path: Path) -> Path:
 
 
 def _show(planned: PlannedBisect) -> None:
-    """What would be run."""
     from seatrial.bisect.bisect_runner import announcement
     from seatrial.bisect.find_commit import unknown_program
 
@@ -314,7 +313,6 @@ def _run(path: Path, json: bool) -> NoReturn:
 
 
 def _close(path: Path, found: BisectAnswer, json: bool) -> NoReturn:
-    """Print the answer and exit with it."""
     from seatrial.core.files import read_text
     from seatrial.core.verdict import ExitCode
 

@@ -61,7 +61,6 @@ def make_place(given: Options, projects: tuple[Path, ...], tell: Callable[[str],
 
 
 def without_secrets() -> Callable[[tuple[str, ...]], tuple[str, ...]]:
-    """What makes the words of a command fit to be printed."""
     import os
 
     from seatrial.evidence.redact import Redactor

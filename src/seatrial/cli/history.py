@@ -6,7 +6,6 @@ A command is made only when it is asked for; an export is written whole or not a
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import os
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -24,8 +23,7 @@ from seatrial.core.text import as_rows
 
 if TYPE_CHECKING:
     from seatrial.history.importing import Stated
-    from seatrial.history.run_records import RunValue, StoredRun, Take
-    from seatrial.history.store import Store
+    from seatrial.history.store import RunFilter, RunValue, Store, StoredRun, Take
 
 StoreFile = Annotated[
     Path | None, typer.Option("--store", metavar="FILE", help="Default: $SEATRIAL_HISTORY, [history] store, then the user's own.")
@@ -36,14 +34,6 @@ Machine = Annotated[str | None, typer.Option("--machine", help="Only runs on thi
 TakeName = Annotated[str, typer.Option("--take", help="Of the points of a run: last, first, mean, min, max or count.")]
 Metrics = Annotated[list[str], typer.Argument(metavar="METRIC...", help="Names; * and ? stand for anything.")]
 OnlyMetrics = Annotated[list[str] | None, typer.Option("--metric", help="Only these; * and ? stand for anything; repeatable.")]
-
-
-class Of(TypedDict):
-    """Which runs."""
-
-    project: str | None
-    name: str | None
-    machine: str | None
 
 
 @dataclass(frozen=True)
@@ -58,9 +48,8 @@ class Chosen:
     take: TakeName = "last"
 
     @property
-    def of(self) -> Of:
-        """As the functions of the history take it."""
-        return Of(project=self.project, name=self.name, machine=self.machine)
+    def of(self) -> RunFilter:
+        return {"project": self.project, "name": self.name, "machine": self.machine}
 
 
 def choosing(command: Callable[..., None]) -> Callable[..., None]:
@@ -79,7 +68,6 @@ def choosing(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def opened(asked: Path | None, *, write: bool = False) -> Store:
-    """The store that the options and the configuration name; it must be there."""
     from seatrial.core.errors import UserError
     from seatrial.history.auto_import import history_settings, store_path
     from seatrial.history.store import Store
@@ -91,9 +79,8 @@ def opened(asked: Path | None, *, write: bool = False) -> Store:
 
 
 def taken(word: str) -> Take:
-    """The word of `--take`, checked."""
     from seatrial.core.errors import UserError
-    from seatrial.history.run_records import TAKES
+    from seatrial.history.store import TAKES
 
     for known in TAKES:
         if word == known:
@@ -118,18 +105,14 @@ class Counted(Generic[T]):
             yield item
 
 
-def write(
-    store: Store, patterns: list[str], out: Path | None, form: str | None, project: str | None, name: str | None, take: Take, points: bool
-) -> None:
-    """Export the runs that the options choose."""
+def _format(out: Path | None, form: str | None, points: bool) -> str:
+    """The format that the options of an export say."""
     from seatrial.core.errors import UserError
-    from seatrial.core.text import counted
-    from seatrial.history import filters, formats
-    from seatrial.history.formats import chosen
+    from seatrial.history.formats import FORMATS
 
     ending = _ENDINGS.get(out.suffix.lower()) if out else None
-    known = f"--format takes one of {', '.join(formats.FORMATS)}"
-    if form and form not in formats.FORMATS:
+    known = f"--format takes one of {', '.join(FORMATS)}"
+    if form and form not in FORMATS:
         raise UserError(f"--format {form}: no such format", known)
     if form and ending and form != ending:
         raise UserError(f"--format {form} and --out {out}: the ending says {ending}", "leave --format out, or give the file another ending")
@@ -140,36 +123,7 @@ def write(
         raise UserError("--points: JSON has one object per run, without steps", "add --format csv, or leave --points out")
     if form == "parquet" and out is None:
         raise UserError("--format parquet: not for standard output, it is no text", "name a file with --out")
-    filters.require(store, project=project, name=name)
-    metrics = set(chosen(store, patterns, project)) if patterns else None
-    if metrics is not None and not any(store.count(metric, project=project, name=name) for metric in metrics):
-        raise UserError(filters.none_has(", ".join(patterns), project=project, name=name), "seatrial history runs lists the runs")
-    runs = store.runs(project=project, name=name)
-    if form == "parquet" and out is not None:
-        rows = Counted(formats.rows(store, runs, metrics, take, points=points))
-        _whole(out, [formats.as_parquet(iter(rows))])
-        sys.stdout.write(f"wrote {out}: {form}, {counted(rows.count, 'row')}\n")
-        return
-    if form == "csv":
-        found: Counted[Any] = Counted(formats.rows(store, runs, metrics, take, points=points))
-        texts = formats.as_csv(iter(found))
-    else:
-        found = Counted(formats.as_json(store, runs, metrics, take))
-        texts = (f"{line}\n" for line in found)
-    if out is not None:
-        _whole(out, (text.encode() for text in texts))
-        sys.stdout.write(f"wrote {out}: {form}, {counted(found.count, 'row' if form == 'csv' else 'run')}\n")
-        return
-    for text in texts:
-        sys.stdout.write(text)
-
-
-def _whole(out: Path, parts: Iterable[bytes]) -> None:
-    from seatrial.core.files import replacing
-
-    with replacing(out) as stream:
-        for part in parts:
-            stream.write(part)
+    return form
 
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="How many runs, the latest; 0 takes all.")]
@@ -226,12 +180,12 @@ def show(
 ) -> None:
     """Show metrics run by run: time, commit, branch, value, and whether the run is a baseline."""
     from seatrial.core.errors import UserError
-    from seatrial.history import filters
     from seatrial.history import formats as showing
+    from seatrial.history.store import none_has, require
 
     take, shown = taken(chosen.take), 0
     with opened(chosen.store) as kept:
-        filters.require(kept, **chosen.of)
+        require(kept, **chosen.of)
         for metric in showing.chosen(kept, chosen.metrics, chosen.project):
             some = limit or None
             if points:
@@ -249,7 +203,7 @@ def show(
                 typer.echo(as_rows(lines))
     if not shown:
         what = ", ".join(chosen.metrics) + (f" and the number {run}" if run is not None else "")
-        raise UserError(filters.none_has(what, **chosen.of), "seatrial history runs lists the runs")
+        raise UserError(none_has(what, **chosen.of), "seatrial history runs lists the runs")
 
 
 def runs(
@@ -265,9 +219,8 @@ def runs(
 ) -> None:
     """List the runs, the latest last."""
     from seatrial.core.errors import UserError
-    from seatrial.history.filters import require
     from seatrial.history.formats import run_lines
-    from seatrial.history.run_records import Kind
+    from seatrial.history.store import Kind, require
 
     if kind is not None and kind not in list(Kind):
         raise UserError(f"--kind {kind}: no such kind", f"one of {', '.join(Kind)}")
@@ -288,8 +241,8 @@ def compare(
     """Compare the metrics of two commits, in units of the spread of the baselines. Exit 2 when they have nothing in common."""
     from seatrial.core.verdict import ExitCode
     from seatrial.history import compare as comparing
-    from seatrial.history.filters import require
     from seatrial.history.formats import chosen
+    from seatrial.history.store import require
 
     with opened(store) as kept:
         require(kept, project=project)
@@ -358,21 +311,40 @@ def export_(
     points: Annotated[bool, typer.Option("--points", help="CSV and Parquet: a row per step.")] = False,
 ) -> None:
     """Export to JSON, CSV or Parquet. The JSON has the schema of unit_results.json, so the same jq one-liners read it."""
+    from seatrial.core.errors import UserError
+    from seatrial.core.files import replacing
+    from seatrial.core.text import counted
+    from seatrial.history import formats
+    from seatrial.history.store import none_has, require
 
     with opened(store) as kept:
-        write(kept, metrics or [], out, form, project, name, taken(take), points)
+        way, form = taken(take), _format(out, form, points)
+        require(kept, project=project, name=name)
+        names = set(formats.chosen(kept, metrics, project)) if metrics else None
+        if names is not None and not any(kept.count(metric, project=project, name=name) for metric in names):
+            raise UserError(none_has(", ".join(metrics or ()), project=project, name=name), "seatrial history runs lists the runs")
+        runs = kept.runs(project=project, name=name)
+        if form == "json":
+            found: Counted[Any] = Counted(formats.as_json(kept, runs, names, way))
+            parts: Iterator[bytes] = (f"{line}\n".encode() for line in found)
+        else:
+            found = Counted(formats.rows(kept, runs, names, way, points=points))
+            parts = (
+                iter([formats.as_parquet(iter(found))]) if form == "parquet" else (text.encode() for text in formats.as_csv(iter(found)))
+            )
+        if out is None:
+            for part in parts:
+                sys.stdout.write(part.decode())
+            return
+        with replacing(out) as stream:
+            stream.writelines(parts)
+    sys.stdout.write(f"wrote {out}: {form}, {counted(found.count, 'run' if form == 'json' else 'row')}\n")
 
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "import": ("history", "import_"),
-    "show": ("history", "show"),
-    "runs": ("history", "runs"),
-    "compare": ("history", "compare"),
-    "trend": ("history", "trend"),
-    "gate": ("history", "gate"),
-    "calibrate": ("history", "calibrate"),
-    "mark": ("history", "mark"),
-    "export": ("history", "export_"),
+COMMANDS = {
+    "import": "import_",
+    **{name: name for name in ("show", "runs", "compare", "trend", "gate", "calibrate", "mark")},
+    "export": "export_",
 }
 
 
@@ -380,16 +352,13 @@ class LazyHistory(Plain, TyperGroup):
     """Makes a command only when it is asked for: a query is shorter than the making of all of them."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the interface of a group
-        """In the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, name: str) -> Any:  # noqa: ARG002 - the interface of a group
-        """One command, or None."""
         if name not in COMMANDS:
             return None
-        module, function = COMMANDS[name]
         made = typer.Typer(rich_markup_mode=None, add_completion=False)
-        made.command(name, cls=Light)(getattr(importlib.import_module(f"seatrial.cli.{module}"), function))
+        made.command(name, cls=Light)(globals()[COMMANDS[name]])
         found = typer.main.get_command(made)
         found.name = name
         return found
@@ -486,22 +455,22 @@ def _under_test(
         return (importing.with_known(found, same, stated) if same is not None else found), values
     if kept is None or none:
         return None
-    subject = _of_store(kept, asked, Of(project=stated.project, name=stated.name, machine=stated.machine))
+    subject = _of_store(kept, asked, {"project": stated.project, "name": stated.name, "machine": stated.machine})
     return subject, kept.of_run(subject.id or 0, take=take)
 
 
-def _of_store(kept: Store, number: str | None, of: Of) -> StoredRun:
+def _of_store(kept: Store, number: str | None, of: RunFilter) -> StoredRun:
     """The run of that number, which must be what the options say, too; without a number the latest that is."""
     from seatrial.core.errors import UserError
-    from seatrial.history import filters
+    from seatrial.history.store import require, require_of
 
     if number is None:
-        filters.require(kept, **of)
+        require(kept, **of)
         return kept.runs(**of, limit=1)[-1]
     found = kept.run(int(number)) if len(number) < 19 else None
     if found is None:
         raise UserError(f"no run {number} in {kept.path}", "seatrial history runs lists them")
-    filters.require_of(found, **of)
+    require_of(found, **of)
     return found
 
 

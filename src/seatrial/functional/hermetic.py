@@ -240,7 +240,6 @@ def parse_mount(text: str) -> Mount:
 
 
 def own_mounts(*places: Path) -> tuple[Mount, ...]:
-    """Directories under their own paths; one that lies in another is in it already."""
     whole = sorted({place.absolute() for place in places})
     return tuple(
         Mount(source=one, target=str(one)) for one in whole if not any(one != other and one.is_relative_to(other) for other in whole)
@@ -325,7 +324,6 @@ class Container(ExecutionPlace):
             self._gone(self._current())
 
     def remove(self) -> None:
-        """What enroot unpacked."""
         if self.box.engine == "enroot":
             self._gone(self._name)
         if self._scratch is not None:
@@ -347,7 +345,6 @@ def devices_here(devices: Path = Path("/dev")) -> bool:
 
 
 def make_box(engine: Engine, image: str, mounts: tuple[Mount, ...], env: tuple[str, ...]) -> Box:
-    """A container of the caller, with the GPUs of this machine."""
     gpus = devices_here()
     if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
         env = tuple(dict.fromkeys((*env, "CUDA_VISIBLE_DEVICES")))
@@ -496,7 +493,6 @@ class Fresh(ExecutionPlace):
         return [f"# in {self.directory}", shlex.join(words)]
 
     def remove(self) -> None:
-        """Delete it, unless it is to be kept."""
         if self.directory is None:
             return
         if self.keep and self._ready is not None:

@@ -49,7 +49,6 @@ class Taken:
 
 
 def fresh(path: Path, started: float) -> bool:
-    """Whether this run wrote the file."""
     try:
         return path.is_file() and path.stat().st_mtime >= started
     except OSError:
@@ -185,7 +184,6 @@ class _Measured:
 
 
 def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:
-    """Judge one script by what it left."""
     measured = _measure(planned, ran)
     notes: tuple[str, ...] = ()
     diagnosis, boundary = None, Boundary.ENVIRONMENT if ran.ended in ("not started", "interrupted") else None
@@ -228,7 +226,6 @@ def _said(planned: PlannedScript, ran: ScriptRun) -> Diagnosis | None:
 
 
 def _done(planned: PlannedScript, ran: ScriptRun, measured: _Measured, found: Diagnosis | None) -> tuple[Verdict, Boundary | None, str]:
-    """It exited with 0."""
     said = _skip_line(planned, ran.log)
     if said and not measured.wrote:
         return Verdict.SKIPPED, None, f"the script skipped itself: {said}"
@@ -323,7 +320,6 @@ def _printed(planned: PlannedScript, log: Path) -> Metrics | None:
 
 
 def _said_finite(log: Path) -> list[CheckResult]:
-    """No line of the log gives a metric a value that is no number."""
     try:
         return finite(read_facts(read_log(log)))
     except UserError:
@@ -356,7 +352,6 @@ def _of_file(
 
 
 def _asserts(one: Asserted, tag: str) -> bool:
-    """Whether a script bounds a metric itself."""
     return any(f"[{quote}{tag}{quote}]" in expr for expr in one.checks for quote in ("'", '"'))
 
 
@@ -404,7 +399,6 @@ def _last_step(wanted: int, tags: tuple[str, ...], metrics: Metrics) -> tuple[Ch
 
 
 def _own_table(title: str, log: Path) -> CheckResult:
-    """Whether the script looked at its metrics itself."""
     name = "the script looked at its own metrics"
     try:
         seen = any(line.body.strip() == title for line in read_log(log))

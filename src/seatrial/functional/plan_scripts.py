@@ -163,7 +163,6 @@ class PlannedScript:
 
     @property
     def steps(self) -> int | None:
-        """The last step that it must reach."""
         return max((one.steps for one in self.asserted if one.steps), default=None)
 
 

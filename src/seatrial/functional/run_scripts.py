@@ -73,7 +73,6 @@ def _row(result: ScriptResult) -> str:
 
 
 def junit_xml(whole: FunctionalRun) -> str:
-    """One testcase per script, and one per check."""
     seconds = sum(result.seconds for result in whole.results)
     suite = new_suite(whole.id, whole.created, seconds)
     add_properties(suite, [("verdict", str(whole.verdict)), ("seatrial", whole.seatrial)])
@@ -128,7 +127,6 @@ def _not_begun(planned: PlannedScript) -> ScriptResult:
 
 
 def run_one(planned: PlannedScript, directory: Path, place: ExecutionPlace, redactor: Redactor) -> ScriptResult:
-    """Run one script and judge it."""
     directory.mkdir(parents=True)
     notes: list[str] = []
     if planned.known is not None:

@@ -11,16 +11,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seatrial.core.errors import BlockedError, UserError
-from seatrial.history.run_records import StoredRun
+
+if TYPE_CHECKING:
+    from seatrial.history.store import StoredRun
 
 VARIABLE, OFF = "SEATRIAL_HISTORY", "off"
 
 
 def is_off(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether automatic imports are turned off."""
     return environment.get(VARIABLE, "").lower() == OFF
 
 
@@ -70,7 +71,6 @@ def _read(file: Path, section: Any) -> HistorySettings:
 
 
 def store_path(asked: Path | None, found: HistorySettings, environment: Mapping[str, str] = os.environ) -> Path:
-    """The file of the store."""
     if asked is not None:
         return asked
     named = environment.get(VARIABLE, "")

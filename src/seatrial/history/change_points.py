@@ -139,7 +139,6 @@ class Part:
 
     @property
     def last(self) -> float:
-        """Fitted at the last point."""
         return self.at(self.end - 1)
 
 
@@ -156,12 +155,10 @@ class Sums:
         return w, x - origin * w, xx - 2 * origin * x + origin * origin * w, y, xy - origin * y, yy
 
     def level(self, start: int, end: int) -> Part:
-        """The best level."""
         w, _, _, y, _, yy = self.over(start, end)
         return Part(start, end, y / w, 0.0, max(yy - y * y / w, 0.0)) if w > 0 else Part(start, end, 0.0, 0.0, 0.0)
 
     def line(self, start: int, end: int) -> Part:
-        """The best line."""
         w, x, xx, y, xy, yy = self.over(start, end, start)
         spread, shared = (xx - x * x / w, xy - x * y / w) if w > 0 else (0.0, 0.0)
         if spread <= 0:
@@ -368,7 +365,6 @@ class Change:
 
 
 def find_changes(values: Sequence[float], *, alarm: float = 0.01) -> list[Change]:
-    """All changes, in order."""
     if not 0 < alarm < 1:
         raise ValueError(f"the alarm rate must lie between 0 and 1, not {alarm}")
     for index, value in enumerate(values):
@@ -472,7 +468,6 @@ def _dearer(residuals: Sequence[float]) -> float:
 
 
 def _steps(parts: Sequence[Part], steps: Collection[int], deviations: Sequence[float]) -> list[Change]:
-    """Between two parts that do not meet."""
     found = []
     for left, right in itertools.pairwise(parts):
         if right.start in steps:
@@ -486,7 +481,6 @@ def _steps(parts: Sequence[Part], steps: Collection[int], deviations: Sequence[f
 
 
 def _drifts(parts: Sequence[Part], deviations: Sequence[float]) -> list[Change]:
-    """Parts on a line."""
     found = []
     for part in parts:
         if part.slope:

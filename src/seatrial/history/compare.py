@@ -7,14 +7,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from seatrial.core.errors import UserError
 from seatrial.core.text import counted
 from seatrial.history.change_points import Change, TooFew, find_changes
-from seatrial.history.filters import BaselineGroup, groups
 from seatrial.history.formats import columns, number
-from seatrial.history.run_records import RunValue, StoredRun, Take
-from seatrial.history.store import Store
+from seatrial.history.store import BaselineGroup, RunFilter, RunValue, Store, StoredRun, Take, groups
 
 LAST, ENOUGH = 20, 5
 """So many baselines give the spread, and so many are needed."""
@@ -57,7 +56,6 @@ class Comparison:
     only_after: list[Identity]
 
     def lines(self) -> list[str]:
-        """For a person."""
         lines = [f"{self.before[:12]} ({counted(self.runs[0], 'run')}) and {self.after[:12]} ({counted(self.runs[1], 'run')})"]
         table = [("before", "after", "difference", "sigmas", "metric", "of")]
         for row in self.rows:
@@ -166,7 +164,6 @@ class TrendSeries:
     """Why nothing can be said, or empty."""
 
     def lines(self) -> list[str]:
-        """For a person."""
         head = f"{self.group.title}: {counted(len(self.group.values), 'run')}"
         if self.cannot_tell:
             return [f"{head}, cannot tell: {self.cannot_tell}", *self.group.told()]
@@ -182,7 +179,6 @@ class Trend:
     alarm: float
 
     def lines(self) -> list[str]:
-        """For a person; the alarm rate is said once."""
         return [line for series in self.series for line in series.lines()] + [f"a false step or drift per series: at most {self.alarm:g}"]
 
 
@@ -190,19 +186,15 @@ def trend(
     store: Store,
     metrics: Sequence[str],
     *,
-    project: str | None = None,
-    name: str | None = None,
-    machine: str | None = None,
     take: Take = "last",
     alarm: float = 0.01,
     every: bool = False,
+    **of: Unpack[RunFilter],
 ) -> Trend:
     """Changes of all metrics that the patterns take; `every` takes poisoned runs too."""
     if not 0 < alarm < 1:
         raise UserError(f"--alarm {alarm}: must lie between 0 and 1", "--alarm 0.01")
-    found = [
-        _series(group, alarm) for group in groups(store, metrics, project=project, name=name, machine=machine, take=take, poisoned=every)
-    ]
+    found = [_series(group, alarm) for group in groups(store, metrics, take=take, poisoned=every, **of)]
     return Trend(tuple(found), alarm)
 
 
@@ -220,7 +212,6 @@ def _counted(changes: Sequence[Change]) -> str:
 
 
 def _line(change: Change, runs: Sequence[StoredRun]) -> str:
-    """One change with its runs."""
     moved = f"{change.before:.6g} -> {change.after:.6g} ({change.sigmas:+.1f} sigma, confidence {change.confidence:.4f})"
     first, last = runs[change.index], runs[change.end - 1]
     if change.kind == "step":

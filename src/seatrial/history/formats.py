@@ -12,8 +12,7 @@ from typing import Any
 
 from seatrial.core.errors import UserError
 from seatrial.core.text import counted
-from seatrial.history.run_records import Kind, RunValue, StoredRun, Take
-from seatrial.history.store import Store
+from seatrial.history.store import Kind, RunValue, Store, StoredRun, Take
 
 _NEAREST = 5
 
@@ -76,7 +75,6 @@ def columns(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def metric_lines(metric: str, values: list[RunValue], take: Take, total: int) -> list[str]:
-    """One metric over runs."""
     head = f"{metric} ({take})"
     if total > len(values):
         head += f": the last {len(values)} of {counted(total, 'run')}"
@@ -90,14 +88,12 @@ def metric_lines(metric: str, values: list[RunValue], take: Take, total: int) ->
 
 
 def point_lines(store: Store, run: StoredRun, metric: str) -> list[str]:
-    """Every point of a metric in one run."""
     points = store.points(run.id or 0, metric)
     rows = [("step", "value"), *((str(one.step if one.step is not None else "-"), number(one.value, one.mark)) for one in points)]
     return [f"{metric}: run {run.id}, {stamp(run)}, {counted(len(points), 'point')}", *columns(rows), ""]
 
 
 def run_lines(runs: list[StoredRun]) -> list[str]:
-    """Runs, one line each."""
     rows = [("run", "time", "project", "kind", "name", "commit", "branch", "passed", "machine", "marks")]
     for run in runs:
         passed = "-" if run.passed is None else "yes" if run.passed else "no"
@@ -185,7 +181,6 @@ def as_csv(found: Iterator[tuple[Any, ...]]) -> Iterator[str]:
 
 
 def as_parquet(found: Iterator[tuple[Any, ...]]) -> bytes:
-    """One table."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -16,8 +16,7 @@ import orjson
 
 from seatrial.core.errors import UserError
 from seatrial.core.guarded import BadValue, has_every_key, parse_json_once, parse_time, read_file
-from seatrial.history.run_records import Kind, Point, point
-from seatrial.history.store import EARLIEST, LATEST
+from seatrial.history.store import EARLIEST, LATEST, Kind, Point, point
 
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
@@ -92,7 +91,6 @@ def commit_in(value: Any) -> str | None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole file, or a UserError that names it."""
     try:
         return read_file(path)
     except OSError as error:
@@ -131,7 +129,6 @@ def looks_pytest(data: Any) -> bool:
 
 
 def read_lines(path: Path) -> list[Draft]:
-    """One run per line."""
     drafts, written = list[Draft](), path.stat().st_mtime
     lines = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -174,7 +171,6 @@ def _draft(path: Path, number: int, data: dict[str, Any], written: float, line: 
 
 
 def read_pytest(path: Path) -> Draft:
-    """A file of pytest-benchmark."""
     content = read_bytes(path)
     data = parse_draft(path, content)
     commit, machine = data.get("commit_info") or {}, data.get("machine_info") or {}
@@ -226,7 +222,6 @@ def looks_unit(data: Any) -> bool:
 
 
 def read_unit_results(path: Path, content: bytes | None = None) -> Draft:
-    """The session."""
     content = read_bytes(path) if content is None else content
     data = parse_draft(path, content)
     if not looks_unit(data):

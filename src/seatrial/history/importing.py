@@ -17,8 +17,7 @@ from seatrial.core.guarded import BadValue, parse_json, writable
 from seatrial.core.text import counted
 from seatrial.history import import_results, store
 from seatrial.history.import_results import Draft, DraftTree, gpu_counts, machine_here, read_bytes, require_sound
-from seatrial.history.run_records import UNKNOWN, RunValue, StoredRun, Take
-from seatrial.history.store import Found, Store
+from seatrial.history.store import UNKNOWN, Found, RunValue, Store, StoredRun, Take
 
 NOT_PASSED = "it did not pass"
 
@@ -266,7 +265,6 @@ class Added:
     error: UserError | None = None
 
     def line(self) -> str:
-        """What happened, for a person."""
         if self.run is None:
             return f"{self.path}: not imported: {self.error.message if self.error else 'unknown'}"
         what = f"run {self.run.id}" if self.new else f"there already as run {self.run.id}"
@@ -352,7 +350,6 @@ def _one(draft: Draft, what: str, found: T | None, said: T | None) -> T | None:
 
 
 def run_of(draft: Draft, stated: Stated, trusted: tuple[str, ...]) -> StoredRun:
-    """The run as it is kept."""
     why = why_untrusted(draft, trusted)
     first = draft.trees[0] if draft.trees else DraftTree()
     return StoredRun(

@@ -27,8 +27,7 @@ from seatrial.core.text import counted
 from seatrial.core.verdict import Verdict, worst
 from seatrial.history.change_points import Change, TooFew, find_changes
 from seatrial.history.importing import NOT_PASSED
-from seatrial.history.run_records import UNKNOWN, RunValue, StoredRun, Take
-from seatrial.history.store import Store
+from seatrial.history.store import UNKNOWN, RunValue, Store, StoredRun, Take
 from seatrial.history.thresholds import ABSOLUTE, FEWEST_FOR_BAND, RATE, RELATIVE, SIGMAS, Band, band
 
 LAST = 20
@@ -65,7 +64,6 @@ class GateSettings:
                 raise UserError(f"--{name} {width}: must be a finite number of at least 0", f"--{name} {SIGMAS if name == 'sigmas' else 0}")
 
     def band(self, numbers: Sequence[float]) -> Band:
-        """Of these values."""
         return band(numbers, sigmas=self.sigmas, relative=self.relative, absolute=self.absolute, rate=self.rate)
 
 
@@ -120,7 +118,6 @@ class JudgedMetric:
     """It is text, here and in every reference run."""
 
     def line(self) -> str:
-        """For a person."""
         return f"{self.verdict:<7} {self.metric}: {self.why}"
 
 
@@ -224,27 +221,6 @@ def judge_metric(
     if changed:
         return found(Verdict.BLOCKED, f"{value.value:.6g} in {room}, but {changed}", made, side)
     return found(Verdict.PASS, f"{value.value:.6g} in {room}", made, side)
-
-
-def gate(
-    store: Store,
-    key: int,
-    *,
-    patterns: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    last: int = LAST,
-    take: Take = "last",
-    sigmas: float = SIGMAS,
-    relative: float = RELATIVE,
-    absolute: float = ABSOLUTE,
-    rate: float = RATE,
-) -> Gate:
-    """Judge the run of that number; with `patterns` only the metrics that they take, and none that `exclude` takes."""
-    settings = GateSettings(sigmas=sigmas, relative=relative, absolute=absolute, rate=rate, last=last, take=take)
-    run = store.run(key)
-    if run is None:
-        raise UserError(f"no run {key} in {store.path}", "seatrial history runs lists them")
-    return against(store, run, store.of_run(key, take=take), settings, patterns, exclude)
 
 
 def against(

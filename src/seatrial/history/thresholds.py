@@ -9,14 +9,12 @@ import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Unpack
 
 from seatrial.core.errors import UserError
 from seatrial.core.text import counted
 from seatrial.history.change_points import TooFew, find_changes
-from seatrial.history.filters import BaselineGroup, groups
-from seatrial.history.run_records import Take
-from seatrial.history.store import Store
+from seatrial.history.store import BaselineGroup, RunFilter, Store, Take, groups
 from seatrial.metrics.stats import t_two_sided
 
 FEWEST_FOR_THRESHOLDS = 3
@@ -41,11 +39,9 @@ class Proposal:
 
     @property
     def supported(self) -> bool:
-        """Whether there are bounds."""
         return self.lower is not None
 
     def lines(self) -> list[str]:
-        """For a person."""
         low, high = self.if_normal
         normal = f"if values were normal: [{low:.6g}, {high:.6g}]"
         if self.lower is None or self.upper is None:
@@ -160,7 +156,6 @@ class Calibrated:
     checks: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """For a person; checks as they can be copied."""
         found = [*self.notes, *(self.proposal.lines() if self.proposal else ())]
         return [
             self.group.title,
@@ -177,7 +172,6 @@ class Calibration:
     groups: tuple[Calibrated, ...]
 
     def lines(self) -> list[str]:
-        """For a person."""
         return [line for group in self.groups for line in group.lines()]
 
 
@@ -185,18 +179,16 @@ def calibrate(
     store: Store,
     metrics: Sequence[str],
     *,
-    project: str | None = None,
-    name: str | None = None,
-    machine: str | None = None,
     take: Take = "last",
     last: int | None = None,
     false_alarms: float = 0.01,
     every: bool = False,
+    **of: Unpack[RunFilter],
 ) -> Calibration:
     """Thresholds of all metrics that the patterns take; `every` takes runs that are not trusted, too (poisoned ones never)."""
     if not 0 < false_alarms < 1:
         raise UserError(f"--false-alarms {false_alarms}: must lie between 0 and 1", "--false-alarms 0.01")
-    found = groups(store, metrics, project=project, name=name, machine=machine, take=take, trusted=not every, last=last)
+    found = groups(store, metrics, take=take, trusted=not every, last=last, **of)
     return Calibration(tuple(_calibrated(group, take, false_alarms) for group in found))
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from seatrial.core.errors import UserError
 from seatrial.core.series import Metrics, Series
-from seatrial.history.run_records import Kind, StoredRun, point
-from seatrial.history.store import Store
+from seatrial.history.store import Kind, Store, StoredRun, point
 from seatrial.history.thresholds import calibrate, propose, t_quantile
 from seatrial.metrics.checks import evaluate
 

@@ -10,8 +10,7 @@ import pytest
 from regress.history.histories import TEST, filled, history, points, results, run
 from seatrial.core.errors import UserError
 from seatrial.history.auto_import import HistorySettings, auto_import, history_settings, import_unit_results, store_path
-from seatrial.history.run_records import point
-from seatrial.history.store import Store
+from seatrial.history.store import Store, point
 
 
 @pytest.fixture
