@@ -321,6 +321,11 @@ fresh), the commit, and the interpreter of the environment. The variables SEATRI
 SEATRIAL_COMMIT carry the same."""
 
 
+def tree_variable(repo: str) -> str:
+    """The variable that names the place of a further repository."""
+    return "SEATRIAL_TREE_" + re.sub(r"[^A-Z0-9_]", "_", repo.upper())
+
+
 class Suspect(Record):
     """A point that may be the first bad one."""
 

@@ -17,6 +17,7 @@ from seatrial import __version__
 from seatrial.bisect import git_bisect_log
 from seatrial.bisect.bisect_records import VERSION, BisectAnswer, BisectPlan, BisectRun, History
 from seatrial.bisect.bisect_view import BisectView, ReportLine, answer_lines, sections
+from seatrial.bisect.commit_history import cleared_history
 from seatrial.bisect.judge_run import threshold
 from seatrial.core.files import number_to_json, write_json, write_text
 from seatrial.core.records import Record, replace
@@ -235,10 +236,6 @@ def cleared_plan(plan: BisectPlan, redactor: Redactor) -> BisectPlan:
     words = {name: redactor.text(getattr(plan, name)) for name in ("check", "failure") if getattr(plan, name)}
     build = replace(plan.environment, build=redactor.value(plan.environment.build))
     return replace(plan, **free, **words, edits=edits, environment=build)
-
-
-def cleared_history(history: History, redactor: Redactor) -> History:
-    return History(tuple(replace(point, subject=redactor.text(point.subject)) for point in history.points))
 
 
 def cleared_run(row: BisectRun, redactor: Redactor) -> BisectRun:

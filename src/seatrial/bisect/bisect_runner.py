@@ -102,12 +102,12 @@ def _session(
     if not frozen:
         stores.open()
         named = missing_words(Path(plan.repos[0].path), () if plan.trial else (*plan.command, *plan.extra), plan.repos[0].bad)
-    kitchen = StepPreparer(plan, stores, BisectEnvironments(), directory / PATCHES, tell, named)
+    preparer = StepPreparer(plan, stores, BisectEnvironments(), directory / PATCHES, tell, named)
     if plan.on is not None and profile is None and not frozen:
         raise UserError(f"{directory}: this bisect runs on {plan.on}, which is not configured here", "run it where seatrial.toml has it")
     runner = runners.SlurmRunner(plan, _for_nightly(plan, profile[1]), profile[0], tell) if profile else LocalRunner(plan, redactor, tell)
     before = rows[-1].number if rows and not frozen else 0
-    return BisectSession(directory, plan, kitchen, runner, redactor, tell, list(rows), before=before, frozen=frozen)
+    return BisectSession(directory, plan, preparer, runner, redactor, tell, list(rows), before=before, frozen=frozen)
 
 
 def _for_nightly(plan: BisectPlan, profile: Profile) -> Profile:

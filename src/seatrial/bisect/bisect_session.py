@@ -19,11 +19,10 @@ from typing import Any, Protocol
 
 from seatrial.bisect import bisect_dir
 from seatrial.bisect.bisect_dir import JOURNAL, STEP, STEPS, resume_command
-from seatrial.bisect.bisect_records import BegunRecord, BisectPlan, BisectRun, Failure, Mark, Point, SkipKind, Stage
-from seatrial.bisect.bisect_step import BisectStep, PreparedStep, RunFacts
-from seatrial.bisect.judge_run import Observation, observe
+from seatrial.bisect.bisect_records import BegunRecord, BisectPlan, BisectRun, Failure, Mark, Point, SkipKind
+from seatrial.bisect.judge_run import observe
 from seatrial.bisect.runners import is_queued
-from seatrial.bisect.step_preparer import StepPreparer, StepSetup
+from seatrial.bisect.step_preparer import BisectStep, Observation, PreparedStep, RunFacts, StepPreparer
 from seatrial.core.errors import BlockedError
 from seatrial.core.files import read_model, write_json
 from seatrial.core.records import replace as replace_record
@@ -57,32 +56,20 @@ class MissingRun(Exception):
     """A row is needed that the journal does not have, and nothing may be run."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """A point to be run, and why."""
-
-    point: Point
-    stage: Stage
-    round: int
-    history: int = 0
-    measured: bool = False
-    """Whether it must have its metric, as the good end must: without it there is nothing to judge, good or bad."""
-
-
 @dataclass(slots=True)
 class BisectSession:
     """What a session works with."""
 
     directory: Path
     plan: BisectPlan
-    kitchen: StepPreparer
+    preparer: StepPreparer
     runner: Runner
     redactor: Redactor
     tell: Tell
     rows: list[BisectRun] = field(default_factory=list)
     """The journal, in order."""
     before: int = 0
-    """Rows of earlier sittings: what the machine failed then is tried again now."""
+    """Rows of earlier sessions: what the machine failed then is tried again now."""
     failures: list[Failure] = field(default_factory=list)
     """How the bad end fails: a bad run must fail in one of these ways."""
     frozen: bool = False
@@ -111,7 +98,7 @@ class BisectSession:
     def _forgotten(self, row: BisectRun) -> bool:
         return row.skip is SkipKind.ENVIRONMENT and row.number <= self.before
 
-    def execute(self, wanted: Sequence[RunRequest], useless: Callable[[Sequence[RunRequest]], set[int]] | None = None) -> list[BisectRun]:
+    def execute(self, wanted: Sequence[BisectStep], useless: Callable[[Sequence[BisectStep]], set[int]] | None = None) -> list[BisectRun]:
         """Run points, as many at once as the plan says, and write their rows. `useless` names those of the running ones, by their
         place in what it is given, that no longer matter."""
         if self.frozen:
@@ -119,7 +106,7 @@ class BisectSession:
         rows: list[BisectRun] = []
         waiting, tries = list(wanted), 0
         while waiting:
-            again: list[RunRequest] = []
+            again: list[BisectStep] = []
             for asked, served, seen in self._outcomes(waiting, useless):
                 if seen.transient and tries < self.plan.retries:
                     self.tell(f"{short(asked.point)}: {seen.reason}: not the commit's doing, will be tried again")
@@ -135,7 +122,7 @@ class BisectSession:
 
     def note(
         self,
-        wanted: RunRequest,
+        wanted: BisectStep,
         mark: Mark,
         reason: str,
         like: BisectRun | None = None,
@@ -160,19 +147,19 @@ class BisectSession:
         )
 
     def _outcomes(
-        self, wanted: Sequence[RunRequest], useless: Callable[[Sequence[RunRequest]], set[int]] | None
-    ) -> Iterator[tuple[RunRequest, StepSetup, Observation]]:
+        self, wanted: Sequence[BisectStep], useless: Callable[[Sequence[BisectStep]], set[int]] | None
+    ) -> Iterator[tuple[BisectStep, PreparedStep, Observation]]:
         """Each point with what became of it, as they end."""
         steps = {step.number: (asked, step) for asked in wanted for step in (self._step(asked),)}
         waited = {step.directory for _, step in steps.values() if is_queued(step.directory)}
         try:
             with ThreadPoolExecutor(self.plan.jobs, "prepare") as pool:
-                served = dict(zip(steps, pool.map(self._serve, (step for _, step in steps.values())), strict=True))
+                served = dict(zip(steps, pool.map(self._prepare, (step for _, step in steps.values())), strict=True))
             check_stop()
             for number, one in served.items():
                 if one.refused is not None:
                     yield steps[number][0], one, one.refused
-            ready = [one.prepared for one in served.values() if one.prepared is not None]
+            ready = [one for one in served.values() if one.refused is None]
             numbers = [one.step.number for one in ready]
 
             def cancel() -> set[int]:
@@ -183,11 +170,11 @@ class BisectSession:
                 number = prepared.step.number
                 if facts.ended != "interrupted":
                     yield steps[number][0], served[number], self._observe(facts, steps[number][0].measured)
-                self.kitchen.clear(prepared.step)
+                self.preparer.clear(prepared.step)
         finally:
             for _, step in steps.values():
                 if step.directory not in waited:
-                    self.kitchen.clear(step)
+                    self.preparer.clear(step)
 
     def _observe(self, facts: RunFacts, measured: bool) -> Observation:
         """What the run says; it may fail in any of the ways in which the bad end does."""
@@ -199,22 +186,22 @@ class BisectSession:
         unknown = seen.failure is not None and seen.failure.kind == "check" and not seen.failure.missed
         return replace(seen, mark=Mark.SKIP, skip=SkipKind.METRIC) if measured and unknown and seen.mark is Mark.BAD else seen
 
-    def _serve(self, step: BisectStep) -> StepSetup:
-        return self.kitchen.again(step) if is_queued(step.directory) else self.kitchen.serve(step)
+    def _prepare(self, step: BisectStep) -> PreparedStep:
+        return self.preparer.again(step) if is_queued(step.directory) else self.preparer.prepare(step)
 
-    def _step(self, wanted: RunRequest) -> BisectStep:
+    def _step(self, wanted: BisectStep) -> BisectStep:
         """A new step; or the one of an earlier session for the same point, when its job may still be in the queue."""
         begun = BegunRecord(point=wanted.point.id, stage=wanted.stage, history=wanted.history)
         if queued := self._queued.get(begun):
             directory = queued.pop(0)
-            self.tell(f"{short(wanted.point)}: its job of an earlier sitting is waited for")
+            self.tell(f"{short(wanted.point)}: its job of an earlier session is waited for")
         else:
             self._steps += 1
             directory = self.directory / STEPS / f"{self._steps:04d}-{wanted.point.commit[:12]}"
             write_json(directory / STEP, begun)
-        return BisectStep(number=_number(directory), point=wanted.point, stage=wanted.stage, round=wanted.round, directory=directory)
+        return replace(wanted, number=_number(directory), directory=directory)
 
-    def _write(self, wanted: RunRequest, served: StepSetup, seen: Observation, tries: int) -> BisectRun:
+    def _write(self, wanted: BisectStep, served: PreparedStep, seen: Observation, tries: int) -> BisectRun:
         if seen.abort:
             raise self._aborted(wanted, served, seen)
         notes = (*served.notes, *((f"tried {tries + 1} times",) if tries else ()))
@@ -240,7 +227,7 @@ class BisectSession:
         self._refuse_a_broken_machine(row)
         return row
 
-    def _about(self, wanted: RunRequest) -> dict[str, Any]:
+    def _about(self, wanted: BisectStep) -> dict[str, Any]:
         """What a row says of its point, whatever became of it."""
         return {
             "number": self._number(),
@@ -252,7 +239,7 @@ class BisectSession:
             "subject": wanted.point.subject,
         }
 
-    def _aborted(self, wanted: RunRequest, served: StepSetup, seen: Observation) -> BlockedError:
+    def _aborted(self, wanted: BisectStep, served: PreparedStep, seen: Observation) -> BlockedError:
         """The plan is fixed, so that another command needs another bisect; what is known goes there with it."""
         log = served.step.log
         said = [one_line(line.body) for line in read_log(log) if line.body.strip()][-LAST_LINES:] if log.is_file() else []

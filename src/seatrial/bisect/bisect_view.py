@@ -24,8 +24,8 @@ from seatrial.bisect.bisect_records import (
     Repo,
     SkipKind,
     Standing,
+    tree_variable,
 )
-from seatrial.bisect.bisect_step import tree_variable
 from seatrial.core.text import number, one_line, unique
 from seatrial.report.markdown import code
 

@@ -20,7 +20,6 @@ from typing import Self
 from pydantic import model_validator
 
 from seatrial.bisect.bisect_records import VERSION, History, Pin, Point, Repo
-from seatrial.bisect.bisect_report import cleared_history
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_model, write_text
 from seatrial.core.records import Record, replace
@@ -304,6 +303,10 @@ class CachedHistory(Record):
         if len({point.id for point in self.points}) < len(self.points):
             raise ValueError("points: one stands twice")
         return self
+
+
+def cleared_history(history: History, redactor: Redactor) -> History:
+    return History(tuple(replace(point, subject=redactor.text(point.subject)) for point in history.points))
 
 
 def load_or_query(file: Path, key: str, ask: Callable[[], CachedHistory], redactor: Redactor, *, frozen: bool) -> CachedHistory:

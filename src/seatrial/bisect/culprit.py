@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.bisect.bisect_records import BisectAnswer, History, Mark, Pin, Point, Repo, Standing
-from seatrial.bisect.bisect_session import BisectSession, RunRequest
+from seatrial.bisect.bisect_session import BisectSession
 from seatrial.bisect.commit_history import CachedHistory, load_or_query, read_history
 from seatrial.bisect.git_stores import TreeError
 from seatrial.bisect.judge_run import threshold
 from seatrial.bisect.posterior import SearchSettings
 from seatrial.bisect.search_loop import search, side
+from seatrial.bisect.step_preparer import BisectStep
 from seatrial.bisect.worktrees import moved_submodules
 from seatrial.core.errors import UserError
 from seatrial.core.records import replace
@@ -98,7 +99,7 @@ def try_state(session: BisectSession, pins: tuple[Pin, ...], name: str, what: st
             return None
         if len(rows) >= runs:
             return side(rows, limit)
-        session.execute([RunRequest(point, "conviction", 0, number)] * min(runs - len(rows), session.plan.jobs))
+        session.execute([BisectStep(point, "conviction", 0, number)] * min(runs - len(rows), session.plan.jobs))
 
 
 def check_merged_branches(session: BisectSession, history: History, found: BisectAnswer, number: int = 0) -> BisectAnswer:
@@ -163,7 +164,7 @@ def search_submodules(session: BisectSession, history: History, found: BisectAns
     if found.state != "found":
         return found
     bad = next(point for point in history.points if point.id == found.suspects[0].point)
-    return _below(session, found, bad, lambda: session.kitchen.stores.git_dir(session.plan.repos[0].name), how, 0)
+    return _below(session, found, bad, lambda: session.preparer.stores.git_dir(session.plan.repos[0].name), how, 0)
 
 
 def _below(
@@ -254,7 +255,7 @@ def _why_not(error: UserError | TreeError, move: _Move) -> str:
 
 
 def _store(session: BisectSession, move: _Move) -> Path:
-    main, stores = move.bad.pins[0], session.kitchen.stores
+    main, stores = move.bad.pins[0], session.preparer.stores
     return [stores.submodule(main.repo, move.path, commit, at=main.commit) for commit in (move.pin.commit, move.new)][-1]
 
 
@@ -279,7 +280,7 @@ def _take_ends(session: BisectSession, inner: History, move: _Move) -> None:
     for end, rows, what in ((good, session.convictions(good.id), before), (bad, known, after)):
         noted = sum(row.stage == "ends" and row.point == end.id for row in session.evidence(move.number))
         for row in rows[noted:]:
-            session.note(RunRequest(end, "ends", 0, move.number), row.mark, f"known from run {row.number}: {what}", row)
+            session.note(BisectStep(end, "ends", 0, move.number), row.mark, f"known from run {row.number}: {what}", row)
 
 
 def _with(found: BisectAnswer, *standings: Standing) -> BisectAnswer:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from seatrial.bisect.bisect_records import BisectPlan, Failure, Mark, SkipKind
-from seatrial.bisect.bisect_step import RunFacts
 from seatrial.bisect.noise_models import Threshold
 from seatrial.bisect.run_failures import MACHINE, FailureReading, read_failure
+from seatrial.bisect.step_preparer import Observation, RunFacts
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_text
 from seatrial.core.guarded import real_path
@@ -78,31 +78,12 @@ def shown(result: CheckResult) -> str:
     return one_line(f"{result.name}: {result.message or told}")
 
 
-__all__ = ["Observation", "observe", "threshold"]
-
 _MISSED = "the check is missed"
 """Cause of a run whose metrics were read and do not pass."""
 _SKIP, _MISSING, _SIGNALS = 125, (126, 127), 128
 _KILLED = 128 + signal.SIGKILL
 _CRASHES = tuple(128 + number for number in (signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV))
 _PLACE = re.compile(r"\{(\w+)\}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """The mark of one run, and why."""
-
-    mark: Mark
-    skip: SkipKind | None = None
-    reason: str = ""
-    value: float | str | None = None
-    passed: bool | None = None
-    failure: Failure | None = None
-    exit_code: int | None = None
-    transient: bool = False
-    """Not the commit's doing: another try may give another result."""
-    abort: str = ""
-    """Why nothing can go on."""
 
 
 def observe(plan: BisectPlan, facts: RunFacts, bad_end: Failure | None) -> Observation:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seatrial.bisect.bisect_records import BisectPlan
-from seatrial.bisect.bisect_step import BisectStep, PreparedStep, RunFacts
+from seatrial.bisect.step_preparer import BisectStep, PreparedStep, RunFacts
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.files import write_bytes
 from seatrial.core.jobs import PLACEHOLDER, Batch, Component, Ending, Job, Profile, UnitState, UnitStatus
@@ -90,8 +90,8 @@ class LocalRunner:
         spec = ProcessSpec(
             argv=prepared.argv,
             env=prepared.env,
-            cwd=prepared.cwd,
-            log=prepared.log,
+            cwd=step.tree,
+            log=step.log,
             run_id=f"bisect-{step.directory.name}-{time.time_ns()}",
             deadline_s=60 * self._plan.minutes,
             stall_s=math.inf,  # a command that says nothing is not stuck: only the deadline ends it
@@ -197,7 +197,7 @@ class SlurmRunner:
         redact_logs(Poller([_batch(one.step)]).poll(), self._redactor.log, self._tell)
         for log in found:
             self._redactor.file(log)
-        write_bytes(one.log, b"".join(log.read_bytes() for log in found))
+        write_bytes(one.step.log, b"".join(log.read_bytes() for log in found))
 
     def _cancel(self, several: Sequence[PreparedStep]) -> set[int]:
         """Numbers of those that were cancelled; a controller that does not answer now is asked again after the next end."""

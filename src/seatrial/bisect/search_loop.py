@@ -16,7 +16,7 @@ from pathlib import Path
 
 from seatrial.bisect.bisect_dir import resume_command
 from seatrial.bisect.bisect_records import BisectAnswer, BisectPlan, BisectRun, Failure, History, Mark, Point, SkipKind
-from seatrial.bisect.bisect_session import BisectSession, RunRequest, short
+from seatrial.bisect.bisect_session import BisectSession, short
 from seatrial.bisect.bisect_view import percent
 from seatrial.bisect.commit_history import exists, inside_tree
 from seatrial.bisect.judge_run import threshold
@@ -32,6 +32,7 @@ from seatrial.bisect.posterior import (
     known_by_contents,
     useless,
 )
+from seatrial.bisect.step_preparer import BisectStep
 from seatrial.core.errors import BlockedError, UserError
 from seatrial.core.verdict import Boundary
 
@@ -113,7 +114,7 @@ def verify_endpoints(session: BisectSession, history: History, number: int = 0) 
         for end in pair
         if end is not None
     ]:
-        session.execute([RunRequest(end, "ends", 0, number, measured=end is good) for end in owed[: session.plan.jobs]])
+        session.execute([BisectStep(end, "ends", 0, number, measured=end is good) for end in owed[: session.plan.jobs]])
         _refuse_unmeasured(session, good, number)
         _refuse_skips(session, good, "good", number)
         _refuse_skips(session, bad, "bad", number)
@@ -243,7 +244,7 @@ def search(
         for like in known_by_contents(history, session.evidence(number)):
             point = history.points[history.by_id[like.point]]
             # It is a copy: with noise it would count as a run of its own.
-            session.note(RunRequest(point, "search", last, number), like.mark, like.reason, like, like.notes, copied=True)
+            session.note(BisectStep(point, "search", last, number), like.mark, like.reason, like, like.notes, copied=True)
         state = assess(history, session.evidence(number), how)
         found = answer(state)
         write(found)
@@ -271,9 +272,9 @@ def progress(state: Assessment, found: BisectAnswer) -> str:
 def _round(session: BisectSession, history: History, how: SearchSettings, picked: Sequence[int], last: int, number: int) -> None:
     """Run the picked points; as long as all that was learnt is that points cannot be tested, others take their place."""
     while picked:
-        wanted = [RunRequest(history.points[index], "search", last, number) for index in picked]
+        wanted = [BisectStep(history.points[index], "search", last, number) for index in picked]
 
-        def superfluous(running: Sequence[RunRequest]) -> set[int]:
+        def superfluous(running: Sequence[BisectStep]) -> set[int]:
             state = assess(history, session.evidence(number), how)
             indices = [history.by_id[one.point.id] for one in running]
             gone = useless(state, indices)
