@@ -91,12 +91,14 @@ def detect_environment(git_dir: Path, commit: str, asked: str | None) -> Environ
         return _by_lock(git_dir, commit)
     if asked == "none":
         return EnvironmentPlan(kind="none")
+    if kind != "uv" and not (kind == "pip" and lock):
+        raise UserError(f"--env: unknown way `{asked}`", "use none, pip:PATH (a requirements file of the repository), uv or uv:PATH")
     if kind == "uv":
         find_uv()
-        return EnvironmentPlan(kind="uv", lock=_existing(git_dir, commit, lock or _UV_LOCK))
-    if kind == "pip" and lock:
-        return EnvironmentPlan(kind="pip", lock=_existing(git_dir, commit, lock))
-    raise UserError(f"--env: unknown way `{asked}`", "use none, pip:PATH (a requirements file of the repository), uv or uv:PATH")
+    lock = lock or _UV_LOCK
+    if not _has(git_dir, commit, lock):
+        raise UserError(f"--env: {lock} does not exist at {commit[:12]}", "name a lock of the repository, by its path from the top")
+    return EnvironmentPlan(kind="uv" if kind == "uv" else "pip", lock=lock)
 
 
 def _by_lock(git_dir: Path, commit: str) -> EnvironmentPlan:
@@ -111,18 +113,10 @@ def _by_lock(git_dir: Path, commit: str) -> EnvironmentPlan:
     return EnvironmentPlan(kind="none")
 
 
-def _existing(git_dir: Path, commit: str, lock: str) -> str:
-    if not _has(git_dir, commit, lock):
-        raise UserError(f"--env: {lock} does not exist at {commit[:12]}", "name a lock of the repository, by its path from the top")
-    return lock
-
-
 def _has(git_dir: Path, commit: str, path: str) -> bool:
     """Whether the commit has this file (a link counts)."""
     return b" blob " in git(git_dir, "ls-tree", "-z", "--full-tree", commit, "--", path)
 
-
-__all__ = ["BisectEnvironments", "BuildFailed", "ReadyEnvironment", "detect_environment"]
 
 _WAY_OF_BUILDING = 2
 """Part of every key: raise it when environments must be built anew because they are built differently."""
@@ -195,7 +189,7 @@ class BisectEnvironments:
         gone = []
         for place in self._places():
             try:
-                with exclusive(_lock_of(place), "the removal", lambda _: None, 0.0):
+                with exclusive(place.with_name(f"{place.name}.lock"), "the removal", lambda _: None, 0.0):
                     end_leftovers(pid_file(place / BUILD_LOG))
                     if wanted(place):
                         delete(place)
@@ -206,9 +200,16 @@ class BisectEnvironments:
 
     def _build(self, order: _Order, progress: Callable[[str], None], stops: float) -> bool:
         """Build it under its lock; False when somebody else has done so meanwhile."""
-        python = _require(order.plan)
+        # An interpreter to build with (empty: uv chooses), and the tool: no commit is to blame for one that is missing.
+        python = find_python(version) if (version := _python(order.plan)) else ""
+        if order.plan.kind == "uv":
+            find_uv()
+        else:
+            python_with_pip(python)
         try:
-            with exclusive(_lock_of(order.place), f"the build of {order.name}", progress, stops - time.monotonic()):
+            with exclusive(
+                order.place.with_name(f"{order.place.name}.lock"), f"the build of {order.name}", progress, stops - time.monotonic()
+            ):
                 if read_complete(order.place, order.key) is not None:
                     return False
                 if order.key in self._failed:
@@ -223,7 +224,15 @@ class BisectEnvironments:
         self._clear(place, progress)
         job = BuildJob(order.name, place / BUILD_LOG, stops, progress, self._redactor.lines().line)
         try:
-            _install(order, job, venv, python)
+            project, packages = (order.tree / order.plan.lock).parent, order.plan.packages
+            if order.plan.kind == "uv":
+                build_with_uv(job, venv, order.wanted, python, project)
+                if packages:
+                    add_with_uv(job, venv, packages, project)
+            else:
+                build_with_pip(job, venv, order.wanted, python)
+                if packages:
+                    add_with_pip(job, venv, order.wanted, packages, python)
             refuse_pip(venv)
             installed = read_installed(interpreter(venv))
             record = Complete(
@@ -285,18 +294,6 @@ class _Order:
         return f"{self.plan.lock} {self.key[:8]}"
 
 
-def _install(order: _Order, job: BuildJob, venv: Path, python: str) -> None:
-    project, packages = (order.tree / order.plan.lock).parent, order.plan.packages
-    if order.plan.kind == "uv":
-        build_with_uv(job, venv, order.wanted, python, project)
-        if packages:
-            add_with_uv(job, venv, packages, project)
-        return
-    build_with_pip(job, venv, order.wanted, python)
-    if packages:
-        add_with_pip(job, venv, order.wanted, packages, python)
-
-
 def _on_caller(tree: Path, plan: EnvironmentPlan) -> ReadyEnvironment:
     """The caller's own environment; for a build with a venv of the tree on top, so that nothing is installed into it."""
     variables = {"PYTHONPATH": provided(tree)[0] or str(tree)}
@@ -312,23 +309,9 @@ def _path(*venvs: Path) -> str:
     return os.pathsep.join([*(str(venv / "bin") for venv in dict.fromkeys(venvs)), os.environ.get("PATH", os.defpath)])
 
 
-def _lock_of(place: Path) -> Path:
-    return place.with_name(f"{place.name}.lock")
-
-
 def _python(plan: EnvironmentPlan) -> str:
     """The version of Python. Left to itself uv chooses by files that are part of the identity."""
     return plan.python or ("" if plan.kind == "uv" else _OWN)
-
-
-def _require(plan: EnvironmentPlan) -> str:
-    """The interpreter to build with (empty: uv chooses); a BlockedError when a tool is missing, which no commit is to blame for."""
-    python = find_python(version) if (version := _python(plan)) else ""
-    if plan.kind == "uv":
-        find_uv()
-    else:
-        python_with_pip(python)
-    return python
 
 
 def _key(wanted: LockRequest, plan: EnvironmentPlan) -> str:

@@ -77,13 +77,9 @@ def _for_git(history: History, answer: BisectAnswer, index: int, marks: dict[int
     if mark is Mark.GOOD:
         return mark, not history.ancestors[index] & suspects
     if mark is Mark.BAD:
-        return mark, not suspects & ~history.ancestors[index] if suspects else not _healed(history, index, marks)
+        healed = any(said == {Mark.GOOD} and history.ancestors[other] >> index & 1 for other, said in marks.items())
+        return mark, not suspects & ~history.ancestors[index] if suspects else not healed
     return mark, True
-
-
-def _healed(history: History, index: int, marks: dict[int, set[Mark]]) -> bool:
-    """Whether a good point comes after a bad one."""
-    return any(said == {Mark.GOOD} and history.ancestors[other] >> index & 1 for other, said in marks.items())
 
 
 @dataclass(frozen=True)
@@ -101,25 +97,7 @@ class Replayed:
 
     path: Path
     marks: tuple[Marked, ...]
-    terms: tuple[str, str] = ("good", "bad")
-    """What it calls good and bad."""
     notes: tuple[str, ...] = ()
-
-    def _of(self, mark: Mark) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(marked.commit for marked in self.marks if marked.mark is mark))
-
-    @property
-    def good(self) -> tuple[str, ...]:
-        return self._of(Mark.GOOD)
-
-    @property
-    def bad(self) -> str | None:
-        """The last one, as for git."""
-        return next(reversed([marked.commit for marked in self.marks if marked.mark is Mark.BAD]), None)
-
-    @property
-    def skips(self) -> tuple[str, ...]:
-        return self._of(Mark.SKIP)
 
 
 def parse_git_log(text: str, repo: Path, path: Path) -> Replayed:
@@ -131,8 +109,7 @@ def parse_git_log(text: str, repo: Path, path: Path) -> Replayed:
     reader.contradictions()
     if not reader.marks:
         raise UserError(f"{path}: marks no commit", "give the output of `git bisect log`, or bisect.log of a bisect directory")
-    old, new = ({mark: word for word, mark in reader.words.items()}[mark] for mark in (Mark.GOOD, Mark.BAD))
-    return Replayed(path, tuple(reader.marks), (old, new), tuple(reader.notes))
+    return Replayed(path, tuple(reader.marks), tuple(reader.notes))
 
 
 @dataclass
@@ -232,8 +209,7 @@ class _GitLogReader:
 
     def commit(self, word: str) -> str:
         """The commit that a hash names; other names move, and are refused."""
-        found = self.hash(word)
-        if found:
+        if found := self.hash(word):
             return found
         if _HASH.fullmatch(word):
             return self.known(word)
@@ -311,7 +287,9 @@ class EarlierMarks:
 
     def rows(self, history: History, plan: BisectPlan) -> tuple[BisectRun, ...]:
         rows: Sequence[BisectRun] = self.journal if self.log is None else as_rows(self.log, history)
-        if not self._same_question(plan):
+        beside = self.path.with_name(PLAN)
+        old = read_model(beside, BisectPlan) if self.log is None and beside.is_file() else None
+        if old is None or any(getattr(old, name) != getattr(plan, name) for name in QUESTION):
             on_line = [row for row in rows if row.history == 0 and row.stage != "conviction"]
             rows = [replace(row, stage="replay") for row in on_line]
         strange = next((row for row in rows if row.history == 0 and row.stage != "conviction" and row.point not in history.by_id), None)
@@ -319,14 +297,6 @@ class EarlierMarks:
             message = f"{self.path}: {strange.commit[:12]} is not between the ends"
             raise UserError(message, "delete its line, or name the ends that the log was made with: --good REV --bad REV")
         return tuple(replace(row, number=number, directory="") for number, row in enumerate(rows, start=1))
-
-    def _same_question(self, plan: BisectPlan) -> bool:
-        """Whether the marks were made by the same command, judged in the same way."""
-        beside = self.path.with_name(PLAN)
-        if self.log is not None or not beside.is_file():
-            return False
-        old = read_model(beside, BisectPlan)
-        return all(getattr(old, name) == getattr(plan, name) for name in QUESTION)
 
 
 def read_marks(path: Path, repo: Path) -> EarlierMarks:

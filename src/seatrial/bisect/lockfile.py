@@ -103,24 +103,22 @@ class _Requirements:
             if line.startswith("-") and _SECOND.search(line):
                 raise BuildFailed(f"{where}: two options in one line: `{line}`; write one per line (--edit)")
             kind = (option["long"] or _LONG[option["short"]]) if option else ""
-            value = _word(option["value"], where) if option else line
+            value = option["value"] if option else line
+            try:
+                value = next(iter(shlex.split(value)), "") if option else value
+            except ValueError as error:
+                raise BuildFailed(f"{where}: `{value}`: {error}") from error
             if kind in ("requirement", "constraint"):
                 if _SCHEME.match(value):
                     raise BuildFailed(f"{where}: `{line}` is not part of the commit; include a file of the repository instead")
                 self.read(real_path(path.parent / value), (*through, path), constraint or kind == "constraint")
             elif kind == "find-links":
                 self._links(path, value)
-            elif kind == "editable" or not line.startswith("-"):
-                self._package(line, value, where, constraint)
-            else:
+            elif (kind != "editable" and line.startswith("-")) or not is_local(value):
                 self._take(line, line, constraint)
-
-    def _package(self, line: str, value: str, where: str, constraint: bool) -> None:
-        if not is_local(value):
-            self._take(line, line, constraint)
-        elif not self.builds:
-            message = f"{where}: `{line}` installs from a path, and an environment is shared by commits"
-            raise BuildFailed(f"{message}; install it for each commit instead: --build 'pip install --no-deps -e .'")
+            elif not self.builds:
+                message = f"{where}: `{line}` installs from a path, and an environment is shared by commits"
+                raise BuildFailed(f"{message}; install it for each commit instead: --build 'pip install --no-deps -e .'")
 
     def _links(self, path: Path, value: str) -> None:
         place = next((found for found in (path.parent / value, self.tree / value) if exists(found)), None)
@@ -157,14 +155,6 @@ def is_local(value: str) -> bool:
     if scheme := _SCHEME.match(target):
         return scheme[0].lower().endswith("file:")
     return target.startswith((".", "~")) or "/" in target or target.lower().endswith(_ARCHIVES)
-
-
-def _word(value: str, where: str) -> str:
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        raise BuildFailed(f"{where}: `{value}`: {error}") from error
-    return words[0] if words else ""
 
 
 def _read_uv(tree: Path, lock: Path, wanted: LockRequest) -> None:

@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,26 +86,22 @@ os.execv({python!r}, [{python!r}, "-I", "-m", "pip", "--python", sys.executable,
 
 
 def make_overlay(tree: Path, shared: Path, pip: str) -> Path:
-    """Make the venv of this tree anew; `pip` is an interpreter that has pip."""
-    place = tree / NAME
-    try:
-        if place.exists():
-            shutil.rmtree(place)
-        _write(place, shared, pip)
-    except OSError as error:
-        raise BuildFailed(f"{place}: cannot write: {error.strerror or error}", transient=True) from error
-    return place
+    """Make the venv of this tree anew on top of a shared one; `pip` is an interpreter that has pip."""
+    return _made(tree / NAME, lambda place: _write(place, shared, pip))
 
 
 def overlay_on_caller(tree: Path, caller: Caller) -> Path:
     """Make the venv of this tree anew on top of the caller's own environment."""
     if caller.venv:
         return make_overlay(tree, caller.prefix, python_with_pip(caller.executable))
-    place = tree / NAME
+    return _made(tree / NAME, lambda place: _write_on_system(place, caller))
+
+
+def _made(place: Path, write: Callable[[Path], None]) -> Path:
     try:
         if place.exists():
             shutil.rmtree(place)
-        _write_on_system(place, caller)
+        write(place)
     except OSError as error:
         raise BuildFailed(f"{place}: cannot write: {error.strerror or error}", transient=True) from error
     return place
@@ -155,7 +151,10 @@ def _write_on_system(place: Path, caller: Caller) -> None:
     for name in ("python", "python3", f"python{caller.version}"):
         (place / "bin" / name).symlink_to(caller.executable)
     for program in caller.programs():
-        _start_here(program, place)
+        target = place / "bin" / program.name
+        if not target.is_symlink():  # else it is an interpreter
+            target.write_bytes(_start(place) + b"\n" + program.read_bytes().partition(b"\n")[2])
+            target.chmod(0o755)
     if not caller.pip:
         _write_pip_module(own, python_with_pip(caller.executable))
     _write_pips(place, own)
@@ -181,15 +180,6 @@ def _program(path: Path, text: str) -> None:
     path.unlink(missing_ok=True)  # it may be a link to somebody else's
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
-
-
-def _start_here(program: Path, place: Path) -> None:
-    """A copy of a Python program that starts the interpreter of this venv."""
-    target = place / "bin" / program.name
-    if target.is_symlink():
-        return  # an interpreter
-    target.write_bytes(_start(place) + b"\n" + program.read_bytes().partition(b"\n")[2])
-    target.chmod(0o755)
 
 
 def _start(place: Path) -> bytes:

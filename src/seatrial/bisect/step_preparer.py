@@ -32,8 +32,9 @@ from seatrial.bisect.bisect_records import (
     tree_variable,
 )
 from seatrial.bisect.commit_history import exists
-from seatrial.bisect.environment_cache import BisectEnvironments, BuildFailed, ReadyEnvironment
+from seatrial.bisect.environment_cache import BisectEnvironments, ReadyEnvironment
 from seatrial.bisect.git_stores import Stores, TreeError
+from seatrial.bisect.lockfile import BuildFailed
 from seatrial.bisect.worktrees import apply_edits, apply_patches, make_tree, remove_tree, unchanged
 from seatrial.core.errors import UserError
 from seatrial.core.files import read_model, write_json, write_text

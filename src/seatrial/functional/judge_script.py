@@ -40,14 +40,6 @@ MOST = 2000
 """Files of one script."""
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What was copied, and what was not."""
-
-    files: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-
-
 def fresh(path: Path, started: float) -> bool:
     try:
         return path.is_file() and path.stat().st_mtime >= started
@@ -112,11 +104,9 @@ def _cleared(found: re.Match[str], redactor: Redactor) -> str:
     return found[0] if (shown, kept) == (name, value) else f"{json.dumps(shown)}{found[2]}{json.dumps(kept)}"
 
 
-def take(source: Path, target: Path, redactor: Redactor, began: float | None = None) -> Taken:
-    """Copy logs and tables below `source`; with `began` only files that were written since."""
-    if not source.is_dir():
-        return Taken(())
-    files, left = list[str](), list[str]()
+def take(source: Path, target: Path, redactor: Redactor, began: float | None = None) -> tuple[int, tuple[str, ...]]:
+    """Copy logs and tables below `source`; with `began` only files that were written since. Returns how many, and what was left out."""
+    count, left = 0, list[str]()
     for file in _below(source):
         if file.is_relative_to(target):
             continue
@@ -124,7 +114,7 @@ def take(source: Path, target: Path, redactor: Redactor, began: float | None = N
         if not any(fnmatch.fnmatch(file.name, pattern) for pattern in KEPT) or (began is not None and not fresh(file, began)):
             continue
         try:
-            if file.stat().st_size > LARGEST or len(files) >= MOST:
+            if file.stat().st_size > LARGEST or count >= MOST:
                 left.append(name)
                 continue
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -134,11 +124,9 @@ def take(source: Path, target: Path, redactor: Redactor, began: float | None = N
         except OSError as error:
             left.append(f"{name} ({error.strerror or error})")
             continue
-        files.append(name)
-    notes = (
-        (f"not copied from {source}, for their size or number: {', '.join(left[:5])}" + (" …" if len(left) > 5 else ""),) if left else ()
-    )
-    return Taken(tuple(files), notes)
+        count += 1
+    more = " …" if len(left) > 5 else ""
+    return count, (f"not copied from {source}, for their size or number: {', '.join(left[:5])}{more}",) if left else ()
 
 
 def _below(directory: Path) -> list[Path]:
@@ -195,7 +183,9 @@ def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:
         diagnosis = _diagnose(planned, ran)
         verdict, boundary, reason = _failed(planned, ran, diagnosis)
     else:
-        diagnosis = _said(planned, ran)
+        # The rule of `seatrial judge`: errors that a run got over have a limit, and a known failure counts.
+        found = _diagnose(planned, ran) if planned.something_to_check else None
+        diagnosis = found if found is not None and found.verdict is not None else None
         verdict, boundary, reason = _done(planned, ran, measured, diagnosis)
         if verdict is Verdict.PASS and not planned.something_to_check:
             notes = (EXIT_CODE_ONLY,)
@@ -216,13 +206,6 @@ def judge_script(planned: PlannedScript, ran: ScriptRun) -> ScriptResult:
         notes=notes,
         diagnosis=diagnosis,
     )
-
-
-def _said(planned: PlannedScript, ran: ScriptRun) -> Diagnosis | None:
-    """What the log says of a run that exited with 0, by the rule of `seatrial judge`: errors that it got over have a limit, and a known
-    failure counts."""
-    found = _diagnose(planned, ran) if planned.something_to_check else None
-    return found if found is not None and found.verdict is not None else None
 
 
 def _done(planned: PlannedScript, ran: ScriptRun, measured: _Measured, found: Diagnosis | None) -> tuple[Verdict, Boundary | None, str]:
@@ -290,8 +273,11 @@ def _measure(planned: PlannedScript, ran: ScriptRun) -> _Measured:
     doubts: list[CheckResult] = []
     reached: int | None = None
     wrote = False
-    printed = _printed(planned, ran.log)
     several = len(planned.asserted) > 1
+    # What the loop printed of its one run; a script that ran several printed them all.
+    printed = get_loop(planned.known.loop).read_console(ran.log) if planned.known and ran.log.is_file() and not several else None
+    if printed is not None and (printed.restarts or not printed.series or not planned.asserted):
+        printed = None
     for number, one in enumerate(planned.asserted, 1):
         target = ran.directory / (f"metrics-{number}" if several else "metrics")
         label = f"{one.metrics.name if one.metrics else one.written}: " if several else ""
@@ -307,23 +293,11 @@ def _measure(planned: PlannedScript, ran: ScriptRun) -> _Measured:
     if planned.known and planned.asserted:
         checks += _fresh_logs(planned.known.logs, ran.started)
     if planned.something_to_check:
-        checks += _said_finite(ran.log)
+        try:
+            checks += finite(read_facts(read_log(ran.log)))
+        except UserError:
+            pass  # there is no log
     return _Measured(tuple(checks), tuple(doubts), reached, wrote)
-
-
-def _printed(planned: PlannedScript, log: Path) -> Metrics | None:
-    """What the loop of a script printed of its one run; None where it is not known, or where the script ran several."""
-    if planned.known is None or not log.is_file():
-        return None
-    printed = get_loop(planned.known.loop).read_console(log)
-    return printed if printed.series and not printed.restarts and len(planned.asserted) == 1 else None
-
-
-def _said_finite(log: Path) -> list[CheckResult]:
-    try:
-        return finite(read_facts(read_log(log)))
-    except UserError:
-        return []
 
 
 def _of_file(

@@ -21,24 +21,16 @@ from seatrial.loops.nightly_scripts import Asserted, Functional, describe_functi
 from seatrial.metrics.checks import parse
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """What the text of a script asserts."""
-
-    asserted: tuple[Asserted, ...]
-    unread: tuple[str, ...]
-    """What mentions a checker and could not be read."""
-
-
-def read_asserted(script: Path, cwd: Path) -> Read:
-    """The metrics files that a script hands to a checker, with the expressions; a relative place is one below `cwd`."""
+def read_asserted(script: Path, cwd: Path) -> tuple[tuple[Asserted, ...], tuple[str, ...]]:
+    """The metrics files that a script hands to a checker, with the expressions, and what mentions a checker and could not be read. A
+    relative place is one below `cwd`."""
     checks: dict[str, list[str]] = {}
     unread = [one for module in _modules("script_reader.py") for one in _read(script, module, checks)]
     asserted = tuple(
         Asserted(metrics=None if "$" in written or "`" in written else cwd / written, written=written, checks=tuple(dict.fromkeys(found)))
         for written, found in checks.items()
     )
-    return Read(asserted, tuple(unread))
+    return asserted, tuple(unread)
 
 
 def _read(script: Path, module: ModuleType, checks: dict[str, list[str]]) -> list[str]:
@@ -219,8 +211,9 @@ def _plan_one(script: Path, name: str, asked: FunctionalRequest) -> PlannedScrip
     known = describe_functional(script, asked.arguments)
     minutes = asked.deadline or (known.minutes if known else None) or DEADLINE_MINUTES
     cwd = known.root if known else Path.cwd()
-    read = known or read_asserted(script, cwd)
-    own = known.asserted if known else _told(read.asserted, asked)
+    own, unread = (known.asserted, known.unread) if known else read_asserted(script, cwd)
+    if asked.metrics is not None and not known:
+        own = placed(own, asked.metrics.absolute())
     tags = known.step_tags if known and known.step_tags else STEP_TAGS
     return PlannedScript(
         name=name,
@@ -228,7 +221,7 @@ def _plan_one(script: Path, name: str, asked: FunctionalRequest) -> PlannedScrip
         argv=("bash", str(script), *asked.arguments),
         cwd=cwd,
         asserted=tuple(replace(one, checks=with_floors(one.checks)) for one in _asserted(script, own, asked)),
-        unread=read.unread,
+        unread=unread,
         known=known,
         minutes=minutes,
         stall=asked.stall or minutes,
@@ -237,10 +230,6 @@ def _plan_one(script: Path, name: str, asked: FunctionalRequest) -> PlannedScrip
         exit_code_only=asked.exit_code_only,
         skips=(*SKIPS, *(known.skips if known else ())),
     )
-
-
-def _told(own: tuple[Asserted, ...], asked: FunctionalRequest) -> tuple[Asserted, ...]:
-    return own if asked.metrics is None else placed(own, asked.metrics.absolute())
 
 
 def _asserted(script: Path, own: tuple[Asserted, ...], asked: FunctionalRequest) -> tuple[Asserted, ...]:

@@ -45,18 +45,13 @@ def summary_md(whole: FunctionalRun) -> str:
         lines += ["", f"## {prose(result.name)}: {result.verdict}", "", f"{code(str(result.script))}: {prose(result.reason)}"]
         if result.boundary is not None:
             lines.append(f"- boundary: {result.boundary}")
-        lines += [
-            f"- {'met' if check.passed else 'MISSED'}: {prose(_told(check.name, check_words(check), check.message))}"
-            for check in result.checks
-        ]
+        for check in result.checks:
+            told = f"{check.name}: {check.message}" if check.message else check_words(check)
+            lines.append(f"- {'met' if check.passed else 'MISSED'}: {prose(told)}")
         lines += [f"- note: {prose(note)}" for note in result.notes]
         if result.diagnosis and result.diagnosis.advice:
             lines.append(f"- advice: {prose(result.diagnosis.advice)}")
     return "\n".join(lines) + "\n"
-
-
-def _told(name: str, words: str, message: str) -> str:
-    return f"{name}: {message}" if message else words
 
 
 def steps_told(result: ScriptResult) -> str:
@@ -101,7 +96,15 @@ def run_all(
     whole = FunctionalRun(id=out.name, created=created, seatrial=__version__, verdict=Verdict.SKIPPED, results=())
     for planned in scripts:
         if stop_requested():
-            result = _not_begun(planned)
+            reason = "not begun: Seatrial was interrupted before"
+            result = ScriptResult(
+                name=planned.name,
+                script=str(planned.script),
+                verdict=Verdict.SKIPPED,
+                reason=reason,
+                ended="not started",
+                gpus=planned.gpus,
+            )
         else:
             tell(f"{planned.name}: {shlex.join(redactor.value(planned.argv))}")
             result = run_one(planned, out / planned.name, place, redactor)
@@ -109,32 +112,23 @@ def run_all(
         done(result)
         owed = [Verdict.SKIPPED] if len(results) < len(scripts) else []
         whole = replace(whole, verdict=worst([*(one.verdict for one in results), *owed]), results=tuple(results))
-        _write(out, whole)
+        write_json(out / "functional.json", whole)
+        write_text(out / "summary.md", summary_md(whole))
+        write_text(out / "junit.xml", junit_xml(whole))
     return whole
-
-
-def _write(out: Path, whole: FunctionalRun) -> None:
-    write_json(out / "functional.json", whole)
-    write_text(out / "summary.md", summary_md(whole))
-    write_text(out / "junit.xml", junit_xml(whole))
-
-
-def _not_begun(planned: PlannedScript) -> ScriptResult:
-    reason = "not begun: Seatrial was interrupted before"
-    return ScriptResult(
-        name=planned.name, script=str(planned.script), verdict=Verdict.SKIPPED, reason=reason, ended="not started", gpus=planned.gpus
-    )
 
 
 def run_one(planned: PlannedScript, directory: Path, place: ExecutionPlace, redactor: Redactor) -> ScriptResult:
     directory.mkdir(parents=True)
     notes: list[str] = []
     if planned.known is not None:
-        before = take(planned.known.output, directory / "before", redactor)
-        notes += [f"results of an earlier run were kept in {directory.name}/before"] if before.files else []
+        before, _ = take(planned.known.output, directory / "before", redactor)
+        notes += [f"results of an earlier run were kept in {directory.name}/before"] if before else []
     argv, env = place.command(planned.argv, planned.cwd)
     command = directory / "command.sh"
-    write_text(command, _command_text(argv, redactor.value(argv), planned))
+    shown = redactor.value(argv)
+    told = "# Secrets are left out: put them in before you run this.\n" if shown != argv else ""
+    write_text(command, f"#!/bin/bash\n{told}cd {shlex.quote(str(planned.cwd))} || exit\nexec {shlex.join(shown)}\n")
     command.chmod(0o755)
     earlier = {one.metrics: content(one.metrics) for one in planned.asserted}
     # The time of a file that was just written: what a file system says of the script's files is by the same clock.
@@ -150,18 +144,12 @@ def run_one(planned: PlannedScript, directory: Path, place: ExecutionPlace, reda
         clear_metrics(directory, redactor)
     notes += [SAME.format(path) for path, was in earlier.items() if was and path and fresh(path, started) and content(path) == was]
     if planned.known is not None:
-        kept = take(planned.known.output, directory / "script", redactor, started)
-        notes += kept.notes
+        notes += take(planned.known.output, directory / "script", redactor, started)[1]
     result = replace(result, notes=(*result.notes, *place.notes, *notes))
     result = ScriptResult.model_validate(redactor.value(result.model_dump(mode="json")))  # reasons quote what was read
     write_json(directory / "checks.json", [check.model_dump(mode="json") for check in result.checks])
     write_json(directory / "result.json", result)
     return result
-
-
-def _command_text(argv: tuple[str, ...], shown: tuple[str, ...], planned: PlannedScript) -> str:
-    told = "# Secrets are left out: put them in before you run this.\n" if shown != argv else ""
-    return f"#!/bin/bash\n{told}cd {shlex.quote(str(planned.cwd))} || exit\nexec {shlex.join(shown)}\n"
 
 
 def _follow(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import orjson
@@ -17,7 +19,7 @@ from seatrial.core.guarded import BadValue, parse_json, writable
 from seatrial.core.text import counted
 from seatrial.history import import_results, store
 from seatrial.history.import_results import Draft, DraftTree, gpu_counts, machine_here, read_bytes, require_sound
-from seatrial.history.store import UNKNOWN, Found, RunValue, Store, StoredRun, Take
+from seatrial.history.store import UNKNOWN, RunValue, Store, StoredRun, Take
 
 NOT_PASSED = "it did not pass"
 
@@ -166,28 +168,19 @@ def _refused(error: UserError) -> list[Draft]:
 def _directory(folder: Path) -> Item | None:
     """A directory that is one run."""
     if (folder / "trial.json").is_file():
-
-        def trial() -> list[Draft]:
-            from seatrial.history import import_runs as reading
-
-            return [reading.read_trial(folder)]
-
-        return folder, trial
+        return folder, lambda: [_reading().read_trial(folder)]
     if (folder / "manifest.json").is_file() and (folder / "inputs.jsonl").is_file():
-
-        def campaign() -> list[Draft]:
-            from seatrial.history import import_runs as reading
-
-            return [reading.read_campaign(folder)]
-
-        return folder, campaign
+        return folder, lambda: [_reading().read_campaign(folder)]
     return None
 
 
-def _series(path: Path) -> list[Draft]:
-    from seatrial.history import import_runs as reading
+def _reading() -> ModuleType:
+    """The readers of what needs much of Seatrial: imported only where such a path is found."""
+    return importlib.import_module("seatrial.history.import_runs")
 
-    return [reading.read_metric_files(path)]
+
+def _series(path: Path) -> list[Draft]:
+    return [_reading().read_metric_files(path)]
 
 
 def _asked(path: Path) -> list[Draft]:
@@ -392,7 +385,11 @@ def read_transient(path: Path, stated: Stated, trusted: tuple[str, ...], take: T
         )
     run = run_of(completed(drafts[0], stated), stated, trusted)
     _, series = store.rows_of(drafts[0].points)
-    return run, {metric: _value(run, found, take) for metric, found in series.items()}
+    values: dict[str, RunValue] = {}
+    for metric, (first, last, mean, least, greatest, count, mark) in series.items():
+        taken = {"first": first, "last": last, "mean": mean, "min": least, "max": greatest, "count": float(count)}
+        values[metric] = RunValue(run=run, value=taken[take], mark=mark, count=count)
+    return run, values
 
 
 def with_known(run: StoredRun, kept: StoredRun, stated: Stated) -> StoredRun:
@@ -407,9 +404,3 @@ def with_known(run: StoredRun, kept: StoredRun, stated: Stated) -> StoredRun:
         passed=kept.passed if run.passed is None else run.passed,
         why_untrusted=kept.why_untrusted if run.passed is None else run.why_untrusted,
     )
-
-
-def _value(run: StoredRun, found: Found, take: Take) -> RunValue:
-    first, last, mean, least, greatest, count, mark = found
-    taken = {"first": first, "last": last, "mean": mean, "min": least, "max": greatest, "count": float(count)}
-    return RunValue(run=run, value=taken[take], mark=mark, count=count)
