@@ -29,7 +29,7 @@ from seatrial.core.records import replace as replace_record
 from seatrial.core.text import one_line
 from seatrial.core.verdict import Boundary
 from seatrial.evidence.redact import Redactor
-from seatrial.runtime.interrupt import check_stop
+from seatrial.runtime.interrupt import check_stop, rest
 from seatrial.triage.log import read_log
 from seatrial.trial.run_dir import now
 
@@ -39,7 +39,6 @@ FIRST_WAIT_S = 2.0
 """Before the first new try; doubled for each further one."""
 LAST_LINES = 3
 """Of the log of a run that ends the bisect, for the message."""
-_LOOK_S = 0.2
 
 Tell = Callable[[str], None]
 Numbers = Callable[[], set[int]]
@@ -117,7 +116,9 @@ class BisectSession:
             tries += 1
             waiting = again
             if waiting:
-                self._wait(FIRST_WAIT_S * 2 ** (tries - 1))
+                pause = FIRST_WAIT_S * 2 ** (tries - 1)
+                self.tell(f"waiting {pause:.0f} s before trying again")
+                rest(pause)
         return rows
 
     def note(
@@ -224,7 +225,10 @@ class BisectSession:
             unedited=served.unedited,
         )
         self._append(row)
-        self._refuse_a_broken_machine(row)
+        self._lost = self._lost + 1 if row.skip is SkipKind.ENVIRONMENT else 0
+        if self._lost >= LOST_IN_A_ROW:
+            message = f"{self._lost} points one after the other were lost to the machine, not to their commits; the last one: {row.reason}"
+            raise BlockedError(Boundary.ENVIRONMENT, message, f"repair it, then: {resume_command(self.directory)}")
         return row
 
     def _about(self, wanted: BisectStep) -> dict[str, Any]:
@@ -262,19 +266,6 @@ class BisectSession:
 
     def _number(self) -> int:
         return self.rows[-1].number + 1 if self.rows else 1
-
-    def _refuse_a_broken_machine(self, row: BisectRun) -> None:
-        self._lost = self._lost + 1 if row.skip is SkipKind.ENVIRONMENT else 0
-        if self._lost >= LOST_IN_A_ROW:
-            message = f"{self._lost} points one after the other were lost to the machine, not to their commits; the last one: {row.reason}"
-            raise BlockedError(Boundary.ENVIRONMENT, message, f"repair it, then: {resume_command(self.directory)}")
-
-    def _wait(self, seconds: float) -> None:
-        self.tell(f"waiting {seconds:.0f} s before trying again")
-        stops = time.monotonic() + seconds
-        while time.monotonic() < stops:
-            check_stop()
-            time.sleep(_LOOK_S)
 
 
 def _number(step: Path) -> int:

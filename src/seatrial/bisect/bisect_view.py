@@ -26,7 +26,7 @@ from seatrial.bisect.bisect_records import (
     Standing,
     tree_variable,
 )
-from seatrial.core.text import number, one_line, unique
+from seatrial.core.text import counted, number, one_line, unique
 from seatrial.report.markdown import code
 
 _HOLES = re.compile("{(" + "|".join(PLACEHOLDERS) + ")}")
@@ -363,7 +363,7 @@ def answer_lines(view: BisectView) -> tuple[str, ...]:
     if answer.state != "open":
         sure = f"{percent(answer.confidence)}{f', {answer.model}' if answer.model else ''}"
         lines.append(f"Confidence: {'each commit ran once, without noise handling' if view.plan.repeat == 1 else sure}")
-    return (*lines, f"Effort: {_effort(view)}, {_count(view.count, 'commit')} after the good end")
+    return (*lines, f"Effort: {_effort(view)}, {counted(view.count, 'commit')} after the good end")
 
 
 def _effort(view: BisectView) -> str:
@@ -372,9 +372,10 @@ def _effort(view: BisectView) -> str:
     further = f" ({beside} of them further runs)" if beside else ""
     rounds = len({(row.history, row.round) for row in view.rows if row.stage == "search"})
     seconds = sum(row.seconds for row in view.run)
-    spent = f"{_count(len(view.run), 'run')} of {_time(seconds)} in all{further}, {_count(rounds, 'round')} of search"
+    took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    spent = f"{counted(len(view.run), 'run')} of {took} in all{further}, {counted(rounds, 'round')} of search"
     taken = len(view.rows) - len(view.run)
-    return f"{spent}, {_count(taken, 'row')} taken over without a run" if taken else spent
+    return f"{spent}, {counted(taken, 'row')} taken over without a run" if taken else spent
 
 
 def _skipped(view: BisectView) -> Iterator[str]:
@@ -387,7 +388,7 @@ def _skipped(view: BisectView) -> Iterator[str]:
     for kind, points in sorted(found.items(), key=lambda item: (-len(item[1]), item[0])):
         why = next((reason for _, reason in points if reason), "")
         first = f"; the first one: {code(why)}" if why else ""
-        yield f"{_count(len(points), 'commit')}: {KINDS[kind]}: {listed([code(commit) for commit, _ in points])}{first}"
+        yield f"{counted(len(points), 'commit')}: {KINDS[kind]}: {listed([code(commit) for commit, _ in points])}{first}"
 
 
 def _flaky(view: BisectView) -> Iterator[str]:
@@ -417,7 +418,7 @@ def _environments(view: BisectView) -> Iterator[str]:
         run: list[BisectRun] = [row for row in view.rows if row.environment]
         kinds, built = len({row.environment for row in run}), sum(row.built for row in run)
         reused = f"{built} built, {len(run) - built} times reused"
-        yield f"{_count(kinds, 'environment')} from {code(plan.lock or plan.kind)} by {plan.kind}: {reused}"
+        yield f"{counted(kinds, 'environment')} from {code(plan.lock or plan.kind)} by {plan.kind}: {reused}"
     if plan.packages:
         yield f"with packages beside the lock: {', '.join(code(package) for package in plan.packages)}"
     if plan.build:
@@ -431,7 +432,7 @@ def _changed(view: BisectView) -> Iterator[str]:
     judged = {row.point for row in view.run if row.mark is not Mark.SKIP}
     for file in unique(edit.file for edit in plan.edits):
         if idle := len(judged & _unchanged(view, file)):
-            yield f"an edit of {code(file)} changed nothing at {idle} of the {_count(len(judged), 'commit')} that were run and judged"
+            yield f"an edit of {code(file)} changed nothing at {idle} of the {counted(len(judged), 'commit')} that were run and judged"
     for patch in plan.patches:
         since = f", to commits from {code(patch.since[:12])} on" if patch.since else ""
         yield f"{code(patch.source)} was applied where it was missing{since}"
@@ -452,7 +453,7 @@ def _notes(view: BisectView) -> Iterator[str]:
         for note in row.notes:
             found.setdefault(one_line(note).replace(row.commit[:12], "this commit"), set()).add(row.point)
     for note, points in list(found.items())[:SHOWN]:
-        yield f"{_count(len(points), 'commit')}: {code(note)}"
+        yield f"{counted(len(points), 'commit')}: {code(note)}"
     if len(found) > SHOWN:
         yield f"and {len(found) - SHOWN} more notes, see report.html"
 
@@ -481,10 +482,10 @@ def _limitations(view: BisectView) -> Iterator[str]:
         yield "the repositories were put in order by commit time; that they were used together like this is an assumption"
     replayed = sum(row.stage == "replay" for row in view.rows)
     if replayed:
-        yield f"{_count(replayed, 'mark')} came from a log that was replayed, and {'was' if replayed == 1 else 'were'} not run here"
+        yield f"{counted(replayed, 'mark')} came from a log that was replayed, and {'was' if replayed == 1 else 'were'} not run here"
     hand = sum(row.by_hand for row in view.rows)
     if hand:
-        yield f"{_count(hand, 'row')} of the journal {'was' if hand == 1 else 'were'} changed by hand"
+        yield f"{counted(hand, 'row')} of the journal {'was' if hand == 1 else 'were'} changed by hand"
 
 
 def _onward(view: BisectView) -> Iterator[str]:
@@ -496,13 +497,3 @@ def _onward(view: BisectView) -> Iterator[str]:
     if len(view.plan.repos) == 1:
         yield f"go on with git alone: {code(f'git -C {shlex.quote(view.plan.repos[0].path)} bisect replay {log}')}"
     yield f"remove trees and stores, keep the reports: {code(f'seatrial bisect clean {place}')}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -61,7 +61,10 @@ def read_history(repo: Repo, first_parent: bool) -> History:
     data = git(path, *_LOG, _FORMAT, "--topo-order", "--reverse", *line_only, bad, good, "--not", f"{good}^@", "--")
     rows = [entry.split("\n", 4) for entry in fields(data)]
     rows.sort(key=lambda row: row[0] != good)  # Stable. The good end has no parent among them, so it may come first.
-    _check_whole(path, {row[0] for row in rows} - {good})
+    cut = sorted(({row[0] for row in rows} - {good}) & _cuts(path))
+    if cut:
+        message = f"{path}: a shallow clone, cut at {cut[0][:_SHOWN]} between the ends: the commits behind it are missing"
+        raise UserError(message, _unshallow(path))
     index = {row[0]: place for place, row in enumerate(rows)}
     return History(tuple(_point(repo, row, index, first_parent) for row in rows))
 
@@ -162,13 +165,6 @@ def _check_ends(repo: Path, good: str, bad: str) -> None:
     if _cuts(repo):
         raise UserError(f"{message} in this shallow clone", _unshallow(repo))
     raise UserError(f"{message}; they have no common history", "give two ends of one line of history")
-
-
-def _check_whole(repo: Path, inside: set[str]) -> None:
-    cut = sorted(inside & _cuts(repo))
-    if cut:
-        message = f"{repo}: a shallow clone, cut at {cut[0][:_SHOWN]} between the ends: the commits behind it are missing"
-        raise UserError(message, _unshallow(repo))
 
 
 def _cuts(repo: Path) -> set[str]:

@@ -212,7 +212,10 @@ def _plan(
     check_trial: CheckTrial | None,
 ) -> BisectPlan:
     main, bad = Path(repos[0].path), repos[0].bad
-    edits = _edits(asked.edit)
+    for word in asked.edit or ():
+        if "\n" not in word:
+            raise UserError(f"--edit {word}: takes two words, a file and clauses", "--edit tests/run.sh 's/MAX_STEPS=100/MAX_STEPS=20/'")
+    edits = tuple(Edit(file=file, clauses=clauses) for file, _, clauses in (word.partition("\n") for word in asked.edit or ()))
     check_edits(edits)
     command: tuple[str, ...] = asked.words
     extra: tuple[str, ...] = ()
@@ -371,13 +374,6 @@ def _by_name(flag: str, words: Sequence[str] | None, paths: Mapping[str, Path]) 
             )
         found[name] = value
     return found
-
-
-def _edits(words: Sequence[str] | None) -> tuple[Edit, ...]:
-    for word in words or ():
-        if "\n" not in word:
-            raise UserError(f"--edit {word}: takes two words, a file and clauses", "--edit tests/run.sh 's/MAX_STEPS=100/MAX_STEPS=20/'")
-    return tuple(Edit(file=file, clauses=clauses) for file, _, clauses in (word.partition("\n") for word in words or ()))
 
 
 def _patches(words: Sequence[str] | None, main: Path) -> dict[Patch, Path | None]:

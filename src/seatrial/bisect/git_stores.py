@@ -175,14 +175,10 @@ class Module:
 def declared(git_dir: Path, commit: str, path: str) -> Module:
     """The submodule at `path` of a commit; one that `.gitmodules` forgot has its path for a name."""
     options = ("config", "--blob", f"{commit}:.gitmodules", "-z", "--list")
-    entries = fields(git(git_dir, *options)) if _has_gitmodules(git_dir, commit) else []
+    entries = fields(git(git_dir, *options)) if git(git_dir, "ls-tree", "--full-tree", "-z", commit, "--", ".gitmodules") else []
     values = dict(_split(entry) for entry in entries)
     name = next((key[0] for key, value in values.items() if key[1] == "path" and value.rstrip("/") == path), path)
     return Module(name, values.get((name, "url"), ""), values.get((name, "update")) == "none")
-
-
-def _has_gitmodules(git_dir: Path, commit: str) -> bool:
-    return bool(git(git_dir, "ls-tree", "--full-tree", "-z", commit, "--", ".gitmodules"))
 
 
 def _split(entry: str) -> tuple[tuple[str, str], str]:

@@ -25,7 +25,7 @@ from seatrial.core.verdict import ExitCode
 from seatrial.evidence.redact import Redactor
 from seatrial.runtime import slurm_submit
 from seatrial.runtime.environments import mounts_of
-from seatrial.runtime.interrupt import check_stop, stop_requested
+from seatrial.runtime.interrupt import check_stop, rest, stop_requested
 from seatrial.runtime.jobdir import BATCH, job_dir
 from seatrial.runtime.process import CannotStart, Control, ProcessSpec, end_leftovers, run_stoppable
 from seatrial.runtime.ray import ray_job
@@ -156,7 +156,7 @@ class SlurmRunner:
                         waiting.remove(idle)
                         yield idle, idle.facts(None, "interrupted")
                 if len(queued) == self._plan.jobs or not waiting:
-                    self._rest(pause if queued else 0.0)
+                    rest(pause if queued else 0.0)
                     pause = min(pause * 1.2, LONGEST_WAIT_S)
         finally:
             _end(queued, self._tell)
@@ -212,12 +212,6 @@ class SlurmRunner:
             self._tell(f"{commit}: its result no longer matters, its job is cancelled")
             done.add(one.step.number)
         return done
-
-    def _rest(self, seconds: float) -> None:
-        stops = time.monotonic() + seconds
-        while time.monotonic() < stops:
-            check_stop()
-            time.sleep(_LOOK_S)
 
 
 def job_of(plan: BisectPlan, one: PreparedStep, profile: Profile) -> Job:

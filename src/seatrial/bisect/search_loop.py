@@ -121,7 +121,11 @@ def verify_endpoints(session: BisectSession, history: History, number: int = 0) 
     _judge(session, good, bad, number, limit)
     _refuse_failing_good(session, good, bad, number)
     failures = [row.failure for row in _rows(session, bad, number) if row.mark is Mark.BAD and row.failure]
-    session.failures[:] = _distinct(failures)
+    found: list[Failure] = []
+    for failure in failures:
+        if not any(failure.same(other) for other in found):
+            found.append(failure)
+    session.failures[:] = found
 
 
 def _owed(session: BisectSession, end: Point, bad: Point, number: int, limit: Threshold | None) -> int:
@@ -136,18 +140,6 @@ def _owed(session: BisectSession, end: Point, bad: Point, number: int, limit: Th
 def _rows(session: BisectSession, end: Point, number: int) -> list[BisectRun]:
     """What was run of an end; what was replayed from a log of others has no failure to compare with, and does not count."""
     return [row for row in session.evidence(number) if row.point == end.id and row.stage == "ends"]
-
-
-def _shown(session: BisectSession, bad: Point, number: int) -> bool:
-    return any(row.mark is Mark.BAD for row in _rows(session, bad, number))
-
-
-def _distinct(failures: Sequence[Failure]) -> list[Failure]:
-    found: list[Failure] = []
-    for failure in failures:
-        if not any(failure.same(other) for other in found):
-            found.append(failure)
-    return found
 
 
 def _refuse_skips(session: BisectSession, end: Point, name: str, number: int) -> None:
@@ -199,7 +191,8 @@ def _judge(session: BisectSession, good: Point, bad: Point, number: int, limit: 
     of_good, of_bad = _rows(session, good, number), _rows(session, bad, number)
     good_fails = side(of_good, limit) is Mark.BAD
     # Without a metric one bad run is enough: a flaky failure need not show often.
-    bad_passes = not _shown(session, bad, number) or (limit is not None and side(of_bad, limit) is Mark.GOOD)
+    never_bad = all(row.mark is not Mark.BAD for row in of_bad)
+    bad_passes = never_bad or (limit is not None and side(of_bad, limit) is Mark.GOOD)
     if good_fails and bad_passes:
         raise UserError(
             f"the ends are swapped: {short(good)}, said to be good, fails, and {short(bad)}, said to be bad, passes",

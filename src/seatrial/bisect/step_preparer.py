@@ -318,10 +318,10 @@ class StepPreparer:
             return self._prepare(step, blank)
         except TreeError as error:
             reason = f"{error.message}; {error.fix}" if error.fix else error.message
-            return replace(blank, refused=_skip(error.kind, reason, transient=error.kind is SkipKind.ENVIRONMENT))
+            return replace(blank, refused=skipped(error.kind, reason, transient=error.kind is SkipKind.ENVIRONMENT))
         except BuildFailed as error:
             kind = SkipKind.ENVIRONMENT if error.transient else SkipKind.BUILD_COMMAND if error.by_command else SkipKind.BUILD
-            return replace(blank, refused=_skip(kind, error.message, transient=error.transient))
+            return replace(blank, refused=skipped(kind, error.message, transient=error.transient))
 
     def again(self, step: BisectStep) -> PreparedStep:
         """A step whose job was handed to a cluster by an earlier session: what it was begun with is read, and nothing is touched."""
@@ -329,7 +329,7 @@ class StepPreparer:
             kept = read_model(step.ready_file, SetupRecord)
         except UserError as error:
             reason = f"its job outlived the Seatrial that began it, and what it was begun with is lost: {error.message}"
-            return PreparedStep(step, started=now(), began=time.time(), refused=_skip(SkipKind.ENVIRONMENT, reason, transient=True))
+            return PreparedStep(step, started=now(), began=time.time(), refused=skipped(SkipKind.ENVIRONMENT, reason, transient=True))
         ready = ReadyEnvironment(Path(kept.python) if kept.python else None, kept.variables, kept.environment, kept.built)
         notes = (*kept.notes, "its job outlived the Seatrial that began it")
         made = begun(self.plan, step, ready, os.environ, kept.stamp)
@@ -404,5 +404,5 @@ class StepPreparer:
         return replace(ready, variables={**variables, "PYTHONPATH": os.pathsep.join(path)} if path else variables)
 
 
-def _skip(kind: SkipKind, reason: str, *, transient: bool = False) -> Observation:
+def skipped(kind: SkipKind, reason: str, *, transient: bool = False) -> Observation:
     return Observation(mark=Mark.SKIP, skip=kind, reason=reason, transient=transient)

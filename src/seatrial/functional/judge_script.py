@@ -321,12 +321,9 @@ def _of_file(
         checks.append(step)
     found = examine(metrics, printed, get_loop(planned.known.loop).signals() if planned.known else COMMON)
     # A bound of the script's own is the one that counts.
-    own = [check for check in found.doubts if not (check.subject == "bound" and _asserts(one, check.tag))]
+    asserted = " ".join(one.checks).replace("'", '"')
+    own = [check for check in found.doubts if not (check.subject == "bound" and f'["{check.tag}"]' in asserted)]
     return Findings([*checks, *found.checks, *_all_finite(metrics, found)], own), reached, True
-
-
-def _asserts(one: Asserted, tag: str) -> bool:
-    return any(f"[{quote}{tag}{quote}]" in expr for expr in one.checks for quote in ("'", '"'))
 
 
 def _all_finite(metrics: Metrics, found: Findings) -> list[CheckResult]:

@@ -11,12 +11,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from seatrial.core.errors import BlockedError, UserError
-
-if TYPE_CHECKING:
-    from seatrial.history.store import StoredRun
 
 VARIABLE, OFF = "SEATRIAL_HISTORY", "off"
 
@@ -147,12 +144,8 @@ def _keep(path: Path, project: str | None, name: str | None, looked: CheckoutSta
         done = list(add(store, path, stated, found.trusted))
         errors = [one for one in done if one.error]
         runs = [one.run for one in done if one.run]
-        text = f"history: {_said(runs)} in {store.path}"
+        said = f"{len(runs)} runs kept"
+        if len(runs) == 1:
+            said = f"kept as run {runs[0].id}" + ("" if runs[0].trusted else f" (no baseline: {runs[0].why_untrusted})")
+        text = f"history: {said} in {store.path}"
         return text if not errors else f"{text}; {errors[0].line()}"
-
-
-def _said(runs: list[StoredRun]) -> str:
-    if len(runs) == 1:
-        why = "" if runs[0].trusted else f" (no baseline: {runs[0].why_untrusted})"
-        return f"kept as run {runs[0].id}{why}"
-    return f"{len(runs)} runs kept"

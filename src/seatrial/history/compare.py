@@ -116,21 +116,17 @@ def compare_revisions(
     return Comparison(
         before,
         after,
-        (len(_runs(store, before, project)), len(_runs(store, after, project))),
+        (len(store.runs(commit=before, project=project)), len(store.runs(commit=after, project=project))),
         rows,
         sorted(left.keys() - right.keys()),
         sorted(right.keys() - left.keys()),
     )
 
 
-def _runs(store: Store, commit: str, project: str | None) -> list[StoredRun]:
-    return store.runs(commit=commit, project=project)
-
-
 def _side(store: Store, commit: str, patterns: Sequence[str], project: str | None, take: Take) -> dict[Identity, list[RunValue]]:
     wanted = {name for pattern in patterns for name in store.metrics(project, pattern)} if patterns else None
     found: dict[Identity, list[RunValue]] = {}
-    for run in _runs(store, commit, project):
+    for run in store.runs(commit=commit, project=project):
         for metric, value in store.of_run(run.id or 0, take=take).items():
             if wanted is None or metric in wanted:
                 found.setdefault((run.project, str(run.kind), run.name, run.machine, metric), []).append(value)
@@ -168,7 +164,9 @@ class TrendSeries:
         if self.cannot_tell:
             return [f"{head}, cannot tell: {self.cannot_tell}", *self.group.told()]
         found = [f"  {_line(change, self.group.runs)}" for change in self.changes]
-        return [f"{head}, {_counted(self.changes)}", *found, *self.group.told()]
+        counts = [(kind, sum(change.kind == kind for change in self.changes)) for kind in ("step", "drift", "outlier")]
+        told = ", ".join(counted(count, kind) for kind, count in counts if count) or "no change"
+        return [f"{head}, {told}", *found, *self.group.told()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,21 +192,13 @@ def trend(
     """Changes of all metrics that the patterns take; `every` takes poisoned runs too."""
     if not 0 < alarm < 1:
         raise UserError(f"--alarm {alarm}: must lie between 0 and 1", "--alarm 0.01")
-    found = [_series(group, alarm) for group in groups(store, metrics, take=take, poisoned=every, **of)]
+    found = []
+    for group in groups(store, metrics, take=take, poisoned=every, **of):
+        try:
+            found.append(TrendSeries(group, tuple(find_changes(group.values, alarm=alarm)), ""))
+        except TooFew as error:
+            found.append(TrendSeries(group, (), str(error)))
     return Trend(tuple(found), alarm)
-
-
-def _series(group: BaselineGroup, alarm: float) -> TrendSeries:
-    try:
-        return TrendSeries(group, tuple(find_changes(group.values, alarm=alarm)), "")
-    except TooFew as error:
-        return TrendSeries(group, (), str(error))
-
-
-def _counted(changes: Sequence[Change]) -> str:
-    """`2 steps, 1 drift`, or `no change`."""
-    counts = [(kind, sum(change.kind == kind for change in changes)) for kind in ("step", "drift", "outlier")]
-    return ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts if count) or "no change"
 
 
 def _line(change: Change, runs: Sequence[StoredRun]) -> str:

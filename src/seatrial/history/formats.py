@@ -23,13 +23,10 @@ def chosen(store: Store, patterns: Sequence[str], project: str | None = None) ->
     for pattern in patterns:
         names = store.metrics(project, pattern)
         if not names:
-            raise UserError(_unknown(pattern, project), _nearest(pattern, store.metrics(project)))
+            where = f" in project {project}" if project else ""
+            raise UserError(f"no metric {pattern!r}{where}", _nearest(pattern, store.metrics(project)))
         found |= dict.fromkeys(names)
     return list(found)
-
-
-def _unknown(pattern: str, project: str | None) -> str:
-    return f"no metric {pattern!r}" + (f" in project {project}" if project else "")
 
 
 def _nearest(pattern: str, names: list[str]) -> str:

@@ -143,14 +143,17 @@ class Gate:
         order = (Verdict.FAIL, Verdict.BLOCKED, Verdict.SKIPPED, Verdict.PASS)
         found = [judged.line() for verdict in order[:2] for judged in self.judged if judged.verdict is verdict]
         found += [judged.line() for judged in self.judged if judged.verdict is Verdict.SKIPPED and not judged.text]
-        found += [
-            *_texts([judged for judged in self.judged if judged.text]),
-            *(judged.line() for judged in self.judged if judged.verdict is Verdict.PASS),
-        ]
+        texts = [judged for judged in self.judged if judged.text]
+        if len(texts) > 1:
+            names = ", ".join(judged.metric for judged in texts[:_SHOWN]) + (", …" if len(texts) > _SHOWN else "")
+            found.append(f"{Verdict.SKIPPED:<7} {len(texts)} metrics are text, not numbers: nothing to compare: {names}")
+        else:
+            found += [judged.line() for judged in texts]
+        found += [judged.line() for judged in self.judged if judged.verdict is Verdict.PASS]
         counts = ", ".join(f"{sum(judged.verdict is verdict for judged in self.judged)} {verdict}" for verdict in order)
         whole = f"{self.verdict}: {counts}" if self.judged else f"{self.verdict}: no metric to compare"
         whole = f"{whole}; the run itself failed" if self.run.passed is False else whole
-        return [*self._outcome(), *found, *self.left_out, *self._machine(), *self._alarms(), whole]
+        return [*self._outcome(), *found, *self.left_out, *self._alarms(), whole]
 
     def _outcome(self) -> list[str]:
         """What is known of the run itself, unless it passed."""
@@ -161,28 +164,15 @@ class Gate:
         _, _, contradicts = self.run.why_untrusted.partition(f"{NOT_PASSED}: ")
         return [f"{Verdict.FAIL:<7} the run itself failed, wherever its metrics lie" + (f": {contradicts}" if contradicts else "")]
 
-    def _machine(self) -> list[str]:
-        """What to do where nothing was compared, and the results do not say what they ran on."""
-        if self.run.machine != UNKNOWN or any(judged.band for judged in self.judged):
-            return []
-        return [f"the results name no machine, so only runs of an {UNKNOWN} are their baselines: --machine names it"]
-
     def _alarms(self) -> list[str]:
-        """What the bands are worth: the more metrics, the more of them fail by chance."""
+        """What the bands are worth: the more metrics, the more of them fail by chance. Or why there may be none."""
         rates = [judged.band.rate for judged in self.judged if judged.band]
         if not rates:
-            return []
+            why = f"the results name no machine, so only runs of an {UNKNOWN} are their baselines: --machine names it"
+            return [why] if self.run.machine == UNKNOWN else []
         expected = f"{sum(rates):.2g} false alarms expected over {counted(len(rates), 'metric')}"
         each = f"at most {max(rates):.2g} of good values outside a band, {expected}"
         return [f"false alarms, if values are normal: {each}; more where they have heavy tails"]
-
-
-def _texts(texts: Sequence[JudgedMetric]) -> list[str]:
-    """One line for all metrics that are text."""
-    if len(texts) < 2:
-        return [judged.line() for judged in texts]
-    names = ", ".join(judged.metric for judged in texts[:_SHOWN]) + (", …" if len(texts) > _SHOWN else "")
-    return [f"{Verdict.SKIPPED:<7} {len(texts)} metrics are text, not numbers: nothing to compare: {names}"]
 
 
 def judge_metric(
@@ -262,15 +252,10 @@ def _baselines(store: Store, run: StoredRun, last: int) -> list[StoredRun]:
     if kept is not None:
         run = replace(run, id=kept.id)  # the file of a run that is kept has the number of that run
     runs = store.runs(project=run.project, kind=run.kind, name=run.name, machine=run.machine, trusted=True)
-    older = [past for past in runs if past.baseline and past.order < run.order and not _same_commit(past, run)]
-    return older[-last:]
-
-
-def _same_commit(one: StoredRun, other: StoredRun) -> bool:
-    """A short commit is the long one that begins so."""
-    if not one.commit or not other.commit:
-        return False
-    return one.commit.startswith(other.commit) or other.commit.startswith(one.commit)
+    # A short commit is the long one that begins so.
+    own = run.commit
+    others = [past for past in runs if not (own and past.commit and (own.startswith(past.commit) or past.commit.startswith(own)))]
+    return [past for past in others if past.baseline and past.order < run.order][-last:]
 
 
 def _takes(pattern: str, name: str) -> bool:

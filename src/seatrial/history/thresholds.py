@@ -37,10 +37,6 @@ class Proposal:
     left_out: float | None
     """Share of runs that bounds made of the others miss; None without bounds for one run fewer."""
 
-    @property
-    def supported(self) -> bool:
-        return self.lower is not None
-
     def lines(self) -> list[str]:
         low, high = self.if_normal
         normal = f"if values were normal: [{low:.6g}, {high:.6g}]"
@@ -253,11 +249,6 @@ class Band:
         if not math.isfinite(value):
             raise ValueError(f"{value} lies in no band")
         return "above" if value > self.high else "below" if value < self.low else "inside"
-
-    def distance(self, value: float) -> float:
-        """Half-widths from the middle, with sign: beyond 1 is outside."""
-        half = self.high - self.middle
-        return (value - self.middle) / half if half > 0 else math.copysign(math.inf, value - self.middle) if value != self.middle else 0.0
 
 
 def band(
